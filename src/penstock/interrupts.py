@@ -138,7 +138,9 @@ def polled(items: Iterable[T]) -> Iterable[T]:
 
 
 def watched(items: Iterable[T]) -> Iterable[T]:
-    """*items*, with a `checkpoint` before each: for loops of which one round may take milliseconds."""
+    """*items*, with a `checkpoint` before each: for loops of which one round may take
+    milliseconds.
+    """
     limits = _current.get()
     return items if limits is None else _polled(items, limits, 1)
 

@@ -1,4 +1,6 @@
-"""Files of one package do not import each other in a circle, also inside functions and for types."""
+"""Files of one package do not import each other in a circle, also inside functions and for
+types.
+"""
 
 from __future__ import annotations
 

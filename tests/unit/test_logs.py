@@ -56,5 +56,8 @@ def test_process_prints_warnings_to_stderr(program: str, printed: str) -> None:
 
 
 def test_logging_is_not_imported_for_the_sake_of_a_message() -> None:
-    code = "import penstock.logs as l, sys; l.Log('penstock').info('x'); assert 'logging' not in sys.modules"
+    code = (
+        "import penstock.logs as l, sys; l.Log('penstock').info('x'); assert 'logging' not in "
+        "sys.modules"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -21,7 +21,8 @@ PRAGMA: Final = re.compile(r"\s+# (?:noqa|type: ignore|fmt: skip)\b.*")
 """A comment for a tool, which cannot move to another line."""
 
 UNNAMED: Final = (
-    "so nor neither likewise also such nobody who whoever whose whatever what where wherever which it"
+    "so nor neither likewise also such nobody who whoever whose whatever what where wherever which "
+    "it"
     " its they their them these this that those there here he his otherwise else and or but as of"
 ).replace(" ", "|")
 """A pronoun or a connective that stands for what another test is about."""
@@ -55,6 +56,17 @@ def is_riddle(name: str) -> bool:
     return name not in WORDS and any(
         re.search(riddle, name.removeprefix("test_")) for riddle in RIDDLES
     )
+
+
+def test_lines_end_at_100_columns() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sources()
+        if path not in GENERATED
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if too_long(line)
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

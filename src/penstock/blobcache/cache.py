@@ -59,7 +59,9 @@ class BlobCache:
         return _bytes(key) in self._entries
 
     def keys(self) -> list[bytes]:
-        """The keys of now, last used first to leave: the longest ago comes first. No use of them."""
+        """The keys of now, last used first to leave: the longest ago comes first. No use of
+        them.
+        """
         return list(self._entries)
 
     def items(self) -> list[tuple[bytes, bytes]]:

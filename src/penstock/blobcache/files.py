@@ -1,4 +1,5 @@
-"""The file of a blob cache, which several processes read and replace as a whole, and the clock; tests
+"""The file of a blob cache, which several processes read and replace as a whole, and the clock;
+tests
 replace the operating system's part of both.
 
 Replacing is atomic: a new file is written beside the old one, synced and renamed. A process that
@@ -98,7 +99,9 @@ class Files(Protocol):
         """Returns when the names in a directory survive a loss of power."""
 
     def try_lock(self, fd: int) -> bool:
-        """Locks what `open_lock` opened against every other opening of it; False when one has it."""
+        """Locks what `open_lock` opened against every other opening of it; False when one has
+        it.
+        """
 
     def is_current(self, fd: int, path: Path) -> bool:
         """Whether *path* still names what *fd* has open."""

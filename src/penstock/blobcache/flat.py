@@ -15,7 +15,8 @@ Entries are in order of last use, the least recent first, so reading them in ord
 cache restores that order. A file puts `nn$$` and a u32 checksum of everything that follows before
 this.
 
-The checksum has CRC-32C's polynomial, but initial value 0 and no final inversion, so it differs from
+The checksum has CRC-32C's polynomial, but initial value 0 and no final inversion, so it differs
+from
 the standard CRC-32C. It is then linear and ignores leading zeros. So the words are cut into lanes
 that advance together, and one matrix for each doubling of the length combines the lanes' checksums.
 """

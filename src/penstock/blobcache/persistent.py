@@ -150,7 +150,9 @@ class PersistentBlobCache:
 
     @property
     def problem(self) -> str:
-        """Why the file could not be read or written when that was last tried; empty when it could."""
+        """Why the file could not be read or written when that was last tried; empty when it
+        could.
+        """
         return self._problem
 
     def initialize(self, limits: Limits | None = None, policy: Policy | None = None) -> None:

@@ -259,8 +259,10 @@ class Cache:
         record = self._cache.record(token)
         if record is None:
             return Unreadable(
-                "nothing says whose the entry is: its index is missing, altered, not readable, or sealed under "
-                "another state directory or key; a compile that hits the entry writes its index again, and "
+                "nothing says whose the entry is: its index is missing, altered, not readable, or "
+                "sealed under "
+                "another state directory or key; a compile that hits the entry writes its index "
+                "again, and "
                 "'penstock cache clear' removes both"
             )
         seal, needed = self._cache.store.seal_of(record), (record.models, record.datas)

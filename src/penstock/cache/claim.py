@@ -90,7 +90,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
     def over(self, now: Now) -> bool:
-        """Whether the holder of a lease has had its time. A clock that was set back ends no lease."""
+        """Whether the holder of a lease has had its time. A clock that was set back ends no
+        lease.
+        """
         if self._same_clock(now):
             return not now.up - self.up < self.seconds
         return not now.wall < self.until

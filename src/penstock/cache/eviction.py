@@ -146,7 +146,9 @@ def collect(
 
 @contextmanager
 def _noting(store: Store, group: Found, refused: dict[bytes, str]) -> Iterator[None]:
-    """Notes what the block fails with: one entry that cannot be removed does not keep the others."""
+    """Notes what the block fails with: one entry that cannot be removed does not keep the
+    others.
+    """
     try:
         yield
     except CacheError as error:

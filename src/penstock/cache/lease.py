@@ -182,7 +182,8 @@ class Lease(Closing):
         limit = knobs.cache_limit_mib()
         if 0 < limit << 20 < sum(sizes):
             raise Unreadable(
-                f"the entry has {sum(sizes)} bytes, more than the knob cache_limit_mib ({limit}) lets "
+                f"the entry has {sum(sizes)} bytes, more than the knob cache_limit_mib ({limit}) "
+                "lets "
                 "the whole cache have"
             )
         return not any(sizes)
@@ -201,7 +202,8 @@ class Lease(Closing):
         if cancel is not None:
             cancel.check()
         raise Unreadable(
-            f"the entry stays in use by others and cannot be replaced: its lock was not free within {seconds:.3g} s"
+            "the entry stays in use by others and cannot be replaced: its lock was not free "
+            f"within {seconds:.3g} s"
         )
 
     def _replace(self, files: OpenFiles, record: IndexRecord) -> None:
@@ -336,12 +338,14 @@ class _Waiting:
             return "its lease is held by somebody who does not say which process that is"
         if claim.dead():
             return (
-                f"process {claim.pid}, which was compiling it, has ended, but what it started still "
+                f"process {claim.pid}, which was compiling it, has ended, but what it started "
+                "still "
                 "holds its lease"
             )
         if claim.over(self._store.now()):
             return (
-                f"process {claim.pid} has been compiling it for longer than the {claim.seconds:g} s "
+                f"process {claim.pid} has been compiling it for longer than the {claim.seconds:g} "
+                "s "
                 "that it had"
             )
         return ""

@@ -110,7 +110,9 @@ class LockFiles:
         return None
 
     def is_current(self, fd: int, name: str) -> bool:
-        """Whether *name* still names the file that *fd* has open. Raises `OSError`, `Unreadable`."""
+        """Whether *name* still names the file that *fd* has open. Raises `OSError`,
+        `Unreadable`.
+        """
         return self._names(self.path_of(name), fd)
 
     def exists(self, name: str) -> bool:

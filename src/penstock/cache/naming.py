@@ -110,7 +110,9 @@ _SEAL_DIGITS: Final = 64
 
 
 def sealed(name: str, record: bytes, seal: str) -> bytes:
-    """The file of the JSON value *record* under *name*; *seal* are 64 digits that authenticate it."""
+    """The file of the JSON value *record* under *name*; *seal* are 64 digits that authenticate
+    it.
+    """
     return _beginning(name) + record + _BEFORE_SEAL + seal.encode() + _END
 
 

@@ -101,7 +101,9 @@ class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverVerdicts(SealedRecords[DriverVerdict]):
-    """The verdicts on drivers below *directory*, None for the state directory; as `SealedRecords`."""
+    """The verdicts on drivers below *directory*, None for the state directory; as
+    `SealedRecords`.
+    """
 
     def __init__(
         self,

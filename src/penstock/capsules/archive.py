@@ -155,7 +155,11 @@ class Capsule(Struct, frozen=True, eq=False):
             f"{failure.stage} on {device.name}, version {device.version}",
             f"operation {which}" if which else "no operation is known",
             failure.error or failure.distance or "no error is known",
-            f"penstock {self.manifest.penstock}, Python {environment.python}, {environment.system} {environment.machine}",
+            (
+                f"penstock {self.manifest.penstock}, Python {environment.python}, "
+                f"{environment.system} "
+                f"{environment.machine}"
+            ),
         ]
         if self.manifest.case is None:
             lines.append(f"no step to repeat: {self.manifest.no_case or 'none was kept'}")
@@ -286,7 +290,8 @@ def _manifest(encoded: bytes) -> Manifest:
         manifest = msgspec.json.decode(encoded, type=Manifest)
         if len(manifest.crash) > MOST_CRASH_BYTES:
             raise CapsuleError(
-                f"what it tells of a crash has {len(manifest.crash)} bytes, {MOST_CRASH_BYTES} at most"
+                f"what it tells of a crash has {len(manifest.crash)} bytes, {MOST_CRASH_BYTES} at "
+                "most"
             )
         msgspec.json.decode(manifest.crash)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -373,7 +378,8 @@ def _array(members: dict[str, bytes], record: ArrayRecord) -> NDArray:
             raise CapsuleError(f"{record.file} holds no strings: {error}") from None
     if elements * dtype.numpy.itemsize != len(raw):
         raise CapsuleError(
-            f"{record.file} has {len(raw)} bytes, and {record.dtype}{list(record.shape)} needs {elements * dtype.numpy.itemsize}"
+            f"{record.file} has {len(raw)} bytes, and {record.dtype}{list(record.shape)} needs "
+            f"{elements * dtype.numpy.itemsize}"
         )
     if dtype is DType.BOOL and any(raw.translate(None, b"\0\1")):
         raise CapsuleError(f"{record.file} has bytes that are neither true nor false")

@@ -105,7 +105,8 @@ class PendingStep:
             made.close()
         elif not self.done:
             log.warning(
-                "the compile of step %s in the background goes on, since its driver does not stop; what it makes "
+                "the compile of step %s in the background goes on, since its driver does not stop; "
+                "what it makes "
                 "is closed then",
                 self._name,
             )

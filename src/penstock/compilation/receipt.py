@@ -140,7 +140,10 @@ def _copy(copy: CopyReceipt) -> str:
     place = "" if copy.step is None else f" at step {copy.step}"
     if copy.operand is not None:
         place += f", operand {copy.operand}"
-    return f"  copy {counted(copy.nbytes, 'byte')}, {copy.source} -> {copy.destination}{place}: {copy.reason}"
+    return (
+        f"  copy {counted(copy.nbytes, 'byte')}, {copy.source} -> {copy.destination}{place}: "
+        f"{copy.reason}"
+    )
 
 
 def chrome_trace(

@@ -77,7 +77,8 @@ def recover(
     with *error*: at compile and in a run alike. *failures* gets every device's, this one's first;
     *tell* is told of the last failure and of the device that is tried next.
 
-    Raises *error* in the words of the caller's model (`final_error`) where none can, a fall-back is not
+    Raises *error* in the words of the caller's model (`final_error`) where none can, a fall-back is
+    not
     *allowed*, or memory that the step needs was *lost* with its device; `MissedDeadline*` and
     `Cancelled`, which are never repeated, as they come.
     """

@@ -1,4 +1,6 @@
-"""Prepared models executed in another way: in a driver's burst, by a reusable execution, or queued by priority."""
+"""Prepared models executed in another way: in a driver's burst, by a reusable execution, or
+queued by priority.
+"""
 
 from __future__ import annotations
 

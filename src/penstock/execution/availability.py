@@ -1,4 +1,6 @@
-"""Models compiled while a driver was unavailable: the note in the receipt, and when to recompile."""
+"""Models compiled while a driver was unavailable: the note in the receipt, and when to
+recompile.
+"""
 
 from __future__ import annotations
 

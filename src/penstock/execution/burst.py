@@ -96,7 +96,8 @@ class Burst(Closing):
             self._gate.check()
         if not self._busy.acquire(False):
             raise StateError(
-                "this burst is in a run of another thread; make a burst for each thread, or call run() of the model"
+                "this burst is in a run of another thread; make a burst for each thread, or call "
+                "run() of the model"
             )
         try:
             if self._closed:
@@ -314,7 +315,8 @@ def _nothing() -> None:
 def burst_of(
     executable: Executable, hold: Callable[[PreparedModel], BurstAdapter] = DriverBurst
 ) -> Burst:
-    """A burst that is ended with *executable*. With `ReusedRequests` its drivers bind runs for reuse, where
+    """A burst that is ended with *executable*. With `ReusedRequests` its drivers bind runs for
+    reuse, where
     one has the arguments of the last (`PreparedModel.create_reusable_execution`), instead of making
     bursts of theirs.
     """

@@ -1,4 +1,6 @@
-"""What the runs of one compiled model share: its compiled forms, the gate for closing and forks, and what callers exchange."""
+"""What the runs of one compiled model share: its compiled forms, the gate for closing and forks,
+and what callers exchange.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Values that stay on a device between runs, and the device memory of a model's inputs and outputs."""
+"""Values that stay on a device between runs, and the device memory of a model's inputs and
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -321,7 +323,8 @@ def _loops(variant: Variant, interface: Interface, bindings: Mapping[str, str]) 
 def _agreed(output_name: str, result: Operand, input_name: str, given: Operand) -> Shape:
     if result.dtype is not given.dtype or result.quantization != given.quantization:
         raise InputError(
-            f"output {output_name!r} is {result.dtype.value} and input {input_name!r} {given.dtype.value}, "
+            f"output {output_name!r} is {result.dtype.value} and input {input_name!r} "
+            f"{given.dtype.value}, "
             "or they are quantised differently: one cannot become the other"
         )
     if result.dtype is DType.STRING:
@@ -330,7 +333,8 @@ def _agreed(output_name: str, result: Operand, input_name: str, given: Operand) 
         return merged(result.shape, given.shape, "")
     except InvalidArgument:
         raise InputError(
-            f"output {output_name!r} has shape {result.shape} and input {input_name!r} {given.shape}"
+            f"output {output_name!r} has shape {result.shape} and input {input_name!r} "
+            f"{given.shape}"
         ) from None
 
 

@@ -1,4 +1,6 @@
-"""Runs that begin once fences have signalled (NNAPI section 7.2, `startComputeWithDependencies`)."""
+"""Runs that begin once fences have signalled (NNAPI section 7.2,
+`startComputeWithDependencies`).
+"""
 
 from __future__ import annotations
 
@@ -346,7 +348,8 @@ def _check(executable: Executable, wait_for: Sequence[Fence], timeout_after_fenc
     for position, operand in enumerate(executable.base.model.outputs):
         if not is_sized(operand):
             raise InputError(
-                f"output {position} ({operand.name}) has an unknown shape; a fenced run needs it known"
+                f"output {position} ({operand.name}) has an unknown shape; a fenced run needs it "
+                "known"
             )
 
 

@@ -51,7 +51,8 @@ def in_order(arrays: Sequence[NDArray], interface: Interface) -> list[NDArray]:
         if first != place and not _same(arrays[first], arrays[place]):
             names = interface.input_names
             raise InputError(
-                f"{names[first]!r} and {names[place]!r} are the same input and were given different values"
+                f"{names[first]!r} and {names[place]!r} are the same input and were given "
+                "different values"
             )
     return [arrays[found[position]] for position in sorted(found)]
 
@@ -89,7 +90,9 @@ def as_array(value: Any, operand: Operand, position: int, copies: list[CopyRecei
 
 
 def is_bindable(value: Any) -> bool:
-    """Whether *value* says itself what stands for it in a run (`penstock.memory.bound.Bindable`)."""
+    """Whether *value* says itself what stands for it in a run
+    (`penstock.memory.bound.Bindable`).
+    """
     return type(value) is not np.ndarray and hasattr(type(value), "bind_argument")
 
 
@@ -106,7 +109,8 @@ def to_stored(value: Any, operand: Operand, position: int, copies: list[CopyRece
     kind = dtype_of(array.dtype)
     if array.dtype.kind != "f" and (kind is None or not kind.is_float):
         raise InputError(
-            f"{_label(operand, position)} takes real values (a float dtype) with dequantize=True, not {array.dtype}"
+            f"{_label(operand, position)} takes real values (a float dtype) with dequantize=True, "
+            f"not {array.dtype}"
         )
     _check_shape(array, operand, position)
     _check_channels(array, operand.quantization, operand, position)
@@ -165,14 +169,17 @@ def _limits(dtype: DType) -> tuple[float, float]:
 def _check_shape(array: NDArray, operand: Operand, position: int) -> None:
     if array.shape != operand.shape and not fits(array.shape, operand.shape):
         raise InputError(
-            f"{_label(operand, position)} has shape {_shape(operand)}, an array of shape {array.shape} was given"
+            f"{_label(operand, position)} has shape {_shape(operand)}, an array of shape "
+            f"{array.shape} was given"
         )
 
 
 def _check_channels(
     array: NDArray, quantization: Quantization, operand: Operand, position: int
 ) -> None:
-    """Operands of unknown rank or size have only their scales to say how many channels there are."""
+    """Operands of unknown rank or size have only their scales to say how many channels there
+    are.
+    """
     dimension, count = quantization.dimension, len(quantization.scales)
     if dimension is None or (count == 1 and dimension < array.ndim):
         return
@@ -218,7 +225,8 @@ def _remedy(value: Any) -> str:
 
 def _other_elements(array: NDArray, operand: Operand, position: int) -> InputError:
     return InputError(
-        f"{_label(operand, position)} is {operand.dtype.value}, an array of {array.dtype} was given; "
+        f"{_label(operand, position)} is {operand.dtype.value}, an array of {array.dtype} was "
+        "given; "
         "nothing is cast silently"
     )
 
@@ -289,7 +297,8 @@ class Exchange:
         """The caller's inputs in the model's order, *real* ones quantised. Raises `InputError`."""
         if isinstance(given, str | bytes) or not isinstance(given, Mapping | Sequence):
             raise InputError(
-                f"inputs must be a mapping by name or a sequence of arrays, not {type(given).__name__}"
+                "inputs must be a mapping by name or a sequence of arrays, not "
+                f"{type(given).__name__}"
             )
         if real and real is not True:
             raise InputError(f"dequantize must be true or false, not {real!r}")

@@ -1,4 +1,6 @@
-"""What drivers return, checked (NNAPI section 4.7), and the copies that the runtime makes itself."""
+"""What drivers return, checked (NNAPI section 4.7), and the copies that the runtime makes
+itself.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,8 @@ def check_result(
             continue
         if operand.dtype is not DType.STRING and _nbytes(shape.dimensions, operand) > target.nbytes:
             raise GeneralFailure(
-                f"output {operand.name!r} of shape {shape.dimensions} does not fit the memory it was given"
+                f"output {operand.name!r} of shape {shape.dimensions} does not fit the memory it "
+                "was given"
             )
 
 
@@ -110,7 +113,8 @@ def _check_dimensions(dimensions: object, operand: Operand) -> None:
         )
     if not fits(tuple(dimensions), operand.shape):
         raise GeneralFailure(
-            f"the driver reported shape {tuple(dimensions)} for output {operand.name!r} of shape {operand.shape}"
+            f"the driver reported shape {tuple(dimensions)} for output {operand.name!r} of shape "
+            f"{operand.shape}"
         )
 
 
@@ -164,7 +168,9 @@ class Copying:
         self.reason = f"device {device} shares no host memory"
 
     def copy(self, destination: NDArray, source: NDArray, operand: int, *, out: bool) -> None:
-        """Copies *source* over *destination*, from the device to the host (*out*) or the other way."""
+        """Copies *source* over *destination*, from the device to the host (*out*) or the other
+        way.
+        """
         began = perf_counter_ns()
         np.copyto(destination, source)
         places = (self._device, "host") if out else ("host", self._device)

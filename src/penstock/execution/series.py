@@ -1,4 +1,6 @@
-"""A series of runs, one at a time. Arguments, outputs and the drivers' bursts are kept from run to run."""
+"""A series of runs, one at a time. Arguments, outputs and the drivers' bursts are kept from run
+to run.
+"""
 
 from __future__ import annotations
 

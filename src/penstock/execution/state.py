@@ -35,7 +35,9 @@ POLL_SECONDS: Final = 0.01
 
 
 class DeviceValues(Protocol):
-    """Memory of devices that values of a State go round in (`penstock.execution.feedback.Cells`)."""
+    """Memory of devices that values of a State go round in
+    (`penstock.execution.feedback.Cells`).
+    """
 
     variables: tuple[int, ...]
 
@@ -110,7 +112,8 @@ class State:
     def _check(self, variable: object) -> None:
         if type(variable) is not int or not 0 <= variable < len(self._values):
             raise InputError(
-                f"variables are named by their number; the model has {counted(len(self._values), 'variable')}, "
+                "variables are named by their number; the model has "
+                f"{counted(len(self._values), 'variable')}, "
                 f"and none is {variable!r}"
             )
 
@@ -171,7 +174,8 @@ class State:
         cells = self._cells
         if cells is not None and self._feedback is not feedback:
             raise StateError(
-                "the values of this State are in the memory of another compiled model; use one that new_state() made, "
+                "the values of this State are in the memory of another compiled model; use one "
+                "that new_state() made, "
                 "or close that model first"
             )
         if cells is None:

@@ -56,7 +56,8 @@ def bind_targets(
             continue
         if targets[position] is not None:
             raise InputError(
-                f"two arrays of out= are for output {outputs[position].name!r}, which has several names: give one"
+                f"two arrays of out= are for output {outputs[position].name!r}, which has several "
+                "names: give one"
             )
         if is_bindable(value):
             value = value.bind_argument(user, "output", position, outputs[position])  # noqa: PLW2901  # what stands for it
@@ -112,7 +113,8 @@ def check_room(
         if not fits_in and target is not None:
             shapes = [(r.shape, e) for r, e in zip(results, enough, strict=True)]
             raise OutputInsufficientSize(
-                f"out for output {operand.name!r} has shape {target.shape}, the result {result.shape}: "
+                f"out for output {operand.name!r} has shape {target.shape}, the result "
+                f"{result.shape}: "
                 f"{result.nbytes} bytes are needed, {target.nbytes} are there",
                 shapes,
             )
@@ -134,7 +136,8 @@ def store(
 def _checked(given_value: object, operand: Operand, position: int) -> NDArray:
     if is_masked(given_value):
         raise InputError(
-            f"out for output {position} ({operand.name}) is a masked array, and no device heeds masks; "
+            f"out for output {position} ({operand.name}) is a masked array, and no device heeds "
+            "masks; "
             "give its data, which is the array without its mask"
         )
     value = viewed(given_value)

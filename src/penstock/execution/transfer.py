@@ -1,4 +1,6 @@
-"""Executions that cannot lend arrays: private memory, pools, device buffers, strings, shapes known only after the run."""
+"""Executions that cannot lend arrays: private memory, pools, device buffers, strings, shapes
+known only after the run.
+"""
 
 from __future__ import annotations
 

@@ -391,11 +391,14 @@ class Variant:
         return _copied(result, operand, copies, "output", "one value is several outputs")
 
     def check_assigned(self, state: State) -> None:
-        """Raises `StateError` where a run would read a variable of *state* that has no value yet."""
+        """Raises `StateError` where a run would read a variable of *state* that has no value
+        yet.
+        """
         for variable in self._needed:
             if not state.is_assigned(variable):
                 raise StateError(
-                    f"variable {self.model.variables[variable].name!r} is read before any value was assigned to it"
+                    f"variable {self.model.variables[variable].name!r} is read before any value "
+                    "was assigned to it"
                 )
 
     def _owned(

@@ -46,7 +46,9 @@ class CancelToken:
 
 
 class ProgressEvent(msgspec.Struct, frozen=True):
-    """Work done so far: *stage* ("compile"), what is being worked on, and *done* of *total* units."""
+    """Work done so far: *stage* ("compile"), what is being worked on, and *done* of *total*
+    units.
+    """
 
     stage: str
     subject: str

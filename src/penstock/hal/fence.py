@@ -1,9 +1,12 @@
 """Fences (NNAPI section 7.2): signalled once, with success or an error. In this process, or as file
 descriptors that can be polled and sent to another process.
 
-A descriptor that is readable has signalled; an error condition or a hang-up is a failure, as for the
-kernel's `sync_file`. A fence made here is one end of a socket pair. Its message stays in the socket,
-so every duplicate in every process reads it. If the other end is closed without a message, the fence
+A descriptor that is readable has signalled; an error condition or a hang-up is a failure, as for
+the
+kernel's `sync_file`. A fence made here is one end of a socket pair. Its message stays in the
+socket,
+so every duplicate in every process reads it. If the other end is closed without a message, the
+fence
 has failed.
 """
 

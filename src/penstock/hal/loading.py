@@ -1,4 +1,6 @@
-"""From the object that a driver's entry point names to its devices. A driver may return anything."""
+"""From the object that a driver's entry point names to its devices. A driver may return
+anything.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def failed_to_load(error: BaseException) -> str:
 
 
 def is_device(value: object) -> bool:
-    """Whether *value* can be asked what a device is asked; one that raises when looked at cannot."""
+    """Whether *value* can be asked what a device is asked; one that raises when looked at
+    cannot.
+    """
     try:
         return all(
             callable(getattr(value, member, None))

@@ -206,7 +206,8 @@ def validate_request(model: Model, request: Request, config: ExecutionConfig) ->
     entry = model.entry
     if len(request.inputs) != len(entry.inputs) or len(request.outputs) != len(entry.outputs):
         raise InvalidArgument(
-            f"{counted(len(request.inputs), 'input')} and {counted(len(request.outputs), 'output')} given; "
+            f"{counted(len(request.inputs), 'input')} and "
+            f"{counted(len(request.outputs), 'output')} given; "
             f"the model has {len(entry.inputs)} and {len(entry.outputs)}"
         )
     operands = entry.operands
@@ -227,7 +228,8 @@ def validate_fenced(model: Model) -> None:
         operand = entry.operands[index]
         if not is_static(operand.shape):
             raise InvalidArgument(
-                f"output {position} ({operand.name}) has an unknown shape; fenced execution needs it known"
+                f"output {position} ({operand.name}) has an unknown shape; fenced execution needs "
+                "it known"
             )
 
 
@@ -273,7 +275,8 @@ def _check_host(operand: Operand, argument: HostMemory, kind: str, position: int
     if operand.dtype is DType.STRING:
         if not flat:
             raise InvalidArgument(
-                f"{_place(operand, kind, position)}: strings travel as flat uint8 in the string-tensor layout"
+                f"{_place(operand, kind, position)}: strings travel as flat uint8 in the "
+                "string-tensor layout"
             )
         if kind == "input":
             if argument.dimensions is None:
@@ -286,7 +289,8 @@ def _check_host(operand: Operand, argument: HostMemory, kind: str, position: int
         return
     if array.dtype != operand.dtype.numpy:
         raise InvalidArgument(
-            f"{_place(operand, kind, position)}: dtype {array.dtype} given, {operand.dtype.value} needed"
+            f"{_place(operand, kind, position)}: dtype {array.dtype} given, {operand.dtype.value} "
+            "needed"
         )
     _check_dimensions(operand, array.shape, kind, position)
 
@@ -303,7 +307,8 @@ def _check_pool(
     if request.pools[at.pool].name == IMAGE:
         if at.offset or at.length or argument.padding:
             raise InvalidArgument(
-                f"{_place(operand, kind, position)}: an image is given whole, with offset, length and padding 0"
+                f"{_place(operand, kind, position)}: an image is given whole, with offset, length "
+                "and padding 0"
             )
         return
     if (
@@ -313,7 +318,8 @@ def _check_pool(
         or at.offset + at.length + argument.padding > size
     ):
         raise InvalidArgument(
-            f"{_place(operand, kind, position)}: [{at.offset}, {at.offset + at.length}) of a pool of {size} bytes"
+            f"{_place(operand, kind, position)}: [{at.offset}, {at.offset + at.length}) of a pool "
+            f"of {size} bytes"
         )
     dimensions = argument.dimensions or operand.shape
     if argument.dimensions:

@@ -72,7 +72,8 @@ class Session:
     """Calls from any thread over *connection*, whose host has accepted this client. Unusable after
     `fork`.
 
-    One of the waiting threads reads for all of them. *ended* is called once when the host has ended;
+    One of the waiting threads reads for all of them. *ended* is called once when the host has
+    ended;
     *life_fd*, the caller's, becomes readable then. *watching* checks the host during calls that may
     end early.
     """
@@ -186,7 +187,9 @@ class Session:
                 self._exit()
 
     def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Ends the session, and calls *then* once the calls under way have returned. Call it once."""
+        """Ends the session, and calls *then* once the calls under way have returned. Call it
+        once.
+        """
         self.end("the connection to the driver's process is closed")
         with self._turn:
             self._closed, self._then = True, then

@@ -123,7 +123,8 @@ class RemoteDevice(Described):
         for what, told in told_as:
             if not told.isprintable() or len(told) > MOST_CHARACTERS:
                 raise GeneralFailure(
-                    f"a device's {what} is up to {MOST_CHARACTERS} characters that can be printed, not "
+                    f"a device's {what} is up to {MOST_CHARACTERS} characters that can be printed, "
+                    "not "
                     f"{told[:MOST_CHARACTERS]!r}"
                 )
         channel.prefer(preferred_memory(self))
@@ -186,7 +187,9 @@ class RemoteDevice(Described):
 
 
 class RemotePreparedModel(RemoteObject):
-    """A `PreparedModel`, whose executions go through *rings* where they can, and else by messages."""
+    """A `PreparedModel`, whose executions go through *rings* where they can, and else by
+    messages.
+    """
 
     def __init__(self, channel: Channel, made: wire.Made, rings: Rings) -> None:
         super().__init__(channel, made)

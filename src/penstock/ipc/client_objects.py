@@ -144,7 +144,8 @@ class ClientObjects:
         return close
 
     def close(self) -> None:
-        """Closes every object: rings first, then the newest. A buffer that a run uses is closed when
+        """Closes every object: rings first, then the newest. A buffer that a run uses is closed
+        when
         that run ends.
         """
         with self._lock:

@@ -100,7 +100,8 @@ class Packer:
         self.handles: list[object] = []
 
     def frame(self, message: wire.Call | wire.Reply | wire.Notice) -> Frame:
-        """*message* as bytes, with its handles; raises `WireError` if it is too large. Configurations
+        """*message* as bytes, with its handles; raises `WireError` if it is too large.
+        Configurations
         in it bring their deadline.
         """
         config = getattr(message, "config", None)
@@ -162,7 +163,9 @@ def _read_only(argument: RequestArgument) -> RequestArgument:
 
 
 class Unpacker:
-    """Forms to HAL values, with the handles that came beside them. Every method raises `WireError`."""
+    """Forms to HAL values, with the handles that came beside them. Every method raises
+    `WireError`.
+    """
 
     def __init__(
         self, handles: Sequence[object], admit: Callable[[Memory], None] = lambda _: None

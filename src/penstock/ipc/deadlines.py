@@ -106,8 +106,10 @@ class StoppedProcess:
         if now >= self._half_ns and hangs_ns + RESTART_NS > self._deadline_ns:
             limit = f"{self._limit_ns / 1e9:g} s"
             raise DeadObject(
-                f"{self._who} is stopped, and does not answer before the deadline; SIGCONT lets it go on, or it is "
-                f"killed after {limit} without a sign of life, and penstock doctor --last-crash has a record from then on"
+                f"{self._who} is stopped, and does not answer before the deadline; SIGCONT lets it "
+                "go on, or it is "
+                f"killed after {limit} without a sign of life, and penstock doctor --last-crash "
+                "has a record from then on"
             )
 
     def _after(self, now: int) -> int:

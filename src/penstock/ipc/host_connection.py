@@ -1,4 +1,6 @@
-"""One client's connection to a host process: a watchdog for its heartbeat, its end, and its output."""
+"""One client's connection to a host process: a watchdog for its heartbeat, its end, and its
+output.
+"""
 
 from __future__ import annotations
 

@@ -218,7 +218,8 @@ class PoolCopy:
             self._offset, protection = memory.handle.offset, memory.handle.protection
             if not protection & PROT_READ:
                 raise GeneralFailure(
-                    f"a pool of protection {protection} cannot be read, nor copied for a driver's process"
+                    f"a pool of protection {protection} cannot be read, nor copied for a driver's "
+                    "process"
                 )
             self.writable = bool(protection & PROT_WRITE)
         self._nbytes = max(0, min(memory.size, size_of(fd) - max(0, self._offset)))
@@ -261,7 +262,8 @@ class PoolCopy:
                     moved = os.preadv(self._fd, part, self._offset + at)
             except OSError as error:
                 raise GeneralFailure(
-                    f"what a driver's process gets of a pool, or wrote to it, cannot be copied: {error}"
+                    "what a driver's process gets of a pool, or wrote to it, cannot be copied: "
+                    f"{error}"
                 ) from None
             if not moved:
                 raise GeneralFailure("a pool has become shorter than it was")

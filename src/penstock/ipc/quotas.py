@@ -36,7 +36,9 @@ LEAST_COUNTED: Final = 4096
 
 
 class _Part(NamedTuple):
-    """*nbytes* that *payer* has; *memory* is what they are a use of, None for bytes of nobody else."""
+    """*nbytes* that *payer* has; *memory* is what they are a use of, None for bytes of nobody
+    else.
+    """
 
     payer: Account
     nbytes: int
@@ -157,7 +159,8 @@ class Account:
             tables = nbytes // PAGE_TABLE_SHARE if known.uses else 0
             if self.mapped >= MAX_MAPPED:
                 raise ResourceExhaustedTransient(
-                    f"{self._whose} to a driver's process may have it map {MAX_MAPPED} memories at a time"
+                    f"{self._whose} to a driver's process may have it map {MAX_MAPPED} memories at "
+                    "a time"
                 )
             self.check(more + tables)
             self.pay(more + tables)
@@ -197,8 +200,10 @@ class Account:
         """Raises `ResourceExhaustedTransient` if over quota. The caller holds the book's lock."""
         if nbytes and self._used + nbytes > self._limit:
             raise ResourceExhaustedTransient(
-                f"{nbytes} bytes more than the {self._used} that {self._whose} to a driver's process may have "
-                f"it hold exceed the limit of {self._limit}: the knob lent_limit_mib of that process"
+                f"{nbytes} bytes more than the {self._used} that {self._whose} to a driver's "
+                "process may have "
+                f"it hold exceed the limit of {self._limit}: the knob lent_limit_mib of that "
+                "process"
             )
         if self._within is not None:
             self._within.check(nbytes)
@@ -380,7 +385,8 @@ class Preparations:
                 )
             if self._threads + threads > MAX_THREADS:
                 raise ResourceExhaustedTransient(
-                    f"a client may have prepared models compute on {MAX_THREADS} threads at a time on one device"
+                    f"a client may have prepared models compute on {MAX_THREADS} threads at a time "
+                    "on one device"
                 )
             self._count += 1
             self._threads += threads

@@ -1,4 +1,6 @@
-"""Devices of a driver in a host process, which survive the death of that process (NNAPI section 5.3)."""
+"""Devices of a driver in a host process, which survive the death of that process (NNAPI section
+5.3).
+"""
 
 from __future__ import annotations
 
@@ -334,7 +336,9 @@ class IsolatedPreparedModel:
         request: Request,
         config: ExecutionConfig,
     ) -> ExecutionResult:
-        """The result of *call*, which executes *request*; repeated once if the process dies of it."""
+        """The result of *call*, which executes *request*; repeated once if the process dies of
+        it.
+        """
         try:
             result, incidents, copies = self._retrying("execute", call, request, config)
         except (MissedDeadlineTransient, Cancelled) as error:
@@ -420,7 +424,8 @@ class IsolatedPreparedModel:
         device, supervisor = self.device, self.device.supervisor
         if self._deaths >= MOST_DEATHS_OF_A_MODEL and time.monotonic() < self._barred_until:
             raise DeadObject(
-                f"the process of device {device.name} died {self._deaths} times in a row while it ran "
+                f"the process of device {device.name} died {self._deaths} times in a row while it "
+                "ran "
                 "this model, which is not run there any more"
             )
         remote = self.current(halfway_to(config.deadline_ns), config)

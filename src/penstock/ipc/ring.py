@@ -2,7 +2,8 @@
 calls.
 
 The region has a page of words, each written by one side alone, then *slots* pairs of slots, one for
-a request and one for its answer, of *slot_bytes* each. Request number n (from 1) is in pair n modulo
+a request and one for its answer, of *slot_bytes* each. Request number n (from 1) is in pair n
+modulo
 *slots*, and so is its answer. Writing n to the word `REQUESTED`, or `ANSWERED`, publishes it.
 Numbers only grow. A side that has waited for a bounded time writes 1 to its `*_WAITS` word and
 waits for its doorbell, which the other side rings after it publishes.
@@ -24,7 +25,8 @@ and a side trusts only what it reads after the doorbell rang, since system calls
 
 The other process has the same open file as a doorbell and may clear its flags, fill it or close it
 at any moment. So ringing and listening are one system call each that is itself told not to wait:
-`pwritev2` with RWF_NOWAIT for a pipe (Linux 6.4 and later), else `send` with MSG_DONTWAIT for a pair
+`pwritev2` with RWF_NOWAIT for a pipe (Linux 6.4 and later), else `send` with MSG_DONTWAIT for a
+pair
 of sockets. An eventfd has no such call.
 """
 

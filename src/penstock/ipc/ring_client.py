@@ -63,7 +63,9 @@ NOT_STOPPED: Final = "the cancel token was set, and the device did not stop"
 
 
 class Pace:
-    """How long the runs of one prepared model take: *usual_ns*, a mean that follows the last ones."""
+    """How long the runs of one prepared model take: *usual_ns*, a mean that follows the last
+    ones.
+    """
 
     __slots__ = ("usual_ns",)
 

@@ -1,4 +1,6 @@
-"""The rings of one device, opened on demand and reused, and bursts, each of which has its own ring."""
+"""The rings of one device, opened on demand and reused, and bursts, each of which has its own
+ring.
+"""
 
 from __future__ import annotations
 

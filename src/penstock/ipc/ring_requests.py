@@ -335,7 +335,8 @@ class Ring:
     def _failed(self, bound: BoundRequest, error: BaseException) -> None:
         """After an error of a call: what may have become useless is not used again."""
         if self._client.broken is not None:
-            # A ring shows that a process ended before the connection does. A process that breaks the
+            # A ring shows that a process ended before the connection does. A process that breaks
+            # the
             # rules has to end.
             self._channel.end(str(error))
             return
@@ -371,7 +372,9 @@ class Ring:
         staging.close()
 
     def _number(self, memory: Memory, deadline_ns: int | None) -> wire.ObjectId:
-        """The number of *memory* on the device's side, which is told of it if it does not know it."""
+        """The number of *memory* on the device's side, which is told of it if it does not know
+        it.
+        """
         known = self._pools.get(id(memory))
         if known is None or not known.is_of(memory):
             from penstock.ipc.remote import lend_pool

@@ -124,7 +124,10 @@ class Started(NamedTuple):
 def unavailable() -> str | None:
     """Why drivers cannot run in processes of their own here; None where they can."""
     if sys.platform != "linux":
-        return "drivers in processes of their own need memory descriptors and process descriptors, which only Linux has"
+        return (
+            "drivers in processes of their own need memory descriptors and process descriptors, "
+            "which only Linux has"
+        )
     missing = [
         name
         for name in ("memfd_create", "pidfd_open", "posix_spawn", "eventfd")
@@ -234,7 +237,9 @@ def _served(place: Place, path: str) -> Started:
 def _reach(
     found: SocketDirectory | None, name: str, place: Place, settings: Mapping[str, str]
 ) -> tuple[socket.socket, int | None, int]:
-    """A socket to the host; its process and output if this call started it. `AddressInUse`: try again."""
+    """A socket to the host; its process and output if this call started it. `AddressInUse`: try
+    again.
+    """
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     if found is None:
@@ -358,7 +363,8 @@ def _greeted(
         except TimeoutError:
             if patience is None:
                 raise DeviceUnavailable(
-                    f"driver {place.name}: its process took no client on within {limit / 1000:g} s, which loading a driver "
+                    f"driver {place.name}: its process took no client on within {limit / 1000:g} "
+                    "s, which loading a driver "
                     "may take: the knob driver_start_ms sets it"
                 ) from None
             process = peer(sock)[0]
@@ -370,7 +376,9 @@ def _greeted(
 def _enter(
     sock: socket.socket, place: Place, pid: int | None, patience: float | None = None
 ) -> Started:
-    """Greets the host. Raises `EOFError` where it ends before it answers, `_Silent` as `_greeted`."""
+    """Greets the host. Raises `EOFError` where it ends before it answers, `_Silent` as
+    `_greeted`.
+    """
     connection = Connection(sock, MOST_DESCRIPTORS)
     descriptors: list[int] = []
     pidfd = -1

@@ -52,7 +52,9 @@ class _Start:
 
 
 class Supervisor:
-    """One driver's host as this process sees it. Thread-safe; of no use in a child made by `fork`."""
+    """One driver's host as this process sees it. Thread-safe; of no use in a child made by
+    `fork`.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -83,8 +85,10 @@ class Supervisor:
         if left <= 0:
             return ""
         return (
-            f"quarantined in this program for {max(1, round(left))} s more: its process died {self._deaths} "
-            f"times in a row, last it {self._last}; a program that is started now asks it at once, and "
+            f"quarantined in this program for {max(1, round(left))} s more: its process died "
+            f"{self._deaths} "
+            f"times in a row, last it {self._last}; a program that is started now asks it at once, "
+            "and "
             "penstock doctor --last-crash says more"
         )
 

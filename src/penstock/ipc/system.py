@@ -1,4 +1,5 @@
-"""Operating-system calls, checks of descriptors and threads that isolation needs, with the same types
+"""Operating-system calls, checks of descriptors and threads that isolation needs, with the same
+types
 on every platform: elsewhere than on Linux each call raises `OSError`.
 """
 
@@ -298,7 +299,9 @@ class _Patient(threading.Event):
 
 
 def unstarted_threads() -> set[object]:
-    """One object for each thread of this process that was begun, or started, and has not run yet."""
+    """One object for each thread of this process that was begun, or started, and has not run
+    yet.
+    """
     return set(_unstarted) | {each for each in threading.enumerate() if not _is_alive(each)}
 
 
@@ -361,7 +364,8 @@ def check_cannot_shrink(memory: Memory) -> None:
 log = Log("penstock.ipc")
 
 FUSE_DESCRIPTOR: Final = (
-    "rejected a descriptor of a FUSE file system, or of one that does not answer: any call on it may "
+    "rejected a descriptor of a FUSE file system, or of one that does not answer: any call on it "
+    "may "
     "block for ever"
 )
 
@@ -419,7 +423,9 @@ def may_block(fd: int) -> bool:
 
 
 def _kind_of_mount(number: str) -> str | None:
-    """The kind of file system of the mount *number*; None if this process does not see the mount."""
+    """The kind of file system of the mount *number*; None if this process does not see the
+    mount.
+    """
     with Path("/proc/self/mountinfo").open("r", encoding="utf-8", errors="replace") as mounts:
         for line in mounts:
             if line.split(" ", 1)[0] == number:

@@ -171,7 +171,9 @@ class Connection:
         return bool(poll.poll(0))
 
     def shut(self) -> None:
-        """Ends the stream both ways: whoever sends or receives gets an `EOFError`. From any thread."""
+        """Ends the stream both ways: whoever sends or receives gets an `EOFError`. From any
+        thread.
+        """
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -57,7 +57,8 @@ __getattr__ = lazily(
     {
         "allocation": "BufferDesc InputRole OutputRole allocate",
         "buffer": "DeviceBuffer",
-        "mapping": "HardwareBufferDescription HardwareBufferFormat HardwareBufferHandle HardwareBufferUsage",
+        "mapping": "HardwareBufferDescription HardwareBufferFormat HardwareBufferHandle "
+        "HardwareBufferUsage",
         "hardware": "HardwareBuffer",
         "layout": "PoolLayout",
         "pool": "MemoryPool",

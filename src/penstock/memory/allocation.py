@@ -151,7 +151,10 @@ def _stored(
         return _in_pool(allocation, reason)
     (device,) = devices.values()
     if (level := device.feature_level) < DOMAINS_FROM_LEVEL:
-        reason = f"device {device.name} has feature level {level}; memory of its own needs {DOMAINS_FROM_LEVEL}"
+        reason = (
+            f"device {device.name} has feature level {level}; memory of its own needs "
+            f"{DOMAINS_FROM_LEVEL}"
+        )
         if not fallback:
             raise PlacementError(f"no device can allocate the buffer: {reason}")
         return _in_pool(allocation, reason)

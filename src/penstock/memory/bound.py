@@ -76,7 +76,8 @@ class BoundMemory:
 
     def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
         """How *use* gets it; None if it has to be copied. Pools that it needs are added to *pools*,
-        those of the request. Raises `DriverError` if the device cannot take it nor the host copy it.
+        those of the request. Raises `DriverError` if the device cannot take it nor the host copy
+        it.
         """
         return None
 
@@ -108,7 +109,9 @@ class BoundMemory:
 
 
 class BoundPool(BoundMemory):
-    """*nbytes* bytes from *offset* of a pool that is given as it is: for devices that map its kind."""
+    """*nbytes* bytes from *offset* of a pool that is given as it is: for devices that map its
+    kind.
+    """
 
     __slots__ = ("_dtype", "_memory", "_nbytes", "_offset")
 
@@ -229,7 +232,8 @@ def extent_of(memory: Memory, kind: Kind, operand: Operand) -> tuple[tuple[int, 
     needed = math.prod(shape) * operand.dtype.numpy.itemsize
     if needed > memory.size:
         raise InputError(
-            f"{place_of(kind, operand)} takes {needed} bytes ({operand.dtype.value} of shape {shape}), "
+            f"{place_of(kind, operand)} takes {needed} bytes ({operand.dtype.value} of shape "
+            f"{shape}), "
             f"{memory.size} bytes of {memory.name} memory were given"
         )
     return shape, needed

@@ -196,11 +196,13 @@ class DeviceBuffer(Closing):
             found.append(f"{self._name} lies in a pool: {self.fallback_reason}")
         elif self._runs >= OFTEN and self._reads >= self._runs - 1:
             found.append(
-                f"the host reads {self._name} after every run: memory that it touches so often is better a pool"
+                f"the host reads {self._name} after every run: memory that it touches so often is "
+                "better a pool"
             )
         elif self._runs >= OFTEN and self._writes >= self._runs:
             found.append(
-                f"the host writes {self._name} before every run: memory that it touches so often is better a pool"
+                f"the host writes {self._name} before every run: memory that it touches so often "
+                "is better a pool"
             )
         return found
 
@@ -235,7 +237,8 @@ class DeviceBuffer(Closing):
     def _copy_to_array(self, destination: NDArray, shape: tuple[int, ...]) -> int:
         if destination.dtype != self.dtype or destination.shape != shape:
             raise InputError(
-                f"{self._name} holds {self.dtype} of shape {shape}; an array of {destination.dtype} "
+                f"{self._name} holds {self.dtype} of shape {shape}; an array of "
+                f"{destination.dtype} "
                 f"of shape {destination.shape} was given"
             )
         if not destination.flags.writeable:
@@ -255,7 +258,8 @@ class DeviceBuffer(Closing):
         shape = tuple(source.shape) if dimensions is None else tuple(dimensions)
         if source.dtype != self.dtype or source.shape != shape:
             raise InputError(
-                f"{self._name} holds {self.dtype} of shape {self._allocation.shape}; an array of {source.dtype} "
+                f"{self._name} holds {self.dtype} of shape {self._allocation.shape}; an array of "
+                f"{source.dtype} "
                 f"of shape {source.shape} was given"
             )
         self._full(shape)
@@ -268,7 +272,8 @@ class DeviceBuffer(Closing):
         mine, other = self._allocation, source._allocation
         if mine.dtype is not other.dtype or mine.quantization != other.quantization:
             raise InputError(
-                f"{self._name} holds {mine.dtype.value} quantised by {mine.quantization}, the source "
+                f"{self._name} holds {mine.dtype.value} quantised by {mine.quantization}, the "
+                "source "
                 f"{other.dtype.value} by {other.quantization}"
             )
         self._full(shape)
@@ -351,7 +356,8 @@ class DeviceBuffer(Closing):
         needed = int(np.prod(shape, dtype=object)) * self.dtype.itemsize
         if nbytes != needed:
             raise InputError(
-                f"{self._name} holds {needed} bytes ({self.dtype} of shape {shape}); memory of {nbytes} was given"
+                f"{self._name} holds {needed} bytes ({self.dtype} of shape {shape}); memory of "
+                f"{nbytes} was given"
             )
 
     def _check_usable(self) -> None:

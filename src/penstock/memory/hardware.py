@@ -261,7 +261,8 @@ def _needed(description: HardwareBufferDescription) -> int:
     _check_whole(d.width, d.height, d.layers, d.stride, d.usage)
     if min(d.width, d.height, d.layers) < 1 or d.stride < 0 or d.usage < 0:
         raise InputError(
-            "a hardware buffer has a width, height and layers of 1 or more, and a stride and usage of 0 or more, not "
+            "a hardware buffer has a width, height and layers of 1 or more, and a stride and usage "
+            "of 0 or more, not "
             f"{d.width}, {d.height}, {d.layers}, {d.stride} and {d.usage}"
         )
     if d.is_blob:

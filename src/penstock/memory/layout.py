@@ -1,4 +1,6 @@
-"""Where arrays lie in one region: an arena planned for their lifetimes, and the layout of a pool."""
+"""Where arrays lie in one region: an arena planned for their lifetimes, and the layout of a
+pool.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,8 @@ def _round_up(value: int, multiple: int) -> int:
 def _check(request: ArenaRequest) -> None:
     if request.nbytes < 0 or request.first > request.last:
         raise InputError(
-            f"arena value {request.key}: {request.nbytes} bytes from step {request.first} to {request.last}"
+            f"arena value {request.key}: {request.nbytes} bytes from step {request.first} to "
+            f"{request.last}"
         )
     for label, value in (("alignment", request.alignment), ("padding", request.padding)):
         if value < 1 or value & (value - 1):
@@ -171,7 +174,9 @@ class Preferring(Protocol):
 
 
 class PoolPlan(Struct, frozen=True):
-    """One value: *nbytes* bytes from *offset* on, and *padding* more that a driver may overwrite."""
+    """One value: *nbytes* bytes from *offset* on, and *padding* more that a driver may
+    overwrite.
+    """
 
     offset: int
     nbytes: int
@@ -273,7 +278,9 @@ def _shape(operand: Operand) -> tuple[int, ...]:
 
 
 def check_names(label: str, names: object) -> None:
-    """Raises `InputError` for what the argument *label*, a list of names or positions, cannot be."""
+    """Raises `InputError` for what the argument *label*, a list of names or positions, cannot
+    be.
+    """
     if isinstance(names, str) or not isinstance(names, Iterable):
         one = f"; for one, [{names!r}]" if isinstance(names, str | int) else ""
         raise InputError(f"{label} takes a list of names or positions, not {names!r}{one}")

@@ -17,7 +17,8 @@ from penstock.errors import LimitExceeded
 
 MIB: Final = 1 << 20
 BEYOND_FILE_LIMIT: Final = (
-    "it does not fit into the limit that this process has for the size of files, which holds for memory shared by descriptor "
+    "it does not fit into the limit that this process has for the size of files, which holds for "
+    "memory shared by descriptor "
     "too: raise it with 'ulimit -f'"
 )
 UNKNOWN_MEMORY: Final = 8192 * MIB
@@ -25,7 +26,9 @@ UNKNOWN_MEMORY: Final = 8192 * MIB
 
 
 def most_bytes() -> int:
-    """Bytes that one array may take: the knob `tensor_limit_mib`, else half of `available_memory`."""
+    """Bytes that one array may take: the knob `tensor_limit_mib`, else half of
+    `available_memory`.
+    """
     wanted = knobs.tensor_limit_mib()
     return wanted * MIB if wanted > 0 else available_memory() // 2
 
@@ -47,7 +50,9 @@ def explained(error: OSError) -> OSError:
 
 @cache
 def available_memory() -> int:
-    """Bytes of memory that this process may have: the machine's, or less where its cgroup says so."""
+    """Bytes of memory that this process may have: the machine's, or less where its cgroup says
+    so.
+    """
     return min(_of_machine(), of_cgroup())
 
 

@@ -1,4 +1,5 @@
-"""Mapping `hal.Memory` by its name, which is how a driver reaches the bytes of a request's pools, and
+"""Mapping `hal.Memory` by its name, which is how a driver reaches the bytes of a request's pools,
+and
 finding the pool that an array of this process lies in.
 
 | name | handle | size |
@@ -363,7 +364,8 @@ def _check_blob(memory: Memory) -> None:
         or description.width < memory.size
     ):
         raise GeneralFailure(
-            f"a hardware_buffer_blob of {memory.size} bytes cannot have the description {description}"
+            f"a hardware_buffer_blob of {memory.size} bytes cannot have the description "
+            f"{description}"
         )
 
 

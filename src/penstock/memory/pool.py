@@ -166,7 +166,8 @@ class MemoryPool(Closing):
         dimensions: tuple[Any, ...] = tuple(shape) if several else (shape,)  # type: ignore[arg-type]  # as asked above
         if any(not isinstance(d, int | np.integer) for d in (*dimensions, offset)):
             raise InputError(
-                f"a view has whole numbers for its shape and offset, not {dimensions} and {offset!r}"
+                f"a view has whole numbers for its shape and offset, not {dimensions} and "
+                f"{offset!r}"
             )
         needed = kind.itemsize
         for dimension in dimensions:
@@ -282,7 +283,8 @@ def _flat(content: object) -> memoryview:
         return memoryview(content).cast("B")  # type: ignore[arg-type]  # what is no buffer is refused below
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"a sealed pool is made of an array or another contiguous buffer, not of this {type(content).__name__}: {error}"
+            "a sealed pool is made of an array or another contiguous buffer, not of this "
+            f"{type(content).__name__}: {error}"
         ) from None
 
 
@@ -290,7 +292,8 @@ def _open(file: str | os.PathLike[str] | int, prot: int) -> int:
     """A descriptor of one's own."""
     if isinstance(file, bool) or not isinstance(file, str | os.PathLike | int):
         raise InputError(
-            f"a memory pool is made of a path (str or PathLike) or a descriptor (int), not of {file!r}"
+            "a memory pool is made of a path (str or PathLike) or a descriptor (int), not of "
+            f"{file!r}"
         )
     if isinstance(file, int):
         return duplicate(file, "a memory pool")

@@ -170,7 +170,8 @@ class _Bound:
         self._stream = knobs.stream_limit_mib() * MIB
         if size is not None and size > available_memory():
             raise LimitExceeded(
-                f"the file has {size} bytes, more than this machine has memory: {available_memory()}; map=True maps it"
+                f"the file has {size} bytes, more than this machine has memory: "
+                f"{available_memory()}; map=True maps it"
             )
         # A file that grows while it is read is a stream from then on.
         self._left = self._stream if size is None else max(size, self._stream)
@@ -180,7 +181,8 @@ class _Bound:
         self._left -= count
         if self._left < 0:
             raise LimitExceeded(
-                f"what it is read from gave more than {self._stream} bytes (knob stream_limit_mib): more is read from a "
+                f"what it is read from gave more than {self._stream} bytes (knob "
+                "stream_limit_mib): more is read from a "
                 "regular file"
             )
         return count

@@ -56,7 +56,9 @@ class Storage(Protocol):
         ...
 
     def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> int:
-        """Copies a value of *shape* in; *memory* has exactly its size. How many copies that took."""
+        """Copies a value of *shape* in; *memory* has exactly its size. How many copies that
+        took.
+        """
         ...
 
     def close(self) -> None:
@@ -256,7 +258,8 @@ def memory_of(value: Any, verb: str) -> Memory:
     memory = value if isinstance(value, Memory) else getattr(value, "memory", None)
     if not isinstance(memory, Memory):
         raise InputError(
-            f"{type(value).__name__} is no memory to {verb}; give a pool, an array or a device buffer"
+            f"{type(value).__name__} is no memory to {verb}; give a pool, an array or a device "
+            "buffer"
         )
     if memory.name == HARDWARE_BUFFER:
         raise InputError(f"an image has no bytes to {verb}; only a BLOB hardware buffer has")

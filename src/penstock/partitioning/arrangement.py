@@ -377,7 +377,10 @@ class Reasons:
         elif operation in self._handles:
             return Refusal(RefusalCode.HANDLES, "operations that share handles must run together")
         else:
-            words = f"predicted better alone, but no cheaper plan was found with it there: {winner} has it"
+            words = (
+                "predicted better alone, but no cheaper plan was found with it there: "
+                f"{winner} has it"
+            )
         return Refusal(RefusalCode.PREDICTED, words)
 
     def _boundary(self, operation: int, position: int, chosen: int) -> float:

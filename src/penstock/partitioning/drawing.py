@@ -148,7 +148,9 @@ def lay_out(
 
 
 def _layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """The longest path to each node; a node without predecessors stands just above what reads it."""
+    """The longest path to each node; a node without predecessors stands just above what reads
+    it.
+    """
     into: dict[str, list[str]] = {key: [] for key in keys}
     out_of: dict[str, list[str]] = {key: [] for key in keys}
     for source, target in edges:
@@ -290,7 +292,8 @@ def _legend(graph: Graph) -> list[str]:
     for at, (name, colour) in enumerate(graph.devices, 1):
         y = MARGIN + at * LINE
         parts.append(
-            f'<rect x="{MARGIN}" y="{y - 6}" width="14" height="12" rx="3" fill="{colour}" stroke="#555"/>'
+            f'<rect x="{MARGIN}" y="{y - 6}" width="14" height="12" rx="3" fill="{colour}" '
+            'stroke="#555"/>'
             f'<text x="{MARGIN + 20}" y="{y + 4}">{_text(name)}</text>'
         )
     return parts

@@ -28,7 +28,9 @@ _Front: TypeAlias = "dict[tuple[int, int], tuple[float, Path | None]]"
 
 
 def is_chain(model: Model) -> bool:
-    """Whether every operation reads only constants, entry inputs, and what the one before it wrote."""
+    """Whether every operation reads only constants, entry inputs, and what the one before it
+    wrote.
+    """
     before: frozenset[int] = frozenset()
     written: set[int] = set()
     read: set[int] = set()
@@ -147,7 +149,9 @@ class _Search:
         return self.prices.moving[device] * nbytes
 
     def _entering(self, index: int, device: int, path: Path | None, at: int) -> float:
-        """What it costs to bring the inputs to *device*, out of the devices where *path* has them."""
+        """What it costs to bring the inputs to *device*, out of the devices where *path* has
+        them.
+        """
         total, moving = 0.0, self.prices.moving
         for operand in dict.fromkeys(self.model.operations[index].inputs):
             nbytes = self.prices.nbytes[operand]

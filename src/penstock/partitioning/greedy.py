@@ -260,7 +260,10 @@ def complaint_of(
     guests.sort(key=lambda p: len(p.operations))
     small = [p for p in guests if len(p.operations) < least]
     if small:
-        complaint = f"{len(small)} of {counted(len(partitions), 'partition')} {'is' if len(small) == 1 else 'are'} smaller than min_partition_size={least}"
+        complaint = (
+            f"{len(small)} of {counted(len(partitions), 'partition')} "
+            f"{'is' if len(small) == 1 else 'are'} smaller than min_partition_size={least}"
+        )
         reason = f"its partition there would be smaller than min_partition_size={least}"
         refusal = Refusal(RefusalCode.LIMIT, reason)
         return complaint, refusal, _of_one_device([p for p in small if _can_move(table, p)])
@@ -274,7 +277,9 @@ def complaint_of(
 
 
 def _of_one_device(partitions: Sequence[Partition]) -> list[Partition]:
-    """Those of the device that would lose the fewest operations: the others may grow together then."""
+    """Those of the device that would lose the fewest operations: the others may grow together
+    then.
+    """
     sizes: dict[int, int] = {}
     for partition in partitions:
         sizes[partition.device] = sizes.get(partition.device, 0) + len(partition.operations)

@@ -362,7 +362,8 @@ def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
         for device, counter in kinds.items()
     }
     raise PlacementError(
-        f"{len(left)} of {counted(len(operations), 'operation')} would run on {FALLBACK_DEVICE}: a coverage of "
+        f"{len(left)} of {counted(len(operations), 'operation')} would run on {FALLBACK_DEVICE}: a "
+        "coverage of "
         f"{coverage:.3g}, where min_coverage={policy.min_coverage:g}",
         reasons,
     )

@@ -107,7 +107,10 @@ def describe_accuracy(plan: ExecutionPlan) -> str:
     least = ACCURACY_RANK[DEFAULT_CLASS]
     lesser = Counter(p.accuracy for p in plan.operations if ACCURACY_RANK[p.accuracy] < least)
     if not lesser:
-        return f"accuracy: {plan.accuracy} is allowed; each device declares at least {DEFAULT_CLASS} for its operations"
+        return (
+            f"accuracy: {plan.accuracy} is allowed; each device declares at least "
+            f"{DEFAULT_CLASS} for its operations"
+        )
     told = ", ".join(f"{count} {accuracy}" for accuracy, count in lesser.items())
     amount = counted(len(plan.operations), "operation")
     return f"accuracy: {plan.accuracy} is allowed; of {amount}, their devices declare {told}"

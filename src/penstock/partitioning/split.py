@@ -85,7 +85,8 @@ class Cutter:
         self._room -= sum(_size(self._model.subgraphs[index]) for index in referenced)
         if self._room < 0:
             raise LimitExceeded(
-                f"its parts carry more than {MOST_CARRIED} operands and operations of subgraphs that several of them enter"
+                f"its parts carry more than {MOST_CARRIED} operands and operations of subgraphs "
+                "that several of them enter"
             )
         subgraph = Subgraph(
             tuple(_with_lifetime(entry.operands[i], lifetimes.get(i)) for i in polled(kept)),

@@ -223,7 +223,8 @@ def collect_support(
     for position, device in enumerate(devices):
         if not hasattr(device, "supported_operations"):
             raise InputError(
-                f"devices[{position}] is {device!r}, no device: a plan is made of device objects; penstock.compile takes names too"
+                f"devices[{position}] is {device!r}, no device: a plan is made of device objects; "
+                "penstock.compile takes names too"
             )
     names = [device.name for device in devices]
     if len(set(names)) != len(names):
@@ -253,7 +254,9 @@ def live_operations(model: Model) -> tuple[int, ...]:
 
 
 def policy_refusal(model: Model, operation: int, device: str, policy: Policy) -> str:
-    """Why *forbid* and *require* keep an operation off the device of that name; empty: they do not."""
+    """Why *forbid* and *require* keep an operation off the device of that name; empty: they do
+    not.
+    """
     kinds = tuple(
         dict.fromkeys((model.operations[operation].key, model.operations[operation].type))
     )
@@ -277,7 +280,8 @@ def _check_keys(model: Model, policy: Policy) -> None:
         for key in constraint:
             if key not in known and key not in OPERATIONS:
                 raise InputError(
-                    f"policy {label}: {key!r} is neither an operation of the model nor an operation type"
+                    f"policy {label}: {key!r} is neither an operation of the model nor an "
+                    "operation type"
                 )
 
 
@@ -311,7 +315,9 @@ def _checked(capabilities: Capabilities) -> Capabilities:
 
 
 def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -> list[Support]:
-    """The device's own answers; raises whatever it raises, and `ValueError` for what is no answer."""
+    """The device's own answers; raises whatever it raises, and `ValueError` for what is no
+    answer.
+    """
     hidden = {
         index: Refusal(
             RefusalCode.FEATURE_LEVEL, f"needs feature level {needed}; the device has {level}"
@@ -327,7 +333,8 @@ def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -
     given: list[Any] = list(device.supported_operations(part)) if below else []
     if len(given) != len(below):
         raise ValueError(
-            f"supported_operations gave {counted(len(given), 'answer')} for {counted(len(below), 'operation')}"
+            f"supported_operations gave {counted(len(given), 'answer')} for "
+            f"{counted(len(below), 'operation')}"
         )
     if not all(
         isinstance(answer, Support)

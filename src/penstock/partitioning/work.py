@@ -1,4 +1,5 @@
-"""How much an operation computes and touches, by its shapes: the reference's time for it, and the memory of a run.
+"""How much an operation computes and touches, by its shapes: the reference's time for it, and the
+memory of a run.
 
 Devices declare their cost relative to the reference (NNAPI section 4.3); dispatch and transfer are
 in nanoseconds and bytes. An estimate of the reference's own time for each operation joins them.
@@ -257,7 +258,8 @@ def _normalised(site: Site) -> float:
 
 POOLS: Final = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"})
 _RECURRENT: Final = (
-    "LSTM UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM QUANTIZED_LSTM QUANTIZED_16BIT_LSTM "
+    "LSTM UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM QUANTIZED_LSTM "
+    "QUANTIZED_16BIT_LSTM "
     "RNN UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF"
 )
 
@@ -333,13 +335,18 @@ PICKING: Final = frozenset(
 """Operations that read no more than they write."""
 
 _EXPENSIVE: Final = (
-    "EXP LOG LOGISTIC TANH SIN COS GELU ELU SOFTMAX LOG_SOFTMAX POW SQRT RSQRT HARD_SWISH L2_NORMALIZATION "
-    "INSTANCE_NORMALIZATION ATAN2 COMPLEX_ABS RESIZE_BILINEAR ROI_ALIGN STABLEHLO_EXPONENTIAL STABLEHLO_LOG "
-    "STABLEHLO_LOGISTIC STABLEHLO_TANH STABLEHLO_COSINE STABLEHLO_POWER STABLEHLO_CBRT STABLEHLO_RSQRT"
+    "EXP LOG LOGISTIC TANH SIN COS GELU ELU SOFTMAX LOG_SOFTMAX POW SQRT RSQRT HARD_SWISH "
+    "L2_NORMALIZATION "
+    "INSTANCE_NORMALIZATION ATAN2 COMPLEX_ABS RESIZE_BILINEAR ROI_ALIGN STABLEHLO_EXPONENTIAL "
+    "STABLEHLO_LOG "
+    "STABLEHLO_LOGISTIC STABLEHLO_TANH STABLEHLO_COSINE STABLEHLO_POWER STABLEHLO_CBRT "
+    "STABLEHLO_RSQRT"
 )
 _ORDERING: Final = (
-    "TOPK_V2 UNIQUE STABLEHLO_SORT NON_MAX_SUPPRESSION_V4 NON_MAX_SUPPRESSION_V5 BOX_WITH_NMS_LIMIT "
-    "DETECTION_POSTPROCESSING CUSTOM:TFLite_Detection_PostProcess GENERATE_PROPOSALS HEATMAP_MAX_KEYPOINT "
+    "TOPK_V2 UNIQUE STABLEHLO_SORT NON_MAX_SUPPRESSION_V4 NON_MAX_SUPPRESSION_V5 "
+    "BOX_WITH_NMS_LIMIT "
+    "DETECTION_POSTPROCESSING CUSTOM:TFLite_Detection_PostProcess GENERATE_PROPOSALS "
+    "HEATMAP_MAX_KEYPOINT "
     "RFFT2D CUSTOM:AudioSpectrogram CUSTOM:Mfcc MULTINOMIAL RANDOM_MULTINOMIAL RANDOM_UNIFORM "
     "RANDOM_STANDARD_NORMAL STABLEHLO_RNG_BIT_GENERATOR LSH_PROJECTION SKIP_GRAM"
 )
@@ -393,7 +400,9 @@ NO_LARGER: Final = frozenset(
         "STABLEHLO_COMPOSITE",
     ]
 )
-"""Their outputs are no larger than their inputs together, or what they enter is looked at itself."""
+"""Their outputs are no larger than their inputs together, or what they enter is looked at
+itself.
+"""
 
 
 def unbounded_operations(subgraph: Subgraph) -> list[bool]:
@@ -443,7 +452,8 @@ def check_memory(model: Model) -> None:
         name = model.entry.operation_name(peak.operation)
         where = Place(model.main, peak.operation, type=operation.type, name=name)
     raise LimitExceeded(
-        f"a run would hold {peak.nbytes} bytes of values at a time; the limit is {limit} (knob max_run_mib)",
+        f"a run would hold {peak.nbytes} bytes of values at a time; the limit is {limit} (knob "
+        "max_run_mib)",
         where=where,
     )
 

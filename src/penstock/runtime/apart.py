@@ -70,7 +70,8 @@ def _too_long(step: ExecutionStep, longest: float) -> str:
         return f"{_named(step, worst.operation)} is as large as the values of the run say"
     if worst.most > longest:
         return (
-            f"{_named(step, worst.operation)} may take {worst.most / 1e9:.3g} s, more than max_in_process_ms="
+            f"{_named(step, worst.operation)} may take {worst.most / 1e9:.3g} s, more than "
+            "max_in_process_ms="
             f"{longest / 1e6:.0f} allows"
         )
     if worst.total > STEP_SHARE * longest:
@@ -113,7 +114,8 @@ def set_apart(
         except (NotAvailable, PlacementError) as error:
             told = error.args[0] if error.args else str(error)
             notes.append(
-                f"device {device.name} runs in this process, where a timeout may not end it in time: {reason}; {told}"
+                f"device {device.name} runs in this process, where a timeout may not end it in "
+                f"time: {reason}; {told}"
             )
         else:
             apart[device.name] = reason
@@ -123,7 +125,8 @@ def set_apart(
 def isolated(
     device: Device, isolate: bool | None, manager: Manager, deadline_ns: int | None
 ) -> Device:
-    """*device* in a process of its own; where that process is not there for now, an `PlaceholderDevice`,
+    """*device* in a process of its own; where that process is not there for now, an
+    `PlaceholderDevice`,
     for others to step in. Raises `NotAvailable` or `PlacementError` where there can be no such
     process.
     """

@@ -35,7 +35,9 @@ class BlocklistedDevice:
         return self._answers(model)[0]
 
     def blocked_operations(self, model: Model) -> dict[int, str]:
-        """The operations of *model* that the device accepts and the blocklist rejects, with the reasons."""
+        """The operations of *model* that the device accepts and the blocklist rejects, with the
+        reasons.
+        """
         return self._answers(model)[1]
 
     def _answers(self, model: Model) -> tuple[list[Any], dict[int, str]]:
@@ -45,7 +47,10 @@ class BlocklistedDevice:
         if len(answers) != len(forms):
             return answers, blocked
         for verdict in self._verdicts:
-            reason = f"{verdict.show()} ('penstock doctor --forget {verdict.short}' removes it from the blocklist)"
+            reason = (
+                f"{verdict.show()} ('penstock doctor --forget {verdict.short}' removes it "
+                "from the blocklist)"
+            )
             for at in verdict.covered(forms):
                 answer = answers[at]
                 if isinstance(answer, Support) and answer.supported:

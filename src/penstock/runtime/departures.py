@@ -81,7 +81,8 @@ class Comparison(Struct, frozen=True):
         return (
             f"each operation agrees, the whole model does not: {took}, and none departs {right}, "
             f"but the model's {self.outputs.show()}\n"
-            "(the roundings of many operations, each within its class, add up to that: no operation is at fault)"
+            "(the roundings of many operations, each within its class, add up to that: no "
+            "operation is at fault)"
         )
 
     def to_builtins(self) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class Manager:
         None takes every usable one that need not be named (or those the knob `devices` names).
         *isolate* takes them from processes of their own, or from this one; None as each driver's
         setting says. With *absent*, one that is named and whose driver's process is not there is an
-        `PlaceholderDevice`. Processes that have to be started are waited for until half of the time to
+        `PlaceholderDevice`. Processes that have to be started are waited for until half of the time
+        to
         the deadline is gone. Raises `InputError` for something that is no device or twice the same,
         `PlacementError` with the reason for a name that is unknown or unusable, and for an object
         to be isolated, `NotAvailable` where nothing can be. `InputError` too for a knob of
@@ -93,7 +94,8 @@ class Manager:
         if wanted is None and (names := knobs.devices()):
             if not (named := [n.strip() for n in names.split(",") if n.strip()]):
                 raise InputError(
-                    f"knob devices (PENSTOCK_DEVICES) is {names!r}, which names no device: give names with commas "
+                    f"knob devices (PENSTOCK_DEVICES) is {names!r}, which names no device: give "
+                    "names with commas "
                     "between them, or nothing for every usable device"
                 )
             try:
@@ -328,7 +330,9 @@ class _Driver:
         return load_devices(name, self._entry.load, self.source.origin)
 
     def absent(self, isolate: bool | None) -> Found | None:
-        """What stands in for a device of a process that was not there when it was looked for last."""
+        """What stands in for a device of a process that was not there when it was looked for
+        last.
+        """
         if self.refused:
             return None
         return self._absent if _is_isolated(self._entry, isolate) else None

@@ -1,6 +1,7 @@
 """The entry points of installed drivers, and which distribution has a name that several claim.
 
-They are read straight from where installers put them: `importlib.metadata` takes several times as long
+They are read straight from where installers put them: `importlib.metadata` takes several times as
+long
 to import. It is asked where something other than ordinary directories has to be searched.
 """
 
@@ -182,7 +183,8 @@ def named_sources() -> dict[str, str]:
             )
         if told.setdefault(name, normalized(distribution)) != normalized(distribution):
             raise InputError(
-                f"the knob driver_sources (PENSTOCK_DRIVER_SOURCES) has two distributions for {name!r}"
+                "the knob driver_sources (PENSTOCK_DRIVER_SOURCES) has two distributions for "
+                f"{name!r}"
             )
     return told
 
@@ -208,4 +210,7 @@ def why_refused(name: str, own: Source, sources: Sequence[Source]) -> str:
         return f"{knob} has {name}={chosen}, and this one is {own}"
     several = " and ".join(sorted({str(source) for source in sources}))
     remedies = " or ".join(sorted({f"{name}={source.distribution}" for source in sources}))
-    return f"the name {name!r} is claimed by {several}: none of them is used until {knob} says whose it is, by {remedies}"
+    return (
+        f"the name {name!r} is claimed by {several}: none of them is used until {knob} says "
+        f"whose it is, by {remedies}"
+    )

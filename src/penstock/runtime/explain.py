@@ -1,4 +1,6 @@
-"""What a compile would find in the cache: partitions as `compile_model` does, and prepares nothing."""
+"""What a compile would find in the cache: partitions as `compile_model` does, and prepares
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _Shapes: TypeAlias = "Mapping[int, Sequence[int]]"
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """One *step* of a plan, and what the cache has for it; where its device *caches* nothing, why."""
+    """One *step* of a plan, and what the cache has for it; where its device *caches* nothing,
+    why.
+    """
 
     step: ExecutionStep
     explanation: Explanation

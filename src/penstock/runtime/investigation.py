@@ -125,11 +125,17 @@ class Investigation:
             if repeats and not found.problem:
                 for each in apart:
                     self._rounding[each.output] = _size(each)
-                job.note.text = f"shadow verification: {found.show()}: the roundings of many operations, each within its class"
+                job.note.text = (
+                    f"shadow verification: {found.show()}: the roundings of many "
+                    "operations, each within its class"
+                )
                 return False
             self._unexplained += 1
             self.done = self._unexplained >= MOST_UNEXPLAINED
-            job.note.text = f"shadow verification: departs from the reference, and no operation by itself does: {found.show()}"
+            job.note.text = (
+                "shadow verification: departs from the reference, and no operation by "
+                f"itself does: {found.show()}"
+            )
             log.warning("%s (devices: %s)", job.note.text, ", ".join(sorted(job.used)))
             return True
         self.done = True
@@ -219,7 +225,9 @@ class Investigation:
         return [p.index for p in self._compilation.plan.operations if p.device == name]
 
     def _as_compiled(self, search: Search, name: str) -> Departure | None:
-        """The step of the compiled form itself whose results depart, given the reference's values."""
+        """The step of the compiled form itself whose results depart, given the reference's
+        values.
+        """
         for step in self._compilation.steps:
             if step.device.name != name or step.branches or step.pending is not None:
                 continue
@@ -286,7 +294,9 @@ def _fault(departure: Departure, *, repeats: bool) -> Fault:
 
 
 def _size(found: Distance) -> float:
-    """How far off in what is allowed, or counted where nothing is: finite, other than the severity."""
+    """How far off in what is allowed, or counted where nothing is: finite, other than the
+    severity.
+    """
     return found.value / found.limit if found.limit else found.value
 
 

@@ -1,4 +1,6 @@
-"""Drivers in host processes: which ones, their devices, and what a compile does about unavailable ones."""
+"""Drivers in host processes: which ones, their devices, and what a compile does about
+unavailable ones.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +206,8 @@ def unknown_drivers(drivers: Sequence[str]) -> list[str]:
     source = knobs.isolate.source()[1]
     wanted = [name for name, told in isolated_names().items() if told and name not in drivers]
     return [
-        f"knob isolate ({source}) names {name!r}, which no installed driver is named: nothing is isolated by it; "
+        f"knob isolate ({source}) names {name!r}, which no installed driver is named: nothing is "
+        "isolated by it; "
         f"{_nearest(name, drivers)}"
         for name in wanted
     ]
@@ -222,7 +225,8 @@ def _nearest(name: str, drivers: Sequence[str]) -> str:
 
 def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list[Device]:
     """The devices of a driver in a process of its own, which is started. One that is not there,
-    when half of the time to the deadline is gone or at all, has an `PlaceholderDevice`; a device that
+    when half of the time to the deadline is gone or at all, has an `PlaceholderDevice`; a device
+    that
     cannot be used is an `InvalidDevice`.
     """
     from penstock.hal import InvalidDevice

@@ -134,7 +134,7 @@ def cases_of(
         constants = {i: model.constant(o) for i, o in enumerate(entry.operands) if o.is_constant}
         state.replace(
             {
-                p.variable: np.array(constants[p.output] if p.output in constants else values[p.output])
+                p.variable: np.array((constants if p.output in constants else values)[p.output])
                 for p in entry.states
                 if p.output is not None
             }

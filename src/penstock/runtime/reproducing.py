@@ -1,4 +1,6 @@
-"""A failure brought about once more: from a model, put into a capsule; from a capsule, run again."""
+"""A failure brought about once more: from a model, put into a capsule; from a capsule, run
+again.
+"""
 
 from __future__ import annotations
 
@@ -300,17 +302,21 @@ def _model(capsule: Capsule) -> Model:
         for position, (array, operand) in enumerate(zip(arrays, operands, strict=True)):
             if not fits(array.shape, operand.shape):
                 raise CapsuleError(
-                    f"number {position} of its {kind}, of shape {array.shape}, does not fit its step's {operand.shape}"
+                    f"number {position} of its {kind}, of shape {array.shape}, does not fit its "
+                    f"step's {operand.shape}"
                 )
             if operand.dtype.numpy != array.dtype:
                 raise CapsuleError(
-                    f"number {position} of its {kind} is of {array.dtype}, its step's of {operand.dtype.value}"
+                    f"number {position} of its {kind} is of {array.dtype}, its step's of "
+                    f"{operand.dtype.value}"
                 )
     return model
 
 
 def _check_shapes(shapes: Sequence[tuple[int, ...]], model: Model) -> None:
-    """Raises `CapsuleError` unless arrays of *shapes* fit the inputs of *model*, and can be drawn."""
+    """Raises `CapsuleError` unless arrays of *shapes* fit the inputs of *model*, and can be
+    drawn.
+    """
     if len(shapes) != len(model.inputs):
         raise CapsuleError(f"it has {len(shapes)} shapes of inputs, its step {len(model.inputs)}")
     for position, (shape, operand) in enumerate(zip(shapes, model.inputs, strict=True)):
@@ -339,7 +345,8 @@ def _expected(model: Model, inputs: Sequence[NDArray], timeout: float | None) ->
         return run_alone(model, inputs, FALLBACK_DEVICE, accuracy="exact", timeout=timeout)
     except MissedDeadline as error:
         raise CapsuleError(
-            f"the reference does not compute its step in {timeout:g} s, so that there is nothing to compare with; "
+            f"the reference does not compute its step in {timeout:g} s, so that there is nothing "
+            "to compare with; "
             f"give it longer (timeout=): {error}"
         ) from error
     except DriverError as error:

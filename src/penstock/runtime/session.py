@@ -126,7 +126,8 @@ def compile_model(
         raise InputError(f"isolate must be true, false or None, not {isolate!r}")
     if tune and policy.placement != "cost":
         raise InputError(
-            f"tune measures placements; policy placement {policy.placement!r} leaves nothing to choose"
+            f"tune measures placements; policy placement {policy.placement!r} leaves nothing to "
+            "choose"
         )
     attributes: tuple[ExtensionAttribute, ...] = ()
     if extension_attributes:
@@ -169,7 +170,9 @@ def _load(source: Source, recorder: Recorder) -> Model:
 
 
 class _Session:
-    """One call of `compile_model`, and the compiles for further shapes that its model needs later."""
+    """One call of `compile_model`, and the compiles for further shapes that its model needs
+    later.
+    """
 
     def __init__(
         self,
@@ -226,7 +229,9 @@ class _Session:
             return self._variant(shapes, config, Recorder())
 
     def _reported(self, shapes: Mapping[int, Sequence[int]], recorder: Recorder) -> Variant:
-        """The variant for *shapes*; an error of the progress callback comes out as it was raised."""
+        """The variant for *shapes*; an error of the progress callback comes out as it was
+        raised.
+        """
         try:
             base = self._variant(shapes, self.config, recorder)
         except Exception:
@@ -400,7 +405,8 @@ class _Session:
             return []
         found = (r for r in there[0].refusals.values() if r.code is RefusalCode.WRONG_RESULTS)
         notes = [
-            f"{counted(len(there), 'operation')} on {FALLBACK_DEVICE}, which was not named: {reason}"
+            f"{counted(len(there), 'operation')} on {FALLBACK_DEVICE}, which was not named: "
+            f"{reason}"
             for reason in itertools.islice(found, 1)
         ]
         for note in notes:

@@ -1,4 +1,6 @@
-"""Measured placement: candidate plans timed on this machine, and the verdict kept for later starts."""
+"""Measured placement: candidate plans timed on this machine, and the verdict kept for later
+starts.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,10 @@ def unmeasurable(model: Model) -> str:
 
 log = logging.getLogger(__name__)
 
-TOO_LATE: Final = "the compile's timeout had passed before the placements were measured: give a longer one, or do not tune"
+TOO_LATE: Final = (
+    "the compile's timeout had passed before the placements were measured: give a "
+    "longer one, or do not tune"
+)
 
 ONLY_PLACEMENT: Final = "there is no other placement"
 
@@ -280,7 +285,10 @@ def _loss(loser: Measured, winner: Measured, *, by_energy: bool) -> str:
     if by_energy and loser.energy_uj is not None and winner.energy_uj is not None:
         amounts = f"{joules(loser.energy_uj)} against {joules(winner.energy_uj)}"
         better = loser.energy_uj < winner.energy_uj
-        return f"measured {'no better than the noise' if better else 'to take more energy'}: {amounts} a run"
+        return (
+            f"measured {'no better than the noise' if better else 'to take more energy'}: "
+            f"{amounts} a run"
+        )
     amounts = f"{duration(loser.median_ns)} against {duration(winner.median_ns)} a run"
     better = loser.median_ns < winner.median_ns
     return f"measured {'no better than the noise' if better else 'slower'}: {amounts}"

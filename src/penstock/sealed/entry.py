@@ -101,7 +101,9 @@ class Keeper(Protocol):
 
     @property
     def origin(self) -> str:
-        """Whom it seals for, which follows from what it was started for (`penstock.distribution`)."""
+        """Whom it seals for, which follows from what it was started for
+        (`penstock.distribution`).
+        """
         ...
 
     def trust(self, owner: Owner) -> tuple[Registry, Signer]:
@@ -181,7 +183,8 @@ class Lent:
             raise InvalidArgument("the driver has no cache files")
         if len(self.token) != TOKEN_BYTES or len(self.binding) != TOKEN_BYTES:
             raise InvalidArgument(
-                f"token and binding have {len(self.token)} and {len(self.binding)} bytes, not 32 each"
+                f"token and binding have {len(self.token)} and {len(self.binding)} bytes, not 32 "
+                "each"
             )
         return [
             *(CacheFile(handle.fd, Kind.MODEL, i) for i, handle in enumerate(models)),

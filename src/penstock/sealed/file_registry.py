@@ -1,4 +1,6 @@
-"""The registry as one file a driver version, which is authenticated as a whole before it is read."""
+"""The registry as one file a driver version, which is authenticated as a whole before it is
+read.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,8 @@ class FileRegistry:
             return None
         if contents.state.changes < measure.least:
             raise RolledBack(
-                f"the registry stands at change {contents.state.changes}, and change {measure.least} was seen before"
+                f"the registry stands at change {contents.state.changes}, and change "
+                f"{measure.least} was seen before"
             )
         self._measures.seen(measure.key, contents.state.changes)
         self._known = contents
@@ -224,7 +227,8 @@ def _check(status: FileStatus) -> None:
         raise SealBroken("the registry is a link or no file")
     if not is_private(status):
         raise SealBroken(
-            f"the registry is another user's, or its mode {status.mode:04o} is not that of a private file (0600)"
+            f"the registry is another user's, or its mode {status.mode:04o} is not that of a "
+            "private file (0600)"
         )
     if not HEAD_BYTES <= status.size <= MOST_BYTES:
         raise SealBroken(

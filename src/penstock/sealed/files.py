@@ -84,7 +84,9 @@ class FileSystem(Locking, Protocol):
     def status(self, fd: int) -> FileStatus: ...
 
     def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
-        """Reads at most *buffer*'s bytes from *offset*; returns how many, 0 at the end of the file."""
+        """Reads at most *buffer*'s bytes from *offset*; returns how many, 0 at the end of the
+        file.
+        """
         ...
 
     def write(self, fd: int, content: memoryview, offset: int) -> int:
@@ -116,7 +118,9 @@ class FileSystem(Locking, Protocol):
     def unlink(self, path: StrPath) -> None: ...
 
     def status_of(self, path: StrPath) -> FileStatus:
-        """As `status`, of what *path* names; a symbolic link is not followed, and is not regular."""
+        """As `status`, of what *path* names; a symbolic link is not followed, and is not
+        regular.
+        """
         ...
 
     def identity_of(self, path: StrPath) -> tuple[int, int]:
@@ -295,7 +299,8 @@ def _whose(path: StrPath, error: OSError, files: FileSystem) -> str:
     if owner == os.geteuid():
         return ""
     return (
-        f"; it is user {owner}'s, and entries are their user's alone: a cache directory for each user (cache=DIR, or the knob "
+        f"; it is user {owner}'s, and entries are their user's alone: a cache directory for each "
+        "user (cache=DIR, or the knob "
         "cache_dir) makes hits of these misses"
     )
 

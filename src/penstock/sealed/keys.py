@@ -1,4 +1,5 @@
-"""The user's key that seals are made with, and where it is stored: a file, or the system's key store
+"""The user's key that seals are made with, and where it is stored: a file, or the system's key
+store
 through the `keyring` library if that is installed.
 
 Only key stores that answer without asking the user are used: the Windows Credential Locker, and a
@@ -142,7 +143,9 @@ def _open() -> KeyringStore | None:
 
 
 def quiet_backend() -> Backend | None:
-    """The backend that `keyring` chose, if it never prompts; None otherwise or without `keyring`."""
+    """The backend that `keyring` chose, if it never prompts; None otherwise or without
+    `keyring`.
+    """
     if not may_be_there():
         return None
     try:
@@ -182,7 +185,9 @@ def _unlocked() -> bool:
 
 
 def within(limit_s: float, question: Callable[..., T], *arguments: str) -> T:
-    """The answer to *question*, asked in a thread of its own. `TimeoutError` when it takes longer."""
+    """The answer to *question*, asked in a thread of its own. `TimeoutError` when it takes
+    longer.
+    """
     answer: list[T] = []
     failure: list[BaseException] = []
 
@@ -252,7 +257,9 @@ class KeyStore(Protocol):
 
 
 class MemoryKeyStore:
-    """A `KeyStore` that forgets: the smallest one, and the double of a system key store in tests."""
+    """A `KeyStore` that forgets: the smallest one, and the double of a system key store in
+    tests.
+    """
 
     name = "memory"
 

@@ -100,7 +100,9 @@ def lock(
 
 
 def unlock(fd: int, *, locks: Locking = SYSTEM_LOCKS) -> None:
-    """Gives the lock back; harmless without one. What cannot be unlocked goes when *fd* is closed."""
+    """Gives the lock back; harmless without one. What cannot be unlocked goes when *fd* is
+    closed.
+    """
     with suppress(OSError):
         locks.unlock(fd)
 

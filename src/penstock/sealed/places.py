@@ -139,7 +139,9 @@ def make_private_directory(path: StrPath) -> None:
 
 
 def _make(path: str) -> None:
-    """`os.makedirs` makes the directories above with whatever mode the process is in the habit of."""
+    """`os.makedirs` makes the directories above with whatever mode the process is in the habit
+    of.
+    """
     try:
         _make_one(path)
     except FileNotFoundError:

@@ -102,7 +102,8 @@ def exclusively(path: str, seconds: float, files: FileSystem) -> Iterator[None]:
                 return
         if time.monotonic() >= until:
             raise Unreadable(
-                f"{path} is being changed by another process, which did not finish within {seconds:g} s"
+                f"{path} is being changed by another process, which did not finish within "
+                f"{seconds:g} s"
             )
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

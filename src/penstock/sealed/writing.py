@@ -1,4 +1,6 @@
-"""Saving an entry: its row, its payloads, its seals, and what becomes of all three when one fails."""
+"""Saving an entry: its row, its payloads, its seals, and what becomes of all three when one
+fails.
+"""
 
 from __future__ import annotations
 

@@ -204,7 +204,9 @@ def test_power_lost_at_any_operation_leaves_old_or_new() -> None:
 
 
 def test_the_simulated_disk_finds_a_missing_sync() -> None:
-    """The disk of the test above is of use: without the sync before the rename it finds a mixture."""
+    """The disk of the test above is of use: without the sync before the rename it finds a
+    mixture.
+    """
 
     class Unsynced(Disk):
         def sync(self, fd: int) -> None:

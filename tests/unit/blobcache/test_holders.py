@@ -18,7 +18,9 @@ names = st.sampled_from([b"a", b"b", b"c"])
 
 
 class Holders(RuleBasedStateMachine):
-    """Each holder sees its own changes at once, and another's when that one and then it has saved."""
+    """Each holder sees its own changes at once, and another's when that one and then it has
+    saved.
+    """
 
     def __init__(self) -> None:
         super().__init__()

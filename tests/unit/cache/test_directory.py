@@ -189,7 +189,9 @@ def test_handles_are_open_for_reading_and_writing_and_closed_once(bench: Bench) 
 
 
 def test_the_drivers_lock_is_an_opening_of_its_own(bench: Bench) -> None:
-    """So that a driver which keeps a duplicate does not wait for the runtime's lock to be its own."""
+    """So that a driver which keeps a duplicate does not wait for the runtime's lock to be its
+    own.
+    """
     bench.compile(TOKEN, "old")
     with bench.directory.open(TOKEN, NEEDED) as files:
         assert files.lock is not None

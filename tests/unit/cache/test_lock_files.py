@@ -1,4 +1,6 @@
-"""The lock files of cache directories in the user's own directory: which there are, and which go."""
+"""The lock files of cache directories in the user's own directory: which there are, and which
+go.
+"""
 
 from __future__ import annotations
 

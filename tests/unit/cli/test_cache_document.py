@@ -1,4 +1,6 @@
-"""docs/caching.md: its code runs and prints what it says, and its tables name everything there is."""
+"""docs/caching.md: its code runs and prints what it says, and its tables name everything there
+is.
+"""
 
 from __future__ import annotations
 

@@ -128,7 +128,8 @@ def test_prewarm_names_steps_that_compile_at_their_first_run() -> None:
     step = StepReceipt("slow", (0,), 1, cache=later)
     (problem,) = Warmed("m.tflite", (step,)).problems()
     assert problem == (
-        "m.tflite: step 0 on slow is compiled when it first runs: 'penstock run m.tflite' with the same options "
+        "m.tflite: step 0 on slow is compiled when it first runs: 'penstock run m.tflite' with the "
+        "same options "
         "warms it"
     )
     assert outcome(step) == ("not compiled", "NoEntry: nothing is cached here")

@@ -320,7 +320,9 @@ def test_names_of_tf_slim_object_to_a_first_quantisation_of_another_range() -> N
 
 
 def batch_norm(scale: float, offset: float) -> Callable[[str], Body]:
-    """A convolution into which a batch normalization was folded: weights of this size, and a bias."""
+    """A convolution into which a batch normalization was folded: weights of this size, and a
+    bias.
+    """
     rng = np.random.default_rng(0)
     weights = rng.normal(0, 0.2, (8, 3, 3, 3)) * scale
     bias = rng.normal(0, 0.5, 8) + offset

@@ -162,8 +162,8 @@ def test_a_picture_for_what_the_metadata_calls_otherwise_is_refused(
 def test_a_picture_for_a_sequence_of_vectors_is_refused(picture: Path) -> None:
     text = refused_picture(picture, tensor((1, 8, 6)), None, dense(5, 6, (1, 8, 5)))
     assert (
-        "FULLY_CONNECTED reads each row by itself; it looks like a sequence of 8 vectors of 6 values"
-        in text
+        "FULLY_CONNECTED reads each row by itself; it looks like a sequence of 8 vectors of 6 "
+        "values" in text
     )
 
 

@@ -340,8 +340,8 @@ def test_answers_that_cannot_be_compared_need_the_scheme(
     assert result.exit_code == 2, result.output
     assert f"answers of the task {task} cannot be compared" in result.stderr
     assert (
-        "--normalize (unit, pm1, f255, imagenet, caffe are usual; raw, bgr, bgr255, m127d128 and MEAN,STD are the others)"
-        in result.stderr
+        "--normalize (unit, pm1, f255, imagenet, caffe are usual; raw, bgr, bgr255, m127d128 and "
+        "MEAN,STD are the others)" in result.stderr
     )
     refused = json.loads(run("run", path, picture, "--json").stdout)
     assert refused["error"]["type"] == "UsageError"

@@ -56,7 +56,11 @@ def test_16_bit_samples_are_divided_by_32768(tmp_path: Path) -> None:
     assert samples.dtype == np.float32
     assert samples.tolist() == [[0.0, 0.5, -1.0, 32767 / 32768]]
     assert notes == [
-        "the sound is fed at its own rate, 16000 Hz; the file does not say which the model takes, and nothing is resampled"
+        (
+            "the sound is fed at its own rate, 16000 Hz; the file does not say which the model "
+            "takes, "
+            "and nothing is resampled"
+        )
     ]
 
 

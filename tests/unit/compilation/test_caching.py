@@ -118,7 +118,9 @@ def tokens(
 
 @pytest.mark.parametrize("token", [TOKEN, None], ids=["caller's token", "derived token"])
 class TestPartitioningCache:
-    """Upstream's CacheTest of the partitioner: simple plans have one step, compound ones several."""
+    """Upstream's CacheTest of the partitioner: simple plans have one step, compound ones
+    several.
+    """
 
     def test_cache_token_none_simple_body(self, token: bytes | None) -> None:
         device = CachingDevice()

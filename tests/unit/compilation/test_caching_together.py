@@ -40,7 +40,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @contextmanager
 def another_compiling(cache: Path, model: Model = MODEL) -> Iterator[threading.Event]:
-    """Another thread holds the lease of *model*'s entry until the event is set, or the block ends."""
+    """Another thread holds the lease of *model*'s entry until the event is set, or the block
+    ends.
+    """
     begun, go_on = threading.Event(), threading.Event()
 
     def hold(_: PrepareConfig) -> None:
@@ -142,7 +144,9 @@ threading.Thread(target=work).start()
 
 
 class TestWhileCompiling:
-    """`Policy(while_compiling="reference")`: serve from the reference device, switch when compiled."""
+    """`Policy(while_compiling="reference")`: serve from the reference device, switch when
+    compiled.
+    """
 
     policy = Policy(while_compiling="reference")
 
@@ -223,7 +227,8 @@ from tests.support_caching import CachingDevice
 from tests.unit.partitioning.models import chain
 device = CachingDevice(on_prepare=lambda config: time.sleep(0.3))
 policy = penstock.Policy(while_compiling="reference")
-made = penstock.compile(chain(("ADD",)), devices=[device], cache={str(tmp_path / "c")!r}, policy=policy)
+cache = {str(tmp_path / "c")!r}
+made = penstock.compile(chain(("ADD",)), devices=[device], cache=cache, policy=policy)
 """
         subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
         assert len(CacheDirectory(tmp_path / "c").records()) == 1

@@ -32,7 +32,9 @@ def compiled(
     spare: Device | None = None,
     allow_fallback: bool = True,
 ) -> Compilation:
-    """A chain of three steps on *devices*; *spare* is there to fall back on, not to be placed on."""
+    """A chain of three steps on *devices*; *spare* is there to fall back on, not to be placed
+    on.
+    """
     plan = place(chain(KINDS), devices, policy)
     named: Mapping[str, Device] = {d.name: d for d in (*devices, *([spare] if spare else []))}
     return compile_plan(plan, named, config, CompileOptions(allow_fallback=allow_fallback))

@@ -56,7 +56,10 @@ def message(policy: penstock.Policy, **arguments: Any) -> str:
         ),
         (
             penstock.Policy(min_coverage=1.0),
-            "nothing may repeat it (adder: no RELU; reference: the policy's min_coverage of 1 needs it)",
+            (
+                "nothing may repeat it (adder: no RELU; reference: the policy's min_coverage of 1 "
+                "needs it)"
+            ),
         ),
     ],
 )

@@ -291,7 +291,8 @@ from ai_edge_litert.interpreter import Interpreter, load_delegate
 import penstock.tflite
 assert Interpreter is penstock.tflite.Interpreter
 delegate = load_delegate({library!r}, {{"bias": 2}})
-made = Interpreter(model_content=bytes.fromhex({graphs.chain("NEG").hex()!r}), experimental_delegates=[delegate])
+content = bytes.fromhex({graphs.chain("NEG").hex()!r})
+made = Interpreter(model_content=content, experimental_delegates=[delegate])
 made.allocate_tensors()
 made.set_tensor(0, np.array([1, -2], np.float32))
 made.invoke()

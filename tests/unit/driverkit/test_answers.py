@@ -57,7 +57,10 @@ def placed() -> Model:
     b = ModelBuilder()
     shape = (1, 4, 4, 2)
     (x,) = b.operation("RELU", [b.input(F32, shape, "x")], [(F32, shape)])
-    attributes: dict[str, Any] = {"custom_code": "MaxPoolingWithArgmax2D", "custom_options": struct.pack("<5i", 1, 2, 2, 2, 2)}  # fmt: skip
+    attributes: dict[str, Any] = {
+        "custom_code": "MaxPoolingWithArgmax2D",
+        "custom_options": struct.pack("<5i", 1, 2, 2, 2, 2),
+    }
     pooled = (F32, (1, 2, 2, 2))
     return b.build(b.operation("CUSTOM", [x], [pooled, pooled], attributes))
 
@@ -100,7 +103,13 @@ def test_answer_on_unmeasured_hardware_has_a_note(examine: Examine) -> None:
 @pytest.mark.parametrize("examine", [by_onnxruntime, by_openvino])
 def test_a_window_over_an_image_of_a_lesser_rank_is_refused_in_words(examine: Examine) -> None:
     b = ModelBuilder()
-    attributes: dict[str, Any] = {"stride_h": 1, "stride_w": 1, "filter_height": 1, "filter_width": 1, "padding": "VALID"}  # fmt: skip
+    attributes: dict[str, Any] = {
+        "stride_h": 1,
+        "stride_w": 1,
+        "filter_height": 1,
+        "filter_width": 1,
+        "padding": "VALID",
+    }
     x = b.input(F32, (1, 2), "x")
     (answer,) = examine(b.build(b.operation("MAX_POOL_2D", [x], [(F32, (1, 2))], attributes)))
     assert not answer.supported

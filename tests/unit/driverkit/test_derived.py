@@ -46,7 +46,8 @@ def test_another_release_is_in_doubt_and_both_are_named(installed: str) -> None:
     [
         lambda v: XnnpackDevice(xnnpack.Installation(v)),
         lambda v: BuiltinDevice(xnnpack.Installation(v)),
-        lambda v: OpenVinoDevice(openvino.find_installation().plugins[0], openvino.Installation(v, ())),
+        lambda v: OpenVinoDevice(openvino.find_installation().plugins[0],
+            openvino.Installation(v, ())),
         lambda v: OnnxRuntimeDevice(onnxruntime.CPU, onnxruntime.Installation(v, ())),
     ],
     ids=["xnnpack", "xnnpack-builtin", "openvino", "onnxruntime"],

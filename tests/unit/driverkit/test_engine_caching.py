@@ -91,7 +91,9 @@ def test_altered_files_never_reach_the_engine(
     assert (device.compiles, device.loads) == (1, 1)
 
 
-@pytest.mark.parametrize(("field", "reason"), [("token", "ForeignEntry"), ("binding", "TokenCollision")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "reason"), [("token", "ForeignEntry"), ("binding", "TokenCollision")]
+)
 def test_other_ingredients_are_refused_by_name(
     engine: Engine, device: EngineDevice, saved: Path, field: str, reason: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""Devices of engines as users meet them: named, explained, and not loaded before they are needed."""
+"""Devices of engines as users meet them: named, explained, and not loaded before they are
+needed.
+"""
 
 from __future__ import annotations
 
@@ -210,7 +212,8 @@ def test_an_operation_before_the_position_of_a_maximum_is_relaxed(engine: Engine
     (x,) = b.operation("RELU", [b.input(F32, shape, "x")], [(F32, shape)])
     pooled, positions = b.operation(
         "CUSTOM", [x], [(F32, (1, 2, 2, 2)), (F32, (1, 2, 2, 2))],
-        {"custom_code": "MaxPoolingWithArgmax2D", "custom_options": struct.pack("<5i", 1, 2, 2, 2, 2)},
+        {"custom_code": "MaxPoolingWithArgmax2D",
+            "custom_options": struct.pack("<5i", 1, 2, 2, 2, 2)},
     )  # fmt: skip
     (y,) = b.operation("RELU", [pooled], [(F32, (1, 2, 2, 2))])
     answers = engine.cpu().supported_operations(b.build([y, positions]))

@@ -46,7 +46,8 @@ def test_a_child_destroys_none_of_them_even_when_it_ends() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
     )
-    assert sorted(done.stdout.split("\n")) == ["", "known parent", "late child", "other child", "other parent"]  # fmt: skip
+    assert sorted(done.stdout.split("\n")) == ["", "known parent", "late child", "other child",
+        "other parent"]  # fmt: skip
 
 
 def test_objects_left_in_children_are_held_weakly() -> None:

@@ -89,7 +89,10 @@ class TestInputs:
             ([X, Y.astype(np.float64)], r"input 1 \(y\) is float32, an array of float64"),
             (
                 [X, [1, 2]],
-                r"input 1 \(y\) needs an array .float32 of shape \(2, 3\)., not list; make one with numpy.array$",
+                (
+                    r"input 1 \(y\) needs an array .float32 of shape \(2, 3\)., not list; make one "
+                    r"with numpy.array$"
+                ),
             ),
             ([X, 1.0], r"input 1 .* not float; make one with numpy.array$"),
             (

@@ -1,4 +1,6 @@
-"""docs/execution-modes.md: its code runs and prints what it says, and it speaks of what there is."""
+"""docs/execution-modes.md: its code runs and prints what it says, and it speaks of what there
+is.
+"""
 
 from __future__ import annotations
 

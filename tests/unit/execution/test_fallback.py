@@ -156,7 +156,9 @@ class TestTheNextNamedDevice:
 
 
 class TestACompileWithinARun:
-    """A fall-back that is prepared when it is first needed is held to the run, not to the compile."""
+    """A fall-back that is prepared when it is first needed is held to the run, not to the
+    compile.
+    """
 
     def devices(self, before: Callable[[PrepareConfig], None] = lambda _: None) -> list[Device]:
         class Second(NumpyDevice):

@@ -42,7 +42,9 @@ def signalled(error: Any = None) -> EventFence:
 
 
 class Native(NumpyDevice):
-    """Executes behind fences in threads of its own; *log* has what was launched, begun and ended."""
+    """Executes behind fences in threads of its own; *log* has what was launched, begun and
+    ended.
+    """
 
     def __init__(self, name: str, only: Sequence[str], log: list[str], **arguments: Any) -> None:
         super().__init__(name, only, **arguments)

@@ -69,7 +69,9 @@ def limits(dtype: DType) -> tuple[int, int]:
 
 
 def every_value(dtype: DType) -> NDArray:
-    """All values of types of up to 16 bits; ends, powers of two and their neighbours of wider ones."""
+    """All values of types of up to 16 bits; ends, powers of two and their neighbours of wider
+    ones.
+    """
     least, greatest = limits(dtype)
     if greatest < 2**16:
         return np.arange(least, greatest + 1).astype(dtype.numpy)

@@ -142,7 +142,9 @@ def test_outputs_follow_inputs_where_that_is_asked() -> None:
     opened = interpreter(writer.write(model, outputs_first=True))
     assert [d["index"] for d in opened.get_output_details()] == [2, 3]
     given = np.full(4, 2, np.float32)
-    for found, same in zip(run(opened, given, given), run(interpreter(write(model)), given, given), strict=True):  # fmt: skip
+    for found, same in zip(
+        run(opened, given, given), run(interpreter(write(model)), given, given), strict=True
+    ):
         assert np.array_equal(found, same)
 
 

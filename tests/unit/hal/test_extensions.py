@@ -42,7 +42,8 @@ def test_a_device_declares_extensions_among_its_capabilities() -> None:
 @pytest.mark.parametrize(("extensions", "told"), [
     ((Extension("word"),), "'word' is no extension's name"),
     ((Extension(NAME), Extension(NAME)), "offered twice"),
-    ((Extension(NAME, (ExtensionOperandType(0, 8), ExtensionOperandType(0, 8))),), "declared twice"),
+    ((Extension(NAME, (ExtensionOperandType(0, 8), ExtensionOperandType(0, 8))),), ("declared "
+        "twice")),
     ((Extension(NAME, (ExtensionOperandType(1 << 16, 8),)),), "numbers are 0 to 65535"),
     ((Extension(NAME, (ExtensionOperandType(-1, 8),)),), "numbers are 0 to 65535"),
     ((Extension(NAME, (ExtensionOperandType(0, 0),)),), "has 0 bytes"),

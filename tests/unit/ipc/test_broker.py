@@ -1,4 +1,6 @@
-"""A host ends with its last client, and with its parent, whatever its driver's threads are doing."""
+"""A host ends with its last client, and with its parent, whatever its driver's threads are
+doing.
+"""
 
 from __future__ import annotations
 

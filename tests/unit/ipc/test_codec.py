@@ -456,7 +456,8 @@ def test_a_model_of_extensions_comes_back_whole() -> None:
 
 
 @pytest.mark.parametrize("changed", [
-    {"extension": "no name"}, {"code": 1 << 16}, {"code": -1}, {"byte_size": 0}, {"byte_size": 9}, {"is_tensor": True},
+    {"extension": "no name"}, {"code": 1 << 16}, {"code": -1}, {"byte_size": 0}, {"byte_size": 9},
+    {"is_tensor": True},
 ])  # fmt: skip
 def test_a_malformed_extension_type_does_not_arrive(changed: dict[str, object]) -> None:
     import msgspec

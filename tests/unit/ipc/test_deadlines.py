@@ -63,7 +63,8 @@ def test_stopped_process_is_reported_before_it_is_killed() -> None:
         except DeadObject as error:
             told = str(error)
     assert with_last_crash(told) == (
-        "it is stopped, and does not answer before the deadline; SIGCONT lets it go on, or it is killed after 5 s "
+        "it is stopped, and does not answer before the deadline; SIGCONT lets it go on, or it is "
+        "killed after 5 s "
         "without a sign of life, and penstock doctor --last-crash has a record from then on"
     )
 

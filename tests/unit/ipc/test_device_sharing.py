@@ -1,4 +1,6 @@
-"""A device that says how many executions it takes: those of all programs take turns in its process."""
+"""A device that says how many executions it takes: those of all programs take turns in its
+process.
+"""
 
 from __future__ import annotations
 

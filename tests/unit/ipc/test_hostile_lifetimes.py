@@ -96,7 +96,9 @@ class HeldPreparedModel:
 
 
 class HeldDevice(hal.DeviceBase):
-    """Its runs end when the test says so; each buffer has the number of its allocation for a token."""
+    """Its runs end when the test says so; each buffer has the number of its allocation for a
+    token.
+    """
 
     name = "held"
     version = "1"

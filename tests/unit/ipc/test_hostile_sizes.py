@@ -124,7 +124,9 @@ def endless() -> Model:
 
 
 def test_more_dimensions_than_a_value_has_are_refused() -> None:
-    """Their product is one step of the interpreter that takes hours, and holds every other thread."""
+    """Their product is one step of the interpreter that takes hours, and holds every other
+    thread.
+    """
     device = RemoteDevice(Local(create()))
     prepared = device.prepare_model(of_any_rank(), PrepareConfig())
     place = DataLocation(0, 0, 4)
@@ -372,7 +374,9 @@ def test_a_descriptor_is_one_fence_however_often_it_is_named() -> None:
 
 
 def test_more_handles_than_travel_are_no_message() -> None:
-    """Nothing is made of them: so many take the interpreter seconds, in which no other thread runs."""
+    """Nothing is made of them: so many take the interpreter seconds, in which no other thread
+    runs.
+    """
     few, many = ((wire.ReportForm(),) * n for n in (wire.MAX_HANDLES, wire.MAX_HANDLES + 1))
     assert isinstance(decode_to_host(encode(wire.Ask(1, 0, b"", few))), wire.Ask)
     with pytest.raises(WireError, match="length <= 4096"):

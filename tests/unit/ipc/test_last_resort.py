@@ -1,4 +1,6 @@
-"""The reference device in a process of its own, and the one of this process, which comes after it."""
+"""The reference device in a process of its own, and the one of this process, which comes after
+it.
+"""
 
 from __future__ import annotations
 

@@ -207,7 +207,8 @@ def test_a_user_of_a_service_has_no_more_by_several_connections() -> None:
     [
         ("0::/a/b\n", {"memory.max": "max", "a/memory.max": "700", "a/b/memory.max": "900"}, 700),
         ("0::/\n", {"memory.max": "500"}, 500),
-        ("4:memory:/x\n0::/\n", {"memory/memory.limit_in_bytes": "800", "memory/x/memory.limit_in_bytes": "600"}, 600),
+        ("4:memory:/x\n0::/\n", {"memory/memory.limit_in_bytes": "800",
+            "memory/x/memory.limit_in_bytes": "600"}, 600),
         ("4:cpu:/x\nnonsense\n", {"cpu/x/memory.max": "1", "memory.max": "1"}, sys.maxsize),
         ("0::/a\n", {"a/memory.max": "many"}, sys.maxsize),
     ],

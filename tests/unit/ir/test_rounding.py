@@ -35,7 +35,8 @@ def test_nothing_is_asked_where_nothing_is_rounded() -> None:
 def test_rounding_outside_a_model_reaches_back() -> None:
     entry = chain("RELU", "TANH").entry
     found = sums_of(entry, {entry.outputs[0]: "fused"})
-    assert found == dict.fromkeys((entry.inputs[0], entry.operations[0].outputs[0], entry.outputs[0]), "fused")  # fmt: skip
+    assert found == dict.fromkeys((entry.inputs[0], entry.operations[0].outputs[0],
+        entry.outputs[0]), "fused")  # fmt: skip
 
 
 def test_sums_survive_their_options() -> None:

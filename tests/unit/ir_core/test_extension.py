@@ -56,8 +56,10 @@ def test_an_operation_has_a_key_of_its_own_and_the_row_of_all_extensions() -> No
 
 
 @pytest.mark.parametrize("key", [
-    "ADD", "EXTENSION", "EXTENSION:", f"EXTENSION:{NAME}", f"EXTENSION:{NAME}:", f"EXTENSION:{NAME}:-1",
-    f"EXTENSION:{NAME}:65536", f"EXTENSION:{NAME}:07", f"EXTENSION:{NAME}:1e3", f"EXTENSION:{NAME}:²",
+    "ADD", "EXTENSION", "EXTENSION:", f"EXTENSION:{NAME}", f"EXTENSION:{NAME}:",
+    f"EXTENSION:{NAME}:-1",
+    f"EXTENSION:{NAME}:65536", f"EXTENSION:{NAME}:07", f"EXTENSION:{NAME}:1e3",
+    f"EXTENSION:{NAME}:²",
     "EXTENSION:word:1", f"CUSTOM:{NAME}:1", f"EXTENSION:{NAME}:{'9' * 5000}",
 ])  # fmt: skip
 def test_texts_that_are_no_key_of_an_extension_have_none(key: str) -> None:
@@ -70,7 +72,8 @@ def test_reversed_domain_names_are_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [
-    "", "word", "Com.example", "com.example.", ".com", "com..example", "com.exämple", "com.ex ample", "com.ex-ample",
+    "", "word", "Com.example", "com.example.", ".com", "com..example", "com.exämple",
+    "com.ex ample", "com.ex-ample",
     "com.example\n", "a." + "b" * 254, None, 7, b"com.example",
 ])  # fmt: skip
 def test_names_that_are_no_reversed_domain_are_refused(name: Any) -> None:
@@ -78,7 +81,8 @@ def test_names_that_are_no_reversed_domain_are_refused(name: Any) -> None:
 
 
 @pytest.mark.parametrize("changed", [
-    {"extension": "word"}, {"code": -1}, {"code": 1 << 16}, {"byte_size": 0}, {"byte_size": 1 << 32},
+    {"extension": "word"}, {"code": -1}, {"code": 1 << 16}, {"byte_size": 0},
+    {"byte_size": 1 << 32},
     {"byte_size": 7}, {"is_tensor": False}, {"data": bytes(MAX_DATA + 1)},
 ])  # fmt: skip
 def test_an_operand_of_a_malformed_type_is_refused(changed: dict[str, Any]) -> None:
@@ -119,8 +123,10 @@ def test_the_dimensions_of_a_tensor_may_be_unknown_or_none(shape: Any) -> None:
 
 
 @pytest.mark.parametrize("attributes", [
-    {}, {"extension": NAME}, {"code": 1}, {"extension": "word", "code": 1}, {"extension": NAME, "code": 1 << 16},
-    {"extension": NAME, "code": -1}, {"extension": NAME, "code": "1"}, {"extension": NAME, "code": 1, "more": 2},
+    {}, {"extension": NAME}, {"code": 1}, {"extension": "word", "code": 1},
+    {"extension": NAME, "code": 1 << 16},
+    {"extension": NAME, "code": -1}, {"extension": NAME, "code": "1"},
+    {"extension": NAME, "code": 1, "more": 2},
 ])  # fmt: skip
 def test_an_operation_that_names_no_extension_is_refused(attributes: dict[str, Any]) -> None:
     builder = ModelBuilder()
@@ -184,7 +190,10 @@ def test_a_model_with_extensions_is_shown_and_copied() -> None:
     assert model.show().splitlines()[1:] == [
         "subgraph 0 'main' (main)",
         f"  input  %0 'n': {NAME}:0[] of 4 bytes",
-        f"  %1: {NAME}:1[2] of 8 bytes, data <3 bytes> = EXTENSION(%0) {{code=3, extension={NAME}}}",
+        (
+            f"  %1: {NAME}:1[2] of 8 bytes, data <3 bytes> = EXTENSION(%0) {{code=3, "
+            f"extension={NAME}}}"
+        ),
         f"  output %1 'y': {NAME}:1[2] of 8 bytes, data <3 bytes>",
     ]
     again = copy.deepcopy(model)

@@ -155,7 +155,9 @@ def nested(depth: int, attributes: tuple[str, ...]) -> Model:
 
 
 def test_calls_of_calls_are_inferred_once() -> None:
-    """Each of 12 subgraphs enters the next one twice: 4,096 operations, were they not remembered."""
+    """Each of 12 subgraphs enters the next one twice: 4,096 operations, were they not
+    remembered.
+    """
     model = nested(12, ("then_subgraph_index", "else_subgraph_index"))
     known = Inferred()
     infer_subgraph(model, 0, [(), (3,)], known)

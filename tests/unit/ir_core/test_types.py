@@ -23,10 +23,12 @@ from penstock.ir.types import (
 )
 
 SIZES = {
-    "float32": 32, "float16": 16, "bfloat16": 16, "float64": 64, "float8_e4m3fn": 8, "float8_e5m2": 8,
+    "float32": 32, "float16": 16, "bfloat16": 16, "float64": 64, "float8_e4m3fn": 8,
+        "float8_e5m2": 8,
     "int2": 2, "int4": 4, "int8": 8, "int16": 16, "int32": 32, "int64": 64,
     "uint4": 4, "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64,
-    "bool": 8, "complex64": 64, "complex128": 128, "string": None, "resource": None, "variant": None,
+    "bool": 8, "complex64": 64, "complex128": 128, "string": None, "resource": None,
+        "variant": None,
 }  # fmt: skip
 
 

@@ -137,7 +137,9 @@ def quantization(
 
 
 def accumulator(name: str = "total") -> FileBuilder:
-    """y = total = total + x, the total in a resource variable that starts at [1, 2] by CALL_ONCE."""
+    """y = total = total + x, the total in a resource variable that starts at [1, 2] by
+    CALL_ONCE.
+    """
     file = FileBuilder()
     file.operator("CALL_ONCE", [], [], {"init_subgraph_index": 1})
     handle = file.tensor("handle", [], "RESOURCE")

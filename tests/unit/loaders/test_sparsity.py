@@ -51,8 +51,15 @@ def test_densify_disappears_and_its_constant_is_dense() -> None:
     assert model.constant(weights).tolist() == DENSE.tolist()
 
 
-@given(hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=6),
-                  elements=st.sampled_from([0.0, 0.0, 1.0, -2.0])), st.sampled_from(sorted(KINDS)), st.booleans())  # fmt: skip
+@given(
+    hnp.arrays(
+        np.float32,
+        hnp.array_shapes(min_dims=2, max_dims=2, max_side=6),
+        elements=st.sampled_from([0.0, 0.0, 1.0, -2.0]),
+    ),
+    st.sampled_from(sorted(KINDS)),
+    st.booleans(),
+)
 def test_compressed_rows_of_any_matrix(dense: Any, kind: str, transposed: bool) -> None:
     rows = dense.T if transposed else dense
     columns = [np.flatnonzero(row) for row in rows]

@@ -20,7 +20,9 @@ def replay(description: NnapiModel, *, values_last: bool = False) -> Model:
 
 
 def difference(description: NnapiModel) -> str:
-    """What tells *description*, lowered as it is, from the same built call by call; empty: nothing."""
+    """What tells *description*, lowered as it is, from the same built call by call; empty:
+    nothing.
+    """
     try:
         wanted = lower(description)
     except ModelError:

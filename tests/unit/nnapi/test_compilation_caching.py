@@ -1,4 +1,6 @@
-"""NNAPI's compilation caching over real directories, on the lab device (NNAPI sections 2.1 to 2.4)."""
+"""NNAPI's compilation caching over real directories, on the lab device (NNAPI sections 2.1 to
+2.4).
+"""
 
 from __future__ import annotations
 

@@ -102,8 +102,10 @@ NO, YES = b(False), b(True)
 POOL = [X, *PADS, i(1), i(1), i(1), i(1), i(0)]
 POOL_IMPLICIT = [X, i(1), i(1), i(1), i(1), i(1), i(0)]
 DEEP = t("f32", 1, 2, 2, 8)
-DEFAULTS: dict[str, tuple[str, list[NnapiOperand], list[NnapiOperand], NnapiOperand, list[NnapiOperand]]] = {
-    **{kind: (kind, POOL, [NO], X, [YES]) for kind in ("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")},
+DEFAULTS: dict[str,
+    tuple[str, list[NnapiOperand], list[NnapiOperand], NnapiOperand, list[NnapiOperand]]] = {
+    **{kind: (kind, POOL, [NO], X, [YES]) for kind in ("AVERAGE_POOL_2D", "L2_POOL_2D",
+        "MAX_POOL_2D")},
     **{
         f"{kind} implicit": (kind, POOL_IMPLICIT, [NO], X, [YES])
         for kind in ("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")

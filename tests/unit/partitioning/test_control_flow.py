@@ -1,4 +1,6 @@
-"""Control flow in plans, after NNAPI's ControlFlowPartitioningTest (NNAPI sections 4.3, 4.4, 4.10)."""
+"""Control flow in plans, after NNAPI's ControlFlowPartitioningTest (NNAPI sections 4.3, 4.4,
+4.10).
+"""
 
 from __future__ import annotations
 

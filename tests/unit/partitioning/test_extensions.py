@@ -170,7 +170,8 @@ class TestAttributes:
             penstock.compile(network(), devices=devices, cache=None, extension_attributes=self.GOOD)
 
     @pytest.mark.parametrize("bad", [
-        "text", (GOOD[0], GOOD[0]), [("a.b", 0, b"x")], [ExtensionAttribute("word", 0, b"x")], {"a.b": b"x"},
+        "text", (GOOD[0], GOOD[0]), [("a.b", 0, b"x")], [ExtensionAttribute("word", 0, b"x")],
+        {"a.b": b"x"},
     ])  # fmt: skip
     def test_malformed_ones_are_refused(self, bad: Any) -> None:
         with pytest.raises(InputError, match="extension"):

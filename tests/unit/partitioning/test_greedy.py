@@ -131,7 +131,9 @@ def test_invalid_performance_counts_as_unknown() -> None:
 
 
 def test_sandwich() -> None:
-    """NNAPI's PartitioningTest Cpu: what only the reference has lies between two device partitions."""
+    """NNAPI's PartitioningTest Cpu: what only the reference has lies between two device
+    partitions.
+    """
     model = chain(["ADD", "ADD", "RELU", "RELU", "ADD", "ADD"])
     devices = [NumpyDevice("dsp", {"ADD"}, MINIMAL), NumpyDevice("reference")]
     plan = place(model, devices)

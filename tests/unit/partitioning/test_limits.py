@@ -105,7 +105,10 @@ def test_coverage_is_the_share_that_is_not_on_the_reference(coverage: float, eno
         return
     with pytest.raises(PlacementError) as caught:
         place(chain(ISLAND), dsp_and_reference(), policy)
-    expected = f"4 of 8 operations would run on reference: a coverage of 0.5, where min_coverage={coverage:g}"
+    expected = (
+        "4 of 8 operations would run on reference: a coverage of 0.5, where "
+        f"min_coverage={coverage:g}"
+    )
     assert caught.value.message == expected
     assert caught.value.reasons == {"dsp": "RELU: dsp has no RELU (4)"}
 
@@ -119,7 +122,9 @@ def test_coverage_of_other_devices_and_of_nothing_is_whole() -> None:
 
 
 def handles() -> Model:
-    """x -> ADD -> VAR_HANDLE/ASSIGN/READ as handles: two operations that share a resource operand."""
+    """x -> ADD -> VAR_HANDLE/ASSIGN/READ as handles: two operations that share a resource
+    operand.
+    """
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, (2,), "x")
     (y,) = builder.operation("ADD", [x, x], [Operand(DType.FLOAT32, (2,), name="y")])

@@ -66,7 +66,9 @@ class TestWhatIsMoved:
         assert search(table_of(model), priced(model, [(0, 19), (99, 0)], gain)) == [B, B]
 
     def test_a_value_comes_back_to_its_device_where_another_ran_between(self) -> None:
-        """w on a, e on b, then y on a reads w: two steps of a, between which w leaves and enters."""
+        """w on a, e on b, then y on a reads w: two steps of a, between which w leaves and
+        enters.
+        """
         net = Net()
         x = net.source("x")
         w = net.relu("w", x)
@@ -154,7 +156,9 @@ class TestImproving:
         assert improved(judge, table_of(model), [B, B, A, B]).assignment == (B, B, A, B)
 
     def test_search_returns_the_improved_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What dynamic programming and the single devices propose is only where improving begins."""
+        """What dynamic programming and the single devices propose is only where improving
+        begins.
+        """
         model = diamond()
         table = table_of(model)
         judge = priced(model, [(50, 0), (50, 0), (0, 9), (50, 0)], {}, steps=(10, 10))

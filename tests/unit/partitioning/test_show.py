@@ -42,7 +42,9 @@ def with_reasons(plan: ExecutionPlan, *reasons: str) -> ExecutionPlan:
 
 
 def branching() -> Model:
-    """x is added to itself; the sum goes two ways that meet again after one and three operations."""
+    """x is added to itself; the sum goes two ways that meet again after one and three
+    operations.
+    """
     net = Net()
     x = net.source("x")
     total = net.add("total", x, x)

@@ -64,7 +64,10 @@ def _raise(_: Model) -> Any:
         ),
         (
             lambda _: [True, True],
-            "cannot be asked: ValueError: supported_operations gave something other than hal.Support",
+            (
+                "cannot be asked: ValueError: supported_operations gave something other than "
+                "hal.Support"
+            ),
         ),
         (lambda _: None, "cannot be asked: TypeError: 'NoneType' object is not iterable"),
     ],
@@ -158,9 +161,12 @@ def test_accuracy_class(offered: Any, asked: Any, supported: bool) -> None:
 @pytest.mark.parametrize(
     ("offered", "names", "remedy"),
     [
-        (["relaxed"], ["a"], "; accuracy='relaxed' (--accuracy relaxed) permits what is refused for that, and the"),
-        (["relaxed", "stepwise"], ["a", "b"], "; accuracy='stepwise' (--accuracy stepwise) permits"),
-        (["relaxed"], ["reference"], "; accuracy='relaxed' (--accuracy relaxed) permits what is refused for that\n"),
+        (["relaxed"], ["a"], ("; accuracy='relaxed' (--accuracy relaxed) permits what is refused "
+            "for that, and the")),
+        (["relaxed", "stepwise"], ["a", "b"], ("; accuracy='stepwise' (--accuracy stepwise) "
+            "permits")),
+        (["relaxed"], ["reference"], ("; accuracy='relaxed' (--accuracy relaxed) permits what is "
+            "refused for that\n")),
     ],
 )  # fmt: skip
 def test_an_error_names_the_class_that_would_do(

@@ -1,4 +1,6 @@
-"""Operations of which nothing is read in the end are neither priced nor run, and count in no limit."""
+"""Operations of which nothing is read in the end are neither priced nor run, and count in no
+limit.
+"""
 
 from __future__ import annotations
 

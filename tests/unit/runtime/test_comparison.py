@@ -151,7 +151,8 @@ def test_one_step_is_no_departure_unless_exact_is_asked_for() -> None:
     assert found.outputs.departs
     verdict, why = found.show().splitlines()
     assert verdict.startswith(
-        "each operation agrees, the whole model does not: planted took 8 of 8 operations, and none departs "
+        "each operation agrees, the whole model does not: planted took 8 of 8 operations, and none "
+        "departs "
         "from reference's (faithful), but the model's output 0 is off by 3 steps (1 allowed)"
     )
     assert "OK" not in found.show()

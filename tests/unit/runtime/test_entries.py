@@ -53,7 +53,8 @@ def test_installed_entry_points_are_found_as_by_the_library() -> None:
 
 TEXTS = {
     "one": "[penstock.drivers]\nnpu = vendor.npu:create\n",
-    "among others": "[console_scripts]\na = b:c\n\n[penstock.drivers]\nx=m:f\ny = n : g \n[z]\nq = r\n",
+    "among others": "[console_scripts]\na = b:c\n\n[penstock.drivers]\nx=m:f\ny = n : g \n[z]\nq = "
+    "r\n",
     "comments": "# penstock.drivers\n[penstock.drivers]\n# off = a:b\n  on = c:d\n\n",
     "twice": "[penstock.drivers]\na = b:c\n[other]\nd = e\n[penstock.drivers]\nf = g\n",
     "brackets": "[[penstock.drivers]]\na = b\n",

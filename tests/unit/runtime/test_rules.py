@@ -31,7 +31,10 @@ def test_a_misspelt_device_is_refused_with_the_names_there_are(label: str, devic
     rules: dict[str, Any] = {label: {"ADD": devices}}
     policy = Policy(**rules)
     wrong = devices if isinstance(devices, str) else devices[1]
-    words = f"policy {label}['ADD']: no device is named '{wrong}'; there are engine-cpu, engine-gpu, gone, mine"
+    words = (
+        f"policy {label}['ADD']: no device is named '{wrong}'; there are engine-cpu, "
+        "engine-gpu, gone, mine"
+    )
     with pytest.raises(InputError, match=f"^{re.escape(words)}$"):
         check_rules(policy, [FakeDevice("mine")], there())
 

@@ -119,7 +119,9 @@ def test_a_fault_at_any_operation_of_a_load(tmp_path: Path, name: str) -> None:
 
 
 def test_after_a_crash_in_place_the_miss_has_a_name(tmp_path: Path) -> None:
-    """Between the first truncation and the last seal: too short, or a seal that is not there yet."""
+    """Between the first truncation and the last seal: too short, or a seal that is not there
+    yet.
+    """
     outcomes = set()
     for at in range(operations(tmp_path, "in place")):
         root = tmp_path / f"{at}"

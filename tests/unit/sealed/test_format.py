@@ -1,4 +1,6 @@
-"""docs/cache-format.md is enough: files, registry and key are read here with nothing of Penstock's."""
+"""docs/cache-format.md is enough: files, registry and key are read here with nothing of
+Penstock's.
+"""
 
 from __future__ import annotations
 

@@ -359,7 +359,9 @@ def test_after_a_fault_the_same_writer_writes_again(tmp_path: Path, name: str) -
 
 
 def test_a_reader_between_any_two_file_operations(old: Rig, new: Rig) -> None:
-    """Without the lock: the old entry, then a named miss, then the new one. With it: never a miss."""
+    """Without the lock: the old entry, then a named miss, then the new one. With it: never a
+    miss.
+    """
     unlocked: list[object] = []
     behind_lock: list[object] = []
     looking = False

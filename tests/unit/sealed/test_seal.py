@@ -387,7 +387,8 @@ keys = FileKeyStore(state / "key")
 owner = Owner("lab", "1")
 registry = FileRegistry(registry_path(state, owner, keys), owner, keys)
 handle = Opened(open_cache_file(path))
-loaded = Seal("lab", "1", files=(1, 0), registry=registry, keys=keys).load([handle], [], TOKEN, BINDING)
+seal = Seal("lab", "1", files=(1, 0), registry=registry, keys=keys)
+loaded = seal.load([handle], [], TOKEN, BINDING)
 assert bytes(loaded.model[0]) == PROGRAM[0]
 print({"penstock.sealed.writing", "penstock.sealed.replacing"} & set(sys.modules))
 """

@@ -1,4 +1,6 @@
-"""One model through both doors: `penstock.compile` and the interpreter give the same, run for run."""
+"""One model through both doors: `penstock.compile` and the interpreter give the same, run for
+run.
+"""
 
 from __future__ import annotations
 

@@ -28,5 +28,6 @@ def test_a_child_goes_on(engine: str) -> None:
         timeout=120,
     )
     assert done.stdout.split("\n") == [
-        "engine True True", "refused True", "interpreter True", "named True", "anew True", "child 0", "parent True", "",
+        "engine True True", "refused True", "interpreter True", "named True", "anew True",
+            "child 0", "parent True", "",
     ], done.stderr  # fmt: skip

@@ -1,4 +1,5 @@
-"""The broker: the parent of a driver's process. It starts that process, accepts clients, ends it after
+"""The broker: the parent of a driver's process. It starts that process, accepts clients, ends it
+after
 the last client, and runs no code of the driver.
 
 The broker keeps what a driver must not have: the listening socket and (`sealing`) the user's key.
@@ -323,7 +324,9 @@ class Broker:
             self._take_on(sock)
 
     def _take_on(self, sock: socket.socket) -> None:
-        """Gives the client to the driver's process; one that cannot be given to it is hung up on."""
+        """Gives the client to the driver's process; one that cannot be given to it is hung up
+        on.
+        """
         process = -1
         try:
             _, user = peer(sock)
@@ -379,7 +382,9 @@ class Broker:
         met.close()
 
     def _seal(self) -> None:
-        """From the first question on a thread answers them. What that takes is not imported before."""
+        """From the first question on a thread answers them. What that takes is not imported
+        before.
+        """
         self._poll.unregister(self._asked)
         from penstock.ipc.host.sealing import Sealer
         from penstock.ipc.system import start_thread
@@ -391,7 +396,9 @@ class Broker:
             self._asked.close()
 
     def _list_refusals(self) -> None:
-        """In a thread, from what the driver's process gives before it has any code of the driver's."""
+        """In a thread, from what the driver's process gives before it has any code of the
+        driver's.
+        """
         from penstock.ipc.sandbox.seccomp import list_refusals
         from penstock.ipc.system import start_thread
 

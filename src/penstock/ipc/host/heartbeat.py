@@ -1,4 +1,6 @@
-"""The heartbeat of a host process: a counter in a page of shared memory that clients can only read."""
+"""The heartbeat of a host process: a counter in a page of shared memory that clients can only
+read.
+"""
 
 from __future__ import annotations
 

@@ -287,7 +287,9 @@ class Host:
 
 
 def entry(value: str) -> Callable[[], Any]:
-    """What loads the object that an entry point refers to: `module` or `module:attribute`, dotted."""
+    """What loads the object that an entry point refers to: `module` or `module:attribute`,
+    dotted.
+    """
 
     def load() -> Any:
         module, colon, attributes = map(str.strip, value.partition("[")[0].partition(":"))

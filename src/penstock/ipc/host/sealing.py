@@ -1,4 +1,5 @@
-"""Sealing for a driver's process by its parent, the broker, which alone has the key and the registry.
+"""Sealing for a driver's process by its parent, the broker, which alone has the key and the
+registry.
 
 A message is its length in 4 bytes, little-endian, and a MessagePack map. The driver asks one
 question at a time. It keeps the payloads, and hashes what it wrote and read. The broker seals for

@@ -372,7 +372,8 @@ class Client:
         memory = self._memories.get(form.memory)
         if memory is None and self._lends_too_much:
             raise ResourceExhaustedTransient(
-                f"memory {form.memory} was not lent, or beyond the {MAX_MEMORIES} at a time that a client may lend"
+                f"memory {form.memory} was not lent, or beyond the {MAX_MEMORIES} at a time that a "
+                "client may lend"
             )
         if memory is None:
             raise WireError(f"memory {form.memory} was not lent")

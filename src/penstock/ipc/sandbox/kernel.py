@@ -1,4 +1,5 @@
-"""What the sandbox takes from a process by system calls that Python has no function for: privileges,
+"""What the sandbox takes from a process by system calls that Python has no function for:
+privileges,
 resources, namespaces (namespaces(7)) and, with Landlock, files. The filter of system calls is
 `seccomp`.
 """
@@ -147,7 +148,9 @@ LIMITS: Final = "resource limits"
 
 
 def drop_privileges() -> Measure:
-    """No program that is executed later gets more rights than this process has; not to be undone."""
+    """No program that is executed later gets more rights than this process has; not to be
+    undone.
+    """
     if sys.platform != "linux":
         return Measure(PRIVILEGES, False, "Linux alone has it")
     try:

@@ -271,7 +271,9 @@ class SandboxPolicy(NamedTuple):
     lists: bool = False
 
     def shown(self) -> list[str]:
-        """Every path that may be read or used, as it was given: over links, and perhaps of nothing."""
+        """Every path that may be read or used, as it was given: over links, and perhaps of
+        nothing.
+        """
         return [*self._read(), *DEVICE_FILES, *self._matching()]
 
     def readable(self) -> list[str]:
@@ -335,7 +337,9 @@ def _holds(path: str, private: list[str]) -> bool:
 
 
 def _modules(directory: str, private: list[str]) -> list[str]:
-    """What can be imported from *directory*: modules, packages, and what is said of distributions."""
+    """What can be imported from *directory*: modules, packages, and what is said of
+    distributions.
+    """
     found = []
     try:
         with os.scandir(directory) as entries:

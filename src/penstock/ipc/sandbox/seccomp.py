@@ -221,7 +221,10 @@ def list_refusals(listener: int) -> None:
             kind = (call, first & 0xFFFF_FFFF, second & 0xFFFF_FFFF if call in _checked() else 0)
             if kind not in said and len(said) < MOST_SAID:
                 said.add(kind)
-                told = f"penstock.ipc: the sandbox refuses {name_of(call)} ({first:#x}, {second:#x}, ...)\n"
+                told = (
+                    f"penstock.ipc: the sandbox refuses {name_of(call)} ({first:#x}, "
+                    f"{second:#x}, ...)\n"
+                )
                 os.write(2, told.encode())
             # Whoever made the call may have ended meanwhile.
             with suppress(FileNotFoundError):

@@ -1,4 +1,6 @@
-"""One case of every operation that the driver takes in float32: what the tests of the driver run."""
+"""One case of every operation that the driver takes in float32: what the tests of the driver
+run.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,16 @@ def sums() -> list[OneOperation]:
 
 def moves() -> list[OneOperation]:
     return [
-        operation("transpose_of_ones", "TRANSPOSE", [(1, 7, 1, 5), whole(2, 1, 0, 3)], [(1, 7, 1, 5)]),
+        operation("transpose_of_ones", "TRANSPOSE", [(1, 7, 1, 5), whole(2, 1, 0, 3)],
+            [(1, 7, 1, 5)]),
         operation("gather_of_one", "GATHER", [(3, 1, 5), scalar(0)], [(3, 5)], {"axis": 1}),
-        operation("strided_slice_backwards", "STRIDED_SLICE", [(4, 6), whole(3, 5), whole(-9, 1), whole(-2, -1)], [(2, 4)]),
+        operation("strided_slice_backwards", "STRIDED_SLICE",
+            [(4, 6), whole(3, 5), whole(-9, 1), whole(-2, -1)], [(2, 4)]),
         operation("tile", "TILE", [(2, 3), whole(2, 3)], [(4, 9)]),
         operation("broadcast_to", "BROADCAST_TO", [(3, 1), whole(2, 3, 4)], [(2, 3, 4)]),
         operation("reverse", "REVERSE_V2", [IMAGE, whole(1, -1)], [IMAGE]),
-        operation("gather_nd", "GATHER_ND", [(3, 4, 2), np.array([[0, 1], [2, 3]], np.int32)], [(2, 2)]),
+        operation("gather_nd", "GATHER_ND", [(3, 4, 2), np.array([[0, 1], [2, 3]], np.int32)],
+            [(2, 2)]),
     ]  # fmt: skip
 
 

@@ -67,11 +67,14 @@ def test_missing_onnx_package_is_the_reason_of_the_device(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("file", "package", "platform", "name", "kind", "families"),
     [
-        ("libonnxruntime_providers_cuda.so", "onnxruntime-gpu", "linux", "cuda", DeviceType.GPU, ("cuda",)),
-        ("onnxruntime_providers_openvino.dll", "", "win32", "openvino", DeviceType.ACCELERATOR, ("openvino",)),
+        ("libonnxruntime_providers_cuda.so", "onnxruntime-gpu", "linux", "cuda", DeviceType.GPU,
+            ("cuda",)),
+        ("onnxruntime_providers_openvino.dll", "", "win32", "openvino", DeviceType.ACCELERATOR,
+            ("openvino",)),
         ("", "onnxruntime-qnn", "win32", "qnn", DeviceType.ACCELERATOR, ("hexagon", "qnn")),
         ("", "onnxruntime-directml", "win32", "directml", DeviceType.GPU, ("directml",)),
-        ("", "onnxruntime", "darwin", "coreml", DeviceType.ACCELERATOR, ("coreml", "neural_engine")),
+        ("", "onnxruntime", "darwin", "coreml", DeviceType.ACCELERATOR,
+            ("coreml", "neural_engine")),
     ],
 )  # fmt: skip
 def test_each_provider_of_a_build_is_a_device(
@@ -96,7 +99,9 @@ def test_each_provider_of_a_build_is_a_device(
     assert [a.accuracy for a in device.supported_operations(relu())] == ["relaxed"]
 
 
-def test_a_plain_build_has_the_processor_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_plain_build_has_the_processor_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.drivers.onnxruntime.installation.sys.platform", "linux")
     assert providers_in(tmp_path, "onnxruntime") == []
 
@@ -174,12 +179,16 @@ def test_more_constants_than_onnx_can_hold_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(rule, "MAX_BYTES", rule.ROOM + 16_000)
     (answer,) = cpu().supported_operations(model)
     assert not answer.supported
-    assert answer.reason == f"16384 bytes of constants; an ONNX model holds less than {rule.ROOM + 16_000}"  # fmt: skip
+    assert answer.reason == (
+        f"16384 bytes of constants; an ONNX model holds less than {rule.ROOM + 16_000}"
+    )
 
 
 @needs_onnxruntime
 @pytest.mark.parametrize("said", [None, "0"])
-def test_onnxruntime_writes_no_user_file_and_sends_no_telemetry(said: str | None, tmp_path: Path) -> None:  # fmt: skip
+def test_onnxruntime_writes_no_user_file_and_sends_no_telemetry(
+    said: str | None, tmp_path: Path
+) -> None:
     """ONNX Runtime 1.31 would open a database of what it is to report in the user's cache
     directory.
     """

@@ -1,4 +1,6 @@
-"""A measured run tells what each kernel of ONNX Runtime took, by the operations that it computes."""
+"""A measured run tells what each kernel of ONNX Runtime took, by the operations that it
+computes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Quantised operations: ONNX Runtime's own arithmetic, each by itself within one step of TFLite's."""
+"""Quantised operations: ONNX Runtime's own arithmetic, each by itself within one step of
+TFLite's.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ pytestmark = needs_onnxruntime
 U8: Final = DType.UINT8
 
 
-def unsigned(name: str, kind: str, filters: tuple[int, ...], out: tuple[int, ...], zero: int, **attributes: object) -> OneOperation:  # fmt: skip
+def unsigned(name: str, kind: str, filters: tuple[int, ...], out: tuple[int, ...], zero: int,
+    **attributes: object) -> OneOperation:  # fmt: skip
     """A layer of uint8 weights, all of one scale and zero point."""
     rng = np.random.default_rng(4)
     b = ModelBuilder()
@@ -56,28 +59,39 @@ SMALL: Final = Quantization((1 / 256,), (-128,))
 
 STEPWISE: Final = [
     layer("conv", "CONV_2D", IMAGE, (5, 3, 3, 8), (1, 7, 6, 5), 0, **STEPS),
-    layer("conv_relu6", "CONV_2D", IMAGE, (5, 1, 1, 8), (1, 7, 6, 5), 0, **STEPS, fused_activation_function="RELU6"),
+    layer("conv_relu6", "CONV_2D", IMAGE, (5, 1, 1, 8), (1, 7, 6, 5), 0, **STEPS,
+        fused_activation_function="RELU6"),
     layer("conv_stride_2", "CONV_2D", IMAGE, (16, 3, 3, 8), (1, 4, 3, 16), 0, **TWO),
     layer("conv_in_groups", "CONV_2D", IMAGE, (6, 3, 3, 4), (1, 7, 6, 6), 0, **STEPS),
-    layer("depthwise", "DEPTHWISE_CONV_2D", IMAGE, (1, 3, 3, 8), (1, 7, 6, 8), 3, **STEPS, depth_multiplier=1),
-    layer("depthwise_multiplied", "DEPTHWISE_CONV_2D", IMAGE, (1, 3, 3, 16), (1, 7, 6, 16), 3, **STEPS, depth_multiplier=2),
+    layer("depthwise", "DEPTHWISE_CONV_2D", IMAGE, (1, 3, 3, 8), (1, 7, 6, 8), 3, **STEPS,
+        depth_multiplier=1),
+    layer("depthwise_multiplied", "DEPTHWISE_CONV_2D", IMAGE, (1, 3, 3, 16), (1, 7, 6, 16), 3,
+        **STEPS, depth_multiplier=2),
     layer("fully_connected", "FULLY_CONNECTED", (3, 40), (7, 40), (3, 7), 0),
-    layer("fully_connected_of_rank_4", "FULLY_CONNECTED", IMAGE, (7, 336), (1, 7), 0, fused_activation_function="RELU"),
+    layer("fully_connected_of_rank_4", "FULLY_CONNECTED", IMAGE, (7, 336), (1, 7), 0,
+        fused_activation_function="RELU"),
     unsigned("conv_uint8", "CONV_2D", (5, 3, 3, 8), (1, 7, 6, 5), 101, **STEPS),
-    unsigned("depthwise_uint8", "DEPTHWISE_CONV_2D", (1, 3, 3, 8), (1, 7, 6, 8), 140, **STEPS, depth_multiplier=1),
+    unsigned("depthwise_uint8", "DEPTHWISE_CONV_2D", (1, 3, 3, 8), (1, 7, 6, 8), 140, **STEPS,
+        depth_multiplier=1),
     unsigned("fully_connected_uint8", "FULLY_CONNECTED", (7, 336), (1, 7), 131),
     plain("add", "ADD", [IMAGE, IMAGE], IMAGE),
-    plain("add_uint8", "ADD", [IMAGE, IMAGE], IMAGE, UNSIGNED, dtype=U8, given=[UNSIGNED, Quantization((0.1,), (7,))]),
-    plain("add_relu", "ADD", [IMAGE, IMAGE], IMAGE, attributes={"fused_activation_function": "RELU"}),
+    plain("add_uint8", "ADD", [IMAGE, IMAGE], IMAGE, UNSIGNED, dtype=U8,
+        given=[UNSIGNED, Quantization((0.1,), (7,))]),
+    plain("add_relu", "ADD", [IMAGE, IMAGE], IMAGE,
+        attributes={"fused_activation_function": "RELU"}),
     plain("sub", "SUB", [IMAGE, IMAGE], IMAGE),
     plain("mul", "MUL", [IMAGE, IMAGE], IMAGE),
     plain("mul_broadcast", "MUL", [IMAGE, (1, 1, 1, 8)], IMAGE),
-    plain("batch_matmul", "BATCH_MATMUL", [(2, 3, 4), (2, 4, 5)], (2, 3, 5), Quantization((0.2,), (0,))),
-    plain("resize_bilinear", "RESIZE_BILINEAR", [IMAGE], (1, 14, 12, 8), IN, constants=[whole(14, 12)]),
+    plain("batch_matmul", "BATCH_MATMUL", [(2, 3, 4), (2, 4, 5)], (2, 3, 5),
+        Quantization((0.2,), (0,))),
+    plain("resize_bilinear", "RESIZE_BILINEAR", [IMAGE], (1, 14, 12, 8), IN,
+        constants=[whole(14, 12)]),
     plain("mean", "MEAN", [IMAGE], (1, 8), OUT, {"keep_dims": False}, constants=[whole(1, 2)]),
-    plain("sum", "SUM", [IMAGE], (1, 1, 6, 8), Quantization((0.3,), (4,)), {"keep_dims": True}, constants=[whole(1)]),
+    plain("sum", "SUM", [IMAGE], (1, 1, 6, 8), Quantization((0.3,), (4,)), {"keep_dims": True},
+        constants=[whole(1)]),
     plain("requantize", "QUANTIZE", [IMAGE], IMAGE, OUT),
-    plain("concatenation_of_scales", "CONCATENATION", [IMAGE, IMAGE], (1, 7, 6, 16), UNSIGNED, {"axis": 3}, dtype=U8, given=[IN, OUT]),
+    plain("concatenation_of_scales", "CONCATENATION", [IMAGE, IMAGE], (1, 7, 6, 16), UNSIGNED,
+        {"axis": 3}, dtype=U8, given=[IN, OUT]),
 ]  # fmt: skip
 
 FAITHFUL: Final = [
@@ -90,22 +104,29 @@ FAITHFUL: Final = [
     plain("softmax", "SOFTMAX", [(3, 12)], (3, 12), SMALL, {"beta": 1.0}),
     plain("maximum", "MAXIMUM", [IMAGE, IMAGE], IMAGE, IN, given=[IN, IN]),
     plain("average_pool", "AVERAGE_POOL_2D", [IMAGE], IMAGE, IN, POOL),
-    plain("average_pool_uint8", "AVERAGE_POOL_2D", [IMAGE], IMAGE, UNSIGNED, POOL, dtype=U8, given=[UNSIGNED]),
+    plain("average_pool_uint8", "AVERAGE_POOL_2D", [IMAGE], IMAGE, UNSIGNED, POOL, dtype=U8,
+        given=[UNSIGNED]),
     plain("max_pool", "MAX_POOL_2D", [IMAGE], IMAGE, IN, POOL),
-    plain("max_pool_uint8", "MAX_POOL_2D", [IMAGE], IMAGE, UNSIGNED, POOL, dtype=U8, given=[UNSIGNED]),
+    plain("max_pool_uint8", "MAX_POOL_2D", [IMAGE], IMAGE, UNSIGNED, POOL, dtype=U8,
+        given=[UNSIGNED]),
 ]  # fmt: skip
 
 EXACT: Final = [
     plain("reshape", "RESHAPE", [IMAGE], (6, 56), IN, constants=[whole(6, 56)]),
     plain("transpose", "TRANSPOSE", [IMAGE], (8, 1, 7, 6), IN, constants=[whole(3, 0, 1, 2)]),
     plain("pad", "PAD", [IMAGE], (1, 10, 7, 8), IN, constants=[PADS]),
-    plain("pad_uint8", "PAD", [IMAGE], (1, 10, 7, 8), UNSIGNED, constants=[PADS], dtype=U8, given=[UNSIGNED]),
-    plain("concatenation", "CONCATENATION", [IMAGE, IMAGE], (1, 7, 6, 16), IN, {"axis": 3}, given=[IN, IN]),
-    plain("resize_nearest", "RESIZE_NEAREST_NEIGHBOR", [IMAGE], (1, 14, 12, 8), IN, constants=[whole(14, 12)]),
+    plain("pad_uint8", "PAD", [IMAGE], (1, 10, 7, 8), UNSIGNED, constants=[PADS], dtype=U8,
+        given=[UNSIGNED]),
+    plain("concatenation", "CONCATENATION", [IMAGE, IMAGE], (1, 7, 6, 16), IN, {"axis": 3},
+        given=[IN, IN]),
+    plain("resize_nearest", "RESIZE_NEAREST_NEIGHBOR", [IMAGE], (1, 14, 12, 8), IN,
+        constants=[whole(14, 12)]),
     plain("depth_to_space", "DEPTH_TO_SPACE", [IMAGE], (1, 14, 12, 2), IN, {"block_size": 2}),
     plain("space_to_depth", "SPACE_TO_DEPTH", [(1, 4, 6, 3)], (1, 2, 3, 12), IN, {"block_size": 2}),
-    plain("reduce_max", "REDUCE_MAX", [IMAGE], (1, 8), IN, {"keep_dims": False}, constants=[whole(1, 2)]),
-    plain("slice", "SLICE", [IMAGE], (1, 3, 5, 8), IN, constants=[whole(0, 2, 1, 0), whole(1, 3, -1, -1)]),
+    plain("reduce_max", "REDUCE_MAX", [IMAGE], (1, 8), IN, {"keep_dims": False},
+        constants=[whole(1, 2)]),
+    plain("slice", "SLICE", [IMAGE], (1, 3, 5, 8), IN,
+        constants=[whole(0, 2, 1, 0), whole(1, 3, -1, -1)]),
 ]  # fmt: skip
 
 
@@ -136,7 +157,9 @@ def test_lies_within_one_step_of_the_reference(case: OneOperation, accuracy: str
 
 
 def portable() -> OnnxRuntimeDevice:
-    """A device that is given what providers other than the CPU's are, and computes it on the CPU."""
+    """A device that is given what providers other than the CPU's are, and computes it on the
+    CPU.
+    """
     provider = Provider("CPUExecutionProvider", "double", DeviceType.GPU, ("cuda",))
     return OnnxRuntimeDevice(provider, Installation("1", (provider,)))
 

@@ -35,13 +35,15 @@ def arithmetic() -> list[OneOperation]:
     ):
         name = dtype.value
         made += [
-            operation(f"{kind.lower()}_{name}", kind, [given(dtype, 3, 4), given(dtype, 4)], [(3, 4)], dtypes=[dtype])
+            operation(f"{kind.lower()}_{name}", kind, [given(dtype, 3, 4), given(dtype, 4)],
+                [(3, 4)], dtypes=[dtype])
             for kind in ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE")
             if kind not in left_out
         ]  # fmt: skip
         divisors = np.array([3, -7, 2, 5], dtype.numpy)
         made += [
-            operation(f"{kind.lower()}_{name}", kind, [given(dtype, 3, 4), divisors], [(3, 4)], dtypes=[dtype])
+            operation(f"{kind.lower()}_{name}", kind, [given(dtype, 3, 4), divisors], [(3, 4)],
+                dtypes=[dtype])
             for kind in ("DIV", "FLOOR_DIV", "FLOOR_MOD")
             if kind not in left_out
         ]  # fmt: skip
@@ -61,7 +63,8 @@ def truth() -> list[OneOperation]:
         for kind in kinds
     ]
     made += [
-        operation(f"{kind.lower()}_int32", kind, [np.array([[2], [3]], np.int32), few], [(2, 3)], dtypes=[BOOL])
+        operation(f"{kind.lower()}_int32", kind, [np.array([[2], [3]], np.int32), few], [(2, 3)],
+            dtypes=[BOOL])
         for kind in kinds
     ]  # fmt: skip
     both: list[Given] = [given(BOOL, 2, 3), given(BOOL, 3)]
@@ -72,7 +75,8 @@ def truth() -> list[OneOperation]:
         operation("select", "SELECT", [given(BOOL, 2, 3), (2, 3), (2, 3)], [(2, 3)]),
         operation("select_rows", "SELECT", [given(BOOL, 2), (2, 3), (2, 3)], [(2, 3)]),
         operation("select_v2", "SELECT_V2", [given(BOOL, 2, 1), (3,), (2, 3)], [(2, 3)]),
-        operation("select_v2_int32", "SELECT_V2", [given(BOOL, 3), given(I32, 3), given(I32, 1)], [(3,)], dtypes=[I32]),
+        operation("select_v2_int32", "SELECT_V2", [given(BOOL, 3), given(I32, 3), given(I32, 1)],
+            [(3,)], dtypes=[I32]),
     ]  # fmt: skip
     for kind in ("REDUCE_ANY", "REDUCE_ALL"):
         for keep, shape in ((False, (2,)), (True, (2, 1))):
@@ -89,10 +93,13 @@ def moves() -> list[OneOperation]:
         name = dtype.value
         pads = np.array([[1, 0], [0, 2]], np.int32)
         made += [
-            operation(f"reshape_{name}", "RESHAPE", [given(dtype, 2, 6), whole(3, 4)], [(3, 4)], dtypes=[dtype]),
-            operation(f"transpose_{name}", "TRANSPOSE", [given(dtype, 2, 6), whole(1, 0)], [(6, 2)], dtypes=[dtype]),
+            operation(f"reshape_{name}", "RESHAPE", [given(dtype, 2, 6), whole(3, 4)], [(3, 4)],
+                dtypes=[dtype]),
+            operation(f"transpose_{name}", "TRANSPOSE", [given(dtype, 2, 6), whole(1, 0)], [(6, 2)],
+                dtypes=[dtype]),
             operation(f"pad_{name}", "PAD", [given(dtype, 2, 3), pads], [(3, 5)], dtypes=[dtype]),
-            operation(f"gather_{name}", "GATHER", [given(dtype, 4, 3), whole(3, 0)], [(2, 3)], {"axis": 0}, [dtype]),
+            operation(f"gather_{name}", "GATHER", [given(dtype, 4, 3), whole(3, 0)], [(2, 3)],
+                {"axis": 0}, [dtype]),
             operation(f"pack_{name}", "PACK", [given(dtype, 3), given(dtype, 3)], [(2, 3)],
                       {"axis": 0, "values_count": 2}, [dtype]),
         ]  # fmt: skip
@@ -140,7 +147,8 @@ def unscaled() -> list[OneOperation]:
         name = dtype.value
         x, part = given(dtype, 3, 4), given(dtype, 1, 4)
         made += [
-            operation(f"cast_{source.value}_to_{target.value}", "CAST", [given(source, 3, 40)], [(3, 40)],
+            operation(f"cast_{source.value}_to_{target.value}", "CAST", [given(source, 3, 40)],
+                [(3, 40)],
                       {"in_data_type": source.name, "out_data_type": target.name}, [target])
             for source, target in ((dtype, F32), (dtype, I32), (dtype, I64), (F32, dtype))
         ]  # fmt: skip
@@ -148,11 +156,15 @@ def unscaled() -> list[OneOperation]:
             operation(f"transpose_{name}", "TRANSPOSE", [x, whole(1, 0)], [(4, 3)], dtypes=[dtype]),
             operation(f"reshape_{name}", "RESHAPE", [x, whole(2, 6)], [(2, 6)], dtypes=[dtype]),
             operation(f"join_{name}", "CONCATENATION", [x, part], [(4, 4)], {"axis": 0}, [dtype]),
-            operation(f"split_{name}", "SPLIT", [scalar(1), x], [(3, 2)] * 2, {"num_splits": 2}, [dtype] * 2),
-            operation(f"slice_{name}", "SLICE", [x, whole(1, 0), whole(2, 3)], [(2, 3)], dtypes=[dtype]),
+            operation(f"split_{name}", "SPLIT", [scalar(1), x], [(3, 2)] * 2, {"num_splits": 2},
+                [dtype] * 2),
+            operation(f"slice_{name}", "SLICE", [x, whole(1, 0), whole(2, 3)], [(2, 3)],
+                dtypes=[dtype]),
             operation(f"gather_{name}", "GATHER", [x, whole(2, 0)], [(2, 4)], {"axis": 0}, [dtype]),
-            operation(f"update_{name}", "DYNAMIC_UPDATE_SLICE", [x, part, whole(1, 0)], [(3, 4)], dtypes=[dtype]),
-            operation(f"fill_{name}", "FILL", [whole(2, 3), given(dtype)], [(2, 3)], dtypes=[dtype]),
+            operation(f"update_{name}", "DYNAMIC_UPDATE_SLICE", [x, part, whole(1, 0)], [(3, 4)],
+                dtypes=[dtype]),
+            operation(f"fill_{name}", "FILL", [whole(2, 3), given(dtype)], [(2, 3)],
+                dtypes=[dtype]),
         ]  # fmt: skip
     return made
 

@@ -1,4 +1,6 @@
-"""The payloads of the cache files: constants apart, put together again, and nothing else accepted."""
+"""The payloads of the cache files: constants apart, put together again, and nothing else
+accepted.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ def whole(*values: int) -> NDArray:
 def arithmetic() -> list[OneOperation]:
     kinds = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE")
     pairs = [
-        operation(f"{kind.lower()}_int32", kind, [given(I32, 3, 4), given(I32, 4)], [(3, 4)], dtypes=[I32])
+        operation(f"{kind.lower()}_int32", kind, [given(I32, 3, 4), given(I32, 4)], [(3, 4)],
+            dtypes=[I32])
         for kind in kinds
     ]  # fmt: skip
     alone = [
@@ -52,32 +53,40 @@ def truth() -> list[OneOperation]:
     both: list[Given] = [given(BOOL, 2, 3), given(BOOL, 3)]
     ties = np.round(np.random.default_rng(2).standard_normal(5), 0).astype(np.float32)
     return [
-        *(operation(f"{kind.lower()}_float", kind, [IMAGE, ties], [IMAGE], dtypes=[BOOL]) for kind in kinds),
+        *(operation(f"{kind.lower()}_float", kind, [IMAGE, ties], [IMAGE],
+            dtypes=[BOOL]) for kind in kinds),
         *(
-            operation(f"{kind.lower()}_int32", kind, [whole(2**30, -7, 2**30 + 1, 0), whole(2**30)], [(4,)], dtypes=[BOOL])
+            operation(f"{kind.lower()}_int32", kind, [whole(2**30, -7, 2**30 + 1, 0), whole(2**30)],
+                [(4,)], dtypes=[BOOL])
             for kind in ("EQUAL", "NOT_EQUAL")
         ),
-        operation("equal_drawn", "EQUAL", [given(I32, 3, 40), given(I32, 40)], [(3, 40)], dtypes=[BOOL]),
+        operation("equal_drawn", "EQUAL", [given(I32, 3, 40), given(I32, 40)], [(3, 40)],
+            dtypes=[BOOL]),
         operation("and", "LOGICAL_AND", both, [(2, 3)], dtypes=[BOOL]),
         operation("or", "LOGICAL_OR", both, [(2, 3)], dtypes=[BOOL]),
         operation("not", "LOGICAL_NOT", [given(BOOL, 7)], [(7,)], dtypes=[BOOL]),
         operation("select", "SELECT", [given(BOOL, 2, 3), (2, 3), (2, 3)], [(2, 3)]),
         operation("select_rows", "SELECT", [given(BOOL, 2), (2, 3), (2, 3)], [(2, 3)]),
         operation("select_v2", "SELECT_V2", [given(BOOL, 2, 1), (3,), (2, 3)], [(2, 3)]),
-        operation("select_v2_int32", "SELECT_V2", [given(BOOL, 3), given(I32, 3), given(I32, 1)], [(3,)], dtypes=[I32]),
-        operation("select_v2_constants", "SELECT_V2", [given(BOOL, 3), np.array(1.5, np.float32), np.array(-2, np.float32)], [(3,)]),
+        operation("select_v2_int32", "SELECT_V2", [given(BOOL, 3), given(I32, 3), given(I32, 1)],
+            [(3,)], dtypes=[I32]),
+        operation("select_v2_constants", "SELECT_V2",
+            [given(BOOL, 3), np.array(1.5, np.float32), np.array(-2, np.float32)], [(3,)]),
     ]  # fmt: skip
 
 
 def moves() -> list[OneOperation]:
     return [
-        operation("reshape_bool", "RESHAPE", [given(BOOL, 2, 6), whole(3, 4)], [(3, 4)], dtypes=[BOOL]),
-        operation("concatenation_bool", "CONCATENATION", [given(BOOL, 2, 3), given(BOOL, 1, 3)], [(3, 3)], {"axis": 0}, [BOOL]),
+        operation("reshape_bool", "RESHAPE", [given(BOOL, 2, 6), whole(3, 4)], [(3, 4)],
+            dtypes=[BOOL]),
+        operation("concatenation_bool", "CONCATENATION", [given(BOOL, 2, 3), given(BOOL, 1, 3)],
+            [(3, 3)], {"axis": 0}, [BOOL]),
     ]  # fmt: skip
 
 
 def casts() -> list[OneOperation]:
-    pairs = [(I32, F32), (BOOL, F32), (BOOL, I32), (I32, BOOL), (DType.UINT8, F32), (DType.INT8, I32)]  # fmt: skip
+    pairs = [(I32, F32), (BOOL, F32), (BOOL, I32), (I32, BOOL), (DType.UINT8, F32),
+        (DType.INT8, I32)]  # fmt: skip
     return [
         operation(
             f"cast_{source.value}_to_{target.value}", "CAST", [given(source, 6)], [(6,)],
@@ -96,7 +105,8 @@ def positions() -> list[OneOperation]:
             out = tuple(d for k, d in enumerate(IMAGE) if k != axis)
             name = f"{kind.lower()}_of_equals_{axis}"
             made.append(operation(name, kind, [drawn, whole(axis - 4)], [out], wanted, [I32]))
-    return [*made, operation("arg_max_drawn", "ARG_MAX", [(3, 700), whole(1)], [(3,)], wanted, [I32])]  # fmt: skip
+    return [*made,
+        operation("arg_max_drawn", "ARG_MAX", [(3, 700), whole(1)], [(3,)], wanted, [I32])]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -164,7 +174,9 @@ def images_compared() -> Model:
     (both,) = b.operation("LOGICAL_AND", [above, beside], [(BOOL, IMAGE)])
     zero = b.constant(np.array(0.0, np.float32), "zero")
     (chosen,) = b.operation("SELECT_V2", [both, larger, zero], [(F32, IMAGE)])
-    (marks,) = b.operation("CAST", [both], [(F32, IMAGE)], {"in_data_type": "BOOL", "out_data_type": "FLOAT32"})  # fmt: skip
+    (marks,) = b.operation(
+        "CAST", [both], [(F32, IMAGE)], {"in_data_type": "BOOL", "out_data_type": "FLOAT32"}
+    )
     axis = b.constant(np.array(3, np.int32), "axis")
     (best,) = b.operation("ARG_MAX", [chosen, axis], [(I32, IMAGE[:3])], {"output_type": "INT32"})
     return b.build([chosen, marks, both, best])

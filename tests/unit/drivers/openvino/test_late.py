@@ -310,7 +310,9 @@ def prepared_with_deadline(prepared: OpenVinoPreparedModel, *, seconds: float) -
     return Hurried()
 
 
-@pytest.mark.parametrize(("mode", "forms"), [("first_run", ["optimised"]), ("staged", ["baseline", "optimised"])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "forms"), [("first_run", ["optimised"]), ("staged", ["baseline", "optimised"])]
+)
 def test_a_model_written_late_is_found_by_the_next_start(
     tmp_path: Path, mode: str, forms: list[str]
 ) -> None:

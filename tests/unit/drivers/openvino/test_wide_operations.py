@@ -113,7 +113,9 @@ def hybrid(kind: str) -> tuple[Model, Model]:
         "DEPTHWISE_CONV_2D": ((1, 7, 6, 8), (1, 7, 6, 8), (1, 3, 3, 8), 3),
         "FULLY_CONNECTED": ((3, 16), (3, 5), (5, 16), 0),
     }[kind]
-    attributes = {} if kind == "FULLY_CONNECTED" else {"stride_h": 1, "stride_w": 1, "padding": "SAME"}  # fmt: skip
+    attributes = (
+        {} if kind == "FULLY_CONNECTED" else {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
+    )
     weights, channels = whole(rng, *filters), filters[axis]
     quantization = spread(axis, channels)
     bias = rng.standard_normal(channels).astype(np.float32)

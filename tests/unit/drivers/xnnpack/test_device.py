@@ -95,10 +95,12 @@ def test_engine_prints_nothing_and_other_output_appears() -> None:
     program = (
         "import ctypes, threading\n"
         "allowed = []\n"
-        "probe = threading.Thread(target=lambda: allowed.append(ctypes.CDLL(None).unshare(0x400) == 0))\n"
+        "probe = threading.Thread(target=lambda: allowed.append(ctypes.CDLL(None).unshare(0x400) "
+        "== 0))\n"
         "probe.start(), probe.join()\n"
         "os.write(2, b'before\\n')\n"
-        "with penstock.compile(model, devices=[create()], cache=False) as net: net(np.zeros(4, np.float32))\n"
+        "with penstock.compile(model, devices=[create()], cache=False) as net: net(np.zeros(4, "
+        "np.float32))\n"
         "os.write(2, b'after\\n')\n"
         "print(allowed[0])\n"
     )
@@ -127,7 +129,8 @@ def test_forked_child_compiles_without_hanging() -> None:
         "    except DeadObject as error:\n"
         "        ok = 'forked' in str(error)\n"
         "    out.fill(0)\n"
-        "    device.prepare_model(model, PrepareConfig(num_threads=2)).execute(request, ExecutionConfig())\n"
+        "    device.prepare_model(model, PrepareConfig(num_threads=2)).execute(request, "
+        "ExecutionConfig())\n"
         "    os._exit(0 if ok and out.tolist() == [2] * 4 else 1)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
@@ -163,7 +166,8 @@ REFUSED: dict[str, tuple[Callable[[], Model], str]] = {
         "without a scale",
     ),
     "shares of a scale that LiteRT does not look at": (
-        lambda: one("SOFTMAX", [(U8, (1, 4))], [(U8, (1, 4))], scales={0: q(0.1)}, out_scale=q(0.1)),
+        lambda: one("SOFTMAX", [(U8, (1, 4))], [(U8, (1, 4))], scales={0: q(0.1)},
+            out_scale=q(0.1)),
         "not in the scale",
     ),
 }  # fmt: skip

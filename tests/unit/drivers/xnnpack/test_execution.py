@@ -345,7 +345,8 @@ def test_outputs_behind_the_last_detection_are_zero() -> None:
     made = [(F32, (1, 6, 4)), (F32, (1, 6)), (F32, (1, 6)), (F32, (1,))]
     outputs = builder.operation(
         "CUSTOM", [boxes, scores, builder.constant(anchors)], made,
-        {"custom_code": "TFLite_Detection_PostProcess", "custom_options": bytes(flexbuffers.Dumps(options))},
+        {"custom_code": "TFLite_Detection_PostProcess",
+            "custom_options": bytes(flexbuffers.Dumps(options))},
     )  # fmt: skip
     model = builder.build(outputs)
     given = [np.zeros((1, 4, 4), np.float32), np.zeros((1, 4, 3), np.float32)]

@@ -35,7 +35,10 @@ def scale(dtype: DType, value: float = 0.05) -> Any:
 
 
 def unary() -> Iterator[tuple[str, Model]]:
-    floats = "ABS NEG EXP SQUARE SIN COS FLOOR CEIL ROUND SIGN RELU RELU6 RELU_N1_TO_1 TANH LOGISTIC ELU HARD_SWISH GELU"
+    floats = (
+        "ABS NEG EXP SQUARE SIN COS FLOOR CEIL ROUND SIGN RELU RELU6 RELU_N1_TO_1 TANH "
+        "LOGISTIC ELU HARD_SWISH GELU"
+    )
     for kind in floats.split():
         yield f"{kind} float32", one(kind, [(F32, (2, 5, 7))], [(F32, (2, 5, 7))])
     for kind in ["RELU", "RELU6", "TANH", "LOGISTIC", "HARD_SWISH", "LEAKY_RELU"]:
@@ -47,7 +50,8 @@ def unary() -> Iterator[tuple[str, Model]]:
             }
             yield (
                 f"{kind} {dtype.value}",
-                one(kind, [(dtype, (3, 41))], [(dtype, (3, 41))], attributes, {0: scale(dtype)}, made.get(kind, scale(dtype, 0.04))),
+                one(kind, [(dtype, (3, 41))], [(dtype, (3, 41))], attributes, {0: scale(dtype)},
+                    made.get(kind, scale(dtype, 0.04))),
             )  # fmt: skip
 
 
@@ -60,7 +64,8 @@ def pairs() -> Iterator[tuple[str, Model]]:
             attributes = {"pot_scale_int16": False} if kind in {"ADD", "SUB"} else None
             yield (
                 f"{kind} {dtype.value}",
-                one(kind, [(dtype, (2, 4, 3)), (dtype, (4, 1))], [(dtype, (2, 4, 3))], attributes, scales,
+                one(kind, [(dtype, (2, 4, 3)), (dtype, (4, 1))], [(dtype, (2, 4, 3))], attributes,
+                    scales,
                     scale(dtype, 0.05 if same else 0.07) if scaled else None),
             )  # fmt: skip
     yield "DIV float32", one("DIV", [(F32, (2, 3)), (F32, (3,))], [(F32, (2, 3))])

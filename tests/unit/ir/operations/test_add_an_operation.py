@@ -1,4 +1,6 @@
-"""docs/add-an-operation.md: its edits, made in a copy of the sources, add an operation that runs."""
+"""docs/add-an-operation.md: its edits, made in a copy of the sources, add an operation that
+runs.
+"""
 
 from __future__ import annotations
 

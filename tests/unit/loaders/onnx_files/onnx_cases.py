@@ -85,11 +85,13 @@ for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor"):
 add("BitwiseNot", [ints(2, 4, dtype=np.int32)], opset=18)
 add("BitwiseNot", [ints(2, 4, low=0, dtype=np.uint8)], opset=18)
 for direction in ("LEFT", "RIGHT"):
-    add("BitShift", [ints(2, 4, low=0, high=99, dtype=np.uint32), ints(4, low=0, high=5, dtype=np.uint32)],
+    add("BitShift",
+        [ints(2, 4, low=0, high=99, dtype=np.uint32), ints(4, low=0, high=5, dtype=np.uint32)],
         {"direction": direction})  # fmt: skip
-for op in ("Neg", "Abs", "Exp", "Floor", "Ceil", "Round", "Sin", "Cos", "Sign", "Reciprocal", "Tan", "Sinh",
-           "Cosh", "Atan", "Asinh", "Erf", "Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "Elu", "Selu",
-           "LeakyRelu", "ThresholdedRelu", "HardSigmoid", "HardSwish", "Identity", "Celu"):  # fmt: skip
+for op in ("Neg", "Abs", "Exp", "Floor", "Ceil", "Round", "Sin", "Cos", "Sign", "Reciprocal", "Tan",
+           "Sinh", "Cosh", "Atan", "Asinh", "Erf", "Relu", "Sigmoid", "Tanh", "Softplus",
+           "Softsign", "Elu", "Selu", "LeakyRelu", "ThresholdedRelu", "HardSigmoid", "HardSwish",
+           "Identity", "Celu"):  # fmt: skip
     add(op, [f(2, 3, 4)])
     add(op, [f(2, 6)], unknown=True)
 for op in ("Log", "Sqrt"):
@@ -232,8 +234,8 @@ add("ReverseSequence", [f(4, 3, 2), c([1, 4, 2])])
 add("Trilu", [f(4, 5)])
 add("Trilu", [f(2, 4, 5), c(-1)], {"upper": 0})
 # Reductions
-for op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
-           "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"):  # fmt: skip
+for op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1",
+           "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"):  # fmt: skip
     source = p(2, 3, 4)
     add(op, [source], {"axes": [1]}, opset=11)
     add(op, [source], {"axes": [-1, 0], "keepdims": 0}, opset=11)
@@ -254,7 +256,8 @@ for op in ("ArgMax", "ArgMin"):
 add("CumSum", [f(3, 4), c(1)])
 add("CumSum", [f(3, 4), c([-2])], {"exclusive": 1, "reverse": 1})
 # Products
-for left, right in (((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((4,), (4, 5)), ((3, 4), (4,)),
+for left, right in (((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((4,), (4, 5)),
+                    ((3, 4), (4,)),
                     ((2, 1, 3, 4), (5, 4, 2)), ((4,), (4,))):  # fmt: skip
     add("MatMul", [f(*left), f(*right)])
     add("MatMul", [f(*left), Const(f(*right))])
@@ -269,12 +272,15 @@ for extra in ({}, {"transA": 1}, {"transB": 1}, {"alpha": 0.5, "beta": 2.0}):
 add("Gemm", [f(3, 4), Const(f(4, 5))])
 add("Gemm", [f(3, 4), Const(f(4, 5)), Const(f(3, 1))])
 for equation, shapes in (("ij,jk->ik", [(2, 3), (3, 4)]), ("bij,bjk->bik", [(2, 3, 4), (2, 4, 5)]),
-                         ("bhqd,bhkd->bhqk", [(1, 2, 3, 4), (1, 2, 5, 4)]), ("ij->ji", [(2, 3)]), ("ij->i", [(2, 3)]),
+                         ("bhqd,bhkd->bhqk", [(1, 2, 3, 4), (1, 2, 5, 4)]), ("ij->ji", [(2, 3)]),
+                         ("ij->i", [(2, 3)]),
                          ("i,j->ij", [(2,), (3,)]), ("ij,ij->", [(2, 3), (2, 3)])):  # fmt: skip
     add("Einsum", [f(*s) for s in shapes], {"equation": equation})
 # Windows
-for attributes in ({}, {"pads": [1, 1, 1, 1]}, {"strides": [2, 2], "pads": [0, 1, 1, 0]}, {"dilations": [2, 1]},
-                   {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, {"auto_pad": "SAME_LOWER", "strides": [2, 2]},
+for attributes in ({}, {"pads": [1, 1, 1, 1]}, {"strides": [2, 2], "pads": [0, 1, 1, 0]},
+                   {"dilations": [2, 1]},
+                   {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+                   {"auto_pad": "SAME_LOWER", "strides": [2, 2]},
                    {"auto_pad": "VALID"}):  # fmt: skip
     add("Conv", [f(2, 3, 7, 8), Const(f(4, 3, 3, 3)), Const(f(4))], attributes)
 add("Conv", [f(1, 4, 7, 8), Const(f(4, 1, 3, 3))], {"group": 4, "pads": [1, 1, 1, 1]})
@@ -287,7 +293,8 @@ add("Conv", [f(2, 3, 7, 8), f(4, 3, 3, 3)], {})
 add("Conv", [f(2, 3, 7, 8), Const(f(4, 3, 3, 3))], {"pads": [1, 1, 1, 1]}, unknown=True)
 for attributes in ({}, {"strides": [2, 2]}, {"strides": [2, 2], "pads": [1, 1, 1, 1]},
                    {"strides": [2, 3], "output_padding": [1, 1]}, {"dilations": [2, 1]},
-                   {"strides": [2, 2], "auto_pad": "SAME_UPPER"}, {"strides": [2, 2], "auto_pad": "SAME_LOWER"},
+                   {"strides": [2, 2], "auto_pad": "SAME_UPPER"},
+                   {"strides": [2, 2], "auto_pad": "SAME_LOWER"},
                    {"strides": [2, 2], "output_shape": [9, 10]}):  # fmt: skip
     add("ConvTranspose", [f(1, 3, 4, 5), Const(f(3, 2, 3, 3)), Const(f(2))], attributes)
 add("ConvTranspose", [f(1, 4, 4, 5), Const(f(4, 2, 3, 3))], {"group": 2, "strides": [2, 2]})
@@ -296,7 +303,8 @@ add("ConvTranspose", [f(2, 3, 3, 3, 3), Const(f(3, 2, 2, 2, 2))], {"strides": [2
 add("ConvTranspose", [f(2, 3, 4, 5), Const(f(3, 2, 3, 3))], {"strides": [2, 2]}, unknown=True)
 for op in ("MaxPool", "AveragePool"):
     for attributes in ({}, {"strides": [2, 2]}, {"pads": [1, 1, 1, 1], "strides": [2, 2]},
-                       {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, {"auto_pad": "SAME_LOWER", "strides": [2, 2]},
+                       {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+                       {"auto_pad": "SAME_LOWER", "strides": [2, 2]},
                        {"ceil_mode": 1, "strides": [2, 2]}, {"pads": [0, 1, 1, 0]}):  # fmt: skip
         add(op, [f(1, 3, 7, 8)], {"kernel_shape": [3, 3], **attributes}, opset=12)
     add(op, [f(1, 3, 9)], {"kernel_shape": [2], "strides": [2]}, opset=12)
@@ -370,15 +378,73 @@ add(
 )
 add("DequantizeLinear", [ints(3, 4, dtype=np.int32), s])
 add("DynamicQuantizeLinear", [f(3, 4)], outputs=3)
-add("QLinearMatMul", [ints(3, 4, dtype=np.int8), s, z, Const(ints(4, 5, dtype=np.int8)), Const(0.0117, F), c(0, np.int8), Const(0.043, F), c(-5, np.int8)])  # fmt: skip
-add("QLinearMatMul", [ints(3, 4, low=0, high=255, dtype=np.uint8), s, c(120, np.uint8), ints(4, 5, low=0, high=255, dtype=np.uint8), Const(0.0117, F), c(128, np.uint8), Const(0.043, F), c(100, np.uint8)])  # fmt: skip
-add("QLinearConv", [ints(1, 3, 6, 6, low=-128, high=127, dtype=np.int8), Const(0.031, F), c(4, np.int8), Const(ints(4, 3, 3, 3, low=-128, high=127, dtype=np.int8)), Const([0.011, 0.012, 0.007, 0.02], F), c([0, 0, 0, 0], np.int8), Const(0.21, F), c(-3, np.int8), Const(ints(4, low=-900, high=900, dtype=np.int32))], {"pads": [1, 1, 1, 1]})  # fmt: skip
-add("QLinearConv", [ints(1, 3, 6, 6, low=0, high=255, dtype=np.uint8), Const(0.031, F), c(120, np.uint8), Const(ints(4, 3, 3, 3, low=0, high=255, dtype=np.uint8)), Const(0.0117, F), c(128, np.uint8), Const(0.21, F), c(100, np.uint8)], {})  # fmt: skip
+add(
+    "QLinearMatMul",
+    [
+        ints(3, 4, dtype=np.int8),
+        s,
+        z,
+        Const(ints(4, 5, dtype=np.int8)),
+        Const(0.0117, F),
+        c(0, np.int8),
+        Const(0.043, F),
+        c(-5, np.int8),
+    ],
+)
+add(
+    "QLinearMatMul",
+    [
+        ints(3, 4, low=0, high=255, dtype=np.uint8),
+        s,
+        c(120, np.uint8),
+        ints(4, 5, low=0, high=255, dtype=np.uint8),
+        Const(0.0117, F),
+        c(128, np.uint8),
+        Const(0.043, F),
+        c(100, np.uint8),
+    ],
+)
+add(
+    "QLinearConv",
+    [
+        ints(1, 3, 6, 6, low=-128, high=127, dtype=np.int8),
+        Const(0.031, F),
+        c(4, np.int8),
+        Const(ints(4, 3, 3, 3, low=-128, high=127, dtype=np.int8)),
+        Const([0.011, 0.012, 0.007, 0.02], F),
+        c([0, 0, 0, 0], np.int8),
+        Const(0.21, F),
+        c(-3, np.int8),
+        Const(ints(4, low=-900, high=900, dtype=np.int32)),
+    ],
+    {"pads": [1, 1, 1, 1]},
+)
+add(
+    "QLinearConv",
+    [
+        ints(1, 3, 6, 6, low=0, high=255, dtype=np.uint8),
+        Const(0.031, F),
+        c(120, np.uint8),
+        Const(ints(4, 3, 3, 3, low=0, high=255, dtype=np.uint8)),
+        Const(0.0117, F),
+        c(128, np.uint8),
+        Const(0.21, F),
+        c(100, np.uint8),
+    ],
+    {},
+)
 add(
     "MatMulInteger",
     [ints(3, 4, low=0, high=255, dtype=np.uint8), Const(ints(4, 5, dtype=np.int8)), c(3, np.uint8)],
 )
-add("ConvInteger", [ints(1, 2, 5, 5, low=0, high=255, dtype=np.uint8), Const(ints(3, 2, 3, 3, low=0, high=255, dtype=np.uint8)), c(3, np.uint8)])  # fmt: skip
+add(
+    "ConvInteger",
+    [
+        ints(1, 2, 5, 5, low=0, high=255, dtype=np.uint8),
+        Const(ints(3, 2, 3, 3, low=0, high=255, dtype=np.uint8)),
+        c(3, np.uint8),
+    ],
+)
 # Recurrent
 for op, gates, default in (("LSTM", 4, 3), ("GRU", 3, 2), ("RNN", 1, 1)):
     for direction in ("forward", "reverse", "bidirectional"):
@@ -393,9 +459,36 @@ for op, gates, default in (("LSTM", 4, 3), ("GRU", 3, 2), ("RNN", 1, 1)):
     add(op, [f(5, 2, 2), *weights], {**attributes, "clip": 0.5}, outputs=outputs, opset=14)
     names = ["Sigmoid", "Relu", "Tanh"][-default:] * 2
     add(op, [f(5, 2, 2), *weights], {**attributes, "activations": names}, outputs=outputs, opset=14)
-add("GRU", [f(5, 2, 2), Const(f(1, 9, 2)), Const(f(1, 9, 3)), Const(f(1, 18))], {"hidden_size": 3, "linear_before_reset": 1}, outputs=2, opset=14)  # fmt: skip
-add("LSTM", [f(5, 2, 2), Const(f(1, 12, 2)), Const(f(1, 12, 3)), Const(f(1, 24)), None, f(1, 2, 3), f(1, 2, 3), Const(f(1, 9))], {"hidden_size": 3}, outputs=3, opset=14)  # fmt: skip
-add("LSTM", [f(5, 2, 2), Const(f(1, 12, 2)), Const(f(1, 12, 3))], {"hidden_size": 3, "input_forget": 1}, outputs=3, opset=14)  # fmt: skip
+add(
+    "GRU",
+    [f(5, 2, 2), Const(f(1, 9, 2)), Const(f(1, 9, 3)), Const(f(1, 18))],
+    {"hidden_size": 3, "linear_before_reset": 1},
+    outputs=2,
+    opset=14,
+)
+add(
+    "LSTM",
+    [
+        f(5, 2, 2),
+        Const(f(1, 12, 2)),
+        Const(f(1, 12, 3)),
+        Const(f(1, 24)),
+        None,
+        f(1, 2, 3),
+        f(1, 2, 3),
+        Const(f(1, 9)),
+    ],
+    {"hidden_size": 3},
+    outputs=3,
+    opset=14,
+)
+add(
+    "LSTM",
+    [f(5, 2, 2), Const(f(1, 12, 2)), Const(f(1, 12, 3))],
+    {"hidden_size": 3, "input_forget": 1},
+    outputs=3,
+    opset=14,
+)
 # Strings
 add("StringNormalizer", [text("a", "b", "a", "c")], {"is_case_sensitive": 1, "stopwords": ["a"]})
 add("StringNormalizer", [text("a", "a")], {"is_case_sensitive": 1, "stopwords": ["a"]})
@@ -426,20 +519,68 @@ def leaves(prefix: str, ids: list[int], weights: list[float]) -> dict[str, Any]:
     return {f"{prefix}_{name}": value for name, value in rows.items()}
 
 
-add("TreeEnsembleRegressor", [f(6, 3)], {**TREE, **leaves("target", [0] * 5, [1, 2, 3, 4, 5.5]), "n_targets": 1}, domain=ML)  # fmt: skip
-add("TreeEnsembleRegressor", [f(6, 3)], {**TREE, **leaves("target", [0, 1, 0, 1, 1], [1, 2, 3, 4, 5.5]), "n_targets": 2, "base_values": [0.5, -1.0]}, domain=ML, unknown=True)  # fmt: skip
-add("TreeEnsembleRegressor", [f(6, 3)], {**TREE, **leaves("target", [0] * 5, [1, 2, 3, 4, 5.5]), "n_targets": 1, "aggregate_function": "AVERAGE"}, domain=ML)  # fmt: skip
+add(
+    "TreeEnsembleRegressor",
+    [f(6, 3)],
+    {**TREE, **leaves("target", [0] * 5, [1, 2, 3, 4, 5.5]), "n_targets": 1},
+    domain=ML,
+)
+add(
+    "TreeEnsembleRegressor",
+    [f(6, 3)],
+    {
+        **TREE,
+        **leaves("target", [0, 1, 0, 1, 1], [1, 2, 3, 4, 5.5]),
+        "n_targets": 2,
+        "base_values": [0.5, -1.0],
+    },
+    domain=ML,
+    unknown=True,
+)
+add(
+    "TreeEnsembleRegressor",
+    [f(6, 3)],
+    {
+        **TREE,
+        **leaves("target", [0] * 5, [1, 2, 3, 4, 5.5]),
+        "n_targets": 1,
+        "aggregate_function": "AVERAGE",
+    },
+    domain=ML,
+)
 for how in ("NONE", "SOFTMAX", "LOGISTIC"):
-    add("TreeEnsembleClassifier", [f(6, 3)], {**TREE, **leaves("class", [0, 1, 2, 1, 2], [0.4, 0.2, 0.3, 0.1, 0.5]), "classlabels_int64s": [3, 5, 7], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
-    add("TreeEnsembleClassifier", [f(6, 3)], {**TREE, **leaves("class", [1] * 5, [0.4, -0.2, 0.3, -0.1, 0.5]), "classlabels_int64s": [0, 1], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
-    add("LinearClassifier", [f(6, 3)], {"coefficients": f(9).tolist(), "intercepts": [0.1, 0.2, 0.3], "classlabels_ints": [3, 5, 7], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
+    add("TreeEnsembleClassifier", [f(6, 3)],
+        {**TREE, **leaves("class", [0, 1, 2, 1, 2], [0.4, 0.2, 0.3, 0.1, 0.5]),
+            "classlabels_int64s": [3, 5, 7], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
+    add("TreeEnsembleClassifier", [f(6, 3)],
+        {**TREE, **leaves("class", [1] * 5, [0.4, -0.2, 0.3, -0.1, 0.5]),
+            "classlabels_int64s": [0, 1], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
+    add("LinearClassifier", [f(6, 3)],
+        {"coefficients": f(9).tolist(), "intercepts": [0.1, 0.2, 0.3],
+            "classlabels_ints": [3, 5, 7], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
     for ids in ([0] * 5, [0, 1, 0, 1, 0]):
         for shift in (0.0, 0.3):
             values = [w - shift for w in (0.4, 0.2, 0.3, 0.1, 0.5)]
-            add("TreeEnsembleClassifier", [f(9, 3)], {**TREE, **leaves("class", ids, values), "classlabels_strings": ["a", "b"], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
-    add("TreeEnsembleClassifier", [f(9, 3)], {**TREE, **leaves("class", [0] * 5, values), "classlabels_int64s": [4, 2], "base_values": [0.25], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
-    add("LinearClassifier", [f(6, 3)], {"coefficients": f(3).tolist(), "intercepts": [0.1], "classlabels_ints": [0, 1], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
-add("LinearClassifier", [f(6, 3)], {"coefficients": f(9).tolist(), "intercepts": [0.1, 0.2, 0.3], "classlabels_strings": ["a", "b", "c"]}, domain=ML, outputs=2)  # fmt: skip
+            add("TreeEnsembleClassifier", [f(9, 3)],
+                {**TREE, **leaves("class", ids, values), "classlabels_strings": ["a", "b"],
+                    "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
+    add("TreeEnsembleClassifier", [f(9, 3)],
+        {**TREE, **leaves("class", [0] * 5, values), "classlabels_int64s": [4, 2],
+            "base_values": [0.25], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
+    add("LinearClassifier", [f(6, 3)],
+        {"coefficients": f(3).tolist(), "intercepts": [0.1], "classlabels_ints": [0, 1],
+            "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
+add(
+    "LinearClassifier",
+    [f(6, 3)],
+    {
+        "coefficients": f(9).tolist(),
+        "intercepts": [0.1, 0.2, 0.3],
+        "classlabels_strings": ["a", "b", "c"],
+    },
+    domain=ML,
+    outputs=2,
+)
 add(
     "LinearRegressor",
     [f(6, 3)],
@@ -450,10 +591,20 @@ for how in ("MAX", "L1", "L2"):
     add("Normalizer", [f(6, 3)], {"norm": how}, domain=ML)
 add("Scaler", [f(6, 3)], {"offset": [1.0, 2.0, 3.0], "scale": [0.5, 1.0, 2.0]}, domain=ML)
 add("Binarizer", [f(6, 3)], {"threshold": 0.5}, domain=ML)
-add("Imputer", [np.array([[1, np.nan], [np.nan, 2]], F)], {"imputed_value_floats": [5.0, 6.0], "replaced_value_float": float("nan")}, domain=ML)  # fmt: skip
+add(
+    "Imputer",
+    [np.array([[1, np.nan], [np.nan, 2]], F)],
+    {"imputed_value_floats": [5.0, 6.0], "replaced_value_float": float("nan")},
+    domain=ML,
+)
 add("ArrayFeatureExtractor", [f(3, 5), c([4, 0])], domain=ML)
 add("FeatureVectorizer", [f(3, 2), f(3, 1)], {"inputdimensions": [2, 1]}, domain=ML)
-add("LabelEncoder", [ints(2, 3, low=0, high=4)], {"keys_int64s": [1, 2, 3], "values_floats": [0.5, 1.5, 2.5], "default_float": -1.0}, domain=ML)  # fmt: skip
+add(
+    "LabelEncoder",
+    [ints(2, 3, low=0, high=4)],
+    {"keys_int64s": [1, 2, 3], "values_floats": [0.5, 1.5, 2.5], "default_float": -1.0},
+    domain=ML,
+)
 add(
     "LabelEncoder",
     [text("a", "x", "c")],

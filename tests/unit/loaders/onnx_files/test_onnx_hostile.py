@@ -62,7 +62,8 @@ def test_path_bytes_file_and_map_give_one_model(tmp_path: Path) -> None:
     digests = {
         penstock.load(source, **options).digest
         for source, options in (
-            (path, {}), (path, {"map": True}), (content, {}), (io.BytesIO(content), {}), (memoryview(content), {}),
+            (path, {}), (path, {"map": True}), (content, {}), (io.BytesIO(content), {}),
+                (memoryview(content), {}),
         )
     }  # fmt: skip
     assert len(digests) == 1
@@ -205,7 +206,12 @@ def attacks() -> list[Any]:
     missing = model_of([relu(["z"], ["y"])], {"x": X}, ["y"])
     no_output = model_of([relu(["x"], ["y"])], {"x": X}, ["q"])
     strange = model_of([helper.make_node("Frobnicate", ["x"], ["y"], name="odd")], {"x": X}, ["y"])
-    foreign = model_of([helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")], {"x": X}, ["y"], domains={"com.microsoft": 1})  # fmt: skip
+    foreign = model_of(
+        [helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")],
+        {"x": X},
+        ["y"],
+        domains={"com.microsoft": 1},
+    )
     wrong_kind = one_node("Softmax", [X], {"axis": 1.5})[0]
     far_axis = one_node("Softmax", [X], {"axis": 9})[0]
     no_input = model_of([relu([""], ["y"])], {"x": X}, ["y"])
@@ -217,9 +223,21 @@ def attacks() -> list[Any]:
     sequence.graph.input[0].type.Clear()
     sequence.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = 1
     huge_pads = one_node("Pad", [X, Const([1 << 40, 0, 0, 0], np.int64)], {"mode": "edge"})[0]
-    huge_window = one_node("AveragePool", [np.zeros((1, 1, 9, 9), np.float32)], {"kernel_shape": [1 << 30, 1], "pads": [1 << 30, 0, 1 << 30, 0]})[0]  # fmt: skip
-    huge_holes = one_node("ConvTranspose", [np.zeros((1, 1, 4, 4), np.float32), Const(np.zeros((1, 1, 2, 2), np.float32))], {"dilations": [1 << 30, 1]})[0]  # fmt: skip
-    huge_resize = one_node("Resize", [np.zeros((1, 1, 4, 4), np.float32), None, None, Const([1, 1, 1 << 40, 4], np.int64)], {})[0]  # fmt: skip
+    huge_window = one_node(
+        "AveragePool",
+        [np.zeros((1, 1, 9, 9), np.float32)],
+        {"kernel_shape": [1 << 30, 1], "pads": [1 << 30, 0, 1 << 30, 0]},
+    )[0]
+    huge_holes = one_node(
+        "ConvTranspose",
+        [np.zeros((1, 1, 4, 4), np.float32), Const(np.zeros((1, 1, 2, 2), np.float32))],
+        {"dilations": [1 << 30, 1]},
+    )[0]
+    huge_resize = one_node(
+        "Resize",
+        [np.zeros((1, 1, 4, 4), np.float32), None, None, Const([1, 1, 1 << 40, 4], np.int64)],
+        {},
+    )[0]
     return [
         pytest.param(with_fields(), None, id="nothing is wrong"),
         pytest.param(huge_tensor(), InvalidOperand, id="a tensor of 2**60 elements"),

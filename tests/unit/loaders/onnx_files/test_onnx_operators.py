@@ -15,8 +15,10 @@ from tests.support_onnx import ML, check, one_node, ours
 from tests.unit.loaders.onnx_files.onnx_cases import ROWS
 
 ELSEWHERE = frozenset({
-    "Constant", "Loop", "Scan", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
-    "SequenceLength", "SplitToSequence", "ConcatFromSequence", "Scatter", "Unique", "ai.onnx.ml.ZipMap",
+    "Constant", "Loop", "Scan", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
+        "SequenceInsert",
+    "SequenceLength", "SplitToSequence", "ConcatFromSequence", "Scatter", "Unique",
+        "ai.onnx.ml.ZipMap",
 })  # fmt: skip
 """Operators that stand in graphs of several nodes: `test_onnx_graphs.py`."""
 

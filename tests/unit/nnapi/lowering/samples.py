@@ -58,7 +58,8 @@ SAMPLES: Final[dict[str, Sample]] = {
     "DEQUANTIZE": ([t("q8y", 2, 3)], [t("f32", 2, 3)]),
     "CAST": ([t("f32", 2, 3)], [t("q8", 2, 3)]),
     "CONV_2D": (
-        [t("q8", 1, 2, 4, 4), t("q8", 4, 3, 3, 2), BIAS, i(1), i(1), i(1), i(1), b(True), i(2), i(2)],
+        [t("q8", 1, 2, 4, 4), t("q8", 4, 3, 3, 2), BIAS, i(1), i(1), i(1), i(1), b(True), i(2),
+            i(2)],
         [t("q8", 1, 4, 4, 4)],
     ),
     "DEPTHWISE_CONV_2D": (
@@ -85,7 +86,8 @@ SAMPLES: Final[dict[str, Sample]] = {
     ),
     "BATCH_MATMUL": ([t("f32", 2, 3), t("f32", 4, 3), b(False), b(True)], [t("f32", 2, 4)]),
     "MEAN": _reduction("f32", i(0)),
-    **{n: _reduction("f32", b(False)) for n in ("REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE_SUM")},
+    **{n: _reduction("f32", b(False)) for n in ("REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD",
+        "REDUCE_SUM")},
     **{n: _reduction("b8", b(False)) for n in ("REDUCE_ALL", "REDUCE_ANY")},
     "ARGMAX": ([t("f32", 2, 3), i(-1)], [t("i32", 2)]),
     "ARGMIN": ([t("f32", 3), i(0)], [t("i32", 1)]),

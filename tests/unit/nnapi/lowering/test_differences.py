@@ -1,4 +1,6 @@
-"""Where NNAPI's operations are not the IR's: what is written differently computes what NNAPI says."""
+"""Where NNAPI's operations are not the IR's: what is written differently computes what NNAPI
+says.
+"""
 
 from __future__ import annotations
 
