@@ -149,7 +149,7 @@ def test_softmax_heeds_the_scale_of_its_output(judge: Judge) -> None:
     assert theirs.tolist() != ours.tolist()
 
 
-def test_litert_fails_transforms_of_length_one(judge: Judge) -> None:
+def test_litert_computes_transforms_of_length_one_wrongly(judge: Judge) -> None:
     x = np.array([[1], [2]], np.float32)
     drawn = single(
         lambda d: d.operation(
