@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
 from penstock.driverkit.artefact import Ports, interface_of
 from penstock.driverkit.request_arrays import HostBuffers, bound_arrays, lent_arrays
@@ -23,6 +23,9 @@ from penstock.hal import (
 )
 from penstock.ir import Model, NDArray
 
+Inputs: TypeAlias = Sequence[NDArray]
+Outputs: TypeAlias = Sequence[NDArray | None]
+
 
 class Runnable(Protocol):
     """Something of the engine that runs a model, from any thread.
@@ -30,9 +33,7 @@ class Runnable(Protocol):
     *outputs* has an array for each output that the engine computes; None is one that nobody wants.
     """
 
-    def run(
-        self, inputs: Sequence[NDArray], outputs: Sequence[NDArray | None], config: ExecutionConfig
-    ) -> None:
+    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         """Runs once. After an error nothing is written any more."""
 
 
@@ -50,31 +51,45 @@ class Profiler(Protocol):
         """What the execution that began at *began_ns* runs; None where kernels are not measured."""
 
 
-R = TypeVar("R")
+class Run(Protocol):
+    """One run of a compiled model at a time, with its bindings to memory."""
+
+    def execute(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
+        """As `Runnable.run`."""
+
+
+R = TypeVar("R", bound=Run)
 
 
 class RunPool(Generic[R]):
-    """Reusable runs of one compiled model, each with its bindings to memory. Thread-safe.
+    """A `Runnable` of reusable runs of one compiled model, which *make* makes. Thread-safe.
 
-    An execution takes one and gives it back; one that failed is not given back. *unusable* says why
-    the process cannot use the engine any more.
+    A run that failed is not used again. *unusable* says why the process cannot use the engine any
+    more.
     """
 
     def __init__(self, make: Callable[[], R], unusable: Callable[[], str | None]) -> None:
         self._make, self._unusable = make, unusable
         self._free: list[R] = []
 
-    def take(self) -> R:
-        """A free run, or a new one. Raises `DeadObject` in a forked child."""
+    def run(
+        self,
+        inputs: Inputs,
+        outputs: Outputs,
+        config: ExecutionConfig,
+        after: Callable[[R], None] | None = None,
+    ) -> None:
+        """Runs once, and calls *after* with the run. Raises `DeadObject` in a forked child."""
         if (reason := self._unusable()) is not None:
             raise DeadObject(reason)
         # Popping and appending are each atomic.
         try:
-            return self._free.pop()
+            run = self._free.pop()
         except IndexError:
-            return self._make()
-
-    def give_back(self, run: R) -> None:
+            run = self._make()
+        run.execute(inputs, outputs, config)
+        if after is not None:
+            after(run)
         self._free.append(run)
 
 
@@ -150,11 +165,7 @@ class EngineModel(PreparedModelBase, Generic[E]):
         self.closed, self.executable, self._profiler = True, None, None
 
     def _run(
-        self,
-        executable: Runnable,
-        inputs: Sequence[NDArray],
-        outputs: Sequence[Any],
-        config: ExecutionConfig,
+        self, executable: Runnable, inputs: Inputs, outputs: Outputs, config: ExecutionConfig
     ) -> None:
         for output, source in self._forwards:
             target = outputs[output]

@@ -7,14 +7,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from penstock.driverkit.engine_model import RunPool
+from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
 from penstock.driverkit.lazy_engine import LazyEngine, LeftInChildren, message_of
 from penstock.errors import DeviceUnavailable, GeneralFailure, MissedDeadlineTransient
 from penstock.hal import ExecutionConfig
@@ -149,27 +149,6 @@ POLL_SECONDS: Final = 0.002
 """How often a run's watchdog checks its deadline and its cancel token."""
 
 
-class Executable:
-    """*session*, for inputs and outputs of its element types and shapes, int8 ones as bytes."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self._runs = RunPool(lambda: _Run(session), unusable)
-
-    def run(
-        self,
-        inputs: Sequence[NDArray],
-        outputs: Sequence[NDArray | None],
-        config: ExecutionConfig,
-    ) -> None:
-        """Runs once, in place where the arrays are aligned. After an error nothing is written any
-        more.
-        """
-        run = self._runs.take()
-        run.execute(inputs, outputs, config)
-        self._runs.give_back(run)
-
-
 class _Run:
     """One binding with its own memory."""
 
@@ -184,12 +163,7 @@ class _Run:
         self._outputs = [_Port(a, self._binding.bind_output, place) for a in session.get_outputs()]
         self._options: Any = package.RunOptions
 
-    def execute(
-        self,
-        inputs: Sequence[NDArray],
-        outputs: Sequence[NDArray | None],
-        config: ExecutionConfig,
-    ) -> None:
+    def execute(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         copies: list[NDArray] = []
         late: list[tuple[NDArray, NDArray]] = []
         try:
@@ -232,6 +206,14 @@ class _Run:
             if config.cancel is not None:
                 config.cancel.check()
             raise MissedDeadlineTransient("the deadline passed while ONNX Runtime computed")
+
+
+class Executable(RunPool[_Run]):
+    """*session*, for inputs and outputs of its element types and shapes, int8 ones as bytes."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(lambda: _Run(session), unusable)
+        self.session = session
 
 
 @contextmanager

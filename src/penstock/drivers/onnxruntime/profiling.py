@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.driverkit.engine_model import Inputs, Outputs
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.engine import Executable
 from penstock.drivers.onnxruntime.graph import Graph
 from penstock.drivers.onnxruntime.wire import serialize
 from penstock.errors import DriverError, GeneralFailure
 from penstock.hal import ExecutionConfig, OperationTiming
-from penstock.ir import NDArray
 from penstock.logs import Log
 
 log = Log(__name__)
@@ -96,12 +96,7 @@ class ProfiledRun:
             self._folder.cleanup()
             raise
 
-    def run(
-        self,
-        inputs: Sequence[NDArray],
-        outputs: Sequence[NDArray | None],
-        config: ExecutionConfig,
-    ) -> None:
+    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         """As `Executable.run`."""
         with self._folder:
             executable = Executable(self._session)

@@ -7,14 +7,13 @@ import importlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 
-from penstock.driverkit.engine_model import RunPool
+from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
 from penstock.driverkit.lazy_engine import LazyEngine, LeftInChildren, message_of
 from penstock.errors import DeviceUnavailable, GeneralFailure, MissedDeadlineTransient
 from penstock.hal import ExecutionConfig, PrepareConfig
@@ -183,35 +182,6 @@ POLL_MS: Final = 2
 """How often a run checks its deadline and its cancel token."""
 
 
-class Executable:
-    """*compiled*, and the objects that it needs while it lives: *keep*. *exported* are the bytes
-    that it was imported from; OpenVINO cannot import what it exports of an imported model.
-    """
-
-    def __init__(
-        self, compiled: CompiledModel, keep: object = None, exported: NDArray | None = None
-    ) -> None:
-        self.compiled, self.exported = compiled, exported
-        self._keep = keep
-        self._runs = RunPool(lambda: _Run(compiled), unusable)
-
-    def run(
-        self,
-        inputs: Sequence[NDArray],
-        outputs: Sequence[NDArray | None],
-        config: ExecutionConfig,
-        profile: Callable[[Iterable[Any]], None] | None = None,
-    ) -> None:
-        """Runs once, in place where the arrays are aligned. After an error nothing is written any
-        more. *profile* is called with OpenVINO's counters.
-        """
-        run = self._runs.take()
-        run.execute(inputs, outputs, config)
-        if profile is not None:
-            profile(run.profile())
-        self._runs.give_back(run)
-
-
 class _Run:
     """One infer request with its own memory."""
 
@@ -225,12 +195,7 @@ class _Run:
                 f"OpenVINO made no infer request: {message_from(error)}"
             ) from error
 
-    def execute(
-        self,
-        inputs: Sequence[NDArray],
-        outputs: Sequence[NDArray | None],
-        config: ExecutionConfig,
-    ) -> None:
+    def execute(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         given = [array if array.flags.aligned else array.copy() for array in inputs]
         results = [
             wanted if wanted is not None and wanted.flags.aligned else port.own()
@@ -274,6 +239,19 @@ class _Run:
             self._request.wait()
         except RuntimeError:
             return
+
+
+class Executable(RunPool[_Run]):
+    """*compiled*, and the objects that it needs while it lives: *keep*. *exported* are the bytes that
+    it was imported from; OpenVINO cannot import what it exports of an imported model.
+    """
+
+    def __init__(
+        self, compiled: CompiledModel, keep: object = None, exported: NDArray | None = None
+    ) -> None:
+        super().__init__(lambda: _Run(compiled), unusable)
+        self.compiled, self.exported = compiled, exported
+        self._keep = keep
 
 
 class _Port:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from penstock.driverkit.engine_model import Inputs, Outputs
 from penstock.drivers.openvino import engine
 from penstock.drivers.openvino.engine import Executable
 from penstock.errors import DriverError, GeneralFailure
 from penstock.hal import ExecutionConfig, OperationTiming
-from penstock.ir import NDArray
 from penstock.logs import Log
 
 if TYPE_CHECKING:
@@ -129,15 +129,12 @@ class MeasuredRun:
         self._measured, self._began = measured, began_ns
         self._profile: list[Any] = []
 
-    def run(
-        self,
-        inputs: Sequence[NDArray],
-        outputs: Sequence[NDArray | None],
-        config: ExecutionConfig,
-    ) -> None:
+    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         """As `Executable.run`."""
         start = time.perf_counter_ns()
-        self._measured.executable.run(inputs, outputs, config, self._profile.extend)
+        self._measured.executable.run(
+            inputs, outputs, config, lambda run: self._profile.extend(run.profile())
+        )
         self.duration_ns = time.perf_counter_ns() - start
         at = start - self._began
         timings = [OperationTiming((), SETUP, 0, self._setup)] if self._setup else []
