@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock.driverkit.checks import F32
 from penstock.driverkit.site import QUANTIZED, Refused, Site
-from penstock.driverkit.types import F32
 from penstock.errors import PenstockError
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.interrupts import polled

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from penstock.driverkit.checks import CLAMPS, one_scale
 from penstock.driverkit.layout import TO_FIRST, TO_LAST, LaidOutGraph
 from penstock.driverkit.site import QUANTIZED, Site, known_shape
-from penstock.driverkit.types import CLAMPS, one_scale
 from penstock.errors import GeneralFailure
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.checks import F32, one_scale
 from penstock.driverkit.layout import follows
 from penstock.driverkit.site import QUANTIZED, Site, require
-from penstock.driverkit.types import F32, one_scale
 from penstock.drivers.onnxruntime.graph import AWAY_ONCE, BIAS, Graph, Value
 from penstock.drivers.onnxruntime.rules.rule import WHOLE, rule
 from penstock.hal import AccuracyClass

@@ -8,7 +8,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.checks import check_logic, require_choice
+from penstock.driverkit.checks import (
+    ACTIVATIONS,
+    CLAMPS,
+    F32,
+    activation,
+    activations,
+    check_logic,
+    numbers,
+    require_choice,
+)
 from penstock.driverkit.layout import (
     Values,
     broadcasts,
@@ -18,7 +27,6 @@ from penstock.driverkit.layout import (
     layout_of,
 )
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
-from penstock.driverkit.types import ACTIVATIONS, CLAMPS, F32, activation, activations, numbers
 from penstock.drivers.onnxruntime.graph import AWAY, MICROSOFT, Graph, Value, may_halve, stored_grid
 from penstock.drivers.onnxruntime.rules.conversion import scaled_bytes
 from penstock.drivers.onnxruntime.rules.rule import WHOLE, check_moved, moves, rule

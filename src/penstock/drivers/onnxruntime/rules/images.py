@@ -7,7 +7,11 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.driverkit.checks import (
+    ACTIVATIONS,
+    F32,
     Windows,
+    activation,
+    activations,
     coordinates,
     nearest,
     pool_extents,
@@ -24,7 +28,6 @@ from penstock.driverkit.layout import (
     layout_of,
 )
 from penstock.driverkit.site import Layout, Site, require
-from penstock.driverkit.types import ACTIVATIONS, F32, activation, activations
 from penstock.drivers.onnxruntime.graph import MICROSOFT, Graph, Value, stored_grid
 from penstock.drivers.onnxruntime.rules.rule import check_moved, moves, rule
 from penstock.hal import AccuracyClass

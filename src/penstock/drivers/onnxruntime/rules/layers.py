@@ -8,25 +8,23 @@ from typing import Any
 import numpy as np
 
 from penstock.driverkit.checks import (
+    ACTIVATIONS,
+    F32,
     Windows,
+    activation,
+    activations,
     check_layer,
     check_transposed,
     cut_windows,
+    one_scale,
     require_floats,
     require_rows,
+    require_shares,
     transposed_windows,
     windows,
 )
 from penstock.driverkit.layout import TO_LAST, Values, channels_first, first_if_real, layout_of
 from penstock.driverkit.site import QUANTIZED, Layout, Refused, Site, require
-from penstock.driverkit.types import (
-    ACTIVATIONS,
-    F32,
-    activation,
-    activations,
-    one_scale,
-    require_shares,
-)
 from penstock.drivers.onnxruntime.graph import MICROSOFT, Graph, Value, raised
 from penstock.drivers.onnxruntime.rules.rule import rule
 from penstock.hal import AccuracyClass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.driverkit.checks import (
+    F32,
     bounds_of,
     gather_axis,
     join_axis,
@@ -27,7 +28,6 @@ from penstock.driverkit.layout import (
     transposes,
 )
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
-from penstock.driverkit.types import F32
 from penstock.drivers.onnxruntime.graph import Graph, Value
 from penstock.drivers.onnxruntime.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.rules.images import zero_of

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.checks import activation, activations
 from penstock.driverkit.site import Refused, Site, make_sites, require
 from penstock.driverkit.support import UNSTEADY
-from penstock.driverkit.types import activation, activations
 from penstock.driverkit.unrolling import fits
 from penstock.drivers.onnxruntime.graph import Graph, Value
 from penstock.drivers.onnxruntime.rules.rule import RULES, judge, rule

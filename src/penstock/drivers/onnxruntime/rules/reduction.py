@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.driverkit.checks import LEAST_LENGTH, check_l2, check_local, reduced_axes
+from penstock.driverkit.checks import (
+    F32,
+    LEAST_LENGTH,
+    activations,
+    check_l2,
+    check_local,
+    one_scale,
+    reduced_axes,
+)
 from penstock.driverkit.layout import Values, channels_first, computed_axis, reduces
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
-from penstock.driverkit.types import F32, activations, one_scale
 from penstock.drivers.onnxruntime.graph import Graph
 from penstock.drivers.onnxruntime.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.rules.rule import WHOLE, moves, rule

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final
 
-from penstock.driverkit.checks import moved_operands
+from penstock.driverkit.checks import F32, moved_operands, one_scale
 from penstock.driverkit.rules import Rules
 from penstock.driverkit.site import QUANTIZED, Refused, Site, make_sites, require
 from penstock.driverkit.support import LEFT_OUT, answered, joined
-from penstock.driverkit.types import F32, one_scale
 from penstock.driverkit.unrolling import flattened
 from penstock.drivers.onnxruntime.graph import Graph
 from penstock.hal import AccuracyClass, Support

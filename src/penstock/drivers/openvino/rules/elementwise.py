@@ -7,18 +7,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.checks import axis_of, check_logic, require_choice
-from penstock.driverkit.layout import Values, broadcasts, channels_last, follows
-from penstock.driverkit.site import QUANTIZED, Layout, Site, require
-from penstock.driverkit.types import (
+from penstock.driverkit.checks import (
     ACTIVATIONS,
     CLAMPS,
     F32,
     activation,
     activations,
+    axis_of,
+    check_logic,
     numbers,
     one_scale,
+    require_choice,
 )
+from penstock.driverkit.layout import Values, broadcasts, channels_last, follows
+from penstock.driverkit.site import QUANTIZED, Layout, Site, require
 from penstock.drivers.openvino.graph import Graph, Node, alike
 from penstock.drivers.openvino.rules.rounding import (
     NOTHING,

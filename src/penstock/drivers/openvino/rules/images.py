@@ -8,10 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.checks import coordinates, nearest, pool_extents, require_resizable, windows
+from penstock.driverkit.checks import (
+    ACTIVATIONS,
+    activation,
+    activations,
+    coordinates,
+    nearest,
+    pool_extents,
+    require_resizable,
+    windows,
+)
 from penstock.driverkit.layout import channels_first
 from penstock.driverkit.site import Site
-from penstock.driverkit.types import ACTIVATIONS, activation, activations
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import check_moved, rule
 from penstock.hal import AccuracyClass

@@ -9,25 +9,23 @@ from typing import Final
 import numpy as np
 
 from penstock.driverkit.checks import (
+    ACTIVATIONS,
+    F32,
     Windows,
+    activation,
+    activations,
     check_layer,
     check_transposed,
     cut_windows,
+    one_scale,
     require_floats,
     require_rows,
+    require_shares,
     transposed_windows,
     windows,
 )
 from penstock.driverkit.layout import Values, channels_first, layout_of
 from penstock.driverkit.site import Layout, Site, require
-from penstock.driverkit.types import (
-    ACTIVATIONS,
-    F32,
-    activation,
-    activations,
-    one_scale,
-    require_shares,
-)
 from penstock.drivers.openvino.graph import Graph, Node, is_above_zero
 from penstock.drivers.openvino.rules.rounding import NOTHING, away_from_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule

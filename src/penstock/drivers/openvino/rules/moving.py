@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from penstock.driverkit.checks import (
+    F32,
     bounds_of,
     gather_axis,
     join_axis,
@@ -29,7 +30,6 @@ from penstock.driverkit.layout import (
     transposes,
 )
 from penstock.driverkit.site import Layout, Site, require
-from penstock.driverkit.types import F32
 from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, Node
 from penstock.drivers.openvino.rules.rule import carried, check_moved, moved, moves, rule
 from penstock.hal import AccuracyClass

@@ -7,10 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.checks import LEAST_LENGTH, check_l2, check_local, reduced_axes
+from penstock.driverkit.checks import LEAST_LENGTH, activations, check_l2, check_local, reduced_axes
 from penstock.driverkit.layout import Values, channels_first, computed_axis, reduces
 from penstock.driverkit.site import Layout, Site, require
-from penstock.driverkit.types import activations
 from penstock.drivers.openvino.graph import Graph, Node, is_above_zero
 from penstock.drivers.openvino.rules.rounding import away_from_zero, rounded_twice, step_ratio
 from penstock.drivers.openvino.rules.rule import rule

@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.checks import F32, one_scale
 from penstock.driverkit.layout import follows
 from penstock.driverkit.site import QUANTIZED, Site, require
-from penstock.driverkit.types import F32, one_scale
 from penstock.drivers.openvino.graph import STEPPED, Graph, Node, alike, is_above_zero
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.hal import AccuracyClass

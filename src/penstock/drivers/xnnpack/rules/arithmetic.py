@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.checks import F32, one_scale, require_shares
 from penstock.driverkit.site import Site, require
-from penstock.driverkit.types import F32, one_scale, require_shares
 from penstock.drivers.xnnpack.rules.rule import (
     EIGHT_BITS,
     EXACT,

@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.checks import F32, one_scale
 from penstock.driverkit.site import Refused, Site, require
-from penstock.driverkit.types import F32, one_scale
 from penstock.drivers.xnnpack.hybrid_layers import can_expand
 from penstock.drivers.xnnpack.rules.rule import (
     CLAMPS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.driverkit.checks import one_scale
 from penstock.driverkit.site import Site, require
-from penstock.driverkit.types import one_scale
 from penstock.drivers.xnnpack.rules.rule import (
     EXACT,
     QUANTIZED,

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.driverkit.checks import one_scale
 from penstock.driverkit.site import Site, require
-from penstock.driverkit.types import one_scale
 from penstock.drivers.xnnpack.rules.rule import EXACT, FAITHFUL, Classes, among, rule, types_of
 from penstock.export.tflite.state import state_positions
 from penstock.ir import DType
