@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock import knobs
 from penstock.drivers.reference.kernel import Kernel, Site, kernel
-from penstock.drivers.reference.numerics.real_values import reader
+from penstock.drivers.reference.numerics.one_operand import reader
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import checked, dimensions, scalar
 from penstock.errors import InputError, LimitExceeded, ShapeMismatch

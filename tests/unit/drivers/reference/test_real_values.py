@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.drivers.reference.kernel import Site, build
-from penstock.drivers.reference.numerics.real_values import BLOCK, by_parts, by_rows, parts
+from penstock.drivers.reference.numerics.one_operand import BLOCK, by_parts, by_rows, parts
 from penstock.ir import DType, NDArray, Operand, Operation
 from penstock.ir.operations import OPERATIONS
 

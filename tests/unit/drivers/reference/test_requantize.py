@@ -11,14 +11,14 @@ from penstock.drivers.reference.numerics.fixed_point import (
     multiply_wide_by_quantized_multiplier,
     quantize_multipliers,
 )
-from penstock.drivers.reference.numerics.requantize import BLOCK, RealRequantizer, Requantizer
-from penstock.drivers.reference.numerics.tables import (
+from penstock.drivers.reference.numerics.one_operand import (
     by_bits,
     interpolate,
     look_up,
     round_half_away,
     stored_values,
 )
+from penstock.drivers.reference.numerics.requantize import BLOCK, RealRequantizer, Requantizer
 from penstock.ir import DType, NDArray
 
 LIMITS = {DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT16: (-32768, 32767)}

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel
 from penstock.drivers.reference.layers.convolution import channels_first, to_nhwc
-from penstock.drivers.reference.numerics.real_values import reader, writer
+from penstock.drivers.reference.numerics.one_operand import reader, writer
 from penstock.errors import InputError, ShapeMismatch
 from penstock.interrupts import watched
 from penstock.ir import Attributes, NDArray

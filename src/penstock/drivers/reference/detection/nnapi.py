@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.drivers.reference.detection.boxes import best_first, check_boxes, overlaps, suppress
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
-from penstock.drivers.reference.numerics.real_values import FLOATING, reader, writer
+from penstock.drivers.reference.numerics.one_operand import FLOATING, reader, writer
 from penstock.drivers.reference.structure.shape import checked
 from penstock.errors import InputError, ShapeMismatch
 from penstock.ir import Attributes, NDArray

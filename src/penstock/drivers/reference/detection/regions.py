@@ -25,8 +25,8 @@ from penstock.drivers.reference.kernel import (
 )
 from penstock.drivers.reference.layers.convolution import channels_first, from_nhwc, to_nhwc
 from penstock.drivers.reference.numerics.fixed_point import round_half_away_from_zero
+from penstock.drivers.reference.numerics.one_operand import FLOATING, STORED, Read, reader, writer
 from penstock.drivers.reference.numerics.products import tiles
-from penstock.drivers.reference.numerics.real_values import FLOATING, STORED, Read, reader, writer
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import checked
 from penstock.errors import InputError, ShapeMismatch

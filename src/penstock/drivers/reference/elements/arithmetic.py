@@ -21,16 +21,17 @@ from penstock.drivers.reference.numerics.fixed_point import (
     rounding_divide_by_pot,
     saturating_rounding_doubling_high_mul,
 )
-from penstock.drivers.reference.numerics.real_values import SHORT_FLOATS, by_parts
-from penstock.drivers.reference.numerics.requantize import activation_bounds, quantized_range
-from penstock.drivers.reference.numerics.tables import (
+from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED,
     QUANTIZED_8,
+    SHORT_FLOATS,
     by_bits,
+    by_parts,
     look_up,
     round_half_away,
     stored_values,
 )
+from penstock.drivers.reference.numerics.requantize import activation_bounds, quantized_range
 from penstock.ir import DType, NDArray, Quantization
 
 SUBTRACTED: Final = frozenset({DType.FLOAT32, DType.INT32, DType.INT64})

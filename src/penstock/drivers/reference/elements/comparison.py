@@ -14,7 +14,12 @@ from penstock.drivers.reference.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
 )
-from penstock.drivers.reference.numerics.tables import QUANTIZED_8, by_bits, look_up, stored_values
+from penstock.drivers.reference.numerics.one_operand import (
+    QUANTIZED_8,
+    by_bits,
+    look_up,
+    stored_values,
+)
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 

@@ -22,9 +22,8 @@ from penstock.drivers.reference.numerics.fixed_point import (
     quantize_multiplier,
     round_half_away_from_zero,
 )
-from penstock.drivers.reference.numerics.real_values import by_parts
+from penstock.drivers.reference.numerics.one_operand import by_parts, look_up
 from penstock.drivers.reference.numerics.requantize import integer_range
-from penstock.drivers.reference.numerics.tables import look_up
 from penstock.drivers.reference.numerics.weights import given
 from penstock.errors import GeneralFailure, ShapeMismatch
 from penstock.ir import DType, NDArray, Operand, Quantization

@@ -15,8 +15,8 @@ from penstock.drivers.reference.numerics.fixed_point import (
     quantize_multiplier,
     wrapped,
 )
+from penstock.drivers.reference.numerics.one_operand import QUANTIZED
 from penstock.drivers.reference.numerics.requantize import integer_range
-from penstock.drivers.reference.numerics.tables import QUANTIZED
 from penstock.drivers.reference.structure.shape import dimensions, normal_axis
 from penstock.ir import DType, NDArray
 from penstock.ir.operations.requirements import of_tensor

@@ -14,16 +14,17 @@ from penstock.drivers.reference.numerics.fixed_point import (
     round_half_away,
     rounding_divide_by_pot,
 )
-from penstock.drivers.reference.numerics.real_values import elementwise, input_and_output
-from penstock.drivers.reference.numerics.requantize import integer_range
-from penstock.drivers.reference.numerics.tables import (
+from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED,
     QUANTIZED_8,
     by_bits,
+    elementwise,
+    input_and_output,
     look_up,
     stored_values,
     tabulated,
 )
+from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.ir import DType, NDArray, Quantization
 
 BOUNDS: Final = {

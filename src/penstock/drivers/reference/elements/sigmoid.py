@@ -15,8 +15,13 @@ import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.numerics.fixed_point import power_of_two
-from penstock.drivers.reference.numerics.real_values import SHORT_FLOATS, by_parts
-from penstock.drivers.reference.numerics.tables import QUANTIZED_8, tabulated, tabulated_reals
+from penstock.drivers.reference.numerics.one_operand import (
+    QUANTIZED_8,
+    SHORT_FLOATS,
+    by_parts,
+    tabulated,
+    tabulated_reals,
+)
 from penstock.ir import DType, NDArray
 
 RealFunction = Callable[[NDArray], NDArray]

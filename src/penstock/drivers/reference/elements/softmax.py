@@ -24,14 +24,14 @@ from penstock.drivers.reference.numerics.fixed_point import (
     rounding_divide_by_pot,
     saturating_rounding_doubling_high_mul,
 )
-from penstock.drivers.reference.numerics.real_values import by_rows
-from penstock.drivers.reference.numerics.requantize import integer_range
-from penstock.drivers.reference.numerics.tables import (
+from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED_8,
+    by_rows,
     interpolate,
     interpolation_table,
     stored_values,
 )
+from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import REAL, given
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization

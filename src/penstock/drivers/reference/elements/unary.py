@@ -15,9 +15,13 @@ from penstock.drivers.reference.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
 )
-from penstock.drivers.reference.numerics.real_values import elementwise, input_and_output
+from penstock.drivers.reference.numerics.one_operand import (
+    elementwise,
+    input_and_output,
+    tabulated,
+    tabulated_reals,
+)
 from penstock.drivers.reference.numerics.requantize import integer_range
-from penstock.drivers.reference.numerics.tables import tabulated, tabulated_reals
 from penstock.errors import InvalidArgument, ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
 

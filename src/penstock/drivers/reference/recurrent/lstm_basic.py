@@ -26,8 +26,8 @@ from penstock.drivers.reference.numerics.fixed_point import (
     rounding_divide_by_pot,
     saturating_rounding_doubling_high_mul,
 )
+from penstock.drivers.reference.numerics.one_operand import by_bits, stored_values
 from penstock.drivers.reference.numerics.products import Columns
-from penstock.drivers.reference.numerics.tables import by_bits, stored_values
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.recurrent.cells import REAL, logistic, real_array
 from penstock.ir import DType, NDArray

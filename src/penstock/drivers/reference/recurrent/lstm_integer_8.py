@@ -19,7 +19,7 @@ from penstock.drivers.reference.numerics.fixed_point import (
     quantize_multiplier,
     rounding_divide_by_pot,
 )
-from penstock.drivers.reference.numerics.tables import round_half_away
+from penstock.drivers.reference.numerics.one_operand import round_half_away
 from penstock.drivers.reference.recurrent.cells import Arrays, States, rows_of
 from penstock.drivers.reference.recurrent.lstm_basic import cut_logistic, cut_tanh
 from penstock.drivers.reference.recurrent.lstm_integer_16 import (

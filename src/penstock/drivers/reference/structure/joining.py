@@ -17,13 +17,13 @@ from penstock.drivers.reference.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.numerics.requantize import integer_range
-from penstock.drivers.reference.numerics.tables import (
+from penstock.drivers.reference.numerics.one_operand import (
     by_bits,
     look_up,
     round_half_away,
     stored_values,
 )
+from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import dimensions, normal_axis
 from penstock.errors import ShapeMismatch

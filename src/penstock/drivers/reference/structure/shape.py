@@ -18,7 +18,7 @@ from penstock.drivers.reference.kernel import (
     kernel,
     require,
 )
-from penstock.drivers.reference.numerics.real_values import by_parts
+from penstock.drivers.reference.numerics.one_operand import by_parts
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray

@@ -1,9 +1,9 @@
-"""Operands as float32 and back, and elementwise functions of large arrays, part by part."""
+"""Functions of one operand: real values element by element, and tables of quantised functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,133 @@ from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray, Operand, Quantization
+
+QUANTIZED_8: Final = frozenset({DType.INT8, DType.UINT8})
+QUANTIZED: Final = QUANTIZED_8 | {DType.INT16}
+
+STEPS: Final = 512
+
+
+def stored_values(dtype: DType) -> NDArray:
+    """Every value of an integer type, ascending, as int64."""
+    low, high = integer_range(dtype)
+    return np.arange(low, high + 1)
+
+
+def by_bits(values: NDArray, dtype: DType) -> NDArray:
+    """*values*, one for each of `stored_values`, reordered so that the bits of a stored value, as
+    an unsigned number, are its index.
+    """
+    result: NDArray = np.roll(values, integer_range(dtype)[0])
+    return result
+
+
+def look_up(table: NDArray, x: NDArray) -> NDArray:
+    """The entries of a table in `by_bits` order for the stored values *x*."""
+    if x.dtype.itemsize == table.dtype.itemsize == 1:
+        # `bytes.translate` is several times faster than indexing an array.
+        stored = bytearray(np.ascontiguousarray(x).reshape(-1).data).translate(table.tobytes())
+        return np.frombuffer(stored, table.dtype).reshape(x.shape)
+    result: NDArray = table.take(x.view(f"u{x.dtype.itemsize}"), mode="clip")
+    return result
+
+
+def tabulated(site: Site, compute: Callable[[NDArray], NDArray]) -> Kernel:
+    """The kernel of a function of one quantised operand.
+
+    *compute* maps stored values (int64) to stored results; the kernel clamps them to the output's
+    type.
+    """
+    given, made = site.input(0).dtype, site.output().dtype
+    results = np.clip(compute(stored_values(given)), *integer_range(made))
+    table = by_bits(results.astype(made.numpy), given)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        (x,) = inputs
+        return (look_up(table, np.asarray(x)),)
+
+    return run
+
+
+def tabulated_reals(site: Site, function: Callable[[NDArray], NDArray]) -> Kernel:
+    """The kernel of a real function of one quantised operand, as TFLite's lookup tables compute it.
+
+    *function* maps float32 to float32. For 8 bits the table has every result. For int16 it has 512
+    steps of input, each corrected by half its error in the middle, and results are interpolated.
+    """
+    given = tensor_quantization(site.input(0), "the input")
+    made = tensor_quantization(site.output(), "the output")
+    if site.input(0).dtype is DType.INT16:
+        steps = interpolation_table(_affine(given), _affine(made), function, np.float32)
+        return tabulated(site, lambda stored: interpolate(steps, stored))
+    low, high = integer_range(site.output().dtype)
+    return tabulated(
+        site, lambda stored: np.clip(_quantized(stored, given, made, function), low, high)
+    )
+
+
+def _affine(quantization: Quantization) -> tuple[float, int]:
+    return quantization.scale, quantization.zero_point
+
+
+def _quantized(
+    stored: NDArray, given: Quantization, made: Quantization, function: Callable[[NDArray], NDArray]
+) -> NDArray:
+    with np.errstate(all="ignore"):
+        reals = np.float32(given.scale) * (stored - given.zero_point).astype(np.float32)
+        scaled = function(reals) * (np.float32(1) / np.float32(made.scale))
+        result: NDArray = round_half_away(scaled) + np.float32(made.zero_point)
+    return result
+
+
+def round_half_away(x: NDArray) -> NDArray:
+    """To the nearest integer, halves away from zero, in the dtype of *x*."""
+    whole = np.trunc(x)
+    result: NDArray = whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype)
+    return result
+
+
+def interpolation_table(
+    given: tuple[float, int],
+    made: tuple[float, int],
+    function: Callable[[NDArray], NDArray],
+    real: type[np.floating[Any]],
+) -> NDArray:
+    """The 513 points of an int16 table for (scale, zero point) of input and output, computed in
+    *real*.
+    """
+    (in_scale, in_zero), (out_scale, out_zero) = given, made
+    low, high = integer_range(DType.INT16)
+    # Arrays of one element, so that every step is rounded to *real*.
+    in_min, in_max = (np.array([in_scale], real) * real(v - in_zero) for v in (low, high))
+    out_min, out_max = (np.array([out_scale], real) * real(v - out_zero) for v in (low, high))
+    step = (in_max - in_min) / real(STEPS)
+    inverse = real(2**16) / (out_max - out_min)
+    with np.errstate(all="ignore"):
+        starts = in_min + np.arange(STEPS + 1).astype(real) * step
+        values, middles = function(starts), function(starts[:-1] + step / real(2))
+        samples = round_half_away(values[:-1] * inverse)
+        between = round_half_away((values[1:] * inverse + samples) / real(2))
+        bias = round_half_away((between - round_half_away(middles * inverse)) / real(2))
+        last = round_half_away(function(in_max) * inverse)
+    points: NDArray = np.clip(np.concatenate([samples - bias, last]), low, high)
+    # A function that overflows has infinite errors; its points become NaN.
+    result: NDArray = np.nan_to_num(points, nan=0.0).astype(np.int64)
+    return result
+
+
+def interpolate(table: NDArray, stored: NDArray) -> NDArray:
+    """Values of an `interpolation_table` at int16 values: 9 bits select the step, 7 the position
+    within it.
+
+    Slopes and results wrap at 16 bits.
+    """
+    index = 256 + (stored >> 7)
+    slope = (table[index + 1] - table[index]).astype(np.int16).astype(np.int64)
+    result = table[index] + ((slope * (stored & 0x7F) + 64) >> 7)
+    wrapped: NDArray = result.astype(np.int16).astype(np.int64)
+    return wrapped
+
 
 FLOATING: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 STORED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
