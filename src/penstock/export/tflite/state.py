@@ -116,34 +116,25 @@ def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
         else:
             plan.kept_inputs[at] = own
     plan.resources = [p for p in subgraph.states if p.variable not in through]
-    for port in plan.resources:
-        if model.variables[port.variable].dtype is DType.STRING:
-            raise NotExportable(
-                f"variable {model.variables[port.variable].name!r} holds strings, which TFLite's "
-                "cannot",
-                where=Place(index),
-            )
-        if model.variables[port.variable].shape is None:
-            raise NotExportable(
-                f"variable {model.variables[port.variable].name!r} has no known rank, which "
-                "TFLite has no form for",
-                where=Place(index),
-            )
-    for port in plan.resources:
-        if _starts_unsized(model.variables[port.variable]):
-            raise NotExportable(
-                f"variable {model.variables[port.variable].name!r} starts at zeros of unknown "
-                "size, which TFLite has "
-                "no form for",
-                where=Place(index),
-            )
+    for find in (_type_fault, _size_fault):
+        for port in plan.resources:
+            variable = model.variables[port.variable]
+            if fault := find(variable):
+                raise NotExportable(f"variable {variable.name!r} {fault}", where=Place(index))
     return plan
 
 
-def _starts_unsized(variable: Variable) -> bool:
-    """Whether a variable has a value from the start, and none that a constant could hold."""
+def _type_fault(variable: Variable) -> str:
+    if variable.dtype is DType.STRING:
+        return "holds strings, which TFLite's cannot"
+    return "" if variable.shape is not None else "has no known rank, which TFLite has no form for"
+
+
+def _size_fault(variable: Variable) -> str:
+    """A variable that has an initial value, which no constant could hold, has no form."""
     held = variable.value is not None or variable.location is not None
-    return variable.assigned and not held and None in (variable.shape or ())
+    unsized = variable.assigned and not held and None in (variable.shape or ())
+    return "starts at zeros of unknown size, which TFLite has no form for" if unsized else ""
 
 
 def _own_outputs(operation: Operation) -> int:

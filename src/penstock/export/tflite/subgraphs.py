@@ -269,11 +269,9 @@ class SubgraphWriter:
 
     def handle(self, variable: int) -> int:
         """A resource tensor that refers to *variable*."""
-        kind = TFLITE.unions["BuiltinOptions"].index("VarHandleOptions")
         name = shared_name(self.model, variable)
         tensor = self.add_tensor(Operand(DType.RESOURCE, (), name=name))
-        fields = {"container": "", "shared_name": name}
-        self.emit("VAR_HANDLE", [], [tensor], builtin_options_type=kind, builtin_options=fields)
+        self.emit("VAR_HANDLE", [], [tensor], **handle_options(name))
         return tensor
 
     def read_variable(self, port: StatePort) -> int:
@@ -397,41 +395,30 @@ def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Va
 
 def initial_values(
     model: Model, writers: list[SubgraphWriter], codes: OperatorCodes, buffers: Buffers
-) -> dict[str, Any]:
+) -> Values:
     """A subgraph that assigns its initial value to every resource variable that has one, once."""
-    kind = TFLITE.unions["BuiltinOptions"].index("VarHandleOptions")
-    tensors: list[dict[str, Any]] = []
-    operators: list[dict[str, Any]] = []
-    ports = {
-        p.variable: p for w in writers for p in w.state.resources if has_initial_value(model, p)
-    }
-    for index in ports:
-        variable = model.variables[index]
-        name = shared_name(model, index)
-        handle = len(tensors)
-        tensors.append(tensor_table(Operand(DType.RESOURCE, (), name=name), 0))
-        buffer = buffers.constant(variable) or buffers.blob(_zeros(variable.dtype, variable.shape))
+    tensors: list[Values] = []
+    operators: list[Values] = []
+    for index in dict.fromkeys(
+        p.variable for w in writers for p in w.state.resources if has_initial_value(model, p)
+    ):
+        variable, name, handle = model.variables[index], shared_name(model, index), len(tensors)
+        zeros = bytes(byte_size(variable.dtype, variable.shape or ()) or 0)
+        buffer = buffers.constant(variable) or buffers.blob(zeros)
         value = Operand(
             variable.dtype,
             variable.shape,
             name=f"{name}/initial",
             quantization=variable.quantization,
         )
+        tensors.append(tensor_table(Operand(DType.RESOURCE, (), name=name), 0))
         tensors.append(tensor_table(value, buffer))
-        operators += [
-            {
-                "opcode_index": codes.add("VAR_HANDLE"),
-                "inputs": [],
-                "outputs": [handle],
-                "builtin_options_type": kind,
-                "builtin_options": {"container": "", "shared_name": name},
-            },
-            {
-                "opcode_index": codes.add("ASSIGN_VARIABLE"),
-                "inputs": [handle, handle + 1],
-                "outputs": [],
-            },
-        ]
+        for kind, inputs, outputs, options in (
+            ("VAR_HANDLE", [], [handle], handle_options(name)),
+            ("ASSIGN_VARIABLE", [handle, handle + 1], [], {}),
+        ):
+            code = {"opcode_index": codes.add(kind)}
+            operators.append({**code, "inputs": inputs, "outputs": outputs, **options})
     return {
         "tensors": tensors,
         "inputs": [],
@@ -441,9 +428,12 @@ def initial_values(
     }
 
 
-def _zeros(dtype: DType, shape: tuple[int | None, ...] | None) -> bytes:
-    size = byte_size(dtype, shape or ()) or 0
-    return np.zeros(size, np.uint8).tobytes()
+def handle_options(name: str) -> Values:
+    """The options of the VAR_HANDLE of a variable."""
+    return {
+        "builtin_options_type": TFLITE.unions["BuiltinOptions"].index("VarHandleOptions"),
+        "builtin_options": {"container": "", "shared_name": name},
+    }
 
 
 def unasked_values(keys: Operand) -> Operand:

@@ -18,6 +18,7 @@ from penstock.errors import (
     UnknownOperator,
     UnwrittenOperand,
 )
+from penstock.interrupts import checkpoint
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import DType, NDArray, dtype_of
@@ -147,6 +148,7 @@ class Body:
     def run(self, start: int = 0) -> list[Value]:
         """Lowers the nodes from *start* on; the values of the graph's outputs."""
         for position in range(start, len(self.graph.nodes)):
+            checkpoint()
             node = self.graph.nodes[position]
             self.lowering.emitted += 1
             if self.lowering.emitted > self.lowering.limit:
