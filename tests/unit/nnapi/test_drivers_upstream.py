@@ -26,7 +26,7 @@ DRIVERS: Final = (
     "openvino-cpu",
     "onnxruntime-cpu",
 )
-WITH_DOMAINS: Final = ("reference", "sample", "lab", "openvino-cpu")
+WITH_DOMAINS: Final = ("reference", "sample", "lab", "openvino-cpu", "onnxruntime-cpu")
 X: Final = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 ENTRIES: Final = {"openvino-cpu": "openvino", "onnxruntime-cpu": "onnxruntime"}
 """Drivers of several devices, by a device of theirs."""
