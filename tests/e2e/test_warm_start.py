@@ -62,18 +62,12 @@ UNWANTED: Final = (
     # What writes, waits, evicts, explains or seals.
     *(f"penstock.cache.{name}" for name in ["cache", "claim", "eviction", "index", "lease"]),
     *(f"penstock.compilation.{name}" for name in ["background", "filling"]),
-    *(
-        f"penstock.sealed.{name}"
-        for name in ["former", "keyring_store", "late", "replacing", "writing"]
-    ),
+    *(f"penstock.sealed.{name}" for name in ["late", "replacing", "writing"]),
     # What other files, or other devices, need.
-    *(
-        f"penstock.loaders.tflite.{name}"
-        for name in ["blocks", "bodies", "calls", "catalog", "sparsity"]
-    ),
-    *("penstock.loaders.tflite.states", "penstock.loaders.tflite.states", "penstock.loaders.onnx"),
-    *("penstock.ir.builder", "penstock.ir.model", "penstock.export.tflite.writer"),
-    *(f"penstock.hal.{name}" for name in ["buffer", "defaults", "descriptors", "fence", "invalid"]),
+    *(f"penstock.loaders.tflite.{name}" for name in ["calls", "catalog", "state_bodies", "states"]),
+    "penstock.loaders.onnx",
+    *("penstock.ir.builder", "penstock.export.tflite.writer"),
+    *(f"penstock.hal.{name}" for name in ["buffer", "fence"]),
     # Other ways to run than once.
     *(
         f"penstock.execution.{name}"

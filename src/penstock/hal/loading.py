@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from penstock.distribution import BY_THE_PROGRAM, made_by, remember_origin
 from penstock.errors import FOREIGN, GeneralFailure
-from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
 from penstock.hal.capabilities import Support
 from penstock.hal.config import PrepareConfig
 from penstock.hal.device import NO_VERSION, Device, DeviceBase
 from penstock.hal.prepared import PreparedModel
 from penstock.ir import Model
+
+if TYPE_CHECKING:
+    from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
 
 
 class InvalidDevice(DeviceBase):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from penstock.errors import DriverError, GeneralFailure, MissedDeadlineTransient
 from penstock.hal.config import ExecutionConfig
-from penstock.hal.fence import EventFence, Fence, signals_in_time
 from penstock.hal.request import ExecutionResult, Request
 from penstock.hal.validate import validate_fenced
 from penstock.ir import Model
+
+if TYPE_CHECKING:
+    from penstock.hal.fence import Fence
 
 
 class Burst(Protocol):
@@ -176,6 +178,8 @@ def execute_fenced(
     timeout_after_fence_ns: int | None = None,
 ) -> Fence:
     """Waits in the calling thread, executes, and returns a signalled fence."""
+    from penstock.hal.fence import EventFence, signals_in_time
+
     if (model := getattr(prepared, "model", None)) is not None:
         validate_fenced(model)
     done = EventFence()

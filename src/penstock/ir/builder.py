@@ -30,6 +30,7 @@ from penstock.ir.operand import (
 from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.subgraph import (
+    ALIGNMENT,
     NO_METADATA,
     ConstantPool,
     Metadata,
@@ -48,8 +49,6 @@ from penstock.ir.types import (
     element_count,
     is_masked,
 )
-
-ALIGNMENT = 64
 
 
 class SubgraphBuilder:

@@ -14,6 +14,9 @@ from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import Operation
 from penstock.ir.types import PACKED, DType, NDArray, Quantization, Shape, element_count
 
+ALIGNMENT: Final = 64
+"""Where constants begin in a pool, in bytes."""
+
 
 class ConstantPool(Struct, frozen=True, eq=False, weakref=True):
     """Bytes that constants are located in, read-only; *owner* keeps the mapping behind them alive.

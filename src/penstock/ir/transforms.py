@@ -10,13 +10,12 @@ from msgspec.structs import replace
 
 from penstock.errors import ModelError
 from penstock.interrupts import checkpoint, polled
-from penstock.ir.builder import ALIGNMENT
 from penstock.ir.infer import Inferred, infer_subgraph
 from penstock.ir.model import Model
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand
 from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.operations import spec_of
-from penstock.ir.subgraph import ConstantPool, Subgraph, Variable
+from penstock.ir.subgraph import ALIGNMENT, ConstantPool, Subgraph, Variable
 from penstock.ir.types import Shape, static_shape
 from penstock.ir.validate import subgraph_references
 

@@ -10,9 +10,9 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.errors import IndexOutOfRange, InputError, InvalidOperand, UnknownOperator
 from penstock.ir import DType, Lifetime, ModelBuilder, NDArray, Operand, Quantization, StatePort
-from penstock.ir.builder import ALIGNMENT, pack, pack_strings
+from penstock.ir.builder import pack, pack_strings
 from penstock.ir.operand import MAX_COPIED_VALUE
-from penstock.ir.subgraph import constant_array, unpack_strings
+from penstock.ir.subgraph import ALIGNMENT, constant_array, unpack_strings
 from penstock.ir.types import byte_size
 from tests.unit.ir_core.samples import F32
 

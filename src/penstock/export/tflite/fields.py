@@ -184,3 +184,8 @@ TFLITE: Final = Schema(schema.FILE_IDENTIFIER, "Model", schema.TABLES, schema.EN
 """TensorFlow Lite schema v3."""
 OPTIONS_OF_OPERATOR: Final = dict(item.split(": ") for item in schema.OPTIONS.split("; "))
 """The options table of each operator that has one."""
+
+BLOCK_SCALED: Final[Mapping[str, int]] = {"EMBEDDING_LOOKUP": 2, "FULLY_CONNECTED": 3}
+"""Operations that take scales of blocks, and the position of these among their inputs; the weights'
+is 1.
+"""

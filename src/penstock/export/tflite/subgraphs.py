@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.errors import NotExportable, Place
 from penstock.export.tflite.encoding import Buffers
-from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE, Field, Kind
+from penstock.export.tflite.fields import BLOCK_SCALED, OPTIONS_OF_OPERATOR, TFLITE, Field, Kind
 from penstock.export.tflite.state import SubgraphState, plan_state
 from penstock.interrupts import polled
 from penstock.ir.builder import pack_strings
@@ -97,12 +97,6 @@ def _value(field: Field, value: AttributeValue, where: Place) -> Any:
             raise NotExportable(f"{field.name} {value!r} is not a {field.enum}", where=where)
         return number
     return value
-
-
-BLOCK_SCALED: Final[Mapping[str, int]] = {"EMBEDDING_LOOKUP": 2, "FULLY_CONNECTED": 3}
-"""Operations that take scales of blocks, and the position of these among their inputs; the weights'
-is 1.
-"""
 
 
 def blockwise(scales: int, size: int) -> dict[str, Any]:

@@ -27,9 +27,8 @@ from penstock.errors import (
     ModelError,
     Place,
 )
-from penstock.export.tflite.fields import TFLITE
+from penstock.export.tflite.fields import BLOCK_SCALED, TFLITE
 from penstock.export.tflite.schema import FILE_IDENTIFIER
-from penstock.export.tflite.subgraphs import BLOCK_SCALED
 from penstock.faults import Fault, FaultCode
 from penstock.interrupts import polled
 from penstock.ir.model import Model
@@ -38,7 +37,7 @@ from penstock.ir.operation import AttributeValue
 from penstock.ir.subgraph import NO_METADATA, ConstantPool, Metadata, Signature
 from penstock.ir.types import PACKED, DType, NDArray, element_count
 from penstock.loaders.flatbuffer import Blob, Values, check_header
-from penstock.loaders.tflite.bodies import Body, Lowered
+from penstock.loaders.tflite.body import Body, Lowered
 from penstock.loaders.tflite.operators import (
     OperatorCode,
     RawOperator,

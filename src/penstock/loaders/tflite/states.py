@@ -16,7 +16,7 @@ from penstock.errors import (
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import Subgraph, Variable
 from penstock.ir.types import DType, byte_size, is_static
-from penstock.loaders.tflite.bodies import CONTROL_FLOW, Lowered, StateBody
+from penstock.loaders.tflite.body import Lowered
 from penstock.loaders.tflite.calls import (
     CALLS,
     LOOPS,
@@ -29,6 +29,7 @@ from penstock.loaders.tflite.calls import (
     value_of,
 )
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
+from penstock.loaders.tflite.state_bodies import CONTROL_FLOW, StateBody
 
 RESOURCE_OPERATORS: Final = frozenset(
     {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"}

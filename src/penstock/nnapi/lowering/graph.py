@@ -25,11 +25,11 @@ from penstock.ir import (
     Quantization,
     Subgraph,
 )
-from penstock.ir.builder import ALIGNMENT, pack
+from penstock.ir.builder import pack
 from penstock.ir.infer import MAX_FOLDED_BYTES
 from penstock.ir.operand import MAX_COPIED_VALUE, OMITTED
 from penstock.ir.operations import OPERATIONS
-from penstock.ir.subgraph import constant_array
+from penstock.ir.subgraph import ALIGNMENT, constant_array
 from penstock.ir.types import Shape
 from penstock.nnapi.description import NnapiOperand, NnapiSubgraph
 
