@@ -98,10 +98,8 @@ class Described:
 
 
 class RemoteDevice(Described):
-    """A `Device` behind *channel*.
-
-    A value that cannot be sent, or that the other side cannot decode, is `InvalidArgument`; a reply
-    that is no message is `GeneralFailure`.
+    """A `Device` behind *channel*. A value that cannot be sent or decoded is `InvalidArgument`, a
+    malformed reply `GeneralFailure`.
     """
 
     def __init__(self, channel: Channel, deadline_ns: int | None = None) -> None:

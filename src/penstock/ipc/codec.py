@@ -79,10 +79,9 @@ class Opaque(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One message: its bytes, and the handles beside it. A call says by when its answer is wanted
-    (monotonic time), an answer what was copied for it: of each array among the call's handles, by
-    its number. One that *failed* stands for an error. A call that *may_end_early* writes nothing of
-    the caller's: see `penstock.ipc.host_connection`.
+    """One message: its bytes, its handles, and for a call its deadline (monotonic time). An answer
+    has the copies of the call's arrays, by the number of the handle, and whether the call *failed*.
+    A call that *may_end_early* writes no memory of the caller: see `StoppedProcess`.
     """
 
     data: bytes

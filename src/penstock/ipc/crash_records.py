@@ -38,9 +38,8 @@ TAIL_BYTES: Final = 16_384
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A call that was under way: what it did (*call*), on which device and version, and with which
-    model: its digests of structure and constants in hexadecimal, and its operations, `number (TYPE,
-    name)`.
+    """A call under way at a crash: its name, device and version, and the model: digests of
+    structure and constants in hexadecimal, and operations as `number (TYPE, name)`.
     """
 
     call: str

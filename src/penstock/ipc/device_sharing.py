@@ -60,10 +60,8 @@ class _Waiter:
 
 
 class Scheduler:
-    """Lets *limit* executions at a time onto *device*. Safe from any thread.
-
-    A thread that is on the device already is let through: its execution is part of one that has a
-    slot.
+    """Lets *limit* executions at a time onto *device*. Safe from any thread. A thread that already
+    has a slot passes: its execution is nested.
     """
 
     def __init__(self, device: Device, limit: int) -> None:
@@ -80,10 +78,8 @@ class Scheduler:
         return len(self._waiting)
 
     def enter(self, config: ExecutionConfig) -> bool:
-        """Waits for a slot; True where one is to be given back by `leave`.
-
-        Raises `Cancelled` once the token of *config* is set, `MissedDeadlinePersistent` once its
-        deadline has passed: the driver was not called.
+        """Waits for a slot; True if `leave` has to return it. Raises `Cancelled` or
+        `MissedDeadlinePersistent`: the driver was not called.
         """
         thread = threading.get_ident()
         if thread in self._holders:
@@ -168,10 +164,9 @@ class Scheduler:
 
 
 class SharingDevice:
-    """*device*, of which equal preparations without cache files are one. Prepared models hold no
-    state of a network, so that clients cannot tell; each closes its own. Where it says how many
-    executions it takes, those of all clients take turns in the order they came: what one calls high
-    says nothing of another's.
+    """*device* with equal preparations without cache files shared: prepared models are stateless,
+    and each client closes its own. If the device limits its executions, those of all clients share
+    one queue in order of arrival, whatever their priorities.
     """
 
     def __init__(self, device: Device) -> None:
@@ -315,10 +310,8 @@ class SharedPreparedModel:
 
 
 class QueuedPreparedModel(SharedPreparedModel):
-    """One whose executions, those of its bursts and reusable executions too, take turns with those
-    of other clients.
-
-    Fenced executions wait for their fences without a slot.
+    """A model whose executions, also by bursts and reusable executions, queue with those of other
+    clients. Fenced executions wait for their fences without a slot.
     """
 
     def __init__(self, device: SharingDevice, entry: _Entry, scheduler: Scheduler) -> None:

@@ -123,10 +123,8 @@ class HostConnection:
         self._release()
 
     def settle(self, deadline_ns: int | None = None) -> bool:
-        """Waits until it is known how a host that is gone ended, for a while, or until the
-        deadline; gives whether it is.
-
-        Without a deadline the link is closed then, which may take its time.
+        """Waits until the end of a dead host is known, for some seconds or until the deadline;
+        whether it is. Without a deadline it then closes the connection.
         """
         if threading.current_thread() is not self._watcher and os.getpid() == self._process:
             seconds = 2 * END_SECONDS
@@ -140,9 +138,8 @@ class HostConnection:
         return True
 
     def kill(self, why: str) -> None:
-        """Ends a host that is of no use any more, for the reason *why*: its clients' calls are
-        `DeadObject`. One that may be somebody else's process lives on, and only this connection
-        ends.
+        """Kills a useless host for the reason *why*: calls of its clients raise `DeadObject`. A
+        process that may not be a host keeps running; only this connection ends.
         """
         self._condemned = why
         self.session.end(f"the process of driver {self.place.name} ({self.pid}) was killed: {why}")

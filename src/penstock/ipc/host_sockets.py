@@ -53,10 +53,7 @@ class Place(NamedTuple):
 
 
 def services() -> dict[str, str]:
-    """The sockets of services, by the name of their driver: the knob `services`.
-
-    Raises `InputError` where it makes no sense.
-    """
+    """The sockets of services by driver (the knob `services`). Raises `InputError`."""
     found = {}
     for part in filter(None, map(str.strip, knobs.services().split(","))):
         name, equals, path = map(str.strip, part.partition("="))
@@ -98,9 +95,8 @@ class SocketDirectory:
         self._fd = fd
 
     def connect(self, name: str, seconds: float) -> socket.socket | None:
-        """A connection to whoever listens by that name; None where nobody does.
-
-        Raises `TimeoutError` where who listens has no room for it in that time, and `OSError`.
+        """A connection to the host that listens as *name*; None if none does. Raises `TimeoutError`
+        if it does not accept in time, and `OSError`.
         """
         if sys.platform == "win32":
             raise OSError(errno.ENOSYS, LINUX_ONLY)
@@ -116,9 +112,8 @@ class SocketDirectory:
         return sock
 
     def listen(self, name: str) -> socket.socket:
-        """A socket that listens by that name, in the place of one that nobody listens at any more.
-
-        Raises `AddressInUse` where somebody does, or is being started, and `OSError`.
+        """A socket that listens as *name*; replaces an abandoned one. Raises `AddressInUse` if a
+        host listens, or is being started, and `OSError`.
         """
         if sys.platform == "win32":
             raise OSError(errno.ENOSYS, LINUX_ONLY)
@@ -251,10 +246,9 @@ def listen(path: str) -> int:
 
 
 def connect_service(name: str, path: str) -> socket.socket:
-    """A connection to the service of driver *name* at *path*.
-
-    Raises `DeviceUnavailable` where none listens, and where who listens is not surely the one that
-    the path was given for: the socket's owner, in a directory that nobody else but root can write.
+    """A connection to the service of driver *name* at *path*. Raises `DeviceUnavailable` if none
+    listens, or the listener may be an impostor: it must own the socket, in a directory that only it
+    or root can write.
     """
     if sys.platform == "win32":
         raise DeviceUnavailable(f"driver {name}: a service needs Unix sockets")

@@ -402,9 +402,8 @@ class CopyingFence:
 
 
 class RemoteFence(CopyingFence):
-    """The fence of a run of *request* in another process, with what was copied for it by
-    *carried*, and by *fence* for its arrays. `incidents` say what else happened, `before` are
-    copies for attempts that failed.
+    """The fence of a run of *request* in another process, with the copies made by *carried*, and by
+    *fence* for arrays; `incidents` of the run, and copies for failed attempts, `before`.
     """
 
     def __init__(

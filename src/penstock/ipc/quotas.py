@@ -210,9 +210,8 @@ class Account:
 
 
 class Accounts:
-    """Those of one host. A connection may have the bytes of the knob `lent_limit_mib`, else half of
-    the memory; of a *service* the connections of one user together as many; and all connections
-    half as much again.
+    """The accounts of a host. A connection may use `lent_limit_mib` or half of the memory, as may
+    all connections of one user of a *service*; all connections half as much again.
     """
 
     def __init__(self, *, service: bool = False) -> None:
@@ -241,9 +240,8 @@ def _address_space() -> int:
 
 
 class Lease:
-    """What came beside one call, and is closed after it, or with what the call made where that is
-    *kept*; but never while a run uses it: the number of a descriptor that is closed may be another
-    client's at once. The memory of the call counts in *account* for as long.
+    """What came beside one call: closed after it, or if *kept* with what the call made, but not
+    while a run uses it, since closed descriptors are reused. Its memory is charged to *account*.
     """
 
     def __init__(

@@ -226,9 +226,8 @@ MIN_SLOT_BYTES: Final = 256
 MAX_SLOT_BYTES: Final = 1 << 20
 
 REQUEST: Final = struct.Struct("<QQQQQQQ")
-"""A request: its number, its kind, the number of the bound request, the deadline (a
-`time.monotonic_ns()` value; 0: none), the loop timeout in nanoseconds (0: none), flags, and the
-length of the payload that follows.
+"""A request: number, kind, number of the bound request, deadline (`time.monotonic_ns()`; 0: none),
+loop timeout in nanoseconds (0: none), flags, and the length of the payload that follows.
 """
 
 ANSWER: Final = struct.Struct("<QQQqqQ")
@@ -307,9 +306,8 @@ class Region:
     """The mapped region of a ring: *data* its bytes, *words* the same as words."""
 
     def __init__(self, fd: int, layout: Layout) -> None:
-        """Maps *fd*, which stays the caller's. Raises `InvalidArgument` for one that is not exactly
-        as large as *layout* says, or that could shrink under the mapping,
-        `ResourceExhaustedTransient` where there is no room for it.
+        """Maps *fd*, which stays the caller's. Raises `InvalidArgument` if it has another size or
+        may shrink, `ResourceExhaustedTransient`.
         """
         layout.check()
         self.layout = layout
@@ -366,9 +364,7 @@ def create_region(layout: Layout) -> int:
 
 class Watch:
     """Waits for the other side's word *index* to change; *waits* is the word by which this side
-    asks to be woken.
-
-    *spin_ns* bounds how long it looks before it sleeps.
+    asks to be woken, *spin_ns* the time to spin before sleeping.
     """
 
     def __init__(
@@ -380,9 +376,8 @@ class Watch:
         self._together = False
 
     def spin(self, seen: int, budget_ns: int) -> int:
-        """The word once it is no longer *seen*, or *seen* when *budget_ns* is over.
-
-        Where the other side last answered while it had this processor, it gets the processor first.
+        """The word once it changes from *seen*, or *seen* after *budget_ns*. Yields first if the
+        other side last answered on this processor.
         """
         words, index = self._words, self._index
         value: int

@@ -74,9 +74,8 @@ class Pace:
 
 
 class RingClient:
-    """Requests and answers by number; for one thread at a time. *life_fd*, which is closed with it,
-    becomes readable when the device's side is gone; *end_reason* says why nobody will answer
-    although that process may run.
+    """Requests and answers by number; for one thread at a time. *life_fd*, closed with it, is
+    readable when the other process has ended; *end_reason* also knows a process that hangs.
     """
 
     def __init__(

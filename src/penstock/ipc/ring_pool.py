@@ -34,10 +34,8 @@ REFUSED_SECONDS: Final = 1.0
 
 
 class Rings:
-    """The rings to the device behind *channel*. Thread-safe.
-
-    The ring that was used last is used next, so that a thread alone stays on one. One whose last
-    run is still under way, though nobody waits for it, is not used until that has ended.
+    """The rings to the device behind *channel*. Thread-safe. The last used ring is reused first. A
+    ring with an abandoned run is not used until that has ended.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -67,9 +65,8 @@ class Rings:
             self._put_back(found)
 
     def open(self, deadline_ns: int | None = None) -> Ring | None:
-        """A ring for one user alone, by the deadline; None where the channel does not tell of the
-        other process's death. Raises `ResourceExhaustedTransient` where either side is short of
-        what it takes.
+        """A ring for one user, by the deadline; None if the channel cannot show the other process's
+        end. Raises `ResourceExhaustedTransient`.
         """
         life_fd = self._channel.exit_fd()
         return None if life_fd is None else opened(self._channel, life_fd, deadline_ns)
@@ -194,10 +191,8 @@ class RingBurst:
         self._closed = False
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        """As `Burst.execute`, and `ClosedError` after `close`.
-
-        After `MissedDeadline*` or `Cancelled` the device may still be writing the outputs that lie
-        in pools, until the next call of this burst has returned.
+        """As `Burst.execute`, and `ClosedError` after `close`. After `MissedDeadline*` or
+        `Cancelled`, outputs in pools may be written until the next call of this burst returns.
         """
         if not self._running.acquire(blocking=False):
             raise GeneralFailure("this burst is executing already")

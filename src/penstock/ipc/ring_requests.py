@@ -137,9 +137,8 @@ _Known: TypeAlias = tuple[Any, tuple[int, ...], tuple[int, ...] | None]
 
 
 def key_of(target: int, request: Request) -> tuple[Any, ...]:
-    """What two requests to *target* share that may use one binding: places and shapes, not
-    contents. Memory is told apart by its `id`: who keeps the key forgets it when the memory is
-    gone.
+    """What requests to *target* share that can use one binding: places and shapes, not contents.
+    Memory is identified by `id`: forget the key when the memory is gone.
     """
     return (
         target,
@@ -208,10 +207,8 @@ class _Lent(NamedTuple):
 
 
 class Ring:
-    """One ring to the device behind *channel*; for one thread at a time.
-
-    It lends the device's side memory for as long as a bound request lies there, and no longer than
-    somebody in this process has that memory.
+    """One ring to the device behind *channel*; for one thread at a time. A memory is lent while a
+    bound request uses it and somebody in this process has it.
     """
 
     def __init__(self, channel: Channel, client: RingClient, remote: RemoteRing) -> None:

@@ -84,9 +84,8 @@ class Staging:
     def stage(
         self, arrays: Sequence[NDArray], deadline_ns: int | None = None, unit: int = ALIGNMENT
     ) -> Staged:
-        """*arrays* as the other side finds them, those that are copied at multiples of *unit*
-        bytes. Raises `WireError` for an array that no operand has, `TimeoutError` where it has not
-        been told of the memory by the deadline.
+        """*arrays* in shared memory, copied ones at multiples of *unit* bytes. Raises `WireError`
+        for an array of no operand, `TimeoutError` if lending misses the deadline.
         """
         staged = Staged(self, arrays, deadline_ns, unit)
         try:
@@ -357,9 +356,8 @@ class Borrower:
         self._mapped: dict[int, NDArray] = {}
 
     def __call__(self, form: wire.LentForm, *, writeable: bool) -> HostMemory:
-        """The argument that *form* describes, an array that can be written where *writeable*.
-        Raises `WireError` for one that does not lie within its pool, or is not of a type that is
-        lent, and what mapping raises.
+        """The argument that *form* describes, writable if *writeable*. Raises `WireError` if it
+        exceeds its pool or has another type, and what mapping raises.
         """
         dtype = DTYPES.get(form.dtype)
         if dtype is None:

@@ -85,9 +85,8 @@ KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "OMP_", "OPENBLAS_", "MKL_")
 
 
 class NotStarted(DeviceUnavailable):
-    """No process took this client on; *output* is the end of what the one that was started wrote.
-    None *died* of it where there was none, or it lives on and refuses, as one does whose driver
-    cannot be loaded.
+    """No process accepted this client. *output* is the end of the started process's output. None
+    *died* if there was none, or it runs and refuses, as if its driver cannot be loaded.
     """
 
     def __init__(self, message: str, output: str = "", *, died: bool = True) -> None:
@@ -104,10 +103,9 @@ class _Silent(Exception):
 
 
 class Started(NamedTuple):
-    """A connection to a host that took this client on. *pid* is the driver's process, as it says;
-    *broker* the parent of that, and this process's where it is a *child*. *pidfd* refers to the
-    parent where it is known for sure; *page* is the heart's, *output* what the driver's process
-    writes.
+    """A connection to a host that accepted this client: the driver's process *pid* as it says, its
+    parent *broker*, a *child* or not, a *pidfd* of the parent if that is certain, the heartbeat's
+    *page*, and the *output* file.
     """
 
     connection: Connection
@@ -349,9 +347,8 @@ def _end(process: int, place: Place) -> bool:
 def _greeted(
     connection: Connection, sock: socket.socket, place: Place, patience: float | None
 ) -> Received:
-    """What answers a greeting. Raises `DeviceUnavailable` where nothing does in the time that a
-    start may take; `_Silent` where it is a process of this user's, which need not be waited for
-    once it is stopped, but for *patience*.
+    """The answer to a greeting. Raises `DeviceUnavailable` without one in the time of a start;
+    `_Silent` if a stopped process of this user does not answer for *patience*.
     """
     limit = knobs.driver_start_ms()
     until = time.monotonic_ns() + limit * 1_000_000

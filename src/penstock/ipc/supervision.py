@@ -214,9 +214,8 @@ class Supervisor:
 
     @contextmanager
     def recording(self, call: Underway, deadline_ns: int | None = None) -> Iterator[None]:
-        """While the block runs, the death of the process has *call* in its record, which is
-        complete when the block ends, unless the deadline comes first. A `DeadObject` says how it
-        ended.
+        """A block in which a crash record names *call*; complete at its end, unless the deadline is
+        first. `DeadObject` then says how the process ended.
         """
         key = id(call)
         self.underway[key] = call

@@ -210,9 +210,8 @@ if sys.platform == "linux":
     SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
     def is_sealed(fd: int, seals: int = SEALS) -> bool:
-        """Whether nobody can change *fd* in the ways that *seals* name: all of them, unless told.
-        Memory of huge pages never is: those that its owner punches out may not be there when it is
-        read.
+        """Whether *fd* has these *seals*, by default all. Huge pages never count: their owner can
+        punch holes while they are read.
         """
         try:
             held = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -247,10 +246,8 @@ _unstarted: set[object] = set()
 
 
 def start_thread(work: Callable[..., object], *arguments: Any) -> None:
-    """Has *work* done in a thread of its own, which keeps no process from ending. It may never run:
-    see `unstarted_threads`.
-
-    Raises `RuntimeError` or `MemoryError` where there is no room for a thread.
+    """Starts a daemon thread that does *work*, without waiting: it may never run, see
+    `unstarted_threads`. Raises `RuntimeError` or `MemoryError`.
     """
     birth = object()
     _unstarted.add(birth)

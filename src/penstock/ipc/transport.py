@@ -38,9 +38,8 @@ CHUNK: Final = 1 << 20
 
 
 class Received(NamedTuple):
-    """One frame. Its *descriptors* are the receiver's to close, -1 those that it must not touch
-    (`penstock.ipc.system`); not *complete* means that this process had no room for them, and
-    has none.
+    """One frame. Its *descriptors* are the receiver's to close; -1 is a rejected one (see
+    `accepted`). Not *complete*: this process had no room for them, and has none.
     """
 
     data: bytes

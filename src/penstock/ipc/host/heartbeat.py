@@ -110,10 +110,10 @@ class HeartbeatView:
     def __init__(self, fd: int) -> None:
         try:
             if not is_sealed(fd, SHRINK):
-                raise WireError("the page of a host's heart is not sealed against shrinking")
+                raise WireError("the page of a host's heartbeat is not sealed against shrinking")
             self._map(fd)
         except (OSError, ValueError) as error:
-            raise WireError(f"the page of a host's heart cannot be mapped: {error}") from None
+            raise WireError(f"the page of a host's heartbeat cannot be mapped: {error}") from None
 
     def _map(self, fd: int) -> None:
         self._page = map_to_read(fd, PAGE)
@@ -121,7 +121,7 @@ class HeartbeatView:
         self._last = 0
 
     def read(self) -> int:
-        """How often the heart has beaten."""
+        """How many beats there have been."""
         beats = self._beats
         if beats is not None:
             self._last = beats[0]

@@ -57,10 +57,9 @@ class _Job(NamedTuple):
 
 
 class Client:
-    """Serves one client on *connection*, which was welcomed, with a dispatcher for each device.
-
-    Its threads take turns: one reads the next message and, before it makes the call itself, sees to
-    it that another reads on. So no call waits for another, and none changes threads.
+    """Serves one accepted client with a dispatcher for each device. One thread reads the next
+    message, hands the reading to another, and makes the call itself: no call waits for another, and
+    none changes threads.
     """
 
     def __init__(

@@ -25,10 +25,8 @@ __all__ = [
 
 
 def enter_view(policy: SandboxPolicy) -> SandboxPolicy:
-    """Leaves this process, which is in namespaces of its own, nothing to see but what *policy*
-    allows, and no capability.
-
-    Gives what is allowed there. Raises `OSError`; the process is of no further use then.
+    """Leaves this process, in its own namespaces, only what *policy* allows to see, and no
+    capability. Returns the policy there. Raises `OSError`; the process is unusable then.
     """
     written = view.enter(policy.shown(), policy.listed(), policy.write)
     kernel.drop_capabilities()

@@ -239,10 +239,8 @@ CAPABILITIES_VERSION: Final = 0x2008_0522
 
 
 def enter_namespaces() -> None:
-    """Moves this process, which has one thread, to namespaces of its own; of processes those that
-    it starts are the first.
-
-    Raises `OSError` where the kernel refuses; this process is of no further use then.
+    """Moves this process, which has one thread, and its later children to new namespaces. Raises
+    `OSError` if the kernel refuses; this process is unusable then.
     """
     if sys.platform == "win32":
         raise OSError("namespaces are Linux's")

@@ -116,10 +116,8 @@ _held: list[int] = []
 
 
 def scratch_directory() -> str | None:
-    """A new directory, 0700, that is this process's temporary directory from now on; None where
-    none can be made.
-
-    Directories of processes that have ended are removed first.
+    """A new private directory, this process's temporary one from now on; None if there can be none.
+    First removes directories of processes that have ended.
     """
     if sys.platform != "linux":
         return None

@@ -138,10 +138,8 @@ def _answer(value: int) -> list[Instruction]:
 
 
 def apply(hand_over: Callable[[int], None] | None = None) -> Measure:
-    """Filters the calls of every thread of this process, and of those to come; not to be undone.
-
-    What is refused is to be listed by the process that *hand_over* sends a descriptor to: this one
-    has one thread then.
+    """Permanently filters the calls of every thread of this process. With *hand_over*, which sends
+    a descriptor, another process lists what is rejected; this one has one thread then.
     """
     architecture = kernel.architecture()
     if architecture is None:

@@ -14,9 +14,8 @@ Numbers = tuple[int | None, int | None]
 
 
 class Architecture(NamedTuple):
-    """*audit* is the kernel's number for it (`AUDIT_ARCH_*`), *column* its place in the tables,
-    *last* the newest call that these were written with: C libraries take `ENOSYS` for a newer one,
-    and go on without it.
+    """*audit* is the kernel's number (`AUDIT_ARCH_*`), *column* its place in the tables, *last* the
+    newest call in them: C libraries accept `ENOSYS` for newer ones.
     """
 
     audit: int
@@ -41,9 +40,8 @@ WHOLE: Final = 0xFFFF_FFFF
 
 
 class Check(NamedTuple):
-    """That half of a call's *argument* (the low 32 bits, or the *high* ones), in the bits of
-    *mask*, is one of *values*; or, of what is *refused*, none of them. Arguments that point to
-    memory cannot be looked behind.
+    """The low or *high* 32 bits of a call's *argument*, masked, are one of *values*, or none of
+    them if *refused*. Memory behind pointers cannot be checked.
     """
 
     argument: int
