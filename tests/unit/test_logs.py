@@ -24,7 +24,7 @@ def test_a_record_has_its_logger_level_arguments_and_the_callers_place(
     assert record.funcName == ("test_a_record_has_its_logger_level_arguments_and_the_callers_place")
 
 
-def test_a_level_that_nobody_asked_for_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unrequested_level_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "penstock.here"):
         Log("penstock.here").info("dropped")
     assert caplog.records == []

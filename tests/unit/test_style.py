@@ -29,8 +29,8 @@ UNNAMED: Final = (
 
 RIDDLES: Final = (
     rf"^(?:{UNNAMED})_",
-    r"^(?:one|ones|others|the_rest|the_same|the_other|another_one)_(?:that|who|which|may|is|are)_",
-    r"_(?:likewise|too|as_well|either|so|neither|as_ever)$",
+    r"^(?:one|ones|others|the_rest|the_same|the_other|another_one)_(?:that|who|whose|which|may|is|are)_",
+    r"_(?:likewise|too|as_well|either|so|neither|as_ever|nobodys?)$",
     r"_(?:told(?!_apart)|tells|tell)(?:_|$)",
 )
 """What a test's name must not match, behind `test_`: it would say nothing at random order."""
@@ -106,6 +106,8 @@ def test_names_of_tests_say_what_holds() -> None:
         "test_what_is_no_cache",
         "test_whatever_a_driver_raises_is_a_failure",
         "test_one_that_never_ends_does",
+        "test_one_whose_time_is_over_is_not_waited_for",
+        "test_other_names_are_nobodys",
         "test_constants_are_widened_too",
         "test_progress_is_told_step_by_step",
     ],

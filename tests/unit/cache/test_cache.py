@@ -316,7 +316,7 @@ def test_explain_finds_an_entry_that_would_hit(compiled: Bench) -> None:
     assert explanation.token == cache_of(compiled).entries()[0].token
 
 
-def test_an_entry_under_a_callers_token_is_found_by_what_it_was_made_from(tmp_path: Path) -> None:
+def test_an_entry_under_a_callers_token_is_found_by_its_sources(tmp_path: Path) -> None:
     ingredients: dict[str, Any] = {**ingredients_of(model(), Lab(), CONFIG)}
     bench = Bench(tmp_path, binding=binding_of(ingredients))
     bench.compile(TOKENS[0], "old", **ingredients)

@@ -188,7 +188,7 @@ def test_files_of_others_stay(bench: Bench) -> None:
     )
 
 
-def test_entries_that_nobody_will_write_go(tmp_path: Path) -> None:
+def test_entries_without_a_writer_go(tmp_path: Path) -> None:
     bench = Bench(tmp_path, clock=time.time)
     writer = bench.compile_later(TOKENS[0])
     assert collect(bench.directory.store, None) == []

@@ -148,14 +148,14 @@ def test_wait_for_a_lease_ends_at_its_limit(bench: Bench) -> None:
         assert 0.05 <= time.monotonic() - began < 5
 
 
-def test_a_wait_ends_at_the_deadline_of_the_one_that_holds_it(bench: Bench) -> None:
+def test_a_wait_ends_at_the_deadline_of_the_holder(bench: Bench) -> None:
     with leased(bench.directory), knobs.override(lease_seconds=0.1):
         began = time.monotonic()
         assert bench.directory.lease(TOKEN) is None
         assert 0.1 <= time.monotonic() - began < 5
 
 
-def test_one_whose_time_is_over_is_not_waited_for(bench: Bench) -> None:
+def test_an_expired_lease_is_not_waited_for(bench: Bench) -> None:
     """It compiles still, and publishes in the end; the others go on without saving."""
     with knobs.override(lease_seconds=0.05):
         first = leased(bench.directory)
@@ -415,7 +415,7 @@ def test_an_awaited_entry_can_be_replaced_all_the_same(bench: Bench) -> None:
     writer.close()
 
 
-def test_an_awaited_entry_that_is_removed_is_nobodys(bench: Bench) -> None:
+def test_a_removed_entry_has_no_late_writer(bench: Bench) -> None:
     writer = bench.compile_later(TOKEN)
     for path in bench.path.glob("*[12][01]"):
         path.unlink()

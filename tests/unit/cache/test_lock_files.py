@@ -92,7 +92,7 @@ def test_a_late_writer_keeps_its_lock_and_its_claim(bench: Bench) -> None:
     writer.close()
 
 
-def test_a_lease_file_that_nobody_holds_goes(bench: Bench) -> None:
+def test_a_lease_file_without_a_holder_goes(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     left = bench.lock_file(lease_name(TOKEN))
     left.write_bytes(b"of a process that died")

@@ -83,7 +83,7 @@ LETTERS = letters_of(bytes(32))
         LETTERS + "10.0123456789abcdeg.tmp",
     ],
 )
-def test_other_names_are_nobodys(name: str) -> None:
+def test_names_of_other_forms_are_not_cache_files(name: str) -> None:
     assert parse_name(name) is None
 
 

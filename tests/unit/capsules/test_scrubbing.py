@@ -89,7 +89,7 @@ def test_names_stay_where_they_were_asked_for() -> None:
     assert scrubber.text("'secret_layer' in /home/marigold/x") == "'secret_layer' in <path>"
 
 
-def test_ordinary_users_name_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_is_not_scrubbed_as_a_user_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USER", "root")
     assert "root" in Scrubber().text("the root mean square")
 

@@ -427,7 +427,7 @@ def test_explain_names_a_model_that_changed(run: Run, warm: Path, tmp_path: Path
     assert "against entry" not in run("cache", "explain", wider, "-d", "lab").stdout
 
 
-def test_explain_verifies_what_it_finds(run: Run, warm: Path, directory: Path) -> None:
+def test_explain_verifies_the_entries_it_finds(run: Run, warm: Path, directory: Path) -> None:
     flip(model_file(directory))
     (step,) = parsed(run("cache", "explain", warm, "-d", "lab", "--json"))["steps"]
     assert step["outcome"] == "miss"
@@ -481,7 +481,7 @@ def test_failed_removal_shows_the_reason(
     assert "is a directory" in data["reason"]
 
 
-def test_clear_asks_nobody_off_a_terminal(run: Run, warm: Path, directory: Path) -> None:
+def test_clear_needs_yes_off_a_terminal(run: Run, warm: Path, directory: Path) -> None:
     assert "--yes" in one_line(run("cache", "clear"), 2)
     assert len(Cache(directory).entries()) == 1
     data = parsed(run("cache", "clear", "--yes", "--json"))

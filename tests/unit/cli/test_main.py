@@ -434,7 +434,7 @@ def test_plan_compiles_and_shows_what_failed(
     assert "If a device fails to compile a step, the plan shows the device that took it" in told
 
 
-def test_a_device_nobody_has_fails_with_the_known_ones(run: Run, model: Path) -> None:
+def test_an_unknown_device_fails_with_the_known_names(run: Run, model: Path) -> None:
     line = one_line(run("plan", model, "--device", "quantum"), 2)
     assert "quantum" in line
     assert "reference" in line

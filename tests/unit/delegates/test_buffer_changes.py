@@ -58,7 +58,7 @@ def test_a_resize_keeps_the_buffers_that_the_user_named_and_frees_the_kernels() 
 
 @pytest.mark.parametrize("flags", [DelegateFlags.NONE, DYNAMIC])
 @pytest.mark.parametrize("is_set", [False, True])
-def test_a_resized_input_is_nobodys(flags: DelegateFlags, is_set: bool) -> None:
+def test_resizing_an_input_frees_its_delegate_buffer(flags: DelegateFlags, is_set: bool) -> None:
     first = Uploading("NEG", flags=flags)
     second = Uploading("ABS", flags=flags, name="second")
     interpreter = opened(graphs.chain("NEG", "ABS"), first, second)

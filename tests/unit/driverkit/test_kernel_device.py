@@ -100,7 +100,7 @@ def test_a_refusal_says_why(model: Model, reason: str) -> None:
         Several().prepare_model(model, PrepareConfig())
 
 
-def test_a_subclass_refuses_what_it_likes() -> None:
+def test_a_subclass_refuses_an_operation_with_a_reason() -> None:
     b = ModelBuilder()
     given = [b.input(F32, (1, 2), "x"), b.input(F32, (3, 2), "w"), None]
     model = b.build(b.operation("FULLY_CONNECTED", given, [(F32, (1, 3))]))

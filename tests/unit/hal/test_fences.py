@@ -67,7 +67,7 @@ class TestDescriptors:
         fence.close()
 
     @pytest.mark.parametrize("kind", driver_error_classes().values(), ids=lambda k: k.__name__)
-    def test_an_error_arrives_as_what_it_was(self, kind: type[DriverError]) -> None:
+    def test_a_fence_keeps_the_class_and_reason_of_an_error(self, kind: type[DriverError]) -> None:
         signal, fence = fence_pair()
         signal.signal(kind("the reason"))
         assert fence.status() is FenceStatus.ERROR

@@ -131,7 +131,7 @@ def test_a_quarantined_driver_leaves_compiles_to_the_fall_back() -> None:
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
-def test_a_driver_that_cannot_be_loaded_is_one_that_cannot_be_started(
+def test_a_driver_that_cannot_be_loaded_cannot_be_started(
     tell: Tell, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tell(how)
@@ -313,7 +313,7 @@ def test_a_knob_that_makes_no_sense_is_no_driver_that_is_not_there(
         ("raise", "failed to load: RuntimeError('no licence')", 'raise RuntimeError("no licence")'),
     ],
 )
-def test_how_a_process_ended_that_took_nobody_on_is_kept(
+def test_a_crash_before_the_first_client_is_recorded(
     tell: Tell, call: str, how: str, wrote: str
 ) -> None:
     tell(call)

@@ -327,9 +327,7 @@ def test_a_larger_request_takes_larger_memory_for_all(here: Counting) -> None:
     check(prepared)
 
 
-def test_rings_that_nobody_needs_any_more_are_closed(
-    here: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_rings_are_closed(here: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_pool, "IDLE_SECONDS", 0.05)
     prepared = prepared_on(here)
     busy = threading.Thread(target=check, args=(prepared, 0.3))

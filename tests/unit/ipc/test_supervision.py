@@ -195,7 +195,7 @@ def test_a_pause_that_is_long_or_ends_too_late_is_not(
 
 
 @pytest.mark.parametrize("how", ["succeeded", "close"])
-def test_a_pause_ends_with_what_it_is_for(
+def test_a_pause_ends_when_its_supervisor_succeeds_or_closes(
     links: type[_Link], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 50.0)

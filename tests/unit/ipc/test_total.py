@@ -214,7 +214,7 @@ class TestDispatcher:
     def test_objects_that_are_not_there_are_named(self, call: wire.Call) -> None:
         assert "is no" in refusal(Dispatcher(create()), Frame(encode(call)))
 
-    def test_an_object_is_used_as_what_it_is(self) -> None:
+    def test_a_prepared_model_is_refused_as_a_reusable_execution(self) -> None:
         dispatcher = Dispatcher(create())
         pack = Packer()
         model, config = pack.model(every_case()[0].model), PrepareConfig()

@@ -221,7 +221,7 @@ def test_a_number_that_no_clock_or_counter_holds_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("isolate", [False, True])
-def test_the_largest_number_is_one_that_compiling_and_running_take(
+def test_compiling_and_running_take_the_largest_number(
     name: str, isolate: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if isolate and sys.platform != "linux":

@@ -210,7 +210,7 @@ def test_a_table_of_constants_is_looked_up_without_state() -> None:
     assert not model.variables
 
 
-def test_a_table_that_nobody_imports_is_named() -> None:
+def test_a_table_without_an_importer_is_named() -> None:
     file = hash_table()
     del file.graph["operators"][1]
     with pytest.raises(InvalidOperation, match="HASHTABLE"):
@@ -283,7 +283,7 @@ def test_a_condition_that_changes_state_is_named() -> None:
         load(file)
 
 
-def test_a_resource_that_nobody_makes_is_named() -> None:
+def test_a_resource_without_a_maker_is_named() -> None:
     file = FileBuilder()
     handle, value = file.tensor("h", [], "RESOURCE"), file.tensor("v", [2])
     file.operator("READ_VARIABLE", [handle], [value])

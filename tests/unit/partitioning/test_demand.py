@@ -36,7 +36,7 @@ def test_inputs_and_outputs_count_throughout() -> None:
     assert (peak.nbytes, peak.operation) == (4 * 1_000_000 + 4, None)
 
 
-def test_doubling_asks_for_what_its_last_value_takes() -> None:
+def test_doubling_demands_at_least_its_last_value() -> None:
     assert peak_of(penstock.load(doubling(20))).nbytes >= 16 * 2**20
 
 

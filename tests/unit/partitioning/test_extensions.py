@@ -145,7 +145,7 @@ def test_model_is_split_between_the_extension_device_and_others(
         assert (compiled(np.array([10], np.float32))[0] == series(10)).all()
 
 
-def test_without_such_a_device_there_is_no_plan() -> None:
+def test_a_model_with_an_extension_needs_a_device_that_offers_it() -> None:
     with pytest.raises(PlacementError, match=f"reference: the device does not offer .* {NAME}"):
         penstock.compile(network(), devices=["reference"], cache=None)
 

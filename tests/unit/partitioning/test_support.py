@@ -100,9 +100,7 @@ def test_a_device_that_loses_its_capabilities_is_a_refusal() -> None:
         ({"if_performance": "slow"}, "Expected `object`, got `str`"),
     ],
 )
-def test_capabilities_that_nobody_can_work_with_are_a_refusal(
-    capabilities: dict[str, Any], reason: str
-) -> None:
+def test_impossible_capabilities_are_a_refusal(capabilities: dict[str, Any], reason: str) -> None:
     (given,) = reasons(chain(["ADD"]), NumpyDevice("a", **capabilities))
     assert given.startswith("cannot be asked: ")
     assert reason in given

@@ -106,7 +106,7 @@ def test_penstock_s_own_is_looked_for_without_loading_others() -> None:
     assert EVIL.origins == []
 
 
-def test_a_name_of_penstock_s_that_cannot_be_used_is_nobody_else_s() -> None:
+def test_another_distribution_cannot_take_the_name_of_an_unusable_driver_of_penstock() -> None:
     class Unusable(Installed):
         def load(self) -> Callable[[], Any]:
             return lambda: FakeDevice("npu-0", check=lambda: "no such card")

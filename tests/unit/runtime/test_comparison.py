@@ -317,7 +317,7 @@ def test_arrays_of_equal_names_are_numbered() -> None:
         assert sorted(case_arrays(nameless)) == ["expected/0", "input0"]
 
 
-def test_another_device_may_be_the_one_that_is_right() -> None:
+def test_a_comparison_takes_another_device_as_its_reference() -> None:
     model, inputs = floats()
     liar: Device = LyingDevice(sample(), "values", name="liar")
     found: Comparison = compare(model, inputs, "reference", against=liar)

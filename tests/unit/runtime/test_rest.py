@@ -34,7 +34,7 @@ def rest_of(process: Process) -> Rest:
     return Rest(process.used, lambda: process.now, process.sleep)
 
 
-def test_one_look_is_enough_where_nobody_spins() -> None:
+def test_a_rest_takes_one_window_where_no_thread_spins() -> None:
     process = Process(0)
     assert process.waited(rest_of(process)) == WINDOW_NS
 

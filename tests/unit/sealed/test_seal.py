@@ -362,7 +362,7 @@ def test_owners_are_told_apart_by_digests_of_whole_names() -> None:
     assert Owner("d\ud800", "1").driver_digest != Owner("d", "1").driver_digest
 
 
-def test_the_facade_lists_what_it_has() -> None:
+def test_the_facade_lists_its_names() -> None:
     public = {
         name
         for name, value in vars(penstock.sealed).items()

@@ -118,7 +118,7 @@ def test_checks_are_callable_with_a_device_alone() -> None:
         assert list(parameters) == ["device"]
 
 
-def test_a_cycle_that_nobody_refuses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_cycle_fails_a_device_that_accepts_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     device = reference()
     assert not failing(device, "check_cycle")
     monkeypatch.setattr(validate, "validate", lambda _: None)

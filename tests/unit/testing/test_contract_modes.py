@@ -211,7 +211,7 @@ def test_pools_of_every_kind(kind: str) -> None:
         del content
 
 
-def test_a_kind_that_nobody_can_make() -> None:
+def test_a_memory_kind_that_cannot_be_made_is_not_covered() -> None:
     with pytest.raises(NotCovered):
         pool_of("hardware_buffer", 10)
     assert set(memory_kinds(sample())) >= {"ashmem", "mmap_fd"}

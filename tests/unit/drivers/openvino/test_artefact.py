@@ -99,7 +99,7 @@ WRONG: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_manifests_that_nobody_writes_are_refused(name: str) -> None:
+def test_malformed_manifests_are_refused(name: str) -> None:
     manifest = Manifest(2, "engine", "optimised", PORTS, (10,), ())
     wrong = msgspec.msgpack.encode(msgspec.structs.replace(manifest, **WRONG[name]))
     model = struct.pack("<I", len(wrong)) + wrong + bytes(10)

@@ -282,7 +282,7 @@ def test_scatter_by_its_old_name() -> None:
     check(model_of(nodes, fed, ["y"], {"i": np.array([[2, 0]])}, opset=10), fed)
 
 
-def test_an_opset_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_opset_is_refused() -> None:
     x = f(2, 3)
     for opset, words in ((99, "28 is the newest that is read"), (5, "6 is the oldest")):
         model = model_of([node("Relu", ["x"], ["y"])], {"x": x}, ["y"], opset=opset)

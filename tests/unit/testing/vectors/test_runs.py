@@ -266,7 +266,7 @@ def test_arguments_lie_in_pools_or_with_the_caller(tmp_path: Path, pools: bool) 
     assert (report.passed, report.failed, report.runs["passed"]) == (1, 0, 5)
 
 
-def test_a_case_is_what_its_runs_are() -> None:
+def test_a_case_fails_if_one_run_fails_and_passes_only_if_all_pass() -> None:
     results = [
         RunResult("s", "a", "plain", "passed"),
         RunResult("s", "a", "dynamic_output_shape", "not_covered", "why"),
