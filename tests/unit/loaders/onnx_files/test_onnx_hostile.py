@@ -384,6 +384,24 @@ def test_folded_results_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -
     assert loaded_peak(model) < 24 * MIB
 
 
+def test_functions_that_call_each_other_twice_are_bounded() -> None:
+    """30 functions of two calls each would be a thousand million nodes."""
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+
+    def function(at: int) -> Any:
+        calls = [
+            helper.make_node(f"f{at - 1}" if at else "Relu", [a], [b], domain="local" * bool(at))
+            for a, b in (("a", "c"), ("c", "b"))
+        ]
+        return helper.make_function("local", f"f{at}", ["a"], ["b"], calls, imports)
+
+    call = helper.make_node("f29", ["x"], ["y"], domain="local")
+    functions = [function(at) for at in range(30)]
+    model = model_of([call], {"x": X}, ["y"], functions=functions, domains={"local": 1})
+    with pytest.raises(LimitExceeded, match="bodies and functions are entered too often"):
+        load(model)
+
+
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(NotAvailable, match=r"penstock-nn\[onnx\]"):
