@@ -21,15 +21,17 @@ PRAGMA: Final = re.compile(r"\s+# (?:noqa|type: ignore|fmt: skip)\b.*")
 """A comment for a tool, which cannot move to another line."""
 
 UNNAMED: Final = (
-    "so nor neither likewise also such nobody who whoever whose whatever what where wherever which "
-    "it"
-    " its they their them these this that those there here he his otherwise else and or but as of"
+    "so nor neither likewise also such nobody who whoever whose whatever what where wherever which"
+    " it its they their them these this that those there here he his otherwise else and or but as of"
 ).replace(" ", "|")
 """A pronoun or a connective that stands for what another test is about."""
 
 RIDDLES: Final = (
     rf"^(?:{UNNAMED})_",
-    r"^(?:one|ones|others|the_rest|the_same|the_other|another_one)_(?:that|who|whose|which|may|is|are)_",
+    (
+        r"^(?:one|ones|others|the_rest|the_same|the_other|another_one)_"
+        r"(?:that|who|whose|which|may|is|are)_"
+    ),
     r"_(?:likewise|too|as_well|either|so|neither|as_ever|nobodys?)$",
     r"_(?:told(?!_apart)|tells|tell)(?:_|$)",
 )

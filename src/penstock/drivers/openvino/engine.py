@@ -242,8 +242,8 @@ class _Run:
 
 
 class Executable(RunPool[_Run]):
-    """*compiled*, and the objects that it needs while it lives: *keep*. *exported* are the bytes that
-    it was imported from; OpenVINO cannot import what it exports of an imported model.
+    """*compiled*, and the objects that it needs while it lives: *keep*. *exported* are the bytes
+    that it was imported from; OpenVINO cannot import what it exports of an imported model.
     """
 
     def __init__(

@@ -458,7 +458,7 @@ def give(guests: Any, descriptor: int, user: int = 0, number: int = 0) -> None:
 
 
 def taken(guests: Any) -> tuple[int, int] | None:
-    """The next descriptor that was sent, and its user; None at the end. Raises `BlockingIOError`."""
+    """The next descriptor sent, and its user; None at the end. Raises `BlockingIOError`."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     while True:
