@@ -39,7 +39,7 @@ def range_of(operand: Operand) -> tuple[float, float]:
     return scale * (int(limits.min) - zero), scale * (int(limits.max) - zero)
 
 
-def alike(one: Operand, other: Operand) -> bool:
+def same_grid(one: Operand, other: Operand) -> bool:
     """Whether two operands have the same grid: also int8 and uint8 with zero points that differ by
     128.
     """
@@ -121,7 +121,7 @@ class Graph(LaidOutGraph[Node]):
         """As `define`, for values moved from inputs *sources*: they are rounded only if the scale
         changes.
         """
-        if any(not alike(site.input(s), site.output(output)) for s in sources):
+        if any(not same_grid(site.input(s), site.output(output)) for s in sources):
             self.define(site, node, output=output)
         else:
             self.put(site, node, output)
@@ -132,7 +132,7 @@ class Graph(LaidOutGraph[Node]):
         *how* is kept: if the output is one of the model's, it is rearranged as whole steps.
         """
         self.move(site, how(self.get(site)))
-        if alike(site.input(), site.output()):
+        if same_grid(site.input(), site.output()):
             self._rearranged[site.output_indexes[0]] = site.input_indexes[0], how
 
     def pass_on(self, site: Site) -> None:
@@ -269,7 +269,7 @@ class Graph(LaidOutGraph[Node]):
             # rounded to them.
             return self.op.clamp(node, low, high)
         by = np.zeros((), np.float32) if raised is None else raised
-        if not _would_be_lost(node):
+        if not _may_be_removed(node):
             given = [self.constant((v - by).astype(np.float32)) for v in (low, high)]
             return self.op.fake_quantize(node, *given, self.number(low), self.number(high), LEVELS)
         if by.any():
@@ -333,7 +333,7 @@ MOVING: Final = frozenset(
 MOST_LOOKED_AT: Final = 64
 
 
-def _would_be_lost(node: Node) -> bool:
+def _may_be_removed(node: Node) -> bool:
     """Whether OpenVINO may remove a FakeQuantize of *node* wrongly.
 
     OpenVINO (2026.4) folds an addition or a product with a constant into the input range of the

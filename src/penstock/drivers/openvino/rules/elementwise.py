@@ -21,7 +21,7 @@ from penstock.driverkit.checks import (
 )
 from penstock.driverkit.layout import Values, broadcasts, channels_last, follows
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
-from penstock.drivers.openvino.graph import Graph, Node, alike
+from penstock.drivers.openvino.graph import Graph, Node, same_grid
 from penstock.drivers.openvino.rules.rounding import (
     NOTHING,
     away_from_zero,
@@ -30,7 +30,7 @@ from penstock.drivers.openvino.rules.rounding import (
     rounds_alike,
     step_ratio,
 )
-from penstock.drivers.openvino.rules.rule import carried, rule
+from penstock.drivers.openvino.rules.rule import moved_or_plain, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -115,7 +115,7 @@ def _check_binary(site: Site) -> AccuracyClass:
     if not site.is_quantized:
         return accuracy
     if kind in EXTREMES:
-        same = all(alike(o, site.output()) for o in (site.input(0), site.input(1)))
+        same = all(same_grid(o, site.output()) for o in (site.input(0), site.input(1)))
         require(same, "values of several scales, which TFLite compares as they are")
     return "relaxed" if _is_coarse(site) else accuracy
 
@@ -227,7 +227,7 @@ def emit_logic(graph: Graph, site: Site) -> None:
 
 def _check_select(site: Site) -> AccuracyClass:
     require_choice(site)
-    return carried(site, [site.input(1), site.input(2)])
+    return moved_or_plain(site, [site.input(1), site.input(2)])
 
 
 def _chooses_rows(site: Site) -> bool:

@@ -31,7 +31,7 @@ from penstock.driverkit.layout import (
 )
 from penstock.driverkit.site import Layout, Site, require
 from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, Node
-from penstock.drivers.openvino.rules.rule import carried, check_moved, moved, moves, rule
+from penstock.drivers.openvino.rules.rule import check_moved, moved, moved_or_plain, moves, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -39,11 +39,11 @@ RESHAPES: Final = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
 SLICES: Final = ("SLICE", "STRIDED_SLICE")
 
 
-def _check_carried(site: Site) -> AccuracyClass:
+def _check_plain(site: Site) -> AccuracyClass:
     operands = moved_operands(site)
     if site.operation.type in SLICES:
         require(min(bounds_of(site).step) > 0, "a slice that runs backwards")
-    return carried(site, operands)
+    return moved_or_plain(site, operands)
 
 
 def _reshape_layout(site: Site, values: Values) -> Layout:
@@ -53,7 +53,7 @@ def _reshape_layout(site: Site, values: Values) -> Layout:
     return layout_of(site, is_first, [0], outputs=False)
 
 
-@rule(*RESHAPES, check=_check_carried, layout=_reshape_layout)
+@rule(*RESHAPES, check=_check_plain, layout=_reshape_layout)
 def emit_reshape(graph: Graph, site: Site) -> None:
     shape = site.output_shape()
     order = _kept_order(site.shape(), shape) if site.first else None
@@ -90,14 +90,14 @@ def emit_transpose(graph: Graph, site: Site) -> None:
     graph.move(site, x if is_renamed(site) else graph.transpose(x, order_of(site)))
 
 
-@rule("CONCATENATION", check=_check_carried, layout=joins)
+@rule("CONCATENATION", check=_check_plain, layout=joins)
 def emit_concatenation(graph: Graph, site: Site) -> None:
     parts = [graph.get(site, position) for position in range(len(site.inputs))]
     node = graph.op.concat(parts, computed_axis(site, join_axis(site)))
     graph.move(site, node, range(len(parts)))
 
 
-@rule("PACK", check=_check_carried)
+@rule("PACK", check=_check_plain)
 def emit_pack(graph: Graph, site: Site) -> None:
     shape, axis = list(site.output_shape()), join_axis(site)
     shape[axis] = 1
@@ -176,7 +176,7 @@ def emit_shape(graph: Graph, site: Site) -> None:
     graph.define(site, graph.constant(np.array(site.shape(), np.int32)))
 
 
-@rule(*SLICES, check=_check_carried)
+@rule(*SLICES, check=_check_plain)
 def emit_slice(graph: Graph, site: Site) -> None:
     bounds, shape = bounds_of(site), site.shape()
     node = graph.op.slice(

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.driverkit.checks import F32, one_scale
 from penstock.driverkit.layout import follows
 from penstock.driverkit.site import QUANTIZED, Site, require
-from penstock.drivers.openvino.graph import STEPPED, Graph, Node, alike, is_above_zero
+from penstock.drivers.openvino.graph import STEPPED, Graph, Node, is_above_zero, same_grid
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
@@ -49,13 +49,15 @@ def away_from_zero(
     raised = distance
     if not is_above_zero(site.output()):
         half = np.float32(one_scale(site.output())[0]) * STEEP
-        node, raised = _bent(graph, node, distance, half)
+        node, raised = _two_prelus(graph, node, distance, half)
     if fused == "NONE":
         return node, raised
     return graph.activate(graph.op.add(node, graph.constant(raised)), fused), NOTHING
 
 
-def _bent(graph: Graph, node: Node, distance: NDArray, half: np.float32) -> tuple[Node, NDArray]:
+def _two_prelus(
+    graph: Graph, node: Node, distance: NDArray, half: np.float32
+) -> tuple[Node, NDArray]:
     """*node* through a line that is steep within *half* of zero, where no step changes, and runs
     *distance* beside it elsewhere. It consists of two PReLUs, the form that OpenVINO keeps within
     an 8-bit layer.
@@ -119,7 +121,7 @@ def _check_quantize(site: Site) -> AccuracyClass:
         one_scale(source)
     if DType.INT16 in {source.dtype, target.dtype}:
         return "relaxed"
-    if source.dtype is F32 or alike(source, target):
+    if source.dtype is F32 or same_grid(source, target):
         return "faithful"
     ratio = step_ratio(site)
     if ratio > 1:
@@ -130,7 +132,7 @@ def _check_quantize(site: Site) -> AccuracyClass:
 
 @rule("QUANTIZE", check=_check_quantize, layout=follows)
 def emit_quantize(graph: Graph, site: Site) -> None:
-    if alike(site.input(), site.output()):
+    if same_grid(site.input(), site.output()):
         graph.pass_on(site)
         return
     node = graph.get(site)

@@ -9,7 +9,7 @@ from penstock.driverkit.checks import F32, moved_operands, one_scale
 from penstock.driverkit.rules import Rules
 from penstock.driverkit.site import QUANTIZED, Site, make_sites, require
 from penstock.driverkit.support import answered
-from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, alike
+from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, same_grid
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import Model, Operand
 
@@ -58,10 +58,10 @@ def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
         one_scale(operand)
     if not all(o.dtype in QUANTIZED for o in every):
         return "relaxed"
-    return "faithful" if all(alike(o, every[0]) for o in every) else "stepwise"
+    return "faithful" if all(same_grid(o, every[0]) for o in every) else "stepwise"
 
 
-def carried(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
+def moved_or_plain(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
     """As `moved`; also int32 and truth values, which shapes and choices are computed from."""
     every = [*operands, *site.outputs]
     for dtype in PLAIN:
