@@ -1,28 +1,19 @@
-"""Rules of style that no linter has: the width of lines, and names of tests that say what holds."""
+"""A rule of style that no linter has: names of tests that say what holds."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.conftest import ROOT
 
-MOST_COLUMNS: Final = 100
-
-GENERATED: Final = (ROOT / "src/penstock/export/tflite/schema.py",)
-"""Tables that a tool writes, a line an entry."""
-
-PRAGMA: Final = re.compile(r"\s+# (?:noqa|type: ignore|fmt: skip)\b.*")
-"""A comment for a tool, which cannot move to another line."""
-
 UNNAMED: Final = (
     "so nor neither likewise also such nobody who whoever whose whatever what where wherever which"
-    " it its they their them these this that those there here he his otherwise else and or but as of"
+    " it its they their them these this that those there here he his otherwise else and or but"
+    " as of"
 ).replace(" ", "|")
 """A pronoun or a connective that stands for what another test is about."""
 
@@ -43,45 +34,10 @@ WORDS: Final = {
 """Names that match and yet say what holds, with the reason."""
 
 
-def sources() -> Iterator[Path]:
-    for folder in ("src", "tests", "benchmarks", "tools", "examples"):
-        yield from (
-            path for path in sorted((ROOT / folder).rglob("*.py")) if "build" not in path.parts
-        )
-
-
-def too_long(line: str) -> bool:
-    return len(PRAGMA.sub("", line)) > MOST_COLUMNS
-
-
 def is_riddle(name: str) -> bool:
     return name not in WORDS and any(
         re.search(riddle, name.removeprefix("test_")) for riddle in RIDDLES
     )
-
-
-def test_lines_end_at_100_columns() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for path in sources()
-        if path not in GENERATED
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
-        if too_long(line)
-    ]
-    assert found == []
-
-
-@pytest.mark.parametrize(
-    ("line", "wanted"),
-    [
-        ("x" * 100, False),
-        ("x" * 101, True),
-        (f"{'x' * 99}  # noqa: S101  # a reason", False),
-        (f"{'x' * 101}  # type: ignore[misc]", True),
-    ],
-)
-def test_width_of_a_line_excludes_comments_for_tools(line: str, wanted: bool) -> None:
-    assert too_long(line) is wanted
 
 
 def test_names_of_tests_say_what_holds() -> None:

@@ -105,8 +105,10 @@ def positions() -> list[OneOperation]:
             out = tuple(d for k, d in enumerate(IMAGE) if k != axis)
             name = f"{kind.lower()}_of_equals_{axis}"
             made.append(operation(name, kind, [drawn, whole(axis - 4)], [out], wanted, [I32]))
-    return [*made,
-        operation("arg_max_drawn", "ARG_MAX", [(3, 700), whole(1)], [(3,)], wanted, [I32])]  # fmt: skip
+    return [
+        *made,
+        operation("arg_max_drawn", "ARG_MAX", [(3, 700), whole(1)], [(3,)], wanted, [I32]),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,10 @@ def layers() -> Iterator[tuple[str, Model]]:
         one("FULLY_CONNECTED", [(F32, (3, 20)), few, bias], [(F32, (3, 6))], None, {1: q(0.02)}),
     )
     filters = RNG.integers(-127, 128, (6, 3, 3, 4)).astype(np.int8)
-    yield "CONV_2D hybrid", one(
-        "CONV_2D", [image, filters, bias], [(F32, (1, 3, 5, 6))], WINDOW, {1: q(0.02, 0, 6)})  # fmt: skip
+    yield (
+        "CONV_2D hybrid",
+        one("CONV_2D", [image, filters, bias], [(F32, (1, 3, 5, 6))], WINDOW, {1: q(0.02, 0, 6)}),
+    )
 
 
 def others() -> Iterator[tuple[str, Model]]:
@@ -263,8 +265,15 @@ def others() -> Iterator[tuple[str, Model]]:
         one("SELECT_V2", [(BOOL, (3, 1)), (F32, (3, 2)), (F32, (3, 2))], [(F32, (3, 2))]),
     )
     yield "CAST", one("CAST", [(I32, (3, 2))], [(F32, (3, 2))])
-    yield "REDUCE_MAX int64", one(
-        "REDUCE_MAX", [(I64, (3, 4)), np.array([1], np.int32)], [(I64, (3,))], {"keep_dims": False})  # fmt: skip
+    yield (
+        "REDUCE_MAX int64",
+        one(
+            "REDUCE_MAX",
+            [(I64, (3, 4)), np.array([1], np.int32)],
+            [(I64, (3,))],
+            {"keep_dims": False},
+        ),
+    )
 
 
 CASES: Final = dict([*unary(), *pairs(), *layers(), *others()])

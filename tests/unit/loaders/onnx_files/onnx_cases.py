@@ -147,7 +147,8 @@ add("IsNaN", [odd])
 add("IsInf", [odd])
 add("IsInf", [odd], {"detect_negative": 0})
 for to, source in ((1, ints(2, 3)), (7, f(2, 3)), (6, f(2, 3)), (9, ints(2, 3)), (1, b(2, 3)),
-                   (10, f(2, 3)), (11, f(2, 3)), (3, f(2, 3)), (2, p(2, 3)), (6, ints(2, 3))):  # fmt: skip
+                   (10, f(2, 3)), (11, f(2, 3)), (3, f(2, 3)), (2, p(2, 3)),
+                   (6, ints(2, 3))):  # fmt: skip
     add("Cast", [source], {"to": to})
 add("CastLike", [f(2, 3), ints(1)])
 add("Dropout", [f(2, 3)])
@@ -551,13 +552,15 @@ add(
 for how in ("NONE", "SOFTMAX", "LOGISTIC"):
     add("TreeEnsembleClassifier", [f(6, 3)],
         {**TREE, **leaves("class", [0, 1, 2, 1, 2], [0.4, 0.2, 0.3, 0.1, 0.5]),
-            "classlabels_int64s": [3, 5, 7], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
+            "classlabels_int64s": [3, 5, 7], "post_transform": how},
+        domain=ML, outputs=2)  # fmt: skip
     add("TreeEnsembleClassifier", [f(6, 3)],
         {**TREE, **leaves("class", [1] * 5, [0.4, -0.2, 0.3, -0.1, 0.5]),
             "classlabels_int64s": [0, 1], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
     add("LinearClassifier", [f(6, 3)],
         {"coefficients": f(9).tolist(), "intercepts": [0.1, 0.2, 0.3],
-            "classlabels_ints": [3, 5, 7], "post_transform": how}, domain=ML, outputs=2)  # fmt: skip
+            "classlabels_ints": [3, 5, 7], "post_transform": how},
+        domain=ML, outputs=2)  # fmt: skip
     for ids in ([0] * 5, [0, 1, 0, 1, 0]):
         for shift in (0.0, 0.3):
             values = [w - shift for w in (0.4, 0.2, 0.3, 0.1, 0.5)]
