@@ -90,9 +90,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
     def over(self, now: Now) -> bool:
-        """Whether the holder of a lease has had its time. A clock that was set back ends no
-        lease.
-        """
+        """Whether the lease has expired. A clock that was set back ends no lease."""
         if self._same_clock(now):
             return not now.up - self.up < self.seconds
         return not now.wall < self.until
@@ -111,9 +109,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return self.up > 0 and now.up > 0 and self.boot == now.boot != ""
 
     def dead(self) -> bool:
-        """Whether the process is known to be gone. One that cannot be seen from here counts as
-        alive.
-        """
+        """Whether the process is known to have ended. An invisible one counts as alive."""
         return Process(self.pid, self.started, self.boot, self.namespace).ended() is True
 
 

@@ -160,9 +160,7 @@ class CacheDirectory:
                 self.store.locks.release(held)
 
     def records(self) -> list[IndexRecord]:
-        """What every entry was compiled from, the one used last first; empty without a
-        directory.
-        """
+        """Every entry's index record, the last used first; empty without a directory."""
         return list(self._records())
 
     def nearest(self, ingredients: Mapping[str, str]) -> IndexRecord | None:
@@ -265,9 +263,7 @@ class CacheDirectory:
 
 
 def _any_there(store: Store, names: Iterable[str]) -> bool:
-    """Whether there is a file of one of these *names*. Raises `OSError` where that cannot be
-    told.
-    """
+    """Whether a file of *names* exists. Raises `OSError` if that is unknown."""
     for name in names:
         with suppress(FileNotFoundError):
             store.files.status_of(store.at(name))

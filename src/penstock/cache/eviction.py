@@ -146,9 +146,7 @@ def collect(
 
 @contextmanager
 def _noting(store: Store, group: Found, refused: dict[bytes, str]) -> Iterator[None]:
-    """Notes what the block fails with: one entry that cannot be removed does not keep the
-    others.
-    """
+    """Records the block's failure: one entry that stays does not keep the others."""
     try:
         yield
     except CacheError as error:

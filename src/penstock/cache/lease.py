@@ -157,9 +157,7 @@ class Lease(Closing):
         return None if self._awaited is None else f"process {self._awaited.pid}"
 
     def begin(self) -> None:
-        """Says in the lease file who holds it, unless a late writer's claim stands there. Raises
-        `OSError`.
-        """
+        """Writes the holder, unless a late writer's claim is there. Raises `OSError`."""
         self._awaited = awaited_claim(self._store, self._token)
         if self._awaited is None:
             self._write(Claim.of_this_process(self._store.now(), knobs.lease_seconds()))

@@ -68,9 +68,7 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
 
 
 def concurrency_of(device: Device) -> int:
-    """How many executions go on *device* at a time: what it says, else the knob; 0 is any
-    number.
-    """
+    """Most concurrent executions on *device*, or the knob's number; 0 for no limit."""
     try:
         told = getattr(device.capabilities, "concurrent_executions", 0)
     except FOREIGN as error:  # a driver may raise anything

@@ -104,9 +104,7 @@ def compile_plan(
 
 
 def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionPlan:
-    """*plan* as it was compiled: steps moved by a fallback are on their new device, with
-    reasons.
-    """
+    """*plan* as it was compiled, with steps moved by a fallback, and why."""
     from penstock.compilation.recovery import answers_for
 
     moved = [step for step in done if step.receipt.failures and not step.pending]
@@ -237,9 +235,7 @@ def _begin(
     config: PrepareConfig,
     options: CompileOptions,
 ) -> tuple[PreparedStep, int]:
-    """The step from the cache; on a miss it runs on *meanwhile* while it compiles in the
-    background.
-    """
+    """The step from the cache; on a miss, on *meanwhile* during a background compile."""
     began = time.perf_counter_ns()
     if options.caching is not None:
         from penstock.compilation.entry import look_up

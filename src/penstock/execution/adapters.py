@@ -1,6 +1,4 @@
-"""Prepared models executed in another way: in a driver's burst, by a reusable execution, or
-queued by priority.
-"""
+"""Prepared models executed in a driver's burst, by a reusable execution, or queued."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Memory of a run: the arena between its steps, memory that processes share, double-buffered
-state.
-"""
+"""Memory of a run: arena, memory shared with other processes, double-buffered state."""
 
 from __future__ import annotations
 
@@ -254,9 +252,7 @@ class StateBuffers(Places):
 
 
 class DoubleBuffer:
-    """Two sets of buffers over *values*, the present value of each variable. The first run reads
-    these.
-    """
+    """Two sets of buffers over *values*, the present values, which the first run reads."""
 
     __slots__ = ("_next", "now", "ports")
 
@@ -276,9 +272,7 @@ class DoubleBuffer:
 
 
 def can_double_buffer(ports: Sequence[BufferedVariable], values: Sequence[NDArray]) -> bool:
-    """Whether *values* have the shape and dtype that *ports* declare, and are contiguous and
-    writable.
-    """
+    """Whether *values* are as *ports* declare, contiguous and writable."""
     return all(
         (value := values[p.variable]).shape == p.shape
         and value.dtype == p.dtype

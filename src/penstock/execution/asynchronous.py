@@ -151,9 +151,7 @@ def check_in_time(config: ExecutionConfig) -> None:
 
 
 class _Clock:
-    """Fails futures that still wait for a thread when their time is over. Keeps none of them
-    alive.
-    """
+    """Fails futures that expire while they wait for a thread. Keeps none of them alive."""
 
     def __init__(self, name: str) -> None:
         self._name = f"{name}-clock"

@@ -1,6 +1,4 @@
-"""Models compiled while a driver was unavailable: the note in the receipt, and when to
-recompile.
-"""
+"""Models compiled without an unavailable driver: the receipt's note, when to recompile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the runs of one compiled model share: its compiled forms, the gate for closing and forks,
-and what callers exchange.
-"""
+"""What the runs of one compiled model share: compiled forms, gate, exchange with callers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Values that stay on a device between runs, and the device memory of a model's inputs and
-outputs.
-"""
+"""Values that stay on a device between runs, and roles of a model's device memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Runs that begin once fences have signalled (NNAPI section 7.2,
-`startComputeWithDependencies`).
-"""
+"""Runs that begin once fences have signalled (NNAPI section 7.2)."""
 
 from __future__ import annotations
 

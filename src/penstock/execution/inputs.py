@@ -90,9 +90,7 @@ def as_array(value: Any, operand: Operand, position: int, copies: list[CopyRecei
 
 
 def is_bindable(value: Any) -> bool:
-    """Whether *value* says itself what stands for it in a run
-    (`penstock.memory.bound.Bindable`).
-    """
+    """Whether *value* gives its own stand-in for a run (`penstock.memory.bound.Bindable`)."""
     return type(value) is not np.ndarray and hasattr(type(value), "bind_argument")
 
 
@@ -177,9 +175,7 @@ def _check_shape(array: NDArray, operand: Operand, position: int) -> None:
 def _check_channels(
     array: NDArray, quantization: Quantization, operand: Operand, position: int
 ) -> None:
-    """Operands of unknown rank or size have only their scales to say how many channels there
-    are.
-    """
+    """For operands of unknown shape only the scales give the number of channels."""
     dimension, count = quantization.dimension, len(quantization.scales)
     if dimension is None or (count == 1 and dimension < array.ndim):
         return

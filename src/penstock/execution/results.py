@@ -1,6 +1,4 @@
-"""What drivers return, checked (NNAPI section 4.7), and the copies that the runtime makes
-itself.
-"""
+"""Checks of what drivers return (NNAPI section 4.7), and copies that the runtime makes."""
 
 from __future__ import annotations
 
@@ -168,9 +166,7 @@ class Copying:
         self.reason = f"device {device} shares no host memory"
 
     def copy(self, destination: NDArray, source: NDArray, operand: int, *, out: bool) -> None:
-        """Copies *source* over *destination*, from the device to the host (*out*) or the other
-        way.
-        """
+        """Copies *source* over *destination*, to the host (*out*) or to the device."""
         began = perf_counter_ns()
         np.copyto(destination, source)
         places = (self._device, "host") if out else ("host", self._device)

@@ -1,6 +1,4 @@
-"""A series of runs, one at a time. Arguments, outputs and the drivers' bursts are kept from run
-to run.
-"""
+"""Runs one at a time that keep arguments, outputs and the drivers' bursts."""
 
 from __future__ import annotations
 

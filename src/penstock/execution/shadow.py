@@ -81,9 +81,7 @@ class Shadow:
             return ShadowReport(**self._counts, verdicts=tuple(self._verdicts))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits at most *timeout* seconds until every chosen run has been compared; whether it
-        has.
-        """
+        """Waits at most *timeout* seconds for all comparisons; whether they have ended."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         while self.report().waiting > 0:
             if time.monotonic() >= end:

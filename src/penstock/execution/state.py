@@ -35,9 +35,7 @@ POLL_SECONDS: Final = 0.01
 
 
 class DeviceValues(Protocol):
-    """Memory of devices that values of a State go round in
-    (`penstock.execution.feedback.Cells`).
-    """
+    """Device memory for the values of a State (`penstock.execution.feedback.Cells`)."""
 
     variables: tuple[int, ...]
 

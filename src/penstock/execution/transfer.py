@@ -1,6 +1,4 @@
-"""Executions that cannot lend arrays: private memory, pools, device buffers, strings, shapes
-known only after the run.
-"""
+"""Executions that cannot lend arrays: private memory, pools, device buffers, strings."""
 
 from __future__ import annotations
 

@@ -391,9 +391,7 @@ class Variant:
         return _copied(result, operand, copies, "output", "one value is several outputs")
 
     def check_assigned(self, state: State) -> None:
-        """Raises `StateError` where a run would read a variable of *state* that has no value
-        yet.
-        """
+        """Raises `StateError` if a run would read a variable without a value."""
         for variable in self._needed:
             if not state.is_assigned(variable):
                 raise StateError(

@@ -117,9 +117,7 @@ class Layout(Struct, frozen=True):
 def lay_out(
     widths: Mapping[str, float], edges: Sequence[tuple[str, str]], gap: float, bend: float
 ) -> Layout:
-    """Places nodes of these *widths*, in an order in which edges run forward, *gap* apart; a long
-    edge takes *bend* of each layer that it passes.
-    """
+    """Places nodes of *widths* in topological order, *gap* apart; *bend* a passed layer."""
     layer = _layers(list(widths), edges)
     taken: dict[str, float] = dict(widths)
     chains = _chains(edges, layer, taken, bend)
@@ -148,9 +146,7 @@ def lay_out(
 
 
 def _layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """The longest path to each node; a node without predecessors stands just above what reads
-    it.
-    """
+    """The longest path to each node; sources stand just above their readers."""
     into: dict[str, list[str]] = {key: [] for key in keys}
     out_of: dict[str, list[str]] = {key: [] for key in keys}
     for source, target in edges:

@@ -28,9 +28,7 @@ _Front: TypeAlias = "dict[tuple[int, int], tuple[float, Path | None]]"
 
 
 def is_chain(model: Model) -> bool:
-    """Whether every operation reads only constants, entry inputs, and what the one before it
-    wrote.
-    """
+    """Whether each operation reads only constants, entry inputs and its predecessor."""
     before: frozenset[int] = frozenset()
     written: set[int] = set()
     read: set[int] = set()
@@ -149,9 +147,7 @@ class _Search:
         return self.prices.moving[device] * nbytes
 
     def _entering(self, index: int, device: int, path: Path | None, at: int) -> float:
-        """What it costs to bring the inputs to *device*, out of the devices where *path* has
-        them.
-        """
+        """The cost of moving the inputs to *device* from the devices of *path*."""
         total, moving = 0.0, self.prices.moving
         for operand in dict.fromkeys(self.model.operations[index].inputs):
             nbytes = self.prices.nbytes[operand]

@@ -57,9 +57,7 @@ def _permitted(
 
 
 def _is_elsewhere(table: SupportTable) -> bool:
-    """Whether the reference device is a candidate that runs in a process of its own, which may
-    die.
-    """
+    """Whether the reference device is a candidate in a host process, which may die."""
     return any(
         candidate.is_reference and is_isolated(candidate.device) for candidate in table.candidates
     )

@@ -277,9 +277,7 @@ def complaint_of(
 
 
 def _of_one_device(partitions: Sequence[Partition]) -> list[Partition]:
-    """Those of the device that would lose the fewest operations: the others may grow together
-    then.
-    """
+    """Those of the device that would lose the fewest operations; others may grow."""
     sizes: dict[int, int] = {}
     for partition in partitions:
         sizes[partition.device] = sizes.get(partition.device, 0) + len(partition.operations)

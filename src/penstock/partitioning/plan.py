@@ -267,9 +267,7 @@ class ExecutionPlan(Struct, frozen=True):
         return msgspec.json.encode(_as_builtins(self)).decode()
 
     def to_dot(self) -> str:
-        """The graph of operations as a Graphviz digraph, coloured by device, with a cluster a
-        step.
-        """
+        """The operations as a Graphviz digraph, coloured by device, a cluster a step."""
         from penstock.partitioning.drawing import plan_to_dot
 
         return plan_to_dot(self)

@@ -254,9 +254,7 @@ def live_operations(model: Model) -> tuple[int, ...]:
 
 
 def policy_refusal(model: Model, operation: int, device: str, policy: Policy) -> str:
-    """Why *forbid* and *require* keep an operation off the device of that name; empty: they do
-    not.
-    """
+    """Why *forbid* or *require* rejects the device of that name; empty if neither does."""
     kinds = tuple(
         dict.fromkeys((model.operations[operation].key, model.operations[operation].type))
     )
@@ -315,9 +313,7 @@ def _checked(capabilities: Capabilities) -> Capabilities:
 
 
 def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -> list[Support]:
-    """The device's own answers; raises whatever it raises, and `ValueError` for what is no
-    answer.
-    """
+    """The device's answers. Raises what it raises, and `ValueError` for invalid ones."""
     hidden = {
         index: Refusal(
             RefusalCode.FEATURE_LEVEL, f"needs feature level {needed}; the device has {level}"

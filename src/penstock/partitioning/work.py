@@ -400,9 +400,7 @@ NO_LARGER: Final = frozenset(
         "STABLEHLO_COMPOSITE",
     ]
 )
-"""Their outputs are no larger than their inputs together, or what they enter is looked at
-itself.
-"""
+"""Operations whose outputs are no larger than their inputs, or that enter subgraphs."""
 
 
 def unbounded_operations(subgraph: Subgraph) -> list[bool]:

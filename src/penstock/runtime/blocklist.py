@@ -35,9 +35,7 @@ class BlocklistedDevice:
         return self._answers(model)[0]
 
     def blocked_operations(self, model: Model) -> dict[int, str]:
-        """The operations of *model* that the device accepts and the blocklist rejects, with the
-        reasons.
-        """
+        """The operations that the device accepts and the blocklist rejects, with reasons."""
         return self._answers(model)[1]
 
     def _answers(self, model: Model) -> tuple[list[Any], dict[int, str]]:

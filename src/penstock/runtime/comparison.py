@@ -81,9 +81,7 @@ class Search:
             self.values |= dict(zip(cut.outputs, case.expected, strict=True))
 
     def whole(self) -> tuple[Distance, Departure | None]:
-        """The distance of the model's outputs when each part gets what the device itself gave
-        before, and the part that failed at it.
-        """
+        """The distance of the outputs if the device's parts feed each other; a failed part."""
         written = {o for p in self.model.operations for o in p.outputs}
         own = {i: v for i, v in self.values.items() if i not in written}
         starts = {part[0]: part for part in self.parts}

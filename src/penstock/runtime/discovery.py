@@ -330,9 +330,7 @@ class _Driver:
         return load_devices(name, self._entry.load, self.source.origin)
 
     def absent(self, isolate: bool | None) -> Found | None:
-        """What stands in for a device of a process that was not there when it was looked for
-        last.
-        """
+        """The placeholder, if the host process was unavailable at the last look."""
         if self.refused:
             return None
         return self._absent if _is_isolated(self._entry, isolate) else None

@@ -64,9 +64,7 @@ class Distance(Struct, frozen=True):
 
     @property
     def severity(self) -> float:
-        """How many times the limit it is: at most 1 where nothing departs, infinite beyond a limit
-        of 0.
-        """
+        """The error in times the limit: at most 1 if nothing departs; infinite for limit 0."""
         if self.problem:
             return math.inf
         if self.value == 0:

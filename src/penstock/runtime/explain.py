@@ -1,6 +1,4 @@
-"""What a compile would find in the cache: partitions as `compile_model` does, and prepares
-nothing.
-"""
+"""What a compile would find in the cache; nothing is prepared."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ _Shapes: TypeAlias = "Mapping[int, Sequence[int]]"
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """One *step* of a plan, and what the cache has for it; where its device *caches* nothing,
-    why.
-    """
+    """One *step* of a plan, what the cache has for it, and whether its device *caches*."""
 
     step: ExecutionStep
     explanation: Explanation

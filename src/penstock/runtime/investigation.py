@@ -225,9 +225,7 @@ class Investigation:
         return [p.index for p in self._compilation.plan.operations if p.device == name]
 
     def _as_compiled(self, search: Search, name: str) -> Departure | None:
-        """The step of the compiled form itself whose results depart, given the reference's
-        values.
-        """
+        """The compiled step whose results depart when fed the reference's values."""
         for step in self._compilation.steps:
             if step.device.name != name or step.branches or step.pending is not None:
                 continue
@@ -294,9 +292,7 @@ def _fault(departure: Departure, *, repeats: bool) -> Fault:
 
 
 def _size(found: Distance) -> float:
-    """How far off in what is allowed, or counted where nothing is: finite, other than the
-    severity.
-    """
+    """The error in times the limit, or the error itself if the limit is 0: always finite."""
     return found.value / found.limit if found.limit else found.value
 
 

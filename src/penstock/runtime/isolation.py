@@ -1,6 +1,4 @@
-"""Drivers in host processes: which ones, their devices, and what a compile does about
-unavailable ones.
-"""
+"""Drivers in host processes, their devices, and compiles with unavailable ones."""
 
 from __future__ import annotations
 
@@ -122,9 +120,7 @@ class IsolatedCompile:
             yield
 
     def check(self, plan: ExecutionPlan) -> None:
-        """Raises `PlacementError` if a device was unavailable for *plan* and the policy forbids a
-        fallback.
-        """
+        """Raises `PlacementError` if a device was unavailable; no fallback is allowed."""
         refuse_unavailable(plan)
 
     def with_notes(

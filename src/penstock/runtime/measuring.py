@@ -1,6 +1,4 @@
-"""Timing candidates against each other: in turns, by what each took beside the others in the
-same round.
-"""
+"""Timing candidates against each other, in turns and within the same round."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ class EnergyCounter:
 
     @classmethod
     def find(cls, root: Path = POWERCAP) -> EnergyCounter | None:
-        """The machine's counters below *root*; None where there are none, or they cannot be
-        read.
-        """
+        """The machine's counters below *root*; None if there are none to be read."""
         domains = []
         try:
             zones = sorted(root.glob("intel-rapl:*"))

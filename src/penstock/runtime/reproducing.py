@@ -1,6 +1,4 @@
-"""A failure brought about once more: from a model, put into a capsule; from a capsule, run
-again.
-"""
+"""Reproducing failures: from a model into a capsule, and from a capsule again."""
 
 from __future__ import annotations
 
@@ -314,9 +312,7 @@ def _model(capsule: Capsule) -> Model:
 
 
 def _check_shapes(shapes: Sequence[tuple[int, ...]], model: Model) -> None:
-    """Raises `CapsuleError` unless arrays of *shapes* fit the inputs of *model*, and can be
-    drawn.
-    """
+    """Raises `CapsuleError` unless *shapes* fit *model*'s inputs and can be drawn."""
     if len(shapes) != len(model.inputs):
         raise CapsuleError(f"it has {len(shapes)} shapes of inputs, its step {len(model.inputs)}")
     for position, (shape, operand) in enumerate(zip(shapes, model.inputs, strict=True)):

@@ -170,9 +170,7 @@ def _load(source: Source, recorder: Recorder) -> Model:
 
 
 class _Session:
-    """One call of `compile_model`, and the compiles for further shapes that its model needs
-    later.
-    """
+    """One call of `compile_model`, and its model's later compiles for other shapes."""
 
     def __init__(
         self,
@@ -229,9 +227,7 @@ class _Session:
             return self._variant(shapes, config, Recorder())
 
     def _reported(self, shapes: Mapping[int, Sequence[int]], recorder: Recorder) -> Variant:
-        """The variant for *shapes*; an error of the progress callback comes out as it was
-        raised.
-        """
+        """The variant for *shapes*. An error of the progress callback propagates."""
         try:
             base = self._variant(shapes, self.config, recorder)
         except Exception:

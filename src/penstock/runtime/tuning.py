@@ -1,6 +1,4 @@
-"""Measured placement: candidate plans timed on this machine, and the verdict kept for later
-starts.
-"""
+"""Measured placement: candidate plans timed here, and the verdict kept."""
 
 from __future__ import annotations
 
