@@ -59,9 +59,7 @@ class BlobCache:
         return _bytes(key) in self._entries
 
     def keys(self) -> list[bytes]:
-        """The keys of now, last used first to leave: the longest ago comes first. No use of
-        them.
-        """
+        """The keys in order of their last use, the oldest first. Does not count as a use."""
         return list(self._entries)
 
     def items(self) -> list[tuple[bytes, bytes]]:

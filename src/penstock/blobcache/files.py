@@ -99,9 +99,7 @@ class Files(Protocol):
         """Returns when the names in a directory survive a loss of power."""
 
     def try_lock(self, fd: int) -> bool:
-        """Locks what `open_lock` opened against every other opening of it; False when one has
-        it.
-        """
+        """Locks the file of `open_lock` against other openings; False if one has the lock."""
 
     def is_current(self, fd: int, path: Path) -> bool:
         """Whether *path* still names what *fd* has open."""

@@ -150,9 +150,7 @@ class PersistentBlobCache:
 
     @property
     def problem(self) -> str:
-        """Why the file could not be read or written when that was last tried; empty when it
-        could.
-        """
+        """Why the last read or write of the file failed; empty if it did not."""
         return self._problem
 
     def initialize(self, limits: Limits | None = None, policy: Policy | None = None) -> None:

@@ -1,6 +1,5 @@
 """Driver-managed buffers (memory domains, NNAPI sections 6.4 to 6.7): the protocol, the states, and
-the
-checks of a request for one, which all drivers share.
+the checks of a request for one, which all drivers share.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """What a device declares: capabilities, vendor extensions (NNAPI section 8.6), and its answer for
-each
-operation.
+each operation.
 """
 
 from __future__ import annotations

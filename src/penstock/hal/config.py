@@ -46,9 +46,7 @@ class CancelToken:
 
 
 class ProgressEvent(msgspec.Struct, frozen=True):
-    """Work done so far: *stage* ("compile"), what is being worked on, and *done* of *total*
-    units.
-    """
+    """Progress: *stage* ("compile"), the subject of the work, and *done* of *total* units."""
 
     stage: str
     subject: str

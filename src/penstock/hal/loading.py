@@ -1,6 +1,4 @@
-"""From the object that a driver's entry point names to its devices. A driver may return
-anything.
-"""
+"""From a driver's entry point to its devices. A driver may return anything."""
 
 from __future__ import annotations
 
@@ -98,9 +96,7 @@ def failed_to_load(error: BaseException) -> str:
 
 
 def is_device(value: object) -> bool:
-    """Whether *value* can be asked what a device is asked; one that raises when looked at
-    cannot.
-    """
+    """Whether *value* has the methods of a device; False if looking at it raises."""
     try:
         return all(
             callable(getattr(value, member, None))

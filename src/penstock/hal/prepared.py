@@ -24,9 +24,7 @@ class Burst(Protocol):
     """A series of executions on one prepared model, one at a time, resources kept between them."""
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        """As `PreparedModel.execute`; `GeneralFailure` when another run of this burst is under
-        way.
-        """
+        """As `PreparedModel.execute`; `GeneralFailure` if another run of this burst is active."""
         ...
 
     def close(self) -> None: ...

@@ -187,9 +187,7 @@ class Session:
                 self._exit()
 
     def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Ends the session, and calls *then* once the calls under way have returned. Call it
-        once.
-        """
+        """Ends the session; calls *then* once the calls under way have returned. Call it once."""
         self.end("the connection to the driver's process is closed")
         with self._turn:
             self._closed, self._then = True, then

@@ -185,9 +185,7 @@ class RemoteDevice(Described):
 
 
 class RemotePreparedModel(RemoteObject):
-    """A `PreparedModel`, whose executions go through *rings* where they can, and else by
-    messages.
-    """
+    """A `PreparedModel`; its executions go through *rings* if possible, else by messages."""
 
     def __init__(self, channel: Channel, made: wire.Made, rings: Rings) -> None:
         super().__init__(channel, made)

@@ -145,8 +145,7 @@ class ClientObjects:
 
     def close(self) -> None:
         """Closes every object: rings first, then the newest. A buffer that a run uses is closed
-        when
-        that run ends.
+        when that run ends.
         """
         with self._lock:
             objects, self._objects = list(self._objects.values()), {}

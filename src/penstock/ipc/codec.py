@@ -65,9 +65,7 @@ MOST_TOLD: Final = 1 << 14
 
 
 class Descriptor(NamedTuple):
-    """A file descriptor in a table of handles: the one kind that another process can be sent as it
-    is.
-    """
+    """A file descriptor in a table of handles: the only handle that is sent as it is."""
 
     fd: int
 
@@ -100,8 +98,7 @@ class Packer:
 
     def frame(self, message: wire.Call | wire.Reply | wire.Notice) -> Frame:
         """*message* as bytes, with its handles; raises `WireError` if it is too large.
-        Configurations
-        in it bring their deadline.
+        Configurations in it bring their deadline.
         """
         config = getattr(message, "config", None)
         deadline_ns = current_deadline() if config is None else config.deadline_ns
@@ -162,9 +159,7 @@ def _read_only(argument: RequestArgument) -> RequestArgument:
 
 
 class Unpacker:
-    """Forms to HAL values, with the handles that came beside them. Every method raises
-    `WireError`.
-    """
+    """Forms to HAL values, with the handles beside them. Every method raises `WireError`."""
 
     def __init__(
         self, handles: Sequence[object], admit: Callable[[Memory], None] = lambda _: None

@@ -1,6 +1,5 @@
 """One device for several users: a priority queue of its executions (NNAPI section 7.3), and
-prepared
-models that the clients of a host process share.
+prepared models that the clients of a host process share.
 """
 
 from __future__ import annotations

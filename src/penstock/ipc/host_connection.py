@@ -1,6 +1,4 @@
-"""One client's connection to a host process: a watchdog for its heartbeat, its end, and its
-output.
-"""
+"""A client's connection to a host process, with a watchdog, and its output."""
 
 from __future__ import annotations
 

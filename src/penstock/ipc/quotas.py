@@ -36,9 +36,7 @@ LEAST_COUNTED: Final = 4096
 
 
 class _Part(NamedTuple):
-    """*nbytes* that *payer* has; *memory* is what they are a use of, None for bytes of nobody
-    else.
-    """
+    """*nbytes* charged to *payer*, as a use of *memory* or as bytes of its own (None)."""
 
     payer: Account
     nbytes: int

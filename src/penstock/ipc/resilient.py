@@ -1,6 +1,4 @@
-"""Devices of a driver in a host process, which survive the death of that process (NNAPI section
-5.3).
-"""
+"""Devices in a host process that survive the death of that process (NNAPI section 5.3)."""
 
 from __future__ import annotations
 
@@ -336,9 +334,7 @@ class IsolatedPreparedModel:
         request: Request,
         config: ExecutionConfig,
     ) -> ExecutionResult:
-        """The result of *call*, which executes *request*; repeated once if the process dies of
-        it.
-        """
+        """The result of *call*, which executes *request*; repeated if the process dies of it."""
         try:
             result, incidents, copies = self._retrying("execute", call, request, config)
         except (MissedDeadlineTransient, Cancelled) as error:

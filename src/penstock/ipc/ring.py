@@ -326,9 +326,7 @@ class Region:
         self.words = self.data[:HEAD_BYTES].cast("Q")
 
     def payload(self, at: int, nbytes: int) -> bytes:
-        """A private copy of *nbytes* bytes at *at*, which end within the slot: the caller has
-        checked it.
-        """
+        """A private copy of *nbytes* bytes at *at*; the caller has checked the bounds."""
         return bytes(self.data[at : at + nbytes])
 
     def close(self) -> None:

@@ -63,9 +63,7 @@ NOT_STOPPED: Final = "the cancel token was set, and the device did not stop"
 
 
 class Pace:
-    """How long the runs of one prepared model take: *usual_ns*, a mean that follows the last
-    ones.
-    """
+    """The duration of the runs of one prepared model: *usual_ns* is a moving mean."""
 
     __slots__ = ("usual_ns",)
 

@@ -1,6 +1,4 @@
-"""The rings of one device, opened on demand and reused, and bursts, each of which has its own
-ring.
-"""
+"""The rings of one device, opened on demand and reused, and bursts with their own rings."""
 
 from __future__ import annotations
 

@@ -234,9 +234,7 @@ class Ring:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the device is still at a request that nobody waits for any more, and may write
-        its outputs.
-        """
+        """Whether the device still executes an abandoned request, and may write its outputs."""
         return self._client.is_behind
 
     def bind(
@@ -369,9 +367,7 @@ class Ring:
         staging.close()
 
     def _number(self, memory: Memory, deadline_ns: int | None) -> wire.ObjectId:
-        """The number of *memory* on the device's side, which is told of it if it does not know
-        it.
-        """
+        """The number of *memory* on the device's side, which it is lent to if need be."""
         known = self._pools.get(id(memory))
         if known is None or not known.is_of(memory):
             from penstock.ipc.remote import lend_pool

@@ -235,9 +235,7 @@ def _served(place: Place, path: str) -> Started:
 def _reach(
     found: SocketDirectory | None, name: str, place: Place, settings: Mapping[str, str]
 ) -> tuple[socket.socket, int | None, int]:
-    """A socket to the host; its process and output if this call started it. `AddressInUse`: try
-    again.
-    """
+    """A socket to the host; its process and output if it was started. May raise `AddressInUse`."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     if found is None:
@@ -373,9 +371,7 @@ def _greeted(
 def _enter(
     sock: socket.socket, place: Place, pid: int | None, patience: float | None = None
 ) -> Started:
-    """Greets the host. Raises `EOFError` where it ends before it answers, `_Silent` as
-    `_greeted`.
-    """
+    """Greets the host. Raises `EOFError` if it ends first, `_Silent` as `_greeted`."""
     connection = Connection(sock, MOST_DESCRIPTORS)
     descriptors: list[int] = []
     pidfd = -1

@@ -52,9 +52,7 @@ class _Start:
 
 
 class Supervisor:
-    """One driver's host as this process sees it. Thread-safe; of no use in a child made by
-    `fork`.
-    """
+    """One driver's host for this process. Thread-safe; unusable in a child made by `fork`."""
 
     def __init__(self, place: Place) -> None:
         self.place = place

@@ -1,6 +1,5 @@
 """Operating-system calls, checks of descriptors and threads that isolation needs, with the same
-types
-on every platform: elsewhere than on Linux each call raises `OSError`.
+types on every platform: elsewhere than on Linux each call raises `OSError`.
 """
 
 from __future__ import annotations
@@ -296,9 +295,7 @@ class _Patient(threading.Event):
 
 
 def unstarted_threads() -> set[object]:
-    """One object for each thread of this process that was begun, or started, and has not run
-    yet.
-    """
+    """One object for each thread that was started and has not run yet."""
     return set(_unstarted) | {each for each in threading.enumerate() if not _is_alive(each)}
 
 
@@ -420,9 +417,7 @@ def may_block(fd: int) -> bool:
 
 
 def _kind_of_mount(number: str) -> str | None:
-    """The kind of file system of the mount *number*; None if this process does not see the
-    mount.
-    """
+    """The kind of file system of the mount *number*; None if this process cannot see it."""
     with Path("/proc/self/mountinfo").open("r", encoding="utf-8", errors="replace") as mounts:
         for line in mounts:
             if line.split(" ", 1)[0] == number:

@@ -170,16 +170,12 @@ class Connection:
         return bool(poll.poll(0))
 
     def shut(self) -> None:
-        """Ends the stream both ways: whoever sends or receives gets an `EOFError`. From any
-        thread.
-        """
+        """Ends the stream both ways: `send` and `receive` raise `EOFError`. From any thread."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket, and what came by halves; twice is harmless. Nobody may send or receive
-        meanwhile.
-        """
+        """Closes the socket and partial frames; twice is harmless. Nobody may use it meanwhile."""
         self._socket.close()
         while self._unsent:
             close_all(self._unsent.popleft().descriptors)

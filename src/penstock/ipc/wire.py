@@ -38,9 +38,7 @@ WIRE_VERSION: Final = 6
 """Raised whenever a message changes its form."""
 
 MAX_FRAME: Final = 32 << 20
-"""Bytes of the largest message, which has no constants and tensors. Reading it blocks the
-process.
-"""
+"""The largest message. Constants and tensors are not in it. Reading it blocks the process."""
 
 MAX_HANDLES: Final = 4096
 """Handles that may travel beside one message."""
@@ -92,8 +90,7 @@ class MemoryForm(Form, frozen=True):
 
 class LentForm(msgspec.Struct, frozen=True, tag="lent"):
     """A `HostMemory` at *location* in the request's pools, which the device's side maps: an array
-    of
-    *dtype* (its name) and *shape*.
+    of *dtype* (its name) and *shape*.
     """
 
     location: DataLocation
@@ -112,8 +109,7 @@ class RequestForm(Form, frozen=True):
 
 class RingRequest(Form, frozen=True):
     """A `Request` to *target*, a prepared model or burst, in a slot of a ring: *pools* are numbers
-    of
-    lent pools, since a slot has no handles.
+    of lent pools, since a slot has no handles.
     """
 
     target: ObjectId
@@ -238,9 +234,7 @@ class OpenRing(Form, frozen=True, tag="open_ring"):
 
 
 class LendPool(Form, frozen=True, tag="lend_pool"):
-    """Lends a memory to the requests of rings until `Close`, which unbinds them: answered by
-    `Made`.
-    """
+    """Lends a memory to requests of rings until `Close` unbinds them: answered by `Made`."""
 
     memory: MemoryForm
 
@@ -384,8 +378,7 @@ class DescriptorForm(Form, frozen=True, tag="fd"):
 
 class ConstantsForm(Form, frozen=True, tag="constants"):
     """A pool of constants: *size* bytes of a memfd from byte *offset* on. The receiver maps a
-    sealed
-    one and copies others. *kind* is the sender's name of the memory.
+    sealed one and copies others. *kind* is the sender's name of the memory.
     """
 
     place: int

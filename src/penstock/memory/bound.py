@@ -109,9 +109,7 @@ class BoundMemory:
 
 
 class BoundPool(BoundMemory):
-    """*nbytes* bytes from *offset* of a pool that is given as it is: for devices that map its
-    kind.
-    """
+    """*nbytes* bytes from *offset* of a pool, for devices that map its kind."""
 
     __slots__ = ("_dtype", "_memory", "_nbytes", "_offset")
 

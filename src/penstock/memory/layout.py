@@ -1,6 +1,4 @@
-"""Where arrays lie in one region: an arena planned for their lifetimes, and the layout of a
-pool.
-"""
+"""Where arrays lie in a region: an arena planned by lifetimes, and the layout of a pool."""
 
 from __future__ import annotations
 
@@ -174,9 +172,7 @@ class Preferring(Protocol):
 
 
 class PoolPlan(Struct, frozen=True):
-    """One value: *nbytes* bytes from *offset* on, and *padding* more that a driver may
-    overwrite.
-    """
+    """One value: *nbytes* bytes from *offset* on, and *padding* that a driver may overwrite."""
 
     offset: int
     nbytes: int
@@ -278,9 +274,7 @@ def _shape(operand: Operand) -> tuple[int, ...]:
 
 
 def check_names(label: str, names: object) -> None:
-    """Raises `InputError` for what the argument *label*, a list of names or positions, cannot
-    be.
-    """
+    """Raises `InputError` for an invalid argument *label*, a list of names or positions."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         one = f"; for one, [{names!r}]" if isinstance(names, str | int) else ""
         raise InputError(f"{label} takes a list of names or positions, not {names!r}{one}")

@@ -26,9 +26,7 @@ UNKNOWN_MEMORY: Final = 8192 * MIB
 
 
 def most_bytes() -> int:
-    """Bytes that one array may take: the knob `tensor_limit_mib`, else half of
-    `available_memory`.
-    """
+    """The most bytes of one array: the knob `tensor_limit_mib`, or half of the memory."""
     wanted = knobs.tensor_limit_mib()
     return wanted * MIB if wanted > 0 else available_memory() // 2
 
@@ -50,9 +48,7 @@ def explained(error: OSError) -> OSError:
 
 @cache
 def available_memory() -> int:
-    """Bytes of memory that this process may have: the machine's, or less where its cgroup says
-    so.
-    """
+    """Bytes of memory for this process: the machine's, or its cgroup's limit."""
     return min(_of_machine(), of_cgroup())
 
 

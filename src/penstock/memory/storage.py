@@ -56,9 +56,7 @@ class Storage(Protocol):
         ...
 
     def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> int:
-        """Copies a value of *shape* in; *memory* has exactly its size. How many copies that
-        took.
-        """
+        """Copies a value of *shape* in; *memory* has its size. Returns the number of copies."""
         ...
 
     def close(self) -> None:

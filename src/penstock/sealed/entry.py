@@ -101,9 +101,7 @@ class Keeper(Protocol):
 
     @property
     def origin(self) -> str:
-        """Whom it seals for, which follows from what it was started for
-        (`penstock.distribution`).
-        """
+        """Whom it seals for, by what it was started for (`penstock.distribution`)."""
         ...
 
     def trust(self, owner: Owner) -> tuple[Registry, Signer]:

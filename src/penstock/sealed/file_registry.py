@@ -1,6 +1,4 @@
-"""The registry as one file a driver version, which is authenticated as a whole before it is
-read.
-"""
+"""The registry as a file for each driver version, authenticated before it is read."""
 
 from __future__ import annotations
 

@@ -84,9 +84,7 @@ class FileSystem(Locking, Protocol):
     def status(self, fd: int) -> FileStatus: ...
 
     def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
-        """Reads at most *buffer*'s bytes from *offset*; returns how many, 0 at the end of the
-        file.
-        """
+        """Reads up to *buffer*'s bytes from *offset*; returns how many, 0 at the end."""
         ...
 
     def write(self, fd: int, content: memoryview, offset: int) -> int:
@@ -118,9 +116,7 @@ class FileSystem(Locking, Protocol):
     def unlink(self, path: StrPath) -> None: ...
 
     def status_of(self, path: StrPath) -> FileStatus:
-        """As `status`, of what *path* names; a symbolic link is not followed, and is not
-        regular.
-        """
+        """As `status`, of *path*; a symbolic link is not followed, and is not regular."""
         ...
 
     def identity_of(self, path: StrPath) -> tuple[int, int]:

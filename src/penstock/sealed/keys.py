@@ -143,9 +143,7 @@ def _open() -> KeyringStore | None:
 
 
 def quiet_backend() -> Backend | None:
-    """The backend that `keyring` chose, if it never prompts; None otherwise or without
-    `keyring`.
-    """
+    """The backend of `keyring`, if it never prompts; None otherwise or without `keyring`."""
     if not may_be_there():
         return None
     try:
@@ -185,9 +183,7 @@ def _unlocked() -> bool:
 
 
 def within(limit_s: float, question: Callable[..., T], *arguments: str) -> T:
-    """The answer to *question*, asked in a thread of its own. `TimeoutError` when it takes
-    longer.
-    """
+    """The answer to *question*, asked in another thread. Raises `TimeoutError`."""
     answer: list[T] = []
     failure: list[BaseException] = []
 
@@ -257,9 +253,7 @@ class KeyStore(Protocol):
 
 
 class MemoryKeyStore:
-    """A `KeyStore` that forgets: the smallest one, and the double of a system key store in
-    tests.
-    """
+    """A `KeyStore` in memory: the smallest one, used as a system key store in tests."""
 
     name = "memory"
 

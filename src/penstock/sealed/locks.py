@@ -100,9 +100,7 @@ def lock(
 
 
 def unlock(fd: int, *, locks: Locking = SYSTEM_LOCKS) -> None:
-    """Gives the lock back; harmless without one. What cannot be unlocked goes when *fd* is
-    closed.
-    """
+    """Releases the lock; harmless without one. Closing *fd* releases it in any case."""
     with suppress(OSError):
         locks.unlock(fd)
 

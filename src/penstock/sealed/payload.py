@@ -59,9 +59,7 @@ def root_of(leaves: list[bytes], size: int) -> bytes:
 
 
 def map_leaves(size: int, work: Callable[[int, int], T]) -> list[T]:
-    """*work*(start, stop) for each leaf of *size* bytes, in order of the leaves; at least one
-    leaf.
-    """
+    """*work*(start, stop) for each leaf of *size* bytes, in order; at least one leaf."""
     bounds = list(pairwise([*range(0, size, LEAF_BYTES), size])) or [(0, 0)]
     if len(bounds) < _FEW_LEAVES or (threads := min(_threads(), len(bounds))) < 2:
         return [work(start, stop) for start, stop in bounds]

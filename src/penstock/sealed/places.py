@@ -139,9 +139,7 @@ def make_private_directory(path: StrPath) -> None:
 
 
 def _make(path: str) -> None:
-    """`os.makedirs` makes the directories above with whatever mode the process is in the habit
-    of.
-    """
+    """Makes *path* and its parents with mode 0700, whatever the process's umask is."""
     try:
         _make_one(path)
     except FileNotFoundError:

@@ -1,6 +1,5 @@
 """The registry: what a driver records of the entries it sealed. Its file is authenticated as a
-whole
-before anything is read from it.
+whole before anything is read from it.
 """
 
 from __future__ import annotations
@@ -132,9 +131,7 @@ class Measure:
 
 
 class Measures:
-    """The user's key, and the highest count known of registry *name* under each key.
-    Thread-safe.
-    """
+    """The user's key, and the highest known count of registry *name*. Thread-safe."""
 
     def __init__(self, keys: KeyStore, name: str) -> None:
         self._keys, self._name = keys, name
@@ -341,9 +338,7 @@ class Contents:
         return table, files
 
     def _row(self, at: int, before: int) -> Row:
-        """The row whose record begins at *at* in the table, with *before* files of rows before
-        it.
-        """
+        """The row whose record begins at *at* in the table, after *before* files."""
         token, entry, sequence, models, datas = _ENTRY.unpack_from(self.table, at)
         start, stop = before * FILE_RECORD_BYTES, (before + models + datas) * FILE_RECORD_BYTES
         try:

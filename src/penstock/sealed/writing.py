@@ -1,6 +1,4 @@
-"""Saving an entry: its row, its payloads, its seals, and what becomes of all three when one
-fails.
-"""
+"""Saving an entry: its row, payloads and seals, and what is undone if one fails."""
 
 from __future__ import annotations
 

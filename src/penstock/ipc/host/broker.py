@@ -324,9 +324,7 @@ class Broker:
             self._take_on(sock)
 
     def _take_on(self, sock: socket.socket) -> None:
-        """Gives the client to the driver's process; one that cannot be given to it is hung up
-        on.
-        """
+        """Passes the client to the driver's process, or closes its connection."""
         process = -1
         try:
             _, user = peer(sock)
@@ -382,9 +380,7 @@ class Broker:
         met.close()
 
     def _seal(self) -> None:
-        """From the first question on a thread answers them. What that takes is not imported
-        before.
-        """
+        """Starts a thread that seals, and its imports, at the first question."""
         self._poll.unregister(self._asked)
         from penstock.ipc.host.sealing import Sealer
         from penstock.ipc.system import start_thread
@@ -396,9 +392,7 @@ class Broker:
             self._asked.close()
 
     def _list_refusals(self) -> None:
-        """In a thread, from what the driver's process gives before it has any code of the
-        driver's.
-        """
+        """Lists refusals in a thread, by a descriptor sent before the driver's code runs."""
         from penstock.ipc.sandbox.seccomp import list_refusals
         from penstock.ipc.system import start_thread
 
@@ -458,7 +452,7 @@ def give(guests: Any, descriptor: int, user: int = 0, number: int = 0) -> None:
 
 
 def taken(guests: Any) -> tuple[int, int] | None:
-    """The next descriptor sent, and its user; None at the end. Raises `BlockingIOError`."""
+    """The next descriptor that was sent and its user; None at the end. `BlockingIOError`."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     while True:

@@ -1,6 +1,4 @@
-"""The heartbeat of a host process: a counter in a page of shared memory that clients can only
-read.
-"""
+"""The heartbeat of a host process: a counter in shared memory that clients can only read."""
 
 from __future__ import annotations
 

@@ -287,9 +287,7 @@ class Host:
 
 
 def entry(value: str) -> Callable[[], Any]:
-    """What loads the object that an entry point refers to: `module` or `module:attribute`,
-    dotted.
-    """
+    """Loads the object that an entry point names: `module` or `module:attribute`."""
 
     def load() -> Any:
         module, colon, attributes = map(str.strip, value.partition("[")[0].partition(":"))

@@ -20,9 +20,7 @@ NS_PER_MS: Final = 1_000_000
 
 
 class Leaving:
-    """Whether a client has left: a descriptor that can be polled, made where somebody is to
-    wait.
-    """
+    """Whether a client has left: a pollable descriptor, made when it is first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,9 +28,7 @@ class Leaving:
         self.is_told = False
 
     def fileno(self) -> int:
-        """A descriptor that hangs up when the client leaves. Raises
-        `ResourceExhaustedTransient`.
-        """
+        """A descriptor that hangs up if the client leaves. `ResourceExhaustedTransient`."""
         with self._lock:
             if not self._ends:
                 try:

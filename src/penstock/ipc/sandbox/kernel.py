@@ -1,7 +1,6 @@
 """What the sandbox takes from a process by system calls that Python has no function for:
-privileges,
-resources, namespaces (namespaces(7)) and, with Landlock, files. The filter of system calls is
-`seccomp`.
+privileges, resources, namespaces (namespaces(7)) and, with Landlock, files. The filter of system
+calls is `seccomp`.
 """
 
 from __future__ import annotations
@@ -148,9 +147,7 @@ LIMITS: Final = "resource limits"
 
 
 def drop_privileges() -> Measure:
-    """No program that is executed later gets more rights than this process has; not to be
-    undone.
-    """
+    """Permanently gives programs executed later no more rights than this process has."""
     if sys.platform != "linux":
         return Measure(PRIVILEGES, False, "Linux alone has it")
     try:

@@ -269,9 +269,7 @@ class SandboxPolicy(NamedTuple):
     lists: bool = False
 
     def shown(self) -> list[str]:
-        """Every path that may be read or used, as it was given: over links, and perhaps of
-        nothing.
-        """
+        """Every path that may be read or used, as given: perhaps a link, or missing."""
         return [*self._read(), *DEVICE_FILES, *self._matching()]
 
     def readable(self) -> list[str]:
@@ -335,9 +333,7 @@ def _holds(path: str, private: list[str]) -> bool:
 
 
 def _modules(directory: str, private: list[str]) -> list[str]:
-    """What can be imported from *directory*: modules, packages, and what is said of
-    distributions.
-    """
+    """What can be imported from *directory*: modules, packages, distribution metadata."""
     found = []
     try:
         with os.scandir(directory) as entries:

@@ -182,9 +182,7 @@ def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -
 
 
 def _mount_point(paths: Iterable[str]) -> str:
-    """A directory that holds none of *paths*. Raises `OSError` where each of `MOUNT_POINTS`
-    does.
-    """
+    """A directory that holds none of *paths*. Raises `OSError` if there is none."""
     shown = [place for path in paths for place in (path, os.path.realpath(path))]
     for directory in MOUNT_POINTS:
         if os.path.isdir(directory) and not any(p.startswith(f"{directory}/") for p in shown):
