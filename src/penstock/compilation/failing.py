@@ -1,4 +1,8 @@
-"""The error of a step that no device could run, in terms of the caller's model."""
+"""Error messages for a step that no device could run, in terms of the caller's model.
+
+A driver numbers the operations of the step that it received. `final_error` converts that number to
+the operation's index in the planned model.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +24,17 @@ LAST_CRASH: Final = "penstock doctor --last-crash"
 LOST: Final = "no other device can repeat it without that buffer"
 
 _OPERATION: Final = re.compile(r"operation (0|[1-9][0-9]{0,8}) \(([^\s,()]+)")
-"""How a driver's message names an operation: its number in the driver's model, and its type."""
+"""Matches the operation that a driver's message names: its index in the driver's model, its type.
+"""
 
 _BEGINNING: Final = "operation "
 
 
 class DriverMessage(NamedTuple):
-    """What a driver said, split around the operation that it named.
+    """A driver's error message, split around the operation index that it contains.
 
-    *operation* is an index in the driver's model, None if the driver named none. *kind* is the
-    operation's type. The text is *before*, the index and *after*.
+    *operation* is an index in the driver's model; None if the message names no operation. *kind* is
+    the operation's type. *before* and *after* are the text on both sides of the index.
     """
 
     before: str
@@ -42,11 +47,11 @@ class DriverMessage(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """What the driver said about the operation; empty if the message does not begin with it."""
+        """The driver's text after "operation N (...): "; empty if the message does not begin so."""
         return self.after.partition(": ")[2] if self.before == _BEGINNING else ""
 
     def is_of(self, part: Model, count: int) -> bool:
-        """Whether it names one of the first *count* operations of *part*."""
+        """Whether it names, with its type, one of the first *count* operations of *part*."""
         operations = part.entry.operations[:count]
         at = self.operation
         if at is None or at >= len(operations):
@@ -54,14 +59,20 @@ class DriverMessage(NamedTuple):
         return self.kind in (operations[at].key, operations[at].type)
 
     def renumbered(self, part: Model, operations: Sequence[int]) -> DriverMessage:
-        """The same message about the model that *operations* of *part* were taken from."""
+        """The message with the index converted to the model from which *part* was cut.
+
+        *operations* gives, for each operation of *part*, its index in that model. A message that
+        names no operation of *part* is returned unchanged.
+        """
         if self.operation is None or not self.is_of(part, len(operations)):
             return self
         return self._replace(operation=operations[self.operation])
 
 
 def parse_message(words: str) -> DriverMessage:
-    """*words* of a driver, parsed. Only here: an error of a driver carries no operation number."""
+    """Splits the driver message *words* around the operation index. The only parser of such
+    messages: a driver's error has no field for an operation index.
+    """
     found = _OPERATION.search(words)
     if found is None:
         return DriverMessage(words)
@@ -77,13 +88,19 @@ def final_error(
     allowed: bool = True,
     lost: bool = False,
 ) -> Kind:
-    """*error* of *device* at *step* for the caller: same class, with a message of three parts.
+    """A copy of *error* whose message names the operation, the driver's cause and the missing
+    fallback.
 
-    They are the operation of the planned model (of several the first and the last), the driver's
-    words, and why no device repeats the step. *others* are the devices that failed too; those that
-    said something else also become notes. *allowed* False: the call allows no fallback. *lost*: the
-    step's memory is gone with its device. The original error is the cause. An error that cannot be
-    copied gets the message as a note instead.
+    The copy has the same class, and *error* as its cause. The message has three parts:
+
+    - the operation of the planned model, or the first and last operation of *step*;
+    - the text of the driver of *device*;
+    - why no other device runs the step.
+
+    *others* are the fallback devices that failed too. Each of them with a different text also
+    becomes a note. *allowed* False means that the call allows no fallback. *lost* means that memory
+    of the step was lost with its device. If the error cannot be copied, the original is returned,
+    with the message as a note.
     """
     words = in_one_line(error) or type(error).__name__
     said = parse_message(f"{type(error).__name__}: {words}").renumbered(step.model, step.operations)
@@ -112,7 +129,7 @@ def final_error(
 
 
 def in_model(step: ExecutionStep, error: DriverError) -> str:
-    """*error* in one line; it numbers operations as in the planned model, not as in *step*."""
+    """*error* in one line, with operation indexes of the planned model."""
     return str(parse_message(describe(error)).renumbered(step.model, step.operations))
 
 
@@ -122,17 +139,17 @@ def failure_of(device: str, error: DriverError, step: ExecutionStep) -> Failure:
 
 
 def with_last_crash(words: str) -> str:
-    """*words* about the death of a driver's process, with the command that says more."""
+    """*words* about a dead host process, and the command that shows the crash report."""
     return words if LAST_CRASH in words else f"{words}; {LAST_CRASH} says more"
 
 
 def driver_message(error: BaseException) -> str:
-    """What the driver said, in one line, without what `final_error` added."""
+    """The driver's error text in one line, without the parts that `final_error` added."""
     return str(_said_by(error))
 
 
 def driver_message_in(error: BaseException, part: Model, operations: Sequence[int]) -> str:
-    """As `driver_message`, numbered as in the model that *operations* of *part* were taken from."""
+    """As `driver_message`, with the operation index converted by `DriverMessage.renumbered`."""
     return str(_said_by(error).renumbered(part, operations))
 
 
@@ -143,7 +160,10 @@ def _said_by(error: BaseException) -> DriverMessage:
 
 
 def _place(step: ExecutionStep, said: DriverMessage) -> tuple[str, str]:
-    """The operation that the driver named, or the whole step; and the rest of the message."""
+    """The place of the failure, and the rest of the message.
+
+    The place is the operation that the driver named, else the whole step.
+    """
     if said.operation is not None and said.cause and said.is_of(step.model, len(step.operations)):
         return f"operation {_named(step, said.operation)}", said.cause
     words = str(said)

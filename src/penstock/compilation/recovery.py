@@ -1,7 +1,7 @@
-"""Who may repeat a step that its device failed at, in a compile and in a run (NNAPI section 4.6).
+"""Fallback for one step, at compile time and during a run (NNAPI section 4.6).
 
-A device is asked whether it supports the step before it is given it. Deadlines that were missed and
-cancelled compiles are never repeated.
+`able_devices` lists the fallback devices that support the step. `recover` tries them in order. A
+missed deadline or a cancellation is never retried.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ NOT_CACHED: Final = CacheOutcome("off", "a fall-back is not cached")
 def able_devices(
     step: ExecutionStep, devices: Mapping[str, Device], accuracy: AccuracyClass
 ) -> Iterator[tuple[Device, ExecutionStep]]:
-    """The devices among *devices* that *step* may fall back on and that support all of it, in
-    order; each with the step as it is there: it may go on to those after it. After a reference
-    device in a process of its own comes the one of this process.
+    """Yields the devices that can run *step* instead of its own device, in order of preference.
+
+    A device qualifies if the plan lists it in the step's `fallbacks`, it is among *devices*, and it
+    supports every operation of the step in the class *accuracy*. Each device comes with a copy of
+    the step for that device, whose `fallbacks` are the devices that follow. A reference device in a
+    host process is followed by the in-process one, `LAST_RESORT`, because the host process may die.
     """
     fallbacks = step.fallbacks
     if FALLBACK_DEVICE in fallbacks and LAST_RESORT not in fallbacks:
@@ -73,14 +76,15 @@ def recover(
     allowed: bool = True,
     lost: bool = False,
 ) -> Made:
-    """What *attempt* makes of *step* on the first of *others* that can, after *device* failed at it
-    with *error*: at compile and in a run alike. *failures* gets every device's, this one's first;
-    *tell* is told of the last failure and of the device that is tried next.
+    """Runs *attempt* on each fallback device in order, and returns the first result.
 
-    Raises *error* in the words of the caller's model (`final_error`) where none can, a fall-back is
-    not
-    *allowed*, or memory that the step needs was *lost* with its device; `MissedDeadline*` and
-    `Cancelled`, which are never repeated, as they come.
+    Both compilation and runs call it, after *device* failed at *step* with *error*. *others* are
+    the pairs of `able_devices`. *failures* receives one entry for each failed device, *device*
+    first. Before each attempt, *tell* is called with the last failure and the next device.
+
+    If every attempt fails, raises *error* with the message of `final_error`. The same if no
+    fallback is *allowed*, or if memory that the step needs was *lost* with its device.
+    `MissedDeadline*` and `Cancelled` propagate unchanged, and no further device is tried.
     """
     failures.append(failure_of(device, error, step))
     if allowed and not lost:
@@ -96,7 +100,10 @@ def first_able(
     failures: list[Failure],
     tell: Callable[[Failure, Device], None],
 ) -> Made | None:
-    """What *attempt* makes on the first of *others* that can, None if none; as `recover`."""
+    """Returns the first successful result of *attempt* on *others*; None if every device fails.
+
+    The arguments are those of `recover`. `MissedDeadline*` and `Cancelled` propagate.
+    """
     for device, step in others:
         tell(failures[-1], device)
         try:
@@ -117,9 +124,11 @@ def compile_elsewhere(
     *,
     allowed: bool,
 ) -> tuple[Device, ExecutionStep, PreparedModel, StepReceipt, int]:
-    """*step*, which its own device failed at with *error*, prepared by the first device after it
-    that can: that device, the step as it is there, what it made, the receipt, and how many compiles
-    were tried. Raises as `recover`.
+    """Compiles *step* on the first fallback device that can, after its own device failed.
+
+    *error* is the failure of the step's own device. Returns the fallback device, the step for that
+    device, its prepared model, the receipt, and the number of compiles tried. Raises as `recover`
+    does.
     """
     failures: list[Failure] = []
 
@@ -157,7 +166,9 @@ def compile_elsewhere(
 
 
 def supports_all(device: Device, step: ExecutionStep, accuracy: AccuracyClass = "relaxed") -> bool:
-    """Whether *device* says yes to every operation of the step, in *accuracy* or better."""
+    """Whether *device* supports every operation of the step, in the class *accuracy* or a stricter
+    one.
+    """
     answers = answers_for(device, step)
     least = ACCURACY_RANK[accuracy]
     return bool(answers) and all(
@@ -166,7 +177,10 @@ def supports_all(device: Device, step: ExecutionStep, accuracy: AccuracyClass = 
 
 
 def answers_for(device: Device, step: ExecutionStep) -> Sequence[Support]:
-    """One answer for each operation of the step; none where the device cannot answer."""
+    """The device's support answers, one for each operation of the step.
+
+    Empty if the driver raises or returns anything but one `Support` per operation; both are logged.
+    """
     try:
         answers = list(device.supported_operations(step.model))
         kinds = mappable_kinds(device)

@@ -1,4 +1,4 @@
-"""What the runs of one compiled model share: compiled forms, gate, exchange with callers."""
+"""What all runs of one compiled model share: its compiled forms, gate, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class Gate:
-    """A context manager around each run.
+    """Counts the runs in flight, and refuses new ones once closed. A context manager.
 
-    `close` lets no new run in and waits for those inside, for a while; the last of them does then
-    what is left to do. In a child process after `fork`, entering raises `StateError` without
-    touching the lock, which another thread may have held.
+    `close` waits for the runs inside until a deadline. If some are left, the last of them calls the
+    clean-up on leaving. In a child process after `fork`, entering raises `StateError` without
+    taking the lock, which another thread may have held at the fork.
     """
 
     __slots__ = (
@@ -71,20 +71,21 @@ class Gate:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self.inside: list[None] = []
-        """One entry a run, changed without the lock: each change is atomic."""
+        """One entry for each run inside. Changed without the lock: append and pop are atomic."""
         self.shut = self.forked = False
-        """Whether no new run may enter; and whether because this process was forked since."""
+        """*shut*: new runs are refused. *forked*: they are refused because this process is a fork.
+        """
         self._closed = False
         self._last: Callable[[], None] | None = None
         _gates.add(self)
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, in this process or, before a fork, in its parent."""
+        """Whether `close` was called, in this process or in its parent before the fork."""
         return self._closed
 
     def check(self) -> None:
-        """Raises what entering would raise."""
+        """Raises the error that entering raises; returns if the gate is open."""
         if self.forked:
             raise StateError(
                 f"this {self._subject} was made before a fork; compile again in the child process"
@@ -94,7 +95,7 @@ class Gate:
 
     def __enter__(self) -> None:
         self.inside.append(None)
-        # Looked at behind that: `close` either finds who enters, or was before.
+        # Checked after the append: `close` either sees this run, or set *shut* before this check.
         if self.shut:
             self.__exit__()
             self.check()
@@ -105,7 +106,9 @@ class Gate:
             self.leave_shut()
 
     def leave_shut(self) -> None:
-        """What leaving does once it is shut: the last run inside does what is left to do."""
+        """Leaves a gate that is shut. The last run inside calls the clean-up that `close` left to
+        it.
+        """
         if self.forked:
             return
         last = None
@@ -117,9 +120,10 @@ class Gate:
             last()
 
     def close(self, last: Callable[[], None], end: float) -> int:
-        """Closes and waits until *end*, of `time.monotonic`; how many are still inside. *last* is
-        called once none is: here, or by the last of those. A gate that is closed already, or
-        forked, is left as it is.
+        """Closes the gate, waits for the runs inside, and returns how many are left.
+
+        The wait ends at *end*, of `time.monotonic`. *last* is called once no run is inside: by this
+        call, or by the last run that leaves. Does nothing if the gate is already closed or forked.
         """
         if self.forked:
             return 0
@@ -142,32 +146,32 @@ class Executable:
     def __init__(self, interface: Interface, base: Variant, specialize: Specialize) -> None:
         self.base = base
         self.feedback: Feedback | None = None
-        """What goes round on devices, if anything does."""
+        """The values fed back from run to run on devices; None if there are none."""
         self.gate = Gate("compiled model")
         self.variants = Variants(specialize)
         self.lock = threading.Lock()
-        """Held where what follows changes."""
+        """Guards the attributes that follow."""
         self.bursts: WeakSet[Any] = WeakSet()
-        """Those that are open, which are ended with it."""
+        """The open bursts, which closing the model ends."""
         self.submitter: Submitter | None = None
-        """The threads of runs that were submitted, if any were."""
+        """The worker threads of submitted runs; None before the first `submit`."""
         self.thread_name = f"penstock-{id(self):x}"
-        """How the names of its threads begin."""
+        """Prefix of the names of this model's threads."""
         self.closing = threading.Lock()
-        """Held by who closes it."""
+        """Held by the thread that closes the model."""
         self.plain = ExecutionConfig(priority=base.priority)
-        """Of a run for which nothing is asked."""
+        """The configuration of a run without options."""
         self.state = initial_state(base.model) if base.model.entry.states else None
-        """The default `State`."""
+        """The default `State`; None for a model without state."""
         self.is_dynamic = not all(is_static(o.shape) for o in base.model.inputs)
         self.awaited = base.absence
         self.take(interface)
 
     def take(self, interface: Interface) -> None:
-        """Makes *interface* what callers see."""
+        """Makes *interface* the inputs and outputs that callers see."""
         self.exchange = Exchange(interface, len(self.base.model.outputs))
         self.ready = ready_inputs(interface.inputs) if self.exchange.is_in_order else None
-        """Recognises inputs that need not be looked at closely."""
+        """The fast path for inputs; None if it does not apply."""
 
     def run(
         self,
@@ -177,9 +181,9 @@ class Executable:
         state: State | None = None,
         dequantize: bool = False,
     ) -> Outputs:
-        """Does *run* from the caller's values to his outputs: see `CompiledModel.run`."""
+        """Executes *run* on the caller's inputs and returns the outputs: `CompiledModel.run`."""
         gate, exchange = self.gate, self.exchange
-        # As `with gate:`, with two calls less.
+        # Inlined `with gate:`, which saves two calls on the hot path.
         gate.inside.append(None)
         try:
             if gate.shut:
@@ -208,7 +212,7 @@ class Executable:
                 finally:
                     self.variants.give_back(variant)
                 if ready is None and exchange.is_in_order:
-                    # Inputs of the same kinds need not be looked at so closely again.
+                    # The next inputs of the same dtypes and shapes can take the fast path.
                     self.ready = ready_inputs(exchange.interface.inputs, shapes)
         finally:
             gate.inside.pop()
@@ -255,7 +259,9 @@ class Executable:
         state: State | None,
         real: bool,
     ) -> list[NDArray]:
-        """The caller's outputs of *arrays*, the model's inputs in order, by *variant*."""
+        """Runs *variant* on *arrays*, the model's inputs in order, and returns the caller's
+        outputs.
+        """
         targets = None
         if out is not None:
             if real:
@@ -298,12 +304,12 @@ class Executable:
         return config
 
     def welcome(self) -> None:
-        """Recompiles for each run's shapes once an awaited device is available."""
+        """Recompiles for each run's shapes once an unavailable device is available again."""
         if self.awaited is not None and self.awaited.any_is_back():
             self.is_dynamic, self.awaited = True, None
 
     def state_for(self, state: State | None) -> State | None:
-        """The State of a run that was given *state*. Raises `InputError`, `StateError`."""
+        """The `State` for a run: *state*, or the default one. Raises `InputError`, `StateError`."""
         if state is None:
             return self.state
         from penstock.execution.state import State
@@ -315,14 +321,16 @@ class Executable:
         return state
 
     def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
-        """As `penstock.memory.allocation.RoleUser`."""
+        """Implements `penstock.memory.allocation.RoleUser`."""
         from penstock.execution.feedback import role_use
 
         self.gate.check()
         return role_use(self.base.compilation, self.exchange.interface, kind, name, self)
 
     def _keeps_to_roles(self, arrays: Sequence[Any], out: object) -> bool:
-        """Whether a run of unknown shapes uses memory that was allocated for the base's steps."""
+        """Whether the run must use the base form because its memory was allocated for that form's
+        steps.
+        """
         if out is None and all(type(a) is np.ndarray for a in arrays):
             return False
         from penstock.execution.feedback import needs_the_steps_of_its_roles
@@ -340,14 +348,14 @@ def initial_state(model: Model) -> State:
 log = Log(__name__)
 
 CLOSE_SECONDS: Final = 10.0
-"""How long `close` waits for runs in flight, and for compiles in the background."""
+"""Seconds that `close` waits for runs in flight and for background compiles."""
 
 
 def close(executable: Executable) -> None:
-    """`CompiledModel.close`."""
+    """Implements `CompiledModel.close`."""
     if executable.gate.forked:
         return
-    # Who closes already may wait for this thread, where it is one of the model's own.
+    # A thread of the model itself must not block here: the closing thread may wait for it.
     inside = threading.current_thread().name.startswith(executable.thread_name)
     if not executable.closing.acquire(blocking=not inside):
         return
@@ -365,7 +373,7 @@ def close(executable: Executable) -> None:
 
 
 def _end_bursts(executable: Executable, end: float) -> None:
-    """Once no other run is in flight: the last burst to end releases the rest."""
+    """Ends all bursts once no other run is in flight; the last burst releases the model."""
     with executable.lock:
         bursts = list(executable.bursts)
     left = Countdown(len(bursts) + 1, partial(_release, executable, end))
@@ -384,7 +392,7 @@ def _release(executable: Executable, end: float) -> None:
 
 
 class Countdown:
-    """Calls *done* when it has been called *count* times. From any thread."""
+    """Calls *done* on the call number *count*. Safe from any thread."""
 
     def __init__(self, count: int, done: Callable[[], None]) -> None:
         self._left, self._done = count, done

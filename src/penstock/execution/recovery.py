@@ -1,7 +1,8 @@
-"""What happens to a step that failed in a run (NNAPI section 4.6).
+"""Fallback during a run, after a step failed (NNAPI section 4.6).
 
-Another device that its plan names repeats it, or else the reference device runs the whole model. A
-failure that is the first of its step is kept for a capsule.
+`Recovery` retries the step on the fallback devices of its plan. If they all fail, `WholeModel` runs
+the whole model on the reference device. The first failure of each step is saved for a failure
+capsule.
 """
 
 from __future__ import annotations
@@ -36,11 +37,10 @@ KEPT: Final = "kept for a capsule of the failure"
 
 
 class Recovery:
-    """The devices that may repeat one step, each prepared when it is first needed. Safe from any
-    thread.
+    """The fallback devices of one step, each compiled for when first needed. Thread-safe.
 
-    *devices* maps names to those there are; where a fall-back is not *allowed* none repeats it.
-    With the *plan* that the step is of, its first failure is kept.
+    *devices* maps names to the available devices. If *allowed* is False, no fallback runs. If
+    *plan* is given, the first failure of the step is saved for a capsule.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class Recovery:
         self._plan = plan
         self._able: tuple[tuple[Device, ExecutionStep], ...] | None = None
         self._prepared: dict[str, PreparedStep] = {}
-        # A lane lives as long as somebody has it.
+        # Keeps each device's queue alive while this object may run on the device.
         self._lanes: dict[str, DeviceQueue] = {}
         self._lock = threading.Lock()
         self._told = False
 
     def recover(self, run: Run, failed: PreparedStep, error: DriverError, began: int) -> None:
-        """Repeats the step, at which *failed* has failed with *error*, elsewhere.
+        """Runs the step on a fallback device, after *failed* raised *error*.
 
-        Raises *error* in the words of the caller's model where nothing can, with every failure in
-        `run.failures`; `MissedDeadline*` and `Cancelled`.
+        Raises *error*, with the message of `final_error`, if no fallback device can run the step;
+        `run.failures` then lists every failure. `MissedDeadline*` and `Cancelled` propagate.
         """
         note_lost(failed, error, run)
         failures: list[Failure] = []
@@ -94,7 +94,11 @@ class Recovery:
                     keep_soon(failure, plan, run.receipt().to_json, self._config.accuracy)
 
     def repeat(self, run: Run, began: int, only: str | None = None) -> bool:
-        """Whether another device, or *only*, ran it; `run.failures` has every failure."""
+        """Runs the step on a fallback device, or on the device *only*; returns whether one
+        succeeded.
+
+        If none succeeded, `run.failures` lists every failure.
+        """
         if not self._allowed:
             return False
         failures = [*run.failures]
@@ -109,7 +113,7 @@ class Recovery:
         return done is not None
 
     def close(self) -> None:
-        """Closes what was prepared."""
+        """Closes the models prepared on fallback devices."""
         for prepared in self._prepared.values():
             prepared.close()
 
@@ -161,7 +165,7 @@ class Recovery:
             return prepared
 
     def _tell(self, failure: Failure, device: Device) -> None:
-        """Logs the first fall-back; the receipts have the others."""
+        """Logs the first fallback of this step; later ones are recorded in the receipts alone."""
         if not self._told:
             self._told = True
             what = "the whole model" if self._step.index == WHOLE else f"step {self._step.index}"
@@ -169,13 +173,16 @@ class Recovery:
             log.warning(text, what, failure.device, device.name, failure.error)
 
     def _has_lost(self, run: Run) -> bool:
-        """Whether memory that the step reads or writes ended with the device that had it."""
+        """Whether the step reads or writes device memory that was lost with its device."""
         bound = run.bound or {}
         used = (i for i, _ in (*self._ports.inputs, *self._ports.outputs) if i in bound)
         return any(bound[i].gone() is not None for i in used)
 
     def _noted(self, run: Run, failed: PreparedStep, error: DriverError) -> tuple[StepFailure, ...]:
-        """What is to be kept of the failure; the copies are in the receipt."""
+        """The evidence of the failure for a capsule: the error and copies of the step's inputs.
+
+        Each copy is recorded in the receipt of *run*.
+        """
         began = perf_counter_ns()
         words = in_model(self._step, error)
         found = noted("execute", self._step, failed.device, words, run.values)
@@ -190,7 +197,7 @@ class Recovery:
 
 
 class WholeModel:
-    """The whole of *plan* on the reference device, for a run whose failed step has no fallback."""
+    """Runs the whole model of *plan* on the reference device, after a step had no fallback."""
 
     def __init__(
         self, plan: ExecutionPlan, devices: Mapping[str, Device], config: PrepareConfig
@@ -199,9 +206,12 @@ class WholeModel:
         self._recovery = Recovery(step, ports_of(step), devices, config)
 
     def repeat(self, run: Run) -> bool:
-        """Whether it ran: inputs and state are read from the values of *run*, outputs put there."""
+        """Runs the model; returns whether it succeeded.
+
+        Inputs and state are read from the values of *run*, and outputs are put there.
+        """
         return self._recovery.repeat(run, perf_counter_ns())
 
     def close(self) -> None:
-        """Closes what was prepared."""
+        """Closes the prepared model."""
         self._recovery.close()

@@ -1,4 +1,4 @@
-"""One run in progress: its limits, the values that it works on, and what it has done so far."""
+"""State of one run in progress: its limits, its values, and the record for its receipt."""
 
 from __future__ import annotations
 
@@ -45,11 +45,14 @@ if TYPE_CHECKING:
 
 
 NO_VALUES: Final[dict[int, NDArray]] = {}
-"""Of a run that has ended."""
+"""The values of a run that has ended."""
 
 
 class StepTrace(Struct, frozen=True):
-    """One step that ran: where, when (`perf_counter_ns`), which devices failed before."""
+    """Record of one executed step: its device, its times, and the devices that failed before.
+
+    Times are of `time.perf_counter_ns`.
+    """
 
     prepared: PreparedStep
     began_ns: int
@@ -60,7 +63,7 @@ class StepTrace(Struct, frozen=True):
 
 
 class InnerStep(Struct):
-    """A step of a branch: its *first* run, the number of *runs*, and their total time."""
+    """Record of a step inside a branch: its *first* run, the number of *runs*, their total time."""
 
     part: str
     first: StepTrace
@@ -69,7 +72,7 @@ class InnerStep(Struct):
 
 
 class InnerSteps:
-    """The steps of branches, those that ran again and again as one."""
+    """Records of the steps inside branches. Repeated runs of a step are added up in one record."""
 
     def __init__(self) -> None:
         self.steps: dict[tuple[object, ...], InnerStep] = {}
@@ -89,14 +92,14 @@ class InnerSteps:
 
 
 class FoldedCopy(CopyReceipt, frozen=True):
-    """Equal copies of a loop's rounds as one: sums, and the *start_ns* of the first."""
+    """The sum of equal copies in the rounds of a loop; *start_ns* is that of the first."""
 
     def __post_init__(self) -> None:
-        """Each of the copies was told of when it was made."""
+        """Overrides the notification of `CopyReceipt`: each single copy was already reported."""
 
 
 def fold_copies(copies: list[CopyReceipt]) -> None:
-    """Replaces the copies of one reason between the same places by their sum, in place."""
+    """Adds up, in place, the copies with the same reason, source, destination, step and operand."""
     groups: dict[tuple[object, ...], list[CopyReceipt]] = {}
     for copy in copies:
         key = (copy.source, copy.destination, copy.reason, copy.step, copy.operand)
@@ -123,13 +126,14 @@ def fold_copies(copies: list[CopyReceipt]) -> None:
 
 
 class Run(Struct):
-    """One run of a plan, or of a branch of control flow *within* another run. One thread at a time.
+    """One run of a plan, or of a branch *within* another run. Used by one thread at a time.
 
-    *config* has its deadline and its cancel token. *values* maps operands of the planned model to
-    arrays; *places* are those of them that lie in memory kept from run to run; *bound* are the
-    operands that are no arrays of the host. All else goes into the receipt: *failures* are those
-    at the step that nothing could repeat by itself, *notes* are put there as they read when it is
-    made. Times are of `time.perf_counter_ns`.
+    *config* has the deadline and the cancel token. *values* maps operands of the planned model to
+    arrays. *places* are preallocated buffers that are reused from run to run. *bound* are operands
+    in memory other than host arrays, such as device buffers.
+
+    The other fields go into the receipt. *failures* are those at the step that no fallback device
+    could run. *notes* become text when the receipt is made. Times are of `time.perf_counter_ns`.
     """
 
     config: ExecutionConfig
@@ -148,13 +152,14 @@ class Run(Struct):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a driver has executed a step of it, or of the run that it is within."""
+        """Whether a driver has executed a step of this run, or of the run that contains it."""
         return self.within or len(self.steps) > 0
 
     def check(self) -> None:
-        """Raises `Cancelled` once the token is set, and once the deadline has passed
-        `MissedDeadlinePersistent` before the first call of a driver, `MissedDeadlineTransient`
-        after it (NNAPI section 7.3).
+        """Raises if the run must stop (NNAPI section 7.3).
+
+        `Cancelled` once the token is set. Once the deadline has passed, `MissedDeadlinePersistent`
+        before the first driver call and `MissedDeadlineTransient` after it.
         """
         if self.config.cancel is not None:
             self.config.cancel.check()
@@ -166,19 +171,19 @@ class Run(Struct):
             check_deadline(self.config.deadline_ns)
 
     def check_end(self) -> None:
-        """Raises `MissedDeadlineTransient` where the deadline has passed."""
+        """Raises `MissedDeadlineTransient` if the deadline has passed."""
         if self.config.deadline_ns is not None and monotonic_ns() >= self.config.deadline_ns:
             raise MissedDeadlineTransient("the run took longer than its timeout")
 
     def end(self) -> None:
-        """The run has ended: its time is taken, and its memory is no longer held."""
+        """Ends the run: records the time and drops the references to its memory."""
         self.ended_ns = perf_counter_ns()
         self.values, self.places = NO_VALUES, NO_PLACES
         if self.bound is not None:
             self.bound = None
 
     def receipt(self) -> Receipt:
-        """What it did, until `end` or, before that, until now."""
+        """The receipt of the run, up to `end`, or up to now if the run has not ended."""
         return Receipt(
             tuple(map(step_receipt, self.steps)),
             self.compiles,
@@ -191,9 +196,9 @@ class Run(Struct):
 
 
 def step_receipt(run: StepTrace) -> StepReceipt:
-    """What the receipt of a run says of one step."""
+    """The receipt entry of one executed step."""
     step = run.prepared.step
-    # A driver that was not there for the compile is not there for the run either.
+    # The unavailable driver failed at compile time, so its failure also belongs to this run.
     failures = run.failures or tuple(f for f in run.prepared.receipt.failures if f.is_unavailable)
     first = failures[0] if failures else None
     timing: object = run.result.timing
@@ -223,7 +228,7 @@ def step_receipt(run: StepTrace) -> StepReceipt:
 
 
 def _kernels(run: StepTrace, told: object) -> tuple[KernelReceipt, ...]:
-    """What the driver says of its kernels, as far as it makes sense; none of it otherwise."""
+    """The kernel timings that the driver reported; empty if any of them is invalid."""
     if not isinstance(told, tuple) or not all(_makes_sense(k, run.prepared) for k in told):
         return ()
     step = run.prepared.step
@@ -251,7 +256,7 @@ def _makes_sense(kernel: object, prepared: PreparedStep) -> bool:
 
 
 def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
-    """The cache outcome of the step's compile, with what has become of a late write by now."""
+    """The cache outcome of the step's compile, updated if the entry was written since."""
     told = prepared.receipt.cache
     if told.not_saved and not told.is_to_be_written:
         return told
@@ -274,10 +279,10 @@ def execution_config(
     loop_timeout: float | None,
     extension_attributes: Sequence[ExtensionAttribute] = (),
 ) -> ExecutionConfig:
-    """*plain* with what the caller asks for; times are in seconds.
+    """*plain* with the options of one call; times are in seconds.
 
-    Raises `InputError` for what makes no sense, `MissedDeadlinePersistent` where *timeout* leaves
-    no time.
+    Raises `InputError` for an invalid option, `MissedDeadlinePersistent` if *timeout* leaves no
+    time.
     """
     if measure is not False and measure is not True:
         raise InputError(f"measure must be true or false, not {measure!r}")
@@ -299,7 +304,7 @@ def execution_config(
 
 
 def checked_attributes(attributes: Sequence[ExtensionAttribute]) -> tuple[ExtensionAttribute, ...]:
-    """*attributes* as drivers get them; `InputError` for what no driver need look at."""
+    """*attributes* as a tuple for drivers. Raises `InputError` for an invalid one."""
     check_kind(
         attributes,
         (tuple, list),
@@ -316,7 +321,7 @@ def checked_attributes(attributes: Sequence[ExtensionAttribute]) -> tuple[Extens
 
 
 def _loop_timeout(seconds: object, default: int | None) -> int | None:
-    """Nanoseconds; None where only the run's deadline and its cancellation end a loop."""
+    """The limit of each loop in nanoseconds; None if only the run's deadline limits loops."""
     if seconds is None:
         return default
     if not is_number(seconds) or seconds <= 0:
@@ -325,13 +330,16 @@ def _loop_timeout(seconds: object, default: int | None) -> int | None:
 
 
 def note_lost(prepared: PreparedStep, error: DriverError, run: Run) -> None:
-    """Adds to the receipt of *run* what was copied for an execution that failed by *error*."""
+    """Adds the copies made for an execution that failed with *error* to the receipt of *run*."""
     if error.copies:
         note_remote(prepared, RemoteResult(copies=error.copies), run)
 
 
 def note_remote(prepared: PreparedStep, result: ExecutionResult, run: Run) -> None:
-    """Adds to the receipt of *run* what *result* says of the way to its device, if it does."""
+    """Adds the copies and incidents of a remote execution to the receipt of *run*.
+
+    A *result* of a device in this process has none.
+    """
     if not isinstance(result, RemoteResult):
         return
     step, device = prepared.step, prepared.device.name
@@ -346,6 +354,6 @@ def note_remote(prepared: PreparedStep, result: ExecutionResult, run: Run) -> No
             )
         )
     for incident in result.incidents:
-        # Of one death each model of the process has the same to tell.
+        # Every model of a dead process reports the same incident; the receipt has it once.
         if (note := f"device {device}: {incident}") not in run.notes:
             run.notes += (note,)

@@ -1,4 +1,4 @@
-"""One step of a plan, executed: passes the arguments, calls the driver, recovers a failure."""
+"""Executes one step of a plan: passes the arguments, calls the driver, falls back on failure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 
 class Alternatives(NamedTuple):
-    """What may repeat the steps of one compiled form that fail in a run: *devices* by name,
-    prepared with *config*, where a fall-back is *allowed*. Their first failures are kept with the
-    *plan*.
+    """The fallback devices of one compiled form, and how to compile for them.
+
+    *devices* maps names to devices, prepared with *config*. *allowed* says whether the compile
+    allows a fallback. The first failure of each step is saved with the *plan*.
     """
 
     devices: Mapping[str, Device]
@@ -40,7 +41,7 @@ class Alternatives(NamedTuple):
     plan: ExecutionPlan
 
     def recovery_of(self, step: ExecutionStep, ports: Ports) -> Recovery:
-        """Of one step with these arguments; made when it fails for the first time."""
+        """The `Recovery` of *step*, whose arguments are *ports*. Made when the step first fails."""
         from penstock.execution.recovery import Recovery
 
         return Recovery(
@@ -49,12 +50,14 @@ class Alternatives(NamedTuple):
 
 
 class Step(QueueUser):
-    """One prepared step, executed any number of times, from any thread.
+    """A prepared step, executed any number of times, from any thread.
 
-    How it passes its arguments is chosen here, once: arrays are lent as they lie where the device
-    shares the host's memory and no size is left to the run; all else goes by `transfer`. Of its
-    operands, *placed* have a place in the arena, *dynamic* lie between steps and have a size that
-    only a run tells, *states* are fed by a State.
+    The way to pass arguments is chosen once, here. Arrays are lent without a copy if the device
+    shares the host's memory and accepts host memory, no operand holds strings, and every output's
+    size is known before the run. Otherwise `transfer` passes the arguments.
+
+    *placed* are the operands that have a slot in the arena. *dynamic* are values between steps
+    whose size is known only during the run. *states* are operands whose value comes from a `State`.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class Step(QueueUser):
         self.inputs = tuple(i for i, _ in ports.inputs)
         """The operands that it reads, in the step's order."""
         self.outputs = tuple(i for i, _ in ports.outputs)
-        """The operands that it computes, likewise."""
+        """The operands that it computes, in the step's order."""
         self._touched = frozenset(i for i, _ in every)
         self._kinds = tuple(
             (i, static_shape(o.shape) or (), o.dtype.numpy) for i, o in ports.outputs
@@ -88,7 +91,8 @@ class Step(QueueUser):
         self._operands = tuple(o for _, o in ports.outputs)
         self._enclosed = all(i in placed for i in self._touched)
         self._fed = tuple(i for i in self.inputs if i in states)
-        # Before the first execution that the device accepted, or never.
+        # `ProvenRequest` skips validation. It is used after the device accepted one execution, and
+        # only if every shape is known.
         self._request: type[Request] = Request
         known = all(is_static(o.shape) for _, o in every)
         self._proven = ProvenRequest if known else Request
@@ -98,29 +102,30 @@ class Step(QueueUser):
             if i in dynamic and alternatives.allowed and FALLBACK_DEVICE in prepared.step.fallbacks
         )
         self.is_direct = self._lends and known and not self._learned
-        """Whether it is one call with arrays of known shapes, whatever they hold."""
+        """Whether each execution is one driver call with arrays of known shapes."""
         self._call: Callable[[Request, ExecutionConfig], ExecutionResult] = (
             prepared.prepared.execute
         )
         self._lock = threading.Lock()
 
     def take_turns(self) -> None:
-        """As `QueueUser`."""
+        """Queues every execution on the device from now on. See `QueueUser`."""
         from penstock.execution.adapters import scheduled
 
         self.prepared = scheduled(self.prepared)
         self._call = self.prepared.prepared.execute
 
     def call_by(self, execute: Callable[[Request, ExecutionConfig], ExecutionResult]) -> None:
-        """Calls the driver by *execute* from now on unless it queues: a shorter path."""
+        """Calls the driver through *execute*, a faster path, unless the step is queued."""
         self._call = execute
 
     def execute(self, run: Run) -> None:
-        """Reads its inputs from the values of *run* and puts its outputs there: in place where an
-        array is there already, else in new ones.
+        """Executes the step on the values of *run*: reads its inputs and puts its outputs there.
 
-        Raises the device's `DriverError` where no other device could repeat the step, with every
-        failure in `run.failures`; `MissedDeadline*` and `Cancelled`, which nothing repeats.
+        An output that already has an array is written in place; otherwise a new array is allocated.
+        A failure starts the fallback. Raises the driver's `DriverError` if no fallback device can
+        run the step; `run.failures` then lists every failure. Raises `MissedDeadline*` and
+        `Cancelled`, which are never retried.
         """
         began = perf_counter_ns()
         if self._learned and self._repeat_without_elements(run, began):
@@ -155,11 +160,14 @@ class Step(QueueUser):
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result))
 
     def request(self, run: Run) -> Request:
-        """The request, with new arrays for outputs that have none, if the run keeps no request."""
+        """The request of one execution. Outputs without an array get a new one.
+
+        A request whose arguments all stay the same from run to run is kept in `run.places`.
+        """
         places = run.places
         values, readable, writable = run.values, places.readable, places.writable
         make = self._request
-        # What a State feeds has been looked at where it has a place.
+        # An input that a `State` feeds was validated only if it has a buffer in *readable*.
         if self._fed and self._fed[0] not in readable:
             make = Request
         given: list[RequestArgument] = []
@@ -167,7 +175,7 @@ class Step(QueueUser):
             if i in readable:
                 given.append(readable[i])
                 continue
-            # As `lent`, without a call more.
+            # Inlined `lent`, which saves a call on the hot path.
             array = values[i].view()
             array.setflags(False)  # type: ignore[call-arg]  # as there
             given.append(HostMemory(array))
@@ -188,19 +196,22 @@ class Step(QueueUser):
         return request
 
     def recover(self, run: Run, error: DriverError, began: int) -> None:
-        """Has another device repeat the step, which failed with *error*: see `Recovery.recover`."""
+        """Runs the step, which failed with *error*, on a fallback device."""
         self._recovered().recover(run, self.prepared, error, began)
 
     def expect(self, _: object) -> None:
-        """A step's lane is told by its `Variant`."""
+        """Does nothing: the `Variant` announces priorities for its steps."""
 
     def close(self) -> None:
-        """Closes what was prepared to repeat it."""
+        """Closes the models prepared on fallback devices."""
         if self._recovery is not None:
             self._recovery.close()
 
     def _repeat_without_elements(self, run: Run, began: int) -> bool:
-        """Whether an empty input sent the step to the last fallback: no driver need take one."""
+        """Whether an input was empty, so that the reference device ran the step.
+
+        Drivers are not required to accept an input without elements.
+        """
         for i in self._learned:
             if i in run.values and run.values[i].size == 0:
                 why = f"not asked: operand {i} has no elements"

@@ -1,4 +1,4 @@
-"""Which devices may repeat a step that fails, by the policy; known before anything fails."""
+"""Chooses, at planning time, the fallback devices of each step. Applies the policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.partitioning.support import LAST_RESORT, SupportTable, live_operat
 NOT_ALLOWED: Final = "no fall-back is allowed (allow_fallback=False)"
 
 WHOLE: Final = -1
-"""The index of a step that is no step of its plan: the whole model."""
+"""Index of the pseudo-step that is the whole model (`whole_step`)."""
 
 
 def permit_fallback(
@@ -28,14 +28,18 @@ def permit_fallback(
     operations: Sequence[Placement],
     policy: Policy,
 ) -> tuple[ExecutionStep, ...]:
-    """*steps* with their `fallbacks`: the other candidates in order, then the reference device,
-    named or not.
+    """*steps* with their `fallbacks` filled in: the other candidates in order, then the reference
+    device.
 
-    *table* holds the candidates' answers before partitions were refused for their size: a candidate
-    must have said yes to every operation of the step. A reference device that is not among them is
-    held to *forbid* and *require* alone, and whoever falls back on it asks it first. Of the steps
-    that it may repeat, the smallest go first while `min_coverage` holds with all of them on it.
-    After a reference device in a process of its own comes the one of this process, `LAST_RESORT`.
+    - A candidate qualifies if it supports every operation of the step. *table* holds the
+      candidates' answers before small partitions were rejected.
+    - The reference device qualifies even if it is no candidate. Then only the policy's *forbid* and
+      *require* apply, and the fallback queries its support first.
+    - Smaller steps get the reference device first. The policy's `min_coverage` must hold even if
+      all of these steps fall back to it.
+    - After a reference device in a host process comes the in-process one, `LAST_RESORT`.
+
+    A step without `fallbacks` gets the reason in `no_fallback`.
     """
     if not policy.allow_fallback:
         return tuple(replace(step, no_fallback=NOT_ALLOWED) for step in steps)
@@ -57,14 +61,14 @@ def _permitted(
 
 
 def _is_elsewhere(table: SupportTable) -> bool:
-    """Whether the reference device is a candidate in a host process, which may die."""
+    """Whether the reference device is a candidate that runs in a host process, which may die."""
     return any(
         candidate.is_reference and is_isolated(candidate.device) for candidate in table.candidates
     )
 
 
 def _refusals(step: ExecutionStep, table: SupportTable, policy: Policy) -> str:
-    """Why neither a candidate nor the reference device may repeat *step*."""
+    """Why neither a candidate nor the reference device is a fallback of *step*."""
     reasons = {
         candidate.name: reason
         for candidate in table.candidates
@@ -75,7 +79,7 @@ def _refusals(step: ExecutionStep, table: SupportTable, policy: Policy) -> str:
         reasons[FALLBACK_DEVICE] = _first(
             policy_refusal(table.model, i, FALLBACK_DEVICE, policy) for i in step.operations
         )
-    # What may run every operation, and is not let, is kept by the coverage alone.
+    # If it supports every operation and the policy permits them, only `min_coverage` excludes it.
     if not reasons.get(FALLBACK_DEVICE):
         reasons[FALLBACK_DEVICE] = f"the policy's min_coverage of {policy.min_coverage:g} needs it"
     told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
@@ -125,9 +129,10 @@ def _reference_may_run(table: SupportTable, operation: int, policy: Policy) -> b
 
 
 def may_run_whole(plan: ExecutionPlan) -> bool:
-    """Whether the reference device may run all of *plan* where one of its steps cannot be repeated
-    by itself: it may repeat every step that is not there already, and this is more than to repeat
-    the one step.
+    """Whether the reference device may run all of *plan* when a step has no fallback left.
+
+    It must be a permitted fallback of every step on another device. A plan with a single step
+    returns False: running the whole model would only repeat that step.
     """
     guests = [step for step in plan.steps if step.device != FALLBACK_DEVICE]
     apart = any(step.control is not None for step in plan.steps)
@@ -139,7 +144,7 @@ def may_run_whole(plan: ExecutionPlan) -> bool:
 
 
 def whole_step(model: Model) -> ExecutionStep:
-    """All of *model* as one step for the reference device, with index `WHOLE`."""
+    """All of *model* as one step for the reference device, with the index `WHOLE`."""
     live = live_operations(model)
     cut = Cutter(model, live).cut(live)
     last = (FALLBACK_DEVICE,)
