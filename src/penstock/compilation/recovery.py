@@ -28,6 +28,7 @@ from penstock.hal import (
 )
 from penstock.hal.device import is_isolated, mappable_kinds
 from penstock.logs import Log
+from penstock.partitioning.fallback import no_device_after
 from penstock.partitioning.plan import ExecutionStep
 from penstock.partitioning.support import LAST_RESORT
 
@@ -59,7 +60,9 @@ def able_devices(
             rest = step.fallbacks[place + 1 :]
             if name == FALLBACK_DEVICE and is_isolated(device):
                 rest = tuple(dict.fromkeys((*rest, LAST_RESORT)))
-            yield device, replace(step, device=name, fallbacks=rest, control=None)
+            reason = "" if rest else no_device_after(name)
+            moved = replace(step, device=name, fallbacks=rest, no_fallback=reason, control=None)
+            yield device, moved
         else:
             log.debug("step %d: %s does not support it and cannot repeat it", step.index, name)
 

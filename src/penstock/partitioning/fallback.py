@@ -47,6 +47,11 @@ def permit_fallback(
     return tuple(_permitted(step, table, policy, step.index in granted) for step in polled(steps))
 
 
+def no_device_after(name: str) -> str:
+    """Why a step on the last device of its list has no fallback."""
+    return f"no device comes after {name}"
+
+
 def _permitted(
     step: ExecutionStep, table: SupportTable, policy: Policy, granted: bool
 ) -> ExecutionStep:
@@ -56,7 +61,7 @@ def _permitted(
     if names:
         return replace(step, fallbacks=names)
     if step.device == FALLBACK_DEVICE:
-        return replace(step, no_fallback=f"nothing comes after {FALLBACK_DEVICE}")
+        return replace(step, no_fallback=no_device_after(FALLBACK_DEVICE))
     return replace(step, no_fallback=_refusals(step, table, policy))
 
 

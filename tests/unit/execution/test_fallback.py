@@ -119,6 +119,22 @@ class TestTheNextNamedDevice:
         assert chain_of(outputs.receipt) == [("reference", ["b"])]
         assert first.calls["prepare_model"] == 1
 
+    def test_device_that_took_over_at_compile_keeps_the_devices_after_it(self) -> None:
+        first = faulty(NumpyDevice("a"), "prepare_model")
+        second, third = (faulty(NumpyDevice(name), "execute") for name in "bc")
+        with compiled(add_relu(), first, second, third) as model:
+            (step,) = model.plan.steps
+            assert (step.device, step.fallbacks) == ("b", ("c", "reference"))
+            outputs = model(X, X)
+        np.testing.assert_array_equal(outputs[1], X + X)
+        assert chain_of(outputs.receipt) == [("reference", ["b", "c"])]
+
+    def test_step_moved_to_the_last_device_says_that_no_device_comes_after_it(self) -> None:
+        with compiled(add_relu(), faulty(NumpyDevice("a"), "prepare_model")) as model:
+            (step,) = model.plan.steps
+            assert (step.device, step.fallbacks) == ("reference", ())
+            assert step.no_fallback == "no device comes after reference"
+
     def test_a_fall_back_that_does_not_compile_is_passed_over(self) -> None:
         first = faulty(NumpyDevice("a"), "execute")
         second = faulty(NumpyDevice("b"), "prepare_model")

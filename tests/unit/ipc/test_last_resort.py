@@ -168,4 +168,4 @@ def test_without_a_fall_back_the_death_is_the_error() -> None:
 def test_in_this_process_nothing_comes_after_reference() -> None:
     with penstock.compile(MODEL, devices=["reference"], cache=False) as model:
         (step,) = model.plan.steps
-        assert (step.fallbacks, step.no_fallback) == ((), "nothing comes after reference")
+        assert (step.fallbacks, step.no_fallback) == ((), "no device comes after reference")
