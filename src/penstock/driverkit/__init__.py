@@ -1,4 +1,4 @@
-"""The kit for drivers: what a driver needs beside the contract of `penstock.hal`.
+"""The kit for drivers: ready-made parts that implement the contract of `penstock.hal`.
 
 The shortest driver is a class with a Python function for each operation:
 
@@ -9,9 +9,10 @@ The shortest driver is a class with a Python function for each operation:
         def relu(self, site, x):
             return np.maximum(x, 0)
 
-`KernelDevice` keeps every promise of `penstock.hal`: it answers what is supported, checks and binds
-memory, reports shapes, stops when it is asked to, and names the operation that failed. A driver
-over an engine starts from `engine.EngineDevice`; docs/writing-a-driver.md has one.
+`KernelDevice` implements the contract of `penstock.hal`: it answers which operations are supported,
+checks and binds memory, reports shapes, stops at a deadline or cancellation, and names the
+operation that failed. A driver over an engine starts from `engine.EngineDevice`;
+docs/writing-a-driver.md has an example.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
-"""Payloads of cache files: a manifest (its length in 4 bytes, little-endian, then msgpack), and
-what follows it.
+"""Payloads of cache files: a manifest (its length in 4 bytes, little-endian, then msgpack), then
+binary parts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Interface(msgspec.Struct, frozen=True):
-    """The inputs and outputs of a model, for checking requests where there is no model."""
+    """The inputs and outputs of a model. Requests to a model from the cache are checked against
+    them.
+    """
 
     entry: Subgraph
 
 
 class Port(msgspec.Struct, frozen=True, array_like=True):
-    """One input or output: its name, element type, shape, and how it is quantised."""
+    """One input or output: its name, element type, shape and quantisation."""
 
     name: str
     dtype: str
@@ -42,9 +44,11 @@ class Port(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ports(msgspec.Struct, frozen=True, array_like=True):
-    """The inputs and outputs of an entry subgraph. *forwards* gives for each output the input that
-    it is, or -1 where the engine computes it. *quantized* is whether any value that is no constant
-    is quantised in 8 bits.
+    """The inputs and outputs of an entry subgraph.
+
+    *forwards* has one number for each output: the index of the input that it forwards, or -1 if the
+    engine computes it. *quantized* says whether any value that is not a constant is quantised in 8
+    bits.
     """
 
     inputs: tuple[Port, ...]
@@ -54,7 +58,7 @@ class Ports(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(Protocol):
-    """What a manifest has at least."""
+    """The fields that every manifest has."""
 
     @property
     def schema(self) -> int: ...
@@ -75,7 +79,7 @@ def interface_of(ports: Ports) -> Interface:
 
 
 def ports_of(model: Model) -> Ports:
-    """The ports of a model's entry subgraph, whose shapes are known."""
+    """The ports of a model's entry subgraph. All their shapes must be known."""
     entry = model.entry
     inputs, outputs = (
         tuple(_port(entry.operands[index]) for index in indexes)
@@ -93,8 +97,8 @@ def framed(manifest: Manifest, *parts: bytes | memoryview) -> bytes:
 
 
 def unframed(content: memoryview, kind: type[M], schema: int) -> tuple[M, memoryview]:
-    """The manifest, of this *schema*, and the bytes behind it. Raises `GeneralFailure` for anything
-    that `framed` never makes.
+    """The manifest, decoded by *schema*, and the bytes behind it. Raises `GeneralFailure` for bytes
+    that `framed` cannot have produced.
     """
     if content.nbytes < _LENGTH.size:
         raise GeneralFailure("the artefact has no manifest")

@@ -18,20 +18,21 @@ F32: Final = DType.FLOAT32
 
 CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
-"""The fused activations that engines compute."""
+"""The fused activations that engines support."""
 
 LEAST_SCALE: Final = 1e-9
 GREATEST_SCALE: Final = 1e4
-"""The range of scales in networks, with orders of magnitude to spare. Beyond it kernels overflow,
-or end the process.
+"""The range of scales in real networks, with a margin of orders of magnitude. Outside this range
+kernels overflow, or end the process.
 """
 
 GREATEST_RATIO: Final = 2.0**20
-"""Greatest ratio of input to output scale: products of 8-bit values stay within 32 bits."""
+"""Greatest ratio of input scale to output scale. Up to it, products of 8-bit values fit in 32 bits.
+"""
 
 
 def one_scale(operand: Operand) -> tuple[float, int]:
-    """Scale and zero point of a per-tensor quantised activation. Refuses any other."""
+    """Scale and zero point of an activation quantised per tensor. Refuses any other operand."""
     quantization = operand.quantization
     if quantization is None:
         raise Refused(f"{operand.dtype.value} values without a scale are not computed here")
@@ -46,11 +47,12 @@ SHARES: Final = {
     DType.UINT8: (1 / 256, 0),
     DType.INT16: (1 / 32768, 0),
 }
-"""The scale and zero point that TFLite's SOFTMAX assumes for its quantised output, by type."""
+"""The scale and zero point that TFLite's SOFTMAX assumes for its quantised output, by element type.
+"""
 
 
 def require_shares(output: Operand) -> None:
-    """Refuses a quantised SOFTMAX whose output is not in the scale of `SHARES`."""
+    """Refuses a quantised SOFTMAX whose output has another scale or zero point than `SHARES`."""
     expected = one_scale(output) == SHARES.get(output.dtype)
     require(expected, "shares that are not in the scale TFLite has for them")
 
@@ -64,8 +66,8 @@ def one_scale_a_channel(site: Site, weights: int) -> None:
 
 
 def _check_multiplier(given: Sequence[Operand], made: Sequence[Operand]) -> None:
-    """Refuses scales so far apart that TFLite's fixed-point arithmetic overflows; that of engines
-    does not.
+    """Refuses scales so far apart that TFLite's fixed-point arithmetic overflows. Engines do not
+    overflow there, so their results would differ.
     """
     scales = [one_scale(o)[0] for o in given]
     greatest = max([math.prod(scales), *scales])
@@ -84,11 +86,11 @@ def activation(site: Site, known: Iterable[str]) -> str:
 def activations(
     site: Site, positions: Iterable[int] | None = None, quantized: AccuracyClass = "stepwise"
 ) -> AccuracyClass:
-    """The class of an operation whose inputs at *positions* (None: all) and outputs are all
-    float32, or all quantised in 8 bits per tensor.
+    """The accuracy class of an operation whose inputs at *positions* (None: all) and outputs are
+    all float32, or all quantised in 8 bits per tensor.
 
-    Float32 is faithful. Quantised operations are of the class *quantized*: stepwise where the
-    engine rounds more than single values differently, since such steps add up through a network.
+    Float32 is faithful. Quantised operations are of the class *quantized*. It is stepwise if the
+    engine rounds more than single values differently, because such steps add up through a network.
     """
     given = site.inputs if positions is None else [site.input(p) for p in positions]
     operands = [o for o in (*given, *site.outputs) if o is not None]
@@ -104,7 +106,7 @@ def activations(
 def numbers(
     site: Site, whole: Collection[DType], quantized: AccuracyClass = "stepwise"
 ) -> AccuracyClass:
-    """As `activations` of all operands; exact if all have one of the types *whole*."""
+    """As `activations`, for all operands. Exact if every operand has one of the types *whole*."""
     operands = [o for o in (*site.inputs, *site.outputs) if o is not None]
     if len({o.dtype for o in operands}) == 1 and operands[0].dtype in whole:
         return "exact"
@@ -116,7 +118,7 @@ LEAST_LENGTH: Final = 1e-6
 
 
 def check_logic(site: Site) -> AccuracyClass:
-    """The class of an operation on truth values."""
+    """The accuracy class of an operation on truth values."""
     for position in range(len(site.inputs)):
         site.shape(position)
         require(site.input(position).dtype is DType.BOOL, "only truth values are combined here")
@@ -124,7 +126,7 @@ def check_logic(site: Site) -> AccuracyClass:
 
 
 def require_choice(site: Site) -> None:
-    """Refuses a SELECT that broadcasts; a vector of truth values may choose rows."""
+    """Refuses a SELECT that broadcasts. A condition vector that selects whole rows is accepted."""
     shapes = [site.shape(p) for p in range(3)]
     site.output_shape()
     if site.operation.type == "SELECT":
@@ -141,7 +143,9 @@ def reduced_axes(site: Site) -> list[int]:
 
 
 def require_rows(site: Site) -> None:
-    """Refuses a FULLY_CONNECTED without plain weights [units, depth] or known shapes."""
+    """Refuses a FULLY_CONNECTED unless its weights are plain [units, depth] and its shapes are
+    known.
+    """
     attributes = site.attributes
     require(attributes.text("weights_format") == "DEFAULT", "shuffled weights are not read")
     require(not site.has(3) and len(site.outputs) == 1, "weights scaled by blocks are not read")
@@ -152,9 +156,11 @@ def require_rows(site: Site) -> None:
 def check_layer(
     site: Site, quantized: AccuracyClass, *, data: int = 0, weights: int = 1, bias: int = 2
 ) -> AccuracyClass:
-    """The class of a layer: all float32; 8-bit data with constant 8-bit weights and a constant
-    int32 bias, which is *quantized*; or float32 data with constant 8-bit weights, where TFLite
-    quantises the data as it runs and engines do not.
+    """The accuracy class of a layer.
+
+    Three kinds are supported. All float32. 8-bit data with constant 8-bit weights and a constant
+    int32 bias: the class is *quantized*. Float32 data with constant 8-bit weights: TFLite quantises
+    the data at run time, and engines do not.
     """
     activation(site, ACTIVATIONS)
     accuracy = activations(site, [data], quantized)
@@ -176,19 +182,19 @@ def check_layer(
 
 
 def check_transposed(site: Site) -> None:
-    """Refuses a TRANSPOSE_CONV whose filter does not suit its image."""
+    """Refuses a TRANSPOSE_CONV whose filter does not fit its image."""
     site.integers(0, "its output shape")
     windows(site, site.output_shape()[1:3], site.shape(1)[1:3])
     require(site.shape(1)[3] == site.shape(2)[3], "filter and image of different channels")
 
 
 def require_floats(site: Site) -> None:
-    """Refuses an operation of anything but float32."""
+    """Refuses an operation with an operand that is not float32."""
     require(all(o.dtype is F32 for o in (*site.inputs, *site.outputs) if o), "only float32")
 
 
 def check_l2(site: Site) -> AccuracyClass:
-    """The class of an L2_NORMALIZATION."""
+    """The accuracy class of an L2_NORMALIZATION."""
     require(len(site.shape()) >= 1, "a scalar has no axis")
     activation(site, ["NONE"])
     require(site.input().dtype is F32, "only float32 values are computed here")
@@ -196,7 +202,7 @@ def check_l2(site: Site) -> AccuracyClass:
 
 
 def check_local(site: Site) -> AccuracyClass:
-    """The class of a LOCAL_RESPONSE_NORMALIZATION."""
+    """The accuracy class of a LOCAL_RESPONSE_NORMALIZATION."""
     require(len(site.shape()) == 4, "an image of another rank")
     require(site.attributes.integer("radius") >= 0, "a negative radius")
     require(site.input().dtype is F32, "only float32 values are computed here")
@@ -204,11 +210,11 @@ def check_local(site: Site) -> AccuracyClass:
 
 
 MAX_PIECES: Final = 1024
-"""Most inputs of a join, and outputs of a split."""
+"""Greatest number of inputs of a join, and of outputs of a split."""
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """*axis* of *rank* dimensions, not negative."""
+    """*axis* of *rank* dimensions, as a number from 0."""
     require(-rank <= axis < rank, f"axis {axis} of {rank} dimensions")
     return axis % rank
 
@@ -221,12 +227,12 @@ def order_of(site: Site) -> list[int]:
 
 
 def join_axis(site: Site) -> int:
-    """The axis of a join in its result."""
+    """The axis of the result along which a join puts its inputs."""
     return axis_of(site.attributes.integer("axis"), len(site.output_shape()))
 
 
 def split_of(site: Site) -> tuple[int, int]:
-    """The position of the input that a SPLIT, SPLIT_V or UNPACK takes apart, and the axis."""
+    """The position of the input that a SPLIT, SPLIT_V or UNPACK divides, and the axis."""
     require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
     if site.operation.type == "UNPACK":
         return 0, axis_of(site.attributes.integer("axis"), len(site.shape()))
@@ -244,8 +250,8 @@ def reversed_axes(site: Site) -> set[int]:
 
 
 def moved_operands(site: Site) -> list[Operand]:
-    """The operands whose values an operation moves to its outputs, which have known shapes. Raises
-    `Refused` unless its axes, bounds and padding are known and fit.
+    """The operands that an operation copies to its outputs. The outputs have known shapes. Raises
+    `Refused` unless the axes, bounds and padding are known and fit.
     """
     kind, data = site.operation.type, 0
     if kind in {"CONCATENATION", "PACK"}:
@@ -282,7 +288,7 @@ def moved_operands(site: Site) -> list[Operand]:
 
 
 def pads_of(site: Site) -> tuple[list[int], list[int]]:
-    """The constant padding before and after each dimension, not negative."""
+    """The constant padding before and after each dimension, at least 0."""
     pads = site.integers(1, "its padding")
     require(len(pads) == 2 * len(site.shape()), "a padding of another rank")
     require(min(pads, default=0) >= 0, "a negative padding")
@@ -290,7 +296,7 @@ def pads_of(site: Site) -> tuple[list[int], list[int]]:
 
 
 def require_mirrored(site: Site) -> None:
-    """Refuses a MIRROR_PAD that is longer than what it mirrors."""
+    """Refuses a MIRROR_PAD with more padding than there are elements to mirror."""
     before, after = pads_of(site)
     reflect = site.attributes.text("mode") == "REFLECT"
     for size, b, a in zip(site.shape(), before, after, strict=True):
@@ -303,7 +309,7 @@ def gather_axis(site: Site) -> int:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """For each dimension the start, the stop and the step. The step may be negative; a stop before
+    """The start, the stop and the step of each dimension. The step may be negative; a stop before
     the first element is then below -size.
     """
 
@@ -363,7 +369,7 @@ def _along(
 
 
 def require_resizable(site: Site) -> None:
-    """Refuses a resize of unknown shape, or with coordinates that TFLite does not have."""
+    """Refuses a resize of unknown shape, or with a coordinate mode that TFLite does not have."""
     attributes = site.attributes
     site.shape()
     both = attributes.flag("align_corners") and attributes.flag("half_pixel_centers")
@@ -372,7 +378,7 @@ def require_resizable(site: Site) -> None:
 
 
 def coordinates(site: Site) -> str:
-    """The coordinate transformation of a resize, by the name that ONNX and OpenVINO share."""
+    """The coordinate transformation of a resize, by the name that both ONNX and OpenVINO use."""
     attributes = site.attributes
     if attributes.flag("align_corners"):
         return "align_corners"
@@ -380,7 +386,7 @@ def coordinates(site: Site) -> str:
 
 
 def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
-    """The source position of each of *out* positions in *size*: int64."""
+    """The source position in *size* positions for each of *out* positions: int64."""
     scale = np.float32(size) / np.float32(out)
     if align and out > 1:
         scale = np.float32(size - 1) / np.float32(out - 1)

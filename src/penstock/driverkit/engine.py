@@ -1,6 +1,6 @@
-"""`EngineDevice`: a device whose models an engine compiles whole, with a cache.
+"""`EngineDevice`: a device whose engine compiles whole models, with a cache.
 
-A driver for a new engine starts here and from `EngineModel`; docs/writing-a-driver.md says how.
+A driver for a new engine starts from `EngineDevice` and `EngineModel` (docs/writing-a-driver.md).
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from penstock.sealed import LoadedEntry, SaveReport, Seal
 T = TypeVar("T")
 
 POLL_SECONDS: Final = 0.01
-"""How often a compile that is waited for looks at its cancel token."""
+"""Interval, in seconds, at which a compile with limits checks its cancel token."""
 
 
 class EngineDevice(HostBuffers, DeviceBase):
-    """A device of one engine; *reason* is why it cannot be used on this machine ("": it can).
+    """A device of one engine. *reason* says why the engine cannot be used on this machine ("": it
+    can).
 
-    A subclass implements `examine`, `compile` and `load`, says in *files* how many cache files it
-    keeps, and in `version_of_artefacts` what compiled models depend on. Neither constructing it nor
-    `examine` may load the engine. *seal* seals and verifies the cache files.
+    A subclass implements `examine`, `compile` and `load`. It sets *files*, the number of cache
+    files, and `version_of_artefacts`, everything that compiled models depend on. Neither the
+    constructor nor `examine` may load the engine. *seal* seals and verifies the cache files.
     """
 
     files: ClassVar[tuple[int, int]]
-    """How many model files and data files a compiled model is kept in."""
+    """The numbers of model files and data files of one compiled model."""
 
     def __init__(
         self,
@@ -73,20 +74,20 @@ class EngineDevice(HostBuffers, DeviceBase):
         raise NotImplementedError
 
     def unusable(self) -> str | None:
-        """Why this process cannot use the engine, as far as is known without loading it."""
+        """Why this process cannot use the engine, as far as can be known without loading it."""
         return None
 
     def examine(self, model: Model) -> Sequence[Support]:
-        """One answer an operation of *model*."""
+        """One answer for each operation of *model*."""
         raise NotImplementedError
 
     def compile(self, model: Model, config: PrepareConfig) -> PreparedModelBase:
-        """Compiles a model whose operations are all supported, and saves it (`save`)."""
+        """Compiles a model whose operations are all supported, and saves it with `save`."""
         raise NotImplementedError
 
     def load(self, entry: LoadedEntry, config: PrepareConfig) -> PreparedModelBase:
-        """The prepared model of a verified cache entry. Raises `OtherVersion` for one of another
-        engine, `GeneralFailure` for what `compile` never writes.
+        """The prepared model of a verified cache entry. Raises `OtherVersion` for an entry of
+        another engine, `GeneralFailure` for contents that `compile` cannot have written.
         """
         raise NotImplementedError
 
@@ -96,16 +97,16 @@ class EngineDevice(HostBuffers, DeviceBase):
 
     @property
     def compiles(self) -> int:
-        """How often the engine has compiled a model for this device."""
+        """Number of models that the engine has compiled for this device."""
         return self._compiles
 
     @property
     def loads(self) -> int:
-        """How often the engine has loaded a compiled model for this device."""
+        """Number of compiled models that the engine has loaded for this device."""
         return self._loads
 
     def count(self, *, compiles: int = 0, loads: int = 0) -> None:
-        """Adds to the counters; called just before the engine is."""
+        """Adds to the counters. Called just before the engine compiles or loads."""
         with self._lock:
             self._compiles += compiles
             self._loads += loads
@@ -121,7 +122,7 @@ class EngineDevice(HostBuffers, DeviceBase):
 
     @cached_property
     def seal(self) -> Seal:
-        """What seals and verifies this device's cache files."""
+        """The object that seals and verifies this device's cache files."""
         with made_by(self._origin):
             return self._given_seal or Seal(self.name, self.version, files=self.files)
 
@@ -143,10 +144,11 @@ class EngineDevice(HostBuffers, DeviceBase):
             raise GeneralFailure(str(error)) from error
 
     def save(self, config: PrepareConfig, payloads: Callable[[], Payloads]) -> SaveReport | None:
-        """Writes a compiled model to the cache handles of *config*; None where there are none.
+        """Writes a compiled model to the cache handles of *config*. Returns None if there are no
+        handles.
 
-        *payloads* gives the contents of the model files and of the data files. Never raises for
-        what the engine or the file system does.
+        *payloads* returns the contents of the model files and of the data files. An error of the
+        engine or of the file system is reported and never raised.
         """
         if not config.model_cache and not config.data_cache:
             return None
@@ -169,14 +171,14 @@ class EngineDevice(HostBuffers, DeviceBase):
 
 
 def report_of(saved: SaveReport | None, artefact: str = "", *, later: bool = False) -> CacheReport:
-    """The report of a save; None is one that was not asked for."""
+    """The report of a save; None if no save was requested."""
     if saved is None:
         return CacheReport(later=later, artefact=artefact)
     return CacheReport("saved" if saved.saved else "failed", saved.reason or "", later, artefact)
 
 
 class Limits(Protocol):
-    """Anything with a deadline and a cancel token."""
+    """An object with a deadline and a cancel token."""
 
     @property
     def deadline_ns(self) -> int | None: ...
@@ -200,10 +202,11 @@ class _Outcome(Generic[T]):
 
 
 def compiled_within(limits: Limits, compile_it: Callable[[], T]) -> T:
-    """Returns or raises what *compile_it* does, or raises when *limits* end first.
+    """Calls *compile_it*, and returns its result or raises its error. Raises earlier if *limits*
+    end first.
 
-    After that the call goes on in its own thread, and its result is dropped. So it is only for
-    engines that release the interpreter lock while they compile and write to no memory of the
+    In that case the call continues in its own thread, and its result is dropped. Use it only for
+    engines that release the interpreter lock while they compile and that write to no memory of the
     caller. Without limits it is called directly.
     """
     if limits.deadline_ns is None and limits.cancel is None:
@@ -227,7 +230,7 @@ def compiled_within(limits: Limits, compile_it: Callable[[], T]) -> T:
 
 
 def _poll_seconds(limits: Limits) -> float | None:
-    """Seconds until the limits are to be checked again."""
+    """Seconds until the next check of the limits."""
     if limits.deadline_ns is None:
         return POLL_SECONDS
     left = max(0.0, (limits.deadline_ns - time.monotonic_ns()) / 1e9)

@@ -1,4 +1,4 @@
-"""`EngineModel`: a model that an engine has compiled, behind the contract of `penstock.hal`."""
+"""`EngineModel`: a model that an engine has compiled, as a prepared model of `penstock.hal`."""
 
 from __future__ import annotations
 
@@ -28,31 +28,34 @@ Outputs: TypeAlias = Sequence[NDArray | None]
 
 
 class Runnable(Protocol):
-    """Something of the engine that runs a model, from any thread.
+    """An object of the engine that runs a model, from any thread.
 
-    *outputs* has an array for each output that the engine computes; None is one that nobody wants.
+    *outputs* has an array for each output that the engine computes, or None if the caller does not
+    want that output.
     """
 
     def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
-        """Runs once. After an error nothing is written any more."""
+        """Runs once. If it raises, the engine does not write to *outputs* any more."""
 
 
 class MeasuredRun(Runnable, Protocol):
-    """An executable of one run, which measures the engine's kernels."""
+    """The executable of one measured run, with the times of the engine's kernels."""
 
     duration_ns: int
     timings: tuple[OperationTiming, ...]
 
 
 class Profiler(Protocol):
-    """What measures the runs of an executable."""
+    """Makes the profiler of each run of an executable."""
 
     def start(self, began_ns: int) -> MeasuredRun | None:
-        """What the execution that began at *began_ns* runs; None where kernels are not measured."""
+        """The profiler for the execution that began at *began_ns*; None if kernels are not
+        measured.
+        """
 
 
 class Run(Protocol):
-    """One run of a compiled model at a time, with its bindings to memory."""
+    """A reusable run of a compiled model, with its memory bindings. For one caller at a time."""
 
     def execute(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         """As `Runnable.run`."""
@@ -62,10 +65,11 @@ R = TypeVar("R", bound=Run)
 
 
 class RunPool(Generic[R]):
-    """A `Runnable` of reusable runs of one compiled model, which *make* makes. Thread-safe.
+    """A `Runnable` that keeps a free list of runs of one compiled model. *make* creates a run.
+    Thread-safe.
 
-    A run that failed is not used again. *unusable* says why the process cannot use the engine any
-    more.
+    A run that failed is not used again. *unusable* returns the reason why the process can no longer
+    use the engine.
     """
 
     def __init__(self, make: Callable[[], R], unusable: Callable[[], str | None]) -> None:
@@ -79,10 +83,10 @@ class RunPool(Generic[R]):
         config: ExecutionConfig,
         after: Callable[[R], None] | None = None,
     ) -> None:
-        """Runs once, and calls *after* with the run. Raises `DeadObject` in a forked child."""
+        """Runs once, then calls *after* with the run. Raises `DeadObject` in a forked child."""
         if (reason := self._unusable()) is not None:
             raise DeadObject(reason)
-        # Popping and appending are each atomic.
+        # `pop` and `append` of a list are atomic.
         try:
             run = self._free.pop()
         except IndexError:
@@ -97,11 +101,11 @@ E = TypeVar("E", bound=Runnable)
 
 
 class EngineModel(PreparedModelBase, Generic[E]):
-    """*executable* with the inputs and outputs that *ports* say.
+    """The prepared model of *executable*, with the inputs and outputs of *ports*.
 
-    Outputs that are inputs are copied here: engines would give both the same memory. *profilers*
-    makes what measures the runs of an executable. A subclass that compiles later overrides
-    `current` and `after_run`.
+    The model copies outputs that are also inputs, because an engine would give both the same
+    memory. *profilers* makes the profilers of an executable. A subclass that compiles later
+    overrides `current` and `after_run`.
     """
 
     loops = False
@@ -115,7 +119,7 @@ class EngineModel(PreparedModelBase, Generic[E]):
         executable: E | None,
         profilers: Callable[[E], Profiler] | None = None,
     ) -> None:
-        # Requests are checked against inputs and outputs alone; there may be no model to show.
+        # Requests are checked against the ports alone: a model from the cache has no graph.
         self.model = cast("Model", interface_of(ports))
         self.device = device
         self.report, self.executable, self.closed = report, executable, False
@@ -153,13 +157,13 @@ class EngineModel(PreparedModelBase, Generic[E]):
         return ExecutionResult((), Timing(None, measured.duration_ns, measured.timings))
 
     def current(self, config: ExecutionConfig) -> E:
-        """The executable that runs now. Raises `GeneralFailure` once the model is closed."""
+        """The executable of the next run. Raises `GeneralFailure` once the model is closed."""
         if self.closed or self.executable is None:
             raise GeneralFailure("the prepared model is closed")
         return self.executable
 
     def after_run(self, config: ExecutionConfig) -> None:
-        """Called when the outputs of an execution are written."""
+        """Called after the outputs of an execution are written."""
 
     def close(self) -> None:
         self.closed, self.executable, self._profiler = True, None, None

@@ -1,4 +1,4 @@
-"""Installed engines and the processor, read from files: no engine is imported."""
+"""The installed engines and the processor, read from files. No engine is imported."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ DERIVED: Final = (
     "each operation compared with TFLite's reference kernels, on drawn values, on the recorded "
     "inputs of networks, and on crops of pictures"
 )
-"""How the accuracy classes of drivers were derived."""
+"""How the accuracy classes of drivers were determined."""
 
 
 def derived_with(
     capabilities: Capabilities, engine: str, derived: str, installed: str
 ) -> Capabilities:
-    """*capabilities* with `accuracy_basis`, and with `accuracy_doubt` if *installed* is another
-    release of *engine* than the one its classes were *derived* with. *installed* is "" if none is.
-    Only the numbers that *derived* has are compared.
+    """*capabilities* with `accuracy_basis`. It also has `accuracy_doubt` if *installed* is another
+    release of *engine* than *derived*, the release that the accuracy classes were measured with.
+    *installed* is "" if the engine is not installed. Only as many parts of the version as *derived*
+    has are compared.
     """
     basis, doubt = f"{engine} {derived}: {DERIVED}", ""
     numbers = re.split(r"[.+-]", installed)
@@ -61,7 +62,7 @@ def processor_features() -> str:
 
 
 def _matters(flag: str) -> bool:
-    """Whether an engine may choose kernels by *flag* (smep is not a kind of sme)."""
+    """Whether an engine may choose kernels by *flag*. (The flag smep is no kind of sme.)"""
     return flag.startswith(FEATURE_PREFIXES) and flag != "smep"
 
 
@@ -77,7 +78,7 @@ def _numpy_features() -> set[str]:
 
 
 def package_folder(package: str) -> Path | None:
-    """The folder of an installed package, without importing it; None if there is none."""
+    """The folder of an installed package, found without an import; None if it is not installed."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -88,7 +89,7 @@ def package_folder(package: str) -> Path | None:
 
 
 def package_texts(package: str, folder: Path) -> tuple[str, str]:
-    """METADATA and RECORD of *package* in *folder*; empty if there are none."""
+    """METADATA and RECORD of *package* in *folder*; empty if the files do not exist."""
     beside = list(folder.parent.glob(f"{package}-*.dist-info"))
     if len(beside) == 1:
         with suppress(OSError, UnicodeDecodeError):
@@ -96,7 +97,8 @@ def package_texts(package: str, folder: Path) -> tuple[str, str]:
                 (beside[0] / name).read_text("utf-8") for name in ("METADATA", "RECORD")
             )
             return described, record
-    # Installed in another way. To import this takes longer than all else here.
+    # The package was installed in another way. This import takes longer than the rest of this
+    # module.
     from importlib import metadata
 
     try:

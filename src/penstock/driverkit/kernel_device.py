@@ -55,8 +55,8 @@ CLIPS: Final[Mapping[str, tuple[float | None, float | None]]] = {
 MAX_MESSAGE: Final = 300
 
 Kernel: TypeAlias = Callable[..., "NDArray | Sequence[NDArray]"]
-"""`kernel(self, site, *inputs)`: an array an input, None for one left out; returns an array, or one
-an output.
+"""`kernel(self, site, *inputs)`: gets one array for each input, None for an omitted input. Returns
+one array, or one for each output.
 """
 
 MARK: Final = "_penstock_kernel"
@@ -77,8 +77,8 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
 
     *types* are rows of the operation table (`CUSTOM:<code>` for custom operators,
     `EXTENSION:<name>:<number>` for operations of an extension, whose own operand types are arrays
-    of uint8); *dtypes* the element types that every input and output may have. Raises `InputError`
-    for no type, and for a type or an element type that does not exist.
+    of uint8). *dtypes* are the element types that inputs and outputs may have. Raises `InputError`
+    if *types* is empty, or for an unknown type or element type.
     """
     known = {d.value: d for d in DType}
     if not types or not all(isinstance(t, str) for t in types):
@@ -105,17 +105,17 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
 
 
 class KernelDevice(DeviceBase):
-    """A device whose operations are its methods marked with `kernel`; a subclass adds `name` and
+    """A device whose operations are its methods marked with `kernel`. A subclass adds `name` and
     `version`.
 
-    An operation is supported if a kernel is marked for it, every operand has an element type of
-    that mark, its fused activation is one of `CLIPS` (on floats), and `refuse` returns an empty
-    text. A kernel gets read-only inputs in the shapes of the run. It returns arrays of the element
-    types and shapes of the operation's outputs. Any other result, and any exception, fails the
-    execution with the operation's name.
+    An operation is supported if a kernel is marked for its type, the kernel accepts the element
+    type of every operand, its fused activation is one of `CLIPS` (on floats), and `refuse` returns
+    an empty text. A kernel gets read-only inputs in the shapes of the run. It returns arrays with
+    the element types and shapes of the operation's outputs. Any other result, and any exception,
+    fails the execution with the operation's name.
 
-    Two kernels for one type in one class are an `InputError`; a subclass may override a kernel.
-    *accuracy* is the class that the kernels meet.
+    Two kernels for one type in one class raise `InputError`. A subclass may override a kernel.
+    *accuracy* is the accuracy class of the kernels.
     """
 
     name: str
@@ -141,7 +141,7 @@ class KernelDevice(DeviceBase):
         cls._kernels = {**cls._kernels, **own}
 
     def refuse(self, site: Site) -> str:
-        """Why this operation cannot be computed, beyond its types; empty if it can. Optional. The
+        """Why this operation is not supported, apart from its types; empty if it is. Optional. The
         answer may depend on *site* alone.
         """
         return ""
@@ -159,8 +159,8 @@ class KernelDevice(DeviceBase):
         return PreparedKernels(self, model, sites)
 
     def compute(self, site: Site, inputs: Sequence[NDArray | None]) -> list[NDArray]:
-        """The results of one operation, activation applied. Raises `GeneralFailure` for anything
-        that is no result.
+        """The results of one operation, after its fused activation. Raises `GeneralFailure` if a
+        kernel returns anything but arrays.
         """
         name, _ = self._kernels[site.operation.key]
         try:
@@ -222,7 +222,7 @@ class KernelDevice(DeviceBase):
 
 
 class PreparedKernels(PreparedModelBase):
-    """A model whose every operation has a kernel. Immutable."""
+    """A prepared model whose operations all have a kernel. Immutable."""
 
     def __init__(self, device: KernelDevice, model: Model, sites: Sequence[Site]) -> None:
         self.model, self._device, self._sites = model, device, tuple(sites)
@@ -263,7 +263,7 @@ class PreparedKernels(PreparedModelBase):
 
 
 def _check(array: NDArray, operand: Operand) -> None:
-    """Raises `GeneralFailure` for a result of another element type or shape than the output's."""
+    """Raises `GeneralFailure` for a result whose element type or shape is not the output's."""
     wanted = operand.dtype.numpy
     declared = operand.shape
     fits = declared is None or (

@@ -25,14 +25,14 @@ TO_LAST: Final = {4: (0, 2, 3, 1), 3: (0, 2, 1)}
 """By rank, the permutation from channels first to channels last."""
 
 FIRST_AXIS: Final = (0, 2, 3, 1)
-"""Where each axis of NHWC stands in NCHW."""
+"""The index in NCHW of each axis of NHWC."""
 
 
 class Values:
-    """The values that exist at some point of the pass, and their layouts.
+    """The values that exist at one point of the pass, and their layouts.
 
-    *real*: the engine computes quantised layers in real numbers. Integer kernels, which it has
-    otherwise, read channels last.
+    *real*: the engine computes quantised layers in real numbers. If it is False, the engine has
+    integer kernels, which read channels last.
     """
 
     def __init__(self, *, real: bool = True) -> None:
@@ -41,11 +41,11 @@ class Values:
         self._last: set[int] = set()
 
     def is_first(self, index: int) -> bool:
-        """Whether operand *index* exists channels first, and not channels last."""
+        """Whether operand *index* exists channels first only."""
         return index in self._first and index not in self._last
 
     def add(self, index: int, *, first: bool) -> None:
-        """Operand *index* exists in this layout from now on."""
+        """Records that operand *index* exists in this layout from now on."""
         (self._first if first else self._last).add(index)
 
 
@@ -56,7 +56,7 @@ Policy: TypeAlias = Callable[[Site, Values], Layout]
 def lay_out(
     sites: Iterable[Site], policy_of: Callable[[Site], Policy], *, real: bool = True
 ) -> list[Site]:
-    """*sites*, which are all operations of a subgraph in order, each with its layout."""
+    """All operations of a subgraph (*sites*, in order), each with its layout."""
     values, found = Values(real=real), []
     for site in polled(sites):
         layout = policy_of(site)(site, values)
@@ -75,10 +75,10 @@ def layout_of(
     *,
     outputs: bool | None = None,
 ) -> Layout:
-    """A layout that computes channels *first*, or last.
+    """A layout that computes channels *first*, or channels last.
 
-    *inputs* are the positions that are read channels first then (None: all); *outputs* is whether
-    the results are channels first, where that differs from *first*.
+    *inputs* are the positions that the operation then reads channels first (None: all). *outputs*
+    says whether the results are channels first, if that differs from *first*.
     """
     chosen = range(len(site.inputs)) if inputs is None else inputs
     return Layout(
@@ -99,7 +99,7 @@ def channels_first(site: Site, _: Values) -> Layout:
 
 
 def first_if_real(site: Site, values: Values) -> Layout:
-    """As `channels_first`, save for quantised data where the engine has integer kernels."""
+    """As `channels_first`. Quantised data stays channels last if the engine has integer kernels."""
     return layout_of(site, values.real or not site.is_quantized, [0])
 
 
@@ -109,12 +109,12 @@ def follows(site: Site, values: Values) -> Layout:
 
 
 def follows_any(site: Site, values: Values) -> Layout:
-    """As `follows`, of a sequence at input 0 too."""
+    """As `follows`, also for a sequence at input 0."""
     return layout_of(site, values.is_first(site.input_indexes[0]), [0])
 
 
 def follows_last_input(site: Site, values: Values) -> Layout:
-    """As `follows`, of the image at the last input."""
+    """As `follows`, for the image at the last input."""
     position = len(site.inputs) - 1
     return layout_of(site, _is_image(site, values, position), [position])
 
@@ -122,8 +122,8 @@ def follows_last_input(site: Site, values: Values) -> Layout:
 def broadcasts(site: Site, values: Values) -> Layout:
     """The policy of an operation whose inputs broadcast.
 
-    It is computed channels first where an image is so, and all others are scalars, images, or
-    constants of a lower rank, which the rule lays out itself.
+    It is computed channels first if one image is channels first and all other inputs are scalars,
+    images, or constants of a lower rank. The rule itself lays out such constants.
     """
     ranks = [len(site.shape(p)) for p in range(len(site.inputs))]
     is_first = any(_is_image(site, values, p) for p in range(len(ranks))) and all(
@@ -133,14 +133,15 @@ def broadcasts(site: Site, values: Values) -> Layout:
 
 
 def joins(site: Site, values: Values) -> Layout:
-    """The policy of a join of images: channels first where one of them is so."""
+    """The policy of a join of images: channels first if one of them is channels first."""
     return layout_of(site, any(_is_image(site, values, p) for p in range(len(site.inputs))))
 
 
 def reduces(site: Site, values: Values, axes: Sequence[int]) -> Layout:
     """The layout of a reduction over *axes* of input 0.
 
-    Without height and width, NHWC and NCHW are the same: such a result is channels last.
+    If both height and width are reduced, NHWC and NCHW are the same. Such a result counts as
+    channels last.
     """
     keep = site.attributes.flag("keep_dims")
     is_first = _is_image(site, values) and (keep or list(axes) == [1, 2])
@@ -148,10 +149,10 @@ def reduces(site: Site, values: Values, axes: Sequence[int]) -> Layout:
 
 
 def transposes(site: Site, values: Values, order: Sequence[int], *, free: bool) -> Layout:
-    """The layout of a TRANSPOSE by *order*. *free*: it may be done without a node.
+    """The layout of a TRANSPOSE by *order*. *free* says that no node is needed for it.
 
-    Permuted to channels first, a value that exists so already is the result. Permuted to channels
-    last, the value is the result, channels first (`is_renamed`).
+    If it permutes to channels first and the value already exists so, that value is the result. If
+    it permutes to channels last, the result is the input seen as channels first (`is_renamed`).
     """
     rank = len(order)
     if free and tuple(order) == TO_FIRST.get(rank) and values.is_first(site.input_indexes[0]):
@@ -162,7 +163,7 @@ def transposes(site: Site, values: Values, order: Sequence[int], *, free: bool) 
 
 
 def is_renamed(site: Site) -> bool:
-    """Whether the input of a TRANSPOSE is its result, seen in the other layout."""
+    """Whether the result of a TRANSPOSE is its input, seen in the other layout."""
     return site.layout.inputs[0] != site.layout.outputs[0]
 
 
@@ -173,12 +174,14 @@ def _is_image(site: Site, values: Values, position: int = 0) -> bool:
 
 
 def computed_axis(site: Site, axis: int) -> int:
-    """Where *axis* of NHWC is in the layout that the operation computes in."""
+    """The index of *axis* of NHWC in the layout that the operation computes in."""
     return FIRST_AXIS[axis] if site.first else axis
 
 
 def in_computed_order(site: Site, sizes: Sequence[int]) -> list[int]:
-    """*sizes*, one for each axis of NHWC, in the order of the layout that is computed in."""
+    """*sizes*, one for each axis of NHWC, in the axis order of the layout that the operation
+    computes in.
+    """
     return [sizes[axis] for axis in TO_FIRST[4]] if site.first else list(sizes)
 
 
@@ -196,7 +199,7 @@ class LaidOutGraph(Generic[V]):
         self._last: dict[int, V] = {}
 
     def transpose(self, value: V, order: Sequence[int]) -> V:
-        """*value*, its dimensions taken in *order*."""
+        """*value* with its dimensions in *order*."""
         raise NotImplementedError
 
     def reshape(self, value: V, shape: Sequence[int]) -> V:
@@ -204,19 +207,19 @@ class LaidOutGraph(Generic[V]):
         raise NotImplementedError
 
     def absent(self, index: int, *, first: bool) -> V:
-        """The value of operand *index* that no operation has made: a constant."""
+        """The value of an operand *index* that no operation computes: a constant."""
         raise NotImplementedError
 
     def relaid(self, value: V, index: int, *, first: bool) -> V:
-        """*value* of operand *index* in the other layout, which is channels *first* or last."""
+        """*value* of operand *index* in the other layout: channels *first*, or last."""
         return self.transpose(value, (TO_FIRST if first else TO_LAST)[4])
 
     def get(self, site: Site, position: int = 0) -> V:
-        """The value of input *position*, in the layout that *site* reads it in."""
+        """The value of input *position*, in the layout in which *site* reads it."""
         return self.read(site.input_indexes[position], first=site.layout.inputs[position])
 
     def read(self, index: int, *, first: bool = False) -> V:
-        """The value of operand *index*, transposed where it does not exist in this layout."""
+        """The value of operand *index*, transposed if it does not exist in this layout."""
         have, other = (self._first, self._last) if first else (self._last, self._first)
         if index not in have:
             if index in other:
@@ -226,20 +229,20 @@ class LaidOutGraph(Generic[V]):
         return have[index]
 
     def put(self, site: Site, value: V, output: int = 0) -> None:
-        """Names *value* as an output of *site*, in the layout that it makes."""
+        """Registers *value* as an output of *site*, in the layout that *site* produces."""
         self.put_at(site.output_indexes[output], value, first=site.layout.outputs[output])
 
     def put_at(self, index: int, value: V, *, first: bool = False) -> None:
-        """Names *value* as operand *index*."""
+        """Registers *value* as operand *index*."""
         (self._first if first else self._last)[index] = value
 
     def holds(self, index: int) -> V | None:
-        """The value of operand *index* in whichever layout exists; None before it is made."""
+        """The value of operand *index* in a layout that exists; None if it is not computed yet."""
         return self._last.get(index, self._first.get(index))
 
     def broadcast(self, site: Site, position: int, value: V) -> V:
-        """*value* of input *position* as it takes part in broadcasting. A constant of lower rank
-        belongs to the last dimensions of NHWC.
+        """*value* of input *position*, reshaped for broadcasting. The dimensions of a constant of
+        lower rank are the last ones of NHWC.
         """
         rank = len(site.shape(position))
         if not site.first or site.layout.inputs[position] or not rank:

@@ -1,4 +1,4 @@
-"""Engines that are loaded when first used, their messages, and what a fork leaves of them."""
+"""Engines that are loaded on first use, their error messages, and their state after a fork."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ MAX_MESSAGE: Final = 300
 
 
 def message_of(error: BaseException, *, line: int) -> str:
-    """The *line* of an engine's exception, of those with text; its type if there is none."""
+    """Line number *line* of the message of an engine's exception, not counting empty lines; the
+    type's name if the message is empty.
+    """
     lines = [text.strip() for text in str(error).splitlines() if text.strip()]
     return (lines[line] if lines else type(error).__name__)[:MAX_MESSAGE]
 
 
 class LazyEngine(Generic[T]):
-    """What *load* returns, loaded once a process when it is first asked for.
+    """The result of *load*, which is called once a process, on first use.
 
-    The threads of an engine stay with the process that loaded it. A child made by `fork` is refused
-    with *forked*, also where another thread was loading the engine at that moment. A *load* that
-    fails raises `DeviceUnavailable` with *name* and what *message_of* says of its exception.
+    The threads of an engine stay in the process that loaded it. A child process made by `fork` is
+    refused with the reason *forked*, even if another thread was loading the engine at the moment of
+    the fork. If *load* fails, raises `DeviceUnavailable` with *name* and the text that *message_of*
+    returns for the exception.
     """
 
     def __init__(
@@ -46,7 +49,8 @@ class LazyEngine(Generic[T]):
             raise DeviceUnavailable(reason)
         with self._lock:
             if self._loaded is None:
-                # Before the load: a child forked meanwhile would wait for a thread it lacks.
+                # Set before the load: a child forked meanwhile would wait for a thread that it does
+                # not have.
                 self._process = os.getpid()
                 try:
                     self._loaded = self._load()
@@ -57,16 +61,17 @@ class LazyEngine(Generic[T]):
             return self._loaded
 
     def unusable(self) -> str | None:
-        """Why this process cannot use the engine, as far as is known without loading it."""
+        """Why this process cannot use the engine, as far as can be known without loading it."""
         return None if self._process in {None, os.getpid()} else self._forked
 
 
 class LeftInChildren:
-    """Objects of an engine with threads. A child process made by `fork` has none of these threads,
-    and to destroy such an object there may wait for them for ever: in the child these objects are
-    left as they are until it ends.
+    """Engine objects with threads, which a forked child process must not destroy.
 
-    Thread-safe; holds its objects weakly, which must allow that.
+    The child has none of these threads, so destroying such an object there may wait for them
+    forever. The child keeps these objects until it ends.
+
+    Thread-safe. Holds weak references, so the objects must support them.
     """
 
     def __init__(self) -> None:
@@ -75,7 +80,7 @@ class LeftInChildren:
             os.register_at_fork(after_in_child=self._after_fork)
 
     def add(self, made: object) -> None:
-        """From now on *made*, and what it refers to, is not destroyed in a child."""
+        """Protects *made*, and the objects that it refers to, from destruction in a child."""
         self._objects.add(made)
 
     def _after_fork(self) -> None:
@@ -84,8 +89,8 @@ class LeftInChildren:
 
 
 def leave(objects: Iterable[object]) -> None:
-    """Keeps *objects* from ever being destroyed: also when the interpreter ends, which a list of
-    them would not.
+    """Keeps *objects* from ever being destroyed, even when the interpreter exits. A list would not
+    prevent that.
     """
     from ctypes import py_object, pythonapi
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from penstock.sealed.late import LateWriter
 
 Payloads: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]
-"""The contents of an entry's model files, and of its data files."""
+"""The contents of a cache entry's model files, and of its data files."""
 
 LEAST_NS: Final = 1_000_000_000
-"""Least time that a run must have left until its deadline to write."""
+"""Least time that must remain until a run's deadline for the run to write."""
 
 IN_USE: Final = "another process uses the entry; a later run writes it"
 NO_TIME: Final = "no run has had time for it before its deadline; a later run writes it"
@@ -27,14 +27,14 @@ CLOSED: Final = "the model was closed first"
 
 
 class PostponedWrite:
-    """A late write through *writer*, which never waits for the entry's lock.
+    """A postponed cache write through *writer* that never waits for the entry's lock.
 
     A driver calls `attempt` at the end of each run, after the outputs are written. An attempt
-    writes if the lock is free and the run has time; otherwise the next attempt tries again.
-    *payloads* is called when the lock was free; *compile_ns* is how long a write may take; *form*
-    names the artefact. Nothing is written after `close`.
+    writes if the lock is free and the run has time. Otherwise the next attempt tries again.
+    *payloads* is called once the lock is taken. *compile_ns* is the longest time that a write may
+    take. *form* names the artefact. Nothing is written after `close`.
 
-    Thread-safe: one of several concurrent attempts writes, the others return at once.
+    Thread-safe: of several concurrent attempts one writes, and the others return at once.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class PostponedWrite:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was written, has failed, or was closed. Further attempts do nothing."""
+        """Whether the write succeeded, failed, or was closed. Further attempts do nothing."""
         return self._saved is not None
 
     @property
     def report(self) -> CacheReport:
-        """The current report for a prepared model. `later` is True while an attempt may succeed;
-        the reason says what it waits for.
+        """The current save report of a prepared model. `later` is True while an attempt may still
+        succeed, and the reason then says why the write is pending.
         """
         saved = self._saved
         if saved is None:
@@ -65,9 +65,9 @@ class PostponedWrite:
         )
 
     def attempt(self, deadline_ns: int | None = None) -> bool:
-        """Writes if the entry's lock is free and there is time until *deadline_ns* (monotonic
-        clock), the deadline of the calling run. Returns whether this call ended the matter. Never
-        raises.
+        """Writes if the entry's lock is free and enough time remains until *deadline_ns* (monotonic
+        clock), the deadline of the calling run. Returns whether this call finished the write, with
+        success or not. Never raises.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -80,7 +80,7 @@ class PostponedWrite:
             self._lock.release()
 
     def close(self) -> None:
-        """Drops the write if it was not made, and closes the handles. Twice is harmless."""
+        """Drops a pending write and closes the handles. A second call does nothing."""
         self._writer.close()
         with self._lock:
             if self._saved is None:

@@ -58,7 +58,7 @@ def mapped_pools(request: Request) -> Iterator[list[NDArray]]:
 
 
 def lent_arrays(arguments: Sequence[RequestArgument]) -> list[NDArray] | None:
-    """The fast path: the caller's own arrays; None where an argument is anything else."""
+    """The fast path: the arrays that the caller passed; None if any argument is not an array."""
     arrays = []
     for argument in arguments:
         if type(argument) is not HostMemory:
@@ -75,10 +75,10 @@ def input_arrays(
     *,
     copy_integers: bool = False,
 ) -> list[NDArray]:
-    """One array an input, in the shape that it has in this run.
+    """One array for each input, in its shape in this run.
 
-    *copy_integers* copies whole numbers and truth values. A kernel that checks indices and then
-    uses them needs that: another process may change shared memory in between.
+    *copy_integers* copies integers and truth values. A kernel that checks indices before it uses
+    them needs the copy, because another process may change shared memory in between.
     """
     arrays = []
     for at, (argument, operand) in enumerate(zip(request.inputs, operands, strict=True)):
@@ -101,8 +101,8 @@ def write_results(
 ) -> tuple[OutputShape, ...]:
     """Writes *results* into the request's outputs, and into the buffers of *claim*.
 
-    Returns the shapes of the results, or nothing where all of them were known before. Results may
-    be views of *inputs*, or constants. Raises `OutputInsufficientSize` where a result does not fit.
+    Returns the shapes of the results, or nothing if all shapes were known before. Results may be
+    views of *inputs*, or constants. Raises `OutputInsufficientSize` if a result does not fit.
     """
     contents = [
         _packed(result) if operand.dtype is DType.STRING else result
@@ -135,10 +135,11 @@ def write_results(
 def bound_arrays(
     request: Request, entry: Subgraph, claim: Claim | None = None
 ) -> Iterator[tuple[list[NDArray], list[NDArray | None]]]:
-    """Inputs and outputs of *entry* as arrays over the request's memory; None: not wanted.
+    """The inputs and outputs of *entry* as arrays over the request's memory; None for an output
+    that is not wanted.
 
-    Buffers of *claim* are read and written in place. A written buffer gets its value when the block
-    ends without an error. All shapes are known.
+    Buffers of *claim* are read and written in place. A written buffer becomes valid when the block
+    ends without an error. All shapes must be known.
     """
     with mapped_pools(request) as pools:
         inputs = input_arrays(request, [entry.operands[i] for i in entry.inputs], pools, claim)
@@ -164,7 +165,7 @@ def bound_arrays(
 class HostBuffers:
     """A mixin for devices whose buffers are aligned host memory of known size.
 
-    A prepared model names its device in the attribute `device`.
+    The attribute `device` of a prepared model is its device.
     """
 
     domain: MemoryDomain | None = None
@@ -182,7 +183,9 @@ class HostBuffers:
     def claimed(
         self, prepared: PreparedModelBase, request: Request
     ) -> AbstractContextManager[Claim | None]:
-        """The buffers that *request* names, for a `with` block; None while there are no buffers."""
+        """The buffers that *request* names, as a context manager; None if the device has no
+        buffers.
+        """
         return nullcontext() if self.domain is None else self.domain.claim(prepared, request)
 
     def _interface_of(self, prepared: object) -> Model | None:
@@ -193,7 +196,7 @@ class HostBuffers:
 
 
 def unknown_memory(argument: RequestArgument) -> InvalidArgument:
-    """The error for an argument in memory that the device does not have."""
+    """The error for an argument in memory that the device does not support."""
     if type(argument) is TokenArgument:
         return InvalidArgument(f"no buffer of this device has the token {argument.token}")
     return InvalidArgument(f"this device has no memory for a {type(argument).__name__}")
@@ -219,7 +222,9 @@ def _input(argument: RequestArgument, operand: Operand, pools: Sequence[NDArray]
 
 
 def _output_memory(argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray | None:
-    """Where an output goes: the caller's array, or flat bytes; None for a token or `NoValue`."""
+    """The destination of an output: the caller's array, or flat bytes; None for a token or
+    `NoValue`.
+    """
     match argument:
         case HostMemory(array, _):
             return array
@@ -247,7 +252,7 @@ def _packed(strings: NDArray) -> NDArray:
 
 
 def _owned(result: NDArray, inputs: Sequence[NDArray]) -> NDArray:
-    """*result* for a buffer to keep: itself where it has memory of its own, else a copy."""
+    """*result* for a buffer to keep: the same array if it owns its memory, otherwise a copy."""
     is_own = result.flags.owndata and result.flags.c_contiguous
     return (
         result if is_own and not any(result is i for i in inputs) else np.array(result, order="C")

@@ -1,4 +1,4 @@
-"""The rules of an engine: by operation type, what is computed, in which layout, and the nodes."""
+"""The rules of an engine by operation type: a check, a layout policy, and an emitter of nodes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.interrupts import polled
 Graph = TypeVar("Graph")
 
 Check: TypeAlias = Callable[[Site], AccuracyClass]
-"""The class in which an operation is computed; raises `Refused` where it is not."""
+"""Returns the accuracy class of an operation. Raises `Refused` if it is not supported."""
 
 Emit: TypeAlias = Callable[[Graph, Site], None]
-"""Adds the nodes of an operation that its check has passed."""
+"""Adds the nodes of an operation that has passed its check."""
 
 
 class Rule(msgspec.Struct, Generic[Graph], frozen=True):
-    """How one operation type is translated."""
+    """The check, the layout policy and the emitter of one operation type."""
 
     check: Check
     emit: Emit[Graph]
@@ -31,12 +31,12 @@ class Rule(msgspec.Struct, Generic[Graph], frozen=True):
 
 
 class Rules(dict[str, Rule[Graph]]):
-    """The rules of an engine by operation type; filled by decorated functions."""
+    """The rules of an engine by operation type. Decorated functions register themselves here."""
 
     def add(
         self, *types: str, check: Check, layout: Policy = channels_last
     ) -> Callable[[Emit[Graph]], Emit[Graph]]:
-        """Registers a function as what emits *types*, where *check* passes."""
+        """Registers a function as the emitter of *types*, for operations that *check* accepts."""
 
         def register(emit: Emit[Graph]) -> Emit[Graph]:
             self.update(dict.fromkeys(types, Rule(check, emit, layout)))
@@ -45,14 +45,14 @@ class Rules(dict[str, Rule[Graph]]):
         return register
 
     def find(self, site: Site, missing: str) -> Rule[Graph]:
-        """The rule for *site*. Raises `Refused` with the type and *missing* where there is none."""
+        """The rule for *site*. If there is none, raises `Refused` with the type and *missing*."""
         rule = self.get(site.operation.key)
         if rule is None:
             raise Refused(f"{site.operation.key} {missing}")
         return rule
 
     def lay_out(self, sites: Iterable[Site], *, real: bool = True) -> list[Site]:
-        """All operations of a subgraph with their layouts; *real* as of `layout.Values`."""
+        """All operations of a subgraph with their layouts. *real* as in `layout.Values`."""
         return lay_out(sites, lambda site: self[site.operation.key].layout, real=real)
 
     def emit(
@@ -61,10 +61,10 @@ class Rules(dict[str, Rule[Graph]]):
         sites: Iterable[tuple[int, Site]],
         message_of: Callable[[Exception], str] = str,
     ) -> None:
-        """Adds the nodes of all *sites*, each with the number that errors and profiles give it.
+        """Adds the nodes of all *sites*, each with the number that errors and profiles use for it.
 
-        Raises `GeneralFailure` with the operation that fails; *message_of* shortens the engine's
-        own exceptions.
+        If an operation fails, raises `GeneralFailure` with its name. *message_of* shortens the
+        engine's own exceptions.
         """
         for number, site in polled(sites):
             kind = site.operation.key

@@ -1,4 +1,4 @@
-"""`Site`: an operation with its operands, as a driver looks at it; and how a rule refuses one."""
+"""`Site`: an operation with its operands, as a driver sees it; and `Refused`, raised by rules."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from penstock.ir import Attributes, DType, Model, NDArray, Operand, Operation
 from penstock.ir.types import static_shape
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8})
-"""Activations that engines compute in 8 bits."""
+"""Fused activations that engines compute in 8 bits."""
 
 ACTIVATION: Final = "fused_activation_function"
 
 
 class Refused(Exception):
-    """The driver does not compute the operation; the text says why."""
+    """The driver does not support the operation; the text says why."""
 
 
 def require(condition: object, reason: str) -> None:
@@ -30,10 +30,11 @@ def require(condition: object, reason: str) -> None:
 
 
 class Surroundings:
-    """What the sites of one subgraph share: the *model*, the *subgraph*, and who reads what.
+    """Data that the sites of one subgraph share: *model*, *subgraph*, and the readers of each
+    operand.
 
-    *judged* is a memo for drivers that judge nested subgraphs, by keys of their own. The sites of
-    all subgraphs of one model share it.
+    *judged* is a memo for drivers that judge nested subgraphs. Each driver chooses its own keys.
+    The sites of all subgraphs of one model share it.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Surroundings:
 
     @cached_property
     def readers(self) -> Counter[int]:
-        """By how many operation inputs each operand is read."""
+        """The number of operation inputs that read each operand."""
         return Counter(i for o in polled(self.subgraph.operations) for i in o.inputs)
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Whether an operation computes channels *first* or last, and which operands are so."""
+    """Whether an operation computes channels *first* or last, and which of its operands are
+    channels first.
+    """
 
     first: bool = False
     inputs: tuple[bool, ...] = ()
@@ -70,9 +73,9 @@ class Layout(msgspec.Struct, frozen=True):
 class Site(msgspec.Struct, frozen=True):
     """Operation *index* of a subgraph, with its operands.
 
-    *inputs* and *outputs* are operands: element type, shape (None: unknown until run time),
-    quantisation; an input that is left out is None. *hints* are the attributes of extensions that
-    came with the compile, and with the run. *layout* is what the layout pass decided.
+    *inputs* and *outputs* are operands: element type, shape (None: unknown until run time) and
+    quantisation. An omitted input is None. *hints* are the attributes of extensions from the
+    compile and from the run. *layout* is the decision of the layout pass.
     """
 
     around: Surroundings
@@ -109,7 +112,7 @@ class Site(msgspec.Struct, frozen=True):
 
     @property
     def activation(self) -> str:
-        """The fused activation; NONE where the type has none."""
+        """The fused activation; NONE if the operation type has none."""
         return str(self.attributes.get(ACTIVATION) or "NONE")
 
     @property
@@ -117,11 +120,11 @@ class Site(msgspec.Struct, frozen=True):
         return self.output().dtype in QUANTIZED
 
     def has(self, position: int) -> bool:
-        """Whether there is an input *position*."""
+        """Whether input *position* is present."""
         return position < len(self.inputs) and self.inputs[position] is not None
 
     def input(self, position: int = 0) -> Operand:
-        """Input *position*. Raises `Refused` where it is left out."""
+        """Input *position*. Raises `Refused` if it is omitted."""
         operand = self.inputs[position] if position < len(self.inputs) else None
         if operand is None:
             raise Refused(f"input {position} is omitted")
@@ -135,22 +138,22 @@ class Site(msgspec.Struct, frozen=True):
         return known_shape(self.input(position), f"input {position}")
 
     def output_shape(self, position: int = 0) -> tuple[int, ...]:
-        """As `shape`, of output *position*."""
+        """The shape of output *position*. Raises `Refused` unless it is known and has elements."""
         return known_shape(self.output(position), f"output {position}")
 
     def rank(self, position: int = 0) -> int:
-        """The number of dimensions of input *position*; 0 where that is unknown."""
+        """The number of dimensions of input *position*; 0 if it is unknown."""
         return len(self.input(position).shape or ())
 
     def flag(self, name: str) -> bool:
-        """Attribute *name*, a truth value; False where the operation has none."""
+        """Attribute *name*, a truth value; False if the operation does not have it."""
         return name in self.attributes and self.attributes.flag(name)
 
     def hint(self, extension: str, code: int) -> bytes | None:
-        """The value of an attribute of an extension; None where there is none. An attribute of the
-        run goes before one of the compile.
+        """The value of an extension's attribute; None if it is not set. An attribute of the run
+        overrides one of the compile.
 
-        It is whatever a caller gave: a kernel ignores a value that makes no sense.
+        The value comes from the caller unchecked: a kernel ignores values that are not valid.
         """
         for attribute in reversed(self.hints):
             if (attribute.extension, attribute.code) == (extension, code):
@@ -158,26 +161,28 @@ class Site(msgspec.Struct, frozen=True):
         return None
 
     def constant(self, position: int) -> NDArray | None:
-        """The value of a constant input, read-only; None where it is not constant, or left out."""
+        """The value of a constant input, read-only; None if it is omitted or not constant."""
         operand = self.inputs[position] if position < len(self.inputs) else None
         return self.model.constant(operand) if operand is not None and operand.is_constant else None
 
     def value(self, position: int, what: str) -> NDArray:
-        """The value of input *position*. Refuses it, by the name *what*, unless it is constant."""
+        """The value of input *position*. Unless it is constant, raises `Refused` with the name
+        *what*.
+        """
         operand = self.input(position)
         if not operand.is_constant:
             raise Refused(f"{what} is not constant")
         return self.model.constant(operand)
 
     def integers(self, position: int, what: str) -> list[int]:
-        """As `value`, of whole numbers, flat."""
+        """As `value`, for integers; flat."""
         values = self.value(position, what)
         if values.dtype.kind not in "iu":
             raise Refused(f"{what} is {values.dtype}, not whole numbers")
         return [int(v) for v in values.reshape(-1)]
 
     def refuse_types(self) -> NoReturn:
-        """Raises `Refused`, naming the element types."""
+        """Raises `Refused` with the element types of the operands."""
         given = ", ".join(o.dtype.value for o in self.inputs if o is not None)
         raise Refused(f"{given} to {self.output().dtype.value} is not computed here")
 

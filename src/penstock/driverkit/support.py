@@ -22,7 +22,7 @@ LEFT_OUT: Final = {
     "WHILE": "its rounds are known only when it runs, or too many to be written out; "
     "the runtime ends it with its run",
 }
-"""Why an operation is refused that remains in a `flattened` model."""
+"""The reason for refusing an operation that a `flattened` model still contains."""
 
 NEVER_MEASURED: Final = "how far off was never measured on such hardware"
 POSITIONS: Final = "its last bits become positions later on, any distance away"
@@ -33,12 +33,12 @@ WIDE: Final = "off by up to 1 % of the results' root mean square"
 STEPS: Final = "off by a step at most, and by more where steps add up through a network"
 ANOTHER: Final = "of values that are equal, or nearly, it may give another's position"
 FEW_STEPS: Final = "off by up to two steps, and by more where they add up through a network"
-"""How far stepwise and relaxed results of engines lie from the reference (docs/onnxruntime.md,
-docs/openvino.md).
+"""The measured differences of engines' stepwise and relaxed results from the reference
+(docs/onnxruntime.md, docs/openvino.md).
 """
 
 STUMBLES: Final = (PenstockError, ValueError, LookupError, ArithmeticError)
-"""What a check raises for an operation whose operands contradict each other."""
+"""Exceptions that a check raises for an operation whose operands contradict each other."""
 
 
 def answered(
@@ -46,16 +46,16 @@ def answered(
 ) -> list[Support]:
     """One answer for each of *sites*, which are all operations of a model.
 
-    The class is what *judge* returns, and at most *best*. A `Refused` from *judge* is the reason of
-    a refusal. Operations whose results a position-sensitive operation depends on are relaxed:
-    there, float32 rounding moves whole values.
+    The class of an operation is what *judge* returns, limited to *best*. If *judge* raises
+    `Refused`, its text is the reason of the refusal. Operations that a position-sensitive operation
+    depends on are relaxed: there, a float32 rounding error changes which values move where.
     """
     unsteady = read_by_unsteady([site.operation for site in sites])
     return [_answer(site, judge, _known(site, unsteady, best)) for site in polled(sites)]
 
 
 def read_by_unsteady(operations: Sequence[Operation]) -> set[int]:
-    """The operands that an operation of `UNSTEADY` depends on, directly or not."""
+    """The operands that an operation of `UNSTEADY` depends on, directly or indirectly."""
     reached: set[int] = set()
     for operation in reversed(operations):
         if operation.key in UNSTEADY or reached.intersection(operation.outputs):
@@ -64,7 +64,7 @@ def read_by_unsteady(operations: Sequence[Operation]) -> set[int]:
 
 
 def _known(site: Site, unsteady: Collection[int], best: AccuracyClass) -> str:
-    """Why an operation is relaxed whatever its own class; "" if it need not be."""
+    """Why an operation is relaxed whatever its own class is; "" if it is not."""
     if best == "relaxed":
         return NEVER_MEASURED
     return POSITIONS if any(i in unsteady for i in site.output_indexes) else ""
@@ -85,8 +85,8 @@ def _answer(site: Site, judge: Callable[[Site], AccuracyClass], known: str) -> S
 
 
 def distance_of(site: Site) -> str:
-    """How far off a relaxed operation was measured to be, by its element types; "" if its results
-    are within float32 rounding.
+    """The measured error of a relaxed operation, by its element types; "" if its results are within
+    float32 rounding.
     """
     given = {o.dtype for o in site.inputs if o is not None}
     types = given | {o.dtype for o in site.outputs}
@@ -100,8 +100,8 @@ def distance_of(site: Site) -> str:
 
 
 def joined(model: Model, flat: Unrolled, answers: Iterable[Support]) -> list[Support]:
-    """One answer for each operation of *model*, from *answers* for the operations of *flat*, its
-    `flattened` form.
+    """One answer for each operation of *model*, derived from *answers*, the answers for *flat*, the
+    `flattened` form of *model*.
     """
     parts: list[list[tuple[str, Support]]] = [[] for _ in model.operations]
     for origin, operation, answer in polled(
@@ -115,8 +115,8 @@ def joined(model: Model, flat: Unrolled, answers: Iterable[Support]) -> list[Sup
 
 
 def _joined(kind: str, answers: Sequence[tuple[str, Support]]) -> Support:
-    """The answer for an operation of type *kind*: the first refusal of its parts, else the lowest
-    class.
+    """The answer for an operation of type *kind* from the answers for its parts: the first refusal,
+    or else the lowest class.
     """
     for part, answer in answers:
         if not answer.supported:

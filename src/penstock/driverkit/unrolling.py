@@ -19,14 +19,14 @@ KEPT: Final = "_flattened"
 """The attribute in which a model caches its unrolled form."""
 
 WHOLE: Final = frozenset({DType.INT32, DType.INT64, DType.BOOL})
-"""Types of values that are folded: counters, indexes, truth values."""
+"""Element types of the values that are folded: counters, indexes, truth values."""
 
 MOST_OPERATIONS: Final = 4096
-"""Most operations that the loops of one model may become."""
+"""Greatest number of operations after the loops of a model are unrolled."""
 
 
 MOST_ROUNDS: Final = 256
-"""Most rounds of a loop that are followed."""
+"""Greatest number of rounds of a loop that is unrolled."""
 
 Values = Mapping[int, NDArray]
 
@@ -46,7 +46,7 @@ def flattened(model: Model) -> Unrolled:
     """
     if not has_control_flow(model):
         return Unrolled(model, tuple(range(len(model.operations))))
-    # Every device is asked about the same model, some of them several times.
+    # Several devices are asked about the same model, some of them more than once.
     known: Unrolled | None = model.__dict__.get(KEPT)
     if known is None:
         known = model.__dict__[KEPT] = unroll(specialized(model))
@@ -55,7 +55,7 @@ def flattened(model: Model) -> Unrolled:
 
 def unroll(model: Model) -> Unrolled:
     """Unrolls the loops of the entry subgraph of a `specialized` model, to at most
-    `MOST_OPERATIONS` operations. Values that a round has before the run become constants.
+    `MOST_OPERATIONS` operations. Values that are known before the run become constants.
     """
     everything = tuple(range(len(model.operations)))
     if all(operation.type != "WHILE" for operation in model.operations):
@@ -142,8 +142,8 @@ class _Writer:
         return len(self.operands) - 1
 
     def _known(self, value: NDArray | None, index: int) -> int:
-        """A constant operand if *value*, the value of operand *index*, is known and small; else
-        *index*.
+        """A constant operand if *value*, the value of operand *index*, is known and small;
+        otherwise *index*.
         """
         if value is None or self.operands[index].is_constant or value.nbytes > MAX_COPIED_VALUE:
             return index

@@ -1,5 +1,5 @@
-"""The null device: prepares every model and computes nothing, so that what is above it can be
-measured.
+"""The null device: prepares every model and computes nothing, so that the overhead of the layers
+above it can be measured.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["NullDevice", "create"]
 
 
 class NullDevice(hal.DeviceBase):
-    """Says yes to everything and answers zeros to callers in this process; used only when it is
-    named.
+    """A device that supports every operation and writes zeros for callers in this process. Used
+    only when the caller names it.
     """
 
     name = "null"
@@ -35,7 +35,7 @@ class NullDevice(hal.DeviceBase):
 
 
 class NullPreparedModel(hal.PreparedModelBase):
-    """Checks requests; unknown dimensions of its outputs are reported as 0."""
+    """A prepared model that checks requests and reports unknown dimensions of its outputs as 0."""
 
     def __init__(self, model: Model) -> None:
         self.model, self._result = model, hal.DONE

@@ -1,6 +1,6 @@
-"""OpenVINO as a driver: each plugin that this machine has is a device (docs/openvino.md).
+"""OpenVINO as a driver: each plugin of OpenVINO on this machine is a device (docs/openvino.md).
 
-The engine is imported when a model is first prepared, not before.
+The engine is imported when a model is first prepared, not earlier.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ __all__ = ["OpenVinoDevice", "create"]
 
 
 def create() -> list[OpenVinoDevice]:
-    """The entry point: one device a plugin, or one that says what is missing."""
+    """The entry point: one device for each plugin, or one device that reports what is missing."""
     installation = find_installation()
     return [OpenVinoDevice(plugin, installation) for plugin in installation.plugins]

@@ -1,8 +1,9 @@
-"""The payloads of the cache files: what OpenVINO exported, with large constants kept apart.
+"""The payloads of the cache files: the bytes that OpenVINO exported, with large constants stored
+separately.
 
 The model file has a manifest (its length in 4 bytes, little-endian, then msgpack) and the
 artefact's parts, one after another, without the large constants that were found in them. The data
-file has those constants. Loading puts both together in private memory.
+file has those constants. Loading rebuilds the parts in private memory.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from penstock.ir import NDArray
 
 SCHEMA: Final = 3
 SMALLEST_CONSTANT: Final = 1024
-"""Least bytes of a constant that goes to the data file."""
+"""Least size, in bytes, of a constant that is stored in the data file."""
 
 NEEDLE: Final = 64
 MAX_TRIES: Final = 16
-"""A constant is searched by its first bytes; so many matches are compared."""
+"""Most matches of a constant's first bytes that are compared with the whole constant."""
 
 ALIGNMENT: Final = 64
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """*engine* is the build that exported the artefact, *form* its form. *parts* are the lengths of
-    its parts: the exported bytes and, for a baseline, the graph that they were compiled from (XML,
-    then weights). Each of *cuts* is (offset in all parts together, offset in the data file,
-    length), ascending.
+    """*engine* is the build that exported the artefact, *form* its form.
+
+    *parts* are the lengths of its parts: the exported bytes and, for a baseline, also the graph
+    that they were compiled from (XML, then weights). Each of *cuts* is (offset in all parts
+    together, offset in the data file, length), ascending.
     """
 
     schema: int
@@ -47,7 +49,9 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 def pack(
     parts: Sequence[bytes], constants: Sequence[NDArray], ports: Ports, engine: str, form: str
 ) -> tuple[bytes, bytes]:
-    """The payloads of the model file and of the data file. The data file has each constant once."""
+    """The payloads of the model file and of the data file. The data file stores each constant
+    once.
+    """
     cuts: list[tuple[int, int, int]] = []
     kept: list[memoryview] = []
     moved: dict[int, int] = {}
@@ -71,8 +75,8 @@ def pack(
 
 
 def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]]:
-    """The manifest, and every part in fresh memory. Raises `GeneralFailure` for anything that
-    `pack` never makes.
+    """The manifest, and every part in fresh memory. Raises `GeneralFailure` for bytes that `pack`
+    cannot have produced.
     """
     manifest, body = unframed(model, Manifest, SCHEMA)
     _check(manifest, body.nbytes, data.nbytes)
@@ -89,8 +93,8 @@ def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]
 
 
 def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int, int]]:
-    """Where large constants occur in *part*: (offset, number of the constant), ascending, not
-    overlapping.
+    """The occurrences of large constants in *part*: (offset, number of the constant), ascending,
+    not overlapping.
     """
     found: list[tuple[int, int]] = []
     end = 0
@@ -98,8 +102,8 @@ def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int,
         if value.nbytes < SMALLEST_CONSTANT:
             continue
         content = _bytes_of(value)
-        # OpenVINO writes them in the graph's order: each is looked for behind the one before it
-        # first.
+        # OpenVINO writes constants in the order of the graph. The search for each constant starts
+        # behind the previous one.
         offset = _find(part, content, end)
         if offset < 0:
             offset = _find(part, content, 0)
@@ -137,7 +141,7 @@ def _check(manifest: Manifest, model_bytes: int, data_bytes: int) -> None:
         end = offset + length
         moved += length
     total = sum(manifest.parts)
-    # Each constant stands at most once in each part.
+    # Each constant occurs at most once in each part.
     if moved > len(manifest.parts) * data_bytes or end > total or total - moved != model_bytes:
         raise GeneralFailure("the artefact's files are not of the lengths that its manifest says")
 

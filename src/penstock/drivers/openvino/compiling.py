@@ -1,4 +1,4 @@
-"""Compiling a model of the IR, or the graph that an artefact contains; importing an artefact."""
+"""Compiling a model of the IR, or the graph in an artefact; importing an artefact."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FORMS: Final[tuple[Form, ...]] = ("baseline", "optimised")
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """The result of one compile. *constants* are those of the graph. *graph* is its XML and
-    weights, for a baseline.
+    """The result of one compile. *constants* are the constants of the graph. For a baseline,
+    *graph* is its XML and weights.
     """
 
     executable: Executable
@@ -50,7 +50,7 @@ class Compiled(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """Something that can be compiled more than once."""
+    """A source of a compiled model; it can be compiled more than once."""
 
     ports: Ports
     manner: engine.Manner
@@ -67,7 +67,7 @@ class ModelSource:
         self._device, self._model = device, model
 
     def compile(self, form: Form, limits: Limits) -> Compiled:
-        """Builds OpenVINO's graph and compiles it. A baseline keeps the graph beside it."""
+        """Builds OpenVINO's graph and compiles it. A baseline also stores the graph."""
         check_limits(limits)
         graph = build_graph(self._model)
         built = graph.finish("penstock")
@@ -83,7 +83,7 @@ class ModelSource:
 
 
 class GraphSource:
-    """The graph of an artefact: XML and weights as `engine.serialize` returned them."""
+    """The graph of an artefact: XML and weights as returned by `engine.serialize`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class GraphSource:
         self._device, self._xml, self._weights = device, xml, weights
 
     def compile(self, form: Form, limits: Limits) -> Compiled:
-        """Compiles the graph; the weights, in one piece, are its only constant."""
+        """Compiles the graph. All its constants are one buffer, the weights."""
         check_limits(limits)
         graph = engine.read_model(self._xml, self._weights)
         compiled = compiled_within(
@@ -111,7 +111,7 @@ class GraphSource:
 
 
 def makers_of(graph: Graph) -> dict[str, int]:
-    """By the name of an OpenVINO node, the first operation whose result it is."""
+    """The first operation that each OpenVINO node computes the result of, by the node's name."""
     makers: dict[str, int] = {}
     for index, operation in enumerate(polled(graph.entry.operations)):
         for output in operation.outputs:
@@ -121,7 +121,7 @@ def makers_of(graph: Graph) -> dict[str, int]:
 
 
 def compile_graph(device: OpenVinoDevice, graph: Any, form: Form, manner: engine.Manner) -> Any:
-    """OpenVINO's compiled model of *graph*. Counts the compile."""
+    """OpenVINO's compiled model of *graph*. Increases the counter of compiles."""
     plugin = device.plugin.name
     chosen = engine.settings(plugin, manner, quickly=form == "baseline")
     device.count(compiles=1)
@@ -129,15 +129,15 @@ def compile_graph(device: OpenVinoDevice, graph: Any, form: Form, manner: engine
 
 
 def constants_of(graph: Any) -> tuple[NDArray, ...]:
-    """The constants of an OpenVINO graph, in its order, sharing its memory."""
+    """The constants of an OpenVINO graph, in the graph's order, as views of its memory."""
     return tuple(
         node.data for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"
     )
 
 
 def build_graph(model: Model) -> Graph:
-    """OpenVINO's nodes for every operation of *model*. A `GeneralFailure` names the operation that
-    fails.
+    """OpenVINO's nodes for every operation of *model*. If an operation fails, raises
+    `GeneralFailure` with its name.
     """
     engine.core()
     try:
@@ -153,7 +153,7 @@ def build_graph(model: Model) -> Graph:
 def opened(
     device: OpenVinoDevice, entry: LoadedEntry
 ) -> tuple[artefact.Manifest, Sequence[NDArray]]:
-    """The manifest and parts of a verified entry, whose private copies are released. Raises
+    """The manifest and parts of a verified entry. Releases the entry's private copies. Raises
     `OtherVersion` for another build of OpenVINO, `GeneralFailure` for an unknown form.
     """
     try:
@@ -170,7 +170,7 @@ def opened(
 
 
 def imported(device: OpenVinoDevice, exported: NDArray, manner: engine.Manner) -> Executable:
-    """OpenVINO's compiled model of exported bytes. Counts the load."""
+    """OpenVINO's compiled model of exported bytes. Increases the counter of loads."""
     chosen = engine.settings(device.plugin.name, manner)
     device.count(loads=1)
     compiled = engine.import_model(exported, device.plugin.name, chosen)

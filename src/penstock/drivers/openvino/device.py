@@ -1,4 +1,4 @@
-"""The devices: one a plugin of OpenVINO."""
+"""The devices, one for each plugin of OpenVINO."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.ir import Model
 from penstock.sealed import LoadedEntry, Seal
 
 USES: Final = 32
-"""Runs after which a baseline is compiled again, optimised."""
+"""Number of runs of a baseline after which the model is compiled again, with optimisation."""
 
 TYPES: Final = {"CPU": DeviceType.CPU, "GPU": DeviceType.GPU, "NPU": DeviceType.ACCELERATOR}
 FAMILIES: Final = {"CPU": ("openvino",), "GPU": ("openvino", "opencl"), "NPU": ("openvino", "npu")}
@@ -33,24 +33,26 @@ processor with AVX-512.
 
 FASTER: Final = PerformanceInfo(execution_time=0.1, power_usage=0.2)
 UNSIGNED: Final = PerformanceInfo(execution_time=0.13, power_usage=0.2)
-"""Whole networks take six sevenths of their time on XNNPACK, which declares 0.15."""
+"""Relative time of whole networks: six sevenths of the time of XNNPACK, which declares 0.15."""
 
 DISPATCH_NS: Final = 20_000
-"""Measured on one operation of 16 values, on one thread of an x86-64 processor: an infer request
-and its bindings.
+"""Overhead of an infer request with its bindings. Measured on one operation of 16 values, on one
+thread of an x86-64 processor.
 """
 
 
 class OpenVinoDevice(EngineDevice):
-    """One *plugin* of *installation*. *seal* seals the cache files.
+    """The device of one *plugin* of *installation*. *seal* seals the cache files.
 
-    Only the CPU plugin's results were compared with TFLite's. The others are used only when they
-    are named, and claim the class `relaxed` alone. A model that was compiled quickly (the setting
-    `openvino_compilation`) is compiled again after *uses* runs.
+    Only the CPU plugin's results were compared with TFLite's. The other plugins are used only when
+    the caller names them, and have the class `relaxed` at most. A model that was compiled quickly
+    (the setting `openvino_compilation`) is compiled again after *uses* runs.
     """
 
     files = (1, 1)
-    """A model file with what OpenVINO exports, and a data file with the constants found in it."""
+    """A model file with the bytes that OpenVINO exports, and a data file with their large
+    constants.
+    """
 
     def __init__(
         self,

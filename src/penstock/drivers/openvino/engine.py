@@ -1,4 +1,6 @@
-"""OpenVINO itself: imported when a model is first prepared, one core a process; and its runs."""
+"""OpenVINO itself: imported when a model is first prepared, with one core a process; and its
+runs.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ FORKED: Final = (
 def openvino() -> Any:
     """OpenVINO's Python package.
 
-    Its import reports over the network, through another package, unless the user opted out. That
-    package is hidden during the import, so nothing is sent. A program that has imported OpenVINO
-    before decided for itself.
+    On import OpenVINO sends a report over the network, through another package, unless the user
+    opted out. This function hides that package during the import, so nothing is sent. If the
+    program imported OpenVINO earlier, its own choice remains.
     """
     found = sys.modules.get("openvino")
     if found is not None:
@@ -56,7 +58,9 @@ def _made_core() -> Any:
 
 
 def message_from(error: BaseException) -> str:
-    """The last line of an exception of OpenVINO; places in OpenVINO's sources precede it."""
+    """The last line of an OpenVINO exception. The lines before it name places in OpenVINO's
+    sources.
+    """
     return message_of(error, line=-1)
 
 
@@ -65,19 +69,19 @@ _engine: Final = LazyEngine("OpenVINO", _made_core, FORKED, message_from)
 
 
 def core() -> Any:
-    """The process's core. Raises `DeviceUnavailable` if OpenVINO cannot be imported, or was in use
-    when this process was forked: its threads stay with the parent.
+    """The process's core. Raises `DeviceUnavailable` if OpenVINO cannot be imported, or if it was
+    in use when this process was forked: its threads exist only in the parent.
     """
     return _engine.get()
 
 
 def unusable() -> str | None:
-    """Why this process cannot use the engine, as far as is known without loading it."""
+    """Why this process cannot use the engine, as far as can be known without loading it."""
     return _engine.unusable()
 
 
 class Manner(msgspec.Struct, frozen=True):
-    """How a model computes: with *num_threads* (None: OpenVINO decides), and whether *reduced*
+    """How a model is computed: with *num_threads* (None: OpenVINO decides), and whether *reduced*
     precision (bfloat16) may replace float32.
     """
 
@@ -86,16 +90,17 @@ class Manner(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(config: PrepareConfig, *, quantized: bool) -> Manner:
-        """What *config* asks for. Only `relaxed` allows reduced precision. OpenVINO (2026.4) has no
-        kernels for 8-bit layers in bfloat16, so a model with *quantized* values stays in float32.
+        """The manner that *config* requires. Only the class `relaxed` allows reduced precision.
+        OpenVINO (2026.4) has no kernels for 8-bit layers in bfloat16, so a model with *quantized*
+        values stays in float32.
         """
         return Manner(config.num_threads, config.accuracy == "relaxed" and not quantized)
 
 
 def settings(plugin: str, manner: Manner, *, quickly: bool = False) -> dict[str, Any]:
     """OpenVINO's properties for compiling or importing: deterministic results, and one run at a
-    time on the threads of *manner*. *quickly* compiles without kernels generated for groups of
-    operations, where the plugin has them.
+    time on the threads of *manner*. If *quickly*, plugins that support it generate no kernels for
+    groups of operations.
     """
     chosen: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "CACHE_DIR": ""}
     if not manner.reduced:
@@ -158,7 +163,7 @@ def serialize(model: Any) -> tuple[bytes, bytes]:
 
 
 def read_model(xml: NDArray, weights: NDArray) -> Any:
-    """The graph that `serialize` returned; *weights* must outlive it."""
+    """The graph that `serialize` returned. *weights* must outlive it."""
     engine = core()
     try:
         tensor = openvino().Tensor(weights, shared_memory=True)
@@ -179,7 +184,7 @@ def build_of(plugin: str) -> str:
 
 
 POLL_MS: Final = 2
-"""How often a run checks its deadline and its cancel token."""
+"""Interval, in seconds, at which a run checks its deadline and its cancel token."""
 
 
 class _Run:
@@ -216,7 +221,7 @@ class _Run:
                 wanted[...] = result
 
     def profile(self) -> list[Any]:
-        """OpenVINO's counters of the kernels, in the order they run."""
+        """OpenVINO's times of the kernels, in execution order."""
         return list(self._request.get_profiling_info())
 
     def _run(self, config: ExecutionConfig) -> None:
@@ -233,7 +238,7 @@ class _Run:
                 raise MissedDeadlineTransient("the deadline passed while OpenVINO computed")
 
     def _stop(self) -> None:
-        """Ends the run: when this returns, OpenVINO writes nothing any more."""
+        """Cancels the run. When this returns, OpenVINO does not write to the outputs any more."""
         self._request.cancel()
         try:
             self._request.wait()
@@ -242,8 +247,10 @@ class _Run:
 
 
 class Executable(RunPool[_Run]):
-    """*compiled*, and the objects that it needs while it lives: *keep*. *exported* are the bytes
-    that it was imported from; OpenVINO cannot import what it exports of an imported model.
+    """*compiled*, with the objects *keep* that must live as long.
+
+    *exported* are the bytes that it was imported from: OpenVINO cannot import the export of an
+    imported model.
     """
 
     def __init__(
@@ -257,8 +264,9 @@ class Executable(RunPool[_Run]):
 class _Port:
     """One input or output of an infer request, and the address that it is bound to.
 
-    A request keeps the objects that its tensors are made of. Tensors are therefore made of
-    addresses: the caller's memory is free when a run is over, and each run binds every port again.
+    A request keeps references to the objects that its tensors are made from. Tensors are therefore
+    made from addresses, so that the caller's memory can be freed after a run. Each run binds every
+    port again.
     """
 
     def __init__(self, port: Any, bind: Any) -> None:
@@ -271,7 +279,7 @@ class _Port:
         self._own: NDArray | None = None
 
     def bind(self, index: int, array: NDArray) -> None:
-        """Binds *array*'s memory, which the caller holds during the run."""
+        """Binds the memory of *array*. The caller keeps it alive during the run."""
         address = array.ctypes.data
         if address != self._bound:
             memory = np.frombuffer(self._memory.from_address(address), np.uint8)
@@ -279,7 +287,7 @@ class _Port:
             self._bound = address
 
     def own(self) -> NDArray:
-        """Memory for a value that cannot be written directly to the caller's."""
+        """Memory for a value that OpenVINO cannot write directly into the caller's memory."""
         if self._own is None:
             self._own = np.empty(list(self._shape), self._dtype)
         return self._own

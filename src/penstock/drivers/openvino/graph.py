@@ -1,7 +1,8 @@
-"""OpenVINO's graph of a model, made operation by operation through OpenVINO's own graph API.
+"""OpenVINO's graph of a model, built operation by operation through OpenVINO's own graph API.
 
-Every value is real. A value quantised in 8 bits is a float on the grid of its scale. FakeQuantize
-nodes keep it there, and OpenVINO's low-precision passes make integer arithmetic of them.
+Every value is a real number. A value quantised in 8 bits is a float on the grid of its scale.
+FakeQuantize nodes round values to that grid, and OpenVINO's low-precision passes turn these nodes
+into integer arithmetic.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ PLAIN: Final = frozenset({DType.INT32, DType.BOOL})
 """Element types besides float32 that are moved unchanged."""
 
 STEPPED: Final = frozenset({*QUANTIZED, DType.INT16})
-"""Quantised element types, which are real values within OpenVINO."""
+"""Quantised element types. In OpenVINO's graph their values are real numbers."""
 
 
 def range_of(operand: Operand) -> tuple[float, float]:
-    """The least and the greatest real value of a quantised operand."""
+    """The least and the greatest real value that a quantised operand can store."""
     scale, zero = one_scale(operand)
     limits = np.iinfo(operand.dtype.numpy)
     return scale * (int(limits.min) - zero), scale * (int(limits.max) - zero)
 
 
 def same_grid(one: Operand, other: Operand) -> bool:
-    """Whether two operands have the same grid: also int8 and uint8 with zero points that differ by
-    128.
+    """Whether two operands have the same grid. int8 and uint8 with zero points that differ by 128
+    have the same grid.
     """
     if one.quantization == other.quantization and one.dtype is other.dtype:
         return True
@@ -50,12 +51,12 @@ def same_grid(one: Operand, other: Operand) -> bool:
 
 
 def is_above_zero(operand: Operand) -> bool:
-    """Whether no value of a quantised operand is below zero."""
+    """Whether a quantised operand can only store values of at least zero."""
     return range_of(operand)[0] >= 0
 
 
 class Padded(msgspec.Struct, frozen=True):
-    """Image *source* with so many rows and columns of zeros before and after it."""
+    """Image *source* with the given numbers of rows and columns of zeros before and after it."""
 
     source: int
     before: tuple[int, int] = (0, 0)
@@ -81,8 +82,8 @@ class Graph(LaidOutGraph[Node]):
         self.parameters = [self._parameter(index) for index in polled(self.entry.inputs)]
 
     def finish(self, name: str) -> Any:
-        """The OpenVINO model with the entry's inputs and outputs, in order, without outputs that
-        are inputs.
+        """The OpenVINO model with the entry's inputs and outputs, in order. Outputs that are also
+        inputs are left out.
         """
         given = frozenset(self.entry.inputs)
         results = [
@@ -91,7 +92,9 @@ class Graph(LaidOutGraph[Node]):
         return self.ov.Model(results, self.parameters, name)
 
     def name_of(self, index: int) -> str | None:
-        """OpenVINO's name of the node that makes operand *index*; None if no node does."""
+        """OpenVINO's name of the node that computes operand *index*; None if there is no such
+        node.
+        """
         value = self.holds(index)
         if value is None:
             return None
@@ -107,8 +110,8 @@ class Graph(LaidOutGraph[Node]):
     def define(
         self, site: Site, node: Node, *, output: int = 0, raised: NDArray | None = None
     ) -> None:
-        """Names *node* as an output of *site*, with *raised* added and rounded to the grid of a
-        quantised output.
+        """Registers *node*, plus *raised*, as an output of *site*. A quantised output is rounded to
+        its grid.
         """
         operand = site.output(output)
         if operand.dtype in STEPPED:
@@ -118,39 +121,37 @@ class Graph(LaidOutGraph[Node]):
     def move(
         self, site: Site, node: Node, sources: Sequence[int] = (0,), *, output: int = 0
     ) -> None:
-        """As `define`, for values moved from inputs *sources*: they are rounded only if the scale
-        changes.
-        """
+        """As `define`, for values moved from inputs *sources*: rounds only if the scale changes."""
         if any(not same_grid(site.input(s), site.output(output)) for s in sources):
             self.define(site, node, output=output)
         else:
             self.put(site, node, output)
 
     def rearrange(self, site: Site, how: Callable[[Node], Node]) -> None:
-        """Names the result of *how* on the only input of *site* as its output, as `move` does.
+        """Registers the result of *how* on the only input of *site* as its output, as `move` does.
 
-        *how* is kept: if the output is one of the model's, it is rearranged as whole steps.
+        *how* is recorded: if the output is a model output, it is applied to quantised integers.
         """
         self.move(site, how(self.get(site)))
         if same_grid(site.input(), site.output()):
             self._rearranged[site.output_indexes[0]] = site.input_indexes[0], how
 
     def pass_on(self, site: Site) -> None:
-        """Names the only input of *site* as its output: both have the same grid."""
+        """Registers the only input of *site* as its output: both have the same grid."""
         source, index = site.input_indexes[0], site.output_indexes[0]
         self.move(site, self.get(site))
         if source in self._rearranged:
             self._rearranged[index] = self._rearranged[source]
 
     def note_padding(self, site: Site, before: Sequence[int], after: Sequence[int]) -> None:
-        """Notes that the output of *site* is its image with zeros around it: above and left, below
-        and right.
+        """Records that the output of *site* is its input image, padded with zeros above and left,
+        below and right.
         """
         source, (above, left), (below, right) = site.input_indexes[0], before, after
         self._padded[site.output_indexes[0]] = Padded(source, (above, left), (below, right))
 
     def unpadded(self, index: int) -> Padded:
-        """The image of operand *index* without its padding, and the padding that a layer may do
+        """The image of operand *index* without its padding, and the padding that a layer may apply
         itself.
         """
         return self._padded.get(index, Padded(index))
@@ -160,14 +161,16 @@ class Graph(LaidOutGraph[Node]):
         return self.op.constant(np.array(value, np.float32))
 
     def whole(self, values: Sequence[int]) -> Node:
-        """A constant list of whole numbers: axes, shapes, sizes."""
+        """A constant list of integers: axes, shapes, sizes."""
         return self.op.constant(np.array(values, np.int64))
 
     def constant(self, value: NDArray) -> Node:
-        """A constant that shares *value*'s memory, which the compiled model may keep using."""
+        """A constant that shares *value*'s memory. The compiled model may keep using that
+        memory.
+        """
         array = np.require(value, requirements=["C", "A"])
         self._constants.append(array)
-        # This constructor of a tensor, and no other, takes memory that is read-only.
+        # Only this constructor of a tensor accepts read-only memory.
         tensor = self.ov.Tensor(array, list(array.shape), self.ov.Type(array.dtype))
         return self.ov.op.Constant(tensor, shared_memory=True).output(0)
 
@@ -181,8 +184,8 @@ class Graph(LaidOutGraph[Node]):
     ) -> Node:
         """The real filter at input *position*, its dimensions in *order*, then reshaped to *shape*.
 
-        A constant is laid out here. A quantised one keeps its integers; its scales, one a channel
-        in the layout *channels*, are applied in the graph.
+        A constant filter is laid out here. A quantised filter keeps its integers. The graph
+        multiplies them by the scales, one for each channel in the layout *channels*.
         """
         operand = site.input(position)
         if not operand.is_constant:
@@ -212,7 +215,7 @@ class Graph(LaidOutGraph[Node]):
         return self.op.transpose(node, self.whole(order))
 
     def activate(self, node: Node, fused: str) -> Node:
-        """*node* through one of `ACTIVATIONS`."""
+        """*node* after one of `ACTIVATIONS`."""
         if fused == "NONE":
             return node
         if fused == "RELU":
@@ -226,7 +229,7 @@ class Graph(LaidOutGraph[Node]):
         parameter = self.op.parameter(list(shape), operand.dtype.numpy)
         node = parameter.output(0)
         if operand.dtype is DType.INT8 and index in self._layered:
-            # Signed steps with a zero point would reach layers as float32.
+            # Signed integers with a zero point would reach layers as float32.
             low, high = (self.number(v) for v in range_of(operand))
             least, most = self.number(-128), self.number(127)
             node = self.op.fake_quantize(
@@ -250,7 +253,9 @@ class Graph(LaidOutGraph[Node]):
         return self.constant(value)
 
     def _real(self, node: Node, operand: Operand) -> Node:
-        """*node* dequantised; unchanged without a scale, which only conversions read."""
+        """*node* dequantised. It stays unchanged if it has no scale: only conversions read such
+        values.
+        """
         if operand.dtype not in STEPPED or operand.quantization is None:
             return node
         scale, zero = one_scale(operand)
@@ -260,13 +265,13 @@ class Graph(LaidOutGraph[Node]):
         return self.op.multiply(node, self.number(scale))
 
     def _on_grid(self, node: Node, operand: Operand, raised: NDArray | None) -> Node:
-        """*node* plus *raised*, rounded to the grid of a quantised operand by a FakeQuantize or by
-        arithmetic.
+        """*node* plus *raised*, rounded to the grid of a quantised operand by a FakeQuantize node
+        or by arithmetic.
         """
         low, high = range_of(operand)
         if operand.dtype is DType.INT16:
-            # Its steps are finer than what OpenVINO may compute in; only what leaves the graph is
-            # rounded to them.
+            # This grid may be finer than the precision of OpenVINO's arithmetic. Only outputs of
+            # the graph are rounded to it.
             return self.op.clamp(node, low, high)
         by = np.zeros((), np.float32) if raised is None else raised
         if not _may_be_removed(node):
@@ -288,7 +293,7 @@ class Graph(LaidOutGraph[Node]):
         return self.op.result(self._whole(node, operand) if operand.dtype in STEPPED else node)
 
     def _whole(self, node: Node, operand: Operand) -> Node:
-        """*node* as the whole steps of a quantised *operand*."""
+        """*node* as the integers that a quantised *operand* stores."""
         if operand.dtype is DType.INT16 or _is_misjudged(node):
             return self._in_steps(node, operand)
         limits = np.iinfo(operand.dtype.numpy)
@@ -298,8 +303,8 @@ class Graph(LaidOutGraph[Node]):
         return self.op.convert(node, WHOLE[operand.dtype])
 
     def _in_steps(self, node: Node, operand: Operand) -> Node:
-        """*node* as whole steps, by arithmetic. It is clamped after the conversion to integers:
-        bfloat16 has no 32767.
+        """*node* as quantised integers, by arithmetic. It is clamped after the conversion to
+        integers, because bfloat16 cannot represent 32767.
         """
         scale, zero = one_scale(operand)
         limits = np.iinfo(operand.dtype.numpy)
@@ -334,11 +339,12 @@ MOST_LOOKED_AT: Final = 64
 
 
 def _may_be_removed(node: Node) -> bool:
-    """Whether OpenVINO may remove a FakeQuantize of *node* wrongly.
+    """Whether OpenVINO may wrongly remove a FakeQuantize of *node*.
 
     OpenVINO (2026.4) folds an addition or a product with a constant into the input range of the
-    next FakeQuantize. It then removes the second of two equal ones in a row, as if input and output
-    range were the same: x + 1 + 1 becomes x + 1. Behind layers it does neither.
+    next FakeQuantize. It then removes the second of two equal FakeQuantize nodes in a row, even if
+    the input range of the second differs from its output range: x + 1 + 1 becomes x + 1. Behind
+    layers it does neither.
     """
     made = node.get_node() if hasattr(node, "get_node") else node
     if made.get_type_name() not in LINEAR:
@@ -350,11 +356,11 @@ def _may_be_removed(node: Node) -> bool:
 
 
 def _is_misjudged(node: Node) -> bool:
-    """Whether a FakeQuantize to whole steps behind *node* may give wrong steps.
+    """Whether a FakeQuantize to quantised integers behind *node* may give wrong results.
 
-    OpenVINO (2026.4) merges it with an arithmetic rounding and drops the limits, if a moving
-    operation is between them, or if the constant before the rounding is not a scalar. Behind a
-    DepthToSpace, values below the range become 0.
+    OpenVINO (2026.4) merges it with an arithmetic rounding and drops the limits. This happens if a
+    moving operation is between them, or if the constant before the rounding is not a scalar. Behind
+    a DepthToSpace, values below the range become 0.
     """
     made = node.get_node() if hasattr(node, "get_node") else node
     if (rounded := _rounded(made)) is not None:
@@ -372,7 +378,9 @@ def _is_misjudged(node: Node) -> bool:
 
 
 def _rounded(made: Node) -> Node | None:
-    """The value that is rounded by arithmetic, if *made* is the last node of such a rounding."""
+    """The value that arithmetic rounds, if *made* is the last node of such a rounding; otherwise
+    None.
+    """
     for kind in ("Multiply", "Round", "Divide", "Clamp"):
         if made.get_type_name() != kind:
             return None

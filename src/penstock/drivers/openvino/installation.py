@@ -1,4 +1,4 @@
-"""The installed OpenVINO, read from files: the engine is not imported."""
+"""The installed OpenVINO, read from its files. The engine is not imported."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from penstock.driverkit.installation import package_folder, package_texts, proce
 PACKAGE: Final = "openvino"
 INSTALL: Final = install_command("openvino")
 DERIVED_WITH: Final = "2026.4"
-"""The release of OpenVINO that the accuracy classes were derived with."""
+"""The release of OpenVINO that the accuracy classes were measured with."""
 ADAPTER_VERSION: Final = 6
-"""Raised when this driver makes another graph of the same model, or other cache files."""
+"""Increased when this driver builds another graph for the same model, or writes other cache
+files.
+"""
 
 ISA_LIMITS: Final = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")
-"""The engine's variables that limit the instructions that it compiles for."""
+"""Environment variables that limit the instruction sets that the engine uses."""
 
 VNNI: Final = frozenset({"avx512_vnni", "avx_vnni", "avx512vnni"})
-"""The names of the feature on Linux and in NumPy."""
+"""The names of the VNNI feature on Linux and in NumPy."""
 
 DIGEST_DIGITS: Final = 16
 
@@ -48,8 +50,10 @@ class Plugin(msgspec.Struct, frozen=True):
 
 
 class Installation(msgspec.Struct, frozen=True):
-    """An installed OpenVINO. If there is none, *version* is empty and the only plugin says so.
-    *recorded* has the installer's hashes of the libraries, by file name.
+    """An installed OpenVINO.
+
+    If OpenVINO is not installed, *version* is empty and the only plugin has the reason. *recorded*
+    has the installer's hashes of the libraries, by file name.
     """
 
     version: str
@@ -58,7 +62,7 @@ class Installation(msgspec.Struct, frozen=True):
 
     def version_of(self, plugin: Plugin) -> str:
         """Everything that an artefact of *plugin* depends on besides the model: driver, engine,
-        libraries, processor features, and limits on them.
+        libraries, processor features, and limits on those features.
         """
         if not self.version:
             return f"{ADAPTER_VERSION} (openvino missing)"
@@ -73,8 +77,10 @@ class Installation(msgspec.Struct, frozen=True):
 
 
 def sums_exactly() -> bool:
-    """Whether OpenVINO adds 8-bit products in 32 bits here: on x86-64 with VNNI, unless a variable
-    disables it. Without VNNI its kernels add pairs in 16 bits, which large products overflow.
+    """Whether OpenVINO adds 8-bit products in 32 bits here.
+
+    It does on x86-64 with VNNI, unless an environment variable disables VNNI. Without VNNI its
+    kernels add pairs of products in 16 bits, and large products overflow.
     """
     features = set(processor_features().split())
     return bool(features & VNNI) and not any(name in os.environ for name in ISA_LIMITS)
@@ -82,7 +88,7 @@ def sums_exactly() -> bool:
 
 @functools.cache
 def find_installation() -> Installation:
-    """The installed OpenVINO; found once a process."""
+    """The installed OpenVINO, searched once a process."""
     folder = package_folder(PACKAGE)
     if folder is None:
         missing = f"OpenVINO is not installed: {INSTALL}"
@@ -107,8 +113,8 @@ def find_installation() -> Installation:
 
 
 def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
-    """A digest of a plugin's library and of the engine's: of the installer's hashes, else of their
-    contents.
+    """A digest of the plugin's library and of the engine's library: of the installer's hashes if
+    they exist, otherwise of the files' contents.
     """
     if library is None:
         return "missing"
@@ -120,7 +126,9 @@ def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
 
 
 def _missing_hardware(name: str) -> str:
-    """Why there is no such processor, by the system's device files; "" if there may be one."""
+    """The reason why this machine has no such processor, by the system's device files; "" if it may
+    have one.
+    """
     if sys.platform != "linux":
         return ""
     pattern = {"GPU": "dri/renderD*", "NPU": "accel/accel*"}[name]
@@ -130,7 +138,7 @@ def _missing_hardware(name: str) -> str:
 
 
 def _metadata(folder: Path) -> tuple[str, Mapping[str, str]]:
-    """The version of the package in *folder* ("" if unknown), and the hashes of its libraries in
+    """The version of the package in *folder* ("" if unknown), and its libraries' hashes in
     RECORD.
     """
     described, record = package_texts(PACKAGE, folder)

@@ -1,4 +1,6 @@
-"""Preparing: compiling a model with OpenVINO, now or later, or importing a verified artefact."""
+"""Preparing: compiling a model with OpenVINO, at once or later, or importing a verified
+artefact.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,16 @@ if TYPE_CHECKING:
     from penstock.sealed.late import LateWriter
 
 Better: TypeAlias = tuple[Executable, CacheReport | PostponedWrite]
-"""The optimised form, and the report of its cache files, or the write that is still to be made."""
+"""The optimised form, and the report of its cache files, or the write that is still pending."""
 
 log = Log(__name__)
 
 
 class DeferredCompilation:
-    """The optimised form of *source*: compiled when it is asked for, or after *uses* runs.
+    """The optimised form of *source*, compiled on first use, or after *uses* runs.
 
-    Where there is a *writer*, the compiled form comes with a write through it, which later runs
-    attempt. Thread-safe.
+    If there is a *writer*, the compiled form comes with a postponed cache write through it, which
+    later runs attempt. Thread-safe.
     """
 
     def __init__(
@@ -53,10 +55,11 @@ class DeferredCompilation:
         self._done: Better | None = None
 
     def now(self, limits: Limits) -> Better:
-        """The optimised form: from the entry if another process has written it, else compiled.
+        """The optimised form: loaded from the entry if another process has written it, otherwise
+        compiled.
 
-        Other threads that ask meanwhile wait. Raises what `Source.compile` does; the next call
-        tries again.
+        Other threads that call this meanwhile wait. Raises what `Source.compile` raises; the next
+        call tries again.
         """
         with self._lock:
             if self._done is None:
@@ -64,8 +67,8 @@ class DeferredCompilation:
             return self._done
 
     def after_a_run(self, limits: Limits) -> Better | None:
-        """Counts a run. Returns the optimised form after the last of *uses*, in a run without a
-        deadline. A compile that fails is logged, and the baseline stays.
+        """Counts a run. After *uses* runs, a run without a deadline compiles and returns the
+        optimised form. If that compile fails, it is logged and the baseline stays in use.
         """
         if not self._lock.acquire(blocking=False):
             return None
@@ -84,7 +87,9 @@ class DeferredCompilation:
             return None
 
     def close(self) -> None:
-        """Closes the handles; what was not written by then never is. Twice is harmless."""
+        """Closes the handles. A write that is still pending is dropped. A second call does
+        nothing.
+        """
         writer = self._writer
         if writer is not None:
             writer.close()
@@ -117,10 +122,10 @@ class DeferredCompilation:
 
 
 class OpenVinoPreparedModel(EngineModel[Executable]):
-    """*executable* with the inputs and outputs that *ports* say.
+    """The prepared model of *executable*, with the inputs and outputs of *ports*.
 
-    *later* has the optimised form: for the first run where there is no *executable* yet, else once
-    the model has run often enough.
+    *later* provides the optimised form: for the first run if there is no *executable* yet,
+    otherwise once the model has run often enough.
     """
 
     def __init__(
@@ -161,7 +166,7 @@ class OpenVinoPreparedModel(EngineModel[Executable]):
                 part.close()
 
     def _become(self, better: Better) -> Executable:
-        """Goes on with the optimised form; runs of other threads end with the old one."""
+        """Switches to the optimised form. Runs of other threads finish with the old one."""
         executable, outcome = better
         if isinstance(outcome, PostponedWrite):
             self._write = outcome
@@ -174,14 +179,14 @@ class OpenVinoPreparedModel(EngineModel[Executable]):
 
 
 compilation: Final = DriverSetting("openvino_compilation", ("now", "first_run", "staged"))
-"""When a model is compiled: when it is prepared; when it first runs; or staged, a baseline first
-and the optimised form after some runs.
+"""When a model is compiled: when it is prepared; at its first run; or staged, a baseline first and
+the optimised form after some runs.
 """
 
 
 def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> OpenVinoPreparedModel:
-    """Compiles a model whose operations are all supported, at the time that `compilation` says, and
-    saves it to the cache handles.
+    """Compiles a model whose operations are all supported, at the time that `compilation` selects,
+    and saves it to the cache handles.
     """
     try:
         mode = compilation()
@@ -210,8 +215,8 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
 def load(
     device: OpenVinoDevice, entry: LoadedEntry, config: PrepareConfig
 ) -> OpenVinoPreparedModel:
-    """Imports a verified entry of this build of OpenVINO. A baseline, which has its graph with it,
-    is compiled again after `uses` runs.
+    """Imports a verified entry of this build of OpenVINO. A baseline includes its graph, and is
+    compiled again after `uses` runs.
     """
     manifest, parts = opened(device, entry)
     check_limits(config)
@@ -230,8 +235,8 @@ def load(
 def _prepare_later(
     device: OpenVinoDevice, source: ModelSource, config: PrepareConfig
 ) -> OpenVinoPreparedModel:
-    """Compiles nothing. Cache files that the first run is to write are emptied now, so that no
-    older entry in them is taken for this model's.
+    """Compiles nothing yet. Empties the cache files that the first run will write, so that an older
+    entry in them is not mistaken for this model's.
     """
     handles = (*config.model_cache, *config.data_cache)
     counts = len(config.model_cache), len(config.data_cache)
@@ -254,7 +259,7 @@ def _prepare_later(
 
 
 def _profilers(device: OpenVinoDevice, manner: Manner) -> Callable[[Executable], Profiler] | None:
-    """Makes profilers for executables. Only the CPU plugin runs kernels one after another."""
+    """Makes profilers for executables. Only the CPU plugin runs kernels one at a time."""
     if not device.measured:
         return None
 

@@ -1,7 +1,7 @@
-"""Measured runs: how long each of OpenVINO's kernels took, and which operations it computes.
+"""Measured runs: the time of each OpenVINO kernel, and the operations that the kernel computes.
 
-OpenVINO keeps node names through its optimisations and through an export. Each name begins with the
-number of the operation that the node was made for.
+OpenVINO preserves node names in its optimisations and exports. Each name begins with the number of
+the operation that the node was made for.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ ORIGINAL_NAMES: Final = "originalLayersNames"
 
 
 def name_nodes(graph: Any, makers: Mapping[str, int]) -> None:
-    """Names the nodes of the OpenVINO model *graph*. *makers* has the operation of each node that
-    is a result, by the node's name. Any other node belongs to the operation that reads it, else to
-    one that it reads.
+    """Names the nodes of the OpenVINO model *graph*.
+
+    *makers* has, by node name, the operation of each node that computes a result. Any other node
+    belongs to the operation that reads it, or else to an operation that it reads.
     """
     nodes = [node for node in graph.get_ordered_ops() if node.get_type_name() != "Parameter"]
     owners: dict[str, int] = dict(makers)
@@ -61,7 +62,7 @@ def _claim(owners: dict[str, int], node: Any, neighbours: Sequence[Any]) -> None
 
 
 class Profiler:
-    """The measured runs of *executable*: of its export, imported again when the first is asked for.
+    """The measured runs of *executable*. They use its export, imported again on first use.
     Thread-safe.
     """
 
@@ -75,8 +76,8 @@ class Profiler:
         self._failed = False
 
     def start(self, began_ns: int) -> MeasuredRun | None:
-        """What measures the execution that began at *began_ns*; None if OpenVINO cannot import its
-        own export.
+        """The profiler of the execution that began at *began_ns*; None if OpenVINO cannot import
+        its own export.
         """
         with self._lock:
             is_first = self._measured is None
@@ -111,15 +112,17 @@ class Profiler:
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """An *executable* that measures time, and each kernel's operations, by its name."""
+    """An *executable* that measures time, and each kernel's operations, by the kernel's name."""
 
     executable: Executable
     operations: Mapping[str, tuple[int, ...]]
 
 
 class MeasuredRun:
-    """An executable for one run. After it: its *timings* from *began_ns* on, *setup_ns* of which
-    preceded it, and its duration.
+    """An executable for one run.
+
+    After the run it has *timings*, counted from *began_ns*, and its duration. *setup_ns* of that
+    time passed before the run.
     """
 
     def __init__(self, measured: Measured, began_ns: int, setup_ns: int) -> None:
@@ -138,8 +141,8 @@ class MeasuredRun:
         self.duration_ns = time.perf_counter_ns() - start
         at = start - self._began
         timings = [OperationTiming((), SETUP, 0, self._setup)] if self._setup else []
-        # OpenVINO gives no beginnings, and means over the runs so far. On one stream kernels run in
-        # this order, one at a time.
+        # OpenVINO reports no start times, and mean durations over the runs so far. On one stream
+        # the kernels run in this order, one at a time.
         for kernel in self._profile:
             took = round(kernel.real_time.total_seconds() * NS_OF_S)
             if kernel.status == kernel.Status.EXECUTED:
@@ -150,8 +153,8 @@ class MeasuredRun:
 
 
 def _operations(node: Any) -> tuple[int, ...]:
-    """The operations of a node of a compiled model, by the names of the nodes that were fused into
-    it.
+    """The operations of a node of a compiled model, from the names of the nodes that were fused
+    into it.
     """
     known = node.get_rt_info()
     names = str(known[ORIGINAL_NAMES].value) if ORIGINAL_NAMES in known else ""

@@ -1,7 +1,7 @@
-"""The sample driver: a small one with a cache and device memory, to read from top to bottom
-(docs/writing-a-driver.md).
+"""The sample driver: a small driver with a cache and device memory, written to be read from top to
+bottom (docs/writing-a-driver.md).
 
-It accepts pools only, as the drivers of NNAPI do, and maps them by name on every run.
+It accepts pools only, as NNAPI's drivers do, and maps them by name in every run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from penstock.sealed import Seal
 __all__ = ["SampleDevice", "create"]
 
 Kernel: TypeAlias = Callable[[Attributes, Sequence[NDArray]], NDArray]
-"""From attributes and inputs (omitted ones left out) to the only output."""
+"""Computes the only output from the attributes and the inputs, without omitted ones."""
 
 ACTIVATIONS: Final = {
     "NONE": (-np.inf, np.inf),
@@ -96,7 +96,7 @@ KERNELS: Final[dict[str, Kernel]] = {
 
 
 def support(subgraph: Subgraph, operation: Operation) -> Support:
-    """SUPPORTED, or the reason why *operation* is not."""
+    """SUPPORTED, or the reason why *operation* is not supported."""
     if operation.type not in KERNELS:
         return Support(False, f"the sample driver has no {operation.type}")
     for index in (*operation.inputs, *operation.outputs):
@@ -116,10 +116,11 @@ def support(subgraph: Subgraph, operation: Operation) -> Support:
 
 
 class SampleDevice(HostBuffers, DeviceBase):
-    """ADD, MUL, RELU and FULLY_CONNECTED in float32. Used only when it is named.
+    """A device for ADD, MUL, RELU and FULLY_CONNECTED in float32. Used only when the caller names
+    it.
 
-    A prepared model is saved in a model file and a data file, sealed by *seal*. Its buffers are of
-    known size.
+    A prepared model is saved in a model file and a data file, sealed by *seal*. Its buffers have
+    known sizes.
     """
 
     name = "sample"
@@ -163,7 +164,7 @@ class SampleDevice(HostBuffers, DeviceBase):
         return SamplePreparedModel(self, model)
 
     def _save(self, model: Model, config: PrepareConfig) -> CacheReport:
-        """A save that fails is reported; the model is prepared all the same."""
+        """Saves the model. If that fails, the report says so and preparing goes on."""
         program, constants = encode(model)
         report = self._seal.save(
             config.model_cache,
@@ -208,7 +209,7 @@ class SamplePreparedModel(PreparedModelBase):
         return ExecutionResult(shapes, timing)
 
     def _run(self, values: dict[int, NDArray], config: ExecutionConfig) -> None:
-        """Runs the operations in order, and checks deadline and cancellation between them."""
+        """Runs the operations in order. Checks the deadline and the cancel token between them."""
         for index, operation in enumerate(self.model.operations):
             if config.cancel is not None:
                 config.cancel.check()

@@ -1,7 +1,7 @@
 """The contents of the sample driver's cache files: a model as bytes, and its large constants.
 
-MessagePack with fixed types: reading can fail, and do nothing else. The result is a `Model`, which
-validates itself.
+The format is MessagePack with fixed types, so reading it can fail, but cannot run code. The result
+is a `Model`, which validates itself.
 """
 
 import msgspec
@@ -23,7 +23,7 @@ ALIGNMENT = 64
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True):
-    """An operand. A large constant is at *place*, (offset, length), of the constants."""
+    """An operand. *place* is the (offset, length) of a large constant in the data file."""
 
     dtype: DType
     shape: tuple[int | None, ...] | None

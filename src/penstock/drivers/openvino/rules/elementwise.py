@@ -57,7 +57,8 @@ BINARY: Final = {
 
 EXTREMES: Final = frozenset({"MAXIMUM", "MINIMUM"})
 ROUNDED: Final = EXTREMES | {"MUL"}
-"""8-bit operations whose rounding equals TFLite's. Of sums and differences six in 100,000 differ.
+"""8-bit operations whose rounding equals TFLite's. For sums and differences, six results in 100,000
+differ.
 """
 
 
@@ -70,7 +71,7 @@ def _check_unary(site: Site) -> AccuracyClass:
     accuracy = activations(site, quantized="faithful")
     if site.is_quantized and site.operation.type not in CURVES:
         ratio = step_ratio(site)
-        # The limits lie on the input's grid there, on the output's in TFLite.
+        # OpenVINO applies the limits on the input's grid, TFLite on the output's grid.
         if site.operation.type in CLAMPS and ratio > 1:
             return "relaxed"
         return "faithful" if site.operation.type == "RELU" and rounds_alike(ratio) else "stepwise"
@@ -121,7 +122,7 @@ def _check_binary(site: Site) -> AccuracyClass:
 
 
 def _is_coarse(site: Site) -> bool:
-    """Whether one operand is a constant number and the other's step is coarser than the output's.
+    """Whether one operand is a constant scalar and the other's step is coarser than the output's.
     OpenVINO then applies the limits of the output on the coarser grid.
     """
     for position, other in ((0, 1), (1, 0)):
@@ -190,7 +191,7 @@ EQUALITIES: Final = frozenset({"EQUAL", "NOT_EQUAL"})
 COMPARISONS: Final = (
     "EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",
 )  # fmt: skip
-"""OpenVINO has the same names, in small letters."""
+"""Operation types; OpenVINO uses the same names in lower case."""
 
 
 def _check_comparison(site: Site) -> AccuracyClass:
@@ -210,13 +211,13 @@ def _check_comparison(site: Site) -> AccuracyClass:
 def emit_comparison(graph: Graph, site: Site) -> None:
     a, b = (operand_of(graph, site, position) for position in (0, 1))
     if site.input().dtype is DType.INT32:
-        # Compared as float32; a difference that is not 0 is not 0 as float32 either.
+        # The comparison is in float32. A difference that is not 0 is not 0 in float32 either.
         a, b = graph.op.subtract(a, b), graph.op.constant(np.array(0, np.int32))
     graph.define(site, getattr(graph.op, site.operation.type.lower())(a, b))
 
 
 LOGIC: Final = ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")
-"""OpenVINO has the same names, in small letters."""
+"""Operation types; OpenVINO uses the same names in lower case."""
 
 
 @rule(*LOGIC, check=check_logic, layout=broadcasts)
@@ -282,7 +283,7 @@ def _check_position(site: Site) -> AccuracyClass:
 
 @rule("ARG_MAX", "ARG_MIN", check=_check_position)
 def emit_position(graph: Graph, site: Site) -> None:
-    """The first of equal values: a stable order begins with it."""
+    """The first of equal values: a stable sort puts it first."""
     axis = axis_of(site.integers(1, "its axis")[0], len(site.shape()))
     node = graph.op.topk(
         graph.get(site),

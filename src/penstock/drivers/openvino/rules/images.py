@@ -36,9 +36,10 @@ def _check_pool(site: Site) -> AccuracyClass:
 
 
 def _is_rounded_alike(site: Site) -> bool:
-    """Whether OpenVINO's 8-bit kernels round as TFLite's. They clamp an activation to whole steps,
-    and round halves of a mean to even, where TFLite rounds them away from zero. A mean of an odd
-    number of values has no halves.
+    """Whether OpenVINO's 8-bit kernels round as TFLite's.
+
+    They clamp an activation to quantised steps, and round halves of a mean to even. TFLite rounds
+    halves away from zero. A mean of an odd number of values has no halves.
     """
     if activation(site, ACTIVATIONS) not in {"NONE", "RELU"}:
         return False
@@ -92,8 +93,8 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
 
 @rule("RESIZE_NEAREST_NEIGHBOR", check=check_moved, layout=channels_first)
 def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
-    """OpenVINO's own kernel for whole multiples of the size. Otherwise rows, then columns, gathered
-    by the positions that TFLite computes in float32.
+    """Resizing by OpenVINO's own kernel if the sizes are whole multiples. Otherwise rows, then
+    columns, are gathered by the positions that TFLite computes in float32.
     """
     node = graph.get(site)
     sizes, outs = site.shape()[1:3], site.integers(1, "its size")
@@ -120,7 +121,7 @@ def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
 
 
 def _is_repeated(positions: NDArray, size: int) -> bool:
-    """Whether each of *size* positions occurs equally often, in a row."""
+    """Whether each of *size* positions occurs equally often, one after another."""
     times, left = divmod(len(positions), size)
     return not left and np.array_equal(positions, np.repeat(np.arange(size), times))
 

@@ -48,7 +48,7 @@ def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
             products = np.abs(site.value(1, "its filter").astype(np.int64)).sum() * 255
             wraps = largest + products >= 1 << 31
             require(not wraps, "sums of more than 32 bits, which TFLite wraps around")
-    # Weights with a zero point are added up as float32, which rounds sums.
+    # OpenVINO adds products of weights with a zero point as float32, which rounds the sums.
     return accuracy if site.input(1).dtype is DType.INT8 else "stepwise"
 
 
@@ -94,14 +94,14 @@ def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0
 def activated(
     graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, data: int = 0
 ) -> tuple[Node, NDArray]:
-    """The sums of a layer after its activation, and what is to be added to them before rounding so
-    that they round as TFLite's. *shape* has their channels.
+    """The sums of a layer after its activation, and an offset to add before rounding, so that they
+    round as TFLite's. *shape* has their channels.
     """
     fused = activation(site, ACTIVATIONS)
     if not site.is_quantized:
         return graph.activate(node, fused), NOTHING
     if not is_above_zero(site.output()):
-        # What bends the sums takes up to a third of the layer's time, for a step in one of a
+        # The offset takes up to a third of the layer's time, and corrects one step in one of a
         # thousand values.
         return graph.activate(node, fused), NOTHING
     ratio = _product_scales(site, data, 1) / np.float64(one_scale(site.output())[0])
@@ -113,8 +113,10 @@ def activated(
 
 
 def _is_grouped(site: Site) -> bool:
-    """Whether each filter reads some of the channels. Behind such a layer OpenVINO 2026.4 may fail
-    or crash on bent sums, and on limits that differ by channel.
+    """Whether each filter reads only some of the channels.
+
+    Behind such a layer OpenVINO (2026.4) may fail or crash on adjusted sums, and on limits that
+    differ by channel.
     """
     if site.operation.type == "DEPTHWISE_CONV_2D":
         return True
@@ -122,8 +124,8 @@ def _is_grouped(site: Site) -> bool:
 
 
 def _image(graph: Graph, site: Site, w: Windows) -> tuple[Node, list[int], list[int]]:
-    """The image of a convolution, channels first, and the padding before and after it, with that of
-    a preceding PAD: OpenVINO would copy the image for that.
+    """The image of a convolution, channels first, and the padding before and after it. This
+    includes the padding of a preceding PAD: OpenVINO would copy the image for a separate PAD.
     """
     image = graph.unpadded(site.input_indexes[0])
     before = [a + b for a, b in zip(w.before, image.before, strict=True)]
@@ -148,15 +150,19 @@ def _check_conv(site: Site) -> AccuracyClass:
 
 
 def _of_pictures(site: Site, accuracy: AccuracyClass) -> AccuracyClass:
-    """The class of a layer on pictures. Quantised sums near the middle of two steps are sometimes
-    rounded to the other one; in a deep network this may exceed LiteRT's own error.
+    """The accuracy class of a layer on images.
+
+    Quantised sums near the middle of two steps sometimes round to the other step. In a deep network
+    this error may exceed LiteRT's own.
     """
     return "stepwise" if site.is_quantized else accuracy
 
 
 @rule("CONV_2D", check=_check_conv, layout=channels_first)
 def emit_conv_2d(graph: Graph, site: Site) -> None:
-    """Filter [out, height, width, in]; of fewer `in` than the image has channels, a group each."""
+    """Filter [out, height, width, in]. If `in` is less than the image's channels, the convolution
+    is grouped.
+    """
     image, filters = site.shape(0), site.shape(1)
     w = windows(site, image[1:3], filters[1:3])
     order, outer = (0, 3, 1, 2), (filters[3], *filters[1:3])
@@ -187,8 +193,8 @@ def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
 def _check_transpose_conv(site: Site) -> AccuracyClass:
     check_transposed(site)
     accuracy = _check_layer(site, data=2, bias=3)
-    # Its kernel for whole numbers, which it takes of such images alone, is wrong by hundreds of
-    # steps here and there.
+    # OpenVINO's integer kernel is used for such images only. Some of its results are wrong by
+    # hundreds of steps.
     bare = site.is_quantized and one_scale(site.input(2))[1] == 0
     require(not bare, "OpenVINO computes images of 8 bits whose zero point is 0 wrongly")
     return _of_pictures(site, accuracy)
@@ -200,7 +206,7 @@ def _transposed_layout(site: Site, _: Values) -> Layout:
 
 @rule("TRANSPOSE_CONV", check=_check_transpose_conv, layout=_transposed_layout)
 def emit_transpose_conv(graph: Graph, site: Site) -> None:
-    """The gradient of a convolution over the output: filter [out, height, width, in]."""
+    """The gradient of a convolution with respect to its input: filter [out, height, width, in]."""
     node = _transposed(graph, site, 2, *transposed_windows(site))
     finish(graph, site, node, bias=3, data=2)
 
@@ -236,7 +242,9 @@ def _check_transpose_bias(site: Site) -> AccuracyClass:
 
 @rule("CUSTOM:Convolution2DTransposeBias", check=_check_transpose_bias, layout=channels_first)
 def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
-    """MediaPipe's: filter [out, height, width, in], a bias, SAME padding cut off both sides."""
+    """MediaPipe's operation: filter [out, height, width, in], a bias, SAME padding cropped on both
+    sides.
+    """
     node = _transposed(graph, site, 0, cut_windows(site), [0, 0])
     node = add_bias(graph, site, node, (1, site.output_shape()[3], 1, 1))
     graph.define(site, node)

@@ -60,7 +60,7 @@ def emit_reshape(graph: Graph, site: Site) -> None:
     if order is None:
         graph.move(site, graph.reshape(graph.get(site), shape))
         return
-    # The transposition follows the reshape, where OpenVINO can cancel it with the next one.
+    # The transposition is placed after the reshape, where OpenVINO can cancel it with the next one.
     node = graph.reshape(graph.get(site), [shape[axis] for axis in order])
     if order != sorted(order):
         node = graph.transpose(node, [order.index(axis) for axis in range(len(shape))])
@@ -69,7 +69,7 @@ def emit_reshape(graph: Graph, site: Site) -> None:
 
 def _kept_order(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
     """The axes of *wanted* in the channels-first order of the NHWC image *given*, if the reshape
-    only adds or removes dimensions of 1; else None.
+    only adds or removes dimensions of size 1; otherwise None.
     """
     axes = [axis for axis, size in enumerate(wanted) if size != 1]
     kept = [axis for axis, size in enumerate(given) if size != 1]
@@ -153,8 +153,8 @@ def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> No
     before, after = (in_computed_order(site, side) for side in pads_of(site))
     x = graph.get(site)
     if value is not None and len(before) == 1 and site.input().dtype in STEPPED:
-        # OpenVINO (2026.4) pads a row in whole steps, and takes the value, which is real, for such
-        # a step.
+        # OpenVINO (2026.4) pads a row in quantised steps, and mistakes the real padding value for a
+        # step.
         around = [graph.op.broadcast(value, graph.whole(side)) for side in (before, after)]
         node = graph.op.concat([around[0], x, around[1]], 0)
     else:
@@ -172,7 +172,7 @@ def _check_shape(site: Site) -> AccuracyClass:
 
 @rule("SHAPE", check=_check_shape)
 def emit_shape(graph: Graph, site: Site) -> None:
-    """A constant: the shape is known."""
+    """The shape as a constant: it is known."""
     graph.define(site, graph.constant(np.array(site.shape(), np.int32)))
 
 

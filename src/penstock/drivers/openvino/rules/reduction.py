@@ -20,7 +20,7 @@ def _check(site: Site) -> AccuracyClass:
     axes, _ = reduced_axes(site), site.output_shape()
     accuracy = activations(site, [0], "faithful")
     if site.is_quantized and not axes and step_ratio(site) > 1:
-        # Nothing is reduced: the limits of the output are taken to the input's grid.
+        # No axis is reduced: the values are clamped to the output's limits on the input's grid.
         return "relaxed"
     if not site.is_quantized or site.operation.type == "SUM" or _is_mean_above_zero(site):
         return accuracy
@@ -39,8 +39,10 @@ PICTURE: Final = [2, 3]
 
 
 def _mean_of_picture(graph: Graph, site: Site, x: Node, *, keep: bool) -> Node:
-    """The mean of each channel by a pool. A reduction adds the channels beyond the last 8 or 16 in
-    another order, so that equal channels get different means.
+    """The mean of each channel, by a pool.
+
+    A reduction adds the channels beyond the last 8 or 16 in another order, so that equal channels
+    get different means.
     """
     window = list(site.shape()[1:3])
     node = graph.op.avg_pool(x, [1, 1], [0, 0], [0, 0], window, True)
@@ -73,8 +75,7 @@ def emit_reduction(graph: Graph, site: Site) -> None:
         distance = rounded_twice(site, ratio, divided.bit_length() - 1)
         node, raised = away_from_zero(graph, site, node, distance)
         if raised.any():
-            # OpenVINO's kernel does not keep to limits of its FakeQuantize that are moved by so
-            # little.
+            # OpenVINO's kernel ignores FakeQuantize limits that are shifted by so little.
             node = graph.op.add(node, graph.constant(raised))
     graph.define(site, node)
 
@@ -94,8 +95,10 @@ def _check_local(site: Site) -> AccuracyClass:
 
 @rule("LOCAL_RESPONSE_NORMALIZATION", check=_check_local, layout=channels_first)
 def emit_local(graph: Graph, site: Site) -> None:
-    """OpenVINO divides alpha by the number of neighbours, and (2026.4, on the CPU) takes every bias
-    for 1. So x / (bias + alpha s)**beta becomes bias**-beta x / (1 + alpha / bias s)**beta.
+    """LOCAL_RESPONSE_NORMALIZATION in a form that OpenVINO computes correctly.
+
+    OpenVINO divides alpha by the number of neighbours. On the CPU (2026.4) it uses a bias of 1
+    always. So x / (bias + alpha s)**beta becomes bias**-beta x / (1 + alpha / bias s)**beta.
     """
     attributes = site.attributes
     size = 2 * attributes.integer("radius") + 1

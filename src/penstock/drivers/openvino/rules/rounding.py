@@ -21,8 +21,8 @@ from penstock.ir import DType, NDArray
 
 
 def rounded_twice(site: Site, ratio: NDArray, halvings: int = 0) -> NDArray:
-    """How far below half a step a value already rounds to the next step away from zero: real, one
-    for each *ratio*.
+    """The distance below half a step from which a value already rounds away from zero: a real
+    number for each *ratio*.
 
     A kernel multiplies a sum by *ratio* as a 32-bit mantissa and a right shift, *halvings* more
     than a mantissa in [0.5, 1) needs. It rounds after both: to 1/2**shift of a step, then to steps.
@@ -38,11 +38,11 @@ def rounded_twice(site: Site, ratio: NDArray, halvings: int = 0) -> NDArray:
 def away_from_zero(
     graph: Graph, site: Site, node: Node, distance: NDArray, fused: str = "NONE"
 ) -> tuple[Node, NDArray]:
-    """*node* moved away from zero by *distance* and activated by *fused*; and what is to be added
-    where it is rounded, which costs nothing there.
+    """*node* moved away from zero by *distance* and activated by *fused*; and an offset to add when
+    it is rounded, which costs no time there.
 
-    *distance* is at most a quarter of a step. It has the rank of *node* or none, and one element a
-    channel on axis 1 or one for all.
+    *distance* is at most a quarter of a step. It is a scalar, or has the rank of *node* with one
+    element for all channels, or one for each channel on axis 1.
     """
     if not distance.any():
         return graph.activate(node, fused), NOTHING
@@ -58,9 +58,9 @@ def away_from_zero(
 def _two_prelus(
     graph: Graph, node: Node, distance: NDArray, half: np.float32
 ) -> tuple[Node, NDArray]:
-    """*node* through a line that is steep within *half* of zero, where no step changes, and runs
-    *distance* beside it elsewhere. It consists of two PReLUs, the form that OpenVINO keeps within
-    an 8-bit layer.
+    """*node* after a piecewise linear function: steep within *half* of zero, where no rounding
+    changes, and shifted by *distance* elsewhere. It consists of two PReLUs: OpenVINO keeps this
+    form within an 8-bit layer.
     """
     op, rank = graph.op, max(distance.ndim, 1)
     steepness = (1 + distance / half).astype(np.float32)
@@ -71,13 +71,13 @@ def _two_prelus(
 
 
 def step_ratio(site: Site) -> float:
-    """The ratio of an input step to an output step."""
+    """The ratio of the input's step to the output's step."""
     return one_scale(site.input())[0] / one_scale(site.output())[0]
 
 
 def define_rescaled(graph: Graph, site: Site, node: Node, fused: str = "NONE") -> None:
-    """Names *node*, values on the grid of *site*'s input, activated by *fused*, as its output on
-    another grid.
+    """Registers *node*, values on the grid of *site*'s input, activated by *fused*, as the site's
+    output, which has another grid.
     """
     distance = rounded_twice(site, np.array(step_ratio(site)))
     node, raised = away_from_zero(graph, site, node, distance, fused)
@@ -103,12 +103,12 @@ def rounds_alike(ratio: float) -> bool:
 
 NOTHING: Final = np.zeros((), np.float32)
 STEEP: Final = np.float32(0.125)
-"""Of a step, on both sides of zero: at most a quarter is added to that, and values within half a
-step stay zero.
+"""Fraction of a step, on both sides of zero. The steep part adds at most a quarter of a step, and
+values within half a step stay zero.
 """
 
 TIE: Final = 5e-5
-"""Of a step: float32 may round values this near to a half either way."""
+"""Fraction of a step. float32 may round values this close to a half in either direction."""
 
 
 def _check_quantize(site: Site) -> AccuracyClass:
@@ -125,7 +125,7 @@ def _check_quantize(site: Site) -> AccuracyClass:
         return "faithful"
     ratio = step_ratio(site)
     if ratio > 1:
-        # To finer steps OpenVINO goes by way of its own, which is up to two of them off.
+        # For finer steps OpenVINO uses an intermediate grid, and results are up to two steps off.
         return "relaxed"
     return "faithful" if rounds_alike(ratio) else "stepwise"
 
@@ -157,5 +157,5 @@ def _check_dequantize(site: Site) -> AccuracyClass:
 
 @rule("DEQUANTIZE", check=_check_dequantize, layout=follows)
 def emit_dequantize(graph: Graph, site: Site) -> None:
-    """Values are already real in the graph."""
+    """DEQUANTIZE: values in the graph are real already."""
     graph.define(site, graph.get(site))

@@ -1,4 +1,4 @@
-"""The table of rules, what of a model is supported by it, and the element types that rules move."""
+"""The table of rules, the support answers for a model, and the element types that rules move."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_RANK: Final = 5
 
 
 def judge(site: Site) -> AccuracyClass:
-    """The class in which an operation is computed. Raises `Refused`, or what its check raises."""
+    """The accuracy class of an operation. Raises `Refused` or another error of its check."""
     found = RULES.find(site, "is not translated to OpenVINO's operations")
     for operand in (*site.inputs, *site.outputs):
         if operand is not None and operand.shape is not None:
@@ -35,19 +35,21 @@ def judge(site: Site) -> AccuracyClass:
 
 
 def check_moved(site: Site) -> AccuracyClass:
-    """The class of an operation that moves float32 or quantised values."""
+    """The accuracy class of an operation that moves float32 or quantised values."""
     return moved(site, moved_operands(site))
 
 
 def moves(site: Site, position: int = 0) -> AccuracyClass:
-    """The class of an operation that moves the values of input *position* unchanged."""
+    """The accuracy class of an operation that moves the values of input *position* unchanged."""
     return moved(site, [site.input(position)])
 
 
 def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
-    """As `moves`, of *operands*. Quantised values that keep their grid are faithful, like the
-    arithmetic around them: as exact operations of another device they would only be copied to and
-    fro. With a change of scale TFLite rounds differently.
+    """As `moves`, for *operands*.
+
+    Quantised values that keep their grid are faithful, like the arithmetic around them. If they
+    were exact, another device could run them, and their operands would be copied to it and back. If
+    the scale changes, TFLite rounds differently.
     """
     every = (*operands, *site.outputs)
     if all(o.dtype is F32 for o in every):
@@ -62,7 +64,7 @@ def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
 
 
 def moved_or_plain(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
-    """As `moved`; also int32 and truth values, which shapes and choices are computed from."""
+    """As `moved`, also for int32 and truth values, which shapes and choices are computed from."""
     every = [*operands, *site.outputs]
     for dtype in PLAIN:
         if all(o.dtype is dtype for o in every):
@@ -78,8 +80,8 @@ SATURATING: Final = (
 def examine(
     model: Model, best: AccuracyClass = "exact", *, sums_exactly: bool = True
 ) -> Sequence[Support]:
-    """One answer an operation, of the class *best* at most: what the plugin was measured to meet.
-    8-bit values are relaxed unless OpenVINO *sums_exactly* here.
+    """One answer for each operation, limited to the class *best*, which the plugin was measured to
+    meet. 8-bit values are relaxed unless OpenVINO *sums_exactly* on this machine.
     """
     sites = make_sites(model)
     answers = answered(sites, judge, best)
