@@ -1,3 +1,4 @@
-"""Benchmarks: `python -m benchmarks [--quick] [--json F]`. What is compared is run alternately, in
-one go.
+"""Benchmarks: `python -m benchmarks [--quick] [--json F]`.
+
+Subjects that are compared run alternately, in the same session.
 """

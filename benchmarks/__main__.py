@@ -29,7 +29,9 @@ MODULES = {
 
 
 def main() -> int:
-    """0 when every limit holds, 1 when one does not, 2 for a name that is no benchmark."""
+    """Runs the benchmarks. Returns 0 when every limit holds, 1 when one does not, 2 for an unknown
+    name.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names",
@@ -55,7 +57,7 @@ def main() -> int:
 
 
 def use_one_core() -> None:
-    """Before NumPy is imported, which reads the variables once."""
+    """Limits this process to one thread and one core. NumPy reads the variables when imported."""
     for name in THREADS:
         os.environ[name] = "1"
     if sys.platform == "linux":
@@ -77,7 +79,7 @@ def run(names: list[str], *, quick: bool, target: Path | None, against: str | No
         for row in rows:
             print(line(row), flush=True)
     for name in () if against is not None else names or MODULES:
-        # A round of another commit has only what the benchmarks asked for import.
+        # Importing only what the requested benchmarks need keeps older commits measurable.
         found = import_module(f"benchmarks.{MODULES[name]}").rows(quick=quick)
         if not found:
             print(f"{name}: skipped, no test corpus (PENSTOCK_CORPUS)", file=sys.stderr)

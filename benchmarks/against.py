@@ -1,5 +1,6 @@
-"""The same benchmarks on this code and on that of another commit, in rounds by turns: ratios, not
-times, are kept.
+"""Compares this code with another commit: runs the same benchmarks on both in alternating rounds.
+
+It reports ratios of the two, not times.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ LONGEST_S: Final = 1800
 
 
 def compared(names: Sequence[str], ref: str, *, quick: bool) -> list[Row]:
-    """For each measure of *names* that both have, this code's median over that of *ref*, a commit,
-    branch or tag of this repository; the medians are in the note.
+    """For each measure of *names* that both versions have: this code's median over that of *ref*.
 
-    Both are measured by the benchmarks of this code, each round in a process of its own. Raises
-    `RuntimeError` where *ref* is no commit or a round fails.
+    *ref* is a commit, branch or tag of this repository. The note shows both medians. The benchmarks
+    of this code measure both versions, each round in a new process. Raises `RuntimeError` if *ref*
+    is no commit or a round fails.
     """
     sides: dict[str, Path] = {"new": ROOT / "src"}
     found: dict[tuple[str, str, str], dict[str, list[float]]] = {}
@@ -54,7 +55,7 @@ def compared(names: Sequence[str], ref: str, *, quick: bool) -> list[Row]:
 
 @contextmanager
 def checked_out(ref: str) -> Iterator[Path]:
-    """The files of *ref* in a directory of their own."""
+    """The files of *ref*, checked out in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="penstock-against-") as place:
         tree = Path(place) / "tree"
         git("worktree", "add", "--detach", str(tree), ref)
@@ -78,7 +79,7 @@ def git(*words: str) -> None:
 
 
 def measured(names: Sequence[str], source: Path, *, quick: bool) -> list[dict[str, Any]]:
-    """The rows of one round on the package below *source*."""
+    """The rows of one round that measures the package below *source*."""
     with tempfile.TemporaryDirectory() as place:
         target = Path(place) / "rows.json"
         words = [sys.executable, "-m", "benchmarks", *names, "--json", str(target)]

@@ -1,9 +1,9 @@
-"""Warm starts from the compilation cache: against cold ones, OpenVINO's own cache, LiteRT, and bare
-NumPy.
+"""Warm starts from the compilation cache, compared with cold starts, OpenVINO's cache, LiteRT and
+bare NumPy.
 
-What a small network's start takes is wall time, of interleaved starts the best one: whatever else
-the machine does only ever adds to it. Processor time counts what threads of NumPy's linear algebra
-spend on waiting for work.
+For small networks the figure is wall time: the best of interleaved starts, because other load on
+the machine only ever adds to it. Processor time would also count the time that NumPy's linear
+algebra threads spend waiting for work.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ NETWORK = "mobilenet_v2_1.0_224_int8_tf2"
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Milliseconds from a process's start to its first output, what they are made of, and ratios of
-    them; MiB of processes that have one network loaded.
+    """Latency of starts and memory of processes.
+
+    Milliseconds from a process's start to its first output, the phases of that time, and ratios;
+    MiB of processes that have one network loaded.
     """
     rounds = 3 if quick else 15
     found = []
@@ -57,8 +59,8 @@ def _networks(directory: Path) -> Iterator[tuple[str, Path, str]]:
 
 
 def _small(directory: Path, rounds: int) -> list[Row]:
-    """A warm start on `sample`, whose own work is next to nothing: what Penstock adds to Python and
-    NumPy.
+    """A warm start on `sample`. Its own work is almost nothing, so this is Penstock's overhead over
+    Python and NumPy.
     """
     model = directory / "small.tflite"
     model.write_bytes(small())
@@ -112,8 +114,9 @@ def _small(directory: Path, rounds: int) -> list[Row]:
 
 
 def _started(start: Start, worked: list[float]) -> Callable[[], float]:
-    """Wall time from the process's start to the first output, less the driver's own execution; its
-    processor time goes into *worked*.
+    """Wall time from the process's start to the first output, without the driver's execution.
+
+    Adds the processor time to *worked*.
     """
 
     def run() -> float:
@@ -126,7 +129,7 @@ def _started(start: Start, worked: list[float]) -> Callable[[], float]:
 
 
 def _phases(arguments: tuple[str, ...], environment: dict[str, str], rounds: int) -> list[Row]:
-    """Where the time of the warm start goes."""
+    """The phases of a warm start and their times."""
     modules = Start("penstock_modules", arguments, environment).run()["modules"]
     start = Start("penstock_phases", arguments, environment, json.dumps(modules) + "\n")
     start.run()
@@ -154,7 +157,7 @@ def small() -> bytes:
 
 
 def _network(name: str, model: Path, accuracy: str, cache: Path, rounds: int) -> list[Row]:
-    """Cold and warm starts of one network, in turns; a cold one finds an empty directory."""
+    """Cold and warm starts of one network, alternating. A cold start finds an empty directory."""
     state = str(cache / "state")
     environment = {"PENSTOCK_STATE_DIR": state, "PENSTOCK_KEY_STORE": "file"}
     cold, warm, own = cache / "cold", cache / "warm", cache / "openvino"
@@ -202,8 +205,9 @@ def _expect(label: str, told: dict[str, Any]) -> None:
 
 
 def _memory(name: str, model: Path, accuracy: str, cache: Path) -> list[Row]:
-    """MiB that each process more takes which has the same network loaded and run, of the second to
-    the eighth.
+    """MiB that each additional process needs when it loads and runs the same network.
+
+    Averaged over the second to the eighth process.
     """
     if not Path("/proc/self/smaps_rollup").exists():
         return []

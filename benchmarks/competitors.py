@@ -1,8 +1,8 @@
-"""The engines used directly from Python, which race against Penstock, each in the quickest way that
-its API has.
+"""The engines that race against Penstock, used directly from Python by the fastest path of their
+API.
 
-Every one of them gives views of memory that it writes again in the next run, as
-`CompiledModel.burst` does, and reads inputs where the caller has them if its API can.
+Every engine returns views of memory that its next run overwrites, as `CompiledModel.burst` does. If
+its API allows, it reads inputs from the caller's memory without a copy.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from benchmarks.conversion import Converter
 
 Array: TypeAlias = Any
 Call: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
-"""Outputs of inputs, both in the network's order. The outputs hold until the next call."""
+"""Maps inputs to outputs, both in the network's order. Outputs are valid until the next call."""
 
 Make: TypeAlias = Callable[[Path, int, Sequence[Array]], Call]
-"""An engine's call for a file, a number of threads and the shapes of some inputs. Raises whatever
-the engine raises.
+"""Makes an engine's call from a file, a number of threads and the shapes of some inputs.
+
+Raises whatever the engine raises.
 """
 
 converted: Final = Converter()
 
 
 def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
-    """LiteRT's interpreter as it runs by default; its outputs are views of its tensors."""
+    """LiteRT's interpreter with default settings. Outputs are views of its tensors."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(str(path), num_threads=threads)
@@ -58,8 +59,9 @@ def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
 
 
 def onnxruntime(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
-    """ONNX Runtime's session on its CPU provider, its inputs and outputs bound; on a `.tflite`
-    file, on what tf2onnx makes of it.
+    """ONNX Runtime's session on its CPU provider, with bound inputs and outputs.
+
+    For a `.tflite` file it runs the file that tf2onnx converts it to.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     import numpy as np
@@ -104,7 +106,7 @@ def onnxruntime(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
 
 
 def takes(session: Any, inputs: Sequence[Array]) -> bool:
-    """Whether the shapes of *inputs* are those that the file fixes."""
+    """Whether *inputs* have the shapes that the file fixes."""
     return all(
         len(place.shape) == array.ndim
         and all(
@@ -115,8 +117,8 @@ def takes(session: Any, inputs: Sequence[Array]) -> bool:
 
 
 def resized(path: Path, inputs: Sequence[Array]) -> bytes:
-    """A `.tflite` file with its inputs in the shapes of *inputs*, as LiteRT resizes them when it
-    runs.
+    """A `.tflite` file with its inputs resized to the shapes of *inputs*, as LiteRT does at run
+    time.
     """
     import penstock
     from penstock.export.tflite import write
@@ -127,9 +129,7 @@ def resized(path: Path, inputs: Sequence[Array]) -> bytes:
 
 
 def fixed(session: Any, outputs: Sequence[Array]) -> bool:
-    """Whether every output has a shape that does not depend on values: one with elements, that the
-    file tells.
-    """
+    """Whether the file declares a static, non-empty shape for every output."""
     return all(
         all(isinstance(d, int) for d in place.shape or [None]) and array.size
         for place, array in zip(session.get_outputs(), outputs, strict=True)
@@ -141,9 +141,11 @@ def same(given: Sequence[Array], bound: Sequence[Array]) -> bool:
 
 
 def openvino(path: Path, threads: int, inputs: Sequence[Array], mode: str = "PERFORMANCE") -> Call:
-    """OpenVINO's compiled model, in the order of its own inputs, which share the caller's memory;
-    outputs are views of its own. *mode* is its hint of how to execute: by default it takes bfloat16
-    for float32 where the processor has it, under `ACCURACY` it keeps to the model's own types.
+    """OpenVINO's compiled model, with inputs in its own order.
+
+    Inputs share the caller's memory; outputs are views of OpenVINO's memory. *mode* is its
+    execution hint. By default OpenVINO computes float32 in bfloat16 if the processor supports it.
+    Under `ACCURACY` it keeps the model's types.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None keeps it from being imported
     import numpy as np
@@ -183,20 +185,20 @@ def openvino(path: Path, threads: int, inputs: Sequence[Array], mode: str = "PER
 
 
 DEFAULT: Final = {".tflite": "litert", ".onnx": "onnxruntime"}
-"""Whose format it is, and who therefore always competes."""
+"""The native engine of each format. It always competes."""
 
 READS: Final = {
     "litert": {".tflite"},
     "onnxruntime": {".onnx", ".tflite"},
     "openvino": {".onnx", ".tflite"},
 }
-"""The formats of each engine; ONNX Runtime's through tf2onnx."""
+"""The formats that each engine runs; ONNX Runtime runs `.tflite` through tf2onnx."""
 
 COMPETITORS: Final[Mapping[str, Mapping[str, Make]]] = {
     "litert": {"": litert},
     "onnxruntime": {"": onnxruntime},
     "openvino": {"": openvino, "accurate": partial(openvino, mode="ACCURACY")},
 }
-"""The ways to run each engine: as it runs by default, else where the class forbids that as its
-settings allow.
+"""The configurations of each engine: the default, then the one to use if the accuracy class rejects
+the default.
 """

@@ -1,14 +1,14 @@
-"""`.tflite` files as `.onnx` files, converted by tf2onnx as its users run it, so that ONNX Runtime
-can race on them.
+"""Converts `.tflite` files to `.onnx` with tf2onnx, as its users do, so that ONNX Runtime can race
+on them.
 
-tf2onnx needs TensorFlow and is no dependency of Penstock. It lies in an environment of its own,
-whose Python PENSTOCK_BENCH_TF2ONNX names:
+tf2onnx needs TensorFlow and is not a dependency of Penstock. Install it in a separate environment
+and set PENSTOCK_BENCH_TF2ONNX to that environment's Python:
 
     python3 -m venv ENV && ENV/bin/pip install tf2onnx tensorflow-cpu
     PENSTOCK_BENCH_TF2ONNX=ENV/bin/python python -m benchmarks.engines
 
-Each content is converted once. The file, or why there is none, is kept in PENSTOCK_BENCH_ONNX, by
-default a folder among the temporary files.
+Each distinct file is converted once. The result, or the reason for a failure, is kept in
+PENSTOCK_BENCH_ONNX (default: a folder in the temporary directory).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PYTHON: Final = "PENSTOCK_BENCH_TF2ONNX"
 KEPT: Final = "PENSTOCK_BENCH_ONNX"
 
 OPSET: Final = 18
-"""The newest that tf2onnx writes."""
+"""The newest opset that tf2onnx writes."""
 
 LONGEST_S: Final = 300.0
 
@@ -47,11 +47,11 @@ for line in sys.stdin:
 
 
 class NotConverted(Exception):  # it is what became of a file
-    """tf2onnx made no ONNX file of this one, and why."""
+    """tf2onnx could not convert this file; the message says why."""
 
 
 class Converter:
-    """tf2onnx in a process of its own, started by the first file that was not converted before."""
+    """A process that runs tf2onnx. The first file that needs a conversion starts it."""
 
     def __init__(self) -> None:
         default = Path(tempfile.gettempdir(), "penstock-bench-onnx")
@@ -59,7 +59,7 @@ class Converter:
         self._process: subprocess.Popen[str] | None = None
 
     def __call__(self, source: Path) -> Path:
-        """The ONNX file of *source*. Raises `NotConverted`, with tf2onnx's reason."""
+        """The ONNX file of *source*. Raises `NotConverted` with tf2onnx's reason."""
         name = hashlib.sha256(source.read_bytes()).hexdigest()
         target, reason = self._kept / f"{name}.onnx", self._kept / f"{name}.txt"
         if not target.exists() and not reason.exists():
@@ -73,14 +73,14 @@ class Converter:
         return target
 
     def close(self) -> None:
-        """Ends the process; it would keep its memory, and its threads, during the race."""
+        """Ends the process, so that its memory and threads do not disturb the race."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
 
     def _convert(self, source: Path, target: Path) -> str | None:
-        """Writes *target*; the reason where tf2onnx cannot."""
+        """Writes *target*. Returns the reason if tf2onnx cannot."""
         if PYTHON not in os.environ:
             raise NotConverted(f"{PYTHON} names no Python that has tf2onnx")
         if self._process is None:
@@ -106,7 +106,7 @@ class Converter:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the converter and of what it needs; none where there is no converter."""
+    """The versions of the converter and its dependencies; empty without a converter."""
     if PYTHON not in os.environ:
         return {}
     program = (

@@ -1,12 +1,12 @@
-"""One network, one number of threads, one accuracy class: Penstock's tuned plan and every engine
-used directly, in turns.
+"""Races Penstock's tuned plan against every engine used directly, in alternating turns.
 
-A program of its own, so that each race has a process, and its threads, to itself:
+One race covers one network, one number of threads and one accuracy class. It is a separate program,
+so that each race has a process and threads of its own:
 
     python -m benchmarks.engine_race MODEL THREADS ACCURACY ROUNDS [DEVICE,...]
 
-It prints one line of JSON: seconds of a run by subject and round, what the judge found of each, why
-an engine does not race or not as it runs by default, and what the plan was.
+It prints one line of JSON: seconds of a run by subject and round, the judge's verdict on each, why
+an engine does not race or not with default settings, and the plan.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from penstock.testing.operations import OperationCase
 
 TURN_S: Final = 0.05
-"""How long a subject runs in its turn, at the least one run."""
+"""Seconds that a subject runs in its turn; at least one run."""
 
 RACE_S: Final = 90.0
-"""How long the rounds of a race take, at the least `LEAST_ROUNDS` of them: of the largest networks
-fewer are run.
+"""Seconds that the rounds of a race take; at least `LEAST_ROUNDS` rounds.
+
+The largest networks therefore get fewer rounds.
 """
 
 LEAST_ROUNDS: Final = 5
@@ -61,15 +62,18 @@ def main(model: str, threads: str, accuracy: str, rounds: str, devices: str = ""
         times = race({name: partial(call, inputs) for name, call in subjects.items()}, int(rounds))
     plan = [(step.device, len(step.operations)) for step in compiled.plan.steps]
     verdicts = {name: verdict.to_dict() for name, verdict in field.verdicts.items()}
-    # Nanoseconds are more than the clock tells.
+    # The clock does not resolve nanoseconds.
     times = {name: [round(took, 9) for took in each] for name, each in times.items()}
     found = {"times": times, "verdicts": verdicts, "refused": field.refused, "plan": plan}
     print(json.dumps({**found, "seed": SEED}))
 
 
 class Field:
-    """Who races on a network: the engines that the judge lets, or whose format it is, each in the
-    first of its ways that is within the class, and also in the first whose whole outputs are.
+    """The competitors on a network: engines that the judge accepts, and the native engine of its
+    format.
+
+    Each competes in its first configuration within the class, and also in the first whose whole
+    outputs are within the class.
     """
 
     def __init__(self, path: Path, threads: int, accuracy: str, inputs: Sequence[Array]) -> None:
@@ -79,7 +83,7 @@ class Field:
         self.refused: dict[str, str] = {}
 
     def judge_ours(self, compiled: CompiledModel, devices: str) -> None:
-        """Judges Penstock's plan; the runtime compiles and tunes anew for recorded cases of other
+        """Judges Penstock's plan. The runtime compiles and tunes again for recorded cases of other
         shapes.
         """
 
@@ -118,7 +122,7 @@ class Field:
 
 
 def alone_on_plan(compiled: CompiledModel) -> Alone:
-    """Single operations on the devices that the plan gave them."""
+    """Runs single operations on the devices that the plan assigned them to."""
     from penstock.errors import PenstockError
     from penstock.testing.operations import run_case
 
@@ -137,8 +141,10 @@ def alone_on_plan(compiled: CompiledModel) -> Alone:
 
 
 def recorded(path: Path) -> list[Array]:
-    """The first recorded inputs of a network with unknown dimensions behind the first, of which not
-    every size makes sense; none of any other.
+    """The first recorded inputs of a network with unknown dimensions after the first; none for
+    other networks.
+
+    Not every size is valid for such dimensions.
     """
     import penstock
     from tests.golden.recorded import cases_of_file
@@ -150,7 +156,7 @@ def recorded(path: Path) -> list[Array]:
 
 
 def use_cores(threads: int) -> None:
-    """As many cores as threads, before anything that starts threads is imported."""
+    """Restricts the process to one core per thread. Must precede imports that start threads."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
     if sys.platform == "linux":
@@ -158,9 +164,10 @@ def use_cores(threads: int) -> None:
 
 
 def race(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """The median run of each subject's turn in each round. Every round begins with another subject,
-    every second one goes the other way round, and each turn begins when the threads of the subject
-    before have stopped spinning.
+    """The median run of each subject's turn in each round.
+
+    Every round begins with another subject, and every second round runs in reverse order. Each turn
+    begins when the threads of the previous subject have stopped spinning.
     """
     from penstock.runtime.measuring import Rest
 
@@ -197,7 +204,7 @@ def turn_of(run: Callable[[], Any], count: int) -> float:
 
 
 def draw(path: Path) -> list[Array]:
-    """Seeded inputs in the shapes and types of the network, unknown dimensions 1."""
+    """Seeded inputs with the network's shapes and types. Unknown dimensions are 1."""
     import numpy as np
 
     import penstock
@@ -223,7 +230,7 @@ def draw(path: Path) -> list[Array]:
 def ours(
     path: Path, threads: int, accuracy: str, inputs: Sequence[Array], devices: str
 ) -> CompiledModel:
-    """Penstock's tuned plan, over every usable device or those named."""
+    """Penstock's tuned plan over every usable device, or over the named devices."""
     import penstock
 
     model = penstock.load(path)

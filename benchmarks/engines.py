@@ -3,10 +3,10 @@ network.
 
     python -m benchmarks.engines --results benchmarks/results/engines
 
-Each race is a process of its own (`benchmarks.engine_race`), on as many cores as threads. One judge
-keeps Penstock's plan and every engine within the class (`benchmarks.gates`): with whole outputs,
-and in `faithful` with each operation. LiteRT as it runs by default competes on every .tflite
-network and ONNX Runtime on every .onnx one, whatever the judge says.
+Each race runs in its own process (`benchmarks.engine_race`), on as many cores as threads. One judge
+(`benchmarks.gates`) checks that Penstock's plan and every engine are within the class: whole
+outputs, and in `faithful` also each operation. The native engine of a format always competes with
+default settings: LiteRT on `.tflite`, ONNX Runtime on `.onnx`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ NATIVE: Final = {"tflite": "litert", "onnx": "onnxruntime"}
 
 
 def main() -> int:
-    """0 when every limit holds, 1 when one does not, 2 where the results are of another run."""
+    """Runs the races. Returns 0 when every limit holds, 1 when one does not, 2 if the results
+    belong to another run.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument(
         "--results", type=Path, metavar="F", help="write F.json and F.md, race by race"
@@ -61,7 +63,7 @@ def main() -> int:
 
 
 def show(row: Row) -> bool:
-    """Prints a row; whether its limit holds."""
+    """Prints a row and returns whether its limit holds."""
     from benchmarks.__main__ import line
 
     print(line(row), flush=True)
@@ -69,7 +71,9 @@ def show(row: Row) -> bool:
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """A row a network, number of threads and class; then the geometric means, by competitor."""
+    """One row for each network, number of threads and class, then the geometric means by
+    competitor.
+    """
     rounds = 5 if quick else ROUNDS
     named = os.environ.get("PENSTOCK_BENCH_ONLY", "")
     chosen = networks(named.split(",") if named else QUICK if quick else ())
@@ -83,7 +87,7 @@ def races(
     rounds: int,
     results: Results,
 ) -> Generator[Row, None, None]:
-    """The rows of the races in *results*; missing and failed races are run now."""
+    """The rows of the races in *results*. Runs races that are missing or failed."""
     for accuracy in classes:
         for count in threads:
             done = []
@@ -98,7 +102,7 @@ def races(
 
 
 def networks(only: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The corpus's networks, or those named; none without a corpus."""
+    """The corpus's networks, or the named ones; empty without a corpus."""
     corpus = Path(os.environ.get("PENSTOCK_CORPUS") or ROOT.parent / "shared").expanduser()
     manifest = corpus / "models" / "manifest.json"
     if not manifest.is_file():
@@ -112,14 +116,15 @@ def networks(only: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 
 def counts() -> Sequence[int]:
-    """1 and 2 threads, as far as there are cores. The bench itself may have been put on one of
-    them.
+    """1 and 2 threads, as far as the machine has cores.
+
+    The affinity of this process may already be restricted to one core.
     """
     return tuple(n for n in (1, 2) if n <= (os.cpu_count() or 1))
 
 
 def raced(entry: dict[str, Any], threads: int, accuracy: str, rounds: int) -> Race:
-    """What the race's process printed; `failed` where it failed."""
+    """What the race's process printed; `failed` if it failed."""
     race: Race = {
         "accuracy": accuracy,
         "threads": threads,
@@ -158,14 +163,17 @@ def raced(entry: dict[str, Any], threads: int, accuracy: str, rounds: int) -> Ra
 
 
 def _every_core() -> None:
-    """A race chooses its cores among all, not among those that the bench was put on."""
+    """Lifts the affinity of this process in the child: a race chooses among all cores."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def judged(race: Race) -> Row:
-    """Penstock's time over that of the best competitor within the class, the median of each round's
-    ratio: both met the same neighbours then. The limit lets it be 2 % and 10 us slower.
+    """Penstock's time over that of the fastest competitor within the class: the median of the
+    rounds' ratios.
+
+    Both ran under the same load in each round. The limit allows Penstock to be 2 % and 10 us
+    slower.
     """
     measure = f"{race['accuracy']} {race['id']}, {race['threads']} threads"
     if "failed" in race:
@@ -188,8 +196,9 @@ def judged(race: Race) -> Row:
 
 
 def compared(accuracy: str, threads: int, done: Sequence[Race]) -> Iterator[Row]:
-    """How long each competitor takes beside Penstock, in geometric mean; written the other way
-    round, since a row's limit is a most.
+    """The geometric mean of each competitor's time relative to Penstock.
+
+    The row shows the inverse ratio, because a row's limit is an upper bound.
     """
     for name, (mean, count) in means(done).items():
         note = f"{name} takes {mean:.3f} times as long, over {count} networks"

@@ -1,10 +1,11 @@
-"""What keeps Penstock's plan and every engine used directly within an accuracy class: one judge for
-all of them.
+"""The judge: whether Penstock's plan and every engine used directly are within an accuracy class.
 
-Whole outputs: on every recorded case of the network whose shapes the subject can be prepared for,
-on the race's own inputs where there is none, by the rule by which the class judges a network.
-Operations, in `faithful`: each one alone, on the values that it really gets, by the rule by which
-the class judges an operation; who cannot run one alone is not judged by it.
+Whole outputs are compared on every recorded case whose shapes the subject can be prepared for,
+otherwise on the race's inputs. The class's rule for networks applies.
+
+In `faithful`, each operation is also run alone, on the values that it receives in the network. The
+class's rule for operations applies. An engine that cannot run an operation alone is not judged by
+it.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ if TYPE_CHECKING:
     from tests.golden.engine_rules import Judged
 
 SHOWN: Final = 3
-"""So many operations beyond the class are named; all are counted."""
+"""How many operations beyond the class are named. All are counted."""
 
 Alone: TypeAlias = Callable[["OperationCase"], Sequence[Array] | None]
-"""What a subject makes of one operation, None where it cannot run it by itself."""
+"""A subject's results for one operation; None if it cannot run the operation alone."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a subject keeps to a class on a network.
+    """Whether a subject is within the class on a network.
 
-    *cases* is how many cases were compared; *outputs* says why one of them lies beyond the class,
-    None where none does. *judged* of *operations* ran alone; *beyond* of them lie beyond the class,
-    of which *departures* names the first.
+    *cases* is the number of compared cases. *outputs* says why one of them is beyond the class;
+    None if all are within. *judged* of *operations* ran alone. *beyond* of those are beyond the
+    class; *departures* names the first few.
     """
 
     cases: int
@@ -53,11 +54,11 @@ class Verdict:
 
     @property
     def in_class(self) -> bool:
-        """Whether every operation that ran alone is, too."""
+        """Whether every operation that ran alone is within the class, too."""
         return self.in_outputs and not self.beyond
 
     def why(self) -> str:
-        """What lies beyond the class; nothing where all is within."""
+        """Describes what is beyond the class; empty if all is within."""
         if self.outputs is not None:
             return self.outputs
         if not self.beyond:
@@ -70,16 +71,14 @@ class Verdict:
 
 
 def recorded_cases(path: Path, _: Sequence[Array]) -> Iterator[tuple[Sequence[Array], Judged]]:
-    """Inputs that are recorded of the network, and what their outputs are judged by."""
+    """The recorded inputs of the network, and the expected outputs."""
     from tests.golden.recorded import cases_of_file
 
     yield from cases_of_file(path)
 
 
 def cases_of_race(path: Path, inputs: Sequence[Array]) -> Iterator[tuple[Sequence[Array], Judged]]:
-    """The race's *inputs*, and what LiteRT makes of them; nothing for a file that LiteRT does not
-    read.
-    """
+    """The race's *inputs* and LiteRT's outputs for them; empty if LiteRT cannot read it."""
     from tests.golden.cases import entries
     from tests.golden.unrecorded import judged_on
 
@@ -92,7 +91,7 @@ def cases_of_race(path: Path, inputs: Sequence[Array]) -> Iterator[tuple[Sequenc
 def judge_outputs(
     make: Make, path: Path, threads: int, accuracy: str, inputs: Sequence[Array]
 ) -> Verdict:
-    """Whole outputs of a subject, made anew for each case so that no state is carried."""
+    """Whole outputs of a subject. Each case uses a new instance, so no state is carried over."""
     from tests.golden.engine_rules import judge
 
     compared = 0
@@ -118,7 +117,7 @@ def judge_outputs(
 
 
 def judge_operations(alone: Alone, path: Path, outputs: Verdict) -> Verdict:
-    """*outputs*, and every operation of the network by itself, by the rule of `faithful`."""
+    """*outputs*, and every operation of the network alone, by the rule of `faithful`."""
     from penstock.runtime.distance import distance_of
 
     operations = judged = 0
@@ -145,7 +144,7 @@ def judge_operations(alone: Alone, path: Path, outputs: Verdict) -> Verdict:
 
 
 def operations_of(path: Path) -> Iterator[OperationCase]:
-    """The operations of a network on its first recorded inputs; none where nothing is recorded."""
+    """The operations of a network on its first recorded inputs; empty without recorded inputs."""
     import penstock
     from penstock.ir import infer_shapes
     from penstock.testing.operations import cases_of
@@ -156,13 +155,13 @@ def operations_of(path: Path) -> Iterator[OperationCase]:
         return
     model = penstock.load(path)
     if path.suffix == ".tflite":
-        # As LiteRT resizes an input beyond what the file declares.
+        # LiteRT resizes an input beyond the declared shape in the same way.
         model = infer_shapes(model, {k: array.shape for k, array in enumerate(inputs)})
     yield from cases_of(model, inputs)
 
 
 def alone_by(make: Make, threads: int) -> Alone:
-    """An engine on single operations: what it makes of each as a file."""
+    """An engine on single operations: its results for each operation as a file."""
 
     def run(case: OperationCase) -> list[Array] | None:
         with tempfile.TemporaryDirectory() as scratch:

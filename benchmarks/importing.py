@@ -1,4 +1,6 @@
-"""`import penstock` over bare Python and NumPy, and LiteRT's import beside it. A process each."""
+"""Import time of `penstock` over Python and NumPy, beside LiteRT's. Each import runs in a new
+process.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ STATEMENTS = {
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Milliseconds that each import takes after NumPy's, less what nothing takes."""
+    """Milliseconds of each import after NumPy's, without the time of an empty program."""
     chosen = {
         name: statement
         for name, statement in STATEMENTS.items()
@@ -53,7 +55,7 @@ def rows(*, quick: bool) -> list[Row]:
 
 
 def child(statement: str) -> Callable[[], float]:
-    """Runs the statement in a fresh interpreter and gives its milliseconds."""
+    """Runs the statement in a fresh interpreter and returns its milliseconds."""
 
     def run() -> float:
         command = [sys.executable, "-c", TIMED.format(statement=statement)]

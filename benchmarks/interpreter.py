@@ -1,6 +1,4 @@
-"""What one call of a TFLite interpreter costs over its driver's time: one step, ours on the null
-driver.
-"""
+"""Overhead of one TFLite interpreter call over its driver's time: one step, on the null driver."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def _litert(content: bytes, count: int) -> list[Row]:
 
 
 def _medians(interpreter: Any, count: int, after: Callable[[], object]) -> dict[str, float]:
-    """Microseconds of each of `CALLS`; *after* is called after every run."""
+    """Microseconds of each of `CALLS`. Calls *after* after every run."""
     interpreter.allocate_tensors()
     (given,), (got,) = interpreter.get_input_details(), interpreter.get_output_details()
     source, target = given["index"], got["index"]

@@ -1,7 +1,8 @@
-"""What a driver in a process of its own costs: a burst's call on the null driver beside the way
-there and back alone, a run on it beside one in process, the bytes copied for an input in a pool, a
-network on XNNPACK beside itself in process, and what eight clients of one host share of its
-weights.
+"""Overhead of a driver in its own process.
+
+It measures five things: a burst's call on the null driver compared with an empty round trip; a run
+on it compared with one in process; the bytes copied for an input in a pool; a network on XNNPACK
+compared with itself in process; and how much of the weights eight clients of one host share.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ PLAIN = hal.ExecutionConfig()
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Microseconds, shares and bytes; no rows for the network without the corpus, none at all where
-    drivers cannot be isolated.
+    """Microseconds, ratios and bytes.
+
+    Without the corpus the rows of the network are missing. Without support for isolation there are
+    no rows.
     """
     if unavailable():
         return []
@@ -61,7 +64,7 @@ def rows(*, quick: bool) -> list[Row]:
 
 @contextmanager
 def every_processor() -> Iterator[None]:
-    """Lets this process, and those that it starts, use what others may."""
+    """Resets the affinity of this process and of its children to all cores."""
     if sys.platform != "linux":
         yield
         return
@@ -75,7 +78,7 @@ def every_processor() -> Iterator[None]:
 
 @contextmanager
 def isolated(name: str, value: str) -> Iterator[hal.Device]:
-    """The first device of a driver in a process that nobody else has."""
+    """The first device of a driver in a host process that no other client uses."""
     from penstock.ipc.host_sockets import Place
     from penstock.ipc.supervision import Supervisor
 
@@ -87,8 +90,9 @@ def isolated(name: str, value: str) -> Iterator[hal.Device]:
 
 
 def calls(where: str, *, quick: bool) -> list[Row]:
-    """A burst's call on the null driver, an empty message, and the call in process, by turns of a
-    few hundred.
+    """A burst's call on the null driver, an empty message, and the call in process.
+
+    They alternate every few hundred calls.
     """
     model = one_step()
     with (
@@ -137,8 +141,9 @@ def calls(where: str, *, quick: bool) -> list[Row]:
 
 
 def runs(where: str, *, quick: bool) -> list[Row]:
-    """`CompiledModel.run` on the null driver isolated and in process, on arrays that lie in no
-    pool, by turns of a hundred.
+    """`CompiledModel.run` on the null driver, isolated and in process, on arrays outside any pool.
+
+    They alternate every hundred calls.
     """
     with ExitStack() as opened:
         subjects: dict[str, Callable[[], object]] = {}
@@ -171,9 +176,7 @@ def runs(where: str, *, quick: bool) -> list[Row]:
 
 
 def copied() -> list[Row]:
-    """Bytes copied between the processes for an input that lies in a pool, and for one that does
-    not.
-    """
+    """Bytes copied between the processes for an input in a pool, and for one outside any pool."""
     model = pictures()
     with (
         penstock.compile(model, devices=["null"], isolate=True, cache=False) as compiled,
@@ -190,9 +193,10 @@ def copied() -> list[Row]:
 
 
 def network(*, quick: bool) -> list[Row]:
-    """MobileNetV2 on XNNPACK with one thread, isolated over in process: runs on an array that lies
-    in no pool, and those of a burst on one that does. Of many short rounds the median ratio counts:
-    what else the machine does hits both.
+    """MobileNetV2 on XNNPACK with one thread: isolated time over time in process.
+
+    It compares runs on an array outside any pool, and burst runs on an array in a pool. The figure
+    is the median ratio of many short rounds: other load on the machine affects both.
     """
     path = corpus_model(NETWORK)
     if path is None:
@@ -263,7 +267,7 @@ def median_seconds(action: Callable[[], object], count: int) -> float:
 
 
 def ring_of(burst: hal.Burst) -> RingBurst:
-    """The ring behind a burst that survives its process."""
+    """The ring buffer of a burst that survives its process."""
     inner = getattr(burst, "_burst", burst)
     if not isinstance(inner, RingBurst):
         raise TypeError(f"a {type(inner).__name__} goes through no ring")
@@ -279,7 +283,7 @@ def pictures() -> Model:
 
 
 def weights() -> list[Row]:
-    """What each further client of a host costs in memory (PSS), beside the network's weights."""
+    """Memory (PSS) of each further client of a host, compared with the network's weights."""
     path = corpus_model(NETWORK)
     if path is None:
         return []
@@ -311,7 +315,7 @@ def weights() -> list[Row]:
 
 
 def client(path: Path) -> subprocess.Popen[str]:
-    """A process that runs the network on the host that all of them share, and answers questions."""
+    """A process that runs the network on the shared host, and answers questions."""
     program = [sys.executable, "-m", "benchmarks.isolation", str(path)]
     process = subprocess.Popen(
         program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -333,7 +337,9 @@ def say(process: subprocess.Popen[str], word: str) -> str:
 
 
 def pss_mib(pid: int) -> float:
-    """The share of memory of a process, what it shares with others divided among them."""
+    """The proportional share of memory of a process (PSS): shared pages are divided among their
+    users.
+    """
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
@@ -341,7 +347,7 @@ def pss_mib(pid: int) -> float:
 
 
 def serve_questions(path: str) -> None:
-    """A client: runs once, and then says what it is asked until its input ends."""
+    """A client: runs once, then answers questions until its input ends."""
     with penstock.compile(path, devices=["xnnpack"], isolate=True) as compiled:
         operand = compiled.plan.model.inputs[0]
         image = np.zeros(tuple(d or 1 for d in operand.shape or ()), operand.dtype.numpy)
@@ -356,7 +362,7 @@ def serve_questions(path: str) -> None:
 
 
 def host_of() -> int:
-    """The process of the one driver that this process has isolated."""
+    """The host process of the one driver that this process has isolated."""
     from penstock.runtime.isolation import supervisors
 
     (supervisor,) = supervisors()

@@ -1,4 +1,4 @@
-"""`penstock.load` of a model of 4 MB, from a file in the page cache."""
+"""Latency of `penstock.load` for a model of 4 MB, from a file in the page cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT_MS = 20.0
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Milliseconds a load: a real network where there is a corpus, and one of a single large
+    """Milliseconds per load: a real network if a corpus is available, and one with a single large
     constant.
     """
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""The machine, the versions and the code that a benchmark ran on."""
+"""The machine, versions and code of a benchmark run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ FEATURES: Final = ("avx2", "fma", "avx512", "avx_vnni", "amx", "asimd", "sve", "
 
 
 def told(file: str, name: str) -> str:
-    """What a file of the system says behind the first line that begins with *name*; nothing where
-    there is no such file.
-    """
+    """The text after *name* on the first line that begins with it; empty without such a file."""
     try:
         lines = Path(file).read_text("utf-8").splitlines()
     except OSError:
@@ -27,7 +25,7 @@ def told(file: str, name: str) -> str:
 
 
 def processor() -> str:
-    """The processor's name, with family, model and stepping where the system tells."""
+    """The processor's name, with family, model and stepping if the system reports them."""
     name = told("/proc/cpuinfo", "model name") or platform.processor()
     parts = [(n.strip(), told("/proc/cpuinfo", n)) for n in ("cpu family", "model\t", "stepping")]
     known = ", ".join(f"{part} {number}" for part, number in parts if number)
@@ -54,8 +52,8 @@ def installed() -> dict[str, str]:
 
 
 def code() -> str:
-    """What git calls the contents of the package, and whether they were changed since; and a digest
-    of the programs that race and judge.
+    """Git's description of the package's contents, including uncommitted changes, and a digest of
+    the programs that race and judge.
     """
     tree = git("rev-parse", "--short", "HEAD:src/penstock") or "?"
     changed = " with changes" if git("status", "--porcelain", "src/penstock") else ""
@@ -67,7 +65,7 @@ def code() -> str:
 
 
 def git(*arguments: str) -> str:
-    """What git prints, nothing where there is none."""
+    """The output of a git command; empty if there is none."""
     command = ["git", *arguments]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
@@ -77,8 +75,6 @@ def git(*arguments: str) -> str:
 
 
 def load() -> float | None:
-    """How many processes ran or waited in the last minute, on average; None where the system does
-    not tell.
-    """
+    """The load average of the last minute; None if the system does not report it."""
     words = told("/proc/loadavg", "").split()
     return float(words[0]) if words else None

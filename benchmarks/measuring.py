@@ -1,4 +1,4 @@
-"""What every benchmark needs: alternating measurement, and rows of results."""
+"""Tools of every benchmark: alternating measurement, and rows of results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measure: its median *value* and the limit for it (None: no limit)."""
+    """One measure: its median *value* and its limit (None: no limit)."""
 
     benchmark: str
     measure: str
@@ -26,7 +26,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the limit holds; None without one."""
+        """Whether the limit holds; None without a limit."""
         return None if self.limit is None else self.value <= self.limit
 
     def to_dict(self) -> dict[str, Any]:
@@ -34,8 +34,10 @@ class Row:
 
 
 def interleaved(subjects: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Each subject's value in each of *rounds*; within a round they take turns, each round starting
-    with the next one, so that whatever else the machine does hits all alike.
+    """Each subject's value in each of *rounds*.
+
+    Within a round the subjects alternate, and each round starts with the next subject. Other load
+    on the machine therefore affects all alike.
     """
     names = list(subjects)
     values: dict[str, list[float]] = {name: [] for name in names}
@@ -51,15 +53,17 @@ def medians(values: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """The latency of one call."""
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
 
 
 def worked(action: Callable[[], object]) -> float:
-    """Processor seconds of one call: what other processes take of the core does not count, which
-    would lengthen the longer of two calls more than the shorter.
+    """Processor seconds of one call.
+
+    Unlike wall time, they do not grow when other processes use the core, which would hit the longer
+    of two calls harder.
     """
     began = time.process_time()
     action()

@@ -1,5 +1,5 @@
-"""The reference driver beside LiteRT's reference kernels on every `.tflite` network of the corpus,
-one core.
+"""The reference driver compared with LiteRT's reference kernels on every `.tflite` network of the
+corpus, one core.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from penstock.ir import NDArray
 NAME = "networks"
 LIMIT = 3.0
 JUDGED_MACS = 1e6
-"""Multiply-accumulates above which a network must keep the limit; below, calls cost more than sums
-do. One that LiteRT's reference kernels cannot run is shown beside its delegate, and not judged by
-it.
+"""Multiply-accumulates above which a network must meet the limit. Below, overhead of calls
+dominates.
+
+A network that LiteRT's reference kernels cannot run is compared with LiteRT's delegate and has no
+limit.
 """
 
 ENOUGH_SECONDS = 4.0
-"""A network's rounds end once they have taken this long, though not before the second."""
+"""Seconds after which a network's rounds end; at least two rounds run."""
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Our time as a multiple of LiteRT's, by network. Empty without the corpus or LiteRT."""
+    """Our time over LiteRT's, by network. Empty without the corpus or LiteRT."""
     sample = corpus_model("hello_world_float")
     if sample is None:
         return []
@@ -44,7 +46,7 @@ def rows(*, quick: bool) -> list[Row]:
 
 
 def compared(entry: Mapping[str, Any], models: Path, *, rounds: int) -> Row | None:
-    """The ratio for one network on its first recorded case; None where LiteRT is not installed."""
+    """The ratio for one network on its first recorded case; None if LiteRT is not installed."""
     case = entry["golden"]["cases"][0]
     path = models / entry["file"]
     with np.load(models / entry["golden"]["file"], allow_pickle=False) as arrays:
@@ -90,9 +92,10 @@ def _timed(subjects: Mapping[str, Callable[[], float]], rounds: int) -> dict[str
 def litert_runner(
     model: Path | bytes, given: Mapping[str, NDArray], signature: str | None
 ) -> tuple[Callable[[], object], str] | None:
-    """One run of a file or its contents by LiteRT on one thread, and the first of its kernel sets
-    that has every operator: reference, built-in, built-in with its default delegate. None where
-    LiteRT is not installed.
+    """One run of a file or its contents by LiteRT on one thread.
+
+    It uses the first kernel set that has every operator: reference, built-in, built-in with the
+    default delegate. Returns None if LiteRT is not installed.
     """
     try:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType

@@ -1,5 +1,5 @@
-"""The reference driver beside LiteRT's reference kernels on single operations of many kinds, one
-core.
+"""The reference driver compared with LiteRT's reference kernels on single operations of many kinds,
+one core.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from benchmarks.networks import litert_runner
 NAME = "operations"
 LIMIT = 3.0
 JUDGED = 1e6
-"""Multiply-accumulates, or elements, from which an operation must keep the limit."""
+"""Multiply-accumulates, or elements, from which an operation must meet the limit."""
 
 ROUNDS = 25
 QUICK_ROUNDS = 7
 ENOUGH_SECONDS = 1.5
-"""A model's rounds end once they have taken this long, though not before the fifth."""
+"""Seconds after which a model's rounds end; at least five rounds run."""
 
 
 FAMILIES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
@@ -43,11 +43,11 @@ FAMILIES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     elementwise.reductions,
     elementwise.movements,
 )
-"""What draws the models, by kind of operation."""
+"""The functions that generate the models, by kind of operation."""
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """How many times LiteRT's time ours is, operation by operation. Empty without LiteRT."""
+    """Our time over LiteRT's, by operation. Empty without LiteRT."""
     found = []
     for case in cases():
         row = compared(case, rounds=QUICK_ROUNDS if quick else ROUNDS)
@@ -64,7 +64,7 @@ def cases() -> Iterator[Case]:
 
 
 def compared(case: Case, *, rounds: int) -> Row | None:
-    """The ratio for one model; None where LiteRT is not installed."""
+    """The ratio for one model; None if LiteRT is not installed."""
     feed = list(case.inputs)
     model = penstock.load(case.file)
     with penstock.compile(model, devices=["reference"], num_threads=1, cache=False) as compiled:

@@ -1,5 +1,7 @@
-"""What `CompiledModel.run`, a burst and an interpreter cost over the driver's own time: one step on
-the null driver, and what each further step adds, on devices that compute nothing.
+"""Overhead of `CompiledModel.run`, a burst and an interpreter over the driver's own time.
+
+It measures one step on the null driver, and the cost of each further step on devices that compute
+nothing.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ class _Timed(NullPreparedModel):
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Microseconds of a run, of its driver, and their difference; the profile, by function; the
-    interpreter's.
+    """Microseconds of a run, of its driver, and their difference; the profile by function; the
+    interpreter.
     """
     watch, image = Stopwatch(), np.zeros((1, 16), np.float32)
     inputs = {"x": image}
@@ -113,8 +115,8 @@ def rows(*, quick: bool) -> list[Row]:
 
 
 def bursts(compiled: penstock.CompiledModel, watch: Stopwatch, *, quick: bool) -> list[Row]:
-    """Microseconds that a run of a burst costs over its driver's: on the same arrays each time, and
-    on others each time.
+    """Microseconds of a burst's run over its driver's: on the same arrays each time, and on new
+    arrays each time.
     """
     images = [np.zeros((1, 16), np.float32) for _ in range(2)]
     found = []
@@ -134,7 +136,7 @@ def bursts(compiled: penstock.CompiledModel, watch: Stopwatch, *, quick: bool) -
 
 
 class Idle(DeviceBase):
-    """Takes operations of one *kind* and does nothing with them."""
+    """Supports operations of one *kind* and computes nothing."""
 
     version = "1"
     capabilities = Capabilities(default_performance=PerformanceInfo(0.1, 0.1), dispatch_ns=1)
@@ -150,15 +152,17 @@ class Idle(DeviceBase):
 
 
 class IdlePreparedModel(PreparedModelBase):
-    """Executes nothing, at once."""
+    """Returns at once without computing."""
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         return DONE
 
 
 def boundaries(*, quick: bool) -> list[Row]:
-    """Microseconds of a run of 1 to 20 steps on two idle devices by turns, in rounds one after
-    another; what a boundary adds, by the lower quartiles; and the bytes copied.
+    """Microseconds of a run of 1 to 20 steps that alternate between two idle devices.
+
+    Rounds run one after another. Also the cost of a boundary, from the lower quartiles, and the
+    bytes copied.
     """
     plans = {steps: chain(steps) for steps in STEPS}
     spent: dict[int, list[int]] = {steps: [] for steps in STEPS}
@@ -193,7 +197,7 @@ def boundaries(*, quick: bool) -> list[Row]:
 
 
 def chain(steps: int) -> Model:
-    """Operations over float32[1, 16] that are of the two kinds by turns."""
+    """Operations over float32[1, 16] that alternate between two kinds."""
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, (1, 16), "x")
     for place in range(steps):
@@ -202,9 +206,10 @@ def chain(steps: int) -> Model:
 
 
 def shares(profile: cProfile.Profile, overhead_us: float) -> list[Row]:
-    """The functions outside the driver that take most time by themselves; shares of the overhead.
+    """The functions outside the driver with the most time of their own, as shares of the overhead.
 
-    A profiler slows small functions down: the shares say where to look, not how many nanoseconds.
+    A profiler slows small functions down. The shares say where to look, not how many nanoseconds a
+    function takes.
     """
     spent: dict[str, float] = {}
     for (file, line, function), (_, _, own, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]  # its stub leaves it out

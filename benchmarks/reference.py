@@ -1,4 +1,6 @@
-"""The reference driver beside LiteRT's reference kernels: MobileNetV2 1.0 224, int8, one core."""
+"""The reference driver compared with LiteRT's reference kernels: MobileNetV2 1.0 224, int8, one
+core.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ LIMIT_SECONDS = 0.5
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Seconds a run of each, and their ratio. Empty without the corpus."""
+    """Seconds per run of each, and their ratio. Empty without the corpus."""
     path = corpus_model(NETWORK)
     if path is None:
         return []
@@ -40,7 +42,7 @@ def rows(*, quick: bool) -> list[Row]:
 
 
 def litert_runner(path: Path, image: Any) -> Callable[[], object] | None:
-    """One run of LiteRT's reference kernels, or None where LiteRT is not installed."""
+    """One run of LiteRT's reference kernels; None if LiteRT is not installed."""
     try:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
     except ImportError:

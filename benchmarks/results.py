@@ -1,8 +1,7 @@
-"""What a run of the races found, as a file that grows race by race: JSON for programs, and Markdown
-of the same.
+"""The results of a run of races, as JSON for programs and as Markdown.
 
-A run takes hours and may be cut short. Each race is written as soon as it has ended, and a later
-run with the same file, machine, versions and code goes on where the last one stopped.
+A run takes hours and may be interrupted. Each race is written as soon as it has ended. A later run
+with the same file, machine, versions and code resumes there.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class OtherRun(Exception):  # it names what the file is
 
 
 class Results:
-    """The races so far, in *place*.json and *place*.md; None keeps them in memory alone."""
+    """The races so far, in *place*.json and *place*.md; None keeps them in memory only."""
 
     def __init__(self, place: Path | None, rounds: int) -> None:
         self._place = place
@@ -45,7 +44,7 @@ class Results:
             self.races[key(race)] = race
 
     def add(self, race: Race) -> None:
-        """Keeps a race and writes both files anew; a reader never sees half of one."""
+        """Adds a race and rewrites both files atomically."""
         race["at"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.races[key(race)] = race
         if self._place is None:
@@ -71,7 +70,7 @@ def replace(file: Path, text: str) -> None:
 
 
 def setting(rounds: int) -> dict[str, Any]:
-    """The machine, the versions, the code and the rounds; races of one file share all of it."""
+    """The machine, versions, code and rounds. All races of one file share them."""
     return {
         "processor": machine.processor(),
         "instruction sets": machine.instruction_sets(),

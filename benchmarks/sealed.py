@@ -1,6 +1,4 @@
-"""What it costs that a cache file is verified: `penstock.sealed` beside reading the file and
-hashing it.
-"""
+"""Overhead of verifying a cache file: `penstock.sealed` compared with reading and hashing it."""
 
 from __future__ import annotations
 
@@ -46,8 +44,8 @@ sys.stdout.write(str(time.process_time() - began))
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """The ratio for a data file of 64 MiB; a small entry's load, with few and with many rows; the
-    import.
+    """The ratio for a data file of 64 MiB; the load of a small entry with few and with many rows;
+    the import.
     """
     return [
         verification(5 if quick else 15),
@@ -82,7 +80,7 @@ def small_load(measure: str, count: int, rounds: int) -> Row:
 
 
 def first_load(rounds: int) -> Row:
-    """The first of a process, which reads and authenticates the whole registry."""
+    """The first load of a process. It reads and authenticates the whole registry."""
     with entry(bytes(1024)) as (seal, handle, _):
         fill(seal, MANY_ROWS)
         values = [seconds(loading(anew(seal), handle)) for _ in range(rounds)]
@@ -91,7 +89,9 @@ def first_load(rounds: int) -> Row:
 
 
 def save(rounds: int) -> Row:
-    """Mostly waiting for the disk: of the file's payload and header, and of the registry twice."""
+    """A save. It mostly waits for the disk: for the file's payload and header, and twice for the
+    registry.
+    """
     with entry(bytes(1024)) as (seal, handle, _):
         fill(seal, MANY_ROWS)
         values = [
@@ -117,7 +117,7 @@ def loading(seal: Seal, handle: CacheHandle) -> Callable[[], object]:
 
 
 def fill(seal: Seal, count: int) -> None:
-    """Gives the registry *count* rows, those of other tokens without waiting for the disk."""
+    """Adds *count* rows of other tokens to the registry, without waiting for the disk."""
     unsynced = again(seal.registry, QUICK_FILES)
     records = (FileRecord(bytes(32), 0),)
     for number in range(1, count):
@@ -127,7 +127,7 @@ def fill(seal: Seal, count: int) -> None:
 
 
 def again(registry: Registry, files: FileSystem = SYSTEM_FILES) -> FileRegistry:
-    """*registry* as another process has it."""
+    """*registry* as another process opens it."""
     if not isinstance(registry, FileRegistry):
         raise TypeError("the seal's registry is no file")
     keys = FileKeyStore(Path(registry.path).parent / "key")
@@ -135,7 +135,7 @@ def again(registry: Registry, files: FileSystem = SYSTEM_FILES) -> FileRegistry:
 
 
 def anew(seal: Seal) -> Seal:
-    """*seal* as another process has it."""
+    """*seal* as another process opens it."""
     owner, registry = seal.owner, again(seal.registry)
     keys = FileKeyStore(Path(registry.path).parent / "key")
     return Seal(owner.driver, owner.version, files=(0, 1), registry=registry, keys=keys)
@@ -143,7 +143,7 @@ def anew(seal: Seal) -> Seal:
 
 @contextmanager
 def entry(content: bytes) -> Iterator[tuple[Seal, CacheHandle, Path]]:
-    """A sealed data file with a registry and a key of its own."""
+    """A sealed data file with a registry and key of its own."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         keys = FileKeyStore(directory / "key")

@@ -1,5 +1,5 @@
-"""Who won a race: the ratio over the best competitor that the judge lets, and whether it is within
-the limit.
+"""The winner of a race: our ratio to the best competitor that the judge accepts, and whether it is
+within the limit.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ Race: TypeAlias = dict[str, Any]
 
 SHARE: Final = 0.98
 GRACE_S: Final = 10e-6
-"""A row is lost where Penstock's time is more than the best competitor's over SHARE, and
-GRACE_S.
-"""
+"""A row is lost if Penstock's time exceeds the best competitor's divided by SHARE, plus GRACE_S."""
 
 COUNTED_MACS: Final = 1_000_000
-"""Networks above so many multiply-accumulates count for the geometric means."""
+"""Networks above this number of multiply-accumulates count for the geometric means."""
 
 
 def medians(race: Race) -> dict[str, float]:
@@ -27,8 +25,10 @@ def medians(race: Race) -> dict[str, float]:
 
 
 def entered(race: Race, *, by: str) -> list[str]:
-    """The competitors that the judge lets, *by* "in_class" (outputs and operations) or
-    "in_outputs"; the engine whose format the file has, always.
+    """The competitors that the judge accepts *by* "in_class" (outputs and operations) or
+    "in_outputs".
+
+    The native engine of the file's format always competes.
     """
     verdicts = race["verdicts"]
     return [
@@ -39,8 +39,8 @@ def entered(race: Race, *, by: str) -> list[str]:
 
 
 def ratio(race: Race, rival: str, ours: str = OURS) -> float:
-    """The median over the rounds of our time over the rival's: in a round both met the same
-    neighbours.
+    """The median over the rounds of our time over the rival's. Both ran under the same load in each
+    round.
     """
     rounds = zip(race["times"][ours], race["times"][rival], strict=True)
     found: float = statistics.median(mine / theirs for mine, theirs in rounds)
@@ -48,7 +48,7 @@ def ratio(race: Race, rival: str, ours: str = OURS) -> float:
 
 
 def best(race: Race, *, by: str = "in_class") -> str | None:
-    """The quickest competitor; None where nobody competes."""
+    """The fastest competitor; None without competitors."""
     times = medians(race)
     return min(entered(race, by=by), key=lambda name: times[name], default=None)
 
@@ -68,8 +68,8 @@ def lost(race: Race, *, by: str = "in_class") -> bool:
 
 
 def means(races: Iterable[Race]) -> dict[str, tuple[float, int]]:
-    """How many times as long as Penstock each competitor takes, in geometric mean, and over how
-    many networks.
+    """The geometric mean of each competitor's time relative to Penstock, and the number of
+    networks.
     """
     found: dict[str, list[float]] = {}
     for race in races:

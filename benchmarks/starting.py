@@ -1,10 +1,9 @@
-"""What a process does that `benchmarks.cache` starts: one function a program, each printing one
-line of JSON.
+"""The programs that `benchmarks.cache` starts: one function each, which prints one line of JSON.
 
-`start_ms` is the processor time of the process until its first output, `clock` what the system's
-monotonic clock says then (`time.perf_counter`, one clock for all processes), `phases` are its parts
-by name: processor time, so that what else the machine does does not count. Nothing is imported here
-that bare Python has not imported, but for JSON.
+`start_ms` is the processor time of the process until its first output. `clock` is the system's
+monotonic clock at that moment (`time.perf_counter`, one clock for all processes). `phases` are its
+parts by name, in processor time, so that other load on the machine does not count. Apart from JSON
+this module imports nothing that bare Python has not imported.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 
 class Phases:
-    """Milliseconds by name; a phase inside another is taken off the outer one."""
+    """Milliseconds by name. The time of an inner phase is subtracted from the outer one."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
@@ -38,7 +37,7 @@ class Phases:
                 self.spent[self._open[-1]] = self.spent.get(self._open[-1], 0.0) - took
 
     def around(self, owner: Any, method: str, name: str) -> None:
-        """Counts the calls of *owner*'s method under *name*."""
+        """Counts the calls of *owner*'s method *name*."""
         inner: Callable[..., Any] = getattr(owner, method)
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
@@ -49,7 +48,7 @@ class Phases:
 
 
 def finish(**told: object) -> None:
-    """Prints what was measured. With `hold` on the command line the process then waits for the end
+    """Prints the measurements. With `hold` on the command line the process then waits for the end
     of its input.
     """
     clock, start_ms = time.perf_counter(), time.process_time() * 1000
@@ -113,13 +112,11 @@ WRAPPED: Final = (
     ("penstock.sealed.keys", "KeyringStore", "key", "key store"),
     ("penstock.cache.directory", "CacheDirectory", "open", "opening the entry"),
 )
-"""Where the time of a warm start goes: functions by module and class, and what they are
-counted as.
-"""
+"""Where the time of a warm start goes: functions by module and class, and the phase of each."""
 
 
 def penstock_phases(model: str, device: str, cache: str) -> None:
-    """As `penstock_start`, with everything imported first, and the time of each part."""
+    """`penstock_start` with everything imported first, and the time of each phase."""
     import numpy as np
 
     phases = Phases()
@@ -164,7 +161,7 @@ def penstock_modules(model: str, device: str, cache: str) -> None:
 
 
 def openvino_start(model: str, cache: str) -> None:
-    """OpenVINO's own start, its `CACHE_DIR` at *cache* ("" for none)."""
+    """OpenVINO's start, with its `CACHE_DIR` at *cache* ("": no cache)."""
     import numpy as np
     import openvino  # type: ignore[import-untyped]  # it is published without types
 

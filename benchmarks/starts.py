@@ -1,4 +1,4 @@
-"""Starting processes: `Start` is one program of `benchmarks.starting`."""
+"""Starts processes: `Start` is one program of `benchmarks.starting`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LONGEST_S: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One program with its arguments; *environment* beside this process's own, *told* on its
-    standard input.
+    """One program with its arguments, extra *environment* variables, and *told* as its standard
+    input.
     """
 
     program: str
@@ -29,8 +29,8 @@ class Start:
     told: str = ""
 
     def run(self) -> dict[str, Any]:
-        """What the program printed; `wall_ms` are milliseconds from before the process was made to
-        its first output.
+        """What the program printed. `wall_ms` counts milliseconds from before the process was
+        created to its first output.
         """
         began = time.perf_counter()
         done = subprocess.run(
@@ -52,14 +52,14 @@ class Start:
         return [sys.executable, "-c", code, *more]
 
     def surroundings(self) -> dict[str, str]:
-        """Compiled modules are kept, as those of an installed package are."""
+        """The process environment. Python keeps compiled modules, as in an installed package."""
         kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
         return {**kept, "PYTHONPATH": path, **self.environment}
 
 
 class Held:
-    """A process that keeps what it has loaded until it is let go."""
+    """A process that keeps what it has loaded until it is released."""
 
     def __init__(self, start: Start) -> None:
         self._process = subprocess.Popen(
@@ -74,7 +74,7 @@ class Held:
         self.found = _read(self._process.stdout.readline())
 
     def memory(self) -> dict[str, float]:
-        """MiB that are its own (`private`), and its share of everything (`pss`)."""
+        """MiB of private memory (`private`), and its proportional share of all memory (`pss`)."""
         text = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text("ascii")
         kib = {
             line.split(":")[0]: int(line.split()[1])

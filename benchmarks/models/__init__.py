@@ -1,1 +1,1 @@
-"""Models of one operation at sizes that networks have, drawn from fixed seeds."""
+"""Models of one operation, at sizes that real networks have, generated from fixed seeds."""

@@ -1,4 +1,4 @@
-"""Operations element by element, activations, pools, reductions and what moves values about."""
+"""Element-wise operations, activations, pools, reductions and operations that move values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BINARY: Final = ("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFF
 
 
 def binary() -> Iterator[Case]:
-    """Of two images, and of an image and a vector or a value for each channel."""
+    """Operations on two images, and on an image and a vector or scalar per channel."""
     forms = (("", IMAGE), (" by channel", CHANNELS), (" by pixel", (1, 96, 96, 1)))
     for kind in BINARY:
         for dtype in COMMON:
@@ -207,7 +207,7 @@ def _unary(kind: str, dtype: DType, low: float = -4.0) -> Case:
 
 
 def _bounded(kind: str, dtype: DType) -> Pair:
-    """The scale and zero point that results in [0, 1] or [-1, 1] have."""
+    """The scale and zero point that TFLite fixes for results in [0, 1] or [-1, 1]."""
     if dtype is I16:
         return pair(2.0**-15)
     if kind == "TANH":

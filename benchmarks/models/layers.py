@@ -1,4 +1,4 @@
-"""Layers with weights, in every style that LiteRT's reference kernels know."""
+"""Layers with weights, in every type combination that LiteRT's reference kernels support."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STYLES: Final = (
 
 
 def convolutions() -> Iterator[Case]:
-    """1x1, 3x3, 5x5, with strides, dilated, in groups, for each image and for batches."""
+    """1x1, 3x3 and 5x5 kernels, strided, dilated and grouped, for single images and batches."""
     for style in STYLES:
         yield convolution("1x1", style, (1, 28, 28, 96), (64, 1, 1, 96))
         yield convolution("1x1 to few", style, (1, 56, 56, 64), (12, 1, 1, 64))
@@ -166,7 +166,7 @@ def fully_connected() -> Iterator[Case]:
 
 
 def volumes() -> Iterator[Case]:
-    """Convolutions over three dimensions, which LiteRT has for floats alone."""
+    """3-D convolutions, which LiteRT supports in float only."""
     drawing = Drawing()
     weights = drawing.values(F32, (3, 3, 3, 16, 24))
     source = drawing.input(F32, (1, 12, 16, 16, 16))
@@ -224,7 +224,7 @@ def layer(
     axis: int,
     **attributes: AttributeValue,
 ) -> int:
-    """An operation of (input, weights, bias), its padding SAME where it has one."""
+    """An operation of (input, weights, bias), with padding SAME if it has a padding."""
     given = drawing.input(style.activations, source)
     if kind != "FULLY_CONNECTED":
         attributes["padding"] = "SAME"
@@ -245,7 +245,7 @@ def result(dtype: DType) -> Pair:
 def parameters(
     drawing: Drawing, style: Style, filters: Sequence[int], axis: int
 ) -> tuple[int, int]:
-    """Weights with a scale a channel along *axis* (uint8: one for all, and a zero point), and a
+    """Weights with one scale per channel along *axis* (uint8: one scale and a zero point), and a
     bias.
     """
     count = filters[axis]

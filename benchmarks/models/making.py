@@ -20,8 +20,9 @@ COMMON: Final = (DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A model as a file with the inputs of a run. *work* is in multiply-accumulates, or elements
-    where it has none.
+    """A model as a file, with the inputs of a run.
+
+    *work* counts multiply-accumulates, or elements for an operation without any.
     """
 
     name: str
@@ -36,9 +37,7 @@ def pair(scale: float, zero_point: int = 0) -> Quantization:
 
 
 def default_pair(dtype: DType) -> Pair:
-    """An ordinary scale and zero point for activations of *dtype*; None for floats and wide
-    integers.
-    """
+    """A typical scale and zero point of activations of *dtype*; None for floats, wide integers."""
     zero_points = {DType.INT8: -3, DType.UINT8: 125, DType.INT16: 0}
     if dtype not in zero_points:
         return None
@@ -46,8 +45,8 @@ def default_pair(dtype: DType) -> Pair:
 
 
 class Drawing:
-    """A model in the making: operands with random values, whose shapes follow where they are not
-    given.
+    """A model under construction: operands with random values. Shapes that are not given are
+    inferred.
     """
 
     def __init__(self) -> None:
@@ -92,8 +91,8 @@ class Drawing:
         scaled: Pair = None,
         **attributes: AttributeValue,
     ) -> int:
-        """The result of one more operation, with the scale and zero point *scaled* or the default
-        ones.
+        """Appends an operation and returns its result, with the scale and zero point *scaled* or
+        the default.
         """
         made = (output, None, scaled or default_pair(output))
         return self.builder.operation(kind, inputs, [made], attributes)[0]

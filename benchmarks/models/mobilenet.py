@@ -1,5 +1,5 @@
-"""MobileNetV2 1.0 of 224 x 224 pixels in float32, with weights that are drawn (Sandler et al.,
-2018, table 2).
+"""MobileNetV2 1.0 of 224 x 224 pixels in float32, with random weights (Sandler et al., 2018, table
+2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCKS: Final = (
     (6, 160, 3, 2),
     (6, 320, 1, 1),
 )
-"""Expansion, channels, repeats and the stride of the first, a row a stage."""
+"""One row per stage: expansion, channels, repeats, and the stride of the first block."""
 
 CLASSES: Final = 1000
 
@@ -32,7 +32,9 @@ class _Network:
         self.rng = np.random.default_rng(7)
 
     def constant(self, *shape: int, fan_in: int) -> int:
-        """Weights that keep the size of the values, or a bias of zeros where *fan_in* is 0."""
+        """Random weights that preserve the magnitude of values, or a bias of zeros if *fan_in* is
+        0.
+        """
         if not fan_in:
             return self.builder.constant(np.zeros(shape, np.float32))
         scale = np.sqrt(2.0 / fan_in)
@@ -84,6 +86,6 @@ def mobilenet_v2() -> bytes:
     weights = net.constant(CLASSES, 1280, fan_in=1280)
     x = net.operation("FULLY_CONNECTED", [x, weights, net.constant(CLASSES, fan_in=0)])
     model = infer_shapes(net.builder.build([net.operation("SOFTMAX", [x])]))
-    # OpenVINO's own reader refuses tensors without names.
+    # OpenVINO's reader rejects tensors without names.
     operands = tuple(replace(o, name=o.name or f"t{i}") for i, o in enumerate(model.operands))
     return write(replace(model, subgraphs=(replace(model.entry, operands=operands),)))

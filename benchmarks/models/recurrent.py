@@ -1,4 +1,4 @@
-"""Recurrent operations at batch 1, of one step or a sequence, and an unrolled gated cell."""
+"""Recurrent operations at batch 1, over one step or a sequence, and an unrolled gated cell."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ F32, I8 = DType.FLOAT32, DType.INT8
 
 
 def memories() -> Iterator[Case]:
-    """LSTM: short and long vectors, a step and sequences; in full with projection, peepholes and
-    normalisation.
+    """LSTM with short and long vectors, over a step and sequences; the full form with projection,
+    peepholes and normalisation.
     """
     forms = (
         Form("UNIDIRECTIONAL_SEQUENCE_LSTM", 1, 64, 64, 128),

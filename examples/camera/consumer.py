@@ -1,7 +1,8 @@
-"""Our process: wraps the camera's buffers and finds the brightest cell of every picture, without
-copying one.
+"""The consumer process: wraps the camera's buffers and finds the brightest cell of every picture,
+zero-copy.
 
-python -m examples.camera.consumer [--device NAME] [--isolate] [--camera /dev/video0] [--frames N]
+    python -m examples.camera.consumer [--device NAME] [--isolate]
+        [--camera /dev/video0] [--frames N]
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ UNIT = Quantization((1.0,), (0,))
 
 
 def brightest_cell(stream: Stream) -> Model:
-    """uint8 [1, height, width, channels] -> int32 [1]: the number, row by row, of the cell whose
-    mean is highest in the
-    first channel (red, or the luminance of YUYV).
+    """Finds the brightest cell: uint8 [1, height, width, channels] -> int32 [1].
+
+    The result is the row-major number of the cell with the highest mean in the first channel (red,
+    or the luminance of YUYV).
     """
     rows, columns, depth = stream.height // CELL, stream.width // CELL, stream.channels
     b = ModelBuilder()
@@ -62,7 +64,9 @@ def brightest_cell(stream: Stream) -> Model:
 
 @contextmanager
 def camera(path: str | None = None) -> Iterator[socket.socket]:
-    """A camera's process, and the socket to it; it ends when we close that."""
+    """Starts a camera's process. Returns it and the socket to it; it ends when the socket is
+    closed.
+    """
     ours, its = socket.socketpair()
     command = [sys.executable, "-m", "examples.camera.producer", str(its.fileno())]
     with ours:
@@ -78,7 +82,7 @@ def camera(path: str | None = None) -> Iterator[socket.socket]:
 
 
 def wrap(descriptors: list[int], stream: Stream) -> list[HardwareBuffer]:
-    """The camera's buffers, as they are; the descriptors are closed."""
+    """Wraps the camera's buffers without a copy, and closes the descriptors."""
     usage = HardwareBufferUsage.CPU_READ_OFTEN
     description = HardwareBufferDescription(
         HardwareBufferFormat.BLOB, stream.nbytes, stride=stream.nbytes, usage=usage
@@ -93,8 +97,8 @@ def wrap(descriptors: list[int], stream: Stream) -> list[HardwareBuffer]:
 def watch(
     line: socket.socket, device: str, *, isolate: bool = False, frames: int = 10
 ) -> Iterator[tuple[int, int, int]]:
-    """Sequence number, brightest cell, and bytes that were copied to the driver, of each of
-    *frames* pictures.
+    """For each of *frames* pictures: sequence number, brightest cell, and bytes copied to the
+    driver.
     """
     stream, descriptors = receive_stream(line)
     with ExitStack() as stack:
@@ -115,11 +119,11 @@ def watch(
 
 
 def say(line: str) -> None:
-    """Prints *line*, and ends the program quietly where nobody reads on (`| head`)."""
+    """Prints *line*. Ends the program quietly if the reader has closed the pipe (`| head`)."""
     try:
         print(line, flush=True)
     except BrokenPipeError:
-        # Python would complain once more while it flushes at exit.
+        # Otherwise Python reports the closed pipe again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -1,10 +1,9 @@
-"""What the camera's process and ours say to each other over a Unix socket.
+"""The protocol between the camera's process and the consumer, over a Unix socket.
 
-First the camera sends one line of JSON that describes its buffers, with a descriptor for each
-beside it; then, for
-every picture, a line with the buffer's number and the picture's sequence number. We answer with the
-number of the
-buffer when we have done with it, and the camera may fill it again.
+First the camera sends one line of JSON that describes its buffers, with one descriptor for each.
+For every picture it then sends a line with the buffer's number and the picture's sequence number.
+When the consumer has finished with a picture, it answers with the buffer's number, and the camera
+may fill that buffer again.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ MAX_LINE = 4096
 
 
 class Stream(NamedTuple):
-    """The buffers of a camera: *buffers* of them, each one picture of *height* x *width* pixels of
-    *channels* bytes.
+    """The description of a camera's buffers.
+
+    *buffers* buffers, each one picture of *height* x *width* pixels of *channels* bytes.
     """
 
     buffers: int
@@ -31,19 +31,19 @@ class Stream(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of one picture."""
+        """Bytes of one picture."""
         return self.width * self.height * self.channels
 
 
 def send_stream(line: socket.socket, stream: Stream, descriptors: Sequence[int]) -> None:
-    """Hands the buffers over. Our own descriptors stay ours."""
+    """Sends the buffers. The sender keeps its own descriptors."""
     socket.send_fds(line, [json.dumps(stream._asdict()).encode() + b"\n"], list(descriptors))
 
 
 def receive_stream(line: socket.socket) -> tuple[Stream, list[int]]:
-    """The camera's buffers; the descriptors are ours to close. Raises `ValueError` for what makes
-    no sense, `EOFError`
-    where the camera's process has ended.
+    """Receives the camera's buffers. The caller closes the descriptors.
+
+    Raises `ValueError` for an invalid description, `EOFError` if the camera's process has ended.
     """
     data, descriptors, _, _ = socket.recv_fds(line, MAX_LINE, MAX_BUFFERS)
     if not data:
@@ -56,18 +56,18 @@ def receive_stream(line: socket.socket) -> tuple[Stream, list[int]]:
 
 
 def send_number(line: socket.socket, *numbers: int) -> None:
-    """A buffer's number, and what belongs to it."""
+    """Sends a buffer's number and its sequence number."""
     line.sendall(json.dumps(numbers).encode() + b"\n")
 
 
 class Numbers:
-    """The lines of numbers that come over a socket, one at a time."""
+    """Reads lines of numbers from a socket."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line, self._rest = line, b""
 
     def next(self) -> list[int] | None:
-        """The next line; None when the other side has gone."""
+        """The next line; None when the peer has closed the socket."""
         while b"\n" not in self._rest:
             data = self._line.recv(MAX_LINE)
             if not data:

@@ -1,5 +1,4 @@
-"""The camera's process: fills buffers with pictures and says which one is ready; nobody copies a
-picture.
+"""The camera's process: fills buffers with pictures and announces each one. No picture is copied.
 
 python -m examples.camera.producer SOCKET-FD [/dev/video0]
 """
@@ -19,7 +18,7 @@ WIDTH, HEIGHT, CELL = 160, 120, 8
 
 
 class Source(Protocol):
-    """What gives pictures: a camera, or what stands in for one."""
+    """A source of pictures: a camera or a simulated one."""
 
     width: int
     height: int
@@ -32,9 +31,7 @@ class Source(Protocol):
 
 
 class StandIn:
-    """A camera where there is none: a bright square that wanders, a cell a picture, over a dark
-    wall.
-    """
+    """A simulated camera: a bright square moves one cell per picture over a dark background."""
 
     channels = 3
 
@@ -65,14 +62,15 @@ class StandIn:
 
 
 def where(sequence: int, width: int, height: int) -> tuple[int, int]:
-    """The cell, row and column, of the stand-in's square in a picture."""
+    """The cell (row, column) of the simulated camera's square in a picture."""
     rows, columns = height // CELL, width // CELL
     return divmod((sequence * 37) % (rows * columns), columns)
 
 
 def open_source(path: str | None) -> tuple[Source, str]:
-    """The camera at *path*, a stand-in where none is named, and a name for it. Raises `OSError`
-    where there is no such camera.
+    """The camera at *path*, or a simulated one without a path, and its name.
+
+    Raises `OSError` if the camera does not exist.
     """
     if path is not None:
         from examples.camera.v4l2 import Camera
@@ -83,7 +81,7 @@ def open_source(path: str | None) -> tuple[Source, str]:
 
 
 def serve(line: socket.socket, source: Source, name: str) -> None:
-    """Sends pictures until the other side has gone, one at a time."""
+    """Sends pictures one at a time until the consumer closes the socket."""
     stream = Stream(len(source.descriptors), source.width, source.height, source.channels, name)
     send_stream(line, stream, source.descriptors)
     done = Numbers(line)

@@ -1,5 +1,6 @@
-"""A camera of Linux (V4L2): its buffers as dma-bufs, filled in turn. Requests and structures are
-`linux/videodev2.h`'s.
+"""A Linux camera (V4L2) whose buffers are dma-bufs, filled in turn.
+
+Requests and structures are those of `linux/videodev2.h`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MMAP = 1
 STREAMING = 0x04000000
 VIDEO_CAPTURE = 0x00000001
 FORMATS = {b"RGB3": 3, b"YUYV": 2}
-"""Pixels that the example understands: their bytes."""
+"""Supported pixel formats, with the bytes of one pixel."""
 
 BUFFER = "=IIIII4x16x16xIIQIII4x"
 """struct v4l2_buffer of a 64-bit system: index, type, bytes used, flags, field, ..., sequence,
@@ -34,8 +35,8 @@ Ioctl = Callable[[int, int, bytearray], int]
 
 
 class Camera:
-    """The camera at *path*; raises `OSError` where there is none that fills dma-bufs with pictures
-    we understand.
+    """Opens the camera at *path*. Raises `OSError` unless it fills dma-bufs with a supported pixel
+    format.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class Camera:
         return fields[0], fields[5]
 
     def give_back(self, index: int) -> None:
-        """Lets the camera fill that buffer again."""
+        """Returns that buffer to the camera, which may fill it again."""
         self._ask(QBUF, struct.pack(BUFFER, index, CAPTURE, 0, 0, 0, 0, MMAP, 0, 0, 0, 0))
 
     def close(self) -> None:
-        """Stops the camera; whoever has a buffer keeps it."""
+        """Stops the camera. Processes that hold a buffer may keep it."""
         for fd in (*self.descriptors, self._fd):
             os.close(fd)
         self.descriptors.clear()

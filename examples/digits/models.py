@@ -31,7 +31,7 @@ PIXELS: Final = Quantization((float(np.float32(1 / 255)),), (-128,))
 """Stored = 8-bit grey level - 128, real = grey level / 255."""
 
 SHARES: Final = Quantization((1 / 256,), (-128,))
-"""What TFLite asks of an int8 softmax output."""
+"""The quantisation that TFLite requires of an int8 softmax output."""
 
 CONSTANT_NAMES: Final = (
     "first/filters",
@@ -73,9 +73,9 @@ def float_model(parameters: Parameters) -> Model:
 
 
 def int8_model(parameters: Parameters, seen: Forward) -> Model:
-    """The network in int8, with activation ranges from *seen*; filters are quantised a channel, the
-    dense
-    weights as a whole.
+    """The network in int8, with activation ranges from *seen*.
+
+    Filters are quantised per channel, the dense weights per tensor.
     """
     activations = {
         "image": PIXELS,
@@ -104,7 +104,7 @@ def int8_model(parameters: Parameters, seen: Forward) -> Model:
 
 
 def activation_range(values: Floats) -> Quantization:
-    """The int8 quantisation whose range holds 0 and every one of *values*."""
+    """The int8 quantisation whose range includes 0 and every one of *values*."""
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
     scale = float(np.float32((high - low) / 255))
     return Quantization((scale,), (int(np.clip(round(-128 - low / scale), -128, 127)),))
@@ -113,7 +113,7 @@ def activation_range(values: Floats) -> Quantization:
 def quantised_weights(
     weights: Floats, *, per_channel: bool
 ) -> tuple[npt.NDArray[np.int8], Quantization]:
-    """Symmetric int8 weights in -127..127, with a scale an output channel or one for all."""
+    """Symmetric int8 weights in -127..127, with one scale per output channel or one for all."""
     largest = np.abs(weights.reshape(len(weights), -1)).max(axis=1)
     if not per_channel:
         largest = largest.max(keepdims=True)

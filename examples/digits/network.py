@@ -1,9 +1,8 @@
 """A small convolutional network in NumPy: two convolutions with pooling, one dense layer.
 
-Every value that enters a matrix product lies on a binary grid, coarse enough for the products' sums
-to
-be exact in float64. Exact sums do not depend on the order of summation, so training gives the same
-weights, bit for bit, on any machine.
+Every value that enters a matrix product is rounded to a binary grid. The grid is coarse enough that
+sums of the products are exact in float64. Exact sums do not depend on the order of summation, so
+training gives bit-identical weights on any machine.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Parameters:
         return Parameters((first, second), dense, (biases[0], biases[1], biases[2]))
 
     def on_grid(self) -> Parameters:
-        """The weights as the network uses and the files store them."""
+        """The weights, rounded to the grid: the network and the files use these."""
         return Parameters.of([grid(a, WEIGHT_BITS) for a in self.arrays()])
 
 
@@ -71,7 +70,7 @@ def initial(generator: np.random.Generator) -> Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What one forward pass computes, layer by layer; images are [n, height, width, channels]."""
+    """The intermediate values of one forward pass; images are [n, height, width, channels]."""
 
     image: Floats
     convolved: tuple[Floats, Floats]
@@ -110,7 +109,9 @@ def gradients(parameters: Parameters, values: Forward, labels: npt.NDArray[np.in
 def _convolution(
     values: Forward, layer: int, source: Floats, back: Floats, filters: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Gradients of one convolution's filters, bias and input, from that of its pooled output."""
+    """Gradients of one convolution's filters, bias and input, from the gradient of its pooled
+    output.
+    """
     output, pooled = values.convolved[layer], values.pooled[layer]
     largest = (output == spread(pooled)) & (output > 0)
     delta = grid(np.where(largest, spread(back), 0.0), GRADIENT_BITS)
@@ -123,8 +124,8 @@ def _convolution(
 def train(
     images: Floats, labels: npt.NDArray[np.int64], *, seed: int, epochs: int = EPOCHS
 ) -> Parameters:
-    """Stochastic gradient descent with momentum on [n, 8, 8, 1] images in [0, 1]; weights on the
-    grid.
+    """Stochastic gradient descent with momentum on [n, 8, 8, 1] images in [0, 1]. Weights stay on
+    the grid.
     """
     generator = np.random.default_rng(seed)
     parameters = initial(generator)
@@ -146,7 +147,7 @@ def train(
 
 
 def varied(images: Floats, generator: np.random.Generator) -> Floats:
-    """Each image moved by up to one pixel and blurred a little, as drawing and resizing would."""
+    """Each image shifted by up to one pixel and slightly blurred, like drawn and resized digits."""
     moved = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
     shifts = generator.integers(0, 3, (len(images), 2)).tolist()
     cut = np.stack([m[y : y + SIDE, x : x + SIDE] for m, (y, x) in zip(moved, shifts, strict=True)])

@@ -1,10 +1,8 @@
-"""Trains the digit classifier and writes everything that `examples/digits` carries.
+"""Trains the digit classifier and writes every file of `examples/digits`.
 
     python -m examples.digits.train [--out DIRECTORY] [--epochs N]
 
-The data are the 8 x 8 handwritten digits that scikit-learn brings along. The result is the same,
-byte
-for byte, wherever it is run.
+The data are scikit-learn's 8 x 8 handwritten digits. The result is bit-identical on every machine.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ from penstock.export import tflite
 HERE: Final = Path(__file__).parent
 SEED: Final = 7
 TEST_SHARE: Final = 5
-"""One image in five is kept from training."""
+"""One image in five is held out for testing."""
 
 PICTURES: Final = {"zero": 1, "three": 17, "seven": 338}
-"""Pictures to draw: images of the test split, by number."""
+"""Pictures to save: images of the test split, by number."""
 
 PICTURE_SIDE: Final = 256
 
@@ -62,7 +60,7 @@ def unit(grey: npt.NDArray[np.uint8]) -> Floats:
 
 
 def accuracy(model: penstock.Model, data: Data) -> tuple[int, int]:
-    """How many of the test images Penstock classifies rightly with *model*, and of how many."""
+    """How many test images Penstock classifies correctly with *model*, and how many there are."""
     with penstock.compile(model) as compiled:
         quantised = compiled.inputs[0].quantization is not None
         right = 0
@@ -78,7 +76,7 @@ def accuracy(model: penstock.Model, data: Data) -> tuple[int, int]:
 
 
 def draw(grey: npt.NDArray[np.uint8]) -> Image.Image:
-    """An 8 x 8 image large enough for people."""
+    """An 8 x 8 image, enlarged for viewing."""
     return Image.fromarray(grey).resize((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.BICUBIC)
 
 
