@@ -1,4 +1,4 @@
-"""A step that is compiled in a thread of its own while another device already runs it."""
+"""Background compile of a step, while another device already runs the step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BackgroundToken(CancelToken):
     """The cancel token of a compile in the background."""
 
     def while_waiting(self) -> CancelToken:
-        """The token for its waits, which lose nothing: the end of the program sets it too."""
+        """The token for waits, in which nothing is lost: the end of the program also sets it."""
         return _EndOfProgram(self)
 
 
@@ -45,17 +45,17 @@ class _EndOfProgram(CancelToken):
 
 
 def token_while_waiting(cancel: CancelToken | None) -> CancelToken | None:
-    """The token that ends a wait for other processes, of a compile that *cancel* ends."""
+    """The token of a compile's waits for other processes; *cancel* is the token of that compile."""
     return cancel.while_waiting() if isinstance(cancel, BackgroundToken) else cancel
 
 
 class PendingStep:
-    """A compile under way. Any thread may ask for its result; `close` cancels it and waits, but not
-    for ever: a driver may look at no token.
+    """A background compile. Any thread may ask for its result.
 
-    A program that ends without closing, or without having waited so long, waits for a compile that
-    has begun, since an engine is not to be stopped within one, and the next start finds the entry;
-    it does not wait for another process's.
+    `close` cancels the compile and waits for a limited time, because a driver may ignore the token.
+
+    A program that ends waits for a compile that has begun: an engine must not be stopped within
+    one, and the next start loads the entry. It does not wait for a compile of another process.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class PendingStep:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the compile has ended, with success or not."""
         return self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits at most *timeout* seconds for the end; whether it has come."""
+        """Waits at most *timeout* seconds for the end; returns whether the compile has ended."""
         return self._done.wait(timeout)
 
     @property
@@ -91,12 +91,12 @@ class PendingStep:
         return self._made
 
     def stop(self, end: float) -> None:
-        """Cancels the compile; `close` waits for it until *end* at most."""
+        """Cancels the compile; `close` waits for its end until *end* at most."""
         self._end = min(self._end, end)
         self._cancel.set()
 
     def close(self) -> None:
-        """Cancels the compile and waits for it; what it makes is closed, even later."""
+        """Cancels the compile and waits for it. A model that it still produces later is closed."""
         self.stop(time.monotonic() + CLOSE_SECONDS)
         self._thread.join(max(0.0, self._end - time.monotonic()))
         with self._lock:

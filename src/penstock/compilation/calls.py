@@ -1,4 +1,6 @@
-"""Calls into drivers: whatever else a driver raises or returns becomes a `DriverError`."""
+"""Calls into drivers. An exception or result that the HAL does not allow becomes a
+`DriverError`.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,16 @@ log = Log(__name__)
 
 
 def call_driver(device: Device, step: ExecutionStep, config: PrepareConfig) -> PreparedModel:
-    """`prepare_model`; what breaks its contract is a `GeneralFailure` that names the device."""
+    """Calls `prepare_model`. A breach of its contract raises `GeneralFailure` with the device's
+    name.
+    """
     check_interrupts(config)
     own = config_of(step, config)
     return _checked(device, "prepare_model", lambda: device.prepare_model(step.model, own))
 
 
 def config_of(step: ExecutionStep, config: PrepareConfig) -> PrepareConfig:
-    """*config* with the step's own options, each once."""
+    """*config* with the step's own options added; no option appears twice."""
     if not step.options:
         return config
     return replace(config, options=tuple(dict.fromkeys((*config.options, *step.options))))
@@ -42,7 +46,10 @@ def config_of(step: ExecutionStep, config: PrepareConfig) -> PrepareConfig:
 def call_driver_from_cache(
     device: Device, config: PrepareConfig, step: ExecutionStep
 ) -> PreparedModel:
-    """`prepare_model_from_cache`, likewise; an isolated driver is given the model to `retain`."""
+    """Calls `prepare_model_from_cache`, with the checks of `call_driver`.
+
+    An isolated driver also receives the model, to `retain` it.
+    """
     check_interrupts(config)
     prepared = _checked(
         device, "prepare_model_from_cache", lambda: device.prepare_model_from_cache(config)
@@ -68,7 +75,7 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
 
 
 def concurrency_of(device: Device) -> int:
-    """Most concurrent executions on *device*, or the knob's number; 0 for no limit."""
+    """The number of concurrent executions that *device* or the knob allows; 0 for no limit."""
     try:
         told = getattr(device.capabilities, "concurrent_executions", 0)
     except FOREIGN as error:  # a driver may raise anything
@@ -78,7 +85,7 @@ def concurrency_of(device: Device) -> int:
 
 
 def is_simulated(device: Device) -> bool:
-    """Whether *device* declares that it only simulates hardware. It may declare anything."""
+    """Whether *device* declares that it simulates hardware. False if the declaration is invalid."""
     try:
         return getattr(device.capabilities, "simulated", False) is True
     except FOREIGN as error:  # a driver may raise anything
@@ -87,7 +94,7 @@ def is_simulated(device: Device) -> bool:
 
 
 def report_of(prepared: PreparedModel) -> CacheReport:
-    """What the driver says of its cache files; a driver written without the member says nothing."""
+    """The driver's report on its cache files; an empty report if the driver has no such member."""
     try:
         report = getattr(prepared, "cache_report", NO_CACHE_REPORT)
     except FOREIGN as error:  # a driver may raise anything
@@ -97,7 +104,7 @@ def report_of(prepared: PreparedModel) -> CacheReport:
 
 
 def check_interrupts(config: PrepareConfig) -> None:
-    """Raises once the token is set or the deadline has passed."""
+    """Raises if the token of *config* is set or its deadline has passed."""
     if config.cancel is not None:
         config.cancel.check()
     if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
@@ -107,16 +114,16 @@ def check_interrupts(config: PrepareConfig) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, with its class. No byte of it may command a terminal."""
+    """*error* in one line, with its class. Control characters are escaped."""
     return f"{type(error).__name__}: {in_one_line(error)}"
 
 
 def in_one_line(error: BaseException) -> str:
-    r"""What *error* says, in one line, its control characters as escapes: ESC as `\x1b`."""
+    r"""The message of *error* in one line. Control characters are escaped, ESC as `\x1b`."""
     text = " ".join(str(error).split())
     if text.isprintable():
         return text
-    # A process that isolates no driver has no other use for this package.
+    # Imported here because a process without isolated drivers needs nothing else of this package.
     from penstock.logs import printable
 
     return printable(text)

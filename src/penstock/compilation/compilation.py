@@ -1,8 +1,7 @@
-"""From an `ExecutionPlan` to prepared steps: every step through its driver, with fallback.
+"""Compiles an `ExecutionPlan`: each step by its device's driver, or by a fallback device.
 
-A step whose driver fails to compile it is compiled on the next device that its plan allows; the
-resulting plan says so. Each branch of an IF or a WHILE that the runtime carries out is compiled as
-a plan of its own.
+The resulting plan names the fallback device of each step that moved. Each branch of an IF or WHILE
+that the runtime carries out is compiled as a plan of its own.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def compile_plan(
 
     Raises the driver's `DriverError` if no fallback can compile the step, `MissedDeadline*` once
     the deadline of *config* has passed, `Cancelled` once its token is set. Both are checked before
-    each compile and after the last one. After an error, what was prepared is closed.
+    each compile and after the last one. After an error, every prepared model is closed.
     """
     began = time.perf_counter_ns()
     done: list[PreparedStep] = []
@@ -104,7 +103,7 @@ def compile_plan(
 
 
 def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionPlan:
-    """*plan* as it was compiled, with steps moved by a fallback, and why."""
+    """*plan* with the steps that a fallback moved to other devices, and the reason for each."""
     from penstock.compilation.recovery import answers_for
 
     moved = [step for step in done if step.receipt.failures and not step.pending]
@@ -144,7 +143,7 @@ def _keep(
     receipt: Receipt | None,
     config: PrepareConfig,
 ) -> None:
-    """Keeps a failed compile for a capsule."""
+    """Saves the evidence of a failed compile for a capsule."""
     from penstock.capsules.evidence import keep, noted
     from penstock.compilation.failing import driver_message
 
@@ -159,7 +158,7 @@ def prepare_step(
     config: PrepareConfig,
     options: CompileOptions,
 ) -> tuple[PreparedStep, int]:
-    """One step prepared on its device, or on a fallback; and how many compiles it took.
+    """Prepares one step on its device or on a fallback device; also returns the number of compiles.
 
     A fallback must be allowed by *options* and by the step's `fallbacks`. It must support every
     operation of the step in the accuracy class of *config*.
@@ -196,7 +195,9 @@ def _may_stand_in(other: Device, step: ExecutionStep, config: PrepareConfig) -> 
 def _obtain(
     device: Device, step: ExecutionStep, config: PrepareConfig, options: CompileOptions
 ) -> tuple[PreparedModel, CacheOutcome, int]:
-    """*step* prepared by *device*, from the cache if possible; and how many compiles it took."""
+    """Prepares *step* on *device*, from the cache if possible; also returns the number of
+    compiles.
+    """
     caching, recorder = options.caching, options.recorder
     if caching is None:
         with recorder.time("compile", f"step {step.index}", device.name):
@@ -235,7 +236,7 @@ def _begin(
     config: PrepareConfig,
     options: CompileOptions,
 ) -> tuple[PreparedStep, int]:
-    """The step from the cache; on a miss, on *meanwhile* during a background compile."""
+    """Loads the step from the cache. On a miss, *meanwhile* runs it during a background compile."""
     began = time.perf_counter_ns()
     if options.caching is not None:
         from penstock.compilation.entry import look_up
@@ -277,7 +278,7 @@ def _receipt(step: ExecutionStep, device: Device, began: int, outcome: CacheOutc
 
 
 class CarriedOut(PreparedModelBase):
-    """Placeholder for a step that the runtime carries out itself. Nothing executes it."""
+    """Placeholder for a control-flow step that the runtime carries out. It is never executed."""
 
 
 def _prepare_control(
@@ -287,7 +288,7 @@ def _prepare_control(
     config: PrepareConfig,
     options: CompileOptions,
 ) -> tuple[PreparedStep, int]:
-    """*step*, which is *control*, with every branch compiled; and how many compiles it took.
+    """Compiles every branch of *control*, which is *step*; also returns the number of compiles.
 
     If a branch cannot be compiled and *options* allow a fallback, the step's own device compiles
     the step as a whole.
@@ -336,10 +337,10 @@ def _prepare_control(
 def _branch_caching(
     caching: Caching | None, step: ExecutionStep, place: int, branch: ExecutionPlan
 ) -> Caching | None:
-    """How a branch uses the cache: as a model of its own.
+    """The cache options of a branch, which is cached as a separate model.
 
-    The caller's token is extended to one token a branch. The caller's own files serve one step
-    only.
+    The caller's token is extended to one token for each branch. The caller's own files serve one
+    step only.
     """
     if caching is None or caching.in_given_files:
         return None

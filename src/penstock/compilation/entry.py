@@ -1,6 +1,6 @@
-"""One step through the cache, else through its driver: NNAPI's three flows (NNAPI section 2.4).
+"""Obtains one step from the cache, or else from its driver (the three flows of NNAPI section 2.4).
 
-A load that fails, for whatever reason, becomes a compile (`filling`). The receipt says so.
+If a load fails for any reason, the step is compiled (`filling`), and the receipt says so.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 LEAST_FEATURE_LEVEL: Final = 3
-"""Drivers below have no caching calls (NNAPI section 1.3)."""
+"""The lowest feature level with caching calls (NNAPI section 1.3)."""
 
 
 class Obtained(Struct, frozen=True):
-    """A prepared model, where it came from, and whether its driver compiled it."""
+    """A prepared model, its origin, and whether the driver compiled it."""
 
     prepared: PreparedModel
     outcome: CacheOutcome
@@ -43,7 +43,7 @@ class Obtained(Struct, frozen=True):
 
 
 class Key(Struct, frozen=True):
-    """The effective *token* of one step, the *binding* sealed with it, and every ingredient."""
+    """The effective *token* of one step, the *binding* sealed with it, and all key ingredients."""
 
     token: bytes
     binding: bytes
@@ -51,9 +51,10 @@ class Key(Struct, frozen=True):
 
 
 class Caching(Struct, frozen=True):
-    """How the compile of one plan uses the cache that *info* names.
+    """Cache options of one compilation; *info* names the cache.
 
-    *model* is the model before *shapes* (input position -> dimensions given) were put into it.
+    *model* is the model before the input shapes were fixed by *shapes* (input position to
+    dimensions).
     """
 
     info: CacheInfo
@@ -63,11 +64,13 @@ class Caching(Struct, frozen=True):
 
     @property
     def in_given_files(self) -> bool:
-        """Whether the caller opened the files, who may close them when his call returns."""
+        """Whether the caller opened the cache files. The caller may close them when the call
+        returns.
+        """
         return self.info.place is None
 
     def key(self, device: Device, step: ExecutionStep, config: PrepareConfig) -> Key:
-        """The key of *step*."""
+        """The cache key of *step*."""
         ingredients = ingredients_of(
             self.model,
             device,
@@ -88,7 +91,7 @@ class Caching(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True):
-    """One step's entry in a cache directory; *config* carries its token and binding."""
+    """The entry of one step in a cache directory; *config* carries its token and binding."""
 
     directory: CacheDirectory
     device: Device
@@ -99,7 +102,7 @@ class Entry(Struct, frozen=True):
     recorder: Recorder
 
     def load(self) -> Obtained | CacheError | DriverError:
-        """The prepared model out of the cache, or why there is none."""
+        """Loads the prepared model from the cache; returns the error if it cannot."""
         with self.recorder.time("cache", f"load step {self.step.index}", self.device.name):
             return self._load()
 
@@ -125,7 +128,7 @@ class Entry(Struct, frozen=True):
         return Obtained(prepared, hit(prepared), False)
 
     def record(self, compile_ns: int = 0) -> IndexRecord:
-        """The index record of an entry that took *compile_ns*, 0 if unknown, from now on."""
+        """The index record of a new entry, whose compile took *compile_ns* (0 if unknown)."""
         from penstock.cache.index import IndexRecord
 
         return IndexRecord(
@@ -137,7 +140,7 @@ class Entry(Struct, frozen=True):
             models=self.needed[0],
             datas=self.needed[1],
             compile_ns=compile_ns,
-            # Not imported: the top package imports this one.
+            # Read from `sys.modules`: an import would be circular.
             penstock=sys.modules["penstock"].__version__,
         )
 
@@ -145,7 +148,7 @@ class Entry(Struct, frozen=True):
 def look_up(
     device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching, recorder: Recorder
 ) -> Obtained | None:
-    """*step* from a cache directory; None if it would have to be compiled."""
+    """Loads *step* from a cache directory; None if the step must be compiled."""
     needed, config = files_needed(device), config_of(step, config)
     if reason_not_cached(device, needed) or caching.info.place is None:
         return None
@@ -155,7 +158,7 @@ def look_up(
 
 
 def why_not_cached(device: Device) -> str:
-    """Why no compile on *device* is ever cached; empty where it caches."""
+    """Why *device* never caches a compile; empty if it caches."""
     return reason_not_cached(device, files_needed(device))
 
 
@@ -166,18 +169,18 @@ def compiled(
     outcome: CacheOutcome,
     recorder: Recorder,
 ) -> Obtained:
-    """*step* compiled by the driver, whatever handles *config* has."""
+    """Compiles *step* by its driver, which gets the file handles of *config*, if any."""
     with recorder.time("compile", f"step {step.index}", device.name):
         return Obtained(call_driver(device, step, config), outcome, True)
 
 
 def hit(prepared: PreparedModel) -> CacheOutcome:
-    """The outcome of a load; it names the artefact where the driver has several."""
+    """The cache outcome of a hit; names the artefact if the driver has several."""
     return CacheOutcome("hit", report_of(prepared).artefact)
 
 
 def with_files(config: PrepareConfig, files: OpenFiles) -> PrepareConfig:
-    """*config* with the handles of an entry."""
+    """*config* with the file handles of an entry."""
     return replace(config, model_cache=files.model, data_cache=files.data, lock=files.lock)
 
 
@@ -197,7 +200,7 @@ def entry_of(
 
 
 def files_needed(device: Device) -> tuple[int, int]:
-    """What the device said when it was found, asked again; one that fails at it does not cache."""
+    """The number of model and data cache files the device needs; (0, 0) if asking fails."""
     try:
         return device.cache_files_needed()
     except FOREIGN as error:  # a driver may raise anything

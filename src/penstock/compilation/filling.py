@@ -1,6 +1,6 @@
-"""A cache miss: one process compiles and publishes, the others wait for it.
+"""A cache miss: one process compiles and publishes the entry, other processes wait for it.
 
-A save that fails fails no compile; the receipt says so.
+A failed save does not fail the compile; the receipt reports it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NO_FAULT: Final = CacheFault(None, "")
 def obtain_in_given_files(
     device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching, recorder: Recorder
 ) -> Obtained:
-    """*step* loaded from the caller's descriptors, else compiled and saved in place."""
+    """Loads *step* from the caller's file descriptors; on a miss compiles it and saves it there."""
     if len(caching.plan.steps) > 1:
         reason = "files given by descriptor serve plans of one step"
         return compiled(device, step, config, CacheOutcome("off", reason), recorder)
@@ -85,7 +85,7 @@ def obtain_in_given_files(
 
 
 def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
-    """*entry*, which *missed*, compiled and published, or loaded after somebody else did both."""
+    """Compiles and publishes *entry* after a miss, or loads it if another process published it."""
     step, device = entry.step, entry.device
     reason = explained(entry, missed)
     log.info("step %d on %s: cache miss: %s", step.index, device.name, reason.words)
@@ -97,7 +97,7 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
     if lease is None:
         held = entry.directory.why_not_leased(entry.key.token)
         return _compile_without_saving(entry, reason, CacheFault(None, held))
-    # Nobody has to wait for a compile that saves nothing: it comes after the lease.
+    # A compile whose result is not saved runs after the lease ends, so no process waits for it.
     with lease:
         if waited:
             loaded = entry.load()
@@ -114,7 +114,7 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
 
 
 def _lease(entry: Entry) -> tuple[Lease | None, bool]:
-    """The lease, None if another process keeps it for too long; and whether it was waited for."""
+    """The lease, and whether it was waited for. None if another process holds it for too long."""
     config, token = entry.config, entry.key.token
     lease = entry.directory.lease(token, wait_ns=0, cancel=config.cancel)
     if lease is not None:
@@ -130,7 +130,7 @@ def _lease(entry: Entry) -> tuple[Lease | None, bool]:
 
 
 def _files(entry: Entry, lease: Lease) -> tuple[OpenFiles | None, CacheFault]:
-    """New files for the driver, or why there can be none."""
+    """New files for the driver, or the reason why they could not be made."""
     try:
         return lease.create(entry.needed), NO_FAULT
     except CacheError as error:
@@ -165,7 +165,7 @@ def _compile(entry: Entry, lease: Lease, files: OpenFiles, reason: CacheFault) -
 def _publish(
     entry: Entry, lease: Lease, files: OpenFiles, report: CacheReport, compile_ns: int
 ) -> CacheFault:
-    """Why nothing that loads was published; without words when the entry stands."""
+    """Publishes the files as *entry*; returns the fault, without words on success."""
     try:
         written = all(files.sizes())
     except OSError as error:
@@ -198,7 +198,7 @@ def _compile_without_saving(entry: Entry, reason: CacheFault, why: CacheFault) -
 
 
 def _placed(reason: str, entry: Entry) -> CacheFault:
-    """The driver's *reason*, with the cache directory if the system failed with a file there."""
+    """The driver's *reason*; adds the cache directory if the system failed with a file there."""
     fault = fault_in(reason or f"device {entry.device.name} wrote nothing")
     if fault.code is not CacheCode.UNREADABLE:
         return fault
@@ -206,7 +206,7 @@ def _placed(reason: str, entry: Entry) -> CacheFault:
 
 
 def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
-    """Why it missed: `<Name>: sentence` with its code, and the ingredient that changed."""
+    """The reason of a miss, `<Name>: sentence` with its code, and the ingredient that changed."""
     now = entry.key.ingredients
     fault = named(error)
     if isinstance(error, NoEntry):
@@ -234,7 +234,9 @@ def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
 
 
 def named(error: CacheError | DriverError) -> CacheFault:
-    """*error* as `<Name>: sentence` with its code; a driver may pass a `CacheError`'s text on."""
+    """*error* as `<Name>: sentence` with its code. Understands a `CacheError` text from a
+    driver.
+    """
     if isinstance(error, CacheError):
         return fault_of(error)
     passed_on = fault_in(str(error), later=True)

@@ -1,4 +1,4 @@
-"""What a compile makes: prepared steps, and a plan with all of its steps prepared."""
+"""Results of a compile: prepared steps, and the compilation of a whole plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = Log(__name__)
 NO_CACHE_ASKED: Final = "no cache was asked for"
 
 CLOSE_SECONDS: Final = 10.0
-"""How long closing waits for compiles in the background, all together."""
+"""Seconds that closing waits for all background compiles together."""
 
 
 class Pending(Protocol):
@@ -31,27 +31,27 @@ class Pending(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether its compile has ended, well or not."""
+        """Whether the compile has ended, with success or not."""
 
     @property
     def result(self) -> PreparedStep | None:
-        """The step; None before the end, and after a failure."""
+        """The compiled step; None before the end, and after a failure."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits at most *timeout* seconds for the end; whether it has come."""
+        """Waits at most *timeout* seconds for the end; returns whether the compile has ended."""
 
     def stop(self, end: float) -> None:
-        """Cancels the compile; `close` waits for it until *end*, of `time.monotonic`."""
+        """Cancels the compile; `close` waits for its end until *end*, of `time.monotonic`."""
 
     def close(self) -> None:
-        """Cancels it, waits, and closes what was made."""
+        """Cancels the compile, waits, and closes the model that it produced."""
 
 
 class PreparedStep(Struct, frozen=True):
-    """One step of a plan with what its driver made of it.
+    """One step of a plan with the model that its driver prepared.
 
-    *pending* is the compile on the device that the plan chose, while another one runs the step. A
-    step of control flow that the runtime carries out has *branches*.
+    *pending* is a background compile on the device that the plan chose, while another device runs
+    the step. *branches* are those of a control-flow step that the runtime carries out.
     """
 
     step: ExecutionStep
@@ -62,14 +62,16 @@ class PreparedStep(Struct, frozen=True):
     branches: tuple[Compilation, ...] = ()
 
     def stop_compiling(self, end: float) -> None:
-        """Cancels the background compile; `close` waits for it until *end*."""
+        """Cancels the background compile; `close` waits for its end until *end*."""
         if self.pending is not None:
             self.pending.stop(end)
         for branch in self.branches:
             branch.stop_compiling(end)
 
     def close(self) -> None:
-        """Closes the model after its background compile. Twice is harmless; logs errors."""
+        """Closes the model, after its background compile. Logs errors. A second call does
+        nothing.
+        """
         if self.pending is not None:
             self.pending.close()
         close_all(self.branches)
@@ -80,12 +82,12 @@ class PreparedStep(Struct, frozen=True):
 
 
 class CompileOptions(Struct, frozen=True):
-    """What a compile may do beside calling the plan's own drivers.
+    """Options of one compilation: fallback, cache use, and what runs while it is pending.
 
-    *allow_fallback* lets other devices repeat what one failed at. *caching* is how the cache is
-    used, None not at all, for the reason *uncached*. *meanwhile* runs a step that has to be
-    compiled until that is done; None waits. *as_raised* leaves a driver's error as it is where
-    nothing repeats the step. *recorder* is told what takes time.
+    *allow_fallback* permits fallback devices. *caching* is the use of the cache; None disables it,
+    for the reason *uncached*. *meanwhile* is the device that runs a step during its background
+    compile; with None the caller waits. *as_raised* leaves a driver's error unchanged if no
+    fallback can run the step. *recorder* records the time of each part.
     """
 
     allow_fallback: bool = True
@@ -97,24 +99,24 @@ class CompileOptions(Struct, frozen=True):
 
 
 class Compilation(Struct, frozen=True):
-    """The compile stage's value: the plan as it was really compiled, and its prepared steps."""
+    """Result of the compile stage: the plan after fallbacks, and its prepared steps."""
 
     plan: ExecutionPlan
     steps: tuple[PreparedStep, ...]
     receipt: Receipt
 
     def stop_compiling(self, end: float) -> None:
-        """Cancels background compiles; `close` waits for them until *end*."""
+        """Cancels background compiles; `close` waits for their end until *end*."""
         for step in self.steps:
             step.stop_compiling(end)
 
     def close(self) -> None:
-        """Closes every prepared model; twice is harmless. A driver that fails at it is logged."""
+        """Closes every prepared model, and logs a driver's errors. A second call does nothing."""
         close_all(self.steps)
 
 
 def close_all(made: Sequence[PreparedStep | Compilation]) -> None:
-    """Closes each of them, once all of them have been told to stop what they compile."""
+    """Stops the background compiles of all of *made*, then closes each of them."""
     end = time.monotonic() + CLOSE_SECONDS
     for one in made:
         one.stop_compiling(end)

@@ -1,4 +1,4 @@
-"""`Receipt`: what a compile or a run did; as text, JSON, HTML and a Chrome trace."""
+"""`Receipt` of a compile or a run, as text, JSON, HTML and a Chrome trace."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from penstock.partitioning.plan import ExecutionPlan
 PROCESS: Final = 1
 RUNTIME_THREAD: Final = 0
 KERNELS: Final = " kernels"
-"""Suffix of a device's row for kernels: a driver's clock may differ a little from ours."""
+"""Suffix of a device's row for kernels: the driver's clock may differ slightly from the host's."""
 
 MOST_NAMES: Final = 8
-"""Operations up to which the name of a kernel's bar has them all."""
+"""Up to this many operations, the name of a kernel's bar lists all of them."""
 
 BRANCHES: Final = " in branches"
-"""Likewise of its row for steps of branches, which lie inside the step of their IF or WHILE."""
+"""Suffix of a device's row for steps of branches. They lie inside the step of their IF or WHILE."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Of one compile (`compiled.receipt`) or one run (`outputs.receipt`).
+    """The receipt of one compile (`compiled.receipt`) or one run (`outputs.receipt`).
 
-    *compiles* counts the driver compiles that this call made, *wall_ns* its whole duration from
-    *start_ns*, which is on the clock of `time.perf_counter_ns`, as are all the others. *spans* says
-    what was spent on compiling, in a run too where it had to.
+    *compiles* counts the driver compiles of this call. *wall_ns* is the call's whole duration, from
+    *start_ns*. All times are on the clock of `time.perf_counter_ns`. *spans* are the parts of
+    compiling and their times; a run has some if it had to compile.
     """
 
     steps: tuple[StepReceipt, ...] = ()
@@ -42,10 +42,10 @@ class Receipt(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...] = ()
     stage: Literal["compile", "run"] = "run"
     notes: tuple[str, ...] = ()
-    """Remarks: what was not done, what could be better, what shadow verification found."""
+    """Remarks: what was skipped, what could be better, what shadow verification found."""
 
     def show(self) -> str:
-        """A few readable lines."""
+        """The receipt as a few readable lines."""
         return show_receipt(self)
 
     def __repr__(self) -> str:
@@ -54,15 +54,15 @@ class Receipt(msgspec.Struct, frozen=True):
         return line_of("Receipt", f"{self.stage}, {summary_of(self)}")
 
     def _repr_html_(self) -> str:
-        """The table of steps and copies that a notebook shows."""
+        """The table of steps and copies for a notebook."""
         return html_of_receipt(self)
 
     def to_json(self) -> str:
-        """The same as one JSON object."""
+        """The receipt as one JSON object."""
         return msgspec.json.encode(self).decode()
 
     def trace(self, plan: ExecutionPlan | None = None) -> dict[str, Any]:
-        """The same as a Chrome trace, which Perfetto and chrome://tracing read once it is written
+        """The receipt as a Chrome trace. Perfetto and chrome://tracing read it once it is written
         as JSON.
 
         With *plan* the operations of each step are named.
@@ -149,12 +149,11 @@ def _copy(copy: CopyReceipt) -> str:
 def chrome_trace(
     receipts: Sequence[Receipt], plan: ExecutionPlan | None = None, spans: Iterable[Span] = ()
 ) -> dict[str, Any]:
-    """What *receipts* and *spans* say took time, on one clock that begins with the first of it.
+    """One Chrome trace of *receipts* and *spans*; its clock starts at the earliest of them.
 
-    A row has what the runtime did, another each device's steps and compiles, and a third the
-    kernels inside them, by the names of the operations that they compute. With *plan* the
-    operations of each step are named. Raises `InputError` for what is no receipt, and what is no
-    plan.
+    One row shows the runtime's work, one row each device's steps and compiles, and one row the
+    kernels inside them, named by their operations. With *plan* the operations of each step are
+    named. Raises `InputError` for an argument that is no receipt or no plan.
     """
     check_kind(receipts, (list, tuple), "a trace is made of a list of Receipts")
     for receipt in receipts:
@@ -177,7 +176,7 @@ class _Writer:
         self._threads: dict[str, int] = {"runtime": RUNTIME_THREAD}
 
     def events(self) -> list[dict[str, Any]]:
-        """Everything so far, in the order it began, with times from the first."""
+        """All events so far, sorted by start, with times relative to the first."""
         first = min((event["ts"] for event in self._made), default=0)
         timed = [event | {"ts": (event["ts"] - first) / 1000} for event in self._made]
         named = [_named("process_name", RUNTIME_THREAD, "penstock")]
@@ -222,7 +221,9 @@ class _Writer:
             self._inner(inner)
 
     def _inner(self, step: StepReceipt) -> None:
-        """A step of a branch: from where it first ran, for as long as all of its runs took."""
+        """Adds a step of a branch: from the start of its first run, for the total time of
+        its runs.
+        """
         times = f" x{step.runs}" if step.runs > 1 else ""
         name = f"{step.part} step {step.step}{times}"
         arguments = {"device": step.device, "runs": step.runs}

@@ -1,4 +1,4 @@
-"""The parts of a receipt: steps, kernels, failures, spans, and what the cache did for a step."""
+"""Parts of a receipt: steps, kernels, failures, spans, and cache outcomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from penstock.errors import CacheError, ErrorStatus, NotYetWritten
 
 
 class CacheCode(enum.Enum):
-    """Why the cache missed or did not save: a `CacheError` by name, or the driver's failure."""
+    """Why the cache missed or did not save: the name of a `CacheError`, or a failure of
+    the driver.
+    """
 
     NO_ENTRY = "NoEntry"
     NOT_YET_WRITTEN = "NotYetWritten"
@@ -33,20 +35,22 @@ class CacheCode(enum.Enum):
 
 
 class CacheFault(NamedTuple):
-    """Why the cache gave, or took, nothing: the code, None where there is none, and the words."""
+    """Why the cache did not load or save an entry: its code (None if it has none) and the words."""
 
     code: CacheCode | None
     words: str
 
 
 def fault_of(error: CacheError) -> CacheFault:
-    """What *error* of the cache says."""
+    """*error* of the cache as a `CacheFault`."""
     kinds = (_CODES.get(kind.__name__) for kind in type(error).__mro__)
     return CacheFault(next(filter(None, kinds), None), str(error))
 
 
 def fault_in(words: str, *, later: bool = False) -> CacheFault:
-    """A driver's words about its cache: `<Name>: sentence`. NotYetWritten only if *later*."""
+    """Parses a driver's words about its cache, `<Name>: sentence`. NotYetWritten only if
+    *later*.
+    """
     name, colon, _ = words.partition(":")
     code = _CODES.get(name) if colon else None
     if code is CacheCode.NOT_YET_WRITTEN and not later:
@@ -60,10 +64,10 @@ _CODES: Final = {code.value: code for code in CacheCode if code is not CacheCode
 class CacheOutcome(msgspec.Struct, frozen=True):
     """What the compilation cache did for one step, and why.
 
-    The *reason* of a miss begins with the name of a `CacheError` where the cache refused something;
-    that of a hit names the artefact, where the driver has several. After a miss, *saved* says
-    whether the compiled step is in the cache now, and *not_saved* why not. *code* is that of a
-    miss, *not_saved_code* that of *not_saved* where it has one.
+    The *reason* of a miss begins with the name of a `CacheError` if the cache rejected something.
+    The reason of a hit names the artefact if the driver has several. After a miss, *saved* says
+    whether the compiled step is now in the cache, and *not_saved* why not. *code* is the code of
+    the miss; *not_saved_code* is the code of *not_saved*, if it has one.
     """
 
     outcome: Literal["hit", "miss", "off"]
@@ -75,7 +79,7 @@ class CacheOutcome(msgspec.Struct, frozen=True):
 
     @property
     def is_to_be_written(self) -> bool:
-        """Whether the driver has kept the files, to write them when it has compiled."""
+        """Whether the driver keeps the files open, to write them when its compile has ended."""
         return self.not_saved_code is CacheCode.NOT_YET_WRITTEN
 
     def __str__(self) -> str:
@@ -84,7 +88,7 @@ class CacheOutcome(msgspec.Struct, frozen=True):
 
 
 TO_BE_WRITTEN: Final = fault_of(NotYetWritten("the driver writes it when it has compiled"))
-"""Why a step is not saved whose driver has kept the files to write them later."""
+"""Why a step is not saved yet: the driver keeps the files and writes them later."""
 
 CACHE_OFF: Final = CacheOutcome("off", "nothing was compiled")
 
@@ -92,8 +96,8 @@ CACHE_OFF: Final = CacheOutcome("off", "nothing was compiled")
 class Failure(msgspec.Struct, frozen=True):
     """A *device* that could not compile or run a step, and its *error* in one line.
 
-    *status* is the HAL's of that error (`penstock.errors.ErrorStatus`, a number in JSON); None
-    where it was no driver's.
+    *status* is the HAL status of that error (`penstock.errors.ErrorStatus`, a number in JSON); None
+    if the error is not a driver's.
     """
 
     device: str
@@ -102,12 +106,12 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def is_unavailable(self) -> bool:
-        """Whether the driver's process was dead, or did not answer in time."""
+        """Whether the driver's host process was dead, or did not answer in time."""
         return self.status is not None and self.status.is_unavailable
 
 
 class KernelReceipt(msgspec.Struct, frozen=True):
-    """What one kernel of a driver took, where the driver knows.
+    """Time of one kernel of a driver, if the driver reports it.
 
     *operations* are indexes of the plan's operations, *names* their names, `TYPE name`; a fused
     kernel has several. *kernel* is the engine's own name for it.
@@ -121,16 +125,16 @@ class KernelReceipt(msgspec.Struct, frozen=True):
 
 
 class StepReceipt(msgspec.Struct, frozen=True):
-    """One step: where it ran and for how long.
+    """Receipt of one step: its device and its times.
 
-    *operations* are indexes of the plan's operations; *wall_ns* is what the runtime waited,
-    *driver_ns* what the driver says it took (None: it did not say). *fallback_from* names the
-    device that should have run it and *error* is what that device answered; *failures* has these
-    and every further device that was tried in vain, in order.
+    *operations* are indexes of the plan's operations. *wall_ns* is the time that the runtime
+    waited. *driver_ns* is the time that the driver reported (None: it reported none).
+    *fallback_from* names the device that should have run the step, and *error* is that device's
+    error. *failures* lists every device that failed, in order, with its error.
 
-    *step* is its index in the plan; None where the whole model ran at once, because a step of it
-    could not be repeated by itself. *start_ns* is on the clock of `time.perf_counter_ns`. *kernels*
-    are there when the run was asked to `measure`.
+    *step* is the index in the plan; None if the whole model ran at once because a step had no
+    fallback. *start_ns* is on the clock of `time.perf_counter_ns`. *kernels* are present if the run
+    was asked to `measure`.
     """
 
     device: str
@@ -145,22 +149,23 @@ class StepReceipt(msgspec.Struct, frozen=True):
     start_ns: int = 0
     kernels: tuple[KernelReceipt, ...] = ()
     inner: tuple[StepReceipt, ...] = ()
-    """What ran in the branches of control flow that the runtime carried out itself; *step* and
-    *operations* of these count in the branch's own plan, *part* names the branch. Steps that ran
-    again and again are one, their times added up over *runs*.
+    """Steps in the branches of control flow that the runtime carried out.
+
+    Their *step* and *operations* are indexes in the branch's own plan; *part* names the branch.
+    Repeated runs of a step are one entry: *runs* counts them, and their times are added up.
     """
     part: str = ""
     runs: int = 1
     simulated: bool = False
     """Whether *device* is a simulator or a test double (`Capabilities.simulated`)."""
     device_ns: int | None = None
-    """What the hardware took of *driver_ns*; None where the driver did not say."""
+    """The part of *driver_ns* on the hardware; None if the driver did not report it."""
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Something that took time: *start_ns* is on the clock of `time.perf_counter_ns`.
+    """A timed activity: *start_ns* is on the clock of `time.perf_counter_ns`.
 
-    *device* is None where the runtime itself was at work.
+    *device* is None if the runtime itself did the work.
     """
 
     stage: Literal["load", "partition", "compile", "cache"]
@@ -171,7 +176,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """The spans of one compile, as it goes on."""
+    """Collects the spans of one compile."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -183,7 +188,7 @@ class Recorder:
         name: str,
         device: str | None = None,
     ) -> Iterator[None]:
-        """Records how long the block takes, however it ends."""
+        """Records the duration of the block, also if the block raises."""
         began = time.perf_counter_ns()
         try:
             yield

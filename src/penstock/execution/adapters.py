@@ -36,7 +36,9 @@ log = Log(__name__)
 
 
 class BurstAdapter(PreparedModelBase):
-    """*prepared*, executed in another way. Closing the adapter leaves *prepared* open."""
+    """Base of adapters that execute *prepared* in another way. Closing one leaves
+    *prepared* open.
+    """
 
     def __init__(self, prepared: PreparedModel) -> None:
         self.prepared = prepared
@@ -51,7 +53,7 @@ class BurstAdapter(PreparedModelBase):
         return self.execute
 
     def close(self) -> None:
-        """Closes what the driver made for this way of executing. A second call does nothing."""
+        """Closes the driver's object of this adapter. A second call does nothing."""
 
 
 class DriverBurst(BurstAdapter):
@@ -88,8 +90,8 @@ class DriverBurst(BurstAdapter):
 class ReusedRequests(BurstAdapter):
     """Executes a repeated request by the driver's reusable execution.
 
-    A request that differs from the last one, and every request if the driver refuses reusable
-    executions, executes as an ordinary one.
+    A request that differs from the last one is executed as an ordinary one. So is every request if
+    the driver refuses reusable executions.
     """
 
     def __init__(self, prepared: PreparedModel) -> None:
@@ -125,7 +127,7 @@ class ReusedRequests(BurstAdapter):
 
 
 def unwrapped(prepared: PreparedModel) -> PreparedModel:
-    """The driver's prepared model inside of any adapters."""
+    """The driver's prepared model, without its adapters."""
     while isinstance(prepared, BurstAdapter):
         prepared = prepared.prepared
     return prepared
@@ -139,14 +141,13 @@ def _close(close: Callable[[], None]) -> None:
 
 
 LEAST: Final = 2
-"""Least slots of a device that declares no limit: one run that hangs does not block all."""
+"""Minimum slots of a device that declares no limit, so that one hanging run does not block all."""
 
 
 class Scheduled(BurstAdapter):
-    """*prepared*, whose executions, those of its bursts and reusable executions too, take turns
-    with others on its device.
+    """Queues every execution of *prepared* on its device, also in bursts and reusable executions.
 
-    Fenced executions wait for their fences without a slot, then run as others do.
+    A fenced execution waits for its fences without a slot, then is queued as any other.
     """
 
     def __init__(self, prepared: PreparedModel, scheduler: Scheduler) -> None:
@@ -176,7 +177,7 @@ class Scheduled(BurstAdapter):
 
 
 class _Turns:
-    """A burst that takes turns."""
+    """A burst whose executions are queued."""
 
     def __init__(self, burst: Burst, scheduler: Scheduler) -> None:
         self._burst, self._scheduler = burst, scheduler
@@ -195,7 +196,7 @@ class _Turns:
 
 
 class _Repeated:
-    """A reusable execution that takes turns."""
+    """A reusable execution whose executions are queued."""
 
     def __init__(self, execution: ReusableExecution, scheduler: Scheduler) -> None:
         self._execution, self._scheduler = execution, scheduler
@@ -213,11 +214,11 @@ class _Repeated:
 
 
 class _Registry:
-    """The scheduler of each device that has one, for as long as somebody uses it."""
+    """The scheduler of each device that has one, kept while it is in use."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        # A scheduler keeps its device alive, so that no other one gets its number.
+        # A scheduler keeps its device alive, so that no other device gets the same id.
         self.by_device: WeakValueDictionary[int, Scheduler] = WeakValueDictionary()
 
 
@@ -225,7 +226,7 @@ _registry = _Registry()
 
 
 def _forget() -> None:
-    """In a child process: its parent's threads, which held slots and locks, are not there."""
+    """Replaces the registry in a forked child, which lacks the parent's threads that held slots."""
     global _registry  # noqa: PLW0603  # the locks of another process cannot be let go of
     _registry = _Registry()
 
@@ -235,7 +236,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def scheduler_of(device: Device) -> Scheduler:
-    """The one scheduler of *device*."""
+    """The scheduler of *device*: one for each device of the process."""
     with _registry.lock:
         scheduler = _registry.by_device.get(id(device))
         if scheduler is None:
@@ -245,7 +246,7 @@ def scheduler_of(device: Device) -> Scheduler:
 
 
 def scheduled(step: PreparedStep) -> PreparedStep:
-    """*step* with its executions queued on its device; unchanged if they are already."""
+    """*step* with its executions queued on its device; unchanged if they are queued already."""
     if isinstance(step.prepared, Scheduled):
         return step
     return replace(step, prepared=Scheduled(step.prepared, scheduler_of(step.device)))

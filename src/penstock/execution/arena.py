@@ -16,11 +16,11 @@ from penstock.ir.types import is_static, static_shape
 from penstock.memory.layout import MIN_ALIGNMENT, ArenaLayout
 
 MOST_BESIDE: Final = 1 << 16
-"""Bytes of an array that shares its memory with others: larger ones come and go by themselves."""
+"""Bytes up to which an array shares its memory block; a larger array has its own block."""
 
 
 class Slot(Struct, frozen=True):
-    """Where a temporary of known size lies."""
+    """The place of a temporary of known size in the arena."""
 
     operand: int
     offset: int
@@ -30,9 +30,10 @@ class Slot(Struct, frozen=True):
 
 
 class Places:
-    """Values that a run finds in place, by operand: arrays, and the arguments to read and to write
-    them by. *requests* are those of steps that use nothing else, by step; all steps do where
-    *keeps_all*. One run at a time has them.
+    """Preallocated buffers of a run, by operand index. Used by one run at a time.
+
+    Each operand has its array and the arguments to read it and to write it. *requests* are the kept
+    requests, by step: those of steps that use only these buffers, or of all steps if *keeps_all*.
     """
 
     __slots__ = ("keeps_all", "readable", "requests", "values", "writable")
@@ -48,7 +49,7 @@ class Places:
         self.keeps_all = False
 
     def joined(self, other: Places) -> Places:
-        """These and *other*'s."""
+        """The buffers of both this object and *other*."""
         both = Places(
             self.values | other.values,
             self.readable | other.readable,
@@ -59,7 +60,7 @@ class Places:
 
 
 class Arena(Places):
-    """One block of memory with its slots as arrays; in *raw*, aligned, if given."""
+    """One memory block, with its slots as arrays. Uses the aligned memory *raw* if given."""
 
     __slots__ = ()
 
@@ -86,11 +87,11 @@ class Arena(Places):
 
 
 NO_PLACES: Final = Places({}, {}, {})
-"""Of a plan without temporaries of known size."""
+"""The buffers of a plan without temporaries of known size."""
 
 
 def slots_of(model: Model, layout: ArenaLayout) -> tuple[Slot, ...]:
-    """The slots of *model*'s temporaries."""
+    """The arena slots of *model*'s temporaries."""
     operands = model.entry.operands
     return tuple(
         Slot(i, offset, nbytes, operands[i].dtype.numpy, shape)
@@ -100,12 +101,12 @@ def slots_of(model: Model, layout: ArenaLayout) -> tuple[Slot, ...]:
 
 
 def is_sized(operand: Operand) -> bool:
-    """Whether the memory for an output is known before the run."""
+    """Whether the size of an output is known before the run."""
     return is_static(operand.shape) and operand.dtype is not DType.STRING
 
 
 def allocate(shape: Sequence[int], dtype: np.dtype[np.generic]) -> NDArray:
-    """Fresh memory; `ResourceExhaustedTransient` when there is none."""
+    """New memory. Raises `ResourceExhaustedTransient` if the allocation fails."""
     return _made(np.empty, shape, dtype)
 
 
@@ -123,9 +124,11 @@ def _made(
 
 
 def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) -> list[NDArray]:
-    """Fresh arrays of zeros. The small ones lie in one piece of memory, in order, each at an
-    address that is a multiple of 64 bytes, as copies are fastest: a device that keeps its own so
-    may copy them all at once. `ResourceExhaustedTransient` as of `allocate`.
+    """New arrays of zeros, the small ones packed in one memory block, in order.
+
+    Each array starts at a multiple of 64 bytes, for fast copies. A device that keeps its own arrays
+    in the same layout can copy them all at once. Raises `ResourceExhaustedTransient` as `allocate`
+    does.
     """
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
     starts, end = [], 0
@@ -147,7 +150,7 @@ def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) ->
 
 
 def lent(array: NDArray) -> NDArray:
-    """*array* as a driver gets it to read: a view that it cannot write through."""
+    """A read-only view of *array* for a driver."""
     if not array.flags.writeable:
         return array
     view = array.view()
@@ -159,10 +162,10 @@ ALIGNMENT: Final = 64
 
 
 def in_a_pool(operands: Sequence[Operand]) -> list[NDArray | None]:
-    """An array for each of the *operands* of known size, all in one pool, which lives as long as
-    any of them.
+    """An array for each of the *operands* of known size, all in one pool.
 
-    Raises `ResourceExhaustedTransient` where there is no room for it.
+    The pool lives as long as any of the arrays. Raises `ResourceExhaustedTransient` if the
+    allocation fails.
     """
     shapes = [static_shape(o.shape) if is_sized(o) else None for o in operands]
     sizes = [
@@ -183,7 +186,7 @@ def in_a_pool(operands: Sequence[Operand]) -> list[NDArray | None]:
 
 
 def arena_in_a_pool(slots: Sequence[Slot], nbytes: int, alignment: int) -> Arena:
-    """An arena likewise."""
+    """An arena in a pool. Raises as `in_a_pool`."""
     from penstock.memory import MemoryPool
 
     pool = MemoryPool.anonymous(nbytes + alignment)
@@ -191,7 +194,7 @@ def arena_in_a_pool(slots: Sequence[Slot], nbytes: int, alignment: int) -> Arena
 
 
 class BufferedVariable(Struct, frozen=True):
-    """A variable, and the operands by which a run reads and writes it; None if the run does not."""
+    """A variable, and the operands through which a run reads and writes it (None: it does not)."""
 
     variable: int
     input: int | None
@@ -201,7 +204,7 @@ class BufferedVariable(Struct, frozen=True):
 
 
 def buffered_variables(model: Model) -> tuple[BufferedVariable, ...]:
-    """The entry's variables; none if a size is unknown, or a value shares memory."""
+    """The entry's variables; empty if a size is unknown or values share memory."""
     entry = model.entry
     apart = [*entry.ordinary_inputs, *entry.ordinary_outputs]
     found: list[BufferedVariable] = []
@@ -227,10 +230,10 @@ def buffered_variables(model: Model) -> tuple[BufferedVariable, ...]:
 
 
 class StateBuffers(Places):
-    """The buffers that one run reads and writes.
+    """The buffers that one run reads and writes for state variables.
 
-    *after* holds the value of every variable once the run has succeeded; *written* are the
-    variables that it changes. *known* is set once a run has given the written buffers a value.
+    *after* holds the value of every variable after a successful run. *written* are the variables
+    that the run changes. *known* is set once a run has written a value to the written buffers.
     """
 
     __slots__ = ("after", "known", "written")
@@ -252,7 +255,9 @@ class StateBuffers(Places):
 
 
 class DoubleBuffer:
-    """Two sets of buffers over *values*, the present values, which the first run reads."""
+    """Double-buffered state: two sets of buffers. The first run reads *values*, the
+    present values.
+    """
 
     __slots__ = ("_next", "now", "ports")
 
@@ -267,12 +272,12 @@ class DoubleBuffer:
         self.now, self._next = _buffers(ports, first, second), _buffers(ports, second, first)
 
     def swap(self) -> None:
-        """The next run uses the other set."""
+        """Makes the next run read what this run wrote, and write to the other set."""
         self.now, self._next = self._next, self.now
 
 
 def can_double_buffer(ports: Sequence[BufferedVariable], values: Sequence[NDArray]) -> bool:
-    """Whether *values* are as *ports* declare, contiguous and writable."""
+    """Whether *values* match the declarations of *ports*, are contiguous and writable."""
     return all(
         (value := values[p.variable]).shape == p.shape
         and value.dtype == p.dtype

@@ -1,4 +1,6 @@
-"""Runs in threads of the model: futures that can cancel their run, and expire while they wait."""
+"""Runs in worker threads of the model. Their futures can be cancelled, and can expire in
+the queue.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ TOO_LATE: Final = "the timeout passed before a thread took the run"
 BY_FUTURE: Final = "cancel() of the run's future ended it"
 
 ROOM: Final = 64
-"""Futures that are watched before those that need it no more are looked for."""
+"""Watched futures up to which finished ones are not yet removed from the list."""
 
 
 class LinkedToken(CancelToken):
-    """Set by itself, or with *other*."""
+    """A token that is set directly, or through *other*."""
 
     __slots__ = ("_other",)
 
@@ -34,26 +36,28 @@ class LinkedToken(CancelToken):
         self._other = other
 
     def is_set(self) -> bool:
-        """Whether either is."""
+        """Whether this token or *other* is set."""
         return super().is_set() or (self._other is not None and self._other.is_set())
 
     def check(self) -> None:
-        """Raises `Cancelled` once either is set."""
+        """Raises `Cancelled` once this token or *other* is set."""
         if self.is_set():
             raise self.cancelled()
 
     def cancelled(self) -> Cancelled:
-        """What the user did, in words: a driver in another process knows of a token alone."""
+        """The error that names the caller's action; a driver in another process knows only the
+        token.
+        """
         own = super().is_set()
         return Cancelled(BY_FUTURE if own else "the cancel token was set")
 
 
 class RunFuture(Future[Outputs]):
-    """A run that was submitted.
+    """The future of a submitted run.
 
-    `cancel` keeps a run that has not begun from beginning, as any future's. One that is under way
-    is told to stop, and `cancel` is true, too: it then ends with `penstock.errors.Cancelled`, soon,
-    or with its outputs where it was faster.
+    `cancel` on a run that has not begun prevents it, as for any future. `cancel` on a run in
+    progress requests its end, and also returns True. That run then ends with
+    `penstock.errors.Cancelled` soon, or with its outputs if it finished first.
     """
 
     def __init__(self, token: CancelToken) -> None:
@@ -62,7 +66,7 @@ class RunFuture(Future[Outputs]):
         self._claim = threading.Lock()
 
     def cancel(self) -> bool:
-        """True where the run will not begin, or was told to stop; False where it has ended."""
+        """True if the run will not begin, or its end was requested; False if it has ended."""
         if super().cancel():
             return True
         if self.done():
@@ -72,16 +76,19 @@ class RunFuture(Future[Outputs]):
 
     @property
     def is_claimed(self) -> bool:
-        """Whether anybody was first to ask `claimed`."""
+        """Whether `claimed` was called."""
         return self._claim.locked()
 
     def claimed(self) -> bool:
-        """Whether the caller is the first to ask: the thread that runs it, or the expiry clock."""
+        """Claims the run; True for the first caller only: the worker thread or the expiry clock."""
         return self._claim.acquire(blocking=False)
 
 
 class Submitter:
-    """The threads of one compiled model, a pool a priority: low priorities block no higher one."""
+    """The worker threads of one compiled model: one pool for each priority.
+
+    A run of low priority therefore never blocks one of higher priority.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -99,7 +106,9 @@ class Submitter:
         priority: Priority,
         deadline_ns: int | None,
     ) -> RunFuture:
-        """A future of what *run* returns, with *token* and *deadline_ns*. Raises `ClosedError`."""
+        """Queues *run*, with *token* and *deadline_ns*; returns its future. Raises
+        `ClosedError`.
+        """
         future = RunFuture(token)
         with self._lock:
             pool = self._pools.get(priority)
@@ -118,7 +127,7 @@ class Submitter:
         return future
 
     def close(self, end: float) -> None:
-        """Takes no more runs and waits until *end*, except from its own threads."""
+        """Refuses new runs and waits for the threads until *end*; never for the calling thread."""
         with self._ended:
             self._closed = True
             pools = list(self._pools.values())
@@ -129,7 +138,7 @@ class Submitter:
                 self._ended.wait(left)
             late = self._open
         if late and not inside:
-            # The clock ends by itself, with the last that it watches.
+            # The clock's thread ends when it watches no more futures.
             return
         for pool in pools:
             pool.shutdown(wait=not inside)
@@ -145,13 +154,13 @@ class Submitter:
 
 
 def check_in_time(config: ExecutionConfig) -> None:
-    """Raises `MissedDeadlinePersistent` where the deadline passed before a thread took the run."""
+    """Raises `MissedDeadlinePersistent` if the deadline passed before a thread took the run."""
     if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
         raise MissedDeadlinePersistent(TOO_LATE)
 
 
 class _Clock:
-    """Fails futures that expire while they wait for a thread. Keeps none of them alive."""
+    """Fails futures whose deadline passes while they are queued. Holds only weak references."""
 
     def __init__(self, name: str) -> None:
         self._name = f"{name}-clock"
@@ -175,7 +184,7 @@ class _Clock:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Ends the thread; what was watched has ended."""
+        """Ends the thread; by then all watched futures have ended."""
         with self._changed:
             self._watched.clear()
             self._changed.notify()
@@ -191,7 +200,7 @@ class _Clock:
                     late.set_exception(error)
 
     def _next(self) -> RunFuture | None:
-        """The next future whose time is over; None, and no thread any more, where none is left."""
+        """The next expired future. If no future is left, returns None and the thread ends."""
         with self._changed:
             while self._watched:
                 deadline, _, reference = self._watched[0]

@@ -1,4 +1,4 @@
-"""Models compiled without an unavailable driver: the receipt's note, when to recompile."""
+"""Models compiled while a driver was unavailable: the receipt's note, and when to recompile."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 CHECK_SECONDS: Final = 1.0
-"""The least time between two checks whether a device is available again."""
+"""Minimum seconds between two checks whether a device is available again."""
 
 
 class UnavailableDevices:
     """The *devices* that were unavailable when a model was compiled for some shapes.
 
-    A background thread checks them, because a check may start a host process, and no run waits for
-    that.
+    A background thread checks them, because a check may start a host process, which would delay a
+    run.
     """
 
     def __init__(self, devices: Iterable[Device]) -> None:
@@ -50,7 +50,9 @@ class UnavailableDevices:
         self._checking: threading.Thread | None = None
 
     def any_is_back(self) -> bool:
-        """Whether one is available again. Starts a check at most every `CHECK_SECONDS`."""
+        """Whether a device is available again. Starts a background check at most every
+        `CHECK_SECONDS`.
+        """
         now = time.monotonic()
         checks = self._checking is not None and self._checking.is_alive()
         if not self._found and not checks and now >= self._next:
@@ -67,7 +69,7 @@ class UnavailableDevices:
 
 
 def lists_unavailable(refusals: Mapping[str, Refusal]) -> bool:
-    """Whether one of *refusals*, by device, says that the device's host process was unavailable."""
+    """Whether *refusals*, by device, include one of a device whose host process was unavailable."""
     return any(map(_is_unavailable, refusals.values()))
 
 
@@ -76,7 +78,9 @@ def _is_unavailable(refusal: Refusal) -> bool:
 
 
 def with_crash_details(error: PlacementError) -> PlacementError:
-    """*error*, whose reasons name `doctor --last-crash` for each device whose process died."""
+    """*error* with the command `doctor --last-crash` in the reason of each device whose process
+    died.
+    """
     if not lists_unavailable(error.refusals):
         return error
     refusals = {
@@ -102,7 +106,7 @@ def refuse_unavailable(plan: ExecutionPlan) -> None:
 
 
 def unanswered(plan: ExecutionPlan) -> dict[str, str]:
-    """Why devices whose process runs gave *plan* no answer, by device: the fault of the driver."""
+    """Devices whose process runs but did not answer for *plan*, with the driver's fault."""
     return {
         name: str(why)
         for placement in plan.operations[:1]
@@ -116,7 +120,7 @@ def note_unavailable(
 ) -> tuple[Compilation, UnavailableDevices | None]:
     """*compilation* with receipts that name the unavailable devices, and these devices.
 
-    None in their place if every device was available.
+    Returns None instead of the devices if every device was available.
     """
     unavailable: dict[str, str] = {}
     unplaced: dict[str, str] = {}

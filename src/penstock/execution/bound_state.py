@@ -1,4 +1,4 @@
-"""What callers have of the values that go round on devices (`CompiledModel.bind_state`)."""
+"""`BoundState`: the caller's access to values fed back on devices (`CompiledModel.bind_state`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from penstock.memory.copies import CopyReceipt
 
 
 class BoundState:
-    """What `CompiledModel.bind_state` gives: the values that go round, by the names of the inputs,
-    or variables, that they are. *state* is the `State` they belong to, None the model's default
-    one. `copies` are those that the last `read` or `write` made, whichever thread called it.
+    """The values that are fed back from run to run on devices; result of
+    `CompiledModel.bind_state`.
+
+    A value has the name of its input or variable. *state* is the `State` that holds the values;
+    None means the model's default state. `copies` are the copies of the last `read` or `write`, by
+    any thread.
     """
 
     def __init__(self, executable: Executable, feedback: Feedback) -> None:
@@ -27,26 +30,26 @@ class BoundState:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of everything that goes round."""
+        """The names of all bound values."""
         return self._feedback.names
 
     def __repr__(self) -> str:
         return f"BoundState({', '.join(self.names) or 'nothing'})"
 
     def device(self, name: str, state: State | None = None) -> str | None:
-        """The device that has the value; None for a pool. Raises `InputError`."""
+        """The device that holds the value; None for a pool. Raises `InputError`."""
         with self._held(name, state) as (buffer, _):
             return buffer.device
 
     def read(self, name: str, state: State | None = None) -> NDArray:
-        """The present value, copied to the host. Raises `StateError` where there is none."""
+        """The present value, copied to the host. Raises `StateError` if it has none."""
         with self._held(name, state) as (buffer, _):
             value = buffer.numpy()
             self.copies = buffer.copies
             return value
 
     def write(self, name: str, value: Any, state: State | None = None) -> None:
-        """Replaces the value by an array, pool or buffer. Raises as `copy_from` does."""
+        """Replaces the value by that of an array, pool or buffer. Raises as `copy_from` does."""
         with self._held(name, state) as (buffer, own):
             buffer.copy_from(value)
             self.copies = buffer.copies
@@ -66,7 +69,9 @@ class BoundState:
 
     @contextmanager
     def _held(self, name: str, state: State | None) -> Iterator[tuple[DeviceBuffer, State]]:
-        """The buffer with the present value, which no run replaces in this block, and its state."""
+        """The buffer with the present value, and its state. No run replaces the buffer in this
+        block.
+        """
         loop = self._feedback.find(name)
         own = self._state(state)
         with self._executable.gate, own.lock:
@@ -74,7 +79,7 @@ class BoundState:
 
 
 def bind_state(executable: Executable, bindings: Mapping[str, str]) -> BoundState:
-    """See `CompiledModel.bind_state`."""
+    """Implements `CompiledModel.bind_state`."""
     with executable.gate, executable.lock:
         if executable.feedback is not None:
             raise StateError("bind_state was called already; compile again for other bindings")

@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 class Burst(Closing):
     """A series of runs of one compiled model, made by `CompiledModel.burst`.
 
-    What a run needs is kept for the next one: the arguments of every step, the memory of outputs
-    and of what lies between steps, and the drivers' own bursts (NNAPI section 7.1). **The outputs
-    of a run are read-only views that hold until the next run of the burst**, which writes over
-    them; copy what is to be kept longer (`np.array(y)`), or give `out=`. After `close` nothing
-    writes to them any more.
+    A burst keeps what the next run can reuse: the arguments of every step, the memory of outputs
+    and temporaries, and the drivers' own bursts (NNAPI section 7.1). **The outputs of a run are
+    read-only views that are valid until the next run of the burst**, which overwrites them. To keep
+    them longer, copy them (`np.array(y)`) or give `out=`. Nothing writes to them after `close`.
 
-    For one thread at a time: a run beside another raises `StateError`. Several bursts of one model
-    run side by side. `close()`, or leaving the `with` block, lets go of all that was kept; closing
-    the model does so, too.
+    Only one thread may run a burst at a time; a concurrent run raises `StateError`. Several bursts
+    of one model can run in parallel. `close()`, or leaving the `with` block, frees what was kept;
+    closing the model does so too.
     """
 
     def __init__(
@@ -47,21 +46,21 @@ class Burst(Closing):
         self._gate = executable.gate
         self._busy = threading.Lock()
         self._closed = False
-        # What is to be told once a run that was under way at the close has ended.
+        # Called once the run that was in progress at `close` has ended.
         self._last: Callable[[], None] | None = None
         self._names = executable.exchange.output_names
-        # Of a model with unknown dimensions, the form for the shapes of the last run.
+        # For a model with unknown dimensions: the form for the shapes of the last run.
         self._shapes: tuple[tuple[int, ...], ...] | None = None
         self._awaited = executable.awaited
         self._variant: Variant | None = None
         self._series: Series | None = None
         self._ready = executable.ready
-        # Where the last run may be repeated as it was.
+        # The series whose last run may be repeated unchanged.
         self._settled: Series | None = None
-        # What the last run was given, and what was made of it.
+        # The arguments of the last run, and the arrays made of them.
         self._given: tuple[Any, ...] = ()
         self._arrays: list[NDArray] = []
-        # As they were: an array's shape may be changed in place.
+        # Their shapes at that time: an array's shape can be changed in place.
         self._kinds: tuple[tuple[int, ...], ...] = ()
         self._out: tuple[Any, ...] = ()
         self._targets: list[NDArray | None] = []
@@ -84,11 +83,11 @@ class Burst(Closing):
         extension_attributes: Sequence[ExtensionAttribute] = (),
         **named: Any,
     ) -> Outputs:
-        """Runs once; the outputs hold until the next run of this burst.
+        """Runs once; the outputs are valid until the next run of this burst.
 
-        *inputs* are arrays by position, or one mapping or sequence of them, *named* are inputs by
-        name; the same arrays as in the last run, with whatever they hold by now, cost least. All
-        else is as for `CompiledModel.run`, and so are the errors; besides, `StateError` where
+        *inputs* are arrays by position, or one mapping or sequence of them; *named* are inputs by
+        name. Passing the same array objects as in the last run, with new content, is the fastest.
+        The other arguments and errors are those of `CompiledModel.run`. Also raises `StateError` if
         another thread is in a run of this burst, `ClosedError` after `close`.
         """
         run = Run(self._executable.plain, perf_counter_ns())
@@ -125,7 +124,7 @@ class Burst(Closing):
                 and not (dequantize or named)
                 and len(inputs) == len(self._arrays)
             ):
-                # As many: `strict` takes as long as all else here.
+                # The lengths are equal; `strict=True` would double the time of this line.
                 for array, last, shape in zip(inputs, self._arrays, self._kinds):  # noqa: B905
                     if array is not last or array.shape != shape:
                         results = self._other(settled, inputs, run)
@@ -142,18 +141,18 @@ class Burst(Closing):
         return Outputs(results, self._names, run.receipt)
 
     def close(self) -> None:
-        """Frees what was kept, within `CLOSE_SECONDS`. Twice is harmless."""
+        """Frees what was kept, within `CLOSE_SECONDS`. A second call does nothing."""
         self.end(_nothing, time.monotonic() + CLOSE_SECONDS)
 
     def end(self, last: Callable[[], None], end: float) -> None:
-        """Closes, waiting for a run until *end*; *last* is called once everything is freed."""
+        """Closes the burst and waits for a run in progress until *end*. Then calls *last*."""
         if self._gate.forked:
             return
         if not self._busy.acquire(timeout=max(0.0, end - time.monotonic())):
             self._closed = True
             if self._last is None or last is not _nothing:
                 self._last = last
-            # Unless that run ends before it could see it.
+            # The run may have ended before it could see the flag.
             self._drop_late()
             return
         try:
@@ -221,7 +220,7 @@ class Burst(Closing):
         return exchange.deliver(results, real, run.copies)
 
     def _other(self, settled: Series, inputs: tuple[Any, ...], run: Run) -> list[NDArray] | None:
-        """The last run with other arrays; None where they must be looked at more closely."""
+        """Repeats the last run with other arrays; None if they need the slow path."""
         ready = self._ready
         if ready is None or (arrays := ready.arrays(inputs)) is None:
             return None
@@ -233,7 +232,7 @@ class Burst(Closing):
         return results
 
     def _take(self, given: Any, real: bool, run: Run) -> list[NDArray]:
-        """The model's inputs in order; those of the last run where they are the same objects."""
+        """The model's inputs in order. Reuses the last run's if they are the same objects."""
         kind = type(given)
         if kind is tuple:
             known = given
@@ -283,7 +282,7 @@ class Burst(Closing):
         return targets
 
     def _series_for(self, arrays: Sequence[NDArray], run: Run) -> Series:
-        """The series for the shapes of *arrays*, in place of the last one."""
+        """The series for the shapes of *arrays*; replaces the last one."""
         shapes = tuple([a.shape for a in arrays])
         series = self._series
         if series is None or shapes != self._shapes:
@@ -293,7 +292,7 @@ class Burst(Closing):
             series = self._series = Series(variant, self._hold)
             exchange = self._executable.exchange
             if exchange.is_in_order:
-                # Inputs of the same kinds need not be looked at so closely again.
+                # The next inputs of the same dtypes and shapes can take the fast path.
                 self._ready = ready_inputs(exchange.interface.inputs, shapes)
         return series
 
@@ -309,16 +308,16 @@ class Burst(Closing):
 
 
 def _nothing() -> None:
-    """Who closes a burst by itself waits for nothing more."""
+    """Does nothing: a burst that its caller closes has nothing to do afterwards."""
 
 
 def burst_of(
     executable: Executable, hold: Callable[[PreparedModel], BurstAdapter] = DriverBurst
 ) -> Burst:
-    """A burst that is ended with *executable*. With `ReusedRequests` its drivers bind runs for
-    reuse, where
-    one has the arguments of the last (`PreparedModel.create_reusable_execution`), instead of making
-    bursts of theirs.
+    """A burst that ends with *executable*.
+
+    With `ReusedRequests`, drivers bind a request once for repeated runs
+    (`PreparedModel.create_reusable_execution`) instead of making bursts.
     """
     with executable.gate:
         burst = Burst(executable, hold)
@@ -332,7 +331,7 @@ def _shapes(arrays: Sequence[NDArray | None]) -> list[tuple[int, ...] | None]:
 
 
 def _given(inputs: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any] | Sequence[Any]:
-    """What `CompiledModel.run` takes for inputs."""
+    """The inputs as `CompiledModel.run` takes them."""
     if named:
         if inputs:
             raise InputError("give inputs by position or by keyword, not both")
