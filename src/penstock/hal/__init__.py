@@ -1,7 +1,7 @@
-"""The narrow waist: what a driver is. Imports `ir` and `errors` and nothing else of Penstock.
+"""The interface between the runtime and drivers. Imports only `ir` and `errors` of Penstock.
 
-Everything above it (the runtime) and below it (drivers) meets here. Every argument and result is
-a frozen struct or a handle and could cross a process boundary as it is.
+The runtime is above it and drivers are below it. Every argument and result is a frozen struct or a
+handle, so that it can cross a process boundary unchanged.
 """
 
 from typing import TYPE_CHECKING

@@ -37,14 +37,15 @@ AFTER: Final[Mapping[tuple[BufferState, BufferEvent], BufferState]] = MappingPro
         ("initialized", "copy_to"): "initialized",
     }
 )
-"""The state of a buffer after what happens to it; what is not there is `GeneralFailure` (NNAPI HAL,
-`IDevice.allocate`). A call that is refused by `InvalidArgument` before the driver begins is no
-event, except of `copy_from`.
+"""The state of a buffer after an event; a missing pair raises `GeneralFailure`.
+
+The source is NNAPI's HAL, `IDevice.allocate`. A call that raises `InvalidArgument` before the
+driver begins is no event, except a `copy_from`.
 """
 
 
 class BufferDesc(msgspec.Struct, frozen=True):
-    """What a buffer must hold: *dimensions* refine those of the roles; 0-length means any."""
+    """Shape requested for a buffer: *dimensions* refine those of the roles; 0-length means any."""
 
     dimensions: Annotated[tuple[int | None, ...], msgspec.Meta(max_length=MAX_RANK)] = ()
 
@@ -123,7 +124,7 @@ class ManagedRole(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """What a buffer for *roles* holds: elements of *dtype* in a *shape* that fits all of them."""
+    """What a buffer for *roles* holds: elements of *dtype* in a *shape* that fits every role."""
 
     dtype: DType
     quantization: Quantization | None
@@ -141,18 +142,23 @@ def validate_allocate(
 ) -> Allocation:
     """Checks a request for a buffer.
 
-    Raises `InvalidArgument` without roles, for a role that names no prepared model of this driver,
-    no input or output of it, a frequency outside (0, 1], or another role again; for roles that
-    differ in element type or quantisation; and where their dimensions and those of *desc*
-    contradict each other: nothing said is anything, else ranks are equal, and dimensions where both
-    are known. `GeneralFailure` for elements of no fixed size.
+    Raises `InvalidArgument`:
+
+    - if there are no roles, or a role is repeated;
+    - if a role names no prepared model of this driver, or none of its inputs and outputs;
+    - if a frequency is outside (0, 1];
+    - if roles differ in element type or quantisation;
+    - if their dimensions and those of *desc* contradict each other. Empty dimensions match any;
+      else the ranks must be equal, and so must dimensions where both are known.
+
+    Raises `GeneralFailure` for elements without a fixed size.
     """
     checked = tuple(_checked(role, place, interface_of) for place, role in enumerate(roles))
     return agreed(desc, checked)
 
 
 def agreed(desc: BufferDesc, roles: Sequence[ManagedRole]) -> Allocation:
-    """What serves all of *roles*, each possible by itself; raises as `validate_allocate`."""
+    """The allocation that serves all *roles*, each of them valid. Raises as `validate_allocate`."""
     if not roles:
         raise InvalidArgument("a buffer needs at least one role")
     first = roles[0].operand
@@ -173,7 +179,7 @@ def agreed(desc: BufferDesc, roles: Sequence[ManagedRole]) -> Allocation:
 
 
 def check_frequency(frequency: object, place: int) -> None:
-    """Raises `InvalidArgument` for what is no number in (0, 1]."""
+    """Raises `InvalidArgument` unless the value is a number in (0, 1]."""
     if not isinstance(frequency, int | float) or not 0.0 < frequency <= 1.0:
         raise InvalidArgument(f"role {place} has the frequency {frequency}, not in (0, 1]")
 

@@ -1,5 +1,6 @@
-"""What a device declares: capabilities, vendor extensions (NNAPI section 8.6), and its answer for
-each operation.
+"""Declarations of a device: capabilities, vendor extensions, and its answer for each operation.
+
+Vendor extensions: NNAPI section 8.6.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class ExtensionOperandType(msgspec.Struct, frozen=True):
 
 
 class Extension(msgspec.Struct, frozen=True):
-    """An extension that a device offers: its *name*, a reversed domain name
-    (`com.example.fibonacci`), and its operand types.
+    """An extension that a device offers: its name and its operand types.
 
-    Two devices that offer an extension of one name declare the same types, in any order; where they
-    do not, nobody can use the extension. Its operations have numbers of 0 to 65535, and are not
-    declared: the device's `supported_operations` says which there are, and for which operands.
+    *name* is a reversed domain name (`com.example.fibonacci`). Two devices that offer an extension
+    of one name declare the same types, in any order; otherwise the extension is unusable. Its
+    operations have numbers of 0 to 65535, and are not declared: `supported_operations` of the
+    device reports which it supports, and for which operands.
     """
 
     name: str
@@ -83,9 +84,10 @@ def fault_of_extensions(extensions: Sequence[Extension]) -> str | None:
 
 
 def check_attributes(attributes: Iterable[ExtensionAttribute]) -> None:
-    """Raises `InvalidArgument` for attributes that no driver need look at: one that is given twice,
-    has a name or number that no attribute can have, or a value without a byte or of more than
-    `MAX_DATA`.
+    """Checks attributes as far as no driver is needed.
+
+    Raises `InvalidArgument` for an attribute that is given twice, an invalid name or number, and a
+    value that is empty or longer than `MAX_DATA`.
     """
     seen = set[tuple[str, int]]()
     for attribute in attributes:
@@ -110,10 +112,13 @@ def check_attributes(attributes: Iterable[ExtensionAttribute]) -> None:
 
 
 AccuracyClass: TypeAlias = Literal["exact", "faithful", "stepwise", "relaxed"]
-"""`exact`: integer results bit-identical to TFLite's reference kernels, float results within
-float32 rounding of them. `faithful`: quantised results within one step, float as in `exact`, and
-steps that do not add up through a network beyond what LiteRT's own kernels do. `stepwise`: each
-operation as in `faithful`, whatever its steps add up to. `relaxed`: the engine's own arithmetic.
+"""How close results are to TFLite's reference kernels.
+
+- `exact`: integer results are bit-identical, float results within float32 rounding.
+- `faithful`: quantised results within one quantisation step, float as in `exact`. Errors do not
+  accumulate through a network beyond those of LiteRT's own kernels.
+- `stepwise`: each operation as in `faithful`; errors may accumulate.
+- `relaxed`: the engine's own arithmetic.
 """
 
 ACCURACY_RANK: Final[dict[str, int]] = {"relaxed": 0, "stepwise": 1, "faithful": 2, "exact": 3}
@@ -145,13 +150,14 @@ class PerformanceInfo(msgspec.Struct, frozen=True):
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """A device's claims. They do not change while the device lives.
 
-    *performance* maps an element type's name ("float32", "int8", ...) to its cost; types that are
-    not named have *default_performance* (None: infinitely slow, as NNAPI's missing entries).
-    *shares_host_memory* False means that every boundary copies. *accepts_host_memory* False means
-    that the driver takes pools only and never sees `HostMemory`. *memory_kinds* are the names of
-    the `Memory` it can map: `ashmem` and `mmap_fd` always, from feature level 4 on also
-    `hardware_buffer_blob`, never a hardware buffer below level 3. *dynamic_outputs*: whether
-    outputs of unknown shape are accepted.
+    *performance* maps an element type's name ("float32", "int8", ...) to its cost. Other types have
+    *default_performance* (None: infinitely slow, as NNAPI's missing entries). *shares_host_memory*
+    False means that every boundary copies. *accepts_host_memory* False means that the driver takes
+    pools only and never sees `HostMemory`.
+
+    *memory_kinds* are the names of the `Memory` it can map: `ashmem` and `mmap_fd` always, from
+    feature level 4 on also `hardware_buffer_blob`, never a hardware buffer below level 3.
+    *dynamic_outputs*: whether outputs of unknown shape are accepted.
     """
 
     performance: dict[str, PerformanceInfo] = {}
@@ -163,9 +169,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     memory_kinds: tuple[str, ...] = ("ashmem", "mmap_fd", "hardware_buffer_blob")
     dynamic_outputs: bool = True
     concurrent_executions: int = 0
-    """Executions that it takes at a time, of all its prepared models together; the runtime lets
-    others wait, those of higher priority first. 0 leaves that to the engine: the runtime calls it
-    as it is called, unless runs of different priorities meet there.
+    """Concurrent executions that the device accepts, of all its prepared models together.
+
+    The runtime queues further executions by priority. 0 leaves the limit to the engine: the runtime
+    then queues executions only if runs of different priorities compete.
     """
     only_when_named: bool = False
     """Whether the device is left out unless the caller names it (test and measuring devices)."""
@@ -174,7 +181,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     padding: int = 64
     """Preferred multiple of argument lengths in bytes, a power of two; 1 below level 5."""
     dispatch_ns: int = 5_000
-    """What one execution of a prepared model costs beside its operations."""
+    """Nanoseconds of one execution of a prepared model beyond its operations."""
     transfer_bytes_per_second: float = 4e9
     """How fast tensor data reaches or leaves a device that does not share host memory."""
     families: tuple[str, ...] = ()
@@ -182,16 +189,19 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     extensions: tuple[Extension, ...] = ()
     """The vendor extensions that the device supports (NNAPI section 8.6); it gets no others."""
     simulated: bool = False
-    """Whether something else computes in the place of the hardware that the device speaks for: a
-    test double, or a simulator. Receipts say so of each step that ran on it, and whoever looks for
-    a kind of device takes it last.
+    """Whether the device simulates its hardware: a test double or a simulator.
+
+    Receipts note it for each step that ran on the device. A search for a kind of device chooses it
+    last.
     """
 
     accuracy_basis: str = ""
     """Which version of the engine the declared accuracy classes were derived with, and how."""
     accuracy_doubt: str = ""
-    """Why the declared classes may not hold here: another version of the engine is installed. Empty
-    where it is the one that they were derived with. `penstock doctor`, plans and receipts quote it.
+    """Why the declared accuracy classes may not hold: another engine version is installed.
+
+    Empty for the version that they were measured with. `penstock doctor`, plans and receipts quote
+    it.
     """
 
     def performance_of(self, dtype: str) -> PerformanceInfo | None:
@@ -200,8 +210,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryPreference(msgspec.Struct, frozen=True):
-    """How arguments should lie: at multiples of *alignment* bytes, each with room up to a multiple
-    of *padding* bytes, which the driver may overwrite. Both are powers of two (NNAPI section 6.8).
+    """Preferred layout of arguments, as powers of two (NNAPI section 6.8).
+
+    Arguments start at multiples of *alignment* bytes. Each has room up to a multiple of *padding*
+    bytes, which the driver may overwrite.
     """
 
     alignment: int = 16
@@ -215,9 +227,11 @@ DOMAINS_FROM_LEVEL: Final = 4
 
 
 class Support(msgspec.Struct, frozen=True):
-    """A device's answer for one operation: *reason* says why not, and is empty when supported;
-    *accuracy* is the class its result meets, *distance* in words how far from the reference it was
-    measured to lie where that is `stepwise` or `relaxed`: plans quote it to who asks for more.
+    """A device's answer for one operation.
+
+    *reason* is why it is not supported, and empty if it is. *accuracy* is the class that its result
+    meets. *distance* describes the measured distance from the reference, for `stepwise` and
+    `relaxed`; plans quote it to a caller who asks for a higher class.
     """
 
     supported: bool
@@ -234,9 +248,10 @@ _ONE: Final = PerformanceInfo()
 
 
 def checked(capabilities: Capabilities) -> Capabilities:
-    """*capabilities* with every type as it is declared, NumPy's numbers made Python's: the struct
-    checks nothing when it is made. Raises `msgspec.ValidationError`, which names the field, and
-    `TypeError` for a value of no kind.
+    """*capabilities* with every type as declared, and NumPy's numbers converted to Python's.
+
+    The struct checks nothing when it is made. Raises `msgspec.ValidationError`, which names the
+    field, and `TypeError` for an unknown class.
     """
     if capabilities.extensions == () and all(
         _is_alike(getattr(capabilities, name), getattr(_DEFAULTS, name))
@@ -247,7 +262,7 @@ def checked(capabilities: Capabilities) -> Capabilities:
 
 
 def fault_of(capabilities: Capabilities) -> str | None:
-    """Which well-typed claim is invalid, and what it has to be; None if none is."""
+    """Name and requirement of the first invalid claim; None if all are valid."""
     for name, cost in _costs(capabilities):
         for part in PerformanceInfo.__struct_fields__:
             if not (value := getattr(cost, part)) > 0:
@@ -279,7 +294,7 @@ def _costs(capabilities: Capabilities) -> Iterator[tuple[str, PerformanceInfo]]:
 
 
 def _is_alike(value: object, default: object) -> bool:
-    """Whether *value* is surely of the type of the field that has this *default*."""
+    """Whether *value* certainly has the type of the field that has this *default*."""
     if isinstance(default, dict):
         return type(value) is dict and all(
             type(name) is str and _is_alike(cost, _ONE) for name, cost in value.items()

@@ -1,4 +1,4 @@
-"""How to prepare and how to execute: everything that is neither model nor data."""
+"""Options of preparation and execution: every argument except models and data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTE_SIZE_OF_CACHE_TOKEN: Final = 32
 MAX_NUMBER_OF_CACHE_FILES: Final = 32
 
 NO_TOKEN: Final = bytes(BYTE_SIZE_OF_CACHE_TOKEN)
-"""The token that comes with empty cache-handle lists; drivers ignore it (NNAPI section 2.3)."""
+"""The token if cache-handle lists are empty; drivers ignore it (NNAPI section 2.3)."""
 
 
 class CancelToken:
@@ -85,12 +85,14 @@ class PrepareConfig(
     """Arguments of `Device.prepare_model` and `prepare_model_from_cache`.
 
     *deadline_ns* is a `time.monotonic_ns()` value. *token* names the entry in the cache files, and
-    *binding* is the digest of every derived ingredient of the cache key; both are 32 bytes and
+    *binding* is the digest of every derived ingredient of the cache key. Both are 32 bytes, and
     meaningless while the handle lists are empty. *lock* is the entry's lock file, opened for this
-    driver alone: one that keeps handles to write later duplicates it too and locks it while it
-    writes (`penstock.sealed.LateWriter`). It is None where nothing may be written late. *accuracy*
-    is the class asked for, *num_threads* None leaves the number to the driver. *attributes* are
-    hints to this device for extensions that it offers. *progress* and *cancel* are handles.
+    driver alone. A driver that keeps handles to write later also duplicates the lock, and locks it
+    while it writes (`penstock.sealed.LateWriter`). It is None if late writes are forbidden.
+
+    *accuracy* is the requested class. *num_threads* None leaves the number to the driver.
+    *attributes* are hints to this device for extensions that it offers. *progress* and *cancel* are
+    handles.
     """
 
     preference: Preference = "fast_single_answer"
@@ -115,7 +117,7 @@ class ExecutionConfig(
     """Arguments of one execution.
 
     *deadline_ns* is a `time.monotonic_ns()` value. *loop_timeout_ns* bounds each evaluation of a
-    WHILE by itself; with None only the deadline and *cancel* end a loop. *measure* asks for timing
+    WHILE separately; with None only the deadline and *cancel* end a loop. *measure* requests timing
     in the result. *attributes* are hints as in `PrepareConfig`, for this execution.
     """
 

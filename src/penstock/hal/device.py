@@ -1,4 +1,4 @@
-"""A device: what a driver is, as the runtime sees it."""
+"""Protocols of a device: the interface that a driver implements."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ HAL_VERSION: Final = 1
 """Raised whenever a driver written for the contract before would break."""
 
 NO_VERSION: Final = "invalid"
-"""The version of a device that does not tell its own."""
+"""The version of a device that reports none."""
 
 
 class Device(Protocol):
     """One accelerator, engine or processor.
 
-    Drivers come by the entry-point group `penstock.drivers`; each entry is a callable that returns
-    a device or a sequence of devices. Methods may be called from any thread, also at the same time.
-    `DeviceBase` has every optional member with its default.
+    Drivers are found by the entry-point group `penstock.drivers`; each entry is a callable that
+    returns a device or a sequence of devices. Methods may be called from any thread, also at the
+    same time. `DeviceBase` has every optional member with its default.
     """
 
     @property
@@ -67,34 +67,37 @@ class Device(Protocol):
         ...
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        """One answer for each operation of the entry subgraph, in order, with a reason for each no.
+        """One answer for each operation of the entry subgraph, in order, with reasons for
+        rejections.
 
-        Pure and quick: equal models give equal answers, and nothing is compiled. An operation with
-        a yes is never refused by `prepare_model`, alone or with any others that have one. Control
-        flow is supported only where everything in its subgraphs is.
+        Pure and quick: equal models give equal answers, and nothing is compiled. If an operation is
+        accepted, `prepare_model` must accept it too, in any combination of accepted operations.
+        Control flow is supported only if every operation in its subgraphs is.
         """
         ...
 
     def cache_files_needed(self) -> tuple[int, int]:
-        """How many (model, data) cache files a compilation takes, each 0 to 32; constant for the
-        device's life. (0, 0) means that it does not cache.
+        """How many (model, data) cache files a compilation needs, each 0 to 32.
+
+        Constant for the device's life. (0, 0) means that the device does not cache.
         """
         ...
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
-        """Compiles *model*, and saves to the cache handles of *config* when there are any.
+        """Compiles *model*, and saves to the cache handles of *config* if there are any.
 
-        The model is not changed. Raises `InvalidArgument` for a model or configuration that breaks
-        the rules, `MissedDeadline*`, `ResourceExhausted*`, `DeviceUnavailable`, `GeneralFailure` or
-        `Cancelled`. Nothing about the cache can make it fail: with a wrong number of handles, or
-        ones that cannot be written, it compiles without saving.
+        The model is not changed. Raises `InvalidArgument` for an invalid model or configuration,
+        `MissedDeadline*`, `ResourceExhausted*`, `DeviceUnavailable`, `GeneralFailure` or
+        `Cancelled`. No fault of the cache makes it fail: if the number of handles is wrong, or a
+        handle cannot be written, it compiles without saving.
         """
         ...
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
-        """Loads what `prepare_model` saved. Raises `InvalidArgument` for a wrong number of handles,
-        `GeneralFailure` for whatever is not exactly what was saved for this token, device and
-        version; the caller then compiles.
+        """Loads what `prepare_model` saved.
+
+        Raises `InvalidArgument` for a wrong number of handles. Raises `GeneralFailure` for anything
+        except exactly what was saved for this token, device and version; the caller then compiles.
         """
         ...
 
@@ -108,7 +111,7 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases what the device holds; twice is harmless."""
+        """Releases the device's resources. A second call does nothing."""
         ...
 
 
@@ -131,15 +134,15 @@ class DeviceBase:
         return 0, 0
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
-        """Optional. The default has nothing saved."""
+        """Optional. The default raises `GeneralFailure`: nothing is saved."""
         raise GeneralFailure("this device does not cache")
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-        """Optional. The default has no memory of its own."""
+        """Optional. The default supports no device memory."""
         raise GeneralFailure("this device has no memory domains")
 
     def close(self) -> None:
-        """Optional. The default holds nothing."""
+        """Optional. The default does nothing."""
 
 
 class OutOfProcessDevice(Protocol):
@@ -152,7 +155,7 @@ class OutOfProcessDevice(Protocol):
 
 
 class UnavailableDevice(OutOfProcessDevice, Protocol):
-    """Stands in for an `OutOfProcessDevice` whose host process could not be reached."""
+    """Placeholder for an `OutOfProcessDevice` whose host process could not be reached."""
 
     @property
     def is_placeholder(self) -> bool:
@@ -175,7 +178,7 @@ def is_placeholder(device: object) -> TypeGuard[UnavailableDevice]:
 
 
 def preferred_memory(device: Device) -> MemoryPreference:
-    """What *device* prefers. Below feature level 5 no driver can ask for padding."""
+    """Memory preference of *device*. Below feature level 5 no driver can request padding."""
     claims = device.capabilities
     padding = claims.padding if device.feature_level >= PADDING_FROM_LEVEL else 1
     return MemoryPreference(claims.alignment, padding)

@@ -1,13 +1,12 @@
-"""Fences (NNAPI section 7.2): signalled once, with success or an error. In this process, or as file
-descriptors that can be polled and sent to another process.
+"""Fences (NNAPI section 7.2): signalled once, with success or an error.
 
-A descriptor that is readable has signalled; an error condition or a hang-up is a failure, as for
-the
-kernel's `sync_file`. A fence made here is one end of a socket pair. Its message stays in the
-socket,
-so every duplicate in every process reads it. If the other end is closed without a message, the
-fence
-has failed.
+A fence is an object in this process, or a file descriptor that can be polled and sent to another
+process.
+
+A descriptor that is readable has signalled. An error condition or a hang-up is a failure, as for
+the kernel's `sync_file`. A fence made here is one end of a socket pair. Its message stays in the
+socket, so every duplicate in every process reads it. If the other end is closed without a message,
+the fence has failed.
 """
 
 from __future__ import annotations
@@ -92,7 +91,10 @@ class EventFence:
             callback()
 
     def when_signalled(self, callback: Callable[[], None]) -> None:
-        """Calls *callback*, which must not raise, once: on the signal, or now if it has come."""
+        """Calls *callback* once: on the signal, or now if it has signalled.
+
+        *callback* must not raise.
+        """
         if not callable(callback):
             raise InputError(f"a fence calls a function, not {type(callback).__name__}")
         with self._lock:
@@ -102,7 +104,7 @@ class EventFence:
         callback()
 
     def wait(self, timeout_ns: int | None = None) -> bool:
-        """As `Fence.wait`. Raises `InputError` for what is no number of nanoseconds."""
+        """As `Fence.wait`. Raises `InputError` if the timeout is no number of nanoseconds."""
         check_wait(timeout_ns)
         seconds = None if timeout_ns is None else min(threading.TIMEOUT_MAX, timeout_ns / 1e9)
         return self._event.wait(seconds)
@@ -112,9 +114,9 @@ class EventFence:
 
 
 class MergedFence:
-    """Signalled when all of several are; with the error of the first, in order, that has one.
+    """A fence that signals when all its fences have; it has the error of the first that failed.
 
-    Raises `InputError` for what is no fence.
+    "First" means in the given order. Raises `InputError` for an argument that is no fence.
     """
 
     def __init__(self, *fences: Fence) -> None:
@@ -123,7 +125,7 @@ class MergedFence:
         self._fences = fences
 
     def wait(self, timeout_ns: int | None = None) -> bool:
-        """As `Fence.wait`. Raises `InputError` for what is no number of nanoseconds."""
+        """As `Fence.wait`. Raises `InputError` if the timeout is no number of nanoseconds."""
         check_wait(timeout_ns)
         end = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
         return all(fence.wait(remaining_ns(end)) for fence in self._fences)
@@ -140,13 +142,13 @@ def is_fence(value: object) -> bool:
 
 
 def check_fence(value: object) -> None:
-    """Raises `InputError` for what is no fence."""
+    """Raises `InputError` for an argument that is no fence."""
     if not is_fence(value):
         raise InputError(f"a fence is needed, with wait() and error(), not {type(value).__name__}")
 
 
 def check_wait(timeout_ns: object) -> None:
-    """Raises `InputError` for what is no number of nanoseconds to wait for; None waits for good."""
+    """Raises `InputError` unless it is a number of nanoseconds, or None: wait without a limit."""
     if timeout_ns is None or type(timeout_ns) is int:
         return
     # Not a number is not itself.
@@ -173,7 +175,7 @@ def remaining_ns(deadline_ns: int | None) -> int | None:
 
 
 def remaining_seconds(deadline_ns: int | None) -> float | None:
-    """As `remaining_ns`, in seconds: what locks and threads of Python wait by."""
+    """As `remaining_ns`, in seconds, as Python's locks and threads need."""
     left = remaining_ns(deadline_ns)
     return None if left is None else min(threading.TIMEOUT_MAX, left / 1e9)
 
@@ -189,12 +191,11 @@ GONE: Final = "whoever was to signal this fence is gone"
 
 
 class DescriptorFence:
-    """A fence that another process can be sent: any descriptor that is readable once it has
-    signalled.
+    """A fence that can be sent to another process: a descriptor that is readable once signalled.
 
-    Keeps a duplicate of *fd* until `close`, or until it is forgotten. Raises `InvalidArgument` for
-    what is no descriptor, `ResourceExhaustedTransient` where this process has none left. Safe from
-    any thread.
+    Keeps a duplicate of *fd* until `close`, or until it is garbage-collected. Raises
+    `InvalidArgument` for an invalid descriptor, `ResourceExhaustedTransient` if this process has no
+    descriptor left. Safe from any thread.
     """
 
     def __init__(self, fd: int) -> None:
@@ -214,8 +215,11 @@ class DescriptorFence:
         return self._fd
 
     def status(self, timeout_ns: int | None = 0) -> FenceStatus:
-        """Looks, for as long as *timeout_ns* while it is active; None waits for good. Raises
-        `InputError` for what is no number of nanoseconds.
+        """The status; waits up to *timeout_ns* while the fence is active.
+
+        None waits without a limit.
+
+        Raises `InputError` if the timeout is no number of nanoseconds.
         """
         check_wait(timeout_ns)
         if self._fd < 0:
@@ -229,7 +233,7 @@ class DescriptorFence:
         if not readable:
             return FenceStatus.ERROR
         told = _message(self._fd)
-        # A foreign descriptor says no more than that it is readable.
+        # A foreign descriptor only shows that it is readable.
         failure = failed if told is None else told[0] is not ErrorStatus.NONE
         return FenceStatus.ERROR if failure else FenceStatus.SIGNALLED
 
@@ -248,7 +252,7 @@ class DescriptorFence:
         status, text = told
         if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             return OutputInsufficientSize(text)
-        # Whoever writes to it may have written more since it was looked at.
+        # The writer may have added data since the status was read.
         return driver_error_classes().get(status, GeneralFailure)(text)
 
     def close(self) -> None:
@@ -272,7 +276,8 @@ class FenceSignal:
         self._lock = threading.Lock()
 
     def signal(self, error: DriverError | None = None) -> None:
-        """Signals once; later calls change nothing, nor does it matter whether anybody waits.
+        """Signals once; later calls change nothing. Waiters are not needed.
+
         Raises `InputError` for an error that is no `DriverError`.
         """
         check_kind(
@@ -302,7 +307,7 @@ class FenceSignal:
 
 
 def fence_pair() -> tuple[FenceSignal, DescriptorFence]:
-    """A new fence, with what signals it. Raises `OSError` where there is no descriptor left."""
+    """A new fence, and the object that signals it. Raises `OSError` if no descriptor is left."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -313,10 +318,10 @@ def fence_pair() -> tuple[FenceSignal, DescriptorFence]:
 
 
 def as_descriptor(fence: Fence) -> DescriptorFence:
-    """*fence* as one that can be sent to another process; the same one where it is that already.
+    """*fence* as one that can be sent to another process; the same object if it already can.
 
-    A fence of another kind than `EventFence` is waited for in a thread of its own. Raises
-    `InputError` for what is none.
+    A fence of another kind than `EventFence` is waited for in a separate thread. Raises
+    `InputError` for an argument that is no fence.
     """
     if isinstance(fence, DescriptorFence):
         return fence
@@ -335,7 +340,7 @@ def as_descriptor(fence: Fence) -> DescriptorFence:
 
 
 def _message(fd: int) -> tuple[ErrorStatus, str] | None:
-    """What `FenceSignal` said, left where it is; None of a descriptor that is none of ours."""
+    """The message of `FenceSignal`, left in the socket; None for a foreign descriptor."""
     try:
         end = socket.socket(fileno=fd)
     except OSError:
@@ -359,7 +364,7 @@ def _message(fd: int) -> tuple[ErrorStatus, str] | None:
 
 
 def _poll(fd: int, timeout_ns: int | None) -> tuple[bool, bool] | None:
-    """Whether it is readable, and whether it reports an error; None for what is no descriptor."""
+    """Whether it is readable, and whether it reports an error; None if it is no descriptor."""
     end = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
     if sys.platform == "win32":
         left = None if timeout_ns is None else timeout_ns / 1e9
@@ -384,7 +389,10 @@ def _poll(fd: int, timeout_ns: int | None) -> tuple[bool, bool] | None:
 
 
 def status_of(fence: Fence) -> FenceStatus:
-    """The status of any fence, without waiting. Raises `InputError` for what is none."""
+    """The status of any fence, without waiting.
+
+    Raises `InputError` for an argument that is no fence.
+    """
     check_fence(fence)
     if isinstance(fence, DescriptorFence):
         return fence.status()

@@ -44,7 +44,7 @@ class InvalidDevice(DeviceBase):
 
 
 MAX_DEVICES: Final = 256
-"""Devices one driver may bring; it bounds what a driver that never stops can do."""
+"""Most devices of one driver: a bound for a driver that never stops yielding them."""
 
 MAX_SHOWN: Final = 300
 """Characters of a driver's value that a reason quotes."""
@@ -53,10 +53,10 @@ MAX_SHOWN: Final = 300
 def load_devices(
     driver: str, load: Callable[[], Any], origin: str = BY_THE_PROGRAM
 ) -> list[Device]:
-    """The devices of what *load* gives; what is no device, or raises, is stood in for by one that
-    gives the reason.
+    """The devices that *load* returns.
 
-    *origin* says which entry point *load* is of: `distribution:name=value`.
+    A placeholder device with the reason stands in for an item that is no device, or for all devices
+    if *load* raises. *origin* names the entry point of *load*: `distribution:name=value`.
     """
     try:
         return made_devices(driver, load, origin)
@@ -67,7 +67,7 @@ def load_devices(
 def made_devices(
     driver: str, load: Callable[[], Any], origin: str = BY_THE_PROGRAM
 ) -> list[Device]:
-    """As `load_devices`, but raises whatever the driver does, `SystemExit` too."""
+    """As `load_devices`, but any error of the driver propagates, `SystemExit` too."""
     with made_by(origin):
         devices = _made_devices(driver, load)
     for device in devices:
@@ -91,7 +91,7 @@ def _made_devices(driver: str, load: Callable[[], Any]) -> list[Device]:
 
 
 def failed_to_load(error: BaseException) -> str:
-    """The reason of a driver that raised *error* as it was loaded."""
+    """The reason of a driver that raised *error* while it was loaded."""
     return f"failed to load: {describe(error)}"
 
 

@@ -1,4 +1,4 @@
-"""A prepared model: what a driver compiled, executable any number of times, concurrently."""
+"""A prepared model: the result of a driver's compilation, which can run often and concurrently."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class ReusableExecution(Protocol):
 
 
 class CacheReport(msgspec.Struct, frozen=True):
-    """What a prepared model says of the cache files that it was given.
+    """State of the cache files that a prepared model was given.
 
-    *save* is "saved", "failed" (with the *reason*, `<Name>: sentence`), or "none" where nothing was
-    asked for, or the driver does not say. *later* means that it kept duplicates of the handles and
-    may write when it has compiled, or compiled better. *artefact* names the form that it executes,
-    where a driver has several ("baseline", "optimised").
+    *save* is "saved", "failed" (with the *reason*, `<Name>: sentence`), or "none" if no save was
+    requested or the driver reports nothing. *later* means that the driver kept duplicates of the
+    handles and may write when a compilation or optimisation ends. *artefact* names the form that it
+    executes, for a driver with several ("baseline", "optimised").
     """
 
     save: Literal["none", "saved", "failed"] = "none"
@@ -57,7 +57,7 @@ NO_CACHE_REPORT: Final = CacheReport()
 
 
 def report_of(prepared: object) -> CacheReport:
-    """The cache report of a driver's object; an object without one has nothing to report."""
+    """The cache report of a driver's object; the empty report for an object without one."""
     report: CacheReport = getattr(prepared, "cache_report", NO_CACHE_REPORT)
     return report
 
@@ -71,18 +71,18 @@ class PreparedModel(Protocol):
 
     @property
     def cache_report(self) -> CacheReport:
-        """What became of the cache files of its preparation."""
+        """State of the cache files of its preparation."""
         ...
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         """Runs once, in the calling thread, and returns when every output is written.
 
         Input memory is only read; output memory is written only within its length. Raises
-        `InvalidArgument` for a request that breaks the rules of `penstock.hal.validate_request`,
-        `OutputInsufficientSize` with every output's true shape where one does not fit,
-        `MissedDeadline*` or `Cancelled` when told to stop, `GeneralFailure` for the rest. After any
-        error the content of the outputs is undefined. What is not promised: that a deadline or a
-        cancellation is noticed within an operation.
+        `InvalidArgument` for a request that `penstock.hal.validate_request` rejects,
+        `OutputInsufficientSize` with every output's true shape if one does not fit,
+        `MissedDeadline*` or `Cancelled` if it is stopped, and `GeneralFailure` for other errors.
+        After any error the content of the outputs is undefined. A driver need not notice a deadline
+        or a cancellation within an operation.
         """
         ...
 
@@ -95,8 +95,8 @@ class PreparedModel(Protocol):
     ) -> Fence:
         """Starts once every fence of *wait_for* has signalled; the returned fence signals the end.
 
-        A failed input fence fails the execution with `GeneralFailure`, and its fence. Outputs of
-        unknown shape are `InvalidArgument`. Nothing is written after the returned fence signals.
+        If an input fence fails, the execution and its fence fail with `GeneralFailure`. Outputs of
+        unknown shape raise `InvalidArgument`. Nothing is written after the returned fence signals.
         """
         ...
 
@@ -109,7 +109,10 @@ class PreparedModel(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases what the driver holds; twice is harmless. Bursts and executions end with it."""
+        """Releases the driver's resources, with its bursts and executions.
+
+        A second call does nothing.
+        """
         ...
 
 
@@ -120,12 +123,13 @@ class PreparedModelBase:
     """The model it was prepared from. Optional; `execute_fenced` checks its outputs."""
 
     cache_report: CacheReport = NO_CACHE_REPORT
-    """Optional. The default says nothing."""
+    """Optional. The default reports nothing."""
 
     loops: bool = True
-    """Optional: whether a run of it may have rounds whose number only the run shows. Where it may,
-    a driver's process gives each run of what was loaded from a cache a cancel token, which is set
-    when the client leaves.
+    """Optional: whether a run may loop a number of times that depends on its data.
+
+    If so, a host process gives each run of a model loaded from a cache a cancel token, which is set
+    when the client disconnects.
     """
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
@@ -143,22 +147,22 @@ class PreparedModelBase:
         return execute_fenced(self, request, wait_for, config, timeout_after_fence_ns)
 
     def configure_burst(self) -> Burst:
-        """Optional. The default executes each request by itself."""
+        """Optional. The default executes each request separately."""
         return DefaultBurst(self)
 
     def create_reusable_execution(self, request: Request) -> ReusableExecution:
-        """Optional. The default executes the request anew each time."""
+        """Optional. The default validates and executes the request each time."""
         return DefaultExecution(self, request)
 
     def close(self) -> None:
-        """Optional. The default holds nothing."""
+        """Optional. The default does nothing."""
 
 
 class OutOfProcessModel(Protocol):
     """A `PreparedModel` that is prepared again after its driver's process has ended."""
 
     def retain(self, model: Model) -> None:
-        """Keeps the model that it was prepared from: one that came from a cache has none."""
+        """Keeps a reference to the source model; a model that was loaded from a cache has none."""
         ...
 
 
@@ -217,7 +221,7 @@ class DefaultBurst:
             self._running.release()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing."""
 
 
 class DefaultExecution:
@@ -230,4 +234,4 @@ class DefaultExecution:
         return self._prepared.execute(self._request, config)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing."""

@@ -1,7 +1,7 @@
-"""A request: where the inputs and outputs of one execution are, and what came of it.
+"""A request: where the inputs and outputs of one execution are, and its result.
 
 There are three kinds of argument. A `PoolArgument` lies in a `Memory` of the request, which the
-driver maps by its name; a `TokenArgument` is a driver-managed buffer; a `HostMemory` is memory of
+driver maps by its name. A `TokenArgument` is a driver-managed buffer. A `HostMemory` is memory of
 the caller, borrowed for this call, in process only. `NoValue` stands for an omitted optional.
 """
 
@@ -22,10 +22,10 @@ Dimensions: TypeAlias = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_R
 class Memory(msgspec.Struct, frozen=True, weakref=True):
     """A shareable region, unmapped (NNAPI HAL `hidl_memory`).
 
-    *name* says what *handle* is and how to map it: "ashmem" and "mmap_fd" have a file descriptor
+    *name* is the kind of *handle* and how to map it: "ashmem" and "mmap_fd" have a file descriptor
     (mmap_fd with offset and protection), "hardware_buffer_blob" and "hardware_buffer" a buffer
-    object. *size* is in bytes. A name that the driver does not know, or one at odds with the
-    buffer's format, is `GeneralFailure`.
+    object. *size* is in bytes. A name that the driver does not know, or that contradicts the
+    buffer's format, raises `GeneralFailure`.
     """
 
     name: str
@@ -34,8 +34,10 @@ class Memory(msgspec.Struct, frozen=True, weakref=True):
 
 
 class PoolArgument(msgspec.Struct, frozen=True, tag="pool"):
-    """*location* in the request's pools; *padding* further bytes after it may be overwritten by the
-    driver. *dimensions* refine the operand's; empty means as the model says.
+    """An argument at *location* in the request's pools.
+
+    The driver may overwrite *padding* further bytes after it. *dimensions* refine the operand's;
+    empty means those of the model.
     """
 
     location: DataLocation
@@ -51,10 +53,11 @@ class TokenArgument(msgspec.Struct, frozen=True, tag="token"):
 
 
 class PaddedBytes(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Flat bytes that arrays of `HostMemory` lie in, each at a multiple of 64 bytes from the first.
-    The driver may overwrite what is left up to the next multiple, as the *padding* of a pool's
-    argument, and may keep them until its prepared model is closed. With other arrays it may do
-    neither.
+    """Flat bytes that hold arrays of `HostMemory`, each at a multiple of 64 bytes from the first.
+
+    The driver may overwrite the bytes up to the next multiple, as the *padding* of a pool's
+    argument. It may keep the bytes until its prepared model is closed. Arrays outside `PaddedBytes`
+    allow neither.
     """
 
 
@@ -62,10 +65,12 @@ class HostMemory(msgspec.Struct, frozen=True, tag="host", eq=False):
     """Memory of the caller, borrowed for this call.
 
     An input, or an output whose shape is known, is a C-contiguous array of the operand's dtype and
-    full shape. An output of unknown shape is a flat uint8 array: its length is the capacity, the
-    driver writes the value's bytes from its start and reports the shape; so is a string operand,
-    in TFLite's string-tensor layout, with *dimensions* giving the shape of a string input. Inputs
-    are not written; nothing is kept after the call returns. Two are equal where they are the same.
+    full shape. An output of unknown shape is a flat uint8 array whose length is the capacity: the
+    driver writes the value's bytes from its start and reports the shape. A string operand is a flat
+    uint8 array too, in TFLite's string-tensor layout; *dimensions* are the shape of a string input.
+
+    The driver does not write inputs, and keeps nothing after the call returns. Two are equal if
+    they are the same object.
     """
 
     array: NDArray
@@ -73,7 +78,7 @@ class HostMemory(msgspec.Struct, frozen=True, tag="host", eq=False):
 
 
 class NoValue(msgspec.Struct, frozen=True, tag="none"):
-    """An omitted optional input, or an output nobody wants."""
+    """An omitted optional input, or an output that the caller does not want."""
 
 
 RequestArgument: TypeAlias = PoolArgument | TokenArgument | HostMemory | NoValue
@@ -92,9 +97,10 @@ class Request(msgspec.Struct, frozen=True, weakref=True):
 
 
 class ProvenRequest(Request, frozen=True):
-    """A request of arguments for which `validate_request` need not look again: the runtime has made
-    or checked each of them, and the prepared model has accepted others of the same dtypes and
-    shapes. Never made of what came from another process.
+    """A request whose arguments `validate_request` need not check again.
+
+    The runtime made or checked each argument, and the prepared model has accepted arguments of the
+    same dtypes and shapes. Never made from the data of another process.
     """
 
 
@@ -106,9 +112,10 @@ class OutputShape(msgspec.Struct, frozen=True):
 
 
 class OperationTiming(msgspec.Struct, frozen=True):
-    """What one kernel took: the *operations* (indexes into the prepared model's entry subgraph)
-    that it computes, fused or not, the engine's *name* for it, and nanoseconds: *start_ns* counted
-    from the beginning of the execution.
+    """Time of one kernel in nanoseconds; *start_ns* counts from the start of the execution.
+
+    *operations* are indexes into the prepared model's entry subgraph: those that the kernel
+    computes, fused or not. *name* is the engine's name for it.
     """
 
     operations: tuple[int, ...]
@@ -119,8 +126,9 @@ class OperationTiming(msgspec.Struct, frozen=True):
 
 class Timing(msgspec.Struct, frozen=True):
     """Nanoseconds; None is unknown. Time on the device is no more than time in the driver.
-    *operations* is what the driver knows of its kernels, in the order they ran; only asked for by
-    `ExecutionConfig.measure`.
+
+    *operations* are the driver's times of its kernels, in the order they ran. Only
+    `ExecutionConfig.measure` requests them.
     """
 
     on_device_ns: int | None = None
@@ -132,8 +140,10 @@ NO_TIMING: Final = Timing()
 
 
 class ExecutionResult(msgspec.Struct, frozen=True):
-    """What a successful execution returns: *output_shapes* is empty, or one entry per output, all
-    sufficient (NNAPI section 4.7). It must be there when an output's shape was unknown.
+    """Result of a successful execution (NNAPI section 4.7).
+
+    *output_shapes* is empty, or has one entry per output, all sufficient. It is required if an
+    output's shape was unknown.
     """
 
     output_shapes: tuple[OutputShape, ...] = ()
@@ -153,8 +163,9 @@ class ArgumentCopy(msgspec.Struct, frozen=True):
 
 
 class RemoteResult(ExecutionResult, frozen=True):
-    """The result of an execution that another process did: what was copied between the processes,
-    and what else happened on the way, in words.
+    """Result of an execution in another process: the copies between the processes, and incidents.
+
+    Incidents are sentences.
     """
 
     copies: tuple[ArgumentCopy, ...] = ()

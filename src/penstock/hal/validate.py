@@ -1,7 +1,7 @@
-"""Checks of arguments that every driver shares (NNAPI sections 5.2, 6.2 and 6.3). They raise
-`InvalidArgument` unless they say otherwise.
+"""Checks of arguments that every driver shares (NNAPI sections 5.2, 6.2 and 6.3).
 
-A driver calls them first in `prepare_model` and `execute`, since its caller may be another process.
+They raise `InvalidArgument` unless documented otherwise. A driver calls them first in
+`prepare_model` and `execute`, since its caller may be another process.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from penstock.ir.types import is_static
 from penstock.ir.validate import subgraph_references
 
 IMAGE: Final = "hardware_buffer"
-"""The memory whose layout only its driver knows, without bytes to point into."""
+"""The kind of memory whose layout only its driver knows; it has no bytes to point into."""
 
 
 def refuse_unmapped(
     model: Model, answers: Sequence[Support], memory_kinds: Container[str]
 ) -> Sequence[Support]:
-    """*answers*, a driver's own for the operations of *model*'s entry subgraph, with a no for each
-    operation that reads a constant which the device cannot reach, directly or in a subgraph that
-    the operation refers to.
+    """*answers*, with a rejection for each operation that reads a constant out of reach.
 
-    A device reaches constants in the caller's own memory, and in shareable memory whose kind is
-    among *memory_kinds* and is no image. A driver returns this from `Device.supported_operations`,
-    so that `prepare_model` never refuses what had a yes; the runtime applies it to every driver's
-    answers. A no stays as it is. *answers* itself is returned where every constant is reached. It
-    must have one answer an operation.
+    The operation reads the constant directly, or in a subgraph that it refers to. A device reaches
+    constants in the caller's own memory, and in shareable memory whose kind is among *memory_kinds*
+    and is no image.
+
+    *answers* are a driver's own for *model*'s entry subgraph, one for each operation. A driver
+    returns the result from `Device.supported_operations`, so that `prepare_model` never rejects an
+    accepted operation. The runtime applies it to every driver's answers. Rejections stay unchanged.
+    If every constant is within reach, the result is *answers* itself.
     """
     reasons = _reasons(model, memory_kinds)
     if not reasons:
@@ -65,9 +66,10 @@ def refuse_unmapped(
 
 
 def check_constants(model: Model, memory_kinds: Container[str]) -> None:
-    """Raises `GeneralFailure` where a device that maps *memory_kinds* cannot reach a constant that
-    an operation of *model*'s entry subgraph reads, as in `refuse_unmapped`, or that is an output.
-    It names the first such operation.
+    """Raises `GeneralFailure` if a device that maps *memory_kinds* cannot reach a constant.
+
+    The constant is one that an operation of *model*'s entry subgraph reads, as in
+    `refuse_unmapped`, or an output. The error names the first such operation.
     """
     for index, reason in _reasons(model, memory_kinds).items():
         raise GeneralFailure(f"operation {index} ({model.operations[index].key}): {reason}")
@@ -102,8 +104,9 @@ def _foreign_pools(model: Model, memory_kinds: Container[str]) -> dict[int, str]
 
 
 def _out_of_reach(model: Model, foreign: dict[int, str]) -> dict[int, str]:
-    """The subgraphs that use a constant in a *foreign* pool, in themselves or in one that they
-    refer to, with the reason. Each is looked at once, however often others refer to it.
+    """The subgraphs that use a constant in a *foreign* pool, with the reason.
+
+    A subgraph uses it itself, or in a subgraph that it refers to. Each is visited once.
     """
     callers: dict[int, list[int]] = {}
     found: dict[int, str] = {}
@@ -144,11 +147,11 @@ def _reason(operand: Operand, index: int, kind: str) -> str:
 def validate_prepare(
     model: Model, config: PrepareConfig, memory_kinds: Container[str] | None = None
 ) -> None:
-    """Checks what `Device.prepare_model` is given. The model itself is valid by construction.
+    """Checks the arguments of `Device.prepare_model`. A model is valid by construction.
 
     Raises `GeneralFailure` for operations that read constants in shareable memory of a kind that is
-    not among the device's *memory_kinds*, if it names them: those that `refuse_unmapped` says no to
-    (NNAPI section 6.3).
+    not among the device's *memory_kinds*, if given: those that `refuse_unmapped` rejects (NNAPI
+    section 6.3).
     """
     if not isinstance(model, Model):
         raise InvalidArgument(f"a Model is needed, not {type(model).__name__}")

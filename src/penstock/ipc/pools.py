@@ -60,7 +60,7 @@ _equal: weakref.WeakValueDictionary[tuple[bytes, int, str], ConstantPool] = (
 
 
 class SealedPlace(NamedTuple):
-    """Bytes that nobody can change any more: those of the memfd *fd* from byte *offset* on."""
+    """Immutable bytes: those of the sealed memfd *fd* from byte *offset* on."""
 
     fd: int
     offset: int
@@ -75,9 +75,11 @@ _made: weakref.WeakKeyDictionary[ConstantPool, _Copy] = weakref.WeakKeyDictionar
 
 
 def sealed_place(pool: ConstantPool) -> SealedPlace:
-    """Where the bytes of *pool* lie in a sealed memfd, valid while the pool lives: in its own
-    memory if that is sealed, else in a copy, made once, that `sealed_copies` reports. Raises
-    `ResourceExhaustedTransient`, or `GeneralFailure` if the file behind it became shorter.
+    """Where the bytes of *pool* lie in a sealed memfd, valid while the pool lives.
+
+    That is the pool's own memory if it is sealed, else a copy, made once, that `sealed_copies`
+    reports. Raises `ResourceExhaustedTransient`, or `GeneralFailure` if the file behind the pool
+    became shorter.
     """
     own = _place_behind(pool)
     if own is not None and is_sealed(own.fd) and _is_inside(pool, own):
@@ -93,14 +95,14 @@ def sealed_place(pool: ConstantPool) -> SealedPlace:
 
 
 def sealed_copies(pools: Sequence[ConstantPool]) -> dict[int, CopyReceipt]:
-    """Those of *pools*, by position, that were copied for `sealed_place`, and why."""
+    """Pools that were copied for `sealed_place`, by position in *pools*, with the reason."""
     with _lock:
         made = {at: _made.get(pool) for at, pool in enumerate(pools)}
     return {at: copy.receipt for at, copy in made.items() if copy and copy.receipt}
 
 
 def _told(pool: ConstantPool, began_ns: int) -> CopyReceipt | None:
-    """The receipt of a copy of *pool*; None where it holds nothing."""
+    """The receipt of a copy of *pool*; None for an empty pool."""
     if not pool.view.nbytes:
         return None
     spent = time.perf_counter_ns() - began_ns
@@ -114,9 +116,10 @@ def _told(pool: ConstantPool, began_ns: int) -> CopyReceipt | None:
 def mapped(
     fd: int, size: int, kind: str = "", account: Account | None = None, offset: int = 0
 ) -> ConstantPool:
-    """*size* bytes of *fd* from *offset* on: mapped if it is sealed, else copied. Equal sealed
-    memory is mapped once, and charged to the first *account* while anybody has it. *kind* is the
-    sender's name of the memory. Raises `WireError` or `ResourceExhaustedTransient`.
+    """*size* bytes of *fd* from *offset* on: mapped if the file is sealed, else copied.
+
+    Equal sealed memory is mapped once, and charged to the first *account* while any pool uses it.
+    *kind* is the sender's name of the memory. Raises `WireError` or `ResourceExhaustedTransient`.
     """
     try:
         available = os.fstat(fd).st_size
@@ -143,7 +146,7 @@ def mapped(
             if sealed:
                 pool, known = _shared(fd, size, kind, offset)
                 if known is pool:
-                    # No other file has this number while it is mapped.
+                    # The inode number is not reused while the file is mapped.
                     _mapped[file] = pool
             else:
                 pool = known = ConstantPool(_read(fd, size, offset), None, kind)
@@ -160,7 +163,7 @@ def mapped(
 
 
 def _shared(fd: int, size: int, kind: str, offset: int) -> tuple[ConstantPool, ConstantPool]:
-    """A new pool of sealed memory, and an equal one that exists: itself if there was none."""
+    """A pool of sealed memory, and the existing pool of equal memory: the same one if it is new."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
@@ -228,7 +231,7 @@ class PoolCopy:
         own = self._pool.memory.handle
         handle: object = own
         if protection is not None:
-            # Where the place is senseless, the driver says so.
+            # The driver reports an invalid offset.
             handle = MappedFd(own, min(0, self._offset), protection)
         elif isinstance(memory.handle, HardwareBufferHandle):
             handle = HardwareBufferHandle(own, memory.handle.description)
@@ -239,7 +242,7 @@ class PoolCopy:
         return self._move(start, nbytes, out=False)
 
     def empty(self, start: int = 0, nbytes: int = WHOLE) -> int:
-        """Copies that part out, likewise."""
+        """Copies the part back to the memory. Returns the bytes copied."""
         return self._move(start, nbytes, out=True)
 
     def close(self) -> None:
@@ -279,9 +282,10 @@ class _Copied(NamedTuple):
 
 
 class CopiedRequest(Closing):
-    """`request` for a host process: with copies of pools that may shrink, made now. `finish` copies
-    outputs back; `copies` lists both. Without *copies* it is *request* itself. Raises
-    `GeneralFailure` or `ResourceExhaustedTransient`.
+    """`request` for a host process: pools that may shrink are replaced by copies, made now.
+
+    `finish` copies outputs back; `copies` lists both. Without *copies* it is *request* itself.
+    Raises `GeneralFailure` or `ResourceExhaustedTransient`.
     """
 
     def __init__(self, request: Request, *, copies: bool = True) -> None:
@@ -298,7 +302,7 @@ class CopiedRequest(Closing):
             raise
 
     def finish(self) -> None:
-        """Copies home what the driver wrote. Raises `GeneralFailure` where it cannot be written."""
+        """Copies the outputs back. Raises `GeneralFailure` if the memory cannot be written."""
         for position, twin, start, nbytes in self._written:
             began = perf_counter_ns()
             moved = twin.empty(start, nbytes)
@@ -311,7 +315,7 @@ class CopiedRequest(Closing):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing had to be copied."""
+        """Whether no pool had to be copied."""
         return not self._pool_copies
 
     def _carry(self, request: Request) -> None:
@@ -350,7 +354,7 @@ class CopiedRequest(Closing):
         if out:
             self._written.append(_Copied(position, twin, start, nbytes))
         if not out or not argument.dimensions:
-            # What an output of unknown size leaves unwritten stays as it was.
+            # An output of unknown size may be written in part; the rest must keep its content.
             began = perf_counter_ns()
             self._note(position, twin.fill(start, nbytes), began, out=out)
 
@@ -360,7 +364,8 @@ class CopiedRequest(Closing):
 
 
 class CopyingFence:
-    """*fence*, whose outputs *finish* copies home before anyone learns that it has signalled;
+    """*fence*, whose outputs *finish* copies back before the fence reports its signal.
+
     *release* then frees the copies. *copies* lists what was copied so far.
     """
 
@@ -402,8 +407,10 @@ class CopyingFence:
 
 
 class RemoteFence(CopyingFence):
-    """The fence of a run of *request* in another process, with the copies made by *carried*, and by
-    *fence* for arrays; `incidents` of the run, and copies for failed attempts, `before`.
+    """The fence of a run of *request* in another process.
+
+    Its receipt has the copies made by *carried*, and by *fence* for arrays. It also has the
+    incidents of the run, and the copies for failed attempts, `before`.
     """
 
     def __init__(
@@ -444,6 +451,6 @@ def as_argument_copies(
 
 
 def pool_copy_of(memory: Memory) -> PoolCopy | None:
-    """What is given in the place of *memory*; None for one that may be given itself."""
+    """The copy to use instead of *memory*; None if the memory itself can be used."""
     fd = descriptor_in(memory)
     return None if fd is None or cannot_shrink(fd) else PoolCopy(memory, fd)

@@ -1,8 +1,8 @@
-"""Quotas of a host process's clients: memory, prepared models and threads, counted and bounded for
-each connection, each user, and all together.
+"""Quotas of a host process's clients: memory, prepared models and threads.
 
-A client is charged for what it makes the host map or keep: pools, rings, models, messages. Memory
-that is mapped several times counts once; each further mapping counts the size of its page tables.
+Usage is counted and bounded for each connection, each user, and all clients together. A client is
+charged for what the host maps or keeps for it: pools, rings, models, messages. Memory that is
+mapped several times counts once; each further mapping counts the size of its page tables.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEAST_COUNTED: Final = 4096
 
 
 class _Part(NamedTuple):
-    """*nbytes* charged to *payer*, as a use of *memory* or as bytes of its own (None)."""
+    """*nbytes* charged to *payer*, for a use of *memory* or for bytes outside any memory (None)."""
 
     payer: Account
     nbytes: int
@@ -52,7 +52,7 @@ class Charge:
         self._returned, self._parts = returned, list(parts)
 
     def release(self) -> None:
-        """Ends the charge; twice is harmless. Safe in finalizers: it takes no lock."""
+        """Ends the charge. Takes no lock, so finalizers may call it. A second call does nothing."""
         while self._parts:
             try:
                 self._returned.append(self._parts.pop())
@@ -61,7 +61,7 @@ class Charge:
 
 
 NOTHING: Final = Charge(deque())
-"""What counts nothing."""
+"""A charge of zero bytes."""
 
 
 class SharedCharge:
@@ -91,7 +91,7 @@ constant_charges: Final[weakref.WeakKeyDictionary[ConstantPool, SharedCharge]] =
 
 
 class _Memory:
-    """Memory that is mapped at least once: how many bytes, how often, and who pays for them."""
+    """Memory that is mapped at least once: how many bytes, how often, and which accounts pay."""
 
     def __init__(self) -> None:
         self.nbytes = self.uses = 0
@@ -99,7 +99,7 @@ class _Memory:
 
 
 class _Book:
-    """What all accounts of a host share."""
+    """State that all accounts of a host share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -107,7 +107,7 @@ class _Book:
         self.memories: dict[tuple[int, int], _Memory] = {}
 
     def settle(self) -> None:
-        """Gives back what was released; under the lock."""
+        """Subtracts released charges. The caller holds the lock."""
         while self.returned:
             part = self.returned.popleft()
             part.payer.pay(-part.nbytes)
@@ -144,7 +144,7 @@ class Account:
         """
         try:
             status = os.fstat(fd)
-            # It is mapped later, and what is not sealed may have grown by then.
+            # The memory is mapped later; an unsealed file may grow until then.
             nbytes = max(0, end if may_grow(fd) else min(end, size_of(fd)))
         except (OSError, OverflowError):
             return NOTHING
@@ -171,7 +171,10 @@ class Account:
             return Charge(book.returned, _Part(self, tables, key))
 
     def charge(self, memory: Memory) -> Charge:
-        """As `memory`, of what a request names; what has no descriptor counts nothing."""
+        """As `memory`, for the handle of a request.
+
+        A handle without a descriptor counts nothing.
+        """
         fd = descriptor_in(memory)
         if fd is None:
             return NOTHING
@@ -219,7 +222,7 @@ class Accounts:
         self.total = Account(self._limit * 3 // 2, "all connections")
 
     def connection(self, user: int) -> Account:
-        """That of a new connection."""
+        """The account of a new connection."""
         within = self.total
         if self._service:
             # No step of two: the threads that greet run side by side.
@@ -238,8 +241,11 @@ def _address_space() -> int:
 
 
 class Lease:
-    """What came beside one call: closed after it, or if *kept* with what the call made, but not
-    while a run uses it, since closed descriptors are reused. Its memory is charged to *account*.
+    """Descriptors that arrived with one call.
+
+    They are closed after the call, or, if *kept*, with the object that the call made. They stay
+    open while a run uses them, since the system reuses numbers of closed descriptors. Their memory
+    is charged to *account*.
     """
 
     def __init__(
@@ -266,14 +272,14 @@ class Lease:
         return NOTHING if self.account is None else self.account.charge(memory)
 
     def of_own(self, nbytes: int) -> Lease:
-        """Another, by which bytes of the host's own count likewise."""
+        """Another lease, which charges the host's own bytes in the same way."""
         made = Lease()
         if self.account is not None:
             made._charges.append(self.account.own(nbytes))
         return made
 
     def count(self, memory: Memory) -> None:
-        """Counts *memory*, which the call has mapped, likewise."""
+        """Charges *memory*, which the call has mapped."""
         self._charges.append(self.charge(memory))
 
     def _close(self) -> None:
@@ -285,7 +291,10 @@ class Lease:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Keeps it open during the block. Raises `InvalidArgument` if it is closed already."""
+        """Keeps the lease open during the block.
+
+        Raises `InvalidArgument` if it is already closed.
+        """
         with self._lock:
             if self._over:
                 raise InvalidArgument("a reusable execution was used after it was closed")
@@ -302,7 +311,7 @@ class Lease:
 
 @contextmanager
 def closing_unless_kept(lease: Lease) -> Iterator[Lease]:
-    """At the end of the block *lease* is closed, unless it is kept."""
+    """Closes *lease* at the end of the block, unless it is kept."""
     try:
         yield lease
     finally:
@@ -318,8 +327,10 @@ MOST_THREADS: Final = os.cpu_count() or 1
 
 
 def threads_of_all(processors: int) -> int:
-    """Half of the tasks that Linux has room for unless told otherwise: 1024 a processor, 32,768 at
-    least (`kernel/pid.c`). So 512 models may take every processor, however many there are.
+    """Half of the tasks that Linux allows by default.
+
+    Linux allows 1024 a processor, 32,768 at least (`kernel/pid.c`). So 512 models may use every
+    processor, however many there are.
     """
     return 512 * max(32, processors)
 
@@ -351,9 +362,10 @@ class Preparations:
         nbytes: int,
         model: Model | None = None,
     ) -> Callable[[], None]:
-        """Makes room for a prepared model of *nbytes* beside its constants, and returns a function
-        that frees it. Raises `ResourceExhaustedTransient` if over the client's or the *account*'s
-        quota.
+        """Reserves room for a prepared model of *nbytes* without its constants.
+
+        Returns a function that frees the room. Raises `ResourceExhaustedTransient` if over the
+        client's or the *account*'s quota.
         """
         threads = MOST_THREADS if num_threads is None else max(1, num_threads)
         self._count_one(threads)

@@ -1,11 +1,9 @@
-"""A ring buffer of requests and answers in memory that two processes map: executions without system
-calls.
+"""Ring buffer of requests and answers in shared memory: executions without system calls.
 
-The region has a page of words, each written by one side alone, then *slots* pairs of slots, one for
-a request and one for its answer, of *slot_bytes* each. Request number n (from 1) is in pair n
-modulo
-*slots*, and so is its answer. Writing n to the word `REQUESTED`, or `ANSWERED`, publishes it.
-Numbers only grow. A side that has waited for a bounded time writes 1 to its `*_WAITS` word and
+The region has a page of words, each written by one side alone. Then follow *slots* pairs of slots,
+one for a request and one for its answer, of *slot_bytes* each. Request number n (from 1) is in pair
+n modulo *slots*, and so is its answer. Writing n to the word `REQUESTED`, or `ANSWERED`, publishes
+it. Numbers only grow. A side that has waited for a bounded time writes 1 to its `*_WAITS` word and
 waits for its doorbell, which the other side rings after it publishes.
 
 | word | written by | holds |
@@ -17,17 +15,16 @@ waits for its doorbell, which the other side rings after it publishes.
 | `SERVER_WAITS` | device's side | whether it wants to be woken |
 
 Each side treats the other as hostile: it copies a field into private memory once and checks it
-there. A number that neither stays the same nor is the next one ends the ring.
+there. The only valid numbers are the current one and the next; any other closes the ring.
 
 x86 makes stores visible in order (total store order), so one word publishes what was written before
-it. Nothing in Python orders stores on other processors: every publication rings the doorbell there,
-and a side trusts only what it reads after the doorbell rang, since system calls order both sides.
+it. Python orders no stores on other processors. There, every publication rings the doorbell, and a
+side trusts only what it reads after the doorbell rang: system calls order memory on both sides.
 
 The other process has the same open file as a doorbell and may clear its flags, fill it or close it
-at any moment. So ringing and listening are one system call each that is itself told not to wait:
+at any moment. Ringing and listening are therefore one system call each that asks not to block:
 `pwritev2` with RWF_NOWAIT for a pipe (Linux 6.4 and later), else `send` with MSG_DONTWAIT for a
-pair
-of sockets. An eventfd has no such call.
+socket pair. An eventfd has no such call.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ from penstock.memory.mapping import OUT_OF_ROOM
 NS_PER_MS: Final = 1_000_000
 
 FD_SETSIZE: Final = 1024
-"""Descriptors that `select` takes are below it."""
+"""`select` accepts descriptors below this number."""
 
 DRAINED: Final = 4096
 """Bytes of ringing that are forgotten at a time."""
@@ -67,9 +64,10 @@ Heard: TypeAlias = Literal["rung", "dead", "nothing"]
 
 
 class Doorbell:
-    """One direction: *listen_fd* is waited for, *ring_fd* written; -1 if only the other process has
-    it. Owns both descriptors, even if this raises `InvalidArgument`: for neither a pipe nor a
-    socket of a pair.
+    """One direction of waking: this process waits for *listen_fd* and writes *ring_fd*.
+
+    A descriptor is -1 if only the other process has it. The doorbell owns both descriptors, even if
+    this raises `InvalidArgument` because one is neither a pipe nor a socket of a pair.
     """
 
     listen_fd: int
@@ -108,7 +106,10 @@ class Doorbell:
         return cls(listener.detach(), ringer.detach())
 
     def ring(self) -> None:
-        """Wakes the listener. Does nothing if the doorbell is full or its listener closed."""
+        """Wakes the listener.
+
+        Does nothing if the doorbell is full or its listener has closed it.
+        """
         try:
             end = self._sockets.get(self.ring_fd)
             if end is not None:
@@ -119,7 +120,7 @@ class Doorbell:
             return
 
     def silence(self) -> bool:
-        """Forgets the ringing so far; False where nobody has the other end any more."""
+        """Clears the doorbell. Returns False if no process has the other end open."""
         try:
             end = self._sockets.get(self.listen_fd)
             if end is not None:
@@ -139,7 +140,7 @@ class Doorbell:
 
 @functools.cache
 def pipes_take_no_wait() -> bool:
-    """Whether one call on a pipe may be told not to wait."""
+    """Whether a single call on a pipe can be non-blocking."""
     if sys.platform != "linux":
         return False
     fds = os.pipe()
@@ -172,7 +173,7 @@ class Listener:
         self._fds = fds if max(fds) < FD_SETSIZE else []
 
     def wait(self, timeout_ns: int | None) -> Heard:
-        """What happens first. A doorbell whose other end is closed counts as "dead"."""
+        """The event that happens first. A doorbell whose other end is closed counts as "dead"."""
         if timeout_ns is None:
             found = [fd for fd, _ in self._poll.poll()]
         elif self._fds:
@@ -199,7 +200,7 @@ def _end(fd: int) -> socket.socket | None:
     if sys.platform == "win32" or end.family != socket.AF_UNIX or end.type != socket.SOCK_STREAM:
         end.detach()
         raise InvalidArgument("a doorbell is a pipe, or one of a pair of sockets")
-    # What Python would wait by, of its own.
+    # Non-blocking: Python then does not wait before a call.
     end.settimeout(0)
     return end
 
@@ -246,12 +247,12 @@ BIND: Final = 2
 """Binds the payload, a `wire.RingRequest`, to this number and runs it."""
 
 DONE: Final = 1
-"""An execution that has nothing to report but its times."""
+"""Answer kind of an execution that returns only its times."""
 REPLY: Final = 2
 """The payload is a reply, as the codec makes them: `Executed`, `Failure` or `Stopped`."""
 
 CLOSED: Final = 2**64 - 1
-"""What `ANSWERED` holds when the device's side takes no more requests."""
+"""Value of `ANSWERED` once the device's side accepts no more requests."""
 
 MEASURE: Final = 1
 STOPPABLE: Final = 2
@@ -271,11 +272,11 @@ LOOKING_NS: Final = 25_000
 """How long one side spins before it yields the processor to the other side."""
 
 SLEEP_NS: Final = 500_000_000
-"""A wait is never longer: whoever missed a doorbell looks again."""
+"""Longest single wait: a side that missed a doorbell checks the word again after it."""
 
 
 class Layout(NamedTuple):
-    """Where things are in a region of *slots* pairs of *slot_bytes* each."""
+    """Offsets in a region of *slots* pairs of *slot_bytes* each."""
 
     slots: int
     slot_bytes: int
@@ -404,7 +405,10 @@ class Watch:
                     return value
 
     def sleep(self, seen: int, timeout_ns: int | None) -> tuple[int, Heard]:
-        """The word, *seen* if it has not changed after *timeout_ns*, and what was heard."""
+        """The word, and the doorbell's event.
+
+        The word is *seen* if unchanged after *timeout_ns*.
+        """
         limit = SLEEP_NS if timeout_ns is None else min(timeout_ns, SLEEP_NS)
         words = self._words
         words[self._waits] = 1
@@ -418,7 +422,7 @@ class Watch:
         return value, heard
 
     def glance(self, seen: int) -> int:
-        """The word now; *seen* where only a doorbell orders what is read, and none was heard."""
+        """The word now; *seen* where only a doorbell orders memory and none has rung."""
         if not TOTAL_STORE_ORDER and self._listener.wait(0) == "nothing":
             return seen
         value: int = self._words[self._index]

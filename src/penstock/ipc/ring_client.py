@@ -28,7 +28,7 @@ CANCEL_LOOK_NS: Final = 5_000_000
 """How often a wait for an answer looks at the cancel token."""
 
 STOP_GRACE_NS: Final = 100_000_000
-"""How long the device gets to answer once a run was told to stop, by its token."""
+"""Nanoseconds the device has to answer after its cancel token was set."""
 
 LONG_NS: Final = 1_000_000_000
 """Runs that take longer are as long as this to the next call's patience."""
@@ -40,19 +40,19 @@ NAP_SHARE: Final = 32
 """The last part of the usual time that is not slept through."""
 
 NAP_MARGIN_NS: Final = 150_000
-"""What waking takes."""
+"""Nanoseconds that waking a thread takes."""
 
 CHEAP_NS: Final = 10_000
 """A way there and back that is not worth trying the other for."""
 
 MOST_WAY_NS: Final = 500_000
-"""Ways that take longer count as this: one turn missed decides nothing."""
+"""Longer round trips count as this: one missed time slice must not decide."""
 
 TRY_EVERY: Final = 16
 """Calls of which one tries the way that has cost more."""
 
 MOST_FALSE_ALARMS: Final = 10_000
-"""Times that one wait may be woken for nothing."""
+"""Most times that one wait may be woken without an answer."""
 
 
 _looking = threading.Lock()
@@ -94,7 +94,7 @@ class RingClient:
         self._process = _process
         self._sent = self._answered = self._calls = 0
         self._pace = Pace()
-        # What a call takes beside the device's own time, sleeping and looking.
+        # Overhead of a call beyond the device's own time: when sleeping, and when spinning.
         self._way_ns = [0, 0]
         self.broken: str | None = None
 
@@ -106,10 +106,11 @@ class RingClient:
         payload: bytes = b"",
         pace: Pace | None = None,
     ) -> ExecutionResult:
-        """One request and its answer; *pace* is that of what it runs. Raises the answer's error;
-        `DeadObject` if the other side ended or broke the rules, which ends this ring;
-        `MissedDeadlineTransient` or `Cancelled` without an answer: until a later call returns,
-        outputs may still be written.
+        """Sends one request and returns its answer; *pace* is that of the prepared model.
+
+        Raises the answer's error. Raises `DeadObject` if the other side ended or broke the
+        protocol, which closes this ring. Raises `MissedDeadlineTransient` or `Cancelled` without an
+        answer: until a later call returns, outputs may still be written.
         """
         if self.broken is not None:
             raise DeadObject(self.broken)
@@ -138,7 +139,7 @@ class RingClient:
                     deadline_ns = max(1, deadline_ns)
         looks = self._looks(pace)
         if looks or self._watch.spin_ns <= pace.usual_ns:
-            # Who sleeps through a long run is soon back with the next.
+            # A client that sleeps through a long run soon sends the next request.
             flags |= ring.LINGER
         REQUEST.pack_into(
             region.data, at, number, kind, bound, deadline_ns or 0, loop_ns, flags, len(payload)
@@ -163,7 +164,7 @@ class RingClient:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a request runs that nobody waits for. Raises nothing: a bad ring is broken."""
+        """Whether a request runs that no caller waits for. Raises nothing: a bad ring is broken."""
         if self._answered == self._sent or self.broken is not None:
             return False
         with suppress(DeadObject):
@@ -174,7 +175,7 @@ class RingClient:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a child's copy, made by `fork`, of its parent's."""
+        """Whether `fork` copied this client into a child process."""
         return self._process is not _process
 
     def close(self) -> None:
@@ -192,7 +193,7 @@ class RingClient:
         cancel: CancelToken | None,
         pace: Pace,
     ) -> None:
-        """Until answer *number* is there; *value* is what the word was."""
+        """Waits for answer *number*; *value* is the last value of the word."""
         stop_at: int | None = None
         alarms = 0
         watch = self._watch
@@ -242,9 +243,10 @@ class RingClient:
                     raise self._break("the device rings without an answer")
 
     def _looks(self, pace: Pace) -> bool:
-        """Whether to spin for the next answer rather than sleep: runs are short, and spinning has
-        been cheaper. If every processor is busy, a wake-up comes sooner than this thread's turn
-        after a yield.
+        """Whether to spin for the next answer rather than sleep.
+
+        True if runs are short and spinning has been cheaper. If every processor is busy, a sleeping
+        thread is woken sooner than a spinning thread is scheduled again after it yields.
         """
         if self._watch.spin_ns <= pace.usual_ns:
             return False
@@ -262,9 +264,9 @@ class RingClient:
         given, kind, took_ns, device_ns, driver_ns, nbytes = ANSWER.unpack_from(region.data, at)
         if given != number or nbytes > region.layout.slot_bytes - ANSWER.size:
             raise self._break(f"answer {given} of {nbytes} bytes in the place of {number}")
-        # The time that it took there, not what waking took: one late answer must not keep the next
-        # from being looked for. Quick to believe that runs are short: who sleeps past the end of
-        # one pays for two wake-ups, its own and the other's.
+        # Counts the run's time without the wake-up: one late answer must not stop spinning for the
+        # next. The estimate falls quickly and rises slowly. A client that sleeps past the end of a
+        # run pays for two wake-ups, its own and the server's.
         took_ns = min(took_ns, LONG_NS)
         longer = took_ns - pace.usual_ns
         pace.usual_ns += longer // (8 if longer > 0 else 2)
@@ -314,7 +316,7 @@ class RingClient:
 
 
 _process = object()
-"""Stands for this process: a child made by `fork` has another."""
+"""Identifies this process: a child made by `fork` has another object."""
 
 
 def _forked() -> None:

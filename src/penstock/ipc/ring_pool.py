@@ -70,18 +70,18 @@ class Rings:
         return None if life_fd is None else opened(self._channel, life_fd, deadline_ns)
 
     def forget(self, target: int) -> None:
-        """*target* is closed: the rings that nobody uses now let go of what is bound to it."""
+        """Drops the bindings to *target*, which is closed, from the idle rings."""
         for each in self._taken_all():
             each.forget(target)
             self._put_back(each)
 
     def close(self) -> None:
-        """Closes the rings, those in use when they are put back; twice is harmless."""
+        """Closes the idle rings; rings in use are closed on return. A second call does nothing."""
         self._closed = True
         self.trim()
 
     def trim(self) -> None:
-        """Closes the rings that nobody uses now."""
+        """Closes the idle rings."""
         dropped = self._taken_all()
         with self._lock:
             self._count -= len(dropped)
@@ -139,8 +139,10 @@ class Rings:
             each.close()
 
     def _is_lasting(self, memory: Memory) -> bool:
-        """Whether *memory* has been here before: one that comes once goes with its message, which
-        takes less than lending it to a ring.
+        """Whether *memory* was used before.
+
+        Memory that is used once travels with its message, which is cheaper than sharing it with a
+        ring.
         """
         if self._seen.get(id(memory)) is memory:
             return True
@@ -149,7 +151,7 @@ class Rings:
 
 
 def _close_all(process: int, *rings: list[Ring]) -> None:
-    """Closes what a device that nobody has any more kept."""
+    """Closes the resources of a device that was garbage-collected."""
     if process == os.getpid():
         for each in itertools.chain(*rings):
             each.close()
@@ -217,7 +219,7 @@ class RingBurst:
             self._ring.ping()
 
     def close(self) -> None:
-        """Twice is harmless. A run under way elsewhere ends first."""
+        """Closes the burst. Waits for a run in another thread. A second call does nothing."""
         with self._running:
             if self._closed:
                 return

@@ -67,13 +67,15 @@ class BoundRequest:
         self.kind, self.payload = ring.RUN, b""
 
     def drop(self) -> None:
-        """It is bound no more, and keeps none of the memory that arrays were copied to."""
+        """Unbinds the request and frees the memory that arrays were copied to."""
         self.is_bound = False
         self.incoming = self.outgoing = ()
 
     def takes(self, request: Request) -> bool:
-        """Whether it is bound, and surely for *request* as well: all its arrays lie in NumPy's own
-        memory, as those did that it was made for, and have their types and shapes.
+        """Whether it is bound and can serve *request* too.
+
+        True if all arrays of *request* lie in memory that NumPy allocated, as in the request that
+        was bound, with the same types and shapes.
         """
         return (
             self.is_bound
@@ -83,7 +85,7 @@ class BoundRequest:
         )
 
     def remember(self, request: Request) -> None:
-        """Takes *request* for the one that `is_for` knows at a look."""
+        """Makes *request* the one that `is_for` recognises by identity."""
         self._request = weakref.ref(request)
         self._inputs = tuple(map(_known, request.inputs))
         self._outputs = tuple(map(_known, request.outputs))
@@ -126,7 +128,7 @@ def _same_forms(forms: tuple[_Form, ...], arguments: tuple[RequestArgument, ...]
             return False
         if flags.writeable is not writeable or not flags.c_contiguous:
             return False
-        # What NumPy allocated lies in no pool.
+        # Memory that NumPy allocated lies in no pool.
         if not flags.owndata and (type(owner) is not np.ndarray or not owner.flags.owndata):
             return False
     return True
@@ -137,8 +139,9 @@ _Known: TypeAlias = tuple[Any, tuple[int, ...], tuple[int, ...] | None]
 
 
 def key_of(target: int, request: Request) -> tuple[Any, ...]:
-    """What requests to *target* share that can use one binding: places and shapes, not contents.
-    Memory is identified by `id`: forget the key when the memory is gone.
+    """Key of the requests to *target* that can share a binding: places and shapes, not contents.
+
+    Memory is identified by `id`: drop the key when the memory is freed.
     """
     return (
         target,
@@ -184,7 +187,7 @@ def _part(argument: RequestArgument) -> Any:
 
 
 MOST_BOUND: Final = 32
-"""Requests that a ring keeps bound on the device's side; the one unused for longest goes first."""
+"""Most requests that a ring keeps bound. The least recently used is evicted."""
 
 PAGE: Final = 4096
 
@@ -196,19 +199,21 @@ class _Lent(NamedTuple):
     watch: weakref.finalize[..., Any]
 
     def is_of(self, memory: Memory) -> bool:
-        """Whether it is *memory*, and not another that had its `id`."""
+        """Whether this is *memory*, and not a later object with the same `id`."""
         found = self.watch.peek()
         return found is not None and found[0] is memory
 
     def close(self) -> None:
-        """Lets the device's side forget it, which is told with the next message."""
+        """Asks the device's side, with the next message, to release the memory."""
         self.watch.detach()
         self.pool.forget()
 
 
 class Ring:
-    """One ring to the device behind *channel*; for one thread at a time. A memory is lent while a
-    bound request uses it and somebody in this process has it.
+    """One ring to the device behind *channel*, for one thread at a time.
+
+    A memory is shared with the device's side while a bound request uses it and this process keeps
+    it.
     """
 
     def __init__(self, channel: Channel, client: RingClient, remote: RemoteRing) -> None:
@@ -217,19 +222,19 @@ class Ring:
         self._latest: dict[int, BoundRequest] = {}
         self._free = list(range(MOST_BOUND))
         self._pools: dict[int, _Lent] = {}
-        # Memory that was lent, and is gone; filled by finalizers.
+        # Shared memory that this process has freed. Finalizers append to it.
         self._gone: deque[int] = deque()
         self._staging: MemoryPool | None = None
         self.idle_since = 0.0
 
     @property
     def broken(self) -> bool:
-        """Whether it is of no use any more: the device's process is gone, or breaks the rules."""
+        """Whether the ring is unusable: the device's process has ended, or broke the protocol."""
         return self._client.broken is not None
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a child's copy, made by `fork`, of its parent's."""
+        """Whether `fork` copied this ring into a child process."""
         return self._client.is_inherited
 
     @property
@@ -244,9 +249,10 @@ class Ring:
         deadline_ns: int | None = None,
         is_lasting: Callable[[Memory], bool] = lambda _: True,
     ) -> BoundRequest | None:
-        """The binding of *request* to *target*, made by the deadline if there is none. None if no
-        ring can carry it: it is too long, or has memory that cannot be lent or is not *is_lasting*.
-        Raises `InvalidArgument` for an array that no process can be given.
+        """The binding of *request* to *target*, created by the deadline if there is none.
+
+        None if no ring can carry the request: it is too long, or its memory cannot be shared or is
+        not *is_lasting*. Raises `InvalidArgument` for an array that no other process can access.
         """
         if self._gone:
             self._sweep()
@@ -284,8 +290,10 @@ class Ring:
     def run(
         self, bound: BoundRequest, request: Request, config: ExecutionConfig, pace: Pace
     ) -> ExecutionResult:
-        """Executes *request*, whose binding *bound* is; *pace* is that of its prepared model. The
-        result tells of what was copied, and so does an error. Raises what `RingClient.call` does.
+        """Executes *request* by its binding *bound*; *pace* is that of its prepared model.
+
+        The result lists the copies that were made, and so does an error. Raises what
+        `RingClient.call` raises.
         """
         copies: list[ArgumentCopy] = []
         for position, view in bound.incoming:
@@ -311,7 +319,7 @@ class Ring:
         self._client.call(ring.EMPTY)
 
     def forget(self, target: int) -> None:
-        """Drops what is bound to *target*, which is closed."""
+        """Drops the bindings to *target*, which is closed."""
         for key in [key for key in self._bound if key[0] == target]:
             self._drop(key)
 
@@ -328,7 +336,7 @@ class Ring:
             self._remote.forget()
 
     def _failed(self, bound: BoundRequest, error: BaseException) -> None:
-        """After an error of a call: what may have become useless is not used again."""
+        """After a call failed: drops the state that the failure may have invalidated."""
         if self._client.broken is not None:
             # A ring shows that a process ended before the connection does. A process that breaks
             # the
@@ -344,7 +352,7 @@ class Ring:
                 self._drop_staging()
 
     def _place_of(self, array: NDArray) -> PoolPlace | None:
-        """Where *array* lies in a pool that cannot shrink, at an address that its type may have."""
+        """Place of *array* in a pool that cannot shrink, if the address is aligned for its type."""
         place = pool_of(array) if array.flags.aligned else None
         if place is None or id(place.memory) in self._pools or not may_shrink(place.memory):
             return place
@@ -367,7 +375,7 @@ class Ring:
         staging.close()
 
     def _number(self, memory: Memory, deadline_ns: int | None) -> wire.ObjectId:
-        """The number of *memory* on the device's side, which it is lent to if need be."""
+        """The number of *memory* on the device's side. Shares the memory first if necessary."""
         known = self._pools.get(id(memory))
         if known is None or not known.is_of(memory):
             from penstock.ipc.remote import lend_pool
@@ -379,7 +387,7 @@ class Ring:
         return known.pool.number
 
     def _sweep(self) -> None:
-        """Drops what is bound to memory that is gone."""
+        """Drops the bindings to memory that was freed."""
         gone = set()
         while self._gone:
             gone.add(self._gone.popleft())
@@ -410,7 +418,7 @@ class Ring:
 
 
 def _ended(gone: deque[int], number: int, forget: Callable[[], None]) -> None:
-    """A finalizer: a memory is gone, and the device's side need not keep it."""
+    """A finalizer: the memory is freed here, so the device's side can release it."""
     gone.append(number)
     forget()
 

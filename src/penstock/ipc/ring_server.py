@@ -36,7 +36,7 @@ from penstock.memory import HardwareBufferHandle, MappedFd, map_memory
 
 
 class LentPool:
-    """A memory that a client has lent, by a descriptor of its own. Mapped once for all requests."""
+    """Memory of a client, shared by a descriptor. Mapped once for all requests."""
 
     def __init__(self, memory: Memory) -> None:
         """Duplicates the descriptor of *memory*; raises `InvalidArgument` if it has none."""
@@ -75,7 +75,7 @@ class LentPool:
             self._bindings.add(binding)
 
     def close(self) -> None:
-        """Releases the requests that use it; one that runs keeps the memory until its run ends."""
+        """Releases the requests that use the memory. A run keeps it until the run ends."""
         with self._lock:
             self._closed = True
             bindings = list(self._bindings)
@@ -90,9 +90,10 @@ ChargeMemory: TypeAlias = Callable[[Memory], Charge]
 
 
 class Binding:
-    """A request to *target* that the client runs by number. Until its ring or one of its pools is
-    closed, it keeps the pools and charges what the driver maps by *charge*. Raises
-    `InvalidArgument`, and what mapping raises.
+    """A request to *target* that the client runs by number.
+
+    Until its ring or one of its pools is closed, it keeps the pools and charges what the driver
+    maps by *charge*. Raises `InvalidArgument`, and the errors of mapping.
     """
 
     def __init__(self, payload: bytes, find: FindPool, charge: ChargeMemory) -> None:
@@ -121,8 +122,9 @@ class Binding:
             raise
 
     def prove(self, request: Request) -> None:
-        """Drivers need not look at *request* again: the same arguments, which nobody else can
-        change, were accepted.
+        """Lets drivers skip validation of *request*.
+
+        Drivers accepted the same arguments before, and no other process can change them.
         """
         proven = ProvenRequest(request.inputs, request.outputs, request.pools)
         with self._lock:
@@ -130,7 +132,7 @@ class Binding:
                 self.request = proven
 
     def release(self) -> None:
-        """Lets go of the request, of its pools, and of what counts for them; twice is harmless."""
+        """Releases the request, its pools and its charges. A second call does nothing."""
         with self._lock:
             self.request, self._pools = None, ()
             charges, self._charges = self._charges, []
@@ -166,7 +168,7 @@ MAX_MESSAGE: Final = 512
 """Characters of an error's message that may be cut to fit into a slot."""
 
 MOST_FALSE_ALARMS: Final = 10_000
-"""Times in a row that a client may ring for nothing."""
+"""Most consecutive times that a client may ring without a request."""
 
 CLOSING_SECONDS: Final = 1.0
 """How long closing waits for a run under way; the thread ends after that run in any case."""
@@ -183,13 +185,13 @@ logger: Final = logging.getLogger(__name__)
 
 
 Executor: TypeAlias = tuple[Callable[[Request, ExecutionConfig], ExecutionResult], bool]
-"""What executes requests, and whether its runs may take long whatever their size."""
+"""The object that executes requests, and whether a run may be slow whatever its size."""
 
 FindExecutor: TypeAlias = Callable[[wire.ObjectId], Executor]
-"""What executes a prepared model or burst by number; raises `InvalidArgument` for others."""
+"""Looks up a prepared model or burst by number. Raises `InvalidArgument` for other numbers."""
 
 UseTokens: TypeAlias = Callable[[tuple[int, ...]], AbstractContextManager[None]]
-"""Keeps buffers open for the length of a run; raises `InvalidArgument` for those of others."""
+"""Keeps buffers open during a run. Raises `InvalidArgument` for another client's buffers."""
 
 
 class RingCancel(CancelToken):
@@ -200,7 +202,7 @@ class RingCancel(CancelToken):
     def __init__(
         self, words: memoryview, number: int, is_over: Callable[[], bool] = lambda: False
     ) -> None:
-        # No event: one is made for every run.
+        # Without an event: each run would create one.
         self._words, self._number, self._is_over = words, number, is_over
 
     def set(self) -> None:
@@ -220,10 +222,12 @@ class RingCancel(CancelToken):
 
 
 class RingServer:
-    """Serves a ring. For each run *executor* finds what executes it, and *find* the lent pools. The
-    three descriptors stay the caller's. The thread ends with `close`, which stops long runs, or if
-    the client breaks the rules; *ended* is called last. Memory that a driver maps is charged by
-    *charge*.
+    """Serves a ring.
+
+    For each run *executor* looks up the object that executes it, and *find* the shared pools. The
+    caller keeps ownership of the three descriptors. The thread ends with `close`, which cancels
+    long runs, or if the client breaks the protocol. *ended* is called last. Memory that a driver
+    maps is charged by *charge*.
     """
 
     def __init__(
@@ -282,7 +286,7 @@ class RingServer:
                 if alarms > MOST_FALSE_ALARMS:
                     raise WireError("it rings without a request")
                 if heard == "dead" and newest == served:
-                    # The client is about to close the ring, or is gone.
+                    # The client is about to close the ring, or has ended.
                     break
                 while served < newest and not self._closed:
                     served += 1
@@ -292,13 +296,16 @@ class RingServer:
                     )
         except (WireError, OSError) as error:
             logger.warning("a client's ring is closed: %s", error)
-        except BaseException:  # it would end this thread, and nobody would know
+        except BaseException:  # it would end this thread without a trace
             logger.exception("a client's ring is closed")
         finally:
             self._end()
 
     def _await(self, served: int) -> tuple[int, Heard]:
-        """The word of requests, after a while or once it is not *served*, and what was heard."""
+        """The word of requests, and the doorbell's event.
+
+        Returns after a while, or once the word is not *served*.
+        """
         watch = self._watch
         if self._linger and watch.spin_ns and _spinning.acquire(blocking=False):
             try:
@@ -311,8 +318,10 @@ class RingServer:
         return watch.sleep(served, None)
 
     def _answer(self, number: int) -> None:
-        """Does what request *number* asks for, and writes the answer beside it. Raises `WireError`
-        for a request that breaks the rules; what the device raises is an answer.
+        """Performs request *number* and writes the answer into its slot.
+
+        Raises `WireError` for a request that breaks the protocol. An error of the device is an
+        answer.
         """
         began, region = monotonic_ns(), self._region
         at, slot_bytes = region.layout.request_at(number), region.layout.slot_bytes
@@ -404,7 +413,7 @@ class RingServer:
         return self._closed
 
     def _bind(self, bound: int, payload: bytes) -> Binding:
-        """Binds the request. Raises `InvalidArgument`, and what mapping its pools raises."""
+        """Binds the request. Raises `InvalidArgument`, and the errors of mapping its pools."""
         if bound >= MAX_BOUND:
             raise InvalidArgument(f"bound request {bound}; a ring has {MAX_BOUND}")
         self._unbind(bound)
@@ -461,7 +470,7 @@ class RingServer:
 
 
 class _RulesBroken(WireError):
-    """A client that no request can be taken from any more."""
+    """The client broke the protocol; the ring accepts no more of its requests."""
 
 
 def _priority(index: int) -> int:

@@ -61,7 +61,7 @@ END_SECONDS: Final = 3.0
 """How long a host that was killed may take to end."""
 
 MOST_DESCRIPTORS: Final = 2
-"""Descriptors beside one message of a host: those of `welcome`, or a fence."""
+"""Most descriptors with one message of a host: those of `welcome`, or a fence."""
 
 HOST: Final = ("-P", "-m", "penstock.ipc.host")
 ALONE: Final = (*HOST, "--alone")
@@ -95,7 +95,7 @@ class NotStarted(DeviceUnavailable):
 
 
 class _Silent(Exception):
-    """The *process* at the other end takes nobody on."""
+    """The *process* at the other end accepts no clients."""
 
     def __init__(self, process: int) -> None:
         super().__init__(f"process {process} does not answer")
@@ -103,9 +103,11 @@ class _Silent(Exception):
 
 
 class Started(NamedTuple):
-    """A connection to a host that accepted this client: the driver's process *pid* as it says, its
-    parent *broker*, a *child* or not, a *pidfd* of the parent if that is certain, the heartbeat's
-    *page*, and the *output* file.
+    """A connection to a host that accepted this client.
+
+    *pid* is the driver's process as the host reports it, *broker* its parent. *child* is whether
+    the broker is this process's child. *pidfd* refers to the broker if that is certain. *page* is
+    the heartbeat's page, *output* the output file.
     """
 
     connection: Connection
@@ -120,7 +122,7 @@ class Started(NamedTuple):
 
 
 def unavailable() -> str | None:
-    """Why drivers cannot run in processes of their own here; None where they can."""
+    """Why drivers cannot run in separate processes on this system; None if they can."""
     if sys.platform != "linux":
         return (
             "drivers in processes of their own need memory descriptors and process descriptors, "
@@ -150,7 +152,7 @@ def environment() -> dict[str, str]:
 
 
 def address_of(place: Place, settings: Mapping[str, str]) -> str:
-    """The socket name of the host of *place*: equal for all processes that would start it alike."""
+    """Socket name of the host of *place*: equal in all processes that would start the same host."""
     digest = hashlib.sha256()
     parts = [sys.executable, *place, str(wire.WIRE_VERSION)]
     parts += [f"{name}={value}" for name, value in sorted(settings.items())]
@@ -161,12 +163,13 @@ def address_of(place: Place, settings: Mapping[str, str]) -> str:
 
 
 def connect(place: Place) -> Started:
-    """A connection to the host of *place*, started if need be. A host that is stopped, or does not
-    answer in the time of a start, is replaced; if it may be another process, or there is no
-    directory for sockets, this client gets a host of its own.
+    """Connects to the host of *place*, and starts it if necessary.
 
-    Raises `NotAvailable` on other systems, `DeviceUnavailable` with the reason; `NotStarted` if
-    there was a process.
+    A host that is stopped, or does not answer within the time of a start, is replaced. This client
+    gets a private host if the process may not be a host, or if there is no directory for sockets.
+
+    Raises `NotAvailable` on other systems, `DeviceUnavailable` with the reason, and `NotStarted` if
+    a process was started.
     """
     if reason := unavailable():
         raise NotAvailable(reason)
@@ -188,8 +191,8 @@ def _connected(place: Place, found: SocketDirectory | None) -> Started:
             continue
         except OSError as error:
             if found is not None and isinstance(error, PermissionError | TimeoutError):
-                # Another user's, or somebody who takes nobody on: one of our own that nobody else
-                # can find.
+                # Another user's process, or one that accepts no clients: start a private host,
+                # whose socket no other client can find.
                 found = None
                 continue
             told = f"{NO_DESCRIPTOR_LEFT} ({error})" if error.errno in NO_DESCRIPTOR else error
@@ -222,7 +225,7 @@ def _connected(place: Place, found: SocketDirectory | None) -> Started:
 
 
 def _served(place: Place, path: str) -> Started:
-    """A connection to the service at *path*, whose process is not this client's to start."""
+    """Connects to the service at *path*, whose process this client does not start."""
     try:
         return _enter(connect_service(place.name, path), place, None)
     except EOFError as error:
@@ -274,8 +277,9 @@ def _started(
 
 
 def _spawn(place: Place, settings: Mapping[str, str], passed: Sequence[int], output: int) -> int:
-    """Starts the process, in a session of its own: a terminal's interrupt is for its client alone.
-    *passed* is the socket of its first client, and what others connect to where they can.
+    """Starts the process in a separate session: a terminal's interrupt is for the client alone.
+
+    *passed* is the socket of its first client and, if others can connect, the socket that listens.
     """
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
@@ -305,7 +309,7 @@ def _spawn(place: Place, settings: Mapping[str, str], passed: Sequence[int], out
 
 
 def _known(started: Started, found: SocketDirectory, name: str, place: Place) -> Started:
-    """A second connection, by which the kernel tells the host's process; else the first."""
+    """A second connection, whose host the kernel identifies; else the first."""
     try:
         sock = found.connect(name, knobs.driver_timeout_ms() / 1000)
         if sock is None:
@@ -321,11 +325,14 @@ def _known(started: Started, found: SocketDirectory, name: str, place: Place) ->
 
 
 def _end(process: int, place: Place) -> bool:
-    """Kills a useless host of *place*; False if it is no such host, or cannot be killed."""
+    """Kills an unusable host of *place*.
+
+    Returns False if it is no such host or cannot be killed.
+    """
     try:
         pidfd = open_process(process)
     except OSError:
-        # It has ended by itself.
+        # It has ended already.
         return True
     try:
         if command_of(process)[1:] != [*HOST, *place]:
@@ -441,7 +448,7 @@ def _kill(pid: int) -> None:
 
 
 def _end_child(pid: int) -> None:
-    """Waits for the end of a process that has hung up, and kills one that does not end."""
+    """Waits for the end of a process that has disconnected, and kills one that does not end."""
     try:
         process = open_process(pid)
     except OSError:
@@ -454,7 +461,7 @@ def _end_child(pid: int) -> None:
 
 
 def _reap(pid: int) -> int | None:
-    """Waits for the end of a child; gives its status, where nobody else had that."""
+    """Waits for the end of a child. Returns its status, or None if it was already collected."""
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:

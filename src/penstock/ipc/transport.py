@@ -1,9 +1,8 @@
-"""Frames and descriptors over a Unix stream socket, between two processes of which neither trusts
-the other.
+"""Frames and descriptors over a Unix stream socket between two processes.
 
-A frame is a header, the number of its descriptors and of its bytes, and the bytes. Descriptors
-travel by `SCM_RIGHTS` with the header, further ones with a byte each for as many as one message of
-the kernel takes.
+Neither process trusts the other. A frame is a header, the number of its descriptors and of its
+bytes, and the bytes. Descriptors travel by `SCM_RIGHTS` with the header. Further descriptors travel
+with one byte for each batch that one kernel message can carry.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ HEADER: Final = struct.Struct("<IQ")
 """How many descriptors a frame has, and how many bytes."""
 
 BATCH: Final = 128
-"""Descriptors in one message of the kernel, which takes 253 at most on Linux."""
+"""Descriptors in one kernel message. Linux allows at most 253."""
 
 CHUNK: Final = 1 << 20
 """Bytes that memory for a frame grows by, as they arrive."""
@@ -48,8 +47,9 @@ class Received(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What one message of the kernel takes of a frame, at least one byte; of what is kept for later
-    the descriptors are duplicates.
+    """The part of a frame that one kernel message carries: at least one byte.
+
+    If it is kept for later, its descriptors are duplicates.
     """
 
     data: memoryview
@@ -57,7 +57,7 @@ class _Part(NamedTuple):
 
 
 class _Partial:
-    """A frame of which not everything has come."""
+    """A frame that has been received in part."""
 
     def __init__(self) -> None:
         self.header = b""
@@ -73,7 +73,7 @@ class Connection:
     """One end of a stream. Any thread may `send`; one thread at a time may `receive`.
 
     Deadlines are `time.monotonic_ns()` values. Partial frames are kept, so a missed deadline leaves
-    the stream in order. *most* descriptors may come beside a frame; the kernel closes more.
+    the stream in order. A frame may carry up to *most* descriptors; the kernel closes more.
     `expect` is called before memory is allocated for a message of over `CHUNK` bytes, and may raise
     `WireError`.
     """
@@ -90,15 +90,17 @@ class Connection:
         self._partial = _Partial()
 
     def fileno(self) -> int:
-        """The descriptor of the socket, -1 once it is closed."""
+        """The descriptor of the socket; -1 once it is closed."""
         return self._socket.fileno()
 
     def send(
         self, data: bytes, descriptors: Sequence[int] = (), deadline_ns: int | None = None
     ) -> None:
-        """Sends one frame; the descriptors stay the caller's. Raises `WireError` for one that is
-        too large, `GeneralFailure` for a closed descriptor, `ResourceExhaustedTransient` from the
-        kernel, `TimeoutError` at the deadline, `EOFError` without another end.
+        """Sends one frame. The caller keeps ownership of the descriptors.
+
+        Raises `WireError` if the frame is too large, `GeneralFailure` for a closed descriptor,
+        `ResourceExhaustedTransient` from the kernel, `TimeoutError` at the deadline, and `EOFError`
+        if the other end is closed.
         """
         wire.check_length(len(data))
         if len(descriptors) > wire.MAX_HANDLES:
@@ -121,9 +123,10 @@ class Connection:
             self._sending.release()
 
     def receive(self, deadline_ns: int | None = None) -> Received:
-        """The next frame. Raises `TimeoutError` when it is not all there by the deadline,
-        `EOFError` when there is no other end, `WireError` for what is no frame: the stream is of no
-        further use then.
+        """Receives the next frame.
+
+        Raises `TimeoutError` if the frame is incomplete at the deadline, `EOFError` if the other
+        end is closed, and `WireError` for a malformed frame: the stream is then unusable.
         """
         partial = self._partial
         while len(partial.header) < HEADER.size:
@@ -175,7 +178,10 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket and partial frames; twice is harmless. Nobody may use it meanwhile."""
+        """Closes the socket and partial frames.
+
+        No other thread may use it. A second call does nothing.
+        """
         self._socket.close()
         while self._unsent:
             close_all(self._unsent.popleft().descriptors)
@@ -192,7 +198,7 @@ class Connection:
         return WireError(complaint)
 
     def _send_kept(self, deadline_ns: int | None) -> None:
-        """Sends what an earlier frame lacks."""
+        """Sends the rest of an earlier frame."""
         while self._unsent:
             part = self._unsent[0]
             sent = self._push(part.data, part.descriptors, deadline_ns)
@@ -202,8 +208,10 @@ class Connection:
                 self._unsent.appendleft(_Part(part.data[sent:], ()))
 
     def _send_parts(self, parts: list[_Part], deadline_ns: int | None) -> None:
-        """Sends one frame. Of one that has begun the rest is kept at the deadline, for whoever
-        sends next; where that cannot be, the stream is over.
+        """Sends one frame.
+
+        If it is sent in part at the deadline, the rest is kept for the next `send`. If it cannot be
+        kept, the stream ends.
         """
         begun = False
         try:
@@ -264,7 +272,7 @@ class Connection:
                 raise ResourceExhaustedTransient(f"no descriptor can be sent: {error}") from None
 
     def _pull(self, nbytes: int, deadline_ns: int | None) -> bytes:
-        """Up to *nbytes* bytes. The kernel closes descriptors that come with them."""
+        """Receives up to *nbytes* bytes. The kernel closes descriptors that come with them."""
         if sys.platform == "win32":
             raise OSError(LINUX_ONLY)
         while True:
@@ -280,7 +288,7 @@ class Connection:
             return data
 
     def _with_descriptors(self, nbytes: int, deadline_ns: int | None) -> bytes:
-        """Some bytes, at most *nbytes*; what descriptors come with them go to the frame."""
+        """Receives at most *nbytes* bytes, and adds their descriptors to the frame."""
         if sys.platform == "win32":
             raise OSError(LINUX_ONLY)
         flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)

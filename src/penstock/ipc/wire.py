@@ -1,9 +1,10 @@
 """Every message between the runtime and a device in another process.
 
-Each call has one reply. What has no bytes (descriptors, cancel tokens, callbacks, fences, host
-arrays, pools of constants) is in a table of handles beside the message, which holds its index. The
-device's side numbers its objects: prepared models, bursts, executions and buffers. The structs of
-`penstock.hal` are part of messages as they are; `penstock.ipc.codec` encodes and decodes.
+Each call has one reply. Values without bytes (descriptors, cancel tokens, callbacks, fences, host
+arrays, pools of constants) are in a table of handles that travels with the message; the message
+holds their indices. The device's side numbers its objects: prepared models, bursts, executions and
+buffers. Messages contain the structs of `penstock.hal` unchanged; `penstock.ipc.codec` encodes and
+decodes.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ MAX_FRAME: Final = 32 << 20
 """The largest message. Constants and tensors are not in it. Reading it blocks the process."""
 
 MAX_HANDLES: Final = 4096
-"""Handles that may travel beside one message."""
+"""Most handles that one message may carry."""
 
 Handle: TypeAlias = int
-"""An index into the table of handles beside the message."""
+"""An index into the message's table of handles."""
 
 ObjectId: TypeAlias = int
 """The number of a device-side object; 0 is the device itself."""
@@ -148,14 +149,14 @@ class SupportedOperations(Form, frozen=True, tag="supported_operations"):
 
 
 class Prepare(Form, frozen=True, tag="prepare_model"):
-    """`Device.prepare_model`: answered by `Made`."""
+    """`Device.prepare_model`. The reply is `Made`."""
 
     model: ModelForm
     config: PrepareConfig
 
 
 class PrepareFromCache(Form, frozen=True, tag="prepare_model_from_cache"):
-    """`Device.prepare_model_from_cache`: answered by `Made`."""
+    """`Device.prepare_model_from_cache`. The reply is `Made`."""
 
     config: PrepareConfig
 
@@ -186,13 +187,13 @@ class ExecuteFenced(Form, frozen=True, tag="execute_fenced"):
 
 
 class ConfigureBurst(Form, frozen=True, tag="configure_burst"):
-    """`PreparedModel.configure_burst`: answered by `Made`."""
+    """`PreparedModel.configure_burst`. The reply is `Made`."""
 
     prepared: ObjectId
 
 
 class CreateReusableExecution(Form, frozen=True, tag="create_reusable_execution"):
-    """`PreparedModel.create_reusable_execution`: answered by `Made`."""
+    """`PreparedModel.create_reusable_execution`. The reply is `Made`."""
 
     prepared: ObjectId
     request: RequestForm
@@ -220,7 +221,7 @@ class Report(Form, frozen=True, tag="report"):
 
 
 class OpenRing(Form, frozen=True, tag="open_ring"):
-    """Opens a ring for executions on the device: answered by `Made`, ended by `Close`.
+    """Opens a ring for executions on the device. The reply is `Made`; `Close` closes the ring.
 
     *memory* is the region of that layout (`penstock.ipc.ring.Layout`), *to_device* and *to_client*
     are the device's ends of the doorbells.
@@ -234,13 +235,13 @@ class OpenRing(Form, frozen=True, tag="open_ring"):
 
 
 class LendPool(Form, frozen=True, tag="lend_pool"):
-    """Lends a memory to requests of rings until `Close` unbinds them: answered by `Made`."""
+    """Shares a memory with requests of rings until `Close` unbinds them. The reply is `Made`."""
 
     memory: MemoryForm
 
 
 class Close(Form, frozen=True, tag="close"):
-    """`close` of any object: answered by `Done`, also when it is closed already."""
+    """`close` of any object. The reply is `Done`, even if the object is already closed."""
 
     target: ObjectId
 
@@ -298,7 +299,7 @@ class Made(Form, frozen=True, tag="made"):
 
 
 class Reported(Form, frozen=True, tag="reported"):
-    """What became of a prepared model's cache files by now."""
+    """State of a prepared model's cache files so far."""
 
     cache: CacheReport
 
@@ -367,11 +368,11 @@ class Signalled(Form, frozen=True, tag="signalled"):
 Notice: TypeAlias = Progress | Signalled
 
 
-# The forms of handles on a stream. Descriptors travel beside the frame; a form has their place.
+# Wire forms of handles. Descriptors travel with the frame; a form has their place.
 
 
 class DescriptorForm(Form, frozen=True, tag="fd"):
-    """A descriptor; without *place* one that was not open."""
+    """A descriptor. It was not open if *place* is missing."""
 
     place: int | None
 
@@ -404,7 +405,7 @@ class CancelForm(Form, frozen=True, tag="cancel"):
 
 
 class ReportForm(Form, frozen=True, tag="report"):
-    """The progress callback of the call, told by `Progress`."""
+    """The call's progress callback. `Progress` messages report to it."""
 
 
 class FenceForm(Form, frozen=True, tag="fence"):
@@ -442,35 +443,37 @@ class Ask(Form, frozen=True, tag="ask"):
 
 
 class Cancel(Form, frozen=True, tag="cancel"):
-    """Sets the cancel token of a call. One that has been answered meanwhile is not cancelled."""
+    """Sets the cancel token of a call. A call that was answered meanwhile is not cancelled."""
 
     call: CallId
 
 
 class Drop(Form, frozen=True, tag="drop"):
-    """Closes an object of a device, which nobody can use any more. Has no answer."""
+    """Closes an object of a device that the client has dropped. Has no answer."""
 
     device: int
     target: ObjectId
 
 
 class Lend(Form, frozen=True, tag="lend"):
-    """Memory that a client lends until its `Release`: *size* bytes of the descriptor beside it."""
+    """Memory that a client shares until its `Release`: *size* bytes of the attached descriptor."""
 
     memory: MemoryId
     size: int
 
 
 class Release(Form, frozen=True, tag="release"):
-    """The client takes lent memory back."""
+    """The client withdraws shared memory."""
 
     memory: MemoryId
 
 
 class Welcome(Form, frozen=True, tag="welcome"):
-    """The host accepts the client. It has *devices* devices and is the process *pid*, a child of
-    *broker*, which ends as it does. Beside it travel the heartbeat's page and the process's output,
-    both read-only. *refused* devices could not be made; *sandbox* has the result of each measure.
+    """The host accepts the client. It has *devices* devices.
+
+    It is the process *pid*, a child of *broker*, which ends when it does. Two read-only files
+    travel with the message: the heartbeat's page and the process's output. *refused* devices could
+    not be made; *sandbox* has the result of each measure.
     """
 
     wire_version: int

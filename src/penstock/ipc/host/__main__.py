@@ -1,17 +1,17 @@
-"""`python -m penstock.ipc.host NAME VALUE ORIGIN`: the driver of that entry point, served on the
-socket that was inherited.
+"""The host process: `python -m penstock.ipc.host NAME VALUE ORIGIN` serves one driver.
 
-Descriptor 3 is a Unix socket to the first client, and 4 one that listens for others, unless the
-first argument is `--alone`; 1 and 2 are a file that clients read. Whoever starts the process says
-what to import; clients say nothing but what the wire has.
+NAME, VALUE and ORIGIN are the driver's entry point. Descriptor 3 is a Unix socket connected to the
+first client. Descriptor 4 is a socket that listens for others, unless the first argument is
+`--alone`. Descriptors 1 and 2 are a file that clients read. Only the process that starts the host
+chooses what is imported; a client can send only messages of the protocol.
 
-The process is two: the driver's, which gives up what it must not have and imports the driver, and
-its parent, the broker, which does neither.
+There are two processes. The driver's process drops its privileges and imports the driver. Its
+parent, the broker, does neither.
 
-`python -m penstock.ipc.host --service PATH [--users UID,UID] NAME VALUE` is a service that an
-administrator runs as a user of its own: it listens at PATH, in a directory that only that user or
-root can write, for clients of other users, whose settings name it (the knob `services`). Its
-registry and its key are then out of its clients' reach.
+`python -m penstock.ipc.host --service PATH [--users UID,UID] NAME VALUE` runs a service under a
+separate user, for an administrator. It listens at PATH, in a directory that only that user or root
+can write. Clients of other users name the service in their settings (the knob `services`). Its
+clients cannot reach its registry or its key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LISTENER: Final = 4
 
 
 def main() -> None:
-    """Serves: until the last client is gone, or as a service until it is ended."""
+    """Serves until the last client disconnects; a service runs until it is stopped."""
     if sys.platform == "win32":
         raise SystemExit("drivers run in processes of their own on Linux only")
     wanted = _wanted(sys.argv[1:])
@@ -87,8 +87,8 @@ def _drive(
     import faulthandler
 
     faulthandler.enable()
-    # Where there is a file system of its own, the number by which others know it is not seen any
-    # more.
+    # In a mount namespace of its own, the process cannot see the PID that other processes know it
+    # by.
     own = os.path.basename(os.readlink("/proc/self"))
     from penstock.ipc import sandbox
 

@@ -1,14 +1,15 @@
-"""The broker: the parent of a driver's process. It starts that process, accepts clients, ends it
-after
-the last client, and runs no code of the driver.
+"""The broker: parent of a driver's process.
+
+It starts that process, accepts clients, and ends the process after the last client. It runs no code
+of the driver.
 
 The broker keeps what a driver must not have: the listening socket and (`sealing`) the user's key.
 It passes each client's socket to the driver's process, and kills that process if it does not end.
 
 The driver's process gets its own namespaces if the kernel allows that to this user. Two more
-processes are needed then: a process cannot enter another PID namespace, it can only start children
-there; and the first process in a namespace receives no signals of its own, so it cannot run the
-driver. It waits for the driver's process and reports how that ended.
+processes are needed then. A process cannot enter another PID namespace; it can only start children
+there. The first process in a namespace receives no signals from inside it, so it cannot run the
+driver: it waits for the driver's process and reports its exit status.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STARTED: Final = b"+"
 READY: Final = b"="
 REFUSED: Final = b"-"
 ENDED: Final = b"!"
-"""Each begins a line of what is told: a process's number, nothing, a reason, a status."""
+"""Each begins a line of the report: a PID, success, the reason of a failure, an exit status."""
 
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -42,8 +43,10 @@ MOST_REASON: Final = 512
 
 
 class Launched(NamedTuple):
-    """In the parent: the child *process* to wait for, and the descriptor that tells how the
-    driver's process ended, -1 where the child is that process, after what it has *said* already.
+    """The parent's view of the new process: the child *process* to wait for.
+
+    The descriptor reports the exit status of the driver's process. It is -1 where the child is that
+    process. *said* is what was already read from it.
     """
 
     process: int
@@ -57,9 +60,11 @@ def launch(
     apart: bool,
     kept: Sequence[socket.socket] = (),
 ) -> Launched:
-    """Starts a process that calls *drive* with the result for its namespaces and a function to call
-    once they are set up. After an `OSError` before that, it starts again without namespaces, as
-    without *apart*. The child closes *kept*. Call it before other threads start.
+    """Starts a process that calls *drive*.
+
+    *drive* gets the result for its namespaces, and a function to call once they are set up. After
+    an `OSError` before that call, the process is started again without namespaces, as if *apart*
+    were False. The child closes *kept*. Call this before other threads start.
     """
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
@@ -100,7 +105,7 @@ def _close(sockets: Sequence[socket.socket]) -> None:
 
 
 def _nothing() -> None:
-    """Nothing was set up."""
+    """A setup step that does nothing."""
 
 
 def _launched(told: int) -> Launched | str:
@@ -153,7 +158,7 @@ def _enter(
 
 
 def _is_orphan(parent: int) -> bool:
-    """Whether *parent* ended before the kernel was told to end this process with it."""
+    """Whether *parent* ended before the kernel was asked to end this process with it."""
     return not os.path.exists(f"/proc/{parent}")
 
 
@@ -184,7 +189,7 @@ def _wait_for(driver: int, tell: int) -> NoReturn:
 
 
 def status_of(launched: Launched) -> int:
-    """How the driver's process ended, as `os.waitpid` tells it, once the child to wait for has."""
+    """Exit status of the driver's process, as `os.waitpid` reports it; waits for the child."""
     status = os.waitpid(launched.process, 0)[1]
     if launched.told < 0:
         return status
@@ -198,7 +203,7 @@ def status_of(launched: Launched) -> int:
 
 
 PARTING_SECONDS: Final = 3.0
-"""How long a driver may take to close its devices after its last client, before it is killed."""
+"""Seconds a driver has to close its devices after its last client; then it is killed."""
 
 ACCEPT_PAUSE: Final = 0.1
 """The pause before another attempt to accept a client, usually for lack of descriptors."""
@@ -209,7 +214,7 @@ MOST_SOCKETS: Final = 1024
 """Clients, and those whom the driver's process refuses, at a time."""
 
 DESCRIPTORS: Final = 3 * MOST_SOCKETS
-"""Two a client, and room for what the process itself needs."""
+"""Descriptor limit: two for each client, and some for the process."""
 
 IN: Final = 1
 """EPOLLIN."""
@@ -222,8 +227,10 @@ DRIVER_ENDED: Final = 128
 
 
 class Wanted(NamedTuple):
-    """What to start: the entry point *name* = *value* of *origin*, the socket to the *first* client
-    and the *listener* for others of *users* (None: any user). A *service* runs on without clients.
+    """What to start: the entry point *name* = *value* of *origin*.
+
+    *first* is the first client's socket. *listener* accepts other clients of *users* (None: any
+    user). A *service* keeps running without clients.
     """
 
     name: str
@@ -236,7 +243,7 @@ class Wanted(NamedTuple):
 
 
 class Met:
-    """A client: its socket, whose end is seen here too, and its process, where that can be seen."""
+    """A client: its socket, whose end the broker polls, and its process, if identified."""
 
     __slots__ = ("process", "sock", "user")
 
@@ -317,8 +324,7 @@ class Broker:
             except BlockingIOError:
                 return
             except OSError:
-                # Whoever waits there is still there at once: without a pause this would go round
-                # and round.
+                # The waiting client is still in the queue: without a pause this loop would spin.
                 time.sleep(ACCEPT_PAUSE)
                 return
             self._take_on(sock)
@@ -336,7 +342,7 @@ class Broker:
                 process = open_peer(sock)
             met = Met(sock, process, user)
             for fd in met.descriptors:
-                # Of a socket its end is told, and nothing else.
+                # Only the end of a socket is reported.
                 self._poll.register(fd, IN if fd == process else 0)
                 self._met[fd] = met
             give(self._guests, sock.fileno(), user, sock.fileno())
@@ -402,7 +408,7 @@ class Broker:
         self._guests.setblocking(False)
 
     def _part(self) -> None:
-        """Tells the driver's process that no client comes any more."""
+        """Tells the driver's process that no more clients will connect."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None

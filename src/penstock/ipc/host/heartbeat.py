@@ -34,11 +34,13 @@ MOST_OUTPUT: Final = 4 << 20
 
 
 class Heartbeat:
-    """A thread that increments a number in shared memory each second while the interpreter runs
-    threads. *fd* is the page, which nobody else can map for writing. Raises `OSError`.
+    """A thread that increments a counter in shared memory each second.
 
-    It ends the process if a started thread does not run: memory is exhausted, and its starter waits
-    for ever. With *trims* it also bounds the memory of the output.
+    The counter stops when the interpreter runs no threads. *fd* is the page, which no other process
+    can map for writing. Raises `OSError`.
+
+    The thread ends the process if a started thread does not run: memory is exhausted, and the
+    thread that started it waits forever. With *trims* it also bounds the memory of the output.
     """
 
     fd: int
@@ -82,7 +84,7 @@ class Heartbeat:
 
 
 def end_process(why: str) -> NoReturn:
-    """Ends a process that cannot serve any more, without what needs memory, threads or time."""
+    """Ends a process that cannot serve any more, without allocating memory or starting threads."""
     try:
         os.write(2, f"penstock.ipc: {why}\n".encode())
     finally:
@@ -95,15 +97,17 @@ def trim_output() -> None:
         return
     try:
         if os.fstat(2).st_blocks * 512 > MOST_OUTPUT:
-            # What is written next lies as far behind the beginning as before, with nothing in
-            # between.
+            # The next write keeps its offset; the file has a hole before it.
             os.ftruncate(2, 0)
     except OSError:
         return
 
 
 class HeartbeatView:
-    """A client's view of the page. Raises `WireError` if it is not such a page, or may shrink."""
+    """A client's view of the heartbeat page.
+
+    Raises `WireError` if the file is not such a page, or may shrink.
+    """
 
     def __init__(self, fd: int) -> None:
         try:
@@ -126,7 +130,7 @@ class HeartbeatView:
         return self._last
 
     def close(self) -> None:
-        """Unmaps the page; nobody may be reading."""
+        """Unmaps the page. No thread may be reading it."""
         beats, self._beats = self._beats, None
         if beats is not None:
             beats.release()

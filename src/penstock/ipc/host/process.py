@@ -34,10 +34,10 @@ from penstock.ipc.system import LINUX_ONLY, check_cannot_shrink, start_thread
 from penstock.ipc.transport import Connection, close_all
 
 GREETING_NS: Final = 10_000_000_000
-"""How long a client may take to say who it is."""
+"""Nanoseconds a client has to send its greeting."""
 
 PARTING_SECONDS: Final = 2.0
-"""How long devices may take to close once the last client is gone."""
+"""Seconds devices have to close after the last client disconnects."""
 
 BACKLOG: Final = 128
 
@@ -45,14 +45,14 @@ MAX_CLIENTS: Final = 512
 """Connections that a host serves at a time."""
 
 MAX_CLIENTS_OF_USER: Final = 256
-"""Those of them, of a service, that may be of one user."""
+"""How many clients of a service may belong to one user."""
 
 
 class Guest:
-    """A connection that is not yet a client. *gone* is called once, when it is over."""
+    """A connection that has not yet sent its greeting. *gone* is called once, when it ends."""
 
     def __init__(self, sock: socket.socket, user: int, gone: Callable[[Guest], None]) -> None:
-        # Nothing has descriptors before `welcome`.
+        # No connection may send descriptors before `welcome`.
         self.user, self.connection = user, Connection(sock, 0)
         self.connection.expect = _refuse_greeting
         self._gone = gone
@@ -76,7 +76,7 @@ class Guest:
         client.start()
 
     def leave(self) -> None:
-        """It is not counted any more; twice is harmless."""
+        """Removes the connection from the count. A second call does nothing."""
         with self._lock:
             gone, self.is_gone = self.is_gone, True
         if not gone:
@@ -97,11 +97,11 @@ class Guest:
         try:
             return self.connection.is_over()
         except (OSError, ValueError):
-            # It is closed here.
+            # Closed here.
             return False
 
     def refuse(self) -> None:
-        """Hangs up on whoever is not served."""
+        """Closes the connection of a process that is not accepted."""
         # The process that it was accepted by has the socket too.
         self.connection.shut()
         self.connection.close()
@@ -109,14 +109,15 @@ class Guest:
 
 
 def _refuse_greeting(nbytes: int) -> None:
-    """Nothing counts the memory of those who are not taken on yet."""
+    """Refuses memory: no account is charged for a connection before it is accepted."""
     raise WireError(f"a message of {nbytes} bytes before `Welcome`")
 
 
 class Host:
-    """Serves the driver of *place* (name, value and origin of its entry point) to clients whose
-    sockets come by *guests*. *processes* are this one and the broker, *sandbox* the result of each
-    measure. A *service* separates its clients' quotas by user, and hides its output.
+    """Serves the driver of *place* (name, value and origin of its entry point) to clients.
+
+    Clients' sockets arrive on *guests*. *processes* are this process and the broker. *sandbox* is
+    the result of each measure. A *service* keeps its clients' quotas by user, and hides its output.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Host:
         self._service = service
         self._guests, self._processes = guests, processes
         guests.setblocking(False)
-        # What a service writes is its administrator's.
+        # A service's output belongs to its administrator.
         self._heartbeat = Heartbeat(trims=not service)
         shown = os.devnull if service else "/proc/self/fd/2"
         self._output = os.open(shown, os.O_RDONLY)
@@ -149,7 +150,10 @@ class Host:
         self._sandbox = sandbox
 
     def run(self) -> NoReturn:
-        """Serves until no more clients come, and ends the process; refuses all if loading fails."""
+        """Serves until no more clients connect, then ends the process.
+
+        Refuses every client if the driver fails to load.
+        """
         logging.basicConfig(
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
         )
@@ -168,7 +172,7 @@ class Host:
         self._part()
 
     def _accept(self) -> None:
-        """Accepts clients until no more come, and notices those that leave."""
+        """Accepts clients until no more connect, and notices those that disconnect."""
         if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
         poll = select.epoll()
@@ -193,7 +197,7 @@ class Host:
                 self._take_on(socket.socket(fileno=descriptor), user, guests, poll)
 
     def _take_on(self, sock: socket.socket, user: int, guests: dict[int, Guest], poll: Any) -> None:
-        """Sees to a client, whose end the epoll *poll* tells from now on."""
+        """Accepts a client; from now on the epoll *poll* reports its end."""
         if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
         fd = sock.fileno()
@@ -201,7 +205,7 @@ class Host:
         with self._lock:
             self._clients += 1
         try:
-            # Its end is told, and nothing else.
+            # Only the end of the socket is reported.
             poll.register(fd, select.EPOLLONESHOT)
             start_thread(self._greet, guest)
         except (OSError, RuntimeError, MemoryError):
@@ -267,7 +271,7 @@ class Host:
             self._clients -= 1
             if guest.is_admitted:
                 self._clients_of[guest.user] -= 1
-        # A full pipe wakes as well, and who takes clients on must not wait for himself.
+        # A full pipe wakes the reader too, and the accepting thread must not wait for itself.
         with suppress(BlockingIOError):
             os.write(self._woken, b"\0")
 

@@ -1,9 +1,8 @@
-"""Sealing for a driver's process by its parent, the broker, which alone has the key and the
-registry.
+"""Sealing for a driver's process by the broker, which alone has the key and the registry.
 
-A message is its length in 4 bytes, little-endian, and a MessagePack map. The driver asks one
-question at a time. It keeps the payloads, and hashes what it wrote and read. The broker seals for
-the origin that the host was started for, whatever the driver says.
+A message is its length in 4 bytes, little-endian, and a MessagePack map. The driver sends one
+request at a time. It keeps the payloads, and hashes what it wrote and read. The broker seals only
+for the origin that the host was started for, whatever origin the driver sends.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Question(
 
 
 class State(Question, frozen=True, tag="state"):
-    """`Registry.state`, or `open` where it is to be *made*."""
+    """Request of `Registry.state`, or of `open` if the state is to be created."""
 
     made: bool = False
 
@@ -89,7 +88,7 @@ class Clear(Question, frozen=True, tag="clear"):
 
 
 class Sign(Question, frozen=True, tag="sign"):
-    """`Signer.sign`, of 256 bytes whose seal is not looked at."""
+    """Request of `Signer.sign`, for 256 bytes whose seal is not checked."""
 
     header: bytes = b""
 
@@ -114,7 +113,7 @@ class Listed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An answer: what was asked for, or the class of an error and what it says."""
+    """An answer: the requested value, or the class and message of an error."""
 
     state: tuple[bytes, int] | None = None
     rows: tuple[Listed, ...] = ()
@@ -125,7 +124,7 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def records_of(pairs: tuple[tuple[bytes, int], ...]) -> tuple[FileRecord, ...]:
-    """Raises `WireError` for what are no records of an entry."""
+    """Records of an entry. Raises `WireError` if they are malformed."""
     if len(pairs) > MOST_FILES or any(
         len(digest) != 32 or not 0 <= length < 1 << 63 for digest, length in pairs
     ):
@@ -166,14 +165,14 @@ ANSWER_SECONDS: Final = 60.0
 """How long the broker may take for an answer: it waits for locks and for the key store."""
 
 NO_MESSAGE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding raises: text that is no UTF-8 is a `ValueError`."""
+"""Errors that decoding raises. Text that is not UTF-8 raises `ValueError`."""
 
 ID_BYTES: Final = 16
 """Of an entry's id."""
 
 
 class Sealer:
-    """The parent's end: answers what the driver asks over *sock*, for *origin* alone."""
+    """The broker's end: answers the driver's requests over *sock*, for *origin* alone."""
 
     def __init__(self, sock: socket.socket, origin: str) -> None:
         self._sock, self._origin = sock, origin
@@ -292,13 +291,13 @@ class ParentKeeper:
         return _Registry(self, owner), _Signer(self, owner)
 
     def ask(self, question: Asked) -> Told:
-        """The answer. Raises the `CacheError` that it tells, `Unreadable` where there is none."""
+        """The answer. Raises the `CacheError` it contains, or `Unreadable` without an answer."""
         with self._lock:
             try:
                 send(self._sock, question)
                 told = self._decoder.decode(receive(self._sock, MOST_ANSWERED))
             except (EOFError, OSError, WireError, *NO_MESSAGE) as error:
-                # A late answer would be taken for that of the next question.
+                # A late answer would be read as the answer to the next request.
                 self._sock.close()
                 raise Unreadable(
                     f"the process that holds the key does not answer: {error}"

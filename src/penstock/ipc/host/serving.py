@@ -1,4 +1,4 @@
-"""One client of a host: its calls, each in a thread of the host, and what it has lent."""
+"""One client of a host: its calls, each in a thread of the host, and its shared buffers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Client:
         ended: Callable[[], None],
         account: Account | None = None,
     ) -> None:
-        """*account* is charged for what the client makes the host keep and map."""
+        """*account* is charged for the memory that the host keeps and maps for the client."""
         self._connection, self._dispatchers, self._ended = connection, dispatchers, ended
         self._lock = threading.Lock()
         self._turn = threading.Lock()
@@ -89,7 +89,7 @@ class Client:
             connection.expect = self._expect
 
     def start(self) -> None:
-        """Begins to serve, in threads of its own."""
+        """Starts the client's threads."""
         with self._lock:
             self._begin_thread()
 
@@ -105,8 +105,9 @@ class Client:
                 self._perform(job)
                 with self._lock:
                     self._idle += 1
-        except BaseException:  # it would end this thread, and nobody would know
-            # Without room for an answer, say: a client that sees its end does not wait.
+        except BaseException:  # it would end this thread without a trace
+            # For example, no memory for an answer. A client that sees the disconnection does not
+            # wait.
             with suppress(MemoryError, RuntimeError, OSError):
                 logger.exception("a call could not be answered")
             self.finish()
@@ -114,7 +115,7 @@ class Client:
             self._leave()
 
     def finish(self) -> None:
-        """Serves no more calls; those under way are told to stop. From any thread."""
+        """Accepts no more calls and cancels those that run. Callable from any thread."""
         with self._lock:
             over, self._over = self._over, True
         self._connection.shut()
@@ -150,7 +151,7 @@ class Client:
                     self.finish()
                     break
                 except WireError as error:
-                    # Whoever sends what is no message is no client of ours.
+                    # A peer that sends a malformed message is disconnected.
                     logger.warning("a client is let go: %s", error)
                     self.finish()
                     break
@@ -158,15 +159,15 @@ class Client:
                     with self._lock:
                         self._idle -= 1
                         if not self._idle:
-                            # Without room for one more, this thread reads on once it has made the
-                            # call.
+                            # Without room for another thread, this one makes the call and then
+                            # reads on.
                             with suppress(RuntimeError, MemoryError):
                                 self._begin_thread()
                     return job
         return None
 
     def _take(self, received: Received) -> _Job | None:
-        """The call that came, if it is one; everything else is done at once. Raises `WireError`."""
+        """The received call; other messages are handled here: None. Raises `WireError`."""
         descriptors = received.descriptors
         charge, self._message = self._message, NOTHING
         try:
@@ -260,11 +261,10 @@ class Client:
         close = self._dispatchers[drop.device].objects.detach(drop.target)
         if close is None:
             return
-        # What a driver does in `close` may take its time: one thread waits for it, and nobody for
-        # that.
+        # A driver's `close` may be slow: one separate thread runs it, and no other thread waits.
         self._dropped.put(close)
         if not self._closing:
-            # Without room for a thread the next one that is dropped begins it.
+            # Without room for a thread, the next drop starts it.
             with suppress(RuntimeError, MemoryError):
                 start_thread(self._close)
                 self._closing = True
@@ -274,7 +274,7 @@ class Client:
             close()
 
     def _return(self, job: _Job) -> None:
-        """Gives back what a call, and what goes on behind it, needed."""
+        """Returns the resources of a call and of the work it continues in the background."""
         close_all(job.descriptors)
         with self._lock:
             self._tokens.discard(job.token)
@@ -300,7 +300,7 @@ class Client:
                     reply = refusal(error)
                 del frame
                 del handles
-            # Whoever has the answer may use the number again.
+            # A client that has the answer may reuse the number.
             self._calls.pop(ask.call, None)
             self._answer(ask.call, reply)
         finally:
@@ -332,8 +332,8 @@ class Client:
     def _handle(self, form: wire.HandleForm, job: _Job) -> object:
         match form:
             case wire.DescriptorForm(place=place):
-                # One that is not taken is as one that was not open: without its cache files a model
-                # is prepared all the same.
+                # A cache file that is not accepted counts as one that was not open. The model is
+                # prepared all the same, without its cache files.
                 return Descriptor(-1 if place is None else self._descriptor(job, place))
             case wire.ConstantsForm(place=place, size=size, kind=kind, offset=offset):
                 return mapped(self._taken(job, place), size, kind, self._account, offset)
@@ -396,7 +396,8 @@ class Client:
         return array
 
     def _report(self, call: wire.CallId, event: ProgressEvent) -> None:
-        # A client that reads nothing must not keep the driver, which may hold what others wait for.
+        # A client that does not read must not block the driver, which may hold locks others wait
+        # for.
         with suppress(EOFError, TimeoutError):
             self._connection.send(
                 encode(wire.Progress(event, call)), deadline_ns=time.monotonic_ns()
@@ -404,8 +405,9 @@ class Client:
 
 
 def _access(fd: int) -> int:
-    """How memory that is lent is mapped: what is sealed against writing, before Linux 6.7, can be
-    mapped privately only.
+    """How a client's memory is mapped: shared or private.
+
+    Before Linux 6.7, a file that is sealed against writing can only be mapped privately.
     """
     return mmap.ACCESS_COPY if is_write_sealed(fd) else mmap.ACCESS_WRITE
 
@@ -431,7 +433,7 @@ def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
     except ValueError as error:
         charge.release()
         raise WireError(f"memory that is lent cannot be mapped: {error}") from None
-    # Runs that use it keep it, whatever its owner takes back.
+    # Runs that use it keep it, even if its owner withdraws it.
     weakref.finalize(region, charge.release).atexit = False
     array: NDArray = np.frombuffer(region, np.uint8)
     if is_write_sealed(fd):

@@ -1,4 +1,4 @@
-"""Fences of a client in its host: a run waits for one no longer than the client is there."""
+"""Fences of a client in its host: a run stops waiting when the client disconnects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NS_PER_MS: Final = 1_000_000
 
 
 class Leaving:
-    """Whether a client has left: a pollable descriptor, made when it is first needed."""
+    """Whether a client has disconnected: a pollable descriptor, created when first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
