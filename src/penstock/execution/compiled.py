@@ -1,4 +1,4 @@
-"""`CompiledModel`: run it, from any thread, any number of times."""
+"""`CompiledModel`: a compiled model, run any number of times, from any thread."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 class CompiledModel(Closing):
-    """A model, compiled: the result of `penstock.compile`. Safe from any thread.
+    """A compiled model: the result of `penstock.compile`. Thread-safe.
 
-    `close()`, or leaving the `with` block, waits for runs in flight, at most 10 seconds; use after
-    it raises `ClosedError`. After `fork` the child's copy raises `StateError` at once. Pickles as a
-    recipe: model and compile arguments, compiled again where it is unpickled.
+    `close()`, or leaving the `with` block, waits at most 10 seconds for runs in flight. Use after
+    it raises `ClosedError`. After `fork`, the child's copy raises `StateError` at once. Pickling
+    stores the model and the compile arguments; unpickling compiles again.
     """
 
     def __init__(
@@ -55,27 +55,27 @@ class CompiledModel(Closing):
 
     @property
     def executable(self) -> Executable:
-        """What its runs share, for the other parts of the runtime."""
+        """What the runs share. For other parts of the runtime."""
         return self._executable
 
     @property
     def model(self) -> Model:
-        """The model as it was planned: entry chosen, shapes inferred."""
+        """The model as planned: entry chosen, shapes inferred."""
         return self._executable.base.model
 
     @property
     def inputs(self) -> tuple[Operand, ...]:
-        """What `run` takes: name, dtype, shape (None = any), quantization; in order."""
+        """The inputs of `run`, in order: name, dtype, shape (None = any), quantization."""
         return self._executable.exchange.interface.inputs
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
-        """What `run` returns, likewise."""
+        """The outputs of `run`, in order, described as `inputs` are."""
         return self._executable.exchange.interface.outputs
 
     @property
     def input_memory(self) -> tuple[MemoryPreference, ...]:
-        """How the devices prefer each input to lie in a pool: see `PoolLayout`."""
+        """How the devices prefer each input to be laid out in a pool: see `PoolLayout`."""
         entry = self._executable.base.model.entry
         return self._preferences(
             entry.ordinary_inputs, self._executable.exchange.interface.input_positions
@@ -83,7 +83,7 @@ class CompiledModel(Closing):
 
     @property
     def output_memory(self) -> tuple[MemoryPreference, ...]:
-        """How each output should lie in a pool, likewise."""
+        """How the devices prefer each output to be laid out in a pool: see `PoolLayout`."""
         entry = self._executable.base.model.entry
         return self._preferences(
             entry.ordinary_outputs, self._executable.exchange.interface.output_positions
@@ -91,21 +91,24 @@ class CompiledModel(Closing):
 
     @property
     def plan(self) -> ExecutionPlan:
-        """Which operation runs where, and why not elsewhere."""
+        """Which device runs each operation, and why other devices do not."""
         return self._executable.base.compilation.plan
 
     @property
     def receipt(self) -> Receipt:
-        """What the compile did."""
+        """The receipt of the compile."""
         return self._executable.base.compilation.receipt
 
     @property
     def shadow(self) -> Shadow | None:
-        """Shadow verification: its `report` and `wait`; None without it."""
+        """Shadow verification, with its `report` and `wait`; None if it is off."""
         return self._executable.base.shadow
 
     def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
-        """Positional arrays, one mapping by name, or keywords by input name; as `run` otherwise."""
+        """Runs once. Takes positional arrays, one mapping by name, or keywords by input name.
+
+        Otherwise as `run`.
+        """
         return self.run(call_inputs(args, kwargs))
 
     def run(
@@ -121,27 +124,32 @@ class CompiledModel(Closing):
         loop_timeout: float | None = None,
         extension_attributes: Sequence[ExtensionAttribute] = (),
     ) -> Outputs:
-        """Runs once.
+        """Runs once and returns the outputs.
 
-        *inputs* is a mapping by name or a sequence by position, of anything with `__dlpack__`,
-        `__array__` or the buffer protocol, in the dtypes and shapes of `self.inputs`; with
-        *dequantize* quantised inputs and outputs are float32 real values instead. Where a signature
-        has several names for one input, all of them are given, with equal values. *out* receives
-        outputs in place: writable C-contiguous arrays of the output's dtype and shape. *state* None
-        uses the model's default State. *timeout* is in seconds. *measure* asks drivers to time
-        their kernels, which the receipt's steps then have, where the driver can. *priority* is for
-        this run instead of the one the model was compiled with: where a device takes only so many
-        executions at a time, those of higher priority go first. *loop_timeout*, in seconds, bounds
-        each evaluation of a WHILE by itself; without it a loop ends only with the run; past it the
-        run raises `MissedDeadlineTransient`. *extension_attributes* are hints of vendors'
-        extensions to every driver that is called; drivers ignore what they do not know.
+        *inputs* is a mapping by name or a sequence by position. Each value is anything with
+        `__dlpack__`, `__array__` or the buffer protocol, in the dtype and shape of `self.inputs`.
+        If a signature has several names for one input, all of them must be given, with equal
+        values. With *dequantize*, quantised inputs and outputs are float32 real values.
 
-        Raises `InputError` for what does not fit, `OutputInsufficientSize`, with the shapes that
-        are needed, for an array of *out* too small for an output whose shape only the run tells;
-        past the timeout `MissedDeadlinePersistent` where no driver was called yet, else
-        `MissedDeadlineTransient`; `Cancelled` soon after *cancel* is set, `ClosedError`,
-        `StateError`, or the `DriverError` of a step that nothing could repeat; the state is then as
-        before, and the content of *out* undefined.
+        *out* receives outputs in place: writable C-contiguous arrays of the output's dtype and
+        shape. *state* None uses the model's default State. *timeout* is in seconds. *measure* asks
+        drivers to time their kernels; the times are in the receipt's steps if the driver supports
+        it.
+
+        *priority* overrides, for this run, the priority the model was compiled with. If a device
+        limits its concurrent executions, those of higher priority go first. *loop_timeout*, in
+        seconds, bounds each evaluation of a WHILE; past it the run raises
+        `MissedDeadlineTransient`. Without it only the end of the run ends a loop.
+        *extension_attributes* are vendor hints for every driver called; a driver ignores hints that
+        it does not know.
+
+        Raises `InputError` for an argument that does not fit. Raises `OutputInsufficientSize`, with
+        the required shapes, if an output's shape is known only during the run and its array in
+        *out* is too small. Past the timeout, raises `MissedDeadlinePersistent` if no driver was
+        called yet, else `MissedDeadlineTransient`. Raises `Cancelled` soon after *cancel* is set.
+        Also raises `ClosedError`, `StateError`, and the `DriverError` of a step that no fallback
+        device could run. After an error the state is as before, and the content of *out* is
+        undefined.
         """
         executable = self._executable
         run = Run(executable.plain, perf_counter_ns())
@@ -166,14 +174,15 @@ class CompiledModel(Closing):
         priority: Priority | None = None,
         **kwargs: Any,
     ) -> Future[Outputs]:
-        """Runs in a thread of this model; inputs as in a call, which a mapping names where one is
-        called as a keyword here.
+        """Runs in a worker thread of this model, and returns the future of the outputs.
 
-        *timeout* counts from now. Runs of one *priority* begin in the order they were submitted;
-        each priority has threads of its own. The future's `cancel()` keeps a run from beginning, or
-        stops it: see `penstock.execution.asynchronous.RunFuture`. Raises `InputError`,
-        `ClosedError`, and where *timeout* leaves no time `MissedDeadlinePersistent`; all else comes
-        out of the future.
+        Inputs are as in a call of the model. Use a mapping for an input whose name is a keyword
+        here. *timeout* counts from now. Runs of one *priority* begin in the order of submission;
+        each priority has its own threads. The future's `cancel()` prevents the run or stops it: see
+        `penstock.execution.asynchronous.RunFuture`.
+
+        Raises `InputError`, `ClosedError`, and `MissedDeadlinePersistent` if *timeout* leaves no
+        time. All other errors are raised by the future.
         """
         given = call_inputs(args, kwargs)
         return self._executable.submit(given, timeout, cancel, priority)
@@ -186,7 +195,7 @@ class CompiledModel(Closing):
         priority: Priority | None = None,
         **kwargs: Any,
     ) -> Outputs:
-        """Awaits a run in a thread, as `submit` does it; cancelling the task cancels the run."""
+        """Awaits a run in a worker thread, as `submit`; cancelling the task cancels the run."""
         import asyncio
 
         future = self.submit(*args, timeout=timeout, cancel=cancel, priority=priority, **kwargs)
@@ -203,10 +212,11 @@ class CompiledModel(Closing):
         timeout_after_fence: float | None = None,
         **options: Any,
     ) -> FencedRun:
-        """Starts a run that begins once every fence of *wait_for* has signalled, and has a fence of
-        its own.
+        """Starts a run that begins once every fence of *wait_for* has signalled. The run has its
+        own fence.
 
-        *options* are `run`'s, but for *dequantize*: see `penstock.execution.fenced.start_fenced`.
+        *options* are those of `run` except *dequantize*: see
+        `penstock.execution.fenced.start_fenced`.
         """
         from penstock.execution.fenced import start_fenced
 
@@ -215,33 +225,34 @@ class CompiledModel(Closing):
         )
 
     def new_state(self) -> State:
-        """A State of one's own, at the initial values. A model without state has an empty one."""
+        """A new State at the initial values. Empty for a model without state."""
         self._executable.gate.check()
         return initial_state(self._executable.base.model)
 
     def burst(self) -> Burst:
-        """A series of runs for one thread, the fastest way to run again and again: `with
-        compiled.burst() as burst:`.
+        """A series of runs for one thread, the fastest way to run again and again.
 
-        The outputs of its runs are views that hold until its next run.
+        Use it as `with compiled.burst() as burst:`. The outputs of a run are views that are valid
+        until the next run.
         """
         from penstock.execution.burst import burst_of
 
         return burst_of(self._executable)
 
     def bind_state(self, bindings: Mapping[str, str] | None = None) -> BoundState:
-        """Outputs that become inputs of the next run, by their names, and stay on the device in
-        between; the network's own variables stay there, too, and with no *bindings* these alone.
+        """Feeds outputs back as inputs of the next run, by name, and keeps their values on the
+        device.
 
-        From then on `inputs` and `outputs` are what is left: `run` neither takes nor gives what is
-        bound. It begins with zeros, where its size is known, or with what `BoundState.write` puts
-        there; it belongs to the `State` of a run. A run that fails leaves it as it was. Where no
-        device has memory of its own the values lie in pools, and receipts say so. Call it once,
-        before the first run.
+        The network's own variables also stay on the device; without *bindings* only these do.
+        Afterwards `inputs` and `outputs` contain only the rest, and `run` neither takes nor returns
+        bound values. A bound value starts as zeros if its size is known, or as written by
+        `BoundState.write`. It belongs to the `State` of a run. A failed run leaves it unchanged. If
+        no device has its own memory, the values are kept in pools, and receipts say so. Call it
+        once, before the first run.
 
-        Raises `InputError` for names that there are not, an output or input that is bound twice,
-        and two that differ in type, quantisation or shape; `StateError` the second time, and where
-        there are bursts.
+        Raises `InputError` for an unknown name, for an output or input that is bound twice, and for
+        two that differ in type, quantisation or shape. Raises `StateError` on a second call, or if
+        bursts are open.
         """
         from penstock.execution.bound_state import bind_state
 
@@ -253,8 +264,10 @@ class CompiledModel(Closing):
         outputs: Sequence[str | int] = (),
         dimensions: Sequence[int | None] | None = None,
     ) -> DeviceBuffer:
-        """Device memory that can be each of these inputs and outputs, by name or position, in runs
-        of this model: `penstock.memory.allocate` with roles of this model alone.
+        """Allocates device memory for these inputs and outputs, by name or position, in runs of
+        this model.
+
+        The same as `penstock.memory.allocate` with roles of this model only.
         """
         from penstock.memory import InputRole, OutputRole, allocate
         from penstock.memory.layout import check_names
@@ -267,17 +280,17 @@ class CompiledModel(Closing):
         return allocate(roles, dimensions)
 
     def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
-        """As `penstock.memory.allocation.RoleUser`."""
+        """Implements `penstock.memory.allocation.RoleUser`."""
         return self._executable.buffer_role(kind, name)
 
     def close(self) -> None:
-        """Waits for runs in flight and releases the drivers' models; twice is harmless.
+        """Waits for runs in flight and releases the drivers' models. A second call does nothing.
 
-        It returns after `closing.CLOSE_SECONDS` at the latest: a run without a timeout, on a driver
-        that does not come back, then keeps what it uses, with the arrays that it was given, and the
-        last such run releases the rest when it ends. A compile in the background whose driver does
-        not stop goes on, and what it makes is closed when it ends. What was submitted and has not
-        begun by then fails with `ClosedError`.
+        Returns after `closing.CLOSE_SECONDS` at the latest. A run without a timeout may still hang
+        in a driver then. It keeps what it uses, including its arrays, and the last such run
+        releases the rest when it ends. A background compile whose driver does not stop continues,
+        and its model is closed when it ends. Submitted runs that have not begun by then fail with
+        `ClosedError`.
         """
         from penstock.execution.executable import close
 

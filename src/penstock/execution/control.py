@@ -1,4 +1,4 @@
-"""IF and WHILE that the runtime carries out (NNAPI section 4.5), with branches as plans."""
+"""IF and WHILE that the runtime carries out (NNAPI section 4.5). Each branch is a plan."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 BETWEEN: Final = ("host", "host")
 
 MOST_COPIES: Final = 1000
-"""Copies of the rounds of a loop that are kept one by one: a loop may have any number of rounds."""
+"""Copies in a loop's rounds up to which each has its own receipt; more are added up."""
 
 
 class Branch(Protocol):
-    """The compiled form of a branch."""
+    """The compiled form of a branch, as a control step uses it."""
 
     def run(
         self, run: Run, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None = None
     ) -> list[NDArray]:
-        """Its outputs, in order."""
+        """Runs the branch; returns its outputs in order."""
 
     def expect(self, priority: Priority) -> None:
-        """A run of *priority* is to come."""
+        """Announces a run of *priority*."""
 
     def close_steps(self) -> None:
-        """Closes what runs made beside the compilation."""
+        """Closes what runs made in addition to the compilation."""
 
 
 class ControlStep:
-    """One prepared step of control flow, executed as `Step` is.
+    """A prepared control-flow step, executed like a `Step`.
 
-    An error of a branch is the step's; the reference device then runs it as a whole, where
-    the *alternatives* allow a fall-back.
+    If a branch fails, the step fails with its error. The reference device then runs the whole step,
+    if *alternatives* allow a fallback.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ControlStep:
         self._recovery: Recovery | None = None
 
     def execute(self, run: Run) -> None:
-        """As `Step.execute`."""
+        """Executes the step on the values of *run*. See `Step.execute`."""
         began = time.perf_counter_ns()
         step, device = self.prepared.step.index, self.prepared.device.name
         if run.bound is not None:
@@ -112,19 +112,19 @@ class ControlStep:
         run.steps.append(StepTrace(self.prepared, began, ended, DONE, (), inner))
 
     def expect(self, priority: Priority) -> None:
-        """A run of *priority* is to come, for what is in the branches."""
+        """Announces a run of *priority* to the branches."""
         for branch in self._branches:
             branch.expect(priority)
 
     def close(self) -> None:
-        """Closes what the branches made beside their compilations, and the fall-back."""
+        """Closes what the branches made in addition to their compilations, and the fallback."""
         for branch in self._branches:
             branch.close_steps()
         if self._recovery is not None:
             self._recovery.close()
 
     def _repeat(self, run: Run, began: int) -> bool:
-        """Whether the device of last resort ran the step as a whole."""
+        """Whether the device of last resort ran the whole step."""
         if self._recovery is None:
             step = replace(
                 self.prepared.step, device="", fallbacks=(FALLBACK_DEVICE,), control=None
@@ -170,7 +170,8 @@ class ControlStep:
             if len(inside.copies) > MOST_COPIES:
                 fold_copies(inside.copies)
         step = self.prepared.step.index
-        # Whatever the body only hands through is still the caller's, a constant, or there twice.
+        # A value that the body passes through unchanged may be the caller's array, a constant or a
+        # duplicate, so it needs a copy.
         taken = {id(array) for array in given}
         for index, value in zip(self._outputs, carried, strict=True):
             if index is None:

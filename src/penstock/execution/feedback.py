@@ -1,4 +1,4 @@
-"""Values that stay on a device between runs, and roles of a model's device memory."""
+"""Values that stay on a device between runs (feedback), and roles of a model's device memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def preferences_of(
     operands: Iterable[int], steps: Sequence[PreparedStep]
 ) -> tuple[MemoryPreference, ...]:
-    """One preference an operand: the strictest of the devices whose steps read or write it."""
+    """The memory preference of each operand: the strictest of the devices that read or write it."""
     return tuple(
         strictest(
             preferred_memory(step.device)
@@ -50,7 +50,9 @@ def preferences_of(
 def role_use(
     compilation: Compilation, interface: Interface, kind: Kind, name: str | int, user: object
 ) -> RoleUse:
-    """The input or output *name*, or position, for runs of *user*. Raises `InputError`."""
+    """The use of the input or output *name* (or position) by runs of *user*. Raises
+    `InputError`.
+    """
     inputs = kind == "input"
     names = interface.input_names if inputs else interface.output_names
     index = find_name(name, names, kind) if isinstance(name, str) else _position(name, names, kind)
@@ -63,7 +65,7 @@ def role_use(
 
 
 def step_uses(compilation: Compilation, operand: int, *, inputs: bool) -> tuple[StepUse, ...]:
-    """The steps that read or write *operand*: for an output the writer and its readers."""
+    """The steps that read or write *operand*: for an output, its writer and its readers."""
     found: list[StepUse] = []
     for prepared in compilation.steps:
         if prepared.branches:
@@ -75,7 +77,7 @@ def step_uses(compilation: Compilation, operand: int, *, inputs: bool) -> tuple[
 
 
 def needs_the_steps_of_its_roles(arrays: Sequence[Any], out: object) -> bool:
-    """Whether a run uses device memory, which belongs to certain prepared models."""
+    """Whether a run uses device memory, which is tied to particular prepared models."""
     values = out.values() if isinstance(out, Mapping) else out if isinstance(out, Sequence) else ()
     given = [*(a.owner for a in arrays if isinstance(a, BoundMemory)), *values]
     return any(isinstance(v, DeviceBuffer) and v.device is not None for v in given)
@@ -101,9 +103,10 @@ AGAIN: Final = "reset() of the State, or of what bind_state gave, begins again"
 
 
 class Loop(Struct, frozen=True):
-    """One value that goes round: the operand that a run reads it as, and the one that it writes;
-    *position* of that output and *input_position* among the model's ordinary ones, or the
-    *variable* that it is.
+    """One fed-back value: the operand that a run reads, and the operand that it writes.
+
+    *position* and *input_position* are those of the output and input among the model's ordinary
+    ones. For a variable of the network, *variable* is its index instead.
     """
 
     name: str
@@ -118,7 +121,7 @@ class Loop(Struct, frozen=True):
 
 
 class Feedback:
-    """The loops of one compiled model. *interface* is what is left of its own."""
+    """The fed-back values of one compiled model. *interface* has the other inputs and outputs."""
 
     def __init__(self, variant: Variant, interface: Interface, bindings: Mapping[str, str]) -> None:
         self._variant = variant
@@ -141,7 +144,7 @@ class Feedback:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the inputs, and variables, that are fed; nothing goes round where there are none."""
+        """The names of the fed-back inputs and variables; empty if there is no feedback."""
         return tuple(loop.name for loop in self._all)
 
     def run(
@@ -151,7 +154,10 @@ class Feedback:
         targets: Sequence[NDArray | None] | None,
         state: State,
     ) -> list[NDArray]:
-        """`Variant.run` on the inputs left; *state* has the others, and changes by success."""
+        """Runs like `Variant.run` on the remaining inputs.
+
+        *state* has the fed-back values; they change only if the run succeeds.
+        """
         variant = self._variant
         inputs: list[Any] = [None] * len(variant.model.entry.ordinary_inputs)
         out: list[Any] = list(targets or [None] * len(variant.outputs))
@@ -178,7 +184,9 @@ class Feedback:
     def make_cells(
         self, state: State, values: Sequence[NDArray], copies: list[CopyReceipt]
     ) -> Cells:
-        """The memory for *state*, whose variables have *values*; its *copies* are recorded."""
+        """The device memory for *state*, whose variables have *values*; adds the copies to
+        *copies*.
+        """
         made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]] = {}
         try:
             for loop in self._all:
@@ -213,27 +221,30 @@ class Feedback:
             state.release(self)
 
     def find(self, name: str) -> Loop:
-        """The loop whose input, or variable, is *name*. Raises `InputError`."""
+        """The feedback loop of the input or variable *name*. Raises `InputError`."""
         return self._all[find_name(name, self.names, "bound input")]
 
 
 class Cells:
-    """Two device buffers for each fed-back value: a run reads the first and writes the second."""
+    """Double-buffered feedback: two device buffers for each value.
+
+    A run reads the first buffer and writes the second; after a success they swap.
+    """
 
     def __init__(self, made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]]) -> None:
         self._made = made
         self.variables = tuple(p.variable for p in made if p.variable >= 0)
 
     def of(self, loops: Sequence[Loop]) -> list[tuple[DeviceBuffer, DeviceBuffer]]:
-        """Of each of *loops* the buffer to read and the one to write."""
+        """For each of *loops*, the buffer to read and the buffer to write."""
         return [self._made[loop] for loop in loops]
 
     def turn(self) -> None:
-        """What was written is read next."""
+        """Swaps the buffers: the next run reads what this run wrote."""
         self._made = {loop: (written, read) for loop, (read, written) in self._made.items()}
 
     def fetch_variables(self, copies: list[CopyReceipt]) -> dict[int, NDArray]:
-        """The present values of the variables, copied to the host; each copy is recorded."""
+        """Copies the present values of the variables to the host; records each copy in *copies*."""
         found = {}
         for loop, (read, _) in self._made.items():
             if loop.variable < 0:
@@ -249,7 +260,7 @@ class Cells:
         return found
 
     def put_variables(self, values: Sequence[NDArray], copies: list[CopyReceipt]) -> None:
-        """Others, by variable, each copy with its receipt."""
+        """Replaces the values of the variables; records each copy in *copies*."""
         for loop, (read, _) in self._made.items():
             if loop.variable < 0:
                 continue
@@ -264,7 +275,7 @@ class Cells:
 
 
 class _User:
-    """One loop as a user of buffers."""
+    """One fed-back value as a user of buffers."""
 
     def __init__(self, variant: Variant, loop: Loop) -> None:
         self._variant, self._loop = variant, loop
@@ -292,7 +303,7 @@ def _put(
 
 
 def _staged(nbytes: int, count: int, operand: int | None) -> list[CopyReceipt]:
-    """The copies made on the way, whose time is that of the one before."""
+    """Receipts of the intermediate copies; their time is part of the copy before."""
     return [CopyReceipt(nbytes, "host", "host", STAGED, None, operand) for _ in range(count)]
 
 
@@ -337,7 +348,7 @@ def _agreed(output_name: str, result: Operand, input_name: str, given: Operand) 
 
 
 def _variables(variant: Variant) -> tuple[Loop, ...]:
-    """The network's own variables, where each is read and written once and its size is known."""
+    """The network's own variables that are read once and written once and have a known size."""
     operands = variant.model.entry.operands
     ports: Sequence[BufferedVariable] = buffered_variables(variant.model)
     if any(p.input is None or p.output is None for p in ports):

@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 
 
 class Chain:
-    """One run with each step behind the fence of the one before; *after_ns* bounds the first."""
+    """One run in which each step waits for the fence of the step before.
+
+    *after_ns* limits the first step, counted from the signal of its fences.
+    """
 
     def __init__(self, variant: Variant, run: Run, after_ns: int | None) -> None:
         self._variant, self._run, self._after_ns = variant, run, after_ns
@@ -61,7 +64,10 @@ class Chain:
         out: Sequence[NDArray | None] | None,
         wait_for: Sequence[Fence],
     ) -> list[NDArray]:
-        """The ordinary outputs. Raises as `Variant.run`, and if a fence of *wait_for* failed."""
+        """Runs and returns the ordinary outputs.
+
+        Raises as `Variant.run`, and if a fence of *wait_for* failed.
+        """
         variant, run, config = self._variant, self._run, self._run.config
         began = perf_counter_ns()
         run.values = variant.values(run, inputs, out)
@@ -73,8 +79,7 @@ class Chain:
             try:
                 self._launch(wait_for, launched)
             finally:
-                # Drivers may write until their fences have signalled, whatever has become of the
-                # run.
+                # Drivers may write until their fences have signalled, even if the run has failed.
                 left = self._settle(launched, into_callers=out is not None)
                 if not left:
                     variant.give_back(arena)
@@ -86,8 +91,7 @@ class Chain:
         except MissedDeadline:
             raise
         except DriverError as error:
-            # What a fence of the caller's failed with is the reason that counts, and no other
-            # device could help.
+            # The error of the caller's fence is the cause to report. No fallback device could help.
             await_fences(wait_for, config)
             run.values = variant.values(run, inputs, out)
             if len(self._steps) == 1:
@@ -98,7 +102,10 @@ class Chain:
         return [run.values[i] for i in variant.outputs]
 
     def _settle(self, launched: Sequence[Launched], *, into_callers: bool) -> bool:
-        """Waits for what was launched; whether it was abandoned, which needs private outputs."""
+        """Waits for the launched steps; returns whether one was abandoned.
+
+        With *into_callers* it waits without a limit: the drivers write to the caller's arrays.
+        """
         for one in launched:
             try:
                 if into_callers or signals_in_time(one.fence, self._run.config):
@@ -130,7 +137,7 @@ class Chain:
             except DriverError as error:
                 self._note(step, error)
                 note_lost(prepared, error, run)
-                # Told.
+                # `note_lost` has recorded them.
                 error.copies = ()
                 raise
             except FOREIGN as error:
@@ -158,7 +165,7 @@ class Chain:
 
 
 class Launched(NamedTuple):
-    """A step behind a fence of its driver's."""
+    """A step that was launched, and the fence of its driver."""
 
     step: Step
     fence: Fence
@@ -166,9 +173,9 @@ class Launched(NamedTuple):
 
 
 def await_fences(wait_for: Sequence[Fence], config: ExecutionConfig) -> None:
-    """Waits for every fence, under the deadline and the cancel token of *config*.
+    """Waits for every fence, within the deadline and cancel token of *config*.
 
-    Raises `GeneralFailure` for one that failed, `MissedDeadlineTransient`, `Cancelled`.
+    Raises `GeneralFailure` for a fence that failed, `MissedDeadlineTransient`, `Cancelled`.
     """
     for fence in wait_for:
         if not signals_in_time(fence, config):
@@ -178,15 +185,18 @@ def await_fences(wait_for: Sequence[Fence], config: ExecutionConfig) -> None:
 
 
 TELLING_SECONDS: Final = 1.0
-"""Most seconds that `result` waits for callbacks of the fence, which may wait for `result`."""
+"""Most seconds that `result` waits for callbacks of the fence, which may call `result`
+themselves.
+"""
 
 APART: Final = "a run that may be left to its driver does not write to the caller's arrays"
 
 
 class FencedRun:
-    """A run that was started behind fences. *fence* signals its end, with the run's error where it
-    failed; any other run may wait for it, and `penstock.hal.as_descriptor` makes it one for another
-    process.
+    """A run that waits for fences.
+
+    *fence* signals the end of the run, with its error if it failed. Any other run may wait for it,
+    and `penstock.hal.as_descriptor` exports it to another process.
     """
 
     def __init__(self) -> None:
@@ -197,9 +207,10 @@ class FencedRun:
         self._ender = 0
 
     def result(self, timeout: float | None = None) -> Outputs:
-        """The outputs, once the run has ended; raises what it ended with, and
-        `MissedDeadlineTransient` after *timeout* seconds without an end, which leave the run as it
-        is, or `InputError` for a timeout that is no number.
+        """Waits for the end of the run; returns its outputs or raises its error.
+
+        Raises `MissedDeadlineTransient` after *timeout* seconds; the run continues. Raises
+        `InputError` for a timeout that is no number.
         """
         if timeout is not None and not is_number(timeout):
             raise InputError(f"timeout must be a number of seconds, not {timeout!r}")
@@ -207,8 +218,8 @@ class FencedRun:
         end = None if forever else time.monotonic_ns() + int((timeout or 0) * 1e9)
         if not self.fence.wait(remaining_ns(end)):
             raise MissedDeadlineTransient(f"the fenced run has not ended within {timeout} s")
-        # Whatever else was told of the fence's signal, a descriptor say, has been; but not where
-        # that asks for the result.
+        # Waits for the fence's other callbacks, such as a descriptor's, unless one of them called
+        # `result`.
         if threading.get_ident() != self._ender:
             left = remaining_seconds(end)
             self._ended.wait(TELLING_SECONDS if left is None else min(left, TELLING_SECONDS))
@@ -219,7 +230,7 @@ class FencedRun:
         return self._outputs
 
     def end(self, outputs: Outputs | None, error: BaseException | None) -> None:
-        """Once: what the run came to."""
+        """Sets the result of the run. Called once."""
         self._outputs, self._error = outputs, error
         self._ender = threading.get_ident()
         try:
@@ -232,7 +243,7 @@ class FencedRun:
 
 
 class BeginToken(LinkedToken):
-    """Set with *other*, and if *gate* closes before every fence of *wait_for* has signalled."""
+    """Set through *other*, or if *gate* closes before every fence of *wait_for* has signalled."""
 
     __slots__ = ("_begun", "_gate", "_wait_for")
 
@@ -246,11 +257,11 @@ class BeginToken(LinkedToken):
         return CancelToken.is_set(self)
 
     def is_set(self) -> bool:
-        """Whether the run is to end."""
+        """Whether the run must end."""
         if super().is_set():
             return True
         if self._gate.closed and not self._begun:
-            # Once: what has begun by then goes on.
+            # Checked only until the run begins; a run that has begun continues.
             self._begun = all(fence.wait(0) for fence in self._wait_for)
             if not self._begun:
                 self.set()
@@ -275,18 +286,18 @@ def start_fenced(
 ) -> FencedRun:
     """Starts a run that begins once every fence of *wait_for* has signalled, and returns at once.
 
-    The arrays of *inputs* are read, and those of *out* written, until its fence has signalled.
-    *timeout* seconds count from now, *timeout_after_fence* from when all fences have signalled. A
-    fence that failed fails the run with `GeneralFailure`, and nothing is written. The other
-    arguments are `CompiledModel.run`'s. Closing the model before all fences have signalled ends the
-    run with `ClosedError`.
+    The arrays of *inputs* are read, and those of *out* written, until the run's fence has
+    signalled. *timeout* seconds count from now, *timeout_after_fence* seconds from the last signal
+    of *wait_for*. If a fence failed, the run fails with `GeneralFailure` and writes nothing. The
+    other arguments are those of `CompiledModel.run`. Closing the model before all fences have
+    signalled ends the run with `ClosedError`.
 
-    With *timeout* or *cancel* a run may have to be left to a driver that heeds neither; so that
-    nothing writes to the arrays of *out* after its end, such a run of drivers behind fences
-    computes elsewhere and copies there when it has succeeded, as its receipt says.
+    With *timeout* or *cancel*, a run may end while a driver that ignores both still executes. So
+    that nothing writes to *out* afterwards, such a run of fenced drivers uses private outputs. They
+    are copied to *out* on success, and the receipt records the copies.
 
-    Raises `InputError` for a model with an output of unknown shape, and for arguments that make no
-    sense; all else is the run's.
+    Raises `InputError` for a model with an output of unknown shape, and for invalid arguments. The
+    result of the run has all other errors.
     """
     _check(executable, wait_for, timeout_after_fence)
     config = executable.config_of(
@@ -302,7 +313,7 @@ def start_fenced(
         except BaseException as error:  # noqa: BLE001  # the fence's, and the result's
             run.end(None, error)
 
-    # A fence that nobody signals must not keep the process from ending.
+    # A daemon thread: a fence that never signals must not keep the process from ending.
     threading.Thread(target=work, name=f"{executable.thread_name}-fenced", daemon=True).start()
     return run
 
@@ -322,7 +333,9 @@ def run_fenced(
     loop_timeout: float | None = None,
     extension_attributes: Sequence[ExtensionAttribute] = (),
 ) -> Outputs:
-    """As `start_fenced`, in the calling thread: returns, or raises, when the run has ended."""
+    """Runs as `start_fenced` does, in the calling thread: returns or raises when the run
+    has ended.
+    """
     _check(executable, wait_for, timeout_after_fence)
     config = executable.config_of(
         timeout, cancel, measure, priority, loop_timeout, extension_attributes
@@ -400,7 +413,7 @@ def _run_behind(
             outputs = executable.base.model.outputs
             targets = bind_targets(out, exchange.interface, outputs, arrays)
         chain = Chain(executable.base, run, None if after is None else int(after * 1e9))
-        # Whoever may leave a run to its driver keeps it from the caller's arrays.
+        # A run that may be abandoned must not write to the caller's arrays.
         apart = config.deadline_ns is not None or config.cancel is not None
         found = chain.run(arrays, None if apart else targets, wait_for)
         if apart and targets is not None:
@@ -428,11 +441,12 @@ def _may_chain(
     after: float | None,
     given: Sequence[Any],
 ) -> bool:
-    """Whether steps may be launched before what they wait for has ended.
+    """Whether steps can be launched before the fences that they wait for have signalled.
 
-    Not those of a plan with values of unknown size between its steps, or control flow, which has to
-    be read; nor those of a state, which would be held while others are to signal; nor where drivers
-    are to tell times, or runs are compared, or what is *given* lies where no array does.
+    False for a plan with values of unknown size between its steps or with control flow: the host
+    must read these. False with a state, which would be locked while fences are pending. False if
+    drivers must measure times, if the run is compared by shadow verification, or if *given*
+    contains memory that is no array.
     """
     base = executable.base
     return not (
@@ -442,7 +456,7 @@ def _may_chain(
         or base.shadow is not None
         or base.is_pending
         or not base.is_direct
-        # The time after the fences is one step's to keep, where there is one.
+        # Only a single step can take the time limit that begins after the fences.
         or (after is not None and len(base.steps) > 1 and len(wait_for) > 0)
         or any(is_bindable(value) for part in given for value in _values_of(part))
     )
@@ -455,7 +469,7 @@ def _values_of(given: Any) -> Sequence[Any]:
 
 
 def _seconds_left(config: ExecutionConfig, after: float | None) -> float | None:
-    """What a run may take from now on."""
+    """Seconds that a run has left from now; None for no limit."""
     left = remaining_ns(config.deadline_ns)
     if left is None:
         return after

@@ -22,7 +22,7 @@ def arrange(
 ) -> list[Any]:
     """The caller's values in the order of the model's inputs (or outputs, for `out=`).
 
-    Raises `InputError` for a wrong count, a name nobody has, or one that two inputs share.
+    Raises `InputError` for a wrong count, an unknown name, or a name that two inputs share.
     """
     if isinstance(given, Mapping):
         values: list[Any] = [_NOT_GIVEN] * len(names)
@@ -43,7 +43,7 @@ def arrange(
 def in_order(arrays: Sequence[NDArray], interface: Interface) -> list[NDArray]:
     """The caller's *arrays* in the order of the model's inputs.
 
-    Raises `InputError` where names for the same input were given different values.
+    Raises `InputError` if several names of one input were given different values.
     """
     found: dict[int, int] = {}
     for place, position in enumerate(interface.input_positions):
@@ -66,12 +66,11 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def as_array(value: Any, operand: Operand, position: int, copies: list[CopyReceipt]) -> NDArray:
-    """*value* as a C-contiguous array of the operand's dtype whose shape fits the operand's.
+    """*value* as a C-contiguous array of the operand's dtype, with a shape that fits the operand.
 
-    Takes NumPy arrays and anything with `__dlpack__`, `__array__` or the buffer protocol. Memory
-    that is not contiguous is copied, and the copy recorded. Strings, which come in lists too,
-    become an object array of bytes. Raises `InputError` naming the input, what was expected and
-    what was given.
+    Accepts NumPy arrays and anything with `__dlpack__`, `__array__` or the buffer protocol. A
+    non-contiguous array is copied, and the copy recorded. Strings, also in lists, become an object
+    array of bytes. Raises `InputError` with the input's name, the expected value and the given one.
     """
     array = value if type(value) is np.ndarray else _import(value, operand, position)
     if operand.dtype is DType.STRING:
@@ -90,16 +89,18 @@ def as_array(value: Any, operand: Operand, position: int, copies: list[CopyRecei
 
 
 def is_bindable(value: Any) -> bool:
-    """Whether *value* gives its own stand-in for a run (`penstock.memory.bound.Bindable`)."""
+    """Whether *value* provides its own bound memory for a run
+    (`penstock.memory.bound.Bindable`).
+    """
     return type(value) is not np.ndarray and hasattr(type(value), "bind_argument")
 
 
 def to_stored(value: Any, operand: Operand, position: int, copies: list[CopyReceipt]) -> Any:
-    """What `as_array` takes for *operand*: real values quantised where the operand is, else
-    *value*.
+    """Quantises the real values *value* if *operand* is quantised; else returns *value*.
 
-    Real values come in whatever `as_array` imports, in any float dtype; float32 is what counts. The
-    copy is recorded. Raises `InputError` naming the input, what was expected and what was given.
+    The result is for `as_array`. *value* is anything that `as_array` imports, in any float dtype;
+    it is converted to float32 first. The copy is recorded. Raises `InputError` with the input's
+    name, the expected value and the given one.
     """
     if operand.quantization is None or not operand.dtype.is_integer:
         return value
@@ -119,16 +120,16 @@ def to_stored(value: Any, operand: Operand, position: int, copies: list[CopyRece
 
 
 def quantize(value: NDArray, quantization: Quantization, dtype: DType) -> NDArray:
-    """Real values to stored ones, as TFLite's QUANTIZE: the float32 quotient rounded to the nearest
-    integer, halves away from zero, plus the zero point, within the type's range.
+    """Quantises real values as TFLite's QUANTIZE does.
 
-    Infinities saturate; what is not a number becomes the zero point.
+    The float32 quotient is rounded to nearest, halves away from zero. The zero point is added, and
+    the sum is clamped to the type's range. Infinities saturate; NaN becomes the zero point.
     """
     scales, zero_points = _parameters(quantization, value.ndim)
     least, greatest = _limits(dtype)
     with np.errstate(all="ignore"):
         real = np.asarray(value.astype(np.float32, copy=False) / scales)
-        # Adding one half itself would carry the greatest float below it to 1.
+        # Adding 0.5 would round the largest float below 0.5 up to 1.
         half = np.nextafter(np.float32(0.5), np.float32(0))
         stored = np.asarray(np.trunc(real + np.copysign(half, real)), np.float64)
         stored = np.where(np.isnan(stored), 0.0, stored) + zero_points
@@ -136,8 +137,10 @@ def quantize(value: NDArray, quantization: Quantization, dtype: DType) -> NDArra
 
 
 def dequantize(value: NDArray, quantization: Quantization) -> NDArray:
-    """Stored values to real ones, float32, as TFLite's DEQUANTIZE: scale * (stored - zero point),
-    in float32 for types of up to 16 bits and in float64 for wider ones.
+    """Dequantises stored values to float32 as TFLite's DEQUANTIZE does: scale * (stored - zero
+    point).
+
+    Computed in float32 for types of up to 16 bits, in float64 for wider ones.
     """
     scales, zero_points = _parameters(quantization, value.ndim)
     kind = np.float64 if value.dtype.itemsize > 2 else np.float32
@@ -146,7 +149,9 @@ def dequantize(value: NDArray, quantization: Quantization) -> NDArray:
 
 
 def _parameters(quantization: Quantization, rank: int) -> tuple[NDArray, NDArray]:
-    """Scales (float32) and zero points (int64) in a shape that broadcasts along their dimension."""
+    """Scales (float32) and zero points (int64), shaped to broadcast along the quantised
+    dimension.
+    """
     shape = [1] * rank
     if quantization.dimension is not None:
         shape[quantization.dimension] = len(quantization.scales)
@@ -156,7 +161,7 @@ def _parameters(quantization: Quantization, rank: int) -> tuple[NDArray, NDArray
 
 
 def _limits(dtype: DType) -> tuple[float, float]:
-    """The least and the greatest float64 that an integer type holds."""
+    """The smallest and the largest float64 value in the range of an integer type."""
     bits = dtype.bits or 0
     signed = not dtype.value.startswith("u")
     least = -(2.0 ** (bits - 1)) if signed else 0.0
@@ -175,7 +180,10 @@ def _check_shape(array: NDArray, operand: Operand, position: int) -> None:
 def _check_channels(
     array: NDArray, quantization: Quantization, operand: Operand, position: int
 ) -> None:
-    """For operands of unknown shape only the scales give the number of channels."""
+    """Checks the number of channels against the scales.
+
+    Needed for operands of unknown shape.
+    """
     dimension, count = quantization.dimension, len(quantization.scales)
     if dimension is None or (count == 1 and dimension < array.ndim):
         return
@@ -213,7 +221,7 @@ def _needed(value: Any, operand: Operand, position: int) -> str:
 
 
 def _remedy(value: Any) -> str:
-    """What to write instead of a Python value."""
+    """The advice in an error about a Python value: what to pass instead."""
     if isinstance(value, list | tuple) and any(isinstance(v, np.ndarray) for v in value):
         return "a call takes an argument for each input, run() one list of them"
     return "make one with numpy.array"
@@ -228,7 +236,7 @@ def _other_elements(array: NDArray, operand: Operand, position: int) -> InputErr
 
 
 def _strings(array: NDArray, operand: Operand, position: int, copies: list[CopyReceipt]) -> NDArray:
-    """*array* with every element as bytes: text in UTF-8, bytes as they are."""
+    """*array* with every element as bytes; text is encoded in UTF-8."""
     if dtype_of(array.dtype) is not DType.STRING:
         raise _other_elements(array, operand, position)
     items = array.reshape(-1).tolist()
@@ -272,16 +280,16 @@ def _shape(operand: Operand) -> str:
 
 
 class Exchange:
-    """Between *interface*, the caller's, and a model of so many *outputs*."""
+    """Converts between the caller's *interface* and the inputs and *outputs* of the model."""
 
     def __init__(self, interface: Interface, outputs: int) -> None:
         self.interface = interface
         self.input_names, self.output_names = interface.input_names, interface.output_names
         positions = interface.input_positions
         self.is_in_order = positions == tuple(sorted(set(positions)))
-        """Whether each input is given once, in the model's order."""
+        """Whether the caller gives each input once, in the model's order."""
         self.has_all_outputs = interface.output_positions == tuple(range(outputs))
-        """Whether the caller gets each output once, in the model's order."""
+        """Whether the caller receives each output once, in the model's order."""
 
     def bind(
         self,
@@ -290,7 +298,10 @@ class Exchange:
         real: bool,
         copies: list[CopyReceipt],
     ) -> list[NDArray]:
-        """The caller's inputs in the model's order, *real* ones quantised. Raises `InputError`."""
+        """The caller's inputs in the model's order; real values are quantised if *real*.
+
+        Raises `InputError`.
+        """
         if isinstance(given, str | bytes) or not isinstance(given, Mapping | Sequence):
             raise InputError(
                 "inputs must be a mapping by name or a sequence of arrays, not "
@@ -317,7 +328,7 @@ class Exchange:
     def deliver(
         self, results: list[NDArray], real: bool, copies: list[CopyReceipt]
     ) -> list[NDArray]:
-        """The model's outputs as the caller wants them: in his order, dequantised if *real*."""
+        """The model's outputs in the caller's order, dequantised if *real*."""
         if not self.has_all_outputs:
             places = self.interface.output_positions
             results = [
@@ -338,7 +349,7 @@ class Exchange:
 
 
 def call_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any] | Sequence[Any]:
-    """The inputs in a call's arguments: positional arrays, one mapping, or keywords."""
+    """The inputs of a call: positional arrays, one mapping, or keywords."""
     if kwargs:
         if args:
             raise InputError("give inputs by position or by keyword, not both")

@@ -21,9 +21,9 @@ from penstock.ir.types import static_shape
 class Interface(Struct, frozen=True):
     """The caller's inputs and outputs, in order.
 
-    *inputs* and *outputs* are operand descriptions under the caller's names; *input_positions* and
-    *output_positions* say which of the model's ordinary inputs and outputs each one is. A signature
-    may have several names for one of them.
+    *inputs* and *outputs* describe the operands under the caller's names. *input_positions* and
+    *output_positions* are their positions among the model's ordinary inputs and outputs. A
+    signature may have several names for one input or output.
     """
 
     inputs: tuple[Operand, ...]
@@ -41,11 +41,10 @@ class Interface(Struct, frozen=True):
 
 
 def interface_of(model: Model, signature: str | None) -> Interface:
-    """The interface of the entry subgraph, under the names of *signature* or, without one, of the
-    operands.
+    """The interface of the entry subgraph.
 
-    Raises `UnknownSignature` where the model has none of that name, `InvalidSignature` where it
-    leaves an input out.
+    Names are those of *signature*, or of the operands without one. Raises `UnknownSignature` if the
+    model has no signature of that name, `InvalidSignature` if it leaves an input out.
     """
     if signature is None:
         return Interface(
@@ -70,7 +69,10 @@ def interface_of(model: Model, signature: str | None) -> Interface:
 
 
 class Ready(Struct, frozen=True):
-    """Recognises NumPy arrays of *kinds* and *shapes*; *names* is empty if not unique."""
+    """The fast path for inputs: recognises NumPy arrays of *kinds* and *shapes*.
+
+    *names* is empty if the names are not unique.
+    """
 
     names: tuple[str, ...]
     kinds: tuple[tuple[np.dtype[np.generic], tuple[int, ...]], ...]
@@ -83,7 +85,7 @@ class Ready(Struct, frozen=True):
         if type(given) is dict:
             if len(given) != len(kinds):
                 return None
-            # Neither a comprehension nor `map`: for few inputs the call takes longer than the loop.
+            # A plain loop: for few inputs it is faster than a comprehension or `map`.
             for name in self.names:
                 if name not in given:
                     return None
@@ -120,11 +122,11 @@ def ready_inputs(
 
 FIRST_VALUES: Final = 4
 SHOWN: Final = 40
-"""Values of an output that a notebook shows, and bytes of a string among them."""
+"""Most values of an output, and bytes of a string, that a notebook shows."""
 
 
 class Outputs(Sequence[NDArray]):
-    """The arrays of one run, in the order of the model's outputs, each also under its name.
+    """The output arrays of one run, in the model's order, also accessible by name.
 
     The arrays own their memory: no later run and no `close()` changes them.
     """
@@ -146,9 +148,10 @@ class Outputs(Sequence[NDArray]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[NDArray]: ...
     def __getitem__(self, key: int | str | slice) -> NDArray | Sequence[NDArray]:
-        """By position or by name. Raises `IndexError` for a position that no output has,
-        `InputError` for a name that no output or more than one has, `TypeError` for what is
-        neither.
+        """The output at a position or with a name.
+
+        Raises `IndexError` for an unknown position, `InputError` for a name that no output or
+        several have, `TypeError` for a key of another type.
         """
         if isinstance(key, str):
             return self._arrays[find_name(key, self._names, "output")]
@@ -184,7 +187,7 @@ class Outputs(Sequence[NDArray]):
         return line_of("Outputs", ", ".join(f"{n!r}: {a.dtype}{list(a.shape)}" for n, a in pairs))
 
     def _repr_html_(self) -> str:
-        """The table that a notebook shows: type, shape and first values of each output."""
+        """The table for a notebook: type, shape and first values of each output."""
         from penstock.ir.model import html_table
 
         rows = [("output", "type", "shape", "first values")]
@@ -193,14 +196,14 @@ class Outputs(Sequence[NDArray]):
         return html_table(counted(len(self._names), "output"), rows)
 
     def as_dict(self) -> dict[str, NDArray]:
-        """Name -> array. Raises `InputError` when two outputs share a name."""
+        """The outputs by name. Raises `InputError` if two outputs share a name."""
         for name in self._names:
             find_name(name, self._names, "output")
         return dict(zip(self._names, self._arrays, strict=True))
 
     @property
     def receipt(self) -> Receipt:
-        """What this run did; it belongs to this run alone."""
+        """The receipt of this run."""
         receipt = self._receipt
         if not isinstance(receipt, Receipt):
             receipt = self._receipt = receipt()
@@ -215,7 +218,7 @@ def _first_values(array: object) -> str:
 
 
 def find_name(name: str, names: Sequence[str], kind: str) -> int:
-    """The only position with *name*. Raises `InputError` if none or several have it."""
+    """The only position with *name*. Raises `InputError` if no name or several match."""
     found = [i for i, known in enumerate(names) if known == name]
     if len(found) == 1:
         return found[0]

@@ -1,4 +1,7 @@
-"""Runs that share a device. Several priorities wait in a priority queue (`execution.adapters`)."""
+"""Runs that share a device, and when they start to wait in a priority queue.
+
+The queue itself is in `execution.adapters`.
+"""
 
 from __future__ import annotations
 

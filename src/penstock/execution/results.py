@@ -1,4 +1,4 @@
-"""Checks of what drivers return (NNAPI section 4.7), and copies that the runtime makes."""
+"""Checks of drivers' results (NNAPI section 4.7), and copies made by the runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def call_execute(
     prepared: PreparedStep, request: Request, config: ExecutionConfig
 ) -> ExecutionResult:
-    """`execute` with its contract enforced: whatever else a driver raises is a `GeneralFailure`."""
+    """Calls `execute`. An exception that the HAL does not allow becomes a `GeneralFailure`."""
     try:
         return prepared.prepared.execute(request, config)
     except (DriverError, Cancelled):
@@ -34,18 +34,18 @@ def call_execute(
 
 
 def breach_of(device: Device, error: BaseException) -> GeneralFailure:
-    """What an exception counts as that no driver may raise."""
+    """The `GeneralFailure` for an exception that a driver must not raise."""
     return GeneralFailure(f"device {device.name} failed in execute: {error!r}")
 
 
 def check_result(
     result: object, operands: Sequence[Operand], targets: Sequence[NDArray | None]
 ) -> None:
-    """Checks a successful execution's answer against the outputs it was given, None for memory of
-    no known size.
+    """Checks the result of a successful execution against *targets*, the output arrays.
 
-    Shapes are there when any output's was unknown; each is complete, sufficient, as the model
-    declares where it does, and fits the memory.
+    A target is None for memory of unknown size. The result must have shapes if any output's shape
+    is unknown. Each shape must be complete, match the declaration, and fit the memory; its output
+    must be marked sufficient.
     """
     timing: object = getattr(result, "timing", None)
     if not isinstance(result, ExecutionResult) or not isinstance(timing, Timing):
@@ -73,7 +73,9 @@ def check_result(
 def grown_sizes(
     sizes: Sequence[int], operands: Sequence[Operand], error: OutputInsufficientSize
 ) -> list[int]:
-    """Bytes for each output after *error*: by its reported shape, at least twice as many."""
+    """The bytes to try for each output after *error*: by its reported shape, or at least
+    doubled.
+    """
     shapes: tuple[object, ...] = error.output_shapes
     if len(shapes) != len(sizes) or not all(isinstance(s, tuple) and len(s) == 2 for s in shapes):
         raise GeneralFailure("the driver said 'too small' without saying which output") from error
@@ -96,7 +98,7 @@ def grown_sizes(
 
 
 def shaped(flat: NDArray, operand: Operand, shape: tuple[int, ...]) -> NDArray:
-    """The value at the start of *flat*, checked by `check_result`, as an array of its own."""
+    """A copy of the value at the start of *flat*, whose *shape* passed `check_result`."""
     if operand.dtype is DType.STRING:
         return unpack_strings(flat.data.toreadonly(), shape)
     return flat[: _nbytes(shape, operand)].view(operand.dtype.numpy).reshape(shape)
@@ -117,7 +119,7 @@ def _check_dimensions(dimensions: object, operand: Operand) -> None:
 
 
 def _nbytes(dimensions: Sequence[int], operand: Operand) -> int:
-    """Counted in Python's integers, which do not wrap."""
+    """The bytes of an array, computed with Python integers, which do not overflow."""
     count = operand.dtype.numpy.itemsize
     for dimension in dimensions:
         count *= dimension
@@ -133,7 +135,7 @@ def copied(
     step: int | None = None,
     operand: int | None = None,
 ) -> NDArray:
-    """*value* in memory of its own; *copies* gets the receipt, with *route*: from and to."""
+    """A copy of *value*, recorded in *copies* with *route* (source and destination)."""
     began = perf_counter_ns()
     kept = np.array(value)
     spent = perf_counter_ns() - began
@@ -151,7 +153,7 @@ def copy_over(
     step: int | None = None,
     operand: int | None = None,
 ) -> None:
-    """Copies *value* over *target*, likewise."""
+    """Copies *value* over *target*, recorded in *copies* with *route* (source and destination)."""
     began = perf_counter_ns()
     np.copyto(target, value)
     spent = perf_counter_ns() - began
@@ -159,14 +161,14 @@ def copy_over(
 
 
 class Copying:
-    """Copies at the boundary of one step, or of the run, each with its receipt in *copies*."""
+    """Copies at the boundary of a step or of the run, each recorded in *copies*."""
 
     def __init__(self, step: int | None, device: str, copies: list[CopyReceipt]) -> None:
         self._step, self._device, self._copies = step, device, copies
         self.reason = f"device {device} shares no host memory"
 
     def copy(self, destination: NDArray, source: NDArray, operand: int, *, out: bool) -> None:
-        """Copies *source* over *destination*, to the host (*out*) or to the device."""
+        """Copies *source* to *destination*: to the host if *out*, else to the device."""
         began = perf_counter_ns()
         np.copyto(destination, source)
         places = (self._device, "host") if out else ("host", self._device)
@@ -183,7 +185,9 @@ class Copying:
         )
 
     def fetch(self, memory: BoundMemory, operand: int) -> NDArray:
-        """The value of *memory* on the host, mapped if possible; the device does not take it."""
+        """Reads the value of *memory*, which the device did not take, to the host; maps it if
+        possible.
+        """
         if (array := memory.array) is not None:
             return lent(array)
         began = perf_counter_ns()
@@ -193,14 +197,14 @@ class Copying:
         return value
 
     def put(self, memory: BoundMemory, value: NDArray, operand: int) -> None:
-        """Puts *value* into *memory*, which the device did not take."""
+        """Writes *value* to *memory*, which the device did not take."""
         began = perf_counter_ns()
         memory.write(value)
         self._moved(value.nbytes, "host", memory.name, operand, began)
         self._staged(memory, value.nbytes, operand)
 
     def _staged(self, memory: BoundMemory, nbytes: int, operand: int) -> None:
-        """The copies made on the way, whose time is that of the one before."""
+        """Receipts of the intermediate copies; their time is part of the copy before."""
         for _ in range(memory.staged):
             self._copies.append(CopyReceipt(nbytes, "host", "host", STAGED, self._step, operand))
 
@@ -214,14 +218,16 @@ class Copying:
         )
 
     def packed(self, pack: Callable[[], bytes], operand: int) -> bytes:
-        """What *pack* makes of strings for the device."""
+        """Serialises strings for the device with *pack*."""
         began = perf_counter_ns()
         content = pack()
         self._strings(len(content), ("host", self._device), operand, began)
         return content
 
     def unpacked(self, flat: NDArray, operand: Operand, shape: tuple[int, ...], i: int) -> NDArray:
-        """The strings that the device left at the start of *flat*, as operand *i*."""
+        """Deserialises the strings that the device wrote at the start of *flat*, for
+        operand *i*.
+        """
         began = perf_counter_ns()
         value = shaped(flat, operand, shape)
         self._strings(sum(map(len, value.flat)), (self._device, "host"), i, began)
@@ -235,7 +241,7 @@ class Copying:
         )
 
     def home(self, value: NDArray, operand: int) -> NDArray:
-        """*value* from device memory in memory of its own. Strings are objects already."""
+        """A copy of the device value *value*. Strings are objects already."""
         if value.dtype.hasobject:
             return value
         kept = allocate(value.shape, value.dtype)
@@ -243,7 +249,7 @@ class Copying:
         return kept
 
     def away(self, value: NDArray, operand: int) -> NDArray:
-        """*value* in memory that only the device has."""
+        """A copy of *value* in memory of the device."""
         lent_away = allocate(value.shape, value.dtype)
         self.copy(lent_away, value, operand, out=False)
         return lent_away
