@@ -1,7 +1,6 @@
-"""ONNX Runtime as a driver: each execution provider that is installed is a device
-(docs/onnxruntime.md).
+"""ONNX Runtime as a driver: each installed execution provider is a device (docs/onnxruntime.md).
 
-The engine is imported when a model is first prepared, not before.
+The engine is imported when a model is first prepared, not earlier.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ __all__ = ["OnnxRuntimeDevice", "create"]
 
 
 def create() -> list[OnnxRuntimeDevice]:
-    """The entry point of `penstock.drivers`: one device a provider, or one that says what is
-    missing.
+    """The entry point of `penstock.drivers`: one device for each provider, or one device that
+    reports what is missing.
     """
     installation = find_installation()
     return [OnnxRuntimeDevice(provider, installation) for provider in installation.providers]

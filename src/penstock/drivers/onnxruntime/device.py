@@ -1,4 +1,4 @@
-"""The devices: one an execution provider of ONNX Runtime."""
+"""The devices, one for each execution provider of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ corpus.
 """
 
 BRANCH: Final = PerformanceInfo(execution_time=0.3, power_usage=0.3)
-"""Of an IF, beside the operations of its branches; of a loop, beside its rounds."""
+"""Overhead of an IF without the operations of its branches, or of a loop without its rounds."""
 
 OTHER: Final = PerformanceInfo(execution_time=0.9, power_usage=0.9)
 DISPATCH_NS: Final = 8_000
 
 
 class OnnxRuntimeDevice(EngineDevice):
-    """One *provider* of *installation*. *seal* seals the cache file.
+    """The device of one *provider* of *installation*. *seal* seals the cache file.
 
-    Only the CPU provider's results were compared with TFLite's. The others are used only when they
-    are named, claim the class `relaxed` alone, and cache nothing.
+    Only the CPU provider's results were compared with TFLite's. The other providers are used only
+    when the caller names them, have the class `relaxed` at most, and cache nothing.
     """
 
     files = (1, 0)
-    """A model file with the model that ONNX Runtime has optimised."""
+    """One model file, with the model that ONNX Runtime has optimised."""
 
     def __init__(
         self, provider: Provider, installation: Installation, *, seal: Seal | None = None

@@ -28,7 +28,7 @@ NO_TELEMETRY: Final = "ORT_DISABLE_TELEMETRY"
 """The environment variable that ONNX Runtime reads once, when it is loaded."""
 
 SILENT: Final = 4
-"""Only fatal errors are logged: failures are raised."""
+"""The log level: only fatal errors are logged, because failures are raised."""
 
 FORKED: Final = (
     "ONNX Runtime was in use when this process was forked, and its threads stay with the parent; "
@@ -37,15 +37,15 @@ FORKED: Final = (
 
 
 def _load() -> Any:
-    """Imports the package with its telemetry off; telemetry would create files in the user's cache
-    directory. A program that has imported ONNX Runtime before decided for itself.
+    """Imports the package with its telemetry off: telemetry would create files in the user's cache
+    directory. If the program imported ONNX Runtime earlier, its own choice remains.
     """
     if PACKAGE in sys.modules:
         return importlib.import_module(PACKAGE)
     with _without_telemetry():
         package = importlib.import_module(PACKAGE)
     package.set_default_logger_severity(SILENT)
-    # For builds that do not read the variable.
+    # Some builds do not read the variable.
     package.disable_telemetry_events()
     return package
 
@@ -64,7 +64,7 @@ def _without_telemetry() -> Iterator[None]:
 
 
 def message_from(error: BaseException) -> str:
-    """The first line of an exception of ONNX Runtime that has text."""
+    """The first line with text of an ONNX Runtime exception."""
     return message_of(error, line=0)
 
 
@@ -74,13 +74,13 @@ _sessions: Final = LeftInChildren()
 
 def onnxruntime() -> Any:
     """ONNX Runtime's Python package, without logging and telemetry. Raises `DeviceUnavailable` if
-    it cannot be imported, or was in use when this process was forked.
+    it cannot be imported, or if it was in use when this process was forked.
     """
     return _engine.get()
 
 
 def unusable() -> str | None:
-    """Why this process cannot use the engine, as far as is known without loading it."""
+    """Why this process cannot use the engine, as far as can be known without loading it."""
     return _engine.unusable()
 
 
@@ -108,10 +108,10 @@ def session_of(
 ) -> Session:
     """A session of an ONNX model's bytes. Raises `GeneralFailure` with ONNX Runtime's message.
 
-    *num_threads* None: ONNX Runtime decides. A model that was *optimised* before is not optimised
-    again. The optimised model is written to *save_to*, a profile to a file whose name begins with
-    *profile_to*. *fuse* lets ONNX Runtime make integer kernels of operators between dequantisation
-    and quantisation; this driver's own graphs name those kernels.
+    If *num_threads* is None, ONNX Runtime decides. A model that is already *optimised* is not
+    optimised again. The optimised model is written to *save_to*, and a profile to a file whose name
+    begins with *profile_to*. *fuse* lets ONNX Runtime replace operators between dequantisation and
+    quantisation with integer kernels. This driver's own graphs name those kernels.
     """
     package = onnxruntime()
     if provider not in package.get_available_providers():
@@ -146,11 +146,11 @@ CPU: Final = "CPUExecutionProvider"
 
 
 POLL_SECONDS: Final = 0.002
-"""How often a run's watchdog checks its deadline and its cancel token."""
+"""Interval, in seconds, at which a run's watchdog checks its deadline and its cancel token."""
 
 
 class _Run:
-    """One binding with its own memory."""
+    """A binding with its own memory, for one run at a time."""
 
     def __init__(self, session: Session) -> None:
         package = onnxruntime()
@@ -209,7 +209,9 @@ class _Run:
 
 
 class Executable(RunPool[_Run]):
-    """*session*, for inputs and outputs of its element types and shapes, int8 ones as bytes."""
+    """Runs of *session*. Inputs and outputs have the session's element types and shapes; int8
+    values are seen as bytes.
+    """
 
     def __init__(self, session: Session) -> None:
         super().__init__(lambda: _Run(session), unusable)
@@ -218,7 +220,9 @@ class Executable(RunPool[_Run]):
 
 @contextmanager
 def _watched(options: Any, config: ExecutionConfig) -> Iterator[None]:
-    """Terminates the run of *options* between two nodes once it is late or cancelled."""
+    """A watchdog: terminates the run of *options* between two nodes once its deadline has passed or
+    it is cancelled.
+    """
     over = threading.Event()
 
     def watch() -> None:
@@ -238,8 +242,8 @@ def _watched(options: Any, config: ExecutionConfig) -> Iterator[None]:
 
 
 class _Port:
-    """One input or output of a session, and the address that is *bound* to it. The caller holds
-    that memory during a run.
+    """One input or output of a session, and the address that it is *bound* to. The caller keeps
+    that memory alive during a run.
     """
 
     __slots__ = ("_call", "_dtype", "_name", "_own", "_place", "_shape", "alignment", "bound")
@@ -252,12 +256,12 @@ class _Port:
         self._own: NDArray | None = None
 
     def bind(self, address: int) -> None:
-        """Lets the run read or write the memory at *address*."""
+        """Binds the memory at *address*, which the next run reads or writes."""
         self._call(self._name, self._place, self._dtype, self._shape, address)
         self.bound = address
 
     def own(self) -> NDArray:
-        """Memory for a value that cannot be written directly to the caller's."""
+        """Memory for a value that cannot be written directly into the caller's memory."""
         if self._own is None:
             self._own = np.empty(self._shape, self._dtype)
         return self._own

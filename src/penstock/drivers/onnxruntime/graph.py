@@ -1,7 +1,7 @@
-"""The graph for ONNX Runtime, made operation by operation.
+"""The graph for ONNX Runtime, built operation by operation.
 
-Real values are float32. Quantised values are uint8 throughout (int8 plus 128) and channels last:
-the integer kernels need that layout, and are fastest with that type.
+Real values are float32. Quantised values are always uint8 (int8 plus 128) and channels last: the
+integer kernels need that layout, and are fastest with that type.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ Value: TypeAlias = str
 
 MICROSOFT: Final = "com.microsoft"
 BIAS: Final = 128
-"""What is added to an int8 value to store it as uint8."""
+"""The offset that turns an int8 value into a stored uint8 value."""
 
 AWAY: Final = 1 - 2.0**-21
-"""A factor of scales by which halves round away from zero: larger than float32 rounding errors."""
+"""A factor of scales that makes halves round away from zero. Its distance from 1 exceeds float32
+rounding errors.
+"""
 
 AWAY_ONCE: Final = 1 - 2.0**-23
-"""The same if only the division by the scale is rounded."""
+"""The same factor if only the division by the scale is rounded."""
 
 HALVES: Final = 1 << 12
 
 SHARED_BYTES: Final = 1024
-"""Equal constants up to this size are shared."""
+"""Greatest size, in bytes, of constants that are shared if they are equal."""
 
 
 class Node:
-    """One ONNX node, plain Python until the model is written. *operation* is the number of the
+    """One ONNX node, in plain Python until the model is written. *operation* is the number of the
     operation that it was made for; None for nodes of inputs and outputs.
     """
 
@@ -58,11 +60,11 @@ class Node:
         self.domain, self.attributes, self.operation = domain, attributes, operation
 
     def branches(self) -> Iterator[Graph]:
-        """The graphs of its branches."""
+        """The graphs of the node's branches."""
         return (value for value in self.attributes.values() if isinstance(value, Graph))
 
     def reads(self) -> Iterator[Value]:
-        """Its inputs, and those of the nodes in its branches."""
+        """The node's inputs, and the inputs of the nodes in its branches."""
         yield from self.inputs
         for branch in self.branches():
             for node in branch.nodes:
@@ -81,9 +83,9 @@ class Graph(LaidOutGraph[Value]):
     """The nodes of the entry subgraph, or of subgraph *branch*.
 
     *wide* keeps 8-bit weights unsigned, for processors whose product of unsigned and signed bytes
-    saturates. *portable* uses ONNX's own operators alone, with layers between dequantisation and
+    saturates. *portable* uses only ONNX's own operators, with layers between dequantisation and
     quantisation, for providers other than the CPU's. *relaxed* leaves the sums of 8-bit
-    convolutions unchanged, which makes their results XNNPACK's bit for bit.
+    convolutions unchanged, which makes their results equal to XNNPACK's bit for bit.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Graph(LaidOutGraph[Value]):
         self.wide, self.portable, self.relaxed = wide, portable, relaxed
         self.nodes: list[Node] = []
         self.operation: int | None = None
-        """The operation that is being written."""
+        """The operation whose nodes are being added."""
         self.around: Graph | None = None
         """The graph that this one is a branch of."""
         self.constants: dict[Value, NDArray] = {}
@@ -118,8 +120,8 @@ class Graph(LaidOutGraph[Value]):
             self._input(index)
 
     def branch(self, index: int, given: Sequence[Value]) -> Graph:
-        """The graph of subgraph *index*, whose inputs are the values *given* of this one. Both
-        share names and constants.
+        """The graph of subgraph *index*. Its inputs are the values *given* of this graph. Both
+        graphs share names and constants.
         """
         made = Graph(
             self.model,
@@ -136,7 +138,7 @@ class Graph(LaidOutGraph[Value]):
         return made
 
     def finish(self) -> None:
-        """Names the outputs of the entry subgraph that are not its inputs; in a branch, all of its
+        """Names the outputs of the entry subgraph that are not inputs. In a branch, names all
         outputs.
         """
         if self.around is not None:
@@ -156,8 +158,8 @@ class Graph(LaidOutGraph[Value]):
             node.rename(names)
         self._leave_out_unread()
         if not self.outputs:
-            # ONNX Runtime takes no model without a node. This one is never run: what is forwarded
-            # needs no session.
+            # ONNX Runtime rejects a model without nodes. This node is never run: the outputs are
+            # inputs, which need no session.
             zero = np.zeros(1, np.float32)
             self.inputs = []
             self.nodes = [Node("Identity", [self.constant(zero)], ["o0"], "", {})]
@@ -184,7 +186,7 @@ class Graph(LaidOutGraph[Value]):
         return made
 
     def maker(self, value: Value) -> Node | None:
-        """The node that makes *value*; None for inputs and constants."""
+        """The node that computes *value*; None for inputs and constants."""
         return self._makers.get(value)
 
     def scalar(self, value: Value) -> float | None:
@@ -209,17 +211,17 @@ class Graph(LaidOutGraph[Value]):
         return self.constant(np.array(value, np.float32))
 
     def whole(self, values: Sequence[int] | int) -> Value:
-        """Whole numbers, int64: axes, shapes, sizes."""
+        """An int64 constant of integers: axes, shapes, sizes."""
         return self.constant(np.array(values, np.int64))
 
     def shaped(self, value: Value, shape: Sequence[int]) -> Value:
-        """*value*, noting its *shape*."""
+        """*value*, after recording its *shape*."""
         self._shapes[value] = tuple(shape)
         return value
 
     def through(self, value: Value, make: Callable[[Value], Value]) -> Value:
-        """*value* through the elementwise *make*. If *value* is a reshape, *make* is applied before
-        it, so that it is next to what the reshape reads.
+        """*value* after the elementwise *make*. If *value* is a reshape, *make* is applied before
+        it, next to the reshape's input.
         """
         base = self._unshaped.get(value)
         if base is None or base not in self._shapes:
@@ -233,25 +235,25 @@ class Graph(LaidOutGraph[Value]):
         return self.constant(value.transpose(TO_FIRST[4]) if first else value)
 
     def relaid(self, value: Value, index: int, *, first: bool) -> Value:
-        """As in any graph; a sequence by a reshape if nothing moves."""
+        """As in any graph. A sequence is reshaped if its elements stay in order."""
         shape = known_shape(self.entry.operands[index], "a value")
         if len(shape) == 3 and not first and 1 in shape[1:]:
             return self.reshape(value, shape)
         return self.transpose(value, (TO_FIRST if first else TO_LAST)[len(shape)])
 
     def known(self, index: int) -> NDArray | None:
-        """The stored value of an operand that is already known; else None."""
+        """The stored value of an operand that is already known; otherwise None."""
         if index in self._held:
             return self._held[index]
         operand = self.entry.operands[index]
         return self.stored(operand) if operand.is_constant else None
 
     def hold(self, site: Site, value: NDArray) -> None:
-        """Names a constant as the output of *site*."""
+        """Registers a constant as the output of *site*."""
         self._held[site.output_indexes[0]] = value
 
     def real(self, site: Site, position: int = 0) -> Value:
-        """As `get`, dequantised where the operand is quantised."""
+        """As `get`, dequantised if the operand is quantised."""
         operand, first = site.input(position), site.layout.inputs[position]
         if operand.dtype not in QUANTIZED:
             return self.get(site, position)
@@ -271,14 +273,14 @@ class Graph(LaidOutGraph[Value]):
         return self.number(scale), self.constant(np.array(zero, np.uint8))
 
     def target(self, operand: Operand, away: float = AWAY) -> tuple[Value, Value]:
-        """As `grid`, for a computed operand. Kernels round halves to even, TFLite away from zero; a
-        slightly smaller scale does so too.
+        """As `grid`, for a computed operand. Kernels round halves to even, TFLite away from zero. A
+        slightly smaller scale makes the kernels round as TFLite does.
         """
         scale, zero = stored_grid(operand)
         return self.number(scale * away), self.constant(np.array(zero, np.uint8))
 
     def round(self, site: Site, value: Value, *, output: int = 0) -> None:
-        """Names a real *value* as an output of *site*, quantised if the output is."""
+        """Registers a real *value* as an output of *site*, quantised if the output is."""
         operand = site.output(output)
         if operand.dtype in QUANTIZED:
             value = self.node("QuantizeLinear", value, *self.target(operand))
@@ -316,7 +318,7 @@ class Graph(LaidOutGraph[Value]):
         return self.node("Transpose", value, perm=list(order))
 
     def activate(self, value: Value, fused: str) -> Value:
-        """A real *value* through one of `ACTIVATIONS`."""
+        """A real *value* after one of `ACTIVATIONS`."""
         if fused == "NONE":
             return value
         if fused == "RELU":
@@ -337,7 +339,7 @@ class Graph(LaidOutGraph[Value]):
         return self.node("Clip", value, *bounds)
 
     def stored(self, operand: Operand) -> NDArray:
-        """The value of a constant as this graph stores it."""
+        """The value of a constant in this graph's storage form."""
         value = self.model.constant(operand)
         if operand.dtype is DType.INT8:
             return raised(value)
@@ -355,8 +357,8 @@ class Graph(LaidOutGraph[Value]):
         self.put_at(index, self._flip(name) if operand.dtype is DType.INT8 else name)
 
     def _output(self, index: int, names: dict[Value, Value]) -> None:
-        """Notes the output's name for its value. A value that has a name, or that no node makes, is
-        copied.
+        """Records the output's name for its value. A value that already has a name, or that no node
+        computes, is copied.
         """
         operand, value = self.entry.operands[index], self.read(index)
         name = f"o{len(self.outputs)}"
@@ -411,7 +413,7 @@ def may_halve(*ratios: float) -> bool:
 
 
 def stored_limits(operand: Operand, fused: str) -> tuple[int, int]:
-    """The stored limits of a fused activation."""
+    """The limits of a fused activation as stored values."""
     scale, zero = stored_grid(operand)
     low, high = {"NONE": (None, None), "RELU": (0.0, None)}.get(fused) or CLAMPS[fused]
     at = [None if v is None else _nearest(v / scale) + zero for v in (low, high)]

@@ -1,4 +1,4 @@
-"""The installed ONNX Runtime, read from files: the engine is not imported."""
+"""The installed ONNX Runtime, read from its files. The engine is not imported."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ from penstock.hal import DeviceType
 PACKAGE: Final = "onnxruntime"
 INSTALL: Final = install_command("onnxruntime")
 DERIVED_WITH: Final = "1.31"
-"""The release of ONNX Runtime that the accuracy classes were derived with."""
+"""The release of ONNX Runtime that the accuracy classes were measured with."""
 ADAPTER_VERSION: Final = 2
-"""Raised when this driver makes another graph of the same model, or other cache files."""
+"""Increased when this driver builds another graph for the same model, or writes other cache
+files.
+"""
 
 DIGEST_DIGITS: Final = 16
 DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})
-"""Features without which an x86-64 processor's product of unsigned and signed bytes saturates."""
+"""Processor features. An x86-64 processor without them saturates products of unsigned and signed
+bytes.
+"""
 
 
 class Provider(msgspec.Struct, frozen=True):
-    """One execution provider: its *name*, its device's *suffix*, *type* and *families*, and the
-    *reason* why it cannot be used here ("" if it can).
+    """One execution provider: its *name*; the *suffix*, *type* and *families* of its device; and
+    the *reason* why it cannot be used here ("" if it can).
     """
 
     name: str
@@ -48,8 +52,8 @@ class Provider(msgspec.Struct, frozen=True):
 
     @property
     def simulated(self) -> bool:
-        """Whether the provider simulates its hardware on this processor, as Qualcomm's library for
-        x86 does.
+        """Whether the provider simulates its hardware on this processor. Qualcomm's library for x86
+        does.
         """
         return "hexagon" in self.families and platform.machine().lower() in {"x86_64", "amd64"}
 
@@ -71,14 +75,14 @@ OTHERS: Final = tuple(
         ("CoreML", "coreml", ANY, "coreml neural_engine", "", "", "darwin"),
     )
 )  # fmt: skip
-"""The providers besides the CPU's, and how to recognise a build that has one: by the name of its
-shared library, by the package, or by the platform.
+"""The providers besides the CPU's, and how to recognise a build with such a provider: by the name
+of its shared library, by the package, or by the platform.
 """
 
 
 class Installation(msgspec.Struct, frozen=True):
-    """An installed ONNX Runtime. If there is none, *version* is empty and the only provider says
-    so. *digest* is that of its libraries.
+    """An installed ONNX Runtime. *digest* is the digest of its libraries. If ONNX Runtime is not
+    installed, *version* is empty and the only provider has the reason.
     """
 
     version: str
@@ -97,7 +101,7 @@ class Installation(msgspec.Struct, frozen=True):
 
 @functools.cache
 def find_installation() -> Installation:
-    """The installed ONNX Runtime; found once a process."""
+    """The installed ONNX Runtime, searched once a process."""
     folder = package_folder(PACKAGE)
     if folder is None:
         return _nothing(f"ONNX Runtime is not installed: {INSTALL}")
@@ -112,7 +116,7 @@ def find_installation() -> Installation:
 
 
 def providers_in(libraries: Path, package: str) -> list[Provider]:
-    """The providers besides the CPU's in a build with these *libraries*, of this *package*."""
+    """The providers besides the CPU's in a build of this *package* with these *libraries*."""
     return [
         provider
         for provider, library, own_package, own_platform in OTHERS
@@ -123,7 +127,7 @@ def providers_in(libraries: Path, package: str) -> list[Provider]:
 
 
 def saturates() -> bool:
-    """Whether the product of unsigned and signed bytes saturates in ONNX Runtime's kernels on this
+    """Whether ONNX Runtime's kernels saturate products of unsigned and signed bytes on this
     processor.
     """
     if platform.machine().lower() not in {"x86_64", "amd64"}:
@@ -136,7 +140,7 @@ def _nothing(reason: str) -> Installation:
 
 
 def _metadata(folder: Path) -> tuple[str, str]:
-    """Version and package name from the build's own file; empty if there is none."""
+    """Version and package name from the build's own file; empty if the file does not exist."""
     text = ""
     with suppress(OSError, UnicodeDecodeError):
         text = (folder / "capi" / "build_and_package_info.py").read_text("utf-8")
@@ -146,7 +150,9 @@ def _metadata(folder: Path) -> tuple[str, str]:
 
 
 def _digest(folder: Path, libraries: Path) -> str:
-    """A digest of the engine's libraries: of the installer's hashes, else of size and age."""
+    """A digest of the engine's libraries: of the installer's hashes if they exist, otherwise of
+    size and modification time.
+    """
     recorded = _recorded(folder)
     digest = hashlib.sha256()
     for path in sorted(libraries.iterdir()):

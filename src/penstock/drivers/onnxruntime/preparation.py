@@ -1,6 +1,7 @@
 """Preparing: optimising a model with ONNX Runtime, or loading a verified artefact.
 
-The payload of the cache file is the optimised model behind a manifest with its inputs and outputs.
+The payload of the cache file is a manifest with the model's inputs and outputs, followed by the
+optimised model.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def pack(model: bytes, ports: Ports, version: str) -> bytes:
 
 
 def unpack(content: memoryview) -> tuple[Manifest, bytes]:
-    """The manifest and the model. Raises `GeneralFailure` for anything that `pack` never makes."""
+    """The manifest and the model. Raises `GeneralFailure` for bytes that `pack` cannot have
+    produced.
+    """
     manifest, model = unframed(content, Manifest, SCHEMA)
     return manifest, bytes(model)
 
@@ -97,7 +100,9 @@ def prepare(
 def load(
     device: OnnxRuntimeDevice, entry: LoadedEntry, config: PrepareConfig
 ) -> EngineModel[Executable]:
-    """The session of a verified entry. Raises `OtherVersion` for one of another ONNX Runtime."""
+    """The session of a verified entry. Raises `OtherVersion` for an entry of another ONNX
+    Runtime.
+    """
     try:
         manifest, content = unpack(entry.model[0])
     finally:

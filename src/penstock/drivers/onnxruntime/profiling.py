@@ -1,4 +1,4 @@
-"""Measured runs: how long each of ONNX Runtime's kernels took, and which operations it computes.
+"""Measured runs: the time of each ONNX Runtime kernel, and the operations that the kernel computes.
 
 ONNX Runtime writes a profile when a session ends. So each measured run has its own session of the
 optimised model, whose nodes are named by numbers.
@@ -28,16 +28,16 @@ from penstock.logs import Log
 log = Log(__name__)
 
 MOST_PROFILED: Final = 16
-"""Most measured runs of one prepared model: each takes as long as a load."""
+"""Greatest number of measured runs of one prepared model. Each takes as long as loading the
+model.
+"""
 
 SETUP: Final = "making a session that is measured"
 NS_OF_US: Final = 1000
 RUN: Final = "model_run"
 KERNEL: Final = "_kernel_time"
 RENAMED: Final = "_nchwc"
-"""The suffix of a node whose result ONNX Runtime has laid out differently; before it is the
-result's name.
-"""
+"""The suffix of a node that changes the layout of a result. The result's name precedes it."""
 
 
 class Measurable(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Measurable(msgspec.Struct, frozen=True):
 
 
 class Profiler:
-    """The measured runs of one prepared model. *write* makes its graph again. Thread-safe."""
+    """The measured runs of one prepared model. *write* builds its graph again. Thread-safe."""
 
     def __init__(self, write: Callable[[], Graph], num_threads: int | None) -> None:
         self._write, self._threads = write, num_threads
@@ -57,7 +57,7 @@ class Profiler:
         self._model: Measurable | None = None
 
     def start(self, began_ns: int) -> ProfiledRun | None:
-        """What measures the execution that began at *began_ns*. None after `MOST_PROFILED`
+        """The profiler of the execution that began at *began_ns*; None after `MOST_PROFILED`
         executions, or if ONNX Runtime rejects the model.
         """
         with self._lock:
@@ -145,8 +145,8 @@ def _is_kernel(name: str) -> bool:
 
 
 def optimised(graph: Graph, threads: int | None) -> Measurable:
-    """The optimised model of *graph*, to be measured. Raises `GeneralFailure` with ONNX Runtime's
-    message.
+    """The optimised model of *graph*, for measured runs. Raises `GeneralFailure` with ONNX
+    Runtime's message.
     """
     onnx = engine.onnx()
     content = serialize(graph, onnx)
@@ -168,9 +168,11 @@ def optimised(graph: Graph, threads: int | None) -> Measurable:
 def operations_of(
     nodes: Sequence[tuple[str, Sequence[str], Sequence[str]]], graph: Graph
 ) -> tuple[tuple[int, ...], ...]:
-    """For each of *nodes* (name, inputs, outputs) of an optimised model, the operations whose nodes
-    in *graph* were fused into it: those between its result and the results of other nodes. Empty
-    for nodes that ONNX Runtime has added.
+    """The operations that were fused into each of *nodes* (name, inputs, outputs) of an optimised
+    model.
+
+    They are the operations whose nodes in *graph* lie between the node's result and the results of
+    other nodes. The list is empty for nodes that ONNX Runtime has added.
     """
     makers = {value: node for node in graph.nodes for value in node.outputs}
     made = [

@@ -17,7 +17,7 @@ from penstock.ir import DType, Model, NDArray, Operand
 
 OPSET: Final = 21
 IR_VERSION: Final = 10
-"""What ONNX Runtime 1.20 and later read."""
+"""Versions that ONNX Runtime 1.20 and later can read."""
 
 MAX_BYTES: Final = (1 << 31) - 1
 ELEMENTS: Final = {
@@ -35,8 +35,8 @@ ELEMENTS: Final = {
 def build(
     model: Model, *, wide: bool = False, portable: bool = False, relaxed: bool = False
 ) -> Graph:
-    """The graph of *model*, whose operations are all supported, with the options of `Graph`. A
-    `GeneralFailure` names the operation that fails.
+    """The graph of *model*, whose operations are all supported, with the options of `Graph`. If an
+    operation fails, raises `GeneralFailure` with its name.
     """
     flat = flattened(model)
     try:
@@ -52,14 +52,14 @@ def build(
 def _numbered(
     graph: Graph, origins: Sequence[int], sites: Sequence[Site]
 ) -> Iterator[tuple[int, Site]]:
-    """*sites* with their operation's number in the model, which their nodes are marked with."""
+    """Each of *sites* with its operation's number in the model; its nodes get that number."""
     for number, site in zip(origins, sites, strict=True):
         graph.operation = number
         yield number, site
 
 
 def serialize(graph: Graph, onnx: Any) -> bytes:
-    """The bytes of an ONNX model. Raises `GeneralFailure` if they are too many."""
+    """The bytes of an ONNX model. Raises `GeneralFailure` if they exceed the size limit."""
     size = sum(value.nbytes for value in graph.constants.values())
     if size > MAX_BYTES:
         raise GeneralFailure(f"{size} bytes of constants are more than an ONNX model holds")

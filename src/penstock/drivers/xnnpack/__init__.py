@@ -1,7 +1,7 @@
 """LiteRT as a driver: it runs partitions as `.tflite` files, with XNNPACK or with LiteRT's own
 kernels (docs/xnnpack.md).
 
-The engine is imported when a model is prepared, not before.
+The engine is imported when a model is prepared, not earlier.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["BuiltinDevice", "XnnpackDevice", "create"]
 
 
 def create() -> list[XnnpackDevice]:
-    """The entry point: LiteRT with XNNPACK, and without. `check` of either says if LiteRT is
-    missing.
+    """The entry point: two devices, LiteRT with XNNPACK and without it. If LiteRT is not installed,
+    `check` of both reports it.
     """
     return [XnnpackDevice(), BuiltinDevice()]

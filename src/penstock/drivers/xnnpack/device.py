@@ -51,7 +51,8 @@ BRANCH: Final = PerformanceInfo(execution_time=0.1, power_usage=0.1)
 
 OTHER: Final = PerformanceInfo(execution_time=0.9, power_usage=0.9)
 BUILTIN: Final = PerformanceInfo(execution_time=0.5, power_usage=0.5)
-"""A rough figure for LiteRT's own kernels: who names that device wants its results, not its speed.
+"""A rough figure for LiteRT's own kernels. Callers name that device for its results, not for
+speed.
 """
 DISPATCH_NS: Final = 3_000
 
@@ -65,7 +66,7 @@ ADAPTER_VERSION: Final = 5
 
 
 class Installation(msgspec.Struct, frozen=True):
-    """The installed LiteRT; if there is none, *reason* says why."""
+    """The installed LiteRT. If it is not installed, *reason* says so."""
 
     version: str
     reason: str = ""
@@ -82,7 +83,7 @@ class Installation(msgspec.Struct, frozen=True):
 
 @cache
 def find_installation() -> Installation:
-    """The installed LiteRT, from its package's files: the engine is not imported."""
+    """The installed LiteRT, read from its package's files. The engine is not imported."""
     folder = package_folder(PACKAGE)
     if folder is None:
         return Installation("", f"LiteRT is not installed: {INSTALL}")
@@ -100,7 +101,7 @@ def _version_in(folder: Path) -> str:
 
 
 class XnnpackDevice(DeviceBase):
-    """The processor, through XNNPACK and LiteRT's own kernels. *installation* is by default the one
+    """The processor, through XNNPACK and LiteRT's own kernels. By default *installation* is the one
     found on this machine.
     """
 
@@ -127,7 +128,7 @@ class XnnpackDevice(DeviceBase):
 
     @cached_property
     def capabilities(self) -> Capabilities:  # type: ignore[override]  # read later
-        """`claims`, with the version of LiteRT that they were measured with."""
+        """`claims`, with the release of LiteRT that they were measured with."""
         return derived_with(self.claims, "LiteRT", DERIVED_WITH, self._installation.version)
 
     @cached_property

@@ -24,7 +24,7 @@ RESOLVERS: Final[dict[Kernels, str]] = {
 }
 MAX_MESSAGE: Final = 300
 CLONE_FILES: Final = 0x400
-"""`unshare` flag: descriptors of its own for the calling thread (Linux, unshare(2))."""
+"""`unshare` flag: gives the calling thread its own descriptor table (Linux, unshare(2))."""
 
 
 LOADING: Final = (
@@ -67,7 +67,7 @@ _engine: Final = _Engine()
 
 
 def unusable() -> str | None:
-    """Why LiteRT cannot be used in this process, without loading it; None if nothing is known."""
+    """Why LiteRT cannot be used in this process, without loading it; None if no reason is known."""
     return LOADING if _engine.was_forked_while_loading() else None
 
 
@@ -75,7 +75,7 @@ forked_away: Final = LeftInChildren()
 """Objects with an interpreter, which a forked child must not free."""
 
 forks = 0
-"""How many times this process and its ancestors were forked since they loaded this module."""
+"""Number of forks of this process and its ancestors since they loaded this module."""
 
 
 def _count_fork() -> None:
@@ -91,8 +91,8 @@ if hasattr(os, "register_at_fork"):
 def make_interpreter(content: bytes, kernels: Kernels, num_threads: int) -> Any:
     """An interpreter of a file, without allocated tensors.
 
-    Raises `GeneralFailure`, which quotes LiteRT, if it rejects the file, and `DeviceUnavailable` if
-    LiteRT cannot be loaded.
+    If LiteRT rejects the file, raises `GeneralFailure` with LiteRT's message. If LiteRT cannot be
+    loaded, raises `DeviceUnavailable`.
     """
     litert = _engine.module()
     try:
@@ -135,8 +135,8 @@ def _interpreter_module() -> Any:
 
 
 def _create_first_delegate(litert: Any) -> None:
-    """Creates a delegate without output: LiteRT writes a line to stderr for the first one of a
-    process.
+    """Creates a delegate without output on stderr. LiteRT writes a line there for the first
+    delegate of a process.
     """
     if sys.platform != "linux":
         return
@@ -154,7 +154,7 @@ def _create_first_delegate(litert: Any) -> None:
 
 def _create_silently(litert: Any) -> None:
     """Gives this thread its own descriptor table, redirects stderr to /dev/null there, and creates
-    a delegate. Does nothing if the system forbids it; then LiteRT's line appears.
+    a delegate. Does nothing if the system forbids it; LiteRT's line then appears.
     """
     import ctypes
 

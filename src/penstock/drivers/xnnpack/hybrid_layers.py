@@ -34,30 +34,33 @@ from penstock.ir.types import is_static, static_shape
 
 F32: Final = DType.FLOAT32
 MOST_SUM: Final = 1 << 24
-"""Every whole number up to this one is a float32."""
+"""Up to this number, every integer is exact in float32."""
 
 MOST_INTEGER_SUM: Final = (1 << 31) - 1
 MOST_SHIFTED: Final = 510
-"""The greatest sum of XNNPACK's 32-bit integers, and the greatest factor of a weight: a value less
-its offset.
+"""The greatest sum of XNNPACK's 32-bit integers, and the greatest factor of a weight: an activation
+minus its offset.
 """
 
 Edges: TypeAlias = tuple[int, int] | tuple[float, float]
-"""The least and the greatest whole number of a row, 255 apart: two numbers for all rows, or two
-operands with those of each row.
+"""The least and the greatest integer of a row, 255 apart: two numbers for all rows, or two operands
+with the numbers of each row.
 """
 
 EDGES: Final[Edges] = (-128.0, 127.0)
 
 LEAST_REACH: Final = 1e-30
-"""The least range of a row: a row of zeros stays zero, and no step is a subnormal number."""
+"""The least range of a row. With it a row of zeros stays zero, and no step is a subnormal
+number.
+"""
 
 NO_ACTIVATION: Final = {"fused_activation_function": "NONE"}
 NON_NEGATIVE: Final = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "LOGISTIC", "ABS", "SOFTMAX"})
 PRESERVING: Final = frozenset(
     {"PAD", "RESHAPE", "SQUEEZE", "MAX_POOL_2D", "RESIZE_NEAREST_NEIGHBOR"}
 )
-"""Operations and activations whose results are not negative, and operations that only move values.
+"""Operations and activations whose results are not negative, and operations that only move
+values.
 """
 
 CHANNELS: Final = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
@@ -65,7 +68,7 @@ CHANNELS: Final = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
 
 
 def can_expand(site: Site) -> bool:
-    """Whether the hybrid layer of *site* can be expanded: its sums stay exact, and each row is
+    """Whether the hybrid layer of *site* can be expanded: its sums stay exact, and each row lies
     along the last axis.
     """
     kind, weights = site.operation.type, site.input(1)
@@ -84,8 +87,8 @@ def can_expand(site: Site) -> bool:
 
 
 def _keeps_integers(kind: str, source: Operand) -> bool:
-    """Whether the layer keeps its int8 weights: the number of rows must be known, for the columns
-    that are added.
+    """Whether the layer keeps its int8 weights. The number of rows must be known, because columns
+    are added to each row.
     """
     return kind == "FULLY_CONNECTED" and is_static(source.shape)
 
@@ -100,14 +103,15 @@ def _is_asymmetric(operation: Operation, weights: Operand) -> bool:
 def expand(
     operands: list[Operand], operation: Operation, weights: NDArray, *, non_negative: bool = False
 ) -> list[Operation]:
-    """The operations that replace *operation*; operands between them are appended to *operands*.
-    *weights* is the value of its filters. With *non_negative* inputs fewer operations are needed.
+    """The operations that replace *operation*. New operands between them are appended to
+    *operands*. *weights* is the value of its filters. If its inputs are *non_negative*, fewer
+    operations suffice.
     """
     return _Expansion(operands, operation, non_negative).layer(weights)
 
 
 def non_negative_operands(operations: Sequence[Operation]) -> frozenset[int]:
-    """The results of *operations* that are never negative, whatever the inputs."""
+    """The results of *operations* that are never negative, whatever the inputs are."""
     found: set[int] = set()
     for operation in operations:
         kind, fused = operation.type, operation.attributes.get("fused_activation_function")
@@ -167,7 +171,7 @@ class _Expansion:
         return self._operations
 
     def _float_sums(self, whole: int, weights: NDArray, shape: Shape) -> int:
-        """The sums of products of whole numbers and *weights*."""
+        """The sums of products of integers and *weights*."""
         inputs = [whole, self._constant(weights.astype(np.float32)), self._no_bias(weights)]
         attributes = {**self._operation.attributes, **NO_ACTIVATION}
         return self._make(self._operation.type, inputs, shape, attributes)
@@ -183,9 +187,7 @@ class _Expansion:
         return self._finish("MUL", [self._make("MUL", [sums, scale], shape), step], shape)
 
     def _integer_sums(self, whole: int, edges: Edges, weights: NDArray, shape: Shape) -> int:
-        """The sums of products of whole numbers between *edges* and *weights*, scaled by the
-        weights.
-        """
+        """The sums of products of integers between *edges* and *weights*, scaled by the weights."""
         leading = self._shape[:-1]
         columns = [
             self._constant(np.full((*leading, 1), edge, np.float32))
@@ -206,7 +208,7 @@ class _Expansion:
             location=None,
             origin=None,
         )
-        # Where XNNPACK leaves the layer to LiteRT's own kernels, these find the same step.
+        # If XNNPACK leaves the layer to LiteRT's own kernels, those kernels find the same step.
         attributes = {**self._operation.attributes, **NO_ACTIVATION}
         attributes["asymmetric_quantize_inputs"] = True
         inputs = [whole, self._new(matrix), self._no_bias(weights)]
@@ -227,7 +229,7 @@ class _Expansion:
         return self._make(kind, inputs, shape, {"fused_activation_function": activation})
 
     def _symmetric(self) -> tuple[int, int, Edges]:
-        """Whole numbers up to 127, the step of each row, and the edges."""
+        """Integers up to 127, the step of each row, and the edges."""
         source = self._source
         size = source if self._non_negative else self._make("ABS", [source], self._shape)
         reach = self._over_rows("REDUCE_MAX", size)
@@ -239,8 +241,8 @@ class _Expansion:
         return self._away_from_zero(scaled, self._shape), step, EDGES
 
     def _asymmetric(self) -> tuple[int, int, Edges]:
-        """Whole numbers less the row's offset, in a range of 255 around zero, the step of each row,
-        and the edges.
+        """Integers minus the row's offset, in a range of 255 around zero; the step of each row; and
+        the edges.
         """
         zero, row = self._number(0), self._row
         if self._non_negative:
@@ -252,7 +254,7 @@ class _Expansion:
         steps = self._number(255)
         step = self._make("DIV", [reach, steps], row)
         inverse = self._make("DIV", [self._number(1), step], row)
-        # The number of steps below zero; the offset is 128 less.
+        # The number of steps below zero. The offset is this number minus 128.
         share = self._make("DIV", [low, reach], row)
         below = self._make("MUL", [share, self._number(-255)], row)
         centred = self._away_from_zero(self._make("SUB", [below, self._number(128)], row), row)
@@ -326,8 +328,8 @@ FOLLOWING: Final = frozenset(
     | {"MAX_POOL_2D", "AVERAGE_POOL_2D", "MEAN", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"}
 )
 JOINING: Final = frozenset({"ADD", "MUL", "CONCATENATION"})
-"""Layers with float results, and operations that pass such values on: of the first input, and of
-all inputs.
+"""Layers with float results; operations that pass on such values from the first input; and
+operations that pass them on from all inputs.
 """
 
 
@@ -345,8 +347,8 @@ def is_quantized_alike(
     """Whether *operation* is a hybrid convolution that XNNPACK rounds as TFLite does, except within
     1e-5 of a half.
 
-    With weights of several scales, TFLite quantises images with an offset, as XNNPACK does. Inputs
-    of a network may all be halves, for example images in [-1, 1]; values in *summed* are not.
+    With weights of several scales, TFLite quantises images with an offset, as XNNPACK does. All
+    inputs of a network may be halves, for example images in [-1, 1]. Values in *summed* are not.
     """
     if not is_hybrid(operation, operands) or operation.inputs[0] not in summed:
         return False

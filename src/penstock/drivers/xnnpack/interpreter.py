@@ -1,4 +1,4 @@
-"""LiteRT interpreters of one segment, each used by one run at a time."""
+"""LiteRT interpreters of one segment. Each is used by one run at a time."""
 
 # ruff: noqa: SLF001  # the interpreter's own views and its invoke without a check of each reference
 # to them
@@ -28,17 +28,19 @@ class File:
         self.kernels: Kernels = segment.kernels
 
     def open(self) -> Runner:
-        """A new interpreter of the file. Raises `GeneralFailure` that quotes LiteRT."""
+        """A new interpreter of the file. Raises `GeneralFailure` with LiteRT's message."""
         return StaticRunner(self) if self.static else Runner(self)
 
 
 class Runner:
-    """An interpreter whose tensors may move: each is looked up when it is written or read."""
+    """An interpreter whose tensors may move. Each tensor is looked up when it is written or
+    read.
+    """
 
     inputs: Sequence[NDArray] = ()
-    """Views of the tensors of `Segment.all_inputs`; empty where tensors may move."""
+    """Views of the tensors of `Segment.all_inputs`; empty if tensors may move."""
     outputs: Sequence[NDArray] = ()
-    """Views of the tensors of `Segment.all_outputs`; empty where tensors may move."""
+    """Views of the tensors of `Segment.all_outputs`; empty if tensors may move."""
     state_tensors: tuple[AdjacentTensors, AdjacentTensors] | None = None
     """The tensors of a state among `inputs` and `outputs`; set by `StateCopies`."""
     invoke: Callable[[], object]
@@ -61,7 +63,9 @@ class Runner:
         self._states = [named[s.name] for s in segment.states]
 
     def run(self, values: Mapping[int, NDArray]) -> dict[int, NDArray]:
-        """The outputs and new states by operand, as views that are valid until the next run."""
+        """The outputs and new states by operand index, as views that are valid until the next
+        run.
+        """
         segment = self.segment
         try:
             self._resize([values[i].shape for i in segment.inputs])
@@ -94,7 +98,7 @@ class Runner:
 
     def _write(self, tensor: int, value: NDArray) -> None:
         if not value.ndim:
-            # LiteRT gives no view of a scalar.
+            # LiteRT provides no view of a scalar.
             self._wrapper.SetTensor(tensor, value)
         elif value.size:
             np.copyto(self._wrapper.tensor(self._wrapper, tensor, 0), value)
@@ -114,7 +118,7 @@ class StaticRunner(Runner):
         wrapper = self._wrapper
         try:
             wrapper.AllocateTensors()
-            # LiteRT gives no view of a scalar, so scalars get memory here.
+            # LiteRT provides no view of a scalar, so scalars get memory here.
             scalars = scalar_places(
                 {
                     t: np.dtype(wrapper.TensorType(t, 0))

@@ -54,10 +54,10 @@ FORKED: Final = (
     "the model was prepared before this process was forked, and LiteRT's threads are the parent's"
 )
 MOST_KEPT: Final = 16
-"""Sets of idle interpreters that are kept for later runs."""
+"""Greatest number of idle interpreter sets on the free list."""
 
 NAMES: Final = {"xnnpack": "XNNPACK", "builtin": "LiteRT's built-in kernels"}
-"""The kernel sets as a measured run names them."""
+"""The names of the kernel sets in the timings of a measured run."""
 
 DEFAULT_THREADS: Final = 1
 """LiteRT's own default."""
@@ -67,7 +67,7 @@ def prepare(
     model: Model, config: PrepareConfig, kernels: Sequence[Kernels]
 ) -> XnnpackPreparedModel:
     """Writes each segment of *model* as a file for one of *kernels*, and opens an interpreter of
-    it. Raises `GeneralFailure` that names the operation, or quotes LiteRT.
+    it. Raises `GeneralFailure` with the operation's name, or with LiteRT's message.
     """
     _check(config)
     shaped = fold_shapes(flattened(model))
@@ -88,8 +88,8 @@ def prepare(
 
 def _written(segment: Segment) -> bytes:
     try:
-        # LiteRT allocates tensors that live throughout a run in the order of the file. The tensors
-        # of a state are adjacent then, and copied at once (`state_copies`).
+        # LiteRT allocates tensors that live throughout a run in the order of the file. With this
+        # order the tensors of a state are adjacent, and one copy moves them all (`state_copies`).
         return write(segment.model, outputs_first=True)
     except PenstockError as error:
         raise GeneralFailure(
@@ -105,8 +105,8 @@ def _check(config: PrepareConfig) -> None:
 
 
 class XnnpackPreparedModel(PreparedModelBase):
-    """*files*, one a segment, in execution order. Each run takes a set of interpreters from a free
-    list and returns it; *first* is the first set.
+    """A model as *files*, one for each segment, in execution order. Each run takes a set of
+    interpreters from a free list and returns it. *first* is the first set.
     """
 
     def __init__(self, model: Model, files: Sequence[File], first: list[Runner]) -> None:
@@ -125,7 +125,7 @@ class XnnpackPreparedModel(PreparedModelBase):
         self._detections = [o.outputs for o in entry.operations if o.key == DETECTION]
         self._direct = self._is_direct()
         read = files[0].segment.all_inputs if self._direct else ()
-        # The inputs of a request that the fast path reads; None for all of them, in order.
+        # Positions of the request's inputs that the fast path reads; None for all, in order.
         self._read = None if read == entry.inputs else [entry.inputs.index(i) for i in read]
         self._state = state_copies(model) if self._direct and self._read is None else None
 
@@ -188,13 +188,13 @@ class XnnpackPreparedModel(PreparedModelBase):
         return result
 
     def close(self) -> None:
-        """Closes the model. A run that has begun finishes with its own interpreters."""
+        """Closes the model. Runs that have begun finish with their own interpreters."""
         self._closed = True
         self._free = deque(maxlen=0)
 
     def _is_direct(self) -> bool:
-        """Whether runs take the fast path: one segment of static shapes, whose inputs and outputs
-        are those of the request.
+        """Whether runs take the fast path: the model is one segment of static shapes, and its
+        inputs and outputs are those of the request.
         """
         if len(self._files) != 1 or not self._files[0].static or self._detections:
             return False
@@ -209,8 +209,8 @@ class XnnpackPreparedModel(PreparedModelBase):
         began: int,
         timings: list[OperationTiming],
     ) -> ExecutionResult:
-        """Runs the segments one after another. A measured run started at *began*, else 0, and adds
-        each segment's time to *timings*.
+        """Runs the segments one after another. A measured run started at *began* (otherwise 0), and
+        adds each segment's time to *timings*.
         """
         entry = self.model.entry
         with mapped_pools(request) as pools:
@@ -243,7 +243,7 @@ def _timing(runner: Runner, start_ns: int, duration_ns: int) -> OperationTiming:
 
 
 def _clear_rest(values: dict[int, NDArray], outputs: Sequence[int]) -> None:
-    """Sets everything behind the last detection to zero: LiteRT leaves it uninitialised."""
+    """Sets everything behind the last detection to zero, because LiteRT leaves it uninitialised."""
     boxes, classes, scores, count = outputs
     found = max(0, int(values[count].reshape(-1)[0]))
     for index in (boxes, classes, scores):

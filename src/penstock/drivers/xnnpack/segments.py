@@ -1,8 +1,8 @@
-"""Segments of a model: groups of operations that one set of LiteRT's kernels computes, each as a
-model of its own.
+"""Segments of a model: groups of operations that one kernel set of LiteRT computes, each as a
+separate model.
 
-An operation whose inputs are all constant is repeated in each segment that reads its result:
-XNNPACK folds it into the operations behind it, and cannot output it.
+An operation whose inputs are all constant is repeated in each segment that reads its result.
+XNNPACK folds it into the operations that read it, and cannot output it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from penstock.ir.transforms import referenced_by, renumber_references, renumbere
 from penstock.ir.types import Quantization, element_count, static_shape
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
-"""Operations whose kernels need a bias, and the dimension of their filters that is the bias's size.
+"""Operations whose kernels need a bias, and the dimension of their filters that has the bias's
+size.
 """
 
 LEAST_VERSION: Final = {"BROADCAST_TO": 2}
-"""The least version of operators that LiteRT has no first version of."""
+"""The least version of operators whose first version LiteRT does not support."""
 
 BROADCAST_TO: Final = 130
 """The operator code."""
@@ -46,14 +47,14 @@ BROADCAST_TO: Final = 130
 HEAVY: Final = frozenset(
     {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"}
 )
-"""Operations that justify a change of the kernel set. Others use the kernel set of the operation
-before them.
+"""Operations that justify a change of the kernel set. Other operations use the kernel set of the
+operation before them.
 """
 
 
 class State(msgspec.Struct, frozen=True):
-    """Variable tensor *name* of a segment: written from operand *input* before a run, and read as
-    operand *output* after it.
+    """Variable tensor *name* of a segment. It is written from operand *input* before a run, and
+    read as operand *output* after the run.
     """
 
     input: int
@@ -62,9 +63,10 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Operations of a partition, computed by one kernel set as *model*. Its inputs and outputs that
-    are not state are the partition's operands *inputs* and *outputs*, in order. *operations* are
-    indexes in the partition.
+    """Operations of a partition, computed by one kernel set as *model*.
+
+    Its inputs and outputs that are not state are the partition's operands *inputs* and *outputs*,
+    in order. *operations* are indexes in the partition.
     """
 
     kernels: Kernels
@@ -114,8 +116,8 @@ def _allowed(model: Model, at: int, known: Classes | str, accuracy: AccuracyClas
     kind = model.operations[at].key
     if isinstance(known, str):
         raise GeneralFailure(f"operation {at} ({kind}): {known}")
-    # If no kernel set meets the class, the best one computes the operation: the answers of
-    # `supported_operations` named its class.
+    # If no kernel set meets the class, the best kernel set computes the operation.
+    # `supported_operations` reported its class.
     return known.meets(accuracy) or known.meets(known.best)
 
 
@@ -134,11 +136,13 @@ def _constant_operations(entry: Subgraph) -> dict[int, None]:
 def grouped(
     operations: Sequence[Operation], pending: Sequence[int], allowed: Sequence[Sequence[Kernels]]
 ) -> Iterator[tuple[Kernels, list[int]]]:
-    """Groups of the operations *pending* by kernel set, in execution order. Each group takes every
-    operation that is ready by then, so that there are few groups. *pending* is in execution order;
-    *allowed* are the kernel sets of each operation, the faster one first.
+    """Groups of the operations *pending* by kernel set, in execution order.
 
-    The time is linear in the number of operations, however many groups there are.
+    Each group takes every operation that is ready by then, which keeps the number of groups low.
+    *pending* is in execution order. *allowed* are the kernel sets of each operation, the faster one
+    first.
+
+    The time is linear in the number of operations, whatever the number of groups is.
     """
     makers = {i: at for at in pending for i in operations[at].outputs}
     readers: dict[int, list[int]] = {at: [] for at in pending}
@@ -146,7 +150,7 @@ def grouped(
     ready: dict[Kernels, list[int]] = {"xnnpack": [], "builtin": []}
 
     def now_ready(at: int) -> None:
-        # A light operation may use any kernel set; a heavy one only its fastest.
+        # A light operation may use any kernel set, a heavy operation only its fastest.
         is_heavy = operations[at].type in HEAVY
         for kernels in allowed[at][:1] if is_heavy else allowed[at]:
             ready[kernels].append(at)
@@ -179,8 +183,10 @@ def grouped(
 
 
 class _SegmentBuilder:
-    """Builds the segments of one *model*, in the class *accuracy*. The operations *constant*
-    compute from constants only. XNNPACK gets those in *expanded* as several operations.
+    """Builds the segments of one *model* in the class *accuracy*.
+
+    The operations *constant* compute from constants only. XNNPACK gets each operation in *expanded*
+    as several operations.
     """
 
     def __init__(
@@ -193,7 +199,7 @@ class _SegmentBuilder:
         entry = model.entry
         self._model, self._expanded = model, expanded
         self._accuracy: AccuracyClass = accuracy
-        # Operands of the segments are appended to the model's, so that no segment copies the list.
+        # Operands of the segments are appended to the model's list, so that no segment copies it.
         self._operands = [_with_declared_shape(o, accuracy) for o in entry.operands]
         self._non_negative = non_negative_operands(entry.operations) if expanded else frozenset()
         self._summed = (
@@ -238,7 +244,7 @@ class _SegmentBuilder:
         return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states), tuple(chosen))
 
     def _operations(self, at: int, kernels: Kernels) -> list[Operation]:
-        """The operations that *kernels* get for operation *at*; their new operands are appended."""
+        """The operations that *kernels* get for operation *at*. Their new operands are appended."""
         operation, operands = self._model.operations[at], self._operands
         if kernels != "xnnpack":
             return [_adapted(operands, operation)]
@@ -275,9 +281,9 @@ def _in_order(operands: set[int], first: Mapping[int, int]) -> list[int]:
 
 
 def _with_declared_shape(operand: Operand, accuracy: AccuracyClass) -> Operand:
-    """*operand* with its shape declared, so that XNNPACK computes all that it supports.
+    """*operand* with its shape declared, so that XNNPACK computes every operation that it supports.
 
-    Without declared shapes LiteRT computes some operations by its own kernels, which round 8-bit
+    Without declared shapes LiteRT computes some operations with its own kernels, which round 8-bit
     values differently. The class `faithful` means the results of LiteRT by default, so LiteRT
     chooses the kernels there.
     """
@@ -378,8 +384,8 @@ def _adapted_subgraph(graph: Subgraph, accuracy: AccuracyClass) -> Subgraph:
 
 
 def _conditions(operations: Sequence[Operation]) -> set[int]:
-    """Operands that are only conditions of IF. LiteRT also accepts a vector of one truth value, and
-    gives views of vectors but not of scalars.
+    """Operands that are used only as conditions of IF. LiteRT also accepts a vector of one truth
+    value there, and it provides views of vectors but not of scalars.
     """
     read = [(o.type == "IF" and at == 0, i) for o in operations for at, i in enumerate(o.inputs)]
     return {i for decides, i in read if decides} - {i for decides, i in read if not decides}

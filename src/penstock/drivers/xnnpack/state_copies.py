@@ -24,18 +24,20 @@ one and the next multiple are unused.
 """
 
 MOST_BYTES: Final = 1 << 20
-"""Arrays of more bytes are not remembered for the next run: that would keep them alive."""
+"""Greatest size, in bytes, of arrays that are remembered for the next run. Remembering an array
+keeps it alive.
+"""
 
 MOST_KNOWN: Final = 4
-"""Sets of arrays that are remembered: a double-buffered state has two."""
+"""Number of sets of arrays that are remembered: a double-buffered state has two."""
 
 Pieces: TypeAlias = list[tuple[NDArray, NDArray]]
-"""Views of tensors, each with the array that is copied to it or from it."""
+"""Pairs of a tensor's view and the array that is copied to or from that view."""
 
 
 class AdjacentTensors:
-    """Tensors of an interpreter that never move, and how to copy a request's arrays: *places* are
-    views of the tensors.
+    """Tensors of an interpreter that never move, and the copies of a request's arrays to or from
+    them. *places* are views of the tensors.
     """
 
     def __init__(self, places: Sequence[NDArray]) -> None:
@@ -44,7 +46,9 @@ class AdjacentTensors:
         self._known: deque[tuple[tuple[HostMemory, ...], Pieces]] = deque(maxlen=MOST_KNOWN)
 
     def pieces(self, arguments: tuple[RequestArgument, ...]) -> Pieces | None:
-        """The copies to make for *arguments*, one argument a place; None if one is not an array."""
+        """The copies to make for *arguments*, one argument for each place; None if one is not an
+        array.
+        """
         for known, pieces in self._known:
             if known == arguments:
                 return pieces
@@ -52,15 +56,16 @@ class AdjacentTensors:
         if len(arrays) != len(self._places):
             return None
         pieces = merged(self._places, [a.array for a in arrays])
-        # Only pairs that were merged belong to a state; the caller's other arrays are not kept
-        # alive.
+        # Only merged pairs belong to a state. Other arrays of the caller are not kept alive.
         if self._remembers and len(pieces) < len(arrays):
             self._known.append((arrays, pieces))
         return pieces
 
 
 class _Run(NamedTuple):
-    """One place and its array: their addresses, their size, and the owner of the array's bytes."""
+    """A pair of place and array: their addresses, their size, and the owner of the array's
+    bytes.
+    """
 
     place: int
     array: int
@@ -100,7 +105,7 @@ def merged(places: Sequence[NDArray], arrays: Sequence[NDArray]) -> Pieces:
 
 
 def _follows(before: _Run, run: _Run) -> bool:
-    """Whether *run* follows *before* on both sides with only padding between."""
+    """Whether *run* follows *before* on both sides with only padding between them."""
     step = run.place - before.place
     return (
         step == run.array - before.array
@@ -112,7 +117,9 @@ def _follows(before: _Run, run: _Run) -> bool:
 
 
 def _owner(array: NDArray) -> PaddedBytes | None:
-    """The padded bytes that *array* is a view of; None if the bytes behind it may be in use."""
+    """The padded bytes that *array* is a view of; None if the bytes behind the array may be in
+    use.
+    """
     owner: PaddedBytes | None = None
     base: object = array
     while isinstance(base, np.ndarray):
@@ -132,7 +139,7 @@ def _bytes_at(address: int, nbytes: int) -> NDArray:
 
 
 class Interpreter(Protocol):
-    """What copies need of a `Runner`."""
+    """The part of a `Runner` that copies need."""
 
     inputs: Sequence[NDArray]
     outputs: Sequence[NDArray]
@@ -196,8 +203,8 @@ class StateCopies:
 def _getter(
     positions: tuple[int, ...],
 ) -> Callable[[tuple[RequestArgument, ...]], tuple[RequestArgument, ...]]:
-    """A getter of the arguments at *positions*, at least two: a slice, which is faster, where the
-    positions are consecutive.
+    """A getter of the arguments at *positions*, at least two. It uses a slice, which is faster, if
+    the positions are consecutive.
     """
     first, last = positions[0], positions[-1]
     if positions == tuple(range(first, last + 1)):
@@ -206,7 +213,7 @@ def _getter(
 
 
 def state_copies(model: Model) -> StateCopies | None:
-    """The copies for requests to *model*; None if it has no state of several arrays."""
+    """The copies for requests to *model*; None unless it has a state of several arrays."""
     entry = model.entry
     given, made = {p.input for p in entry.states}, {p.output for p in entry.states}
     read = [k for k, i in enumerate(entry.inputs) if i in given]

@@ -1,5 +1,5 @@
-"""Whether LiteRT allocates a segment's tensors once, and shapes folded to constants so that it
-does.
+"""Static shapes: whether LiteRT allocates a segment's tensors only once, and folding of computed
+shapes to constants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SHAPED_BY: Final[dict[str, tuple[int, ...]]] = {
     "TILE": (1,),
     "TOPK_V2": (1,),
 }
-"""Inputs whose values determine the shape of a result, by operations that may get them at run time.
+"""Inputs whose values determine the shape of a result, by operation type. They may be computed at
+run time.
 """
 
 
@@ -40,7 +41,9 @@ def has_static_shapes(model: Model) -> bool:
 
 
 def has_static_result(operation: Operation, inputs: Sequence[Operand | None]) -> bool:
-    """Whether the shape of the result depends on no value that *operation* reads at run time."""
+    """Whether the shape of the result is independent of all values that *operation* reads at run
+    time.
+    """
     for position in SHAPED_BY.get(operation.type, ()):
         operand = inputs[position] if position < len(inputs) else None
         if operand is not None and operand.has_value and not operand.is_constant:
@@ -49,8 +52,8 @@ def has_static_result(operation: Operation, inputs: Sequence[Operand | None]) ->
 
 
 def fold_shapes(flat: Unrolled) -> Unrolled:
-    """*flat* with computed shapes folded to constants, without the operations that only they
-    needed.
+    """*flat* with computed shapes folded to constants. Operations that only computed those shapes
+    are removed.
 
     For example, SHAPE, STRIDED_SLICE and PACK may compute the target of a RESHAPE from an image of
     known size. XNNPACK supports RESHAPE only with a constant shape.

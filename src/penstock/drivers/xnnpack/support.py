@@ -1,4 +1,4 @@
-"""Which operations of a model the driver supports, judged without loading the engine."""
+"""The operations of a model that the driver supports, determined without loading the engine."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
 
 def examine(model: Model, kernels: Sequence[Kernels]) -> list[Support]:
-    """One answer an operation, with the best accuracy class of the kernel sets *kernels*."""
+    """One answer for each operation, with the best accuracy class of the kernel sets *kernels*."""
     flat = flattened(model)
     answers = [*map(_support, classify(flat.model, kernels))]
     if "xnnpack" not in kernels:
-        # LiteRT computes unsteady operations by XNNPACK only. Other kernels before them give other
-        # last bits.
+        # LiteRT computes unsteady operations with XNNPACK only. If other kernels compute their
+        # inputs, the last bits of these differ.
         unsteady = read_by_unsteady(flat.model.operations)
         for at, operation in enumerate(flat.model.operations):
             if answers[at].supported and unsteady.intersection(operation.outputs):
@@ -49,8 +49,8 @@ def _support(known: Classes | str) -> Support:
 def classify(
     model: Model, kernels: Sequence[Kernels] = ("xnnpack", "builtin")
 ) -> Sequence[Classes | str]:
-    """For each operation of the entry subgraph of a `flattened` model: the accuracy classes of
-    *kernels*, or the reason why none of them supports it.
+    """The accuracy classes of *kernels* for each operation of the entry subgraph of a `flattened`
+    model, or the reason why none of them supports the operation.
     """
     sites = make_sites(model)
     if any(site.operation.key in CHECKS for site in sites):
@@ -71,7 +71,7 @@ XNNPACK_ALONE: Final = "LiteRT's own kernels do not compute it, or are too far o
 
 
 def _answers(site: Site, index: int) -> list[tuple[Site, Classes | str]]:
-    """The operations of subgraph *index*, which *site* enters directly or not, with their
+    """The operations of subgraph *index*, which *site* enters directly or indirectly, with their
     answers.
     """
     key = "answers", index
@@ -105,8 +105,10 @@ def answer(site: Site) -> Classes | str:
 
 
 def _as_around(site: Site, classes: Classes) -> Classes:
-    """An operation that only moves floats is `faithful`, as the arithmetic around it is. As `exact`
-    it would run alone, and its operands would be copied in and out.
+    """The accuracy classes of an operation that only moves values.
+
+    Moves of floats are `faithful`, like the arithmetic around them. As `exact` a move would be a
+    partition by itself, and its operands would be copied in and out.
     """
     floats = any(o.dtype.is_float for o in (*site.inputs, *site.outputs) if o is not None)
     if not floats:
@@ -122,8 +124,8 @@ ATTENTION: Final = "odml.scaled_dot_product_attention"
 
 
 def check_composite(site: Site) -> Classes:
-    """A composite is computed by its subgraph. XNNPACK computes attention as one operation, which
-    is wrong in some cases (docs/differences.md).
+    """The accuracy classes of a composite, which its subgraph computes. XNNPACK computes attention
+    as one operation, which is wrong in some cases (docs/differences.md).
     """
     attributes = site.operation.attributes
     index = attributes.integer("decomposition_subgraph_index")
@@ -137,7 +139,7 @@ def check_composite(site: Site) -> Classes:
 
 
 def _refusal_of_parts(site: Site, index: int) -> str:
-    """Why the subgraph of a composite is not supported; empty if it is."""
+    """Why the subgraph of a composite is not supported; empty if it is supported."""
     try:
         _check_parts(site, index)
     except Refused as refusal:
@@ -161,8 +163,8 @@ def _check_parts(site: Site, index: int) -> None:
 
 
 def _attends_rightly(site: Site) -> bool:
-    """Whether XNNPACK computes attention correctly: it uses the keys of the first batch for all,
-    and reads only half of a 64-bit scale.
+    """Whether XNNPACK computes attention correctly. It uses the keys of the first batch for all
+    batches, and reads only half of a 64-bit scale.
     """
     query = site.input().shape
     if query is None or query[0] != 1:
@@ -180,8 +182,10 @@ def _attends_rightly(site: Site) -> bool:
 
 
 def check_if(site: Site) -> Classes:
-    """The interpreter runs the branches of an IF itself: its kernels must support every operation
-    as it is, without a rewrite.
+    """The accuracy classes of an IF.
+
+    The interpreter runs the branches itself, so its kernels must support every operation in them
+    unchanged.
     """
     condition = site.input(0)
     require(static_shape(condition.shape) in {(), (1,)}, "a condition that is not one truth value")
@@ -205,7 +209,7 @@ def check_if(site: Site) -> Classes:
 
 
 def _as_branch(site: Site, index: int) -> Classes | str:
-    """The accuracy classes of a subgraph as the branch of an IF, or why it is not supported."""
+    """The accuracy classes of a subgraph as the branch of an IF, or the reason for a refusal."""
     try:
         known = [_within(inner, found) for inner, found in _answers(site, index)]
     except Refused as refusal:
@@ -214,7 +218,7 @@ def _as_branch(site: Site, index: int) -> Classes | str:
 
 
 def _all_of(known: Sequence[Classes]) -> Classes:
-    """The accuracy classes of all *known* together: the worst of each."""
+    """The accuracy classes of all *known* together: the worst of each kernel set."""
     if not known:
         return EXACT
     return Classes(_worst([c.xnnpack for c in known]), _worst([c.builtin for c in known]))

@@ -1,4 +1,4 @@
-"""The rules, by operation type: what is computed, in which class and layout, and the nodes."""
+"""The rules by operation type: a check with the accuracy class, a layout, and an emitter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CAST, QUANTIZE, DEQUANTIZE, and the 8-bit numbers that networks round to themselves."""
+"""CAST, QUANTIZE, DEQUANTIZE, and 8-bit values that networks round by operations of their own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def emit_cast(graph: Graph, site: Site) -> None:
 
 
 def _zero(dtype: DType) -> int:
-    """The stored form of the value 0."""
+    """The stored form of the value 0 as uint8."""
     return -LEAST[dtype]
 
 
@@ -72,8 +72,8 @@ def _from_bytes(graph: Graph, x: Value, source: DType, target: DType) -> Value:
 
 
 def _to_bytes(graph: Graph, x: Value, target: DType) -> Value:
-    """*x* truncated and clamped to *target*. Rounded numbers are quantised, with the step that they
-    were divided by.
+    """*x* truncated and clamped to *target*. Values that the network divided by a step and rounded
+    are quantised with that step.
     """
     x = _unlimited(graph, x, target)
     maker = graph.maker(x)
@@ -95,7 +95,7 @@ def _to_bytes(graph: Graph, x: Value, target: DType) -> Value:
 
 
 def _unlimited(graph: Graph, x: Value, target: DType) -> Value:
-    """*x* before clamps that *target* implies."""
+    """The value of *x* before clamps that *target* implies."""
     least = LEAST[target]
     while (maker := graph.maker(x)) is not None and maker.kind in {"Max", "Min"}:
         value, bound = maker.inputs
@@ -109,7 +109,7 @@ def _unlimited(graph: Graph, x: Value, target: DType) -> Value:
 
 
 def scaled_bytes(graph: Graph, a: Value, b: Value) -> Value | None:
-    """The product of dequantised 8-bit numbers and a step as one node; None for any other."""
+    """The product of dequantised 8-bit values and a step, as one node; None for other operands."""
     for value, factor in ((a, b), (b, a)):
         maker, step = graph.maker(value), graph.scalar(factor)
         known = maker is not None and maker.kind == "DequantizeLinear"

@@ -46,7 +46,7 @@ FLOAT_ONLY: Final = frozenset(
 )
 OF_WHOLE: Final = frozenset({"ABS", "NEG", "SIGN"})
 NOT_OF_64: Final = frozenset({"ABS", "SIGN", "DIV", "FLOOR_DIV", "SQUARED_DIFFERENCE"})
-"""TFLite does not compute these over int64."""
+"""Operations that TFLite does not compute for int64."""
 
 BINARY: Final = {
     "ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div", "MAXIMUM": "Max", "MINIMUM": "Min",
@@ -115,7 +115,8 @@ def _check_binary(site: Site) -> AccuracyClass:
         fused = activation(site, ACTIVATIONS)
         require(fused == "NONE" or dtype not in WHOLE, "whole numbers with a fused activation")
     if kind in DIVIDES and dtype in WHOLE:
-        # The engine leaves these to the processor, which stops the process.
+        # The engine does not check for these divisions. The processor traps, which ends the
+        # process.
         divisor = site.value(1, "the divisor of whole numbers")
         require(not np.isin(divisor, (0, -1)).any(), "whole numbers divided by 0 or -1")
     accuracy = numbers(site, WHOLE, "faithful" if kind in EXTREMES else "stepwise")
@@ -170,14 +171,15 @@ def _multiplied(graph: Graph, site: Site) -> Value:
 
 
 def _added(graph: Graph, site: Site) -> Value:
-    """A sum or difference in steps of the output. Scales are relative to the output's and rounded
-    to the precision of LiteRT's kernels (XNNPACK's qs8-vadd), so that both round the same sums.
+    """A sum or difference in steps of the output. Scales are relative to the output's scale and
+    rounded to the precision of LiteRT's kernels (XNNPACK's qs8-vadd), so that both round the same
+    sums.
     """
     scale, zero = stored_grid(site.output())
     ratios = [np.float32(stored_grid(site.input(p))[0]) / np.float32(scale) for p in (0, 1)]
     unit = 2.0 ** (int(np.frexp(max(ratios))[1]) - 1 - ADDED_BITS)
     steps = [float(np.rint(r / unit)) * unit for r in ratios]
-    # Where sums can fall halfway between two steps, TFLite's way is away from zero.
+    # If sums can fall halfway between two steps, TFLite rounds them away from zero.
     halves = may_halve(*steps)
     if site.operation.type == "SUB":
         steps[1] = -steps[1]
@@ -196,7 +198,7 @@ def _added(graph: Graph, site: Site) -> Value:
 
 
 def _spread(graph: Graph, site: Site, position: int) -> Value:
-    """A stored input. A constant with short rows is broadcast here, since kernels start again with
+    """A stored input. A constant with short rows is broadcast here, because kernels restart with
     each row.
     """
     operand, shape = site.input(position), site.output_shape()
@@ -254,8 +256,8 @@ def emit_prelu(graph: Graph, site: Site) -> None:
 
 
 def _by_channel(site: Site, alpha: NDArray) -> bool:
-    """Whether there is one slope a channel, each small enough for the sum of two products to keep
-    its digits.
+    """Whether the slope is one for each channel, and each slope is so small that the sum of two
+    products does not lose digits.
     """
     channels = site.shape()[3]
     return (
@@ -266,7 +268,7 @@ def _by_channel(site: Site, alpha: NDArray) -> bool:
 
 
 def _emit_by_channel(graph: Graph, site: Site, alpha: NDArray) -> None:
-    """Alpha x + (1 - alpha) max(x, 0), as depthwise convolutions, which keep the layout of the
+    """Alpha x + (1 - alpha) max(x, 0), as depthwise convolutions. They keep the layout of the
     layers around them.
     """
     x, channels = graph.get(site), alpha.size
@@ -321,7 +323,7 @@ def _check_select(site: Site) -> AccuracyClass:
 
 @rule("SELECT", "SELECT_V2", check=_check_select)
 def emit_select(graph: Graph, site: Site) -> None:
-    """The condition of SELECT may be one truth value a row."""
+    """The condition of SELECT may be one truth value for each row."""
     condition, shape = graph.get(site), site.shape()
     if site.operation.type == "SELECT" and len(shape) == 1:
         condition = graph.reshape(condition, (shape[0], *(1,) * (len(site.shape(1)) - 1)))

@@ -57,7 +57,7 @@ def _attributes(site: Site, w: Windows) -> dict[str, Any]:
 
 
 def _average_layout(site: Site, values: Values) -> Layout:
-    """Channels first; integer results are stored channels last."""
+    """Computed channels first. Integer results are stored channels last."""
     return layout_of(site, True, [0], outputs=values.real or not site.is_quantized)
 
 
@@ -76,7 +76,9 @@ def emit_average_pool(graph: Graph, site: Site) -> None:
 
 
 def rounded(graph: Graph, mean: Value, site: Site) -> Value:
-    """A mean of stored values rounded to a stored value, halves away from TFLite's stored zero."""
+    """A mean of stored values rounded to a stored value. Halves are rounded away from TFLite's
+    stored zero.
+    """
     half = graph.number(0.5)
     if site.input().dtype.value == "uint8":
         return graph.node("Cast", graph.node("Floor", graph.node("Add", mean, half)), to=UINT8)
@@ -117,7 +119,7 @@ def _check_bilinear(site: Site) -> AccuracyClass:
 
 @rule("RESIZE_BILINEAR", check=_check_bilinear)
 def emit_resize_bilinear(graph: Graph, site: Site) -> None:
-    """Channels last, which is several times faster in ONNX Runtime."""
+    """Computed channels last, which is several times faster in ONNX Runtime."""
     image, (height, width) = site.shape(), site.integers(1, "its size")
     sizes = graph.whole([image[0], height, width, image[3]])
     x = graph.real(site)
@@ -174,7 +176,7 @@ def _check_batches(site: Site) -> AccuracyClass:
 
 @rule("SPACE_TO_BATCH_ND", check=_check_batches)
 def emit_space_to_batch(graph: Graph, site: Site) -> None:
-    """Padded, cut into blocks, and the position in a block moved before the batch."""
+    """The image is padded and cut into blocks; the position in a block moves before the batch."""
     blocks, edges = site.integers(1, "its blocks"), site.integers(2, "its edges")
     shape, k, output = site.shape(), len(blocks), site.output_shape()
     rest = len(shape) - 1 - k
@@ -211,7 +213,7 @@ def emit_batch_to_space(graph: Graph, site: Site) -> None:
 
 
 def zero_of(graph: Graph, site: Site) -> Value:
-    """The stored zero of the output, which padding fills with."""
+    """The stored zero of the output, which is the padding value."""
     operand = site.output()
     if operand.dtype.value in {"int8", "uint8"}:
         return graph.constant(np.array(stored_grid(operand)[1], np.uint8))

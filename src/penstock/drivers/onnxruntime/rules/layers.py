@@ -52,8 +52,9 @@ def real_weights(
 ) -> Value:
     """The real filter at input *position*, its dimensions in *order*, then reshaped to *shape*.
 
-    A constant is laid out here. A quantised one is dequantised, its scales one a channel in the
-    layout *channels*: here, or in a portable graph by a node, so that a provider sees the integers.
+    A constant filter is laid out here. A quantised filter is dequantised, with one scale for each
+    channel in the layout *channels*: here, or in a portable graph by a node, so that a provider
+    sees the integers.
     """
     operand = site.input(position)
     known = (
@@ -86,8 +87,8 @@ def _dequantized(value: NDArray, site: Site, position: int, channels: Sequence[i
 def real_bias(
     graph: Graph, site: Site, *, data: int = 0, weights: int = 1, bias: int = 2
 ) -> list[Value]:
-    """The real bias in a list, or nothing. An integer bias is in steps of input scale times weight
-    scale.
+    """The real bias in a list; an empty list if there is none. An integer bias is in steps of input
+    scale times weight scale.
     """
     if not site.has(bias):
         return []
@@ -100,7 +101,7 @@ def real_bias(
 
 
 def weight_scales(site: Site, weights: int) -> NDArray:
-    """The scales of a filter: one, or one a channel."""
+    """The scales of a filter: one scale, or one for each channel."""
     quantization = site.input(weights).quantization
     return np.array(quantization.scales if quantization else (1.0,), np.float32)
 
@@ -108,7 +109,7 @@ def weight_scales(site: Site, weights: int) -> NDArray:
 def stored_weights(
     graph: Graph, site: Site, position: int, value: NDArray
 ) -> tuple[Value, Value, Value]:
-    """An 8-bit filter *value* with its scales and zero points: signed, which is fastest beside
+    """An 8-bit filter *value* with its scales and zero points. It is signed, which is fastest with
     unsigned data, or unsigned if the processor's products would saturate.
     """
     operand = site.input(position)
@@ -123,7 +124,7 @@ def stored_weights(
         raise Refused("quantised weights without a scale")
     zeros = np.array(quantization.zero_points, np.int32) + shift
     scales = np.array(quantization.scales, np.float32)
-    # One pair stands for the whole filter only as a scalar.
+    # One scale and zero point for the whole filter must be scalars.
     if not quantization.per_channel:
         zeros, scales = zeros.reshape(()), scales.reshape(())
     names = (graph.constant(v) for v in (value, scales, zeros.astype(value.dtype)))
@@ -139,15 +140,15 @@ def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
 
 
 def rounded_up(site: Site, bias: NDArray) -> NDArray:
-    """*bias*, int32, one a channel, with 1 added where this makes the sums round more like
+    """The int32 *bias*, one for each channel, with 1 added if this makes the sums round more like
     TFLite's. The greatest int32 stays: converters write it as a marker.
 
-    TFLite's kernels multiply a sum by a 32-bit mantissa and shift it right, and round after both: a
+    TFLite's kernels multiply a sum by a 32-bit mantissa, shift it right, and round after both. So a
     sum 1 / (2 * mantissa) below the middle of two steps is rounded away from zero (Jacob et al.,
     "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
     section 2.2 and appendix B). ONNX Runtime's kernels multiply by a float and round once. If no
-    result is below zero, a sum of one more is closer to TFLite's, since the mantissa is 0.5 to 1.
-    Otherwise it would move half of the results the wrong way.
+    result is below zero, adding 1 to the sum comes closer to TFLite's, since the mantissa is 0.5 to
+    1. Otherwise it would move half of the results in the wrong direction.
     """
     output = site.output()
     scale, zero = one_scale(output)
@@ -167,7 +168,9 @@ def _check_conv(site: Site) -> AccuracyClass:
 
 @rule("CONV_2D", check=_check_conv, layout=first_if_real)
 def emit_conv_2d(graph: Graph, site: Site) -> None:
-    """Filter [out, height, width, in]; of fewer `in` than the image has channels, a group each."""
+    """Filter [out, height, width, in]. If `in` is less than the image's channels, the convolution
+    is grouped.
+    """
     filters = site.shape(1)
     order, groups = (0, 3, 1, 2), site.shape()[3] // filters[3]
     shape = (filters[0], filters[3], *filters[1:3])
@@ -236,8 +239,8 @@ def _transposed_layout(site: Site, _: Values) -> Layout:
 
 @rule("TRANSPOSE_CONV", check=_check_transpose_conv, layout=_transposed_layout)
 def emit_transpose_conv(graph: Graph, site: Site) -> None:
-    """The gradient of a convolution over the output: filter [out, height, width, in]. Quantised
-    data is computed in float32, as there is no integer kernel.
+    """The gradient of a convolution with respect to its input: filter [out, height, width, in].
+    Quantised data is computed in float32, because there is no integer kernel.
     """
     w, beyond = transposed_windows(site)
     x = graph.real(site, 2)
@@ -264,7 +267,9 @@ def _check_transpose_bias(site: Site) -> AccuracyClass:
 
 @rule("CUSTOM:Convolution2DTransposeBias", check=_check_transpose_bias, layout=channels_first)
 def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
-    """MediaPipe's: filter [out, height, width, in], a bias, SAME padding cut off both sides."""
+    """MediaPipe's operation: filter [out, height, width, in], a bias, SAME padding cropped on both
+    sides.
+    """
     x = graph.get(site)
     node = _transposed(graph, site, x, cut_windows(site), [0, 0], [graph.get(site, 2)])
     graph.put(site, node)
@@ -380,7 +385,7 @@ def emit_softmax(graph: Graph, site: Site) -> None:
 
 
 def _check_log_softmax(site: Site) -> AccuracyClass:
-    """TFLite's 8-bit kernel computes in integers, which is up to six steps off."""
+    """TFLite's 8-bit kernel computes in integers, which is up to six steps off the real result."""
     require(len(site.shape()) >= 1, "a scalar has no axis")
     return activations(site, quantized="relaxed")
 

@@ -37,7 +37,9 @@ from penstock.ir import DType
 
 
 def _reshape_layout(site: Site, values: Values) -> Layout:
-    """Channels first if the reshape removes an image's only row, or adds one to a sequence."""
+    """The layout of a RESHAPE: channels first if it removes an image's only row, or adds one to a
+    sequence.
+    """
     shape, made = site.shape(), site.output_shape()
     loses_row = len(shape) == 4 and shape[1] == 1 and made == (shape[0], *shape[2:])
     gains_row = len(shape) == 3 and made == (shape[0], 1, *shape[1:])
@@ -47,8 +49,8 @@ def _reshape_layout(site: Site, values: Values) -> Layout:
 
 @rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=check_moved, layout=_reshape_layout)
 def emit_reshape(graph: Graph, site: Site) -> None:
-    """Sequences are convolved as images of one row, channels first. A reshape that removes or adds
-    the row keeps that layout.
+    """Reshapes. Engines convolve a sequence as an image of one row, channels first. A RESHAPE that
+    adds or removes that row keeps the layout.
     """
     if not site.first:
         graph.put(site, graph.reshape(graph.source(site), site.output_shape()))
@@ -102,7 +104,7 @@ def _check_pieces(site: Site) -> AccuracyClass:
 @rule("SPLIT", check=_check_pieces, layout=follows_last_input)
 @rule("SPLIT_V", check=_check_pieces, layout=follows)
 def emit_pieces(graph: Graph, site: Site) -> None:
-    """Each piece on the grid of its output."""
+    """Splits the input; each piece is on the grid of its output."""
     source, axis = split_of(site)
     given, is_unpacked = site.input(source), site.operation.type == "UNPACK"
     sizes = [1 if is_unpacked else site.output_shape(p)[axis] for p in range(len(site.outputs))]
@@ -142,7 +144,7 @@ def emit_pad(graph: Graph, site: Site) -> None:
 
 
 def _padded(graph: Graph, node: Value, pads: Value) -> Value:
-    """Pads truth values as int32."""
+    """Pads; truth values are padded as int32."""
     stored = graph.node("Cast", node, to=6)
     return graph.node("Cast", graph.node("Pad", stored, pads), to=9)
 
@@ -180,7 +182,7 @@ def _check_fill(site: Site) -> AccuracyClass:
 
 @rule("FILL", check=_check_fill)
 def emit_fill(graph: Graph, site: Site) -> None:
-    """The shape is known."""
+    """The shape as a constant: it is known."""
     shape = graph.whole(site.output_shape())
     graph.put(site, graph.node("Expand", graph.source(site, 1), shape))
 
@@ -204,7 +206,7 @@ def _check_shape(site: Site) -> AccuracyClass:
 
 @rule("SHAPE", check=_check_shape)
 def emit_shape(graph: Graph, site: Site) -> None:
-    """A constant: the shape is known."""
+    """The shape as a constant: it is known."""
     graph.hold(site, np.array(site.shape(), site.output().dtype.numpy))
 
 
@@ -233,13 +235,15 @@ def emit_slice(graph: Graph, site: Site) -> None:
 
 
 def _check_update(site: Site) -> AccuracyClass:
-    """The block differs from the whole in one dimension, at a known position."""
+    """Supported if the block differs from the whole in one dimension, at a known position."""
     _update_of(site)
     return moved(site, [site.input(0), site.input(1)], unscaled=True)
 
 
 def _update_of(site: Site) -> tuple[int, int, int] | None:
-    """The axis of which a part is replaced, and where that part begins and ends; None if all is."""
+    """The axis along which a part is replaced, and the begin and end of that part; None if the
+    block replaces everything.
+    """
     whole, part = site.shape(0), site.shape(1)
     require(len(whole) == len(part), "a block of another rank")
     starts = site.integers(2, "where it begins")
@@ -254,7 +258,7 @@ def _update_of(site: Site) -> tuple[int, int, int] | None:
 
 @rule("DYNAMIC_UPDATE_SLICE", check=_check_update)
 def emit_update(graph: Graph, site: Site) -> None:
-    """What precedes the block, the block, and what follows it."""
+    """Concatenates the part before the block, the block, and the part behind it."""
     block, place = graph.source(site, 1), _update_of(site)
     if place is None:
         graph.put(site, block)
@@ -336,7 +340,9 @@ def _check_one_hot(site: Site) -> AccuracyClass:
 
 @rule("ONE_HOT", check=_check_one_hot)
 def emit_one_hot(graph: Graph, site: Site) -> None:
-    """An index outside the depth sets nothing; OneHot would count negative ones from the end."""
+    """An index outside the depth sets nothing. ONNX's OneHot would count negative indexes from the
+    end.
+    """
     depth, axis = site.integers(1, "its depth")[0], site.attributes.integer("axis")
     rank = len(site.shape())
     axis = rank if axis == -1 else axis

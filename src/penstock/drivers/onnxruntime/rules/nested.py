@@ -124,7 +124,7 @@ def _steps_first(graph: Graph, x: Value, shape: tuple[int, ...], *, major: bool)
 
 
 def _sizes(site: Site) -> tuple[int, int, bool]:
-    """Steps, batch, and whether the steps come first."""
+    """The number of steps, the batch size, and whether time is the first dimension."""
     shape, major = site.shape(), site.attributes.flag("time_major")
     require(len(shape) == 3, "an input of another rank than 3")
     return (shape[0], shape[1], major) if major else (shape[1], shape[0], major)

@@ -41,7 +41,7 @@ def _check(site: Site) -> AccuracyClass:
         require(dtype is DType.BOOL, "only truth values are combined here")
         return "exact"
     if dtype in WHOLE:
-        # ONNX Runtime multiplies them as float64.
+        # ONNX Runtime multiplies integers as float64.
         require(kind not in {"MEAN", "REDUCE_PROD"}, "the mean or the product of whole numbers")
         return "exact"
     if kind in EXTREMES:
@@ -77,8 +77,8 @@ def emit_reduction(graph: Graph, site: Site) -> None:
 
 
 def _emit_image_mean(graph: Graph, site: Site, *, keep: bool) -> None:
-    """By a pool, which adds all channels in the same order; ReduceMean's order depends on the
-    channel.
+    """The mean by a pool, which adds all channels in the same order. In ReduceMean the order
+    depends on the channel.
     """
     x = graph.real(site)
     node = graph.node("GlobalAveragePool", x)

@@ -1,4 +1,4 @@
-"""The table of rules, what of a model is supported by it, and the element types that rules move."""
+"""The table of rules, the support answers for a model, and the element types that rules move."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RULES: Final = Rules[Graph]()
 rule: Final = RULES.add
 
 PLAIN: Final = frozenset({F32, DType.INT32, DType.INT64, DType.BOOL})
-"""Element types that are moved as they are."""
+"""Element types that are moved unchanged."""
 
 SCALED: Final = frozenset(
     {"DEPTH_TO_SPACE", "RESIZE_NEAREST_NEIGHBOR", "SPACE_TO_DEPTH", "ZEROS_LIKE"}
@@ -36,7 +36,7 @@ WHOLE: Final = frozenset({DType.INT32, DType.INT64})
 
 
 def judge(site: Site) -> AccuracyClass:
-    """The class in which an operation is computed. Raises `Refused`, or what its check raises."""
+    """The accuracy class of an operation. Raises `Refused` or another error of its check."""
     if (reason := LEFT_OUT.get(site.operation.key)) is not None:
         raise Refused(reason)
     found = RULES.find(site, "is not written as ONNX")
@@ -46,19 +46,21 @@ def judge(site: Site) -> AccuracyClass:
 
 
 def check_moved(site: Site) -> AccuracyClass:
-    """The class of an operation that moves values: exact, or stepwise where their scale changes."""
+    """The accuracy class of an operation that moves values: exact, or stepwise if their scale
+    changes.
+    """
     return moved(site, moved_operands(site), unscaled=site.operation.type not in SCALED)
 
 
 def moves(site: Site, position: int = 0, *, unscaled: bool = False) -> AccuracyClass:
-    """The class of an operation that moves the values of input *position* unchanged. *unscaled*:
-    also 8-bit values without a scale.
+    """The accuracy class of an operation that moves the values of input *position* unchanged.
+    *unscaled* also allows 8-bit values without a scale.
     """
     return moved(site, [site.input(position)], unscaled=unscaled)
 
 
 def moved(site: Site, operands: Iterable[Operand], *, unscaled: bool = False) -> AccuracyClass:
-    """As `moves`, of *operands*: exact, or stepwise if a quantised value changes its scale."""
+    """As `moves`, for *operands*: exact, or stepwise if a quantised value changes its scale."""
     given = list(operands)
     bare = unscaled and all(o.quantization is None for o in (*given, *site.outputs))
     for operand in (*given, *site.outputs):
@@ -76,19 +78,23 @@ MAX_BYTES: Final = 1 << 31
 """The size limit of an ONNX model's wire format."""
 
 MOST_IN_BRANCHES: Final = 1 << 12
-"""Most operations and branches of all IFs of a model: ONNX Runtime takes 0.3 ms and 20 KB for each
-branch.
+"""Greatest number of operations and branches of all IFs of a model. ONNX Runtime takes 0.3 ms and
+20 KB for each branch.
 """
 
 MOST_NESTED: Final = 31
-"""Most nesting of branches: protobuf reads messages nested 100 deep, and each branch is three."""
+"""Greatest nesting depth of branches. Protobuf reads messages nested 100 deep, and each branch
+takes three levels.
+"""
 
 ROOM: Final = 1 << 24
 """Bytes reserved for everything besides the constants."""
 
 
 def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
-    """One answer an operation, *best* at most: the class that the provider was measured to meet."""
+    """One answer for each operation, limited to *best*, the class that the provider was measured to
+    meet.
+    """
     if (size := constant_bytes(model)) > MAX_BYTES - ROOM:
         reason = f"{size} bytes of constants; an ONNX model holds less than {MAX_BYTES}"
         return [Support(False, reason) for _ in model.operations]
@@ -113,7 +119,7 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
 
 def in_branches(model: Model) -> tuple[int, int]:
     """The number of operations and branches in the IFs of the entry subgraph, and their nesting
-    depth. Nodes of an ONNX model cannot share a subgraph, so each counts as often as it is used.
+    depth. Nodes of an ONNX model cannot share a subgraph, so each use of a subgraph counts.
     """
     written: dict[int, int] = {}
     depths: dict[int, int] = {}
@@ -129,8 +135,8 @@ def in_branches(model: Model) -> tuple[int, int]:
 
 
 def constant_bytes(model: Model) -> int:
-    """Bytes of the constants in an ONNX model, where 8-bit ones may become float32: of the entry
-    subgraph, and of all subgraphs if there is control flow.
+    """The size, in bytes, of the constants in an ONNX model, where 8-bit ones may become float32.
+    Counts the entry subgraph, and all subgraphs if the model has control flow.
     """
     total = 0
     subgraphs = model.subgraphs if has_control_flow(model) else (model.entry,)

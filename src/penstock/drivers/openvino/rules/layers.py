@@ -193,8 +193,8 @@ def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
 def _check_transpose_conv(site: Site) -> AccuracyClass:
     check_transposed(site)
     accuracy = _check_layer(site, data=2, bias=3)
-    # OpenVINO's integer kernel is used for such images only. Some of its results are wrong by
-    # hundreds of steps.
+    # OpenVINO uses its integer kernel only for images whose zero point is 0. Some of its results
+    # are wrong by hundreds of steps.
     bare = site.is_quantized and one_scale(site.input(2))[1] == 0
     require(not bare, "OpenVINO computes images of 8 bits whose zero point is 0 wrongly")
     return _of_pictures(site, accuracy)

@@ -1,4 +1,6 @@
-"""Which operations LiteRT computes, and how well. `RULES` has the check of each operation type."""
+"""The operations that LiteRT computes, and their accuracy. `RULES` has the check of each operation
+type.
+"""
 
 from __future__ import annotations
 

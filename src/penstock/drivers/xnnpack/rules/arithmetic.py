@@ -1,4 +1,4 @@
-"""Operations on each element, on pairs of elements with broadcasting, and along axes."""
+"""Operations on single elements, on pairs of elements with broadcasting, and along axes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.ir import DType
 
 PLAIN: Final = types_of("int32 int64")
 MAX_RANK: Final = 4
-"""Dimensions up to which LiteRT's kernels broadcast every type."""
+"""Greatest number of dimensions in which LiteRT's kernels broadcast every element type."""
 
 PAIRS: Final = {
     "ADD": types_of("float32 int8 uint8 int16 int32 int64"),
@@ -40,7 +40,7 @@ PAIRS: Final = {
 }
 SUMS: Final = frozenset({"ADD", "SUB"})
 MOST_STEPS: Final = 1024.0
-"""The greatest ratio of an operand's (or product's) scale to the output's. Beyond it LiteRT's
+"""The greatest ratio of an operand's (or product's) scale to the output's. Above it LiteRT's
 kernels overflow, and may abort the process.
 """
 
@@ -111,7 +111,7 @@ UNCHANGED: Final = frozenset({"FLOOR", "CEIL", "ROUND", "SIGN", "ABS", "NEG"})
 
 CURVES: Final = frozenset({"TANH", "LOGISTIC"})
 STEEPEST: Final = 65535 / (3 * 4096)
-"""At this scale of int16 values, a value times LiteRT's multiplier exceeds 32 bits."""
+"""The int16 scale at which a value times LiteRT's multiplier exceeds 32 bits."""
 
 LARGEST: Final[dict[str, Callable[[float, float], float]]] = {
     "EXP": lambda _, most: float(np.exp(most)),
@@ -121,8 +121,8 @@ LARGEST: Final[dict[str, Callable[[float, float], float]]] = {
     "ELU": lambda _, most: most,
     "GELU": lambda _, most: most,
 }
-"""The largest result of operations that LiteRT computes with a table, by the least positive and the
-greatest input.
+"""The largest result of operations that LiteRT computes with a table, by the least positive input
+and the greatest input.
 """
 
 

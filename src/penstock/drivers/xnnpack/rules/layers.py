@@ -26,17 +26,17 @@ from penstock.drivers.xnnpack.rules.rule import (
 from penstock.ir import DType
 
 HYBRID: Final = Classes("relaxed", "faithful")
-"""Float activations, int8 weights: LiteRT's kernels quantise each row as TFLite does. XNNPACK
-differs by up to 3 % of the largest result.
+"""Float activations and int8 weights. LiteRT's kernels quantise each row as TFLite does. XNNPACK's
+results differ by up to 3 % of the largest result.
 """
 
 HYBRID_OR_EXPANDED: Final = Classes("relaxed", "faithful", "faithful")
-"""The same, where XNNPACK computes the reference's results in the expanded form."""
+"""The same layers, if XNNPACK computes the reference's results in the expanded form."""
 
 SLOW_HYBRID: Final = Classes("faithful", "faithful")
 EXPANDED: Final = Classes(None, "faithful", "faithful")
-"""Float activations, int8 weights, in a layer that XNNPACK leaves to LiteRT's kernels; and the same
-where XNNPACK computes the expanded form, which takes half the time.
+"""Float activations and int8 weights in a layer that XNNPACK leaves to LiteRT's kernels; and the
+same layer if XNNPACK computes the expanded form, which takes half the time.
 """
 
 
@@ -134,7 +134,9 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> Classes:
 
 
 def _check_bias(site: Site) -> None:
-    """LiteRT's kernels need a bias. The driver adds a zero bias, but none for int16 activations."""
+    """Checks the bias. LiteRT's kernels need one: the driver adds a bias of zeros, except for int16
+    activations.
+    """
     if not site.has(2):
         require(site.input().dtype is not DType.INT16, "int16 values without a bias")
         require((site.input(1).shape or (None,))[0] is not None, "its channels are not known")

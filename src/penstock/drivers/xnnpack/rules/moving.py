@@ -36,14 +36,14 @@ SHAPED: Final[dict[str, tuple[int, ...]]] = {
     "DEPTH_TO_SPACE": (),
     "STRIDED_SLICE": (1, 2, 3),
 }
-"""Operations on input 0, and the inputs that determine the shape of the result."""
+"""The inputs that determine the shape of the result, for operations on input 0."""
 
 AT_RUN_TIME: Final = frozenset({"RESHAPE", "SLICE", "STRIDED_SLICE", "TILE"})
-"""Those whose result shape LiteRT also computes and checks at run time."""
+"""Operations of `SHAPED` whose result shape LiteRT also computes and checks at run time."""
 
 FILLING: Final = frozenset({"PAD", "SPACE_TO_BATCH_ND"})
 NARROW: Final = frozenset({"TRANSPOSE", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"})
-"""Those that read 64-bit integers as 32-bit ones."""
+"""Operations that read 64-bit integers as 32-bit integers."""
 
 ORDINARY: Final = types_of("float32 int8 uint8 int32 int64")
 FEWER_TYPES: Final = {

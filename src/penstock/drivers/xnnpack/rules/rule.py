@@ -1,4 +1,4 @@
-"""The table of rules, the accuracy classes that a rule gives, and what rules check alike."""
+"""The table of rules, the accuracy classes that a rule returns, and checks that rules share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUANTIZED: Final = EIGHT_BITS | {DType.INT16}
 
 
 class Classes(msgspec.Struct, frozen=True):
-    """The accuracy class of an operation by kernel set; None where the set does not support it.
+    """The accuracy class of an operation by kernel set; None if the set does not support it.
     *expanded* is the class of XNNPACK for the operation in its expanded form (`hybrid_layers`).
     """
 
@@ -62,7 +62,7 @@ CLAMPS: Final = frozenset({"NONE", "RELU", "RELU6", "RELU_N1_TO_1"})
 """Fused activations of LiteRT's kernels."""
 
 RULES: Final[dict[str, Check]] = {}
-"""Filled by the modules of this package."""
+"""Modules of this package register their checks here."""
 
 
 def rule(*types: str) -> Callable[[Check], Check]:
@@ -82,7 +82,7 @@ def types_of(text: str) -> frozenset[DType]:
 
 
 def among(operand: Operand, known: frozenset[DType], what: str = "values") -> None:
-    """Refuses an operand whose type is not among the *known* ones."""
+    """Refuses an operand whose element type is not in *known*."""
     if operand.dtype not in known:
         raise Refused(f"{what} of {operand.dtype.value} are not computed here")
 

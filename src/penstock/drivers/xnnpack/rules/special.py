@@ -1,6 +1,4 @@
-"""Recurrent operations, whose state comes as inputs and leaves as outputs; transforms and custom
-operators.
-"""
+"""Recurrent operations with their state as inputs and outputs; transforms; custom operators."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from penstock.ir.types import static_shape
 
 @rule("SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM", "LSTM")
 def check_recurrent(site: Site) -> Classes:
-    """LiteRT keeps the state in the operation. The driver can write it before a run and read it
-    after, if no other operation of the partition uses it.
+    """LiteRT stores the state in the operation. The driver can write it before a run and read it
+    after the run, if no other operation of the partition uses it.
     """
     operation = site.operation
     positions = state_positions(operation.type, operation.attributes)
@@ -48,7 +46,7 @@ def check_recurrent(site: Site) -> Classes:
 
 
 XNNPACK_ALONE = Classes("faithful", None)
-"""Custom operators that XNNPACK has a kernel for, and LiteRT has not."""
+"""Custom operators that XNNPACK has a kernel for and LiteRT does not."""
 
 
 @rule("RFFT2D")
@@ -81,8 +79,8 @@ def check_mediapipe(site: Site) -> Classes:
 
 @rule("CUSTOM:TFLite_Detection_PostProcess")
 def check_detection(site: Site) -> Classes:
-    """LiteRT leaves memory behind the last detection uninitialised. The driver clears it, which
-    works for outputs of the partition only.
+    """LiteRT leaves memory behind the last detection uninitialised. The driver clears it, which is
+    possible only for outputs of the partition.
     """
     among(site.input(), types_of("float32 uint8"))
     outputs = site.operation.outputs
