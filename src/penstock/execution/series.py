@@ -1,4 +1,4 @@
-"""Runs one at a time that keep arguments, outputs and the drivers' bursts."""
+"""A series of runs, one at a time, that keeps arguments, outputs and the drivers' bursts."""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ ALIASED: Final = "the input lies in an output of the series"
 
 
 class Series(Variant):
-    """The runs of one caller, one at a time, on an *origin* that others use too.
+    """The runs of one caller, one at a time. Shares the compiled form *origin* with other callers.
 
-    *hold* makes of a step's prepared model the one that executes for this series, and is closed
-    with it. Outputs lie in arrays of the series, each run's over the last one's, unless the caller
-    gives others.
+    *hold* wraps a step's prepared model for this series; the wrapper is closed with the series.
+    Outputs are arrays of the series that each run overwrites, unless the caller gives others.
     """
 
     def __init__(self, origin: Variant, hold: Callable[[PreparedModel], BurstAdapter]) -> None:
         self._origin, self._hold = origin, hold
         self._held: list[BurstAdapter] = []
-        # What a device in another process can reach need not be copied there and back.
+        # For an isolated device, kept arrays are in pools, which need no copies to its process.
         self._elsewhere = any(is_isolated(step.device) for step in origin.compilation.steps)
         self._spare: Arena | None = None
         super().__init__(origin.compilation, origin.devices, origin.config, origin.allow_fallback)
@@ -59,9 +58,9 @@ class Series(Variant):
         self._kept: Kept | None = None
 
     def step_of(self, prepared: PreparedStep) -> Step | ControlStep:
-        """As of `Variant`, with what executes for this series."""
+        """As `Variant.step_of`, with the prepared model wrapped for this series."""
         if prepared.branches:
-            # Its branches are plans of their own, which have no series.
+            # The branches of a control step are plans of their own, without a series.
             return next(s for s in self._origin.steps if s.prepared is prepared)
         held = self._hold(prepared.prepared)
         self._held.append(held)
@@ -71,12 +70,12 @@ class Series(Variant):
         return step
 
     def take_compiled(self) -> None:
-        """As of `Variant`."""
+        """As `Variant`."""
         super().take_compiled()
         self._kept = None
 
     def take_arena(self) -> Arena:
-        """As of `Variant`."""
+        """As `Variant`."""
         spare, self._spare = self._spare, None
         if spare is not None:
             return spare
@@ -87,7 +86,7 @@ class Series(Variant):
         return super().take_arena()
 
     def give_back(self, arena: Arena) -> None:
-        """As of `Variant`."""
+        """As `Variant`."""
         self._spare = arena
 
     def run(
@@ -97,7 +96,7 @@ class Series(Variant):
         out: Sequence[NDArray | None] | None = None,
         state: State | None = None,
     ) -> list[NDArray]:
-        """As of `Variant`; what is compared in the shadow is a run of the origin."""
+        """As `Variant`; shadow verification compares it as a run of the origin."""
         if self._origin.shadow is not None:
             return self._origin.run(run, inputs, out, state)
         return super().run(run, inputs, out, state)
@@ -105,10 +104,9 @@ class Series(Variant):
     def repeat(
         self, run: Run, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None
     ) -> list[NDArray] | None:
-        """As `run`, where that is a matter of calling drivers with arrays alone; None where it is
-        more.
+        """As `run`, if the run consists of driver calls with arrays only; else None.
 
-        What is in *inputs* and *out* was checked; results that are not the caller's own are
+        *inputs* and *out* were validated by the caller. Results in arrays of the series are
         read-only.
         """
         if self.is_pending:
@@ -124,19 +122,19 @@ class Series(Variant):
 
     @property
     def is_settled(self) -> bool:
-        """Whether `again` repeats the last run as it was, into outputs that are the series' own."""
+        """Whether `again` can repeat the last run unchanged, into outputs of the series."""
         kept = self._kept
         return kept is not None and kept.is_settled and not self.is_pending
 
     def again(self, run: Run) -> list[NDArray]:
-        """As `repeat`, on what the last one was given."""
+        """Repeats the last run on the same arrays. Errors are those of `repeat`."""
         kept = self._kept
         assert kept is not None
         run.values, run.places = kept.values, kept
         try:
             self.execute(run)
         except DriverError as error:
-            # Results go to the arrays that are there.
+            # A copy of the mapping: results must be written to the same arrays.
             run.values = dict(kept.values)
             self.repeat_whole(run, error)
         return list(kept.results)
@@ -144,7 +142,7 @@ class Series(Variant):
     def targets(
         self, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None, run: Run
     ) -> tuple[list[NDArray], list[NDArray | None]]:
-        """For `run`: *inputs*, copied if they lie in an output of the series; and all targets."""
+        """The inputs and targets for `run`; an input inside an output of the series is copied."""
         apart = list(inputs)
         for k, array in enumerate(inputs):
             if type(array) is np.ndarray and self.owns(array):
@@ -156,7 +154,7 @@ class Series(Variant):
     def delivered(
         self, results: Sequence[NDArray], out: Sequence[NDArray | None] | None
     ) -> list[NDArray]:
-        """*results* for the caller: read-only, except in arrays that he gave in *out*."""
+        """*results* for the caller: read-only, except in arrays that the caller gave in *out*."""
         given = out or [None] * len(results)
         return [
             r if type(r) is not np.ndarray or (g is not None and r is g) else lent(r)
@@ -165,11 +163,11 @@ class Series(Variant):
 
     @property
     def own_outputs(self) -> Sequence[NDArray | None]:
-        """The arrays of the series, by output; None for one whose size only a run tells."""
+        """The series' array of each output; None if its size is known only during a run."""
         return self._own
 
     def owns(self, array: NDArray) -> bool:
-        """Whether *array* lies in an output of this series."""
+        """Whether *array* is part of an output of this series."""
         base = array.base
         if id(array if base is None else base) not in self._owners and (
             base is None or (type(base) is np.ndarray and base.base is None)
@@ -178,7 +176,7 @@ class Series(Variant):
         return any(own is not None and np.may_share_memory(array, own) for own in self._own)
 
     def close(self) -> None:
-        """Closes what this series made; the origin stays open. Twice is harmless."""
+        """Closes what this series made; the origin stays open. A second call does nothing."""
         for step in (*self.replaced, *self.steps):
             if isinstance(step, Step):
                 step.close()
@@ -202,7 +200,7 @@ class Series(Variant):
 
 
 class Kept(Places):
-    """Arrays and requests that a *series* keeps; a request is made anew if an array changed."""
+    """Arrays and requests that a *series* keeps. A request is replaced if an array changed."""
 
     __slots__ = ("_bound", "_inputs", "_out", "_own", "_series", "_users", "is_settled", "results")
 
@@ -226,10 +224,12 @@ class Kept(Places):
                     self._users.setdefault(operand, []).append(step)
         self.results: list[NDArray] = []
         self.is_settled = False
-        """Whether a run on the same arrays would be the same, into outputs of the series."""
+        """Whether the last run can be repeated unchanged, into outputs of the series."""
 
     def place(self, out: Sequence[NDArray | None] | None) -> None:
-        """Has outputs go to *out* from now on, those without an array there to the series' own."""
+        """Directs outputs to *out* from now on; those without an array go to arrays of the
+        series.
+        """
         if out is self._out or self._is_as_before(out):
             return
         self._out, self.results = out, []
@@ -244,7 +244,9 @@ class Kept(Places):
             self.results.append(view if array is None and view is not None else target)
 
     def take(self, inputs: Sequence[NDArray], run: Run) -> None:
-        """Reads *inputs* from now on; one inside an output of the series is copied each time."""
+        """Reads *inputs* from now on; an input inside an output of the series is copied at each
+        run.
+        """
         aliased, bound, series = False, self._bound, self._series
         for at, array in enumerate(inputs):
             if array is bound[at]:
@@ -260,7 +262,7 @@ class Kept(Places):
 
     def _put(self, operand: int, array: NDArray) -> None:
         self.values[operand] = array
-        # As `lent`, without a call more.
+        # Inlined `lent`, which saves a call on the hot path.
         view = array.view()
         view.setflags(False)  # type: ignore[call-arg]  # as there
         self.readable[operand] = HostMemory(view)
@@ -278,12 +280,11 @@ class Kept(Places):
 
 
 class BoundRun:
-    """`CompiledModel.run` without what it checks of its arguments: that is done once, here, and
-    drivers bind them once (`PreparedModel.create_reusable_execution`).
+    """Runs with fixed arrays, which are validated and bound once, when this object is made.
 
-    *inputs* and *out* are as for `run`, in order, and the caller's own: between runs their content
-    may change, nothing else. Raises `InputError` for arrays that do not fit, and where an input's
-    shape is not known.
+    Drivers bind the arguments by `PreparedModel.create_reusable_execution`. *inputs* and *out* are
+    as for `run`, in order, and belong to the caller. Between runs only their content may change.
+    Raises `InputError` for arrays that do not fit, and if an input's shape is not known.
     """
 
     def __init__(
@@ -303,12 +304,15 @@ class BoundRun:
             self._targets = bind_targets(
                 out, executable.exchange.interface, executable.base.model.outputs, self._inputs
             )
-            # Outputs without a place of their own are new with each run.
+            # Outputs without an array of the caller are new in each run, so no series keeps them.
             if all(target is not None for target in self._targets):
                 self._series = Series(executable.base, ReusedRequests)
 
     def run(self, state: State | None) -> list[NDArray]:
-        """The outputs, in order, in the arrays of *out*. Raises as `CompiledModel.run`."""
+        """Runs and returns the outputs in order, in the arrays of *out*.
+
+        Raises as `CompiledModel.run`.
+        """
         executable = self._executable
         with executable.gate:
             series = self._series
@@ -324,7 +328,9 @@ class BoundRun:
             return executable.exchange.deliver(results, False, [])
 
     def close(self) -> None:
-        """Lets go of what drivers have bound; twice is harmless. Not while a run is under way."""
+        """Releases what drivers have bound. Must not be called during a run. A second call does
+        nothing.
+        """
         series, self._series = self._series, None
         if series is not None:
             series.close()

@@ -1,4 +1,4 @@
-"""Which runs are compared, and what came of it: one `Shadow` for each compiled model."""
+"""Shadow verification of one compiled model: which runs are compared, and the counts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ POLL_SECONDS: Final = 0.01
 
 
 class ShadowReport(Struct, frozen=True):
-    """What shadow verification of one compiled model has done so far.
+    """Counts and verdicts of the shadow verification of one compiled model.
 
-    *chosen* runs were to be compared: so many were *compared* and *departed* from the reference by
-    more than rounding, *dropped* because comparing was behind, *skipped* because there was nothing
-    to compare or no way to, and *failed* because the reference failed at them or the comparison was
-    stopped. The others wait. *verdicts* are those that were found here.
+    *chosen* runs were selected for comparison. Of these:
+
+    - *compared* were compared, and *departed* differed from the reference by more than rounding;
+    - *dropped* were not compared because comparing was behind;
+    - *skipped* had nothing to compare, or no way to compare it;
+    - *failed* because the reference failed, or because the comparison was stopped.
+
+    The rest is pending. *verdicts* are the verdicts found by this model's runs.
     """
 
     chosen: int
@@ -36,12 +40,12 @@ class ShadowReport(Struct, frozen=True):
 
     @property
     def waiting(self) -> int:
-        """Runs whose comparison has not ended yet."""
+        """The number of chosen runs whose comparison has not ended."""
         return self.chosen - self.compared - self.dropped - self.skipped - self.failed
 
 
 class Shadow:
-    """Chooses runs by *rate*, a share (float) or the first so many (int). Thread-safe."""
+    """Chooses runs by *rate*: a share of all runs (float), or the first runs (int). Thread-safe."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -53,35 +57,35 @@ class Shadow:
         self._verdicts: list[DriverVerdict] = []
 
     def choose(self) -> bool:
-        """Whether the run that begins now is to be compared."""
+        """Whether to compare the run that begins now."""
         run = next(self._runs)
         if isinstance(self._rate, int):
             chosen = run < self._rate
         else:
-            # A period in the caller's inputs never meets one in the choice.
+            # An irrational step: the choice cannot coincide with a period in the caller's inputs.
             chosen = run * GOLDEN % 1.0 < self._rate
         if chosen:
             self.count("chosen")
         return chosen
 
     def count(self, *what: str) -> None:
-        """Adds one to the counts of these names."""
+        """Increments the counts of these names."""
         with self._lock:
             for name in what:
                 self._counts[name] += 1
 
     def add(self, verdict: DriverVerdict) -> None:
-        """Notes what was found."""
+        """Records a verdict."""
         with self._lock:
             self._verdicts.append(verdict)
 
     def report(self) -> ShadowReport:
-        """The counts by now."""
+        """The present counts."""
         with self._lock:
             return ShadowReport(**self._counts, verdicts=tuple(self._verdicts))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits at most *timeout* seconds for all comparisons; whether they have ended."""
+        """Waits at most *timeout* seconds for all comparisons; returns whether they have ended."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         while self.report().waiting > 0:
             if time.monotonic() >= end:

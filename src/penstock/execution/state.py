@@ -1,4 +1,4 @@
-"""`State`: the variables of a network, owned by the runtime and fed round."""
+"""`State`: the values of a network's variables, kept by the runtime from run to run."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 POLL_SECONDS: Final = 0.01
-"""How often a run that waits for the state looks at its cancel token."""
+"""Seconds between checks of the cancel token while a run waits for the state."""
 
 
 class DeviceValues(Protocol):
-    """Device memory for the values of a State (`penstock.execution.feedback.Cells`)."""
+    """Device memory for the values of a `State` (`penstock.execution.feedback.Cells`)."""
 
     variables: tuple[int, ...]
 
     def turn(self) -> None:
-        """What was written is read next."""
+        """Swaps the buffers: the next run reads what this run wrote."""
 
     def fetch_variables(self, copies: list[CopyReceipt]) -> dict[int, NDArray]:
-        """The present values of variables, each copy added to *copies*."""
+        """Copies the present values of the variables to the host; adds each copy to *copies*."""
 
     def put_variables(self, values: Sequence[NDArray], copies: list[CopyReceipt]) -> None:
-        """Others, likewise."""
+        """Replaces the values of the variables; adds each copy to *copies*."""
 
     def close(self) -> None:
         """Frees the memory."""
@@ -57,7 +57,7 @@ Values_co = TypeVar("Values_co", bound=DeviceValues, covariant=True)
 
 
 class MakesDeviceValues(Protocol[Values_co]):
-    """What allocates that memory: the feedback of one compiled model."""
+    """Allocates such memory: the feedback of one compiled model."""
 
     def make_cells(
         self, state: State, values: Sequence[NDArray], copies: list[CopyReceipt]
@@ -68,8 +68,8 @@ class MakesDeviceValues(Protocol[Values_co]):
 class State:
     """The present values of a model's variables.
 
-    Runs on one `State` are serialised; runs on two may overlap. A failed run leaves its `State` as
-    it was. `reset()` goes back to the initial values.
+    Runs on the same `State` are serialised; runs on different ones may overlap. A failed run leaves
+    its `State` unchanged. `reset()` restores the initial values.
     """
 
     def __init__(self, model: Model) -> None:
@@ -81,23 +81,23 @@ class State:
         self._values = _initial_values(model)
         self._assigned = _assigned(model)
         self._turns: DoubleBuffer | None = None
-        # Whether nobody else has an array of it, so that runs may write over values that are past.
+        # Whether no caller holds an array of it. Then runs may overwrite past values.
         self._alone = True
-        # The memory of devices that values go round in; whether it is newer than the values here,
-        # or older.
+        # The device memory of fed-back values. *_away*: it is newer than the values here.
+        # *_changed*: it is older.
         self._cells: Any = None
         self._feedback: object = None
         self._away = self._changed = False
 
     def held(self, config: ExecutionConfig) -> AbstractContextManager[object]:
-        """The lock for one run; the wait ends at its deadline or with its cancel token."""
+        """The lock for one run; the wait ends at the run's deadline or when its token is set."""
         if config.deadline_ns is None and config.cancel is None:
             return self._lock
         return _Held(self._lock, config)
 
     @property
     def model(self) -> Model:
-        """The model whose variables these are."""
+        """The model that has these variables."""
         return self._model
 
     def get(self, variable: int) -> NDArray:
@@ -121,22 +121,24 @@ class State:
         return variable in self._assigned
 
     def fetch(self, copies: list[CopyReceipt]) -> None:
-        """Copies values from devices for a run on the host; each copy is added to *copies*."""
+        """Copies values from devices for a run on the host; adds each copy to *copies*."""
         if self._away:
             self._fetch(copies)
 
     def replace(self, values: Mapping[int, NDArray]) -> None:
-        """Puts the values of a finished run in place, all at once; the arrays are taken over."""
+        """Stores the values of a finished run, all at once. Takes over the arrays."""
         self._alone, self._turns = False, None
         self._put(values)
 
     def turn(
         self, ports: Sequence[BufferedVariable], copies: list[CopyReceipt] | None
     ) -> StateBuffers | None:
-        """What the next run of a model with *ports* reads and writes, `end_turn` after its success;
-        None where new values must have arrays of their own. Values that were on a device are here
-        then, each copy added to *copies*; without that nothing is copied, and it is None, too. The
-        lock is held.
+        """The buffers that the next run of a model with *ports* reads and writes.
+
+        None if new values must have arrays of their own. After the run succeeds, call `end_turn`.
+        If *copies* is given, values on a device are first copied to the host, and each copy is
+        added to *copies*. Without *copies*, values on a device give None. The caller holds the
+        lock.
         """
         if self._away:
             if copies is None:
@@ -152,7 +154,7 @@ class State:
         return turns.now
 
     def end_turn(self, turn: StateBuffers) -> None:
-        """Commits what *turn* wrote, all at once, even if somebody holds a former value."""
+        """Commits what *turn* wrote, all at once, even if a caller holds an earlier value."""
         if (turns := self._turns) is not None and turns.now is turn:
             turns.swap()
         self._values = turn.after
@@ -164,10 +166,10 @@ class State:
     def cells(
         self, feedback: MakesDeviceValues[Values], copies: list[CopyReceipt] | None = None
     ) -> Values:
-        """The memory of devices with the present values of what goes round in *feedback*; what was
-        copied there from the values here is added to *copies*. The lock is held.
+        """The device memory of *feedback*, with the present values.
 
-        Raises `StateError` where the values are in the memory of another model's feedback.
+        Values copied to it from the host are added to *copies*. The caller holds the lock. Raises
+        `StateError` if the values are in the memory of another model's feedback.
         """
         cells = self._cells
         if cells is not None and self._feedback is not feedback:
@@ -185,21 +187,21 @@ class State:
         return cast("Values", cells)
 
     def end_on_device(self) -> None:
-        """A run has put new values into `cells`. The lock is held."""
+        """Records that a run put new values into `cells`. The caller holds the lock."""
         if (cells := self._cells) is not None:
             cells.turn()
             self._away = bool(cells.variables)
             self._assigned |= set(cells.variables)
 
     def written_on_device(self) -> None:
-        """A value in `cells` was changed."""
+        """Records that the caller changed a value in `cells`."""
         with self._lock:
             if (cells := self._cells) is not None:
                 self._away = bool(cells.variables)
                 self._assigned |= set(cells.variables)
 
     def release(self, feedback: object = None) -> None:
-        """Frees device memory, if it is *feedback*'s; values are kept, except bound ones."""
+        """Frees device memory that belongs to *feedback*. Values are kept, except bound ones."""
         with self._lock:
             if feedback is not None and self._feedback is not feedback:
                 return
@@ -213,7 +215,7 @@ class State:
                 cells.close()
 
     def _fetch(self, copies: list[CopyReceipt] | None = None) -> None:
-        """Brings the values here up to date."""
+        """Copies newer values from the device memory to the host."""
         if self._away and (cells := self._cells) is not None:
             with self._lock:
                 self._values = list(self._values)
@@ -224,7 +226,7 @@ class State:
                 self._away, self._turns = False, None
 
     def _put(self, values: Mapping[int, NDArray]) -> None:
-        # The list may be a turn's.
+        # The list may belong to a double buffer.
         self._fetch()
         self._values = list(self._values)
         self._changed = True
@@ -233,19 +235,21 @@ class State:
         self._assigned.update(values)
 
     def reset(self) -> None:
-        """Back to the initial values; what is bound is zeros, where its size is known."""
+        """Restores the initial values. Bound values become zeros, if their size is known."""
         with self._lock:
             self._values = _initial_values(self._model)
             self._assigned = _assigned(self._model)
             self._turns = None
             self._away, self._changed = False, True
-            # Memory that was lost with its device does not come back: the next run has other.
+            # Memory that was lost with its device stays lost, so the next run allocates new memory.
             cells, self._cells = self._cells, None
             if cells is not None:
                 cells.close()
 
     def as_dict(self) -> dict[str, NDArray]:
-        """Copies of the values, by variable name; `StateError` when two variables share one."""
+        """Copies of the values, by variable name. Raises `StateError` if two variables share a
+        name.
+        """
         names = [v.name for v in self._model.variables]
         if len(set(names)) != len(names):
             raise StateError("two variables share a name; their values cannot be told apart by it")
@@ -254,13 +258,13 @@ class State:
             return {name: np.array(value) for name, value in zip(names, self._values, strict=True)}
 
     def as_list(self) -> list[NDArray]:
-        """The present values by variable, to be read only, and not kept."""
+        """The present values by variable. The caller must neither change nor keep them."""
         with self._lock:
             self._fetch()
             return list(self._values)
 
     def copied(self) -> State:
-        """A State of its own with the present values."""
+        """A new State with copies of the present values."""
         with self._lock:
             self._fetch()
             values = {v: np.array(self._values[v]) for v in self._assigned}
@@ -274,7 +278,7 @@ class State:
 
 
 class _Held:
-    """Takes *lock*. Raises `MissedDeadlinePersistent` or `Cancelled` if the wait is over."""
+    """Acquires *lock*. Raises `MissedDeadlinePersistent` or `Cancelled` when the wait must end."""
 
     def __init__(self, lock: threading.RLock, config: ExecutionConfig) -> None:
         self._lock, self._config = lock, config

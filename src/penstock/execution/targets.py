@@ -1,4 +1,4 @@
-"""Inputs and outputs that are not plain arrays: `out=`, and memory that a run is bound to."""
+"""Inputs and outputs that are not plain arrays: `out=`, and bound memory."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ def bind_targets(
     inputs: Sequence[Any],
     user: object = None,
 ) -> list[NDArray | None]:
-    """One array, or None, for each of the model's ordinary *outputs*; what stands for memory that
-    is no array.
+    """One target, or None, for each of the model's ordinary *outputs*.
 
-    A mapping may name some of them, a sequence gives every one an array or None. Arrays of other
-    libraries are written through DLPack or the buffer protocol. *user* is the compiled model.
-    Raises `InputError` for what does not fit, and for memory that two outputs, or an output and an
-    input, would share.
+    A target is an array, or the stand-in of other memory. A mapping may name some outputs; a
+    sequence has an array or None for every output. Arrays of other libraries are written through
+    DLPack or the buffer protocol. *user* is the compiled model. Raises `InputError` for a target
+    that does not fit, and for memory shared by two outputs, or by an output and an input.
     """
     if (ready := ready_targets(out, interface, outputs, inputs)) is not None:
         return ready
@@ -77,7 +76,7 @@ def bind_targets(
 def ready_targets(
     out: object, interface: Interface, outputs: Sequence[Operand], inputs: Sequence[NDArray]
 ) -> list[NDArray | None] | None:
-    """The fast path for *out*: disjoint arrays of full shapes for all outputs; None otherwise."""
+    """The fast path for *out*: disjoint arrays of full shapes for all outputs; else None."""
     if type(out) is not list or not len(out) == len(outputs) == len(interface.outputs):
         return None
     for position, (value, operand) in enumerate(zip(out, outputs, strict=True)):
@@ -123,7 +122,7 @@ def check_room(
 def store(
     target: NDArray, result: NDArray, operand: Operand, copies: list[CopyReceipt], index: int
 ) -> NDArray:
-    """Copies *result* into *target*; `InputError` if the shapes differ."""
+    """Copies *result* into *target*. Raises `InputError` if the shapes differ."""
     if target.shape != result.shape:
         raise InputError(
             f"out for output {operand.name!r} has shape {target.shape}, the result {result.shape}"
@@ -172,11 +171,12 @@ def bound_operands(
     out: Sequence[Any] | None,
     not_computed: Container[int],
 ) -> dict[int, BoundMemory]:
-    """Operand -> what stands for it, of the *given* inputs and the *out* that are no arrays; of the
-    outputs only those that a step computes.
+    """The bound memory of a run, by operand: inputs *given* and outputs in *out* that are no
+    arrays.
 
-    Raises `InputError` where one is an input and an output of the run, or two outputs (NNAPI
-    section 6.5), and where what is written overlaps other memory of the run.
+    Only outputs that a step computes are included. Raises `InputError` if the same memory is both
+    an input and an output, or two outputs (NNAPI section 6.5). Also if written memory overlaps
+    other memory of the run.
     """
     bound = {i: m for i, m in zip(inputs, given, strict=True) if isinstance(m, BoundMemory)}
     read = [m.owner for m in bound.values()]
@@ -200,7 +200,7 @@ def _array(given: Any) -> NDArray | None:
 
 
 def _check_apart(read: Sequence[NDArray | None], written: Sequence[NDArray | None]) -> None:
-    """Raises `InputError` where memory that is written overlaps other memory of the run."""
+    """Raises `InputError` if memory that is written overlaps other memory of the run."""
     targets = [a for a in written if a is not None]
     sources = [a for a in read if a is not None]
     if any(np.may_share_memory(a, b) for a, b in combinations(targets, 2)):
@@ -217,7 +217,7 @@ def fetch_all(
     copies: list[CopyReceipt],
     device: str,
 ) -> None:
-    """Puts those of *operands* that are bound, and not in *values* yet, there."""
+    """Copies bound *operands* that are not yet in *values* there."""
     copying = Copying(step, device, copies)
     for operand in operands:
         if operand in bound and operand not in values:
@@ -232,7 +232,7 @@ def put_all(
     copies: list[CopyReceipt],
     device: str,
 ) -> None:
-    """Copies the *operands* that a step has left in *values* where they are bound to go."""
+    """Copies *operands* that a step wrote to *values* to their bound memory."""
     copying = Copying(step, device, copies)
     for operand in operands:
         if operand is not None and operand in bound:
@@ -240,7 +240,7 @@ def put_all(
 
 
 def lose(outputs: Sequence[int], run: Run) -> None:
-    """*run* has failed: what its steps have written of bound *outputs* is no value."""
+    """After *run* failed: marks the bound *outputs* that its steps wrote as without a value."""
     written = {operand for step in run.steps for operand in step.prepared.step.outputs}
     for operand in written.intersection(outputs):
         if run.bound is not None and operand in run.bound:
@@ -255,7 +255,7 @@ def deliver(
     bound: Mapping[int, BoundMemory],
     copies: list[CopyReceipt],
 ) -> dict[int, Any]:
-    """Position -> memory given for bound *outputs*; what no step wrote there is copied."""
+    """The memory of the bound *outputs*, by position; copies there what no step wrote to it."""
     found: dict[int, BoundMemory] = {}
     copying = Copying(None, "the runtime", copies)
     for position, operand in enumerate(outputs):

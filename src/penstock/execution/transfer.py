@@ -41,11 +41,11 @@ def execute_in_pools(
     config: ExecutionConfig,
     copying: Copying,
 ) -> ExecutionResult:
-    """Executes *request*, whose arguments are these *operands*, with its `HostMemory` arguments in
-    pools: those that lie in one that the device maps stay where they are, the others go through an
-    anonymous one, laid out as the device prefers (NNAPI section 6.8).
+    """Executes *request* with its `HostMemory` arguments moved to pools (NNAPI section 6.8).
 
-    Inputs are copied in there and, after a success, outputs out.
+    *operands* are those of the arguments. An argument in a pool that the device maps is not copied.
+    All others go through an anonymous pool in the layout that the device prefers. Inputs are copied
+    there before the execution, and outputs back after a success.
     """
     device = prepared.device
     copying.reason = f"device {device.name} takes pools only"
@@ -81,7 +81,10 @@ def execute_in_pools(
 def _in_place(
     argument: RequestArgument, pools: list[Memory], kinds: Sequence[str]
 ) -> RequestArgument | None:
-    """*argument* in its pool without a copy, the pool added to *pools*; None if impossible."""
+    """*argument* in its own pool, without a copy; None if it has none.
+
+    Adds the pool to *pools*.
+    """
     if not isinstance(argument, HostMemory):
         return argument
     array = argument.array
@@ -115,26 +118,29 @@ def _request(
 
 
 def _bytes(array: NDArray) -> NDArray:
-    """A C-contiguous array as the bytes it is made of."""
+    """A view of a C-contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8)
 
 
 MAX_ATTEMPTS: Final = 8
-"""How often a step may answer "too small" before the runtime stops believing it."""
+"""Most "too small" answers of one step, before the runtime raises an error."""
 
 FIRST_GUESS: Final = 4096
-"""Bytes given to an output of unknown shape at the first attempt."""
+"""Bytes for an output of unknown shape at the first attempt."""
 
 
 def transfer(ports: Ports, prepared: PreparedStep, run: Run) -> ExecutionResult:
-    """Executes once on any device: inputs are read from the values of *run*, outputs put there.
+    """Executes a step once on any device: reads inputs from the values of *run*, puts outputs
+    there.
 
-    A device that does not share host memory reads and writes memory of its own, copied both ways;
-    one that takes pools only likewise, in a pool. An output of unknown shape is tried with more
-    memory until it fits (NNAPI sections 4.6 and 4.7). Arrays already there for outputs of known
-    shape are written in place, and only by an execution that succeeded where they are copied. What
-    is bound is read and written where it lies if the device takes it, else copied through the host;
-    an output that the device wrote is not in the values.
+    - A device that does not share host memory uses its own memory, with copies in both directions.
+      A device that accepts only pools uses a pool, with the same copies.
+    - An output of unknown shape is retried with more memory until it fits (NNAPI sections 4.6 and
+      4.7).
+    - An existing array of an output of known shape is written in place. If outputs are copied, it
+      is written only after a success.
+    - Bound memory is used without a copy if the device accepts it, else copied through the host. A
+      bound output that the device wrote is not in the values.
     """
     values, config = run.values, run.config
     capabilities = prepared.device.capabilities
@@ -200,7 +206,7 @@ def transfer(ports: Ports, prepared: PreparedStep, run: Run) -> ExecutionResult:
 
 
 class Buffers:
-    """The *bound* operands of one step: arguments that the device takes; the others copied."""
+    """The *bound* operands of one step: as arguments if the device accepts them, else copied."""
 
     def __init__(
         self,
@@ -231,7 +237,7 @@ class Buffers:
             found = bound[index].argument(StepUse(device, model, "output", position), self.pools)
             if found is not None:
                 self.outputs[index] = found
-                # What was staged for a device that failed is not the value.
+                # A value staged for a device that failed is invalid.
                 values.pop(index, None)
             elif is_sized(operand):
                 staged = bound[index].stage(static_shape(operand.shape) or (), operand)
@@ -239,19 +245,19 @@ class Buffers:
                     values[index] = staged
 
     def lose(self) -> None:
-        """The execution failed: what it was to write has no value."""
+        """After a failed execution: marks its outputs as without a value."""
         for index in self.outputs:
             self._bound[index].lost()
 
     def tell_lost(self, error: DeadObject) -> None:
-        """Raises, from *error*, the loss of the first operand that the process had."""
+        """Raises, from *error*, the loss of the first operand that was in the dead process."""
         for index in (*self.inputs, *self.outputs):
             if (gone := self._bound[index].gone()) is not None:
                 gone.copies = error.copies
                 raise gone from error
 
     def finish(self, result: ExecutionResult) -> None:
-        """The execution succeeded: its outputs have their values, those copied too."""
+        """After a successful execution: gives the outputs their values, also copied ones."""
         for place, (index, operand) in enumerate(self._ports.outputs):
             if index in self.outputs:
                 told = result.output_shapes[place].dimensions if result.output_shapes else None
@@ -262,7 +268,7 @@ class Buffers:
 
 
 def target(index: int, operand: Operand, values: dict[int, NDArray]) -> NDArray:
-    """The array of an output of known shape: the one in *values*, or a new one put there."""
+    """The array for an output of known shape: the one in *values*, or a new one put there."""
     array = values.get(index)
     if array is None:
         array = values[index] = allocate(static_shape(operand.shape) or (), operand.dtype.numpy)
@@ -289,7 +295,7 @@ def _input(
 def _memory(
     index: int, operand: Operand, size: int, values: dict[int, NDArray], private: bool
 ) -> NDArray:
-    """Where the driver writes an output."""
+    """The memory that the driver writes an output to."""
     if not is_sized(operand):
         return allocate((size,), np.dtype(np.uint8))
     if private:

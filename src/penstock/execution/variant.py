@@ -1,4 +1,4 @@
-"""One compiled form of a model, for one set of input shapes, with all that a run needs."""
+"""One compiled form of a model, for one set of input shapes, and what its runs need."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ NOT_COMPUTED: Final = "an input or a constant is an output, too"
 
 
 class Variant:
-    """Runs a `Compilation`. Thread-safe. If it *lends*, inputs may be outputs without a copy."""
+    """Runs a `Compilation`. Thread-safe. With *lends*, an output may be an input without a copy."""
 
     shadow: Shadow | None = None
-    """What compares its runs with the reference, if anything does."""
+    """Compares its runs with the reference; None without shadow verification."""
 
     absence: UnavailableDevices | None = None
     """The devices that were unavailable for its compile, if it is recompiled for them."""
@@ -66,9 +66,9 @@ class Variant:
         self.slots = slots_of(self.model, plan.temporaries)
         self._lanes: dict[str, DeviceQueue] = {}
         self.steps = [self.step_of(step) for step in compilation.steps]
-        """As runs execute them, in order."""
+        """The steps that runs execute, in order."""
         self.is_pending = any(step.pending is not None for step in compilation.steps)
-        """Whether a step runs elsewhere until its own compile has ended."""
+        """Whether a step still runs on another device until its background compile has ended."""
         self.inputs = entry.ordinary_inputs
         self.outputs = entry.ordinary_outputs
         self._constants = {
@@ -82,14 +82,14 @@ class Variant:
         self.delivers_its_own = not self._not_computed and len(set(self.outputs)) == len(
             self.outputs
         )
-        """Whether each output is a value of its own, which a step computes."""
+        """Whether each output is a distinct value that a step computes."""
         self._sized = all(is_static(entry.operands[i].shape) for i in self.outputs)
         self.states = entry.states
         self._turning = () if lends else buffered_variables(self.model)
         self._needed = _variables_read(self.model)
         self.arena_size, self.alignment = plan.temporaries.nbytes, plan.temporaries.alignment
-        # What lies in a pool is not copied to devices of other processes, nor to those that take
-        # pools only.
+        # An array in a pool is not copied for isolated devices, nor for devices that accept only
+        # pools.
         self._crosses = any(
             is_isolated(s.device) or not s.device.capabilities.accepts_host_memory
             for s in compilation.steps
@@ -98,16 +98,16 @@ class Variant:
         self._lock = threading.Lock()
         self._whole: WholeModel | None = None
         self.replaced: list[Step | ControlStep] = []
-        """Steps that ran until those of the plan were compiled."""
+        """Steps that ran during a background compile and were then replaced."""
 
     @property
     def priority(self) -> Priority:
-        """What the model was compiled with, and its runs have unless they ask for another."""
+        """The priority of the compile; runs use it unless they name another."""
         return self.config.priority
 
     @property
     def is_direct(self) -> bool:
-        """Whether a run is calls of devices with arrays, and nothing else."""
+        """Whether a run consists of driver calls with arrays only."""
         return (
             self.delivers_its_own
             and not self.states
@@ -121,10 +121,11 @@ class Variant:
         out: Sequence[NDArray | None] | None = None,
         state: State | None = None,
     ) -> list[NDArray]:
-        """The ordinary outputs, in order; *inputs* and *out* are in the model's order, and those in
-        `run.bound` (see `bound`) no arrays.
+        """Runs; returns the ordinary outputs in order.
 
-        With state ports *state* is needed; it is locked for the run and changed only by success.
+        *inputs* and *out* are in the model's order; those in `run.bound` (see `bound`) are no
+        arrays. *state* is required if the model has state. It is locked during the run, and changes
+        only if the run succeeds.
         """
         lock = arena = turn = None
         if state is not None and self.states:
@@ -138,7 +139,8 @@ class Variant:
                     self.check_assigned(state)
                 turn = state.turn(self._turning, run.copies)
             if out is None and state is None and run.bound is None:
-                # As `values`, without a call: `strict` takes as long as all else.
+                # Inlined `values`, which saves a call. No `strict=True`: it would double the time
+                # of this loop.
                 values = run.values = {}
                 for operand, array in zip(self.inputs, inputs):  # noqa: B905  # as many
                     values[operand] = array  # noqa: PERF403  # a comprehension is a call
@@ -183,7 +185,7 @@ class Variant:
     def execute(self, run: Run) -> None:
         """Executes every step on the values of *run*.
 
-        Raises the `DriverError` of a step that no other device could repeat, `MissedDeadline*`,
+        Raises the `DriverError` of a step that no fallback device could run, `MissedDeadline*`,
         `Cancelled`.
         """
         config = run.config
@@ -201,10 +203,11 @@ class Variant:
             run.check_end()
 
     def repeat_whole(self, run: Run, error: DriverError) -> None:
-        """Runs the whole model on the reference device, on the values of *run*, which are as they
-        were at first, after *error* of a step that nothing could repeat (NNAPI section 4.6).
+        """Runs the whole model on the reference device, after a step without fallback failed with
+        *error*.
 
-        Raises *error* where that cannot be; `MissedDeadline*`, `Cancelled`.
+        The values of *run* must be the initial ones (NNAPI section 4.6). Raises *error* if the
+        reference device cannot run the model. Raises `MissedDeadline*`, `Cancelled`.
         """
         if isinstance(error, MissedDeadline) or not self.allow_fallback:
             raise error
@@ -221,16 +224,16 @@ class Variant:
         run.check_end()
 
     def bound(self, inputs: Sequence[Any], out: Sequence[Any] | None) -> dict[int, BoundMemory]:
-        """For `Run.bound`, the operands among *inputs* and *out* that are a `BoundMemory`.
+        """For `Run.bound`: the operands among *inputs* and *out* that are a `BoundMemory`.
 
-        Raises `InputError` for one that is written and used otherwise.
+        Raises `InputError` for one that is written and also used otherwise.
         """
         from penstock.execution.targets import bound_operands
 
         return bound_operands(self.inputs, inputs, self.outputs, out, self._not_computed)
 
     def step_of(self, prepared: PreparedStep) -> Step | ControlStep:
-        """*prepared* as runs execute it."""
+        """The executable step of *prepared*."""
         if prepared.branches:
             from penstock.execution.control import ControlStep
 
@@ -249,14 +252,14 @@ class Variant:
         return step
 
     def expect(self, priority: Priority) -> None:
-        """A run of *priority* is to come, which need not be the model's."""
+        """Announces a run of *priority*, which may differ from the model's."""
         for lane in list(self._lanes.values()):
             lane.expect(priority)
         for step in self.steps:
             step.expect(priority)
 
     def take_compiled(self) -> None:
-        """Puts steps whose compile has ended in the place of those that ran meanwhile."""
+        """Replaces steps whose background compile has ended."""
         with self._lock:
             waiting = False
             for at, step in enumerate(self.steps):
@@ -271,18 +274,18 @@ class Variant:
             self.is_pending = waiting
 
     def close(self) -> None:
-        """Closes the prepared models; twice is harmless."""
+        """Closes the prepared models. A second call does nothing."""
         self.close_steps()
         self.compilation.close()
 
     def close_steps(self) -> None:
-        """Closes what runs made beside the compilation."""
+        """Closes what runs made in addition to the compilation."""
         for step in (*self.replaced, *self.steps):
             step.close()
         self.close_whole()
 
     def close_whole(self) -> None:
-        """Closes what the reference device made of the whole model."""
+        """Closes the whole model prepared on the reference device."""
         if self._whole is not None:
             self._whole.close()
 
@@ -311,11 +314,12 @@ class Variant:
         state: State | None = None,
         turn: StateBuffers | None = None,
     ) -> dict[int, NDArray]:
-        """What *run* begins with: the caller's arrays and the state, by operand."""
+        """The initial values of *run*, by operand: the caller's arrays and the state."""
         values: dict[int, NDArray] = dict(zip(self.inputs, inputs, strict=True))
         if out is not None:
             given = zip(self.outputs, out, strict=True)
-            # What no step computes is copied at the end; its place here is the input's.
+            # An output that no step computes is copied at the end. Until then its operand has the
+            # input's array.
             values.update({i: a for i, a in given if a is not None and i not in self._not_computed})
         if run.bound is not None:
             values = {i: a for i, a in values.items() if i not in run.bound}
@@ -335,7 +339,7 @@ class Variant:
         values = run.values
         before = frozenset(values)
         found = deliver(self.outputs, self._constants, values, out, bound, run.copies)
-        # What was fetched for its output is the caller's already.
+        # Bound memory fetched for an output is a new array, so the caller may own it.
         fresh = {i for i in bound if i in values and i not in before and bound[i].array is None}
         for memory in bound.values():
             run.notes += tuple(n for n in memory.notes() if n not in run.notes)
@@ -371,7 +375,9 @@ class Variant:
         out: Sequence[NDArray | None] | None,
         copies: list[CopyReceipt],
     ) -> NDArray:
-        """An array the caller owns: inputs, constants and repeated outputs are copied out."""
+        """The array of an output for the caller. Inputs, constants and repeated outputs
+        are copied.
+        """
         given = out[position] if out is not None else None
         if operand in self._not_computed:
             source = self._constants[operand] if operand in self._constants else values[operand]
@@ -402,7 +408,7 @@ class Variant:
     def _owned(
         self, operand: int, values: dict[int, NDArray], copies: list[CopyReceipt]
     ) -> NDArray:
-        """A state value apart from what the caller gets or gave."""
+        """A state value that shares no memory with the caller's arrays."""
         constant = operand in self._constants
         value = self._constants[operand] if constant else values[operand]
         if constant or operand in self.outputs or operand in self.model.entry.inputs:
@@ -410,7 +416,7 @@ class Variant:
         return value
 
     def take_arena(self) -> Arena:
-        """Memory for what lies between the steps of one run, until `give_back`."""
+        """An arena for the temporaries of one run; return it with `give_back`."""
         try:
             return self._arenas.pop()
         except IndexError:
@@ -422,7 +428,7 @@ class Variant:
         return Arena(self.slots, self.arena_size, self.alignment)
 
     def give_back(self, arena: Arena) -> None:
-        """*arena* may be another run's."""
+        """Makes *arena* available to later runs. It may come from any run."""
         self._arenas.append(arena)
 
 

@@ -1,4 +1,4 @@
-"""The compiled forms of a model with unknown dimensions: one a set of input shapes."""
+"""The compiled forms of a model with unknown dimensions: one for each set of input shapes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 MAX_VARIANTS: Final = 8
-"""Shapes kept compiled; the one used longest ago goes first."""
+"""Compiled forms kept; the least recently used is evicted first."""
 
 POLL_SECONDS: Final = 0.02
-"""How often a run that waits for another's compile looks at its cancel token."""
+"""Seconds between checks of the cancel token while a run waits for another run's compile."""
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -29,8 +29,10 @@ Specialize: TypeAlias = Callable[[dict[int, tuple[int, ...]], ExecutionConfig], 
 
 
 class Variants:
-    """A bounded cache of variants. A shape is compiled once however many runs ask for it at the
-    same time, and outside the lock, so that runs of other shapes go on. What is dropped is closed
+    """A bounded cache of variants.
+
+    Each set of shapes is compiled once, even if several runs ask for it at the same time. The
+    compile does not hold the lock, so runs of other shapes continue. An evicted variant is closed
     when its last run has ended.
     """
 
@@ -42,14 +44,14 @@ class Variants:
         self._users: dict[Variant, int] = {}
 
     def stop_compiling(self, end: float) -> None:
-        """Cancels background compiles; `close` waits for them until *end*."""
+        """Cancels background compiles; `close` waits for their end until *end*."""
         with self._lock:
             every = [*self._ready.values()]
         for variant in every:
             variant.compilation.stop_compiling(end)
 
     def close(self) -> None:
-        """Closes every variant; the caller sees to it that none is in use."""
+        """Closes every variant. None may be in use."""
         with self._lock:
             every = [*self._ready.values()]
             self._ready.clear()
@@ -57,7 +59,7 @@ class Variants:
             variant.close()
 
     def take(self, shapes: Shapes, run: Run) -> Variant:
-        """The variant for *shapes*, open until it is given back; *run* counts its compile."""
+        """The variant for *shapes*, open until it is given back. Adds its compile to *run*."""
         config = run.config
         while True:
             self._renew(shapes)
@@ -77,7 +79,9 @@ class Variants:
             _wait(pending, config)
 
     def _renew(self, shapes: Shapes) -> None:
-        """Lets go of a variant that was made while a driver was not there, where it is again."""
+        """Drops a variant compiled while a driver was unavailable, if the driver is available
+        again.
+        """
         variant = self._ready.get(shapes)
         if variant is None or variant.absence is None or not variant.absence.any_is_back():
             return
@@ -114,7 +118,9 @@ class Variants:
         return variant
 
     def _drop(self) -> list[Variant]:
-        """Variants over the bound that nobody uses; those in use close when they are given back."""
+        """Evicts unused variants above the limit; those in use are closed when they are
+        given back.
+        """
         dropped = []
         while len(self._ready) > MAX_VARIANTS:
             _, variant = self._ready.popitem(last=False)
@@ -135,7 +141,7 @@ class Variants:
 
 
 def _wait(pending: Future[None], config: ExecutionConfig) -> None:
-    """Waits for another run's compile. Raises its error, unless it was interrupted."""
+    """Waits for another run's compile. Raises its error, unless that run was interrupted."""
     while True:
         if config.cancel is not None:
             config.cancel.check()
