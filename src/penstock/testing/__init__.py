@@ -1,4 +1,4 @@
-"""The kits for authors of drivers: contract suites, doubles, strategies. Versioned with the HAL."""
+"""Test kits for driver authors: contract suites, doubles, strategies. Versioned with the HAL."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ __all__ = ["assert_no_copies"]
 
 @contextmanager
 def assert_no_copies(allowed_bytes: int = 0) -> Iterator[list[CopyReceipt]]:
-    """Raises `AssertionError` at the end of the block when the runtime copied more than
-    *allowed_bytes* of tensor data in it, in any thread; the message lists every copy with its
-    reason.
+    """Fails the block if the runtime copies more than *allowed_bytes* of tensor data in it.
 
-    The list it gives holds the copies so far. Raises `InputError` where *allowed_bytes* is no whole
-    number of 0 or more.
+    Copies of every thread count. Raises `AssertionError` at the end of the block; the message lists
+    every copy with its reason. The block receives the list of copies so far. Raises `InputError`
+    unless *allowed_bytes* is a whole number of at least 0.
     """
     whole = isinstance(allowed_bytes, Integral) and not isinstance(allowed_bytes, bool)
     if not whole or allowed_bytes < 0:

@@ -1,13 +1,14 @@
-"""The kits as a program:
+"""The test kits as a program.
 
-`python -m penstock.testing contract DRIVER [--json]`: a driver against the contract suites; `python
--m penstock.testing chaos DRIVER [--json]`: the runtime over a driver that fails, dawdles and lies;
-`python -m penstock.testing vectors DIRECTORY --device NAME [--json]`: a device against operation
-vectors.
+- `python -m penstock.testing contract DRIVER [--json]` runs the contract suites on a driver.
+- `python -m penstock.testing chaos DRIVER [--json]` runs the runtime over a driver that fails, is
+  slow or returns wrong results.
+- `python -m penstock.testing vectors DIRECTORY --device NAME [--json]` runs operation vectors on a
+  device.
 
-DRIVER is an entry point of penstock.drivers, a device's name, or module:callable. Exit code 0 when
-nothing failed, 1 when something did, 2 for a driver, device or command that does not exist, 3 for
-files that are not what they should be.
+DRIVER is an entry point of penstock.drivers, a device's name, or module:callable. Exit codes: 0
+nothing failed, 1 something failed, 2 the driver, device or command does not exist, 3 a file is
+malformed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)  # noqa: T201  # a program prints
         return USAGE
     except BrokenPipeError:
-        # The reader has gone; Python would complain once more when it flushes at exit.
+        # The reader closed the pipe. Without this, Python reports it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 

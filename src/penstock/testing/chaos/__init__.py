@@ -1,8 +1,10 @@
-"""The runtime over a driver that fails, dawdles and lies: whatever happens, a compile or run gives
-the reference's answer or raises one named error, the next one works, and nothing stays open.
+"""Chaos tests: the runtime over a driver that fails, is slow or returns wrong results.
 
-A scenario is a fault; each is tried on random graphs of what the driver supports, with fall-back
-and without.
+Each compile or run must give the reference's answer or raise one error of Penstock. The next call
+must work, and nothing may stay open.
+
+A scenario is one fault. Each is tried on random graphs of operations that the driver supports, with
+and without fallback.
 """
 
 from penstock.testing.chaos.scenarios import SCENARIOS, Scenario

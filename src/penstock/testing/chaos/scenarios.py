@@ -1,7 +1,8 @@
-"""The faults: every HAL call fails in turn with every status, is slow, is cancelled, or lies.
+"""The faults: every HAL call fails in turn with every status, is slow, is cancelled, or returns
+wrong results.
 
-The command runs them in a process of its own: a driver that hangs or crashes fails that scenario,
-and the next scenario starts a new process.
+The command runs the scenarios in a separate process. A driver that hangs or crashes fails that
+scenario, and a new process runs the next one.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ Trouble: TypeAlias = Callable[[Device, Sequence[Graph]], None]
 MAX_CALLS: Final = 40
 """The last call of one method that is made to fail."""
 CALLED: Final = ("supported_operations", "prepare_model", "prepare_model_from_cache", "execute")
-"""The methods that a compile and its runs may call. The contract suites try the others."""
+"""The methods that a compile and its runs may call. The contract suites test the other methods."""
 INTERRUPTIBLE: Final = ("prepare_model", "execute")
 DELAY: Final = 0.01
 ENDLESS: Final = 3600.0
 SHORT: Final = 0.15
 THREADS: Final = 4
 LIMIT: Final = 120.0
-"""Seconds that one scenario may take in the command."""
+"""Time limit of one scenario in the command, in seconds."""
 GRAPHS: Final = 3
 MAKER: Final = f"{__name__}:cases"
 READ: Final = f"{PAGE}#chaos"
 
 
 class Scenario(Struct, frozen=True):
-    """A fault by name, the rule for it in a sentence, and the function that tries it."""
+    """A fault: its name, its rule in one sentence, and the function that tries it."""
 
     name: str
     rule: str
@@ -69,9 +70,7 @@ class Scenario(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """What one scenario found on *device*. Where it failed or was not covered, *message* says what
-    was seen.
-    """
+    """The result of one scenario on *device*. *message* says why it failed or was not covered."""
 
     scenario: str
     outcome: Outcome
@@ -94,7 +93,7 @@ def _no_fault(device: Device, graphs: Sequence[Graph]) -> None:
 
 
 def _fails(method: str, error: ErrorStatus | Callable[[str], Exception]) -> Trouble:
-    """*method* fails at its first call, its second, ..., until there is no call of that number."""
+    """*method* fails at its first call, then at its second, ..., until there is no such call."""
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
         reached = False
@@ -116,7 +115,7 @@ def _fails(method: str, error: ErrorStatus | Callable[[str], Exception]) -> Trou
 
 
 def _always_fails(method: str) -> Trouble:
-    """With a fallback the reference's answer or an error, without one an error each time."""
+    """With a fallback: the reference's answer or an error. Without: an error each time."""
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
         for graph, fall_back in itertools.product(graphs, (True, False)):
@@ -141,7 +140,7 @@ def _delays(method: str) -> Trouble:
 
 
 def _hangs(method: str, *, cancelled: bool) -> Trouble:
-    """*method* never ends, but notices its deadline or cancel token."""
+    """*method* never returns, but reacts to its deadline and cancel token."""
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
         slow = SlowDevice(device, {method: ENDLESS})
@@ -152,7 +151,7 @@ def _hangs(method: str, *, cancelled: bool) -> Trouble:
 
 
 def _lies(lie: Lie) -> Trouble:
-    """The runtime repairs or names a lie about shapes, counts or support. `compare` finds wrong
+    """The runtime corrects or reports wrong shapes, counts and support. `compare` finds wrong
     values.
     """
 
@@ -173,7 +172,7 @@ def _lies(lie: Lie) -> Trouble:
 
 
 def _threads(device: Device, graphs: Sequence[Graph]) -> None:
-    """Every third execution fails, in several threads at once, each with a model of its own."""
+    """Every third execution fails. Several threads run at once, each with its own model."""
     faulty = FaultyDevice(device, {"execute": range(0, 10_000, 3)})
     problems: list[Exception] = []
 
@@ -194,7 +193,9 @@ def _threads(device: Device, graphs: Sequence[Graph]) -> None:
 
 
 def _calls_are_seen(device: Device, graphs: Sequence[Graph]) -> None:
-    """Every graph is prepared and executed on the device; otherwise no fault would be tried."""
+    """Verifies that every graph is prepared and executed on the device; otherwise no fault is
+    tried.
+    """
     for graph in graphs:
         seen = RecordingDevice(Favoured(device))
         attempt(graph, seen, fall_back=True)
@@ -238,10 +239,10 @@ def run(
     limit: float = LIMIT,
     progress: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """Every scenario on every device of *driver* that can work here, on *graphs* graphs of *seed*.
+    """Runs every scenario on every usable device of *driver*, on *graphs* graphs of *seed*.
 
-    Raises `GeneralFailure` if there is no such driver or device, or none that can work here;
-    `InputError` for no graphs.
+    Raises `GeneralFailure` if the driver or device does not exist, or no device is usable;
+    `InputError` if *graphs* is 0.
     """
     if graphs < 1:
         raise InputError(f"{graphs} graphs are too few")
@@ -277,7 +278,8 @@ class Subjects:
         """Raises `NotCovered` if the device supports none."""
         if self._graphs is None:
             self._graphs = graphs_for(self._device, self._count, self._seed)
-            # An engine opens some things for good at its first use: before anything is counted.
+            # At its first use an engine opens descriptors for good. It must do so before anything
+            # is counted.
             attempt(self._graphs[0], self._device, fall_back=True, again=False)
         return self._graphs
 

@@ -1,5 +1,5 @@
-"""One graph on one misbehaving device: compiled, run three times on one state, and compared with
-the reference.
+"""One graph on one faulty device: compiled, run three times on one state, compared with the
+reference.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from penstock.testing.random_models import random_model
 
 RUNS: Final = 3
 TRIES: Final = 3
-"""How often a compile or run is tried; a single fault may spoil the first try."""
+"""How often a compile or run is tried. A single fault may spoil the first attempt."""
 OPERATIONS: Final = (2, 10)
 RELAXED: Final = 1e-2
 PROMPT_SECONDS: Final = 5.0
-"""Within this long after its deadline or cancellation a call has ended."""
+"""A call must end within this time after its deadline or cancellation."""
 
 
 class Graph(Struct, frozen=True):
-    """A model that the device supports, inputs, and the reference's answers to `RUNS` runs."""
+    """A supported model, its inputs, and the reference's answers to `RUNS` runs."""
 
     name: str
     model: Model
@@ -47,13 +47,14 @@ class Graph(Struct, frozen=True):
 
     @property
     def accuracy(self) -> AccuracyClass:
-        """The class to ask for."""
+        """The accuracy class to request."""
         return "relaxed" if self.relaxed else "faithful"
 
 
 class Favoured(InterceptingDevice):
-    """*device* with costs near zero, so that the plan places every supported operation on it, and
-    another name, so that it may be the reference device.
+    """*device* with costs near zero and another name.
+
+    The plan then places every supported operation on it, even if it is the reference device.
     """
 
     def __init__(self, device: Device) -> None:
@@ -74,9 +75,9 @@ class Favoured(InterceptingDevice):
 
 
 def graphs_for(device: Device, count: int, seed: int) -> list[Graph]:
-    """*count* random graphs; for a device without RELU the contract's models that it supports.
+    """*count* random graphs. A device without RELU gets the contract's models that it supports.
 
-    Raises `NotCovered` where it supports none of those.
+    Raises `NotCovered` if the device supports none of those.
     """
     random = Random(seed)  # noqa: S311  # models, not secrets
     found: list[tuple[str, Model, tuple[NDArray, ...]]] = []
@@ -114,11 +115,11 @@ def attempt(
     cache: Path | None = None,
     again: bool = True,
 ) -> Attempt:
-    """Compiles *graph* on *device* and runs it `RUNS` times on one state; each call is tried
-    `TRIES` times.
+    """Compiles *graph* on *device* and runs it `RUNS` times on one state. Tries each call `TRIES`
+    times.
 
-    With *again* one of the tries must give the reference's answer. Raises `Violation` for a wrong
-    answer, for an error without a name of Penstock's, and for changed inputs.
+    With *again* at least one attempt must give the reference's answer. Raises `Violation` for a
+    wrong answer, for an error that is not Penstock's, and for changed inputs.
     """
     made = Attempt([])
     kept = [a.tobytes() for a in graph.inputs]
@@ -157,7 +158,7 @@ def attempt(
 def end_in_time(graph: Graph, device: Device, seconds: float, *, cancelled: bool) -> None:
     """A compile and run with a timeout, or a cancellation, after *seconds* must end soon after.
 
-    It gives the reference's answer, or `MissedDeadline*` (`Cancelled`). Raises `Violation`.
+    The result is the reference's answer, or `MissedDeadline*` (`Cancelled`). Raises `Violation`.
     """
     token = CancelToken() if cancelled else None
     timer = threading.Timer(seconds, token.set) if token is not None else None
@@ -216,5 +217,5 @@ def _last(made: Attempt) -> str:
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
-    """A directory for a cache, gone with the block."""
+    """A temporary directory for a cache."""
     return tempfile.TemporaryDirectory(prefix="penstock-chaos-")

@@ -1,7 +1,8 @@
-"""Suites every driver must pass: one function a promise of `penstock.hal`, callable without pytest.
+"""Contract suites that every driver must pass.
 
-A check takes a device, returns when the promise holds, and raises `Violation` when it is broken or
-`NotCovered` when this device cannot show it.
+There is one function for each promise of `penstock.hal`, callable without pytest. A check takes a
+device. It returns if the promise holds, raises `Violation` if the device breaks it, and
+`NotCovered` if this device cannot show it.
 """
 
 from penstock.testing.contract.promise import VALUE_CHECKS, Check, NotCovered, Report, Violation

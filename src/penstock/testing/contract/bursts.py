@@ -1,4 +1,4 @@
-"""Bursts, reusable executions and fenced executions: more ways to run one prepared model."""
+"""Bursts, reusable executions and fenced executions of one prepared model."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ FENCED: Final = Suite(
 
 RUNS: Final = 16
 PATIENCE_NS: Final = 30 * 10**9
-"""A fence that takes longer counts as never signalled, also on a loaded machine."""
+"""Seconds after which a fence counts as never signalled, also on a loaded machine."""
 A_MOMENT_S: Final = 0.02
-"""How long a driver is watched doing nothing."""
+"""How long the test watches that a driver does nothing."""
 
 
 @BURST.values
@@ -61,7 +61,7 @@ def check_burst_gives_the_values_of_execute(device: Device) -> None:
 
 @BURST.values
 def check_burst_reads_its_inputs_anew(device: Device) -> None:
-    """The same memory with other content gives other answers: nothing of a run is kept."""
+    """The same memory with other content gives other answers: a burst caches no values."""
     case = one_case(device)
     with ready(device, case) as (prepared, trial), closing(prepared.configure_burst()) as burst:
         for seed in (1, 2, 0):
@@ -75,7 +75,7 @@ def check_burst_reads_its_inputs_anew(device: Device) -> None:
 
 @BURST.check
 def check_burst_refuses_bad_requests(device: Device) -> None:
-    """VTS's ValidateBurst: `InvalidArgument`."""
+    """VTS's ValidateBurst: an invalid request is `InvalidArgument`."""
     case = one_case(device)
     with ready(device, case) as (prepared, trial), closing(prepared.configure_burst()) as burst:
         for name, request in request_mutations(trial):
@@ -85,7 +85,7 @@ def check_burst_refuses_bad_requests(device: Device) -> None:
 
 @BURST.values
 def check_burst_runs_one_at_a_time(device: Device) -> None:
-    """VTS's ValidateBurst: a run beside another of the same burst is `GeneralFailure`, or waits; no
+    """VTS's ValidateBurst: a second run of a busy burst raises `GeneralFailure`, or waits. No
     answer is wrong.
     """
     case = one_case(device)
@@ -108,7 +108,7 @@ def check_burst_runs_one_at_a_time(device: Device) -> None:
 
 @BURST.values
 def check_bursts_do_not_meet(device: Device) -> None:
-    """Bursts of one prepared model run side by side, also beside plain executions."""
+    """Bursts of one prepared model run concurrently, also with plain executions."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         bursts: list[Burst] = [prepared.configure_burst() for _ in range(3)]
@@ -139,7 +139,7 @@ def check_burst_outlives_a_failed_run(device: Device) -> None:
 
 @BURST.values
 def check_reusable_execution_gives_the_values_of_execute(device: Device) -> None:
-    """However often it runs, reading its inputs anew each time."""
+    """A reusable execution reads its inputs again in every run."""
     for case, prepared in each_prepared(device, supported_cases(device)):
         for _, trial in each_kind(device, case):
             with closing(prepared.create_reusable_execution(trial.request)) as execution:
@@ -154,7 +154,7 @@ def check_reusable_execution_gives_the_values_of_execute(device: Device) -> None
 
 @BURST.check
 def check_reusable_execution_refuses_bad_requests(device: Device) -> None:
-    """When it is created, or when it runs."""
+    """The error is raised when the execution is created, or when it runs."""
     with ready(device, one_case(device)) as (prepared, trial):
         for name, request in request_mutations(trial):
             with refused(f"{name}, bound for reuse", InvalidArgument):
@@ -176,7 +176,7 @@ def check_bursts_and_executions_close_twice(device: Device) -> None:
 
 @FENCED.values
 def check_fenced_gives_the_values_of_execute(device: Device) -> None:
-    """Without fences to wait for, and with ones that have signalled."""
+    """Without fences to wait for, and with signalled ones."""
     for case, prepared in each_prepared(device, static_cases(device)):
         for count in range(3):
             for _, trial in each_kind(device, case):
@@ -187,7 +187,7 @@ def check_fenced_gives_the_values_of_execute(device: Device) -> None:
 
 @FENCED.values
 def check_fenced_waits_for_every_fence(device: Device) -> None:
-    """Outputs stay unwritten while one of the fences is open."""
+    """Outputs stay unwritten while any of the fences is open."""
     fences = [EventFence() for _ in range(3)]
     with (
         ready(device, one_case(device)) as (prepared, trial),
@@ -209,7 +209,7 @@ def check_fenced_waits_for_every_fence(device: Device) -> None:
 
 @FENCED.values
 def check_fenced_fails_with_a_failed_fence(device: Device) -> None:
-    """Its fence then carries `GeneralFailure`, and nothing is written."""
+    """If a dependency fails, the returned fence has `GeneralFailure`, and nothing is written."""
     with ready(device, one_case(device)) as (prepared, trial):
         failed = EventFence()
         failed.signal(GeneralFailure("this fence failed"))
@@ -223,7 +223,7 @@ def check_fenced_fails_with_a_failed_fence(device: Device) -> None:
 
 @FENCED.values
 def check_fenced_writes_nothing_after_its_fence(device: Device) -> None:
-    """The caller writes into the outputs once the fence has signalled, and that stays there."""
+    """After the fence is signalled, the driver no longer writes: the caller's values stay."""
     with ready(device, one_case(device)) as (prepared, trial):
         fence = prepared.execute_fenced(trial.request, [], PLAIN)
         _await_success(fence, "the fenced run")
@@ -255,7 +255,7 @@ def check_fenced_refuses_bad_requests(device: Device) -> None:
 
 @FENCED.values
 def check_fenced_past_its_deadline(device: Device) -> None:
-    """A fence that never signals: the wait ends at the deadline with `MissedDeadline*`, or
+    """If a fence is never signalled, the wait ends at the deadline with `MissedDeadline*` or
     `GeneralFailure`.
     """
     with ready(device, one_case(device)) as (prepared, trial):
@@ -300,7 +300,7 @@ def _ended(launch: Future[Fence]) -> bool:
 
 
 def _fence_of(launch: Future[Fence]) -> Fence:
-    """The fence that `execute_fenced` returned; `Violation` if it raised, or does not return."""
+    """The fence that `execute_fenced` returned. `Violation` if it raised or did not return."""
     try:
         error = launch.exception(PATIENCE_NS / 1e9)
     except TimeoutError:

@@ -1,8 +1,8 @@
-"""Compilation caching across the waist (NNAPI section 2.7): handles, counts, access modes.
+"""Compilation caching through the HAL (NNAPI section 2.7): handles, counts, access modes.
 
-Checks that have an upstream scenario bear its name. The scenarios SaveToCacheInvalidNumFd and
-PrepareModelFromCacheInvalidNumFd have no counterpart: there a handle may hold no descriptor, or
-two; a `CacheHandle` holds exactly one.
+A check with an upstream scenario has its name. The scenarios SaveToCacheInvalidNumFd and
+PrepareModelFromCacheInvalidNumFd have no counterpart: in NNAPI a handle may hold no descriptor or
+two, but a `CacheHandle` holds exactly one.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ BINDING: Final = bytes(range(32, 64))
 
 RUNS: Final = 3
 PATIENCE_SECONDS: Final = 5.0
-"""Longer than runs of small models differ on a loaded machine."""
+"""Longer than run times of small models vary on a loaded machine."""
 
 NO_FILE: Final = -1
-"""Stands for flags: the handle's descriptor is not open."""
+"""In place of flags: the handle's descriptor is closed."""
 CLOSED: Final = 1 << 20
 
 ODD_CALL: Final = (InvalidArgument, GeneralFailure)
-"""What a load may raise where the call, not the entry, is wrong."""
+"""Errors that a load may raise if the call, not the entry, is wrong."""
 
 
 class Entry:
     """The cache files of one entry in *directory*, created empty if missing, and its lock file.
 
-    *counts* are the (model, data) files. Files have numbers; those of the model files come first.
+    *counts* are the numbers of (model, data) files. Files are numbered; the model files come first.
     """
 
     def __init__(
@@ -80,8 +80,9 @@ class Entry:
         odd: Mapping[int, int] | None = None,
         **fields: Any,
     ) -> Iterator[PrepareConfig]:
-        """A `PrepareConfig` with the files opened anew, with *flags* or those that *odd* has for a
-        file's number. *fields* replace fields of the configuration.
+        """A `PrepareConfig` with the files opened again, with *flags*.
+
+        *odd* overrides the flags by file number. *fields* replace fields of the configuration.
         """
         with ExitStack() as stack:
 
@@ -132,13 +133,13 @@ class Entry:
 
 @contextmanager
 def entry_of(device: Device, counts: tuple[int, int] | None = None) -> Iterator[Entry]:
-    """An empty entry of the files that *device* needs, or of other *counts*, within the block."""
+    """An empty entry, within the block, of the files that *device* needs or of other *counts*."""
     with tempfile.TemporaryDirectory() as directory:
         yield Entry(Path(directory) / "entry", counts or device.cache_files_needed())
 
 
 def weakest(device: Device, case: Case) -> AccuracyClass:
-    """The accuracy class to ask for, so that *device* may compute all of *case*."""
+    """The accuracy class to request so that *device* may run the whole *case*."""
     answers = device.supported_operations(case.model)
     return min((a.accuracy for a in answers), key=ACCURACY_RANK.__getitem__, default="faithful")
 
@@ -146,8 +147,10 @@ def weakest(device: Device, case: Case) -> AccuracyClass:
 def save(
     device: Device, case: Case, config: PrepareConfig, what: str = "while saving"
 ) -> CacheReport:
-    """Compiles *case* into the files of *config* and runs it once, so that a deferred compile is
-    written too. The run must be right. Returns the device's cache report.
+    """Compiles *case* into the files of *config* and runs it once. Returns the device's cache
+    report.
+
+    The run writes a deferred compile, too. Its answer must be right.
     """
     with closing(device.prepare_model(case.model, config)) as prepared:
         check_run(device, case, prepared, what)
@@ -155,7 +158,9 @@ def save(
 
 
 def load(device: Device, case: Case, entry: Entry, what: str = "from the cache") -> None:
-    """Loads *case* through handles opened anew and runs it: right, or whatever loading raises."""
+    """Loads *case* through newly opened handles and runs it. Its answer must be right; errors
+    propagate.
+    """
     with entry.opened() as config:
         load_from(device, case, config, what)
 
@@ -169,7 +174,7 @@ def load_from(device: Device, case: Case, config: PrepareConfig, what: str) -> N
 def refuses_load(
     device: Device, entry: Entry, what: str, *kinds: type[PenstockError], **opened: Any
 ) -> None:
-    """A load of *entry*, *opened* as these fields say, must raise one of *kinds* (default:
+    """A load of *entry*, *opened* with these fields, must raise one of *kinds* (default:
     `GeneralFailure`).
     """
     with entry.opened(**opened) as config, refused(what, *(kinds or (GeneralFailure,))):
@@ -177,9 +182,9 @@ def refuses_load(
 
 
 def each_saved(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Case, Entry]]:
-    """Every case with an entry of its own that was saved, and that loads.
+    """Every case that the device caches, each with its own saved entry that loads.
 
-    A device may refuse to cache some models, but not all of them (NNAPI section 2.7).
+    A device may decline to cache some models, but not all of them (NNAPI section 2.7).
     """
     refusals = []
     for case in cases:
@@ -203,20 +208,20 @@ def each_saved(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Case, En
 
 
 def cached_cases(device: Device) -> list[Case]:
-    """Two of the cases that *device* can run; `NotCovered` when it does not cache."""
+    """Two cases that *device* can run. Raises `NotCovered` if it does not cache."""
     require_caching(device)
     return static_cases(device)[:2]
 
 
 def require_caching(device: Device) -> None:
-    """Raises `NotCovered` for a device that has no cache files."""
+    """Raises `NotCovered` for a device without cache files."""
     if device.cache_files_needed() == (0, 0):
         raise NotCovered("it does not cache")
 
 
 @SUITE.check
 def check_get_number_of_cache_files_needed(device: Device) -> None:
-    """BasicTests.getNumberOfCacheFilesNeeded: two numbers, each 0 to 32, constant."""
+    """BasicTests.getNumberOfCacheFilesNeeded: two constant numbers, each 0 to 32."""
     model, data = device.cache_files_needed()
     for label, count in (("model", model), ("data", data)):
         require(0 <= count <= MAX_NUMBER_OF_CACHE_FILES, f"{count} {label} cache files")
@@ -225,7 +230,7 @@ def check_get_number_of_cache_files_needed(device: Device) -> None:
 
 @SUITE.check
 def check_loading_without_a_cache(device: Device) -> None:
-    """A device that does not cache has nothing to load: `GeneralFailure` or `InvalidArgument`."""
+    """A device without caching cannot load: `GeneralFailure` or `InvalidArgument`."""
     if device.cache_files_needed() != (0, 0):
         raise NotCovered("it caches")
     for config in (PrepareConfig(), PrepareConfig(token=TOKEN, binding=BINDING)):
@@ -235,7 +240,7 @@ def check_loading_without_a_cache(device: Device) -> None:
 
 @SUITE.check
 def check_loading_nothing(device: Device) -> None:
-    """Empty files hold nothing to load: `GeneralFailure`."""
+    """Loading from empty files is `GeneralFailure`."""
     require_caching(device)
     with entry_of(device) as entry:
         refuses_load(device, entry, "loading from empty files")
@@ -243,7 +248,9 @@ def check_loading_nothing(device: Device) -> None:
 
 @SUITE.check
 def check_saving_leaves_descriptors_open(device: Device) -> None:
-    """Handles are lent: they are open when the call returns, with or without caching."""
+    """The driver borrows the handles: they are still open when the call returns, with or without
+    caching.
+    """
     case = one_case(device)
     model, data = device.cache_files_needed()
     with entry_of(device, (max(1, model), data)) as entry, entry.opened() as config:
@@ -255,7 +262,7 @@ def check_saving_leaves_descriptors_open(device: Device) -> None:
 
 @SUITE.check
 def check_cache_reports(device: Device) -> None:
-    """Without handles nothing is saved, now or later; a failure has its reason, `<Name>: why`."""
+    """Without handles the driver saves nothing. A reported failure has a reason, `<Name>: why`."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         report = prepared.cache_report
@@ -274,7 +281,7 @@ def check_cache_reports(device: Device) -> None:
 
 @SUITE.values
 def check_cache_saving_and_retrieval(device: Device) -> None:
-    """CacheSavingAndRetrieval: saved, then loaded through handles opened anew: the same answers."""
+    """CacheSavingAndRetrieval: an entry loaded through new handles gives the same answers."""
     for case, entry in each_saved(device, cached_cases(device)):
         load(device, case, entry)
 
@@ -296,8 +303,8 @@ def check_cache_saving_and_retrieval_non_zero_offset(device: Device) -> None:
 
 @SUITE.values
 def check_save_to_cache_invalid_num_cache(device: Device) -> None:
-    """SaveToCacheInvalidNumCache: a file too many or too few: it compiles and runs, and loads
-    nothing.
+    """SaveToCacheInvalidNumCache: one file too many or too few. The model compiles and runs;
+    nothing can be loaded.
     """
     case = one_case(device)
     for what, counts in _wrong(device.cache_files_needed()):
@@ -309,7 +316,7 @@ def check_save_to_cache_invalid_num_cache(device: Device) -> None:
 
 @SUITE.check
 def check_prepare_model_from_cache_invalid_num_cache(device: Device) -> None:
-    """PrepareModelFromCacheInvalidNumCache: a good entry, and a handle too many or too few."""
+    """PrepareModelFromCacheInvalidNumCache: a valid entry with one handle too many or too few."""
     for case, entry in each_saved(device, cached_cases(device)):
         with entry.opened() as config:
             models, datas = config.model_cache, config.data_cache
@@ -325,7 +332,7 @@ def check_prepare_model_from_cache_invalid_num_cache(device: Device) -> None:
 
 @SUITE.values
 def check_save_to_cache_invalid_access_mode(device: Device) -> None:
-    """SaveToCacheInvalidAccessMode: one file read-only, or closed: it compiles and runs."""
+    """SaveToCacheInvalidAccessMode: one file is read-only or closed; the model still runs."""
     require_caching(device)
     case = one_case(device)
     for number in range(sum(device.cache_files_needed())):
@@ -339,7 +346,7 @@ def check_save_to_cache_invalid_access_mode(device: Device) -> None:
 
 @SUITE.check
 def check_prepare_model_from_cache_invalid_access_mode(device: Device) -> None:
-    """PrepareModelFromCacheInvalidAccessMode: one file at a time write-only, or closed."""
+    """PrepareModelFromCacheInvalidAccessMode: one file at a time is write-only or closed."""
     for case, entry in each_saved(device, cached_cases(device)):
         for number in range(len(entry.paths)):
             for what, flags in (("write-only", os.O_WRONLY), ("closed", NO_FILE)):
@@ -350,7 +357,7 @@ def check_prepare_model_from_cache_invalid_access_mode(device: Device) -> None:
 
 @SUITE.values
 def check_loading_needs_no_write_access(device: Device) -> None:
-    """A cache that its user cannot write still serves."""
+    """A cache that its user cannot write still gives hits."""
     for case, entry in each_saved(device, cached_cases(device)):
         with entry.opened(os.O_RDONLY, lock=None) as config:
             load_from(device, case, config, "from files that cannot be written")
@@ -358,8 +365,10 @@ def check_loading_needs_no_write_access(device: Device) -> None:
 
 @SUITE.values
 def check_no_run_waits_for_who_reads_the_entry(device: Device) -> None:
-    """Another process's shared lock on the entry delays no run. A driver that writes late reports
-    what the write waits for; a later run writes or gives up, and the report says which.
+    """Another process's shared lock on the entry delays no run.
+
+    A driver that writes late reports what the write waits for. A later run writes or gives up, and
+    the report says which.
     """
     case = cached_cases(device)[0]
     with entry_of(device) as entry, _writing_late(device, case, entry) as prepared:
@@ -385,7 +394,7 @@ def check_no_run_waits_for_who_reads_the_entry(device: Device) -> None:
 
 @contextmanager
 def _writing_late(device: Device, case: Case, entry: Entry) -> Iterator[PreparedModel]:
-    """*case*, prepared; `NotCovered` where nothing is to be written late."""
+    """*case*, prepared. Raises `NotCovered` if the device writes nothing late."""
     with (
         entry.opened(accuracy=weakest(device, case)) as config,
         closing(device.prepare_model(case.model, config)) as prepared,
@@ -396,7 +405,7 @@ def _writing_late(device: Device, case: Case, entry: Entry) -> Iterator[Prepared
 
 
 def _timed_runs(device: Device, case: Case, prepared: PreparedModel) -> float:
-    """Seconds of the first runs."""
+    """Durations of the first runs in seconds."""
     began = time.monotonic()
     for _ in range(RUNS):
         check_run(device, case, prepared, "that may write late")
@@ -404,7 +413,7 @@ def _timed_runs(device: Device, case: Case, prepared: PreparedModel) -> float:
 
 
 def _wrong(counts: tuple[int, int]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """One more and one less of each kind."""
+    """One file more and one file less of each kind."""
     model, data = counts
     yield "a model file too many", (model + 1, data)
     yield "a data file too many", (model, data + 1)

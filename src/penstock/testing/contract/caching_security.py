@@ -1,10 +1,10 @@
-"""Cache files that are never executed (NNAPI section 2.7): altered ones, and another entry's.
+"""Damaged or foreign cache files are never executed (NNAPI section 2.7).
 
-Checks have the names of the upstream scenarios. They go further where NNAPI accepts altered data
-cache files: a file of either kind that is not exactly as saved is `GeneralFailure`. Each check
-first shows that the untouched entry loads, and at the end that it still does. Random choices come
-from seeds 0 to 9, which complaints name. The models are chains of 100 operations, of one shape and
-different values.
+Checks have the names of the upstream scenarios. They are stricter than NNAPI, which accepts altered
+data cache files: here any file that is not exactly as saved is `GeneralFailure`. Each check first
+shows that the untouched entry loads, and at the end that it still does. Random choices use seeds 0
+to 9, which messages name. The models are chains of 100 operations with one shape and different
+values.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ from penstock.testing.contract.trial import check_run
 SUITE: Final = Suite("caching_security", "caching", "Device.prepare_model_from_cache")
 SEEDS: Final = range(10)
 LENGTH: Final = 100
-"""Operations of a chain; even, so that MUL by -1 gives its input."""
+"""Operations of a chain. The number is even, so that MUL by -1 returns its input."""
 MOMENTS: Final = 3
-"""The device's looks at its cancel token at which files are replaced, at most."""
+"""Files are replaced at no more than this many reads of the cancel token."""
 
 Damage: TypeAlias = Callable[[np.random.Generator, bytes], bytes]
 
 
 def chain(kind: str, dtype: DType, step: int, length: int = LENGTH) -> Case:
-    """*length* times x + *step* or x * *step* (ADD, MUL). Integers have scale 1, zero point 0."""
+    """A chain of *length* operations x + *step* or x * *step* (ADD, MUL).
+
+    Integers have scale 1, zero point 0.
+    """
     quantization = None if dtype is DType.FLOAT32 else Quantization((1.0,), (0,))
     b = ModelBuilder()
     x = b.input(dtype, (2, 3), "x", quantization)
@@ -58,8 +61,9 @@ def chain(kind: str, dtype: DType, step: int, length: int = LENGTH) -> Case:
 
 
 def chains(device: Device) -> list[list[Case]]:
-    """Pairs of chains that *device* runs: the same interface, different values. `NotCovered`
-    without any.
+    """Pairs of chains that *device* supports: same interface, different values.
+
+    Raises `NotCovered` if there are none.
     """
     require_caching(device)
     pairs = [
@@ -73,7 +77,7 @@ def chains(device: Device) -> list[list[Case]]:
 
 @SUITE.check
 def check_wrong_token(device: Device) -> None:
-    """Security, WrongToken: one bit of the token flipped at the load; the same for the binding."""
+    """Security, WrongToken: one bit of the token or of the binding is flipped at the load."""
     for case, entry in each_saved(device, _models(device)):
         for seed in SEEDS:
             chance = np.random.default_rng(seed)
@@ -86,8 +90,8 @@ def check_wrong_token(device: Device) -> None:
 
 @SUITE.check
 def check_replace_security_sensitive_cache(device: Device) -> None:
-    """ReplaceSecuritySensitiveCache: another model's cache files in place of some or all of an
-    entry's.
+    """ReplaceSecuritySensitiveCache: some or all of an entry's files are replaced by another
+    model's.
     """
     for (case, entry), (_, other) in _pairs(device):
         own, foreign = entry.contents(), other.contents()
@@ -107,8 +111,8 @@ def check_replace_security_sensitive_cache(device: Device) -> None:
 def check_save_to_cache_toctou(device: Device) -> None:
     """SaveToCache_TOCTOU: another model's files replace the entry's while it is saved.
 
-    Deterministically: whenever the device looks at its cancel token, and when the call has
-    returned. What runs is the model that was given, and a later load is refused or gives the same.
+    The replacement is deterministic: at each read of the cancel token, and after the call. The
+    given model runs. A later load is rejected or gives the same answers.
     """
     for (case, entry), (_, other) in _pairs(device):
         foreign = other.contents()
@@ -129,10 +133,10 @@ def check_save_to_cache_toctou(device: Device) -> None:
 
 @SUITE.values
 def check_prepare_from_cache_toctou(device: Device) -> None:
-    """PrepareFromCache_TOCTOU: another model's files replace the entry's while it is loaded, and
-    once it is.
+    """PrepareFromCache_TOCTOU: another model's files replace the entry's during and after its load.
 
-    Refused, or the right model: what was verified is what runs, whatever the files hold by then.
+    The load is rejected, or the right model runs. The driver runs what it verified, whatever the
+    files contain by then.
     """
     for (case, entry), (_, other) in _pairs(device):
         own, foreign = entry.contents(), other.contents()
@@ -153,7 +157,9 @@ def check_prepare_from_cache_toctou(device: Device) -> None:
 
 
 class Meddler(CancelToken):
-    """Never asks for cancellation; calls *act* when it is read for the time *moment* (from 0)."""
+    """A cancel token that is never set. It calls *act* when it is read for the time *moment* (from
+    0).
+    """
 
     __slots__ = ("_act", "_looks", "_moment")
 
@@ -169,7 +175,7 @@ class Meddler(CancelToken):
         self._look()
 
     def finish(self) -> bool:
-        """Calls *act* now unless it was called. Returns whether it had to."""
+        """Calls *act* now unless it was called already. Returns whether it had to."""
         late = self._looks <= self._moment
         while self._looks <= self._moment:
             self._look()
@@ -186,8 +192,9 @@ def _models(device: Device) -> list[Case]:
 
 
 def _pairs(device: Device) -> Iterator[tuple[tuple[Case, Entry], tuple[Case, Entry]]]:
-    """Each chain saved, beside its other one, saved under another token. The caller may change the
-    files of the first.
+    """Each chain, saved, and its counterpart, saved under another token.
+
+    The caller may change the files of the first.
     """
     for first, second in chains(device):
         for one in each_saved(device, [first]):
@@ -214,7 +221,7 @@ def _cut(chance: np.random.Generator, content: bytes) -> bytes:
 
 
 def _damaged(kind: str, damages: Mapping[str, Damage], device: Device) -> None:
-    """Entries with one file of *kind* damaged at random are refused."""
+    """Entries with one randomly damaged file of *kind* are rejected."""
     if not device.cache_files_needed()[kind == "data"]:
         raise NotCovered(f"it has no {kind} cache files")
     for case, entry in each_saved(device, _models(device)):

@@ -1,6 +1,6 @@
-"""Small models with known answers; checks use those that a device supports.
+"""Small models with known answers. Checks use those that a device supports.
 
-Values are small integers: every float format and every order of summation gives the same bits.
+Values are small integers, so every float format and every order of summation gives the same bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNHEARD_OF: Final = "penstock-contract-unheard-of"
 
 
 class Case(Struct, frozen=True):
-    """A model, one set of inputs, and the outputs it must give."""
+    """A model, one set of inputs, and the expected outputs."""
 
     name: str
     model: Model
@@ -63,7 +63,7 @@ def _single(
     attributes: Mapping[str, AttributeValue] | None = None,
     quantization: Quantization | None = None,
 ) -> Case:
-    """One operation of *inputs* and, behind them, *constants* (None: omitted)."""
+    """One operation of *inputs*, followed by *constants* (None: omitted)."""
     b = ModelBuilder()
     given: list[int | None] = [
         b.input(DType(a.dtype.name), a.shape, name, quantization)
@@ -79,7 +79,7 @@ def _singles() -> Iterator[Case]:
     """Models of one operation."""
     u, v = _numbers(2, 3), _numbers(3, start=2)
     yield _single("add", "ADD", [u, v], u + v)
-    # Larger than 128 bytes: the constant lies in a pool.
+    # Larger than 128 bytes, so the constant is in a pool.
     u, v = _numbers(8, 16), _numbers(8, 16, start=1)
     yield _single("add_constant", "ADD", [u], u + v, [v])
     u, v = _numbers(9), _numbers(9, start=3)
@@ -96,7 +96,7 @@ def _singles() -> Iterator[Case]:
     yield _single("fully_connected", layer, [x], x @ w.T + k, [w, k])
     x, w = _numbers(3, 4), _numbers(2, 4, start=3)
     yield _single("fully_connected_without_bias", layer, [x], x @ w.T, [w, None])
-    # The input becomes rows of the weights' depth, which is not its last dimension.
+    # The input becomes rows of the weights' depth, which is not the input's last dimension.
     x, w, k = _numbers(2, 3, 2, 2), _numbers(5, 12, start=3), _numbers(5)
     answer = x.reshape(2, 12) @ w.T + k
     yield _single("fully_connected_of_pictures", layer, [x], answer, [w, k])
@@ -108,11 +108,12 @@ def _singles() -> Iterator[Case]:
     answer = np.einsum("bhwi,oi->bhwo", x, w[:, 0, 0]) + k
     steps: dict[str, AttributeValue] = {"stride_w": 1, "stride_h": 1, "padding": "VALID"}
     yield _single("conv_2d", "CONV_2D", [x], answer.astype(np.float32), [w, k], steps)
-    # The shares are powers of two, exact in every engine. Values far below the largest have none.
+    # The probabilities are powers of two, exact in every engine. Values far below the largest have
+    # probability 0.
     x = np.array([[0, 0, 0, 0], [700, 0, 700, 0], [-500, -900, -900, -900]], np.float32)
     answer = np.array([[0.25] * 4, [0.5, 0, 0.5, 0], [1, 0, 0, 0]], np.float32)
     yield _single("softmax", "SOFTMAX", [x], answer, (), {"beta": 1.0})
-    # The saturated sum at scale 1; unsigned, everything is 128 higher.
+    # The saturated sum at scale 1. Unsigned values are 128 higher.
     u, v = np.array([100, -100, 3, 0], np.int8), np.array([100, -100, -5, 0], np.int8)
     answer = np.array([127, -128, -2, 0], np.int8)
     yield _single("add_int8", "ADD", [u, v], answer, (), None, UNIT)
@@ -141,7 +142,7 @@ def chain() -> Case:
 
 
 def diamond() -> Case:
-    """Two outputs, one of them also read inside."""
+    """A model with two outputs; the model itself also reads one of them."""
     b = ModelBuilder()
     x = b.input(F32, (3, 4), "x")
     (r,) = b.operation("RELU", [x], [(F32, (3, 4))])
@@ -153,7 +154,7 @@ def diamond() -> Case:
 
 
 def passthrough() -> Case:
-    """An input and a constant are outputs, too."""
+    """A model whose outputs include an input and a constant."""
     b = ModelBuilder()
     x, k = b.input(F32, (3,), "x"), b.constant(_numbers(3, start=4), "k")
     (y,) = b.operation("ADD", [x, k], [(F32, (3,))])
@@ -174,7 +175,7 @@ def state() -> Case:
 
 
 def dynamic() -> Case:
-    """The number of rows is known only when it runs."""
+    """The number of rows is known only at run time."""
     b = ModelBuilder()
     shape: Shape = (None, 3)
     x = b.input(F32, shape, "x")
@@ -193,7 +194,7 @@ def branch() -> Case:
 
 
 def loop() -> Case:
-    """WHILE a counter is below 5: x is doubled."""
+    """WHILE a counter is below 5: doubles x."""
     model = looping(step=1.0)
     x = _numbers(2, 2)
     counted = np.array([5], np.float32)
@@ -201,13 +202,13 @@ def loop() -> Case:
 
 
 def counted() -> Case:
-    """The same of rounds that are known before it runs: the counter begins at a constant."""
+    """The same loop with a static number of iterations: the counter starts at a constant."""
     x = _numbers(2, 2)
     return Case("counted", looping(step=1.0, start=2.0), (x,), (x * 8,))
 
 
 def branching(b: ModelBuilder, otherwise: str) -> Model:
-    """IF whose else-branch is one operation *otherwise* (RELU, or CUSTOM of no known code)."""
+    """IF whose else branch is one operation *otherwise* (RELU, or CUSTOM with an unknown code)."""
     chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(F32, (3,), "x")
     targets = []
     for kind, count in (("ADD", 2), (otherwise, 1)):
@@ -224,8 +225,9 @@ def branching(b: ModelBuilder, otherwise: str) -> Model:
 
 
 def looping(step: float, start: float | None = None) -> Model:
-    """WHILE a counter, raised by *step* each time, is below 5: x + x. With step 0 it never ends.
-    The counter is an input and an output, but where it begins at the constant *start*.
+    """WHILE a counter, incremented by *step*, is below 5: x + x. With step 0 it never ends.
+
+    The counter is an input and an output. With *start* it starts at that constant instead.
     """
     b = ModelBuilder()
     if start is None:
@@ -251,14 +253,14 @@ def looping(step: float, start: float | None = None) -> Model:
 
 
 def unheard_of() -> Model:
-    """A model of one custom operation that nobody implements."""
+    """A model of one custom operation that no driver implements."""
     b = ModelBuilder()
     x = b.input(F32, (2,), "x")
     return b.build(b.operation("CUSTOM", [x], [(F32, (2,))], {"custom_code": UNHEARD_OF}))
 
 
 def empty() -> Case:
-    """No rows at all."""
+    """Tensors with no rows."""
     b = ModelBuilder()
     x, k = b.input(F32, (0, 3), "x"), b.constant(_numbers(3), "k")
     (y,) = b.operation("ADD", [x, k], [(F32, (0, 3))])
@@ -276,12 +278,12 @@ def every_case() -> tuple[Case, ...]:
 
 
 def case_named(name: str) -> Case:
-    """The one of `every_case` with that name."""
+    """The case of `every_case` with that name."""
     return next(case for case in every_case() if case.name == name)
 
 
 def supported_cases(device: Device) -> list[Case]:
-    """The cases that *device* says it can run whole; raises `NotCovered` when there is none."""
+    """The cases that *device* supports completely; raises `NotCovered` if there are none."""
     found = [case for case in every_case() if is_supported(device, case)]
     if not found:
         raise NotCovered("it supports none of the models of this suite")
@@ -289,7 +291,7 @@ def supported_cases(device: Device) -> list[Case]:
 
 
 def is_supported(device: Device, case: Case) -> bool:
-    """Whether *device* answers yes for every operation of *case*, and takes its outputs."""
+    """Whether *device* supports every operation of *case*, and its outputs."""
     answers = device.supported_operations(case.model)
     return all(answer.supported for answer in answers) and (
         device.capabilities.dynamic_outputs or not case.is_dynamic
@@ -297,7 +299,7 @@ def is_supported(device: Device, case: Case) -> bool:
 
 
 def static_cases(device: Device) -> list[Case]:
-    """`supported_cases` whose every output has a known shape."""
+    """`supported_cases` whose outputs all have known shapes."""
     return _some(
         [c for c in supported_cases(device) if not c.is_dynamic], "with known output shapes"
     )
@@ -314,15 +316,16 @@ def one_case(device: Device) -> Case:
 
 
 def with_other_inputs(case: Case, seed: int) -> tuple[NDArray, ...]:
-    """Inputs for *case*, other than its own, of the same shapes: rolled by *seed*, and signed ones
-    negated by odd ones.
+    """Inputs for *case* of the same shapes, with other values.
+
+    They are rolled by *seed*; an odd seed also negates signed ones.
     """
     rolled = (np.roll(a.reshape(-1), seed).reshape(a.shape) for a in case.inputs)
     return tuple(-a if seed % 2 and a.dtype.kind in "fi" else a for a in rolled)
 
 
 def renamed(model: Model, prefix: str) -> Model:
-    """*model* with other operand names: equal to it, and not the same object."""
+    """*model* with other operand names: equal, but a different object."""
     entry = model.entry
     operands = tuple(replace(o, name=prefix + o.name) for o in entry.operands)
     subgraphs = list(model.subgraphs)

@@ -24,10 +24,12 @@ LAYER: dict[str, Any] = {"padding": "SAME", "stride_h": 1, "stride_w": 1}
 def standard_subjects(
     make: Callable[[], Delegate], *, rtol: float = 1e-4, atol: float = 1e-5
 ) -> dict[str, Subject]:
-    """Subjects by name: convolutions, depthwise and plain, with every fused activation, padding,
-    stride and dilation, in float32 and int8, without bias and of groups; fully connected layers,
-    pools, sums and means with their options. What *make*'s delegate does not take is not covered.
-    Results of int8 may be one step away.
+    """Subjects by name, for every option that a delegate may ignore.
+
+    Convolutions, depthwise and plain, with every fused activation, padding, stride and dilation, in
+    float32 and int8, without bias and grouped; fully connected layers, pools, sums and means with
+    their options. Networks whose nodes *make*'s delegate does not take are not covered. int8
+    results may differ by one quantisation step.
     """
     return {
         name: Subject(make, content, rtol=rtol, atol=1.0 if "int8" in name else atol)
@@ -62,7 +64,7 @@ def _files() -> Iterator[tuple[str, bytes]]:
 
 
 def _values(*shape: int) -> NDArray:
-    """Of both signs, and up to 12, so that activations clip."""
+    """Values of both signs, up to 12, so that activations clip."""
     count = int(np.prod(shape))
     return ((np.arange(count) * 7 % 25) - 12).astype(np.float32).reshape(shape)
 

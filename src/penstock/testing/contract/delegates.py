@@ -34,15 +34,16 @@ from penstock.testing.contract.runner import CheckResult
 from penstock.tflite import Interpreter
 
 HOST: Final = ("reference",)
-"""The device of the nodes that the delegate leaves, and of the results to compare with."""
+"""The device that runs the nodes outside the delegate, and computes the results to compare with."""
 
 
 class Subject(Struct, frozen=True):
-    """A delegate and a model: *make* makes the delegate, once for each check; *content* is a TFLite
-    file of which it takes nodes.
+    """A delegate and a model to test it on.
 
-    *inputs* are arrays for the file's inputs, in order; None draws some. Results may differ by
-    *rtol* and *atol* from those of the reference device; both 0 asks for the same bits.
+    *make* creates the delegate, once for each check. *content* is a TFLite file; the delegate takes
+    some of its nodes. *inputs* are arrays for the file's inputs, in order; None generates some.
+    Results may differ from the reference device's by *rtol* and *atol*; both 0 requires the same
+    bits.
     """
 
     make: Callable[[], Delegate]
@@ -56,7 +57,7 @@ DelegateCheck: TypeAlias = Callable[[Subject], None]
 
 
 class Bench:
-    """A subject's delegate, an interpreter with it, one without it, and the buffers it freed."""
+    """Interpreters with and without a subject's delegate, and the buffers that it freed."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.delegate = subject, subject.make()
@@ -74,12 +75,12 @@ class Bench:
         self.inputs = list(subject.inputs or drawn(details, 0))
 
     def compare(self, inputs: Sequence[NDArray], subject: str) -> None:
-        """Runs both, and holds one's outputs to the other's."""
+        """Runs both interpreters and compares their outputs."""
         got, wanted = (run(i, inputs) for i in (self.delegated, self.plain))
         self.hold(got, wanted, subject)
 
     def hold(self, got: Sequence[Any], wanted: Sequence[Any], subject: str) -> None:
-        """Raises `Violation` where results are further apart than the subject allows."""
+        """Raises `Violation` if results differ by more than the subject allows."""
         for position, (a, b) in enumerate(zip(got, wanted, strict=True)):
             x, y = np.asarray(a), np.asarray(b)
             require(x.shape == y.shape, f"{subject}: output {position} is {x.shape}, not {y.shape}")
@@ -138,7 +139,10 @@ def drawn(details: Sequence[dict[str, Any]], seed: int) -> list[NDArray]:
 
 @contextmanager
 def bench(subject: Subject) -> Iterator[Bench]:
-    """A subject at work, and its end. `NotCovered` where the delegate takes nothing of the file."""
+    """Opens a subject's interpreters within the block.
+
+    Raises `NotCovered` if the delegate takes no nodes of the file.
+    """
     at_work = Bench(subject)
     try:
         if len(at_work.delegated._get_ops_details()) == len(at_work.plain._get_ops_details()):  # noqa: SLF001  # LiteRT's own name for it
@@ -155,7 +159,7 @@ def check_results_are_those_without_it(subject: Subject) -> None:
 
 
 def check_runs_do_not_depend_on_each_other(subject: Subject) -> None:
-    """A run with other inputs between two runs changes neither their results nor variables."""
+    """A run with other inputs between two runs does not change results or variables."""
     with bench(subject) as b:
         details = b.delegated.get_input_details()
         others = b.inputs if subject.inputs is not None else drawn(details, 1)
@@ -167,7 +171,7 @@ def check_runs_do_not_depend_on_each_other(subject: Subject) -> None:
 
 
 def check_inputs_are_only_read(subject: Subject) -> None:
-    """Inputs keep their values in a run."""
+    """A run does not change its inputs."""
     with bench(subject) as b:
         run(b.delegated, b.inputs)
         for detail, value in zip(b.delegated.get_input_details(), b.inputs, strict=True):
@@ -179,7 +183,9 @@ def check_inputs_are_only_read(subject: Subject) -> None:
 
 
 def check_results_belong_to_the_caller(subject: Subject) -> None:
-    """Outputs got from one run stay as they are in the next, and after the end."""
+    """Outputs that the caller has read stay unchanged in the next run, and after the interpreter
+    closes.
+    """
     with bench(subject) as b:
         before = run(b.delegated, b.inputs)
         copies = [np.array(v) for v in before]
@@ -191,7 +197,7 @@ def check_results_belong_to_the_caller(subject: Subject) -> None:
 
 
 def check_outputs_may_stay_in_buffers(subject: Subject) -> None:
-    """Outputs left in buffers read the same as outputs copied back, whenever they are read."""
+    """Outputs in buffers read the same as outputs copied back, at any time."""
     with bench(subject) as b:
         b.delegated.set_allow_buffer_handle_output(True)
         for count, inputs in enumerate((b.inputs, [np.zeros_like(v) for v in b.inputs])):
@@ -207,8 +213,9 @@ def check_outputs_may_stay_in_buffers(subject: Subject) -> None:
 
 
 def check_every_buffer_is_freed_once(subject: Subject) -> None:
-    """A buffer that a kernel replaces is freed after that run; when the interpreter closes, each
-    buffer that a tensor lies in is freed, once.
+    """A buffer that a kernel replaces is freed after that run.
+
+    When the interpreter closes, each buffer that holds a tensor is freed once.
     """
     with bench(subject) as b:
         run(b.delegated, b.inputs)
@@ -232,7 +239,7 @@ def check_every_buffer_is_freed_once(subject: Subject) -> None:
 
 
 def check_two_interpreters_share_it(subject: Subject) -> None:
-    """One delegate serves several interpreters; the end of one is not that of another."""
+    """One delegate serves several interpreters. Closing one does not affect another."""
     with bench(subject) as b:
         second, plain = (interpreter(subject.content, d) for d in ([b.delegate], []))
         b.hold(run(second, b.inputs), run(plain, b.inputs), "the second interpreter")
@@ -242,7 +249,7 @@ def check_two_interpreters_share_it(subject: Subject) -> None:
 
 
 def check_input_shapes_change(subject: Subject) -> None:
-    """After an input is resized results are those without the delegate, also back at the first
+    """After an input is resized, results equal those without the delegate; also back at the first
     shape.
     """
     with bench(subject) as b:
@@ -265,7 +272,7 @@ def check_input_shapes_change(subject: Subject) -> None:
 
 
 def check_another_that_fails_changes_nothing(subject: Subject) -> None:
-    """A delegate added afterwards that fails leaves this one in place."""
+    """If a delegate added later fails, this delegate stays in the graph."""
     with bench(subject) as b:
         with suppress(DelegateError):
             b.delegated.modify_graph_with_delegate(Failing())
@@ -273,7 +280,7 @@ def check_another_that_fails_changes_nothing(subject: Subject) -> None:
 
 
 def check_it_goes_without_close(subject: Subject) -> None:
-    """An interpreter that is merely dropped frees its kernels and buffers."""
+    """An interpreter that is dropped without `close` frees its kernels and buffers."""
     with bench(subject) as b:
         seen = Handles()
         dropped = interpreter(subject.content, [b.delegate, seen])
@@ -328,14 +335,14 @@ def _run(subject: Subject, check: DelegateCheck) -> CheckResult:
 
 
 class Handles(Delegate):
-    """Takes nothing; looks at the graph's tensors."""
+    """A delegate that takes no nodes and only looks at the graph's tensors."""
 
     def __init__(self) -> None:
         super().__init__(DelegateFlags.ALLOW_DYNAMIC_TENSORS)
         self._tensors: list[DelegateTensor] = []
 
     def prepare(self, context: DelegateContext) -> None:
-        """Keeps every tensor that a node reads or writes."""
+        """Records every tensor that a node reads or writes."""
         nodes = [context.node_and_registration(i)[0] for i in context.execution_plan]
         indexes = {t for n in nodes for t in (*n.inputs, *n.outputs) if t >= 0}
         self._tensors += [context.tensor(i) for i in sorted(indexes)]
@@ -343,10 +350,10 @@ class Handles(Delegate):
     def copy_from_buffer_handle(
         self, context: DelegateContext, handle: int, tensor: DelegateTensor
     ) -> None:
-        """Has no buffers."""
+        """Raises: this delegate has no buffers."""
 
     def handles(self) -> set[int]:
-        """The buffers in which tensors lie now."""
+        """The buffers that hold tensors now."""
         return {t.buffer_handle for t in self._tensors} - {NULL_BUFFER_HANDLE}
 
 

@@ -1,4 +1,4 @@
-"""Executing prepared models: values, memory, shapes, refusals, and many runs at once."""
+"""Executing prepared models: values, memory, shapes, rejected requests, and concurrent runs."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def check_values(device: Device) -> None:
 
 @SUITE.values
 def check_values_at_any_offset(device: Device) -> None:
-    """Arguments may start wherever their elements are aligned."""
+    """Arguments may start at any offset that aligns their elements."""
     for case, prepared in each_prepared(device, static_cases(device)):
         check_run(device, case, prepared, "at an odd offset", skew=8)
 
 
 @SUITE.values
 def check_values_from_many_pools(device: Device) -> None:
-    """Every argument may lie in a pool of its own."""
+    """Every argument may be in a separate pool."""
     for case in static_cases(device):
         with ready(device, case) as (prepared, trial):
             result = prepared.execute(_spread(trial.request), PLAIN)
@@ -98,7 +98,7 @@ def check_values_from_many_pools(device: Device) -> None:
 
 @SUITE.values
 def check_inputs_may_share_memory(device: Device) -> None:
-    """Two inputs at one location are both read from there."""
+    """Two inputs may share one location."""
     case = _two_equal_inputs(device)
     with ready(device, case) as (prepared, trial):
         request = trial.with_argument(1, trial.request.inputs[0])
@@ -110,8 +110,9 @@ def check_inputs_may_share_memory(device: Device) -> None:
 
 @SUITE.check
 def check_overlapping_arguments_harm_nobody_else(device: Device) -> None:
-    """An output that lies over an input or another output is refused, or gives undefined values
-    there; nothing else is written.
+    """An output that overlaps an input or another output is rejected, or has undefined values.
+
+    Nothing else is written.
     """
     for case in static_cases(device):
         with ready(device, case) as (prepared, trial):
@@ -132,7 +133,7 @@ def check_overlapping_arguments_harm_nobody_else(device: Device) -> None:
 
 @SUITE.values
 def check_runs_do_not_depend_on_earlier_ones(device: Device) -> None:
-    """A prepared model has no memory of what it ran: A, B, A gives A's answers again."""
+    """A prepared model keeps no values between runs: A, B, A gives A's answers again."""
     for case, prepared in each_prepared(device, supported_cases(device)):
         for seed in (0, 1, 0, 2, 0):
             found = _answers(case, prepared, seed)
@@ -152,7 +153,7 @@ def check_concurrent_runs_equal_serial_ones(device: Device) -> None:
 
 @SUITE.values
 def check_two_prepared_models_do_not_meet(device: Device) -> None:
-    """Prepared models of one device, used in turn, do not disturb each other."""
+    """Prepared models of one device, used alternately, do not affect each other."""
     cases = supported_cases(device)
     everything = [prepare(device, case) for case in cases]
     for case, prepared in reversed(list(zip(cases, everything, strict=True))):
@@ -162,7 +163,7 @@ def check_two_prepared_models_do_not_meet(device: Device) -> None:
 
 @SUITE.values
 def check_unwanted_outputs_may_be_left_out(device: Device) -> None:
-    """`NoValue` for an output: the others are as ever."""
+    """An output with `NoValue` is dropped; the other outputs are unchanged."""
     covered = False
     for case in static_cases(device):
         for index in range(len(case.outputs)):
@@ -197,7 +198,7 @@ def check_read_only_inputs(device: Device) -> None:
 
 @SUITE.check
 def check_host_memory_for_a_pools_only_device(device: Device) -> None:
-    """A device that takes pools only refuses `HostMemory` by name."""
+    """A device that accepts pools only rejects `HostMemory` by name."""
     if device.capabilities.accepts_host_memory:
         raise NotCovered("it takes host memory")
     with (
@@ -209,7 +210,7 @@ def check_host_memory_for_a_pools_only_device(device: Device) -> None:
 
 @SUITE.values
 def check_unknown_output_shapes_are_reported(device: Device) -> None:
-    """Also where more memory is given than the answer takes: the rest of it stays as it is."""
+    """Memory may be larger than the answer; the rest of it stays unchanged."""
     for case, prepared in each_prepared(device, dynamic_cases(device)):
         sizes = [a.nbytes + 40 for a in case.outputs]
         for _, trial in each_kind(device, case, capacities=sizes):
@@ -222,8 +223,8 @@ def check_unknown_output_shapes_are_reported(device: Device) -> None:
 
 @SUITE.values
 def check_small_outputs_are_insufficient(device: Device) -> None:
-    """`OutputInsufficientSize` with the true shape of every output, and nothing written beyond the
-    memory.
+    """`OutputInsufficientSize` reports the true shape of every output. Nothing is written beyond
+    the memory.
     """
     for case, prepared in each_prepared(device, dynamic_cases(device)):
         for small in range(len(case.outputs)):
@@ -234,7 +235,7 @@ def check_small_outputs_are_insufficient(device: Device) -> None:
 
 @SUITE.check
 def check_execute_refuses_every_mutation(device: Device) -> None:
-    """Each single mutation of a valid request is `InvalidArgument`; nothing is written, nothing
+    """Each single mutation of a valid request is `InvalidArgument`. Nothing is written, nothing
     crashes.
     """
     for case, prepared in each_prepared(device, supported_cases(device)):
@@ -258,7 +259,9 @@ def check_a_refused_request_leaves_the_model_usable(device: Device) -> None:
 
 @SUITE.values
 def check_unknown_memory_is_a_general_failure(device: Device) -> None:
-    """A pool of a name that nobody knows, or whose handle is not what its name and size say."""
+    """A pool of an unknown kind is rejected, and so is a handle that does not match the pool's kind
+    and size.
+    """
     case = one_case(device)
     with ready(device, case) as (prepared, trial):
         good = trial.request.pools[0]
@@ -277,7 +280,7 @@ def check_unknown_memory_is_a_general_failure(device: Device) -> None:
 
 @SUITE.values
 def check_tokens_nobody_gave_are_refused(device: Device) -> None:
-    """A token that no live buffer of this device has is `InvalidArgument`."""
+    """A token that belongs to no live buffer of this device is `InvalidArgument`."""
     with ready(device, one_case(device)) as (prepared, trial):
         for index in range(len(trial.inputs) + len(trial.operands)):
             for token in (1, 2**31 - 1):
@@ -288,7 +291,9 @@ def check_tokens_nobody_gave_are_refused(device: Device) -> None:
 
 @SUITE.values
 def check_execute_past_its_deadline(device: Device) -> None:
-    """It finishes with the right answer, or raises `MissedDeadline*`; the next run is as ever."""
+    """A run with a deadline gives the right answer or raises `MissedDeadline*`. The next run is
+    unaffected.
+    """
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         config = ExecutionConfig(deadline_ns=time.monotonic_ns() - 1)
@@ -307,7 +312,7 @@ def check_execute_before_a_far_deadline(device: Device) -> None:
 
 @SUITE.values
 def check_execute_cancelled(device: Device) -> None:
-    """With its token set it raises `Cancelled`, or finishes; the next run is as ever."""
+    """A cancelled run raises `Cancelled`, or finishes. The next run is unaffected."""
     case = one_case(device)
     token = CancelToken()
     token.set()
@@ -319,8 +324,8 @@ def check_execute_cancelled(device: Device) -> None:
 
 @SUITE.values
 def check_endless_loops_end(device: Device) -> None:
-    """A WHILE that never ends is `MissedDeadlineTransient` after the loop timeout (NNAPI section
-    7.3).
+    """A WHILE that never ends raises `MissedDeadlineTransient` after the loop timeout (NNAPI
+    section 7.3).
     """
     endless = replace(loop(), model=looping(step=0.0))
     if not is_supported(device, endless):
@@ -335,13 +340,13 @@ def check_endless_loops_end(device: Device) -> None:
 
 @SUITE.values
 def check_loops_of_known_rounds(device: Device) -> None:
-    """A WHILE that a device may take because it is known to end gives what it should."""
+    """A WHILE with a static number of iterations gives the right answer."""
     _check_where_supported(device, counted, "WHILE of known rounds")
 
 
 @SUITE.values
 def check_empty_tensors(device: Device) -> None:
-    """A dimension of 0 is a size: there is nothing to compute, and nothing to refuse."""
+    """Dimensions of 0 are valid: the device accepts them and computes nothing."""
     _check_where_supported(device, empty, "operands without elements")
 
 
@@ -356,7 +361,7 @@ def _check_where_supported(device: Device, make: Callable[[], Case], what: str) 
 
 @SUITE.check
 def check_timing_is_plausible(device: Device) -> None:
-    """Time on the device is at most the time in the driver, and that at most the call's time."""
+    """Time on the device <= time in the driver <= duration of the call."""
     with ready(device, one_case(device)) as (prepared, trial):
         for measure in (True, False):
             began = time.perf_counter_ns()

@@ -70,7 +70,7 @@ QUALITY: Final = Suite("quality", "executing", "ExecutionConfig")
 
 LOOP_TIMEOUT_NS: Final = 20_000_000
 PATIENCE_NS: Final = 60 * 10**9
-"""A fence that takes longer counts as never signalled, also on a loaded machine."""
+"""Seconds after which a fence counts as never signalled, also on a loaded machine."""
 SHORT_NS: Final = 5_000_000
 FAR_NS: Final = 600 * 10**9
 
@@ -78,17 +78,18 @@ SOON: Final[dict[str, Callable[[], int]]] = {
     "now": time.monotonic_ns,
     "in 5 ms": lambda: time.monotonic_ns() + SHORT_NS,
 }
-"""Deadlines that may be missed, made when they are needed."""
+"""Deadlines so short that they may be missed, made when they are needed."""
 LATE: Final[dict[str, Callable[[], int | None]]] = {
     "never": lambda: None,
     "in 10 min": lambda: time.monotonic_ns() + FAR_NS,
 }
-"""Deadlines that may not be missed."""
+"""Deadlines that must not be missed."""
 
 
 class Executor(Struct, frozen=True):
-    """One way to execute; *execute* raises the driver's error. *fenced* ones take no outputs of
-    unknown shape, and report no times.
+    """One way to execute; *execute* raises the driver's error.
+
+    *fenced* ways accept no outputs of unknown shape, and report no times.
     """
 
     name: str
@@ -116,7 +117,7 @@ def _burst(prepared: PreparedModel, request: Request, config: ExecutionConfig) -
 def _reusable(
     prepared: PreparedModel, request: Request, config: ExecutionConfig
 ) -> ExecutionResult:
-    """Twice: the result is that of an execution that was used before."""
+    """Executes twice and returns the second result: the execution is reused."""
     with closing(prepared.create_reusable_execution(request)) as execution:
         execution.execute(config)
         return execution.execute(config)
@@ -131,7 +132,7 @@ def _fenced(prepared: PreparedModel, request: Request, config: ExecutionConfig) 
 
 
 def _in_a_thread(execute: Execute) -> Execute:
-    """*execute* in a thread of its own, as an asynchronous execution."""
+    """Calls *execute* in a new thread, as an asynchronous execution."""
 
     def run(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> ExecutionResult:
         with ThreadPoolExecutor(1) as pool:
@@ -151,7 +152,7 @@ EXECUTORS: Final = (SYNC, ASYNC, BURST, FENCED, REUSABLE, REUSABLE_ASYNC)
 
 
 def _general(executor: Executor) -> Check:
-    """The known answers, from every kind of memory, measured and not."""
+    """The known answers, from every kind of memory, with and without timing."""
 
     def check(device: Device) -> None:
         cases = static_cases(device) if executor.fenced else supported_cases(device)
@@ -179,8 +180,9 @@ for _name, _executor, _way in (
 
 @GENERATED.values
 def check_dynamic_shape(device: Device) -> None:
-    """GeneratedTest: DYNAMIC_SHAPE. Outputs of unknown shape, with room and with just enough of it:
-    their shapes are reported.
+    """GeneratedTest: DYNAMIC_SHAPE. Outputs of unknown shape report their shapes.
+
+    Tested with memory that is larger than needed, and with just enough.
     """
     for case, prepared in each_prepared(device, dynamic_cases(device)):
         for executor in EXECUTORS:
@@ -196,8 +198,10 @@ def check_dynamic_shape(device: Device) -> None:
 
 @GENERATED.values
 def check_dynamic_shape_insufficient(device: Device) -> None:
-    """GeneratedTest: DYNAMIC_SHAPE without room. `OutputInsufficientSize` with the true shape of
-    every output, after which more memory is enough.
+    """GeneratedTest: DYNAMIC_SHAPE without enough memory.
+
+    `OutputInsufficientSize` reports the true shape of every output. A run with that much memory
+    succeeds.
     """
     for case, prepared in each_prepared(device, dynamic_cases(device)):
         for executor in EXECUTORS:
@@ -213,7 +217,9 @@ def check_dynamic_shape_insufficient(device: Device) -> None:
 @GENERATED.values
 def check_infinite_loop_timeout(device: Device) -> None:
     """GeneratedTest: INFINITE_LOOP_TIMEOUT. A WHILE that never ends is `MissedDeadlineTransient`
-    after its timeout, and one that ends is right.
+    after its timeout.
+
+    A WHILE that ends gives the right answer.
     """
     endless, ending = replace(loop(), model=looping(step=0.0)), loop()
     if not is_supported(device, endless):
@@ -233,8 +239,10 @@ def check_infinite_loop_timeout(device: Device) -> None:
 
 @GENERATED.values
 def check_quantization_coupling(device: Device) -> None:
-    """GeneratedTest: QUANTIZATION_COUPLING. A model quantised unsigned, and the same one 128 lower
-    and signed, give the same real values.
+    """GeneratedTest: QUANTIZATION_COUPLING. Unsigned and signed quantisation give the same real
+    values.
+
+    The signed model's stored values are 128 lower.
     """
     unsigned, signed = case_named("add_uint8"), case_named("add_int8")
     both = [is_supported(device, case) for case in (unsigned, signed)]
@@ -254,7 +262,7 @@ def check_quantization_coupling(device: Device) -> None:
 
 @GENERATED.values
 def check_every_way_reads_memory_that_is_there(device: Device) -> None:
-    """Memory is freed, and other memory takes its descriptor: nothing old is read or written."""
+    """After memory is freed and its descriptor reused, the driver does not access it."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared, closing(prepared.configure_burst()) as burst:
         for seed in range(6):
@@ -298,7 +306,7 @@ def _timed(
 
 
 def _memories(device: Device) -> list[tuple[str, Kind]]:
-    """(kind of memory, kind of argument) for every memory that *device* takes."""
+    """(kind of memory, kind of argument) for every memory that *device* accepts."""
     found: list[tuple[str, Kind]] = [(kind, "pool") for kind in memory_kinds(device)]
     if "host" in kinds(device):
         found.append(("host memory", "host"))
@@ -323,8 +331,10 @@ def _insufficient(case: Case, executor: Executor, prepared: PreparedModel, trial
 
 @QUALITY.values
 def check_prepare_by_a_deadline(device: Device) -> None:
-    """QualityOfServiceTest: preparing is missed, `MissedDeadline*`, or what it makes is right; with
-    time enough it is not missed.
+    """QualityOfServiceTest: preparing misses its deadline with `MissedDeadline*`, or the result is
+    right.
+
+    With enough time it does not miss.
     """
     for case in static_cases(device)[:3]:
         for name, soon in SOON.items():
@@ -339,8 +349,9 @@ def check_prepare_by_a_deadline(device: Device) -> None:
 
 @QUALITY.values
 def check_every_way_by_a_deadline(device: Device) -> None:
-    """QualityOfServiceTest: an execution is missed, `MissedDeadline*`, or right; with time enough
-    it is not missed.
+    """QualityOfServiceTest: an execution misses its deadline with `MissedDeadline*`, or is right.
+
+    With enough time it does not miss.
     """
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
@@ -358,7 +369,7 @@ def check_every_way_by_a_deadline(device: Device) -> None:
 
 @QUALITY.values
 def check_every_way_at_every_priority(device: Device) -> None:
-    """QualityOfServiceTest: priorities change no answer."""
+    """QualityOfServiceTest: priorities do not change answers."""
     case = one_case(device)
     for prepared_at in PRIORITIES:
         with closing(prepare(device, case, PrepareConfig(priority=prepared_at))) as prepared:
@@ -372,6 +383,6 @@ def check_every_way_at_every_priority(device: Device) -> None:
 
 @QUALITY.check
 def check_concurrency_is_a_count(device: Device) -> None:
-    """How many executions it takes at a time: a whole number, 0 where that is the engine's own."""
+    """The number of concurrent executions is a whole number; 0 if the engine decides."""
     count: object = device.capabilities.concurrent_executions
     require(type(count) is int and count >= 0, f"{count!r} executions at a time")
