@@ -1,4 +1,4 @@
-"""The only place that constructs things: finds devices, and puts the four stages together."""
+"""The composition root: finds devices and connects the four stages."""
 
 from penstock.runtime.discovery import DeviceInfo, Manager, manager
 from penstock.runtime.session import compile_model

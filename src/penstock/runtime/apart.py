@@ -1,6 +1,7 @@
-"""Devices that run in processes of their own for one plan: what it gives them may take longer than
-a call can be ended in this process. Engines look at a deadline between two operations at most; a
-process can be ended at any time.
+"""Runs a device in a host process for one plan, if the plan may take too long to stop otherwise.
+
+An engine checks its deadline between two operations at best. A host process can be killed at any
+time.
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ if TYPE_CHECKING:
     from penstock.runtime.discovery import Manager
 
 STEP_SHARE: Final = 10
-"""Limit of a whole step, in times that of one operation: networks have many of like size."""
+"""Limit of a whole step, as a multiple of the limit of one operation.
+
+A network may have many operations of similar size.
+"""
 
 
 def demanding(
     plan: ExecutionPlan, devices: Sequence[Device], config: PrepareConfig
 ) -> dict[str, str]:
-    """Device name -> why what *plan* gives it should not run in this process, for those of
-    *devices* that do.
+    """The devices that should not run their part of *plan* in this process, each with the reason.
 
-    Of a step with too many operations an engine's compiler is what cannot be ended: that counts
-    where *config* has a deadline or a token. The reference looks at both between two operations.
+    For a step with too many operations, it is the engine's compile that cannot be stopped. That
+    counts if *config* has a deadline or a token. The reference device checks both between two
+    operations.
     """
     here = {d.name for d in devices if not is_isolated(d)}
     longest = knobs.max_in_process_ms() * 1e6
@@ -53,7 +57,7 @@ def demanding(
 
 
 def _steps(plan: ExecutionPlan) -> Iterator[ExecutionStep]:
-    """The steps of *plan*, and of what it carries out itself those within."""
+    """The steps of *plan*, and the steps within its control-flow steps."""
     for step in plan.steps:
         if step.control is None:
             yield step
@@ -83,7 +87,7 @@ def _too_long(step: ExecutionStep, longest: float) -> str:
 
 
 def _named(step: ExecutionStep, operation: int) -> str:
-    """An operation of *step* by its index in the planned model."""
+    """An operation of *step*, named by its index in the planned model."""
     at = step.operations.index(operation) if operation in step.operations else 0
     kind = step.model.operations[at].type
     return f"operation {operation} ({kind} {step.model.entry.operation_name(at)!r})"
@@ -103,7 +107,11 @@ def set_apart(
     manager: Manager,
     deadline_ns: int | None,
 ) -> tuple[list[Device], dict[str, str], list[str]]:
-    """*chosen* with the devices of *reasons* isolated; those that are, why; notes on the others."""
+    """*chosen* with the devices of *reasons* isolated.
+
+    Also returns the isolated devices with the reasons, and notes on those that stay in this
+    process.
+    """
     devices, apart, notes = list(chosen), dict[str, str](), list[str]()
     for at, device in enumerate(chosen):
         reason = reasons.get(device.name)
@@ -125,10 +133,10 @@ def set_apart(
 def isolated(
     device: Device, isolate: bool | None, manager: Manager, deadline_ns: int | None
 ) -> Device:
-    """*device* in a process of its own; where that process is not there for now, an
-    `PlaceholderDevice`,
-    for others to step in. Raises `NotAvailable` or `PlacementError` where there can be no such
-    process.
+    """*device* in a host process; a `PlaceholderDevice` if the process is unavailable for now.
+
+    The placeholder makes the runtime fall back. Raises `NotAvailable` or `PlacementError` if the
+    device can have no host process.
     """
     if isolate is False:
         raise NotAvailable("isolate=False keeps it here")
@@ -140,7 +148,7 @@ def isolated(
 
 
 def end_with_their_calls(compilation: Compilation, apart: Collection[str]) -> None:
-    """Has the processes of *apart* killed if a run of *compilation* misses its deadline there."""
+    """Makes a run of *compilation* that misses its deadline kill the host processes of *apart*."""
     for step in compilation.steps:
         if step.device.name in apart and hasattr(step.prepared, "ends_with_its_call"):
             step.prepared.ends_with_its_call = True
@@ -150,7 +158,9 @@ def end_with_their_calls(compilation: Compilation, apart: Collection[str]) -> No
 
 @contextmanager
 def abandoned_late(devices: Mapping[str, Device], apart: Collection[str]) -> Iterator[None]:
-    """A block that compiles on *devices*. If it ends late, the processes of *apart* are killed."""
+    """A block that compiles on *devices*. If it ends late, the host processes of *apart* are
+    killed.
+    """
     try:
         yield
     except (MissedDeadline, Cancelled) as error:
@@ -162,7 +172,7 @@ def abandoned_late(devices: Mapping[str, Device], apart: Collection[str]) -> Ite
 
 
 def _forgive_driver(name: str | None) -> None:
-    """Resets the driver's restart limit: deaths at deadlines are not its fault."""
+    """Resets the driver's restart limit: deaths at deadlines are not the driver's fault."""
     from penstock.runtime.isolation import supervisors
 
     for supervisor in supervisors():

@@ -59,7 +59,9 @@ class BlocklistedDevice:
 
 
 class SubstituteDevice:
-    """*device*, which was not named, for operations blocklisted on *blocklisted* only."""
+    """*device*, which the caller did not name, for operations that are blocklisted on
+    *blocklisted*.
+    """
 
     def __init__(self, device: Device, blocklisted: Sequence[BlocklistedDevice]) -> None:
         self._device, self._blocklisted = device, tuple(blocklisted)

@@ -1,11 +1,13 @@
-"""A device against the reference, down to the first operation whose result departs, by bisection.
+"""Compares a device with the reference, and bisects to the first operation that departs.
 
-Every operation is first computed by the reference, from its real inputs. The device then gets its
-parts of the model, each fed the reference's values and with every result inside it as an output, so
-that no later operation hides an error. A part that departs is halved, and the first of its halves
-that departs halved again, down to one operation. If none departs alone and yet the device's own run
-does, parts are halved as they are compiled in earnest, without the results in between. What is
-found then departs only together, and by more than the rounding errors of its operations add up to.
+The reference first computes every operation from its real inputs. The device then runs its parts of
+the model. Each part gets the reference's values as inputs, and every result inside it is an output,
+so that no later operation hides an error. A part that departs is halved, then the first half that
+departs, down to one operation.
+
+If no operation departs alone but the device's own run does, parts are compiled without the outputs
+in between and halved. A fault found in this way departs only in combination, by more than the
+accumulated rounding errors of its operations.
 """
 
 from __future__ import annotations
@@ -40,11 +42,14 @@ from penstock.runtime.operations import (
 COARSE_SHARE: Final = 1 / 127
 """One 8-bit step, as a share of the largest value: the error of floats from quantised values."""
 AMPLIFIED: Final = 3.0
-"""How many times its operations' error one by one a part may be off when compiled as one."""
+"""How many times its operations' single errors a part may be off when compiled as one."""
 
 
 class Search:
-    """One device, one model, and the values its operations are fed; *only* restricts the device."""
+    """The search on one device and one model, with the inputs of each operation.
+
+    *only* restricts the operations on the device.
+    """
 
     def __init__(
         self,
@@ -71,7 +76,7 @@ class Search:
     def record(
         self, inputs: Mapping[str, Any] | Sequence[Any], against: Device, state: State | None
     ) -> None:
-        """Takes every operation's real inputs and expected results."""
+        """Records every operation's real inputs and expected results."""
         for case in cases_of(self.model, inputs, state=state, device=against):
             if self.progress is not None:
                 self.progress(f"operation {case.index} on {against.name}")
@@ -105,21 +110,23 @@ class Search:
         return self.worst(outputs, own), None
 
     def first(self) -> Departure | None:
-        """The first operation that departs alone."""
+        """The first operation that departs when run alone."""
         for part in self.parts:
             if (found := self._first_in(part)) is not None:
                 return found
         return None
 
     def together(self) -> Departure | None:
-        """The fewest operations in a row found that depart when they are compiled as one."""
+        """The shortest found sequence of operations that departs when compiled as one."""
         for part in self.parts:
             if (found := self._together_in(part)) is not None:
                 return found
         return None
 
     def severity(self, operations: Sequence[int]) -> float:
-        """The error of *operations* compiled anew as one, in times the limit; 0 if they fail."""
+        """The error of *operations*, compiled again as one, in multiples of the limit; 0 if they
+        fail.
+        """
         cut = self._natural.cut(list(operations))
         part = range(operations[0], operations[-1] + 1)
         results = self._run(cut, [self.values[i] for i in cut.inputs], part)
@@ -144,7 +151,7 @@ class Search:
             return self._departure(part, cut, None, results)
         middle = part[len(part) // 2]
         halves = [range(part[0], middle), range(middle, part[-1] + 1)]
-        # What stands before the suspect was right already, fed the reference's values.
+        # The operations before the suspect gave correct results on the reference's values.
         for half in halves[suspect >= middle :]:
             if (found := self._first_in(half)) is not None:
                 return found
@@ -179,9 +186,10 @@ class Search:
         return any(o.quantization is not None and o.dtype.is_integer for o in operands)
 
     def _chained(self, part: range, cut: Cut) -> float:
-        """How far off the device is at the outputs of *part* when it runs its operations one by
-        one, each on what it gave before: the severity that rounding alone, within each operation's
-        class, comes to.
+        """The error that rounding within each operation's class accumulates to in *part*.
+
+        The device runs the operations one by one, each on the device's own previous results. The
+        severity at the outputs of *part* is returned.
         """
         own = dict(self.values)
         for index in part:
@@ -194,7 +202,7 @@ class Search:
         return self.worst(cut.outputs, own, share).severity
 
     def _run(self, cut: Cut, given: Sequence[NDArray], part: range) -> list[NDArray] | str:
-        """The device's results for *cut*, or what it raised."""
+        """The device's results for *cut*, or the text of its error."""
         self.runs += 1
         if self.progress is not None:
             self.progress(f"operations {part[0]} to {part[-1]}")
@@ -217,7 +225,7 @@ class Search:
     def worst(
         self, operands: Sequence[int], given: Mapping[int, NDArray], share: float = 0.0
     ) -> Distance:
-        """The worst distance among *operands*; *share* is the least limit for floats."""
+        """The worst distance among *operands*; *share* is the minimum limit for floats."""
         writers = {o: i for i, p in enumerate(self.model.operations) for o in p.outputs}
         worst = NOTHING
         for position, operand in enumerate(operands):
@@ -250,7 +258,7 @@ class Search:
 
 
 def _runs_of(indexes: Sequence[int]) -> list[range]:
-    """*indexes*, ascending, as the ranges without gaps that they form."""
+    """Splits *indexes*, in ascending order, into ranges without gaps."""
     found: list[range] = []
     for index in indexes:
         if found and found[-1].stop == index:
@@ -278,18 +286,18 @@ def compare(
     timeout: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """The first operation of *model* whose result on *device* departs from that on *against*.
+    """Finds the first operation of *model* whose result on *device* departs from that on *against*.
 
-    *inputs* are those of `CompiledModel.run`, and *device* is asked what it supports for their
-    shapes; variables start at their initial values, or at those of *state*, which gets the new
-    ones. *against* computes what it supports, the reference device the rest. An operation with
-    subgraphs (IF, WHILE) counts as one. What the device does not support, or not in the class
-    *accuracy*, is not compared. *timeout*, in seconds, is each run's deadline. *progress* is told
-    each part that is tried.
+    *inputs* are those of `CompiledModel.run`; the device's support is queried for their shapes.
+    Variables start at their initial values, or at those of *state*, which receives the new values.
+    *against* computes what it supports, and the reference device the rest. An operation with
+    subgraphs (IF, WHILE) counts as one. Operations that the device does not support in the class
+    *accuracy* are not compared. *timeout*, in seconds, is the deadline of each run. *progress* is
+    called for each part that is tried.
 
     All values of one run are held in memory at once. Raises `InputError` for inputs that do not
-    fit, `ShapeMismatch` where their shapes do not fit each other, `PlacementError` for a device
-    that is unknown or cannot be used, and whatever *against* raises.
+    fit, `ShapeMismatch` if their shapes contradict each other, `PlacementError` for a device that
+    is unknown or unusable, and any error of *against*.
     """
     (candidate,) = manager.choose([device])
     (judge,) = manager.choose([against])

@@ -1,4 +1,4 @@
-"""The arguments of `compile_model`, checked."""
+"""Checks the arguments of `compile_model`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check_types(
 
 
 def cache_info(cache: object) -> tuple[CacheInfo | None, str]:
-    """What *cache* of `compile_model` asks for; None, and why, where nothing is cached."""
+    """The cache that *cache* of `compile_model` selects; None, and the reason, for no cache."""
     if cache is None or cache is False:
         return None, NO_CACHE_ASKED
     from penstock.cache.info import CacheInfo
@@ -111,7 +111,7 @@ def shapes_by_position(interface: Interface, shapes: Shapes | None) -> dict[int,
 
 
 def _find(key: object, interface: Interface) -> int:
-    """The input of that name or position."""
+    """The position of the input with that name or position."""
     if isinstance(key, str):
         return find_name(key, interface.input_names, "input")
     count = len(interface.inputs)
@@ -121,7 +121,7 @@ def _find(key: object, interface: Interface) -> int:
 
 
 class Reporter:
-    """Calls *callback* and keeps what it raises: it belongs to the caller."""
+    """Calls *callback* and stores its exception, to be raised to the caller."""
 
     def __init__(self, callback: ProgressCallback) -> None:
         self._callback = callback

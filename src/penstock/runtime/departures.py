@@ -1,4 +1,4 @@
-"""What a comparison of devices finds: a departure, or none, and how it is told."""
+"""Results of comparing devices: `Departure` and `Comparison`, and their text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from penstock.runtime.operations import OperationCase
 
 
 class Departure(Struct, frozen=True):
-    """Where a device's results depart first.
+    """The first place where a device's results depart.
 
-    *operations* are the indexes of one operation, or of the fewest found that depart only when they
-    are compiled together. *type* and *name* are the first one's. *distance* is what was measured;
-    with *error*, what the device raised instead of giving a result, there is none. *case* is the
-    cut-out model with its inputs and what is expected of it.
+    *operations* has the index of one operation, or those of the shortest found sequence that
+    departs only when compiled together. *type* and *name* are those of the first one. *distance* is
+    the measured error. If the device raised an error instead, *error* has it and there is no
+    distance. *case* is the extracted model with its inputs and expected results.
     """
 
     operations: tuple[int, ...]
@@ -33,7 +33,7 @@ class Departure(Struct, frozen=True):
     case: OperationCase
 
     def show(self) -> str:
-        """The departure in words, without a line end."""
+        """The departure as text, without a final newline."""
         first = f"operation {self.operations[0]} ({self.type}, {self.name!r})"
         if len(self.case.model.subgraphs) > 1:
             first += ", with all that its subgraphs do,"
@@ -44,13 +44,13 @@ class Departure(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """What came of comparing *device* with *against*.
+    """The result of comparing *device* with *against*.
 
-    *operations* counts the model's operations, *supported* those that the device takes in the class
-    *accuracy*; *refused* says of the others why not, by index. *outputs* is the distance of the
-    model's own outputs when the device runs what it supports, everything it gets computed by
-    itself: roundings of many operations add up in it, and only a *departure* is a fault. *runs*
-    counts the device's compiles for the search.
+    *operations* counts the model's operations; *supported* counts those that the device supports in
+    the class *accuracy*. *refused* has the reasons for the others, by index. *outputs* is the
+    distance of the model's outputs when the device runs everything that it supports on its own
+    results. Rounding errors of many operations accumulate in it, so only a *departure* is a fault.
+    *runs* counts the device's compiles for the search.
     """
 
     device: str
@@ -69,7 +69,7 @@ class Comparison(Struct, frozen=True):
         return self.departure is not None
 
     def show(self) -> str:
-        """The comparison in a few lines, without a line end."""
+        """The comparison in a few lines, without a final newline."""
         took = f"{self.device} took {self.supported} of {counted(self.operations, 'operation')}"
         if self.departure is not None:
             return f"{self.departure.show()}\n({took}; found in {counted(self.runs, 'run')})"
@@ -121,18 +121,18 @@ def distance_to_builtins(found: Distance) -> dict[str, Any]:
 
 CASE_INPUT: Final = "input{}"
 EXPECTED: Final = "expected/"
-"""What the names of expected results begin with among the arrays of a case."""
+"""Prefix of the names of expected results in a case's arrays."""
 
 TAKEN: Final = frozenset({"file", "allow_pickle"})
-"""Names that `numpy.savez` has arguments of its own for."""
+"""Names that `numpy.savez` uses for its own arguments."""
 
 
 def case_arrays(case: OperationCase, *, as_file: bool = True) -> dict[str, NDArray]:
-    """The arrays of *case* by name, as `numpy.savez` takes them: inputs under their own names, or
-    `input0`, `input1`, ... where those do not tell them apart, and the expected outputs likewise,
-    after `expected/`.
+    """The arrays of *case* by name, for `numpy.savez`.
 
-    *as_file* gives those of `case.tflite()`, where some state is inside, else all.
+    Inputs have their own names, or `input0`, `input1`, ... if their names are not usable and
+    distinct. Expected outputs are named in the same way, after `expected/`. *as_file* selects the
+    arrays of `case.tflite()`, which keeps some state internally; otherwise all arrays.
     """
     entry = case.model.entry
     inputs, outputs = case.positions(as_file=as_file)
@@ -149,7 +149,7 @@ def case_arrays(case: OperationCase, *, as_file: bool = True) -> dict[str, NDArr
 
 
 def _tell_apart(names: Sequence[str]) -> bool:
-    """Whether each of *names* can stand for one array in an `.npz` file."""
+    """Whether *names* are distinct and each can name an array in an `.npz` file."""
     return len(set(names)) == len(names) and all(
         name and name.isprintable() and name not in TAKEN and not name.startswith(EXPECTED)
         for name in names

@@ -1,4 +1,4 @@
-"""Finding devices: the entry points `penstock.drivers`, each with the reason if unusable."""
+"""Finds devices through the entry points `penstock.drivers`; unusable ones have a reason."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ LOOK_SHARE: Final = 10.0
 
 
 class Manager:
-    """The devices of this process. *find* gives the entry points; tests give their own.
+    """The devices of this process. *find* returns the entry points; tests pass their own.
 
-    A driver is loaded when all devices are asked for, or one that may be its own by name: of
-    devices of one name, that of the driver whose name it begins with goes first (`openvino` before
-    others for `openvino-gpu`), then the first in order. Of drivers or devices of one name that
-    several distributions bring, Penstock's are used; of others' none, unless the knob
-    `driver_sources` says whose the name is.
+    A driver is loaded when all devices are requested, or a device that may be its own by name. If
+    several drivers have a device of one name, the driver whose name is a prefix of it comes first
+    (`openvino` for `openvino-gpu`), then the first in order. If several distributions provide a
+    driver or device of one name, Penstock's is used. Of other distributions none is used, unless
+    the knob `driver_sources` assigns the name.
 
-    Safe from any thread. A child process made by `fork` finds its devices anew: those of its parent
-    may hold threads and handles that it does not have.
+    Thread-safe. A child process made by `fork` discovers its devices again, because the parent's
+    devices may hold threads and handles that the child lacks.
     """
 
     def __init__(self, find: Callable[[], Sequence[DriverEntry]] = installed_entries) -> None:
@@ -66,7 +66,7 @@ class Manager:
         self._told: set[str] = set()
 
     def infos(self, isolate: bool | None = None) -> list[DeviceInfo]:
-        """Every device found, usable or not, the fall-back last."""
+        """Every device found, usable or not, the fallback device last."""
         return [found.info for found in self._discover(isolate)]
 
     def choose(
@@ -77,17 +77,17 @@ class Manager:
         *,
         absent: bool = False,
     ) -> list[Device]:
-        """The devices to place on, in order of preference.
+        """The devices to place operations on, in order of preference.
 
-        None takes every usable one that need not be named (or those the knob `devices` names).
-        *isolate* takes them from processes of their own, or from this one; None as each driver's
-        setting says. With *absent*, one that is named and whose driver's process is not there is an
-        `PlaceholderDevice`. Processes that have to be started are waited for until half of the time
-        to
-        the deadline is gone. Raises `InputError` for something that is no device or twice the same,
-        `PlacementError` with the reason for a name that is unknown or unusable, and for an object
-        to be isolated, `NotAvailable` where nothing can be. `InputError` too for a knob of
-        isolation that makes no sense, whoever is chosen.
+        *wanted* None selects every usable device that may be used unnamed, or those of the knob
+        `devices`. *isolate* selects devices in host processes or in this process; None uses each
+        driver's setting. With *absent*, a named device whose host process is unavailable becomes a
+        `PlaceholderDevice`. Starting host processes may take half of the time to the deadline.
+
+        Raises `InputError` for something that is no device, for a duplicate, and for an invalid
+        isolation knob, whichever devices are chosen. Raises `PlacementError`, with the reason, for
+        a name that is unknown or unusable, and for an object that cannot be isolated. Raises
+        `NotAvailable` if this system cannot isolate.
         """
         if isolate is not False:
             self._check_settings(deadline_ns)
@@ -124,12 +124,12 @@ class Manager:
         return [f.device for f in chosen]
 
     def drivers(self, deadline_ns: int | None = None) -> list[str]:
-        """The names of all drivers, whose devices are not looked for."""
+        """The names of all drivers, without discovering their devices."""
         with self._held(deadline_ns):
             return [driver.name for driver in self._all_drivers()]
 
     def absent(self, isolate: bool | None = None) -> dict[str, str]:
-        """The drivers whose host processes were unavailable at the last look, with reasons."""
+        """The drivers whose host processes were unavailable at the last check, with reasons."""
         found = (driver.absent(isolate) for driver in self._drivers or ())
         return {f.info.driver: f.info.reason for f in found if f is not None}
 
@@ -192,7 +192,7 @@ class Manager:
     ) -> Found:
         if (found := self._likeliest(name, isolate, deadline_ns)) is not None:
             return found
-        # Once: each time a driver whose process is not there may be started again.
+        # Discovered once: each discovery may start an unavailable host process again.
         everything = self._discover(isolate, deadline_ns)
         if (found := _usable(name, everything)) is not None:
             return found
@@ -207,7 +207,7 @@ class Manager:
         return named[0]
 
     def _likeliest(self, name: str, isolate: bool | None, deadline_ns: int | None) -> Found | None:
-        """The usable device of that name, where drivers of kin names can tell."""
+        """The usable device of that name, if drivers with a matching name have it."""
         with self._held(deadline_ns):
             for driver in self._likely(name):
                 for found in driver.devices(isolate, deadline_ns):
@@ -220,7 +220,7 @@ class Manager:
         return None
 
     def _likely(self, name: str) -> list[_Driver]:
-        """The drivers that may have the device of that name, the likeliest and Penstock's first."""
+        """The drivers that may have the device of that name: best match first, Penstock's first."""
         drivers = [driver for driver in self._all_drivers() if not driver.refused]
         of_others = {d.distribution for d in drivers if d.distribution != DISTRIBUTION}
         kin = [
@@ -273,7 +273,9 @@ class Manager:
 
 
 class _Driver:
-    """One entry point, and its devices in this process and in a host process once asked for."""
+    """One entry point, with its devices in this process and in a host process, discovered on
+    demand.
+    """
 
     def __init__(self, entry: DriverEntry, source: Source, refused: str) -> None:
         self._entry = entry
@@ -288,7 +290,7 @@ class _Driver:
         return self._entry.name
 
     def warn(self, told: str) -> None:
-        """Logs a warning, once."""
+        """Logs a warning once."""
         if told not in self._told:
             self._told.add(told)
             log.warning("%s", told)
@@ -298,11 +300,13 @@ class _Driver:
         return self.source.distribution
 
     def kinship(self, device: str) -> int:
-        """As `_kinship`."""
+        """See the module's `_kinship`."""
         return _kinship(self._entry.name, device)
 
     def devices(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
-        """Its devices. A process to be started has half of the time to the deadline."""
+        """The driver's devices. Starting its host process may take half of the time to the
+        deadline.
+        """
         isolated = not self.refused and _is_isolated(self._entry, isolate)
         known = self._devices.get(isolated)
         if known is not None and (
@@ -330,7 +334,7 @@ class _Driver:
         return load_devices(name, self._entry.load, self.source.origin)
 
     def absent(self, isolate: bool | None) -> Found | None:
-        """The placeholder, if the host process was unavailable at the last look."""
+        """The placeholder, if the host process was unavailable at the last check."""
         if self.refused:
             return None
         return self._absent if _is_isolated(self._entry, isolate) else None
@@ -358,7 +362,9 @@ class _Driver:
 
 
 def unknown_device(name: str, found: Sequence[DeviceInfo]) -> str:
-    """The error text for an unknown device *name*, with the reason of the driver it may be of."""
+    """The error text for an unknown device *name*, with the reason of the driver it may
+    belong to.
+    """
     known = ", ".join(info.name for info in found) or "none"
     # A driver that does not start, or fails to load, is listed under its own name.
     reasons = [
@@ -370,7 +376,9 @@ def unknown_device(name: str, found: Sequence[DeviceInfo]) -> str:
 
 
 def _kinship(driver: str, device: str) -> int:
-    """The length of the driver's name if the device's name is it, or begins with it as a word."""
+    """The length of the driver's name if the device's name equals it or begins with it as
+    a word.
+    """
     own = device.startswith(driver) and not device[len(driver) : len(driver) + 1].isalnum()
     return len(driver) if own else 0
 
@@ -382,7 +390,7 @@ def _is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
         and not knobs.isolate()
         and not knobs.services()
     ):
-        # The ordinary case, without an import.
+        # The common case, which needs no import.
         return False
     from penstock.runtime.isolation import is_isolated
 
@@ -394,7 +402,9 @@ def _usable(name: str, everything: Sequence[Found]) -> Found | None:
 
 
 def _drivers_of(entries: Sequence[DriverEntry]) -> list[_Driver]:
-    """A driver for each entry point; one whose name is another distribution's is never loaded."""
+    """A driver for each entry point. One whose name belongs to another distribution is never
+    loaded.
+    """
     sources = [source_of(entry) for entry in entries]
     drivers = []
     for entry, source in zip(entries, sources, strict=True):
@@ -410,7 +420,9 @@ def _drivers_of(entries: Sequence[DriverEntry]) -> list[_Driver]:
 def _named_apart(
     drivers: Sequence[_Driver], isolate: bool | None, deadline_ns: int | None
 ) -> list[Found]:
-    """Every driver's devices. Of one name one stays usable: of `holder`, by kinship, by order."""
+    """Every driver's devices. Of each name one stays usable: by `holder`, then kinship,
+    then order.
+    """
     every = [
         (driver, found) for driver in drivers for found in driver.devices(isolate, deadline_ns)
     ]
@@ -436,7 +448,7 @@ def _log_unusable(info: DeviceInfo) -> None:
 
 
 def _unnamed(driver: _Driver, found: Found, claims: Sequence[Source], has_it: str | None) -> Found:
-    """*found* of *driver*, whose name another device has, or nobody."""
+    """*found* of *driver* as unusable: another device has its name, or no device may have it."""
     name = found.info.name
     if driver.distribution == has_it:
         reason = "another driver has a device of this name"
@@ -449,7 +461,7 @@ def _unnamed(driver: _Driver, found: Found, claims: Sequence[Source], has_it: st
 
 
 class _Renewal:
-    """Called in a forked child, where a lock of another thread is never released."""
+    """Fork handler of the child process. It renews the manager with a new lock."""
 
     def __init__(self, owner: Manager) -> None:
         self._owner = weakref.ref(owner)
@@ -471,6 +483,6 @@ manager: Final = Manager()
 def devices() -> list[DeviceInfo]:
     """Every device of every installed driver, usable or not, the reference device last.
 
-    An unusable device has the reason.
+    An unusable device has the reason in its `reason`.
     """
     return manager.infos()

@@ -1,10 +1,9 @@
-"""How far an operation's results lie from the reference's, measured by the rule of its accuracy
-class.
+"""The distance of an operation's results from the reference's, by the rule of its accuracy class.
 
-Quantised results are measured in steps of their scale: none is allowed in the class `exact`, one in
-`faithful`. Other integers, booleans and strings are equal or not. Floats are measured as a share of
-the largest expected value. `relaxed` accepts whatever `faithful` does, and beyond that a root mean
-square of the error, in real values, of a quarter of the result's.
+Quantised results are measured in steps of their scale: the class `exact` allows none, `faithful`
+one. Other integers, booleans and strings must be equal. Floats are measured as a share of the
+largest expected value. `relaxed` accepts everything that `faithful` does. It also accepts a root
+mean square of the error, in real values, of a quarter of the result's.
 """
 
 from __future__ import annotations
@@ -26,24 +25,29 @@ from penstock.ir import Model, NDArray, Operand
 Measure: TypeAlias = Literal["steps", "elements", "relative", "rms", "none"]
 
 FLOAT_SHARE: Final = 2e-4
-"""Of the largest expected value: what the order of float32 sums may change."""
+"""Allowed share of the largest expected value: the effect of the order of float32 sums."""
 HYBRID_SHARE: Final = 1e-2
 """The same for float inputs with integer weights: engines choose how to quantise the inputs."""
 RELAXED_RMS: Final = 0.25
 CANCELLATION: Final = 2.0**-10
-"""Of the largest input: what counts as the largest result of a sum, which may cancel to nothing."""
+"""Share of the largest input that a sum's limit is based on, because sums may cancel to zero."""
 SUMMING: Final = frozenset({"MEAN", "SUM", "CUMSUM", "STABLEHLO_REDUCE"})
 
 
 class Distance(Struct, frozen=True):
-    """The result of an operation that lies farthest from what was expected, beside what is allowed.
+    """The result of an operation with the largest distance, and the allowed limit.
 
-    *measure* says what *value* and *limit* count: "steps" of the quantisation scale, "elements"
-    that differ where none may, "relative" the largest difference as a share of the largest finite
-    expected value, "rms" the root mean square of the difference as a share of that of the expected
-    values, "none" nothing: there are no results, or *problem* says why they cannot be compared
-    (their count, shape or element type, infinities). *output* is the result's position, *element*
-    the index of its worst element, *got* and *expected* the values there, as text.
+    *measure* is the unit of *value* and *limit*:
+
+    - "steps": steps of the quantisation scale;
+    - "elements": the number of elements that differ, if none may;
+    - "relative": the largest difference, as a share of the largest finite expected value;
+    - "rms": the root mean square of the difference, as a share of that of the expected values;
+    - "none": nothing was measured. There are no results, or *problem* says why they cannot be
+      compared (count, shape, element type, infinities).
+
+    *output* is the result's position, *element* the index of its worst element, *got* and
+    *expected* the values of that element, as text.
     """
 
     measure: Measure
@@ -55,16 +59,16 @@ class Distance(Struct, frozen=True):
     expected: str = ""
     problem: str = ""
     not_finite: bool = False
-    """Whether the *problem* is an infinite or not-a-number result."""
+    """Whether the *problem* is an infinite or NaN result."""
 
     @property
     def departs(self) -> bool:
-        """Whether the result is farther away than its class allows."""
+        """Whether the distance exceeds the limit of the class."""
         return bool(self.problem) or not self.value <= self.limit
 
     @property
     def severity(self) -> float:
-        """The error in times the limit: at most 1 if nothing departs; infinite for limit 0."""
+        """The error in multiples of the limit: at most 1 within it; infinite for limit 0."""
         if self.problem:
             return math.inf
         if self.value == 0:
@@ -72,7 +76,7 @@ class Distance(Struct, frozen=True):
         return self.value / self.limit if self.limit else math.inf
 
     def show(self) -> str:
-        """The distance in words, without a line end."""
+        """The distance as text, without a final newline."""
         if self.problem:
             return f"output {self.output}: {self.problem}"
         if self.measure == "none":
@@ -100,12 +104,11 @@ def distance_of(
     expected: Sequence[NDArray],
     accuracy: AccuracyClass = "faithful",
 ) -> Distance:
-    """The worst distance between *outputs* of *model*, one operation or a few, and the *expected*
-    ones.
+    """The worst distance between *outputs* of *model* and the *expected* ones.
 
-    *inputs* are what both were computed from: sums may cancel, and are measured against what was
-    summed. The state of a model that has some is among them, and new state among the results, or
-    neither is.
+    *model* has one operation or a few. *inputs* are the inputs of both results: a sum may cancel,
+    so its limit also depends on its inputs. For a model with state, either *inputs* include the
+    state and the results the new state, or neither does.
     """
     worst = NOTHING
     for found in distances_of(model, inputs, outputs, expected, accuracy):
@@ -123,7 +126,7 @@ def distances_of(
     expected: Sequence[NDArray],
     accuracy: AccuracyClass = "faithful",
 ) -> list[Distance]:
-    """The distance of each output, in order; a single one if the number of outputs is wrong."""
+    """The distance of each output in order; a single one if the number of outputs is wrong."""
     entry = model.entry
     ports = _ports(entry.outputs, entry.ordinary_outputs, len(expected))
     operands = [model.operands[i] for i in ports]
@@ -169,7 +172,7 @@ def _one(
 
 
 def _pairs(array: NDArray) -> NDArray:
-    """Complex numbers as pairs of real ones."""
+    """Complex numbers as pairs of real numbers."""
     return np.stack([array.real, array.imag], axis=-1)
 
 

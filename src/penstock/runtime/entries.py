@@ -1,8 +1,8 @@
-"""The entry points of installed drivers, and which distribution has a name that several claim.
+"""The entry points of installed drivers, and which distribution owns a name that several claim.
 
-They are read straight from where installers put them: `importlib.metadata` takes several times as
-long
-to import. It is asked where something other than ordinary directories has to be searched.
+They are read directly from the files that installers write, because importing `importlib.metadata`
+takes several times as long. `importlib.metadata` is used only if `sys.path` has more than plain
+directories.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ ENTRY_POINT_GROUP: Final = "penstock.drivers"
 
 
 class DriverEntry(Protocol):
-    """What discovery asks of an entry point; `importlib.metadata.EntryPoint` is one."""
+    """What discovery needs of an entry point; `importlib.metadata.EntryPoint` satisfies it."""
 
     @property
     def name(self) -> str: ...
 
     def load(self) -> Any:
-        """The object that the entry point refers to; raises what its import raises."""
+        """Imports and returns the object that the entry point refers to; import errors
+        propagate.
+        """
         ...
 
 
@@ -43,7 +45,7 @@ class Source(Struct, frozen=True):
 
     @property
     def origin(self) -> str:
-        """What devices of it are known by in cache keys and seals, beside their own versions."""
+        """The driver's origin in cache keys and seals, in addition to its version."""
         return f"{self.distribution}:{self.entry_point}" if self.distribution else BY_THE_PROGRAM
 
     def __str__(self) -> str:
@@ -58,7 +60,9 @@ UNKNOWN: Final = Source()
 
 class Entry(Struct, frozen=True):
     """A line `name = value` of entry_points.txt; *value* is `module` or `module:attribute`, dotted.
-    *distribution* is the normalised name of the one that it comes from, and *version* that one's.
+
+    *distribution* is the normalised name of its distribution, and *version* that distribution's
+    version.
     """
 
     name: str
@@ -67,8 +71,8 @@ class Entry(Struct, frozen=True):
     version: str = ""
 
     def load(self) -> Any:
-        # The entry points specification of the Python Packaging User Guide; what is asked for in
-        # brackets is old.
+        # The entry points specification of the Python Packaging User Guide. Extras in brackets are
+        # obsolete.
         place = self.value.partition("[")[0]
         module, colon, attributes = map(str.strip, place.partition(":"))
         path = attributes.split(".") if colon else []
@@ -78,7 +82,7 @@ class Entry(Struct, frozen=True):
 
 
 def source_of(entry: DriverEntry) -> Source:
-    """Where *entry*, of this module or of `importlib.metadata`, comes from."""
+    """The origin of *entry*, which is of this module or of `importlib.metadata`."""
     found: Any = getattr(entry, "dist", None)
     name, version = (
         told if isinstance(told, str) else ""
@@ -91,7 +95,9 @@ def source_of(entry: DriverEntry) -> Source:
 
 
 def installed_entries() -> Sequence[DriverEntry]:
-    """The entry points `penstock.drivers`, of the first distribution of each name on `sys.path`."""
+    """The entry points `penstock.drivers`; of each distribution name, the first on `sys.path`
+    counts.
+    """
     try:
         if _is_ordinary():
             return tuple(
@@ -105,7 +111,7 @@ def installed_entries() -> Sequence[DriverEntry]:
 
 
 def _is_ordinary() -> bool:
-    """Whether plain directories on `sys.path` are all that has to be searched."""
+    """Whether `sys.path` has only plain directories to search."""
     finders = [f for f in sys.meta_path if hasattr(f, "find_distributions")]
     return all(getattr(f, "__name__", "") == "PathFinder" for f in finders) and not any(
         str(place).endswith(".egg") for place in sys.path
@@ -113,10 +119,9 @@ def _is_ordinary() -> bool:
 
 
 def _texts() -> Iterator[tuple[str, str, str]]:
-    """Name and version of every distribution whose entry_points.txt has the group in it, and the
-    content of that.
+    """The name, version and entry_points.txt of each distribution that has the group in it.
 
-    Raises `NotADirectoryError` where `sys.path` has a file.
+    Raises `NotADirectoryError` if `sys.path` has a file.
     """
     seen: set[str] = set()
     for place in sys.path:
@@ -146,7 +151,7 @@ def normalized(name: str) -> str:
 
 
 def _read(path: str) -> bytes:
-    """A small file; nothing where there is none, or none that may be read."""
+    """The content of a small file; empty if it is missing or unreadable."""
     try:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     except OSError:
@@ -170,9 +175,9 @@ def _entries(text: str, distribution: str = "", version: str = "") -> Iterator[E
 
 
 def named_sources() -> dict[str, str]:
-    """Whose the knob `driver_sources` says that names are: distributions by driver or device.
+    """The distribution of each driver or device name, as the knob `driver_sources` assigns them.
 
-    Raises `InputError` where it makes no sense.
+    Raises `InputError` for an invalid knob.
     """
     told: dict[str, str] = {}
     for part in filter(None, map(str.strip, knobs.driver_sources().split(","))):
@@ -190,7 +195,9 @@ def named_sources() -> dict[str, str]:
 
 
 def holder(name: str, claimed: Iterable[str]) -> str | None:
-    """The distribution that has *name*: Penstock's, else the knob's, else the only one, or None."""
+    """The distribution that owns *name*: Penstock's, else the knob's, else the only one,
+    or None.
+    """
     every = set(claimed)
     if len(every) == 1 and not knobs.driver_sources():
         return every.pop()
@@ -202,7 +209,7 @@ def holder(name: str, claimed: Iterable[str]) -> str | None:
 
 
 def why_refused(name: str, own: Source, sources: Sequence[Source]) -> str:
-    """Why *own* does not have the name that all of *sources* claim."""
+    """Why the driver of *own* may not use the name, which all of *sources* claim."""
     if (winner := next((s for s in sources if s.distribution == DISTRIBUTION), None)) is not None:
         return f"{own} claims the name {name!r}, which is Penstock's: {winner} is used"
     knob = "the knob driver_sources (PENSTOCK_DRIVER_SOURCES)"

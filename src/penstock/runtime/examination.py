@@ -1,4 +1,4 @@
-"""What a device says of itself, read once and validated: a driver may say anything."""
+"""Reads and validates a device's metadata once. A driver may return anything."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from penstock.runtime.entries import UNKNOWN, Source
 
 
 class DeviceInfo(Struct, frozen=True):
-    """One device as users see it; *reason* says why it is not *usable* and is empty when it is.
+    """Public description of one device; *reason* says why it is not *usable*, else it is empty.
 
-    What a device does not tell, or tells wrongly, has a default here: its driver's name, the
-    version "invalid", the type "other".
+    A member that is missing or invalid has a default: its driver's name, the version "invalid", the
+    type "other".
     """
 
     name: str
@@ -39,9 +39,9 @@ class DeviceInfo(Struct, frozen=True):
     only_when_named: bool
     driver: str
     isolated: bool = False
-    """Whether it runs in a process of its own."""
+    """Whether it runs in a host process."""
     source: Source = UNKNOWN
-    """The distribution and the entry point; empty for an object of the program."""
+    """The distribution and the entry point; empty for a device object passed by the program."""
 
 
 class Found(Struct, frozen=True):
@@ -53,7 +53,7 @@ class Found(Struct, frozen=True):
 
 
 class Told(Struct):
-    """A device's metadata as it was read, with defaults for what could not be."""
+    """The metadata read from a device, with defaults for members that could not be read."""
 
     name: str
     version: str
@@ -83,13 +83,12 @@ def examined(
 
 
 def examine(device: Device, driver: str) -> tuple[Told, str, ErrorStatus | None]:
-    """The metadata of *device*, why it cannot be used ("" when it can), and the status of a
-    driver's error that is why.
+    """The metadata of *device*, why it is unusable ("" if it is usable), and the error status.
 
-    Every member is read once, and checked: HAL version, name, version, type, feature level,
-    capabilities, numbers of cache files, and the device's own check, which is asked last and only
-    when the rest is right. What raises is a reason. A device without a readable name has
-    *driver*'s.
+    The status is that of the driver's error, if one is the reason. Every member is read once and
+    checked: HAL version, name, version, type, feature level, capabilities, numbers of cache files.
+    The device's own check is called last, and only if the rest is valid. An exception becomes the
+    reason. A device without a readable name gets the name of *driver*.
     """
     blank = DeviceBase
     told = Told(driver, NO_VERSION, blank.type, blank.feature_level, blank.capabilities)
@@ -120,7 +119,7 @@ def _status(error: BaseException) -> ErrorStatus | None:
 
 
 _PRINTED: Final = "one line of characters that print"
-"""What is shown in tables and on terminals, which control characters would command."""
+"""The rule for text shown in tables and on terminals: control characters are not allowed."""
 
 
 def _is_text(value: object) -> bool:
@@ -163,7 +162,7 @@ def _capabilities_fault(value: Any) -> str | None:
     if not isinstance(value, Capabilities):
         return "its capabilities are {}, which are no Capabilities"
     fault = fault_of(checked(value))
-    # What comes out of here is a format.
+    # The result is a format string, so braces are escaped.
     return fault and f"of its capabilities, {fault}".replace("{", "{{").replace("}", "}}")
 
 
@@ -175,7 +174,9 @@ _METADATA: Final[dict[str, Callable[[Any], str | None]]] = {
     "feature_level": _feature_level_fault,
     "capabilities": _capabilities_fault,
 }
-"""Of each member, what tells why its value is wrong: a sentence with {} for the value."""
+"""For each member, a function that returns the fault of its value: a sentence with {} for the
+value.
+"""
 
 
 def _cache_files_fault(device: Device) -> str | None:

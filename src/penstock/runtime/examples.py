@@ -1,4 +1,4 @@
-"""Inputs drawn for a model that is measured before anybody has run it."""
+"""Random inputs for a model that is measured before its first run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ WHOLE: Final = frozenset({DType.UINT8, DType.INT16, DType.INT32, DType.INT64})
 
 PICTURE_RANK: Final = 4
 COLOURS: Final = (1, 3, 4)
-"""Channels of a picture: grey, or red, green, blue and opacity."""
+"""Channel counts of a picture: grey; red, green, blue; these and opacity."""
 
 BRIGHTEST: Final = 255
 
 
 def example(operand: Operand, seed: int = 0) -> NDArray:
-    """The drawn values of an input whose shape is known, the same at each call with one *seed*.
+    """Random values of an input with a known shape; the same for each call with one *seed*.
 
-    Floats from 0 to 1, with an odd seed from -1 to 1; real numbers of a quantised type over its
-    range; whole numbers without a scale from 0 to 255 where they have the shape of a picture (rank
-    4; 1, 3 or 4 channels last); zeros of any other type.
+    - Floats: from 0 to 1; with an odd seed from -1 to 1.
+    - Quantised types: real numbers over the type's range.
+    - Integers without a scale: from 0 to 255 if the shape is that of a picture (rank 4, with 1, 3
+      or 4 channels last).
+    - Any other type: zeros.
     """
     shape = static_shape(operand.shape) or ()
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What a compile would find in the cache; nothing is prepared."""
+"""Reports what a compile would find in the cache. Nothing is prepared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Shapes: TypeAlias = "Mapping[int, Sequence[int]]"
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """One *step* of a plan, what the cache has for it, and whether its device *caches*."""
+    """One *step* of a plan, its cache entry, and whether its device *caches*."""
 
     step: ExecutionStep
     explanation: Explanation
@@ -46,12 +46,13 @@ def explain_model(
     shapes: Shapes | None = None,
     policy: Policy | None = None,
 ) -> tuple[ExecutionPlan, list[ExplainedStep]]:
-    """The plan that `compile_model` would make with these arguments, and for each of its steps
-    whether *cache* has its entry under the derived token, or which ingredient of the key has
-    changed.
+    """The plan that `compile_model` would make with these arguments, and each step's cache entry.
 
-    *model* is a Model or anything `load` takes; *cache* a `Cache`, a directory, or None for the
-    user's. The others are `compile_model`'s. No driver compiles anything, and nothing is written.
+    For each step it reports whether *cache* has the entry of the derived token, or which ingredient
+    of the key has changed. *model* is a Model or anything `load` takes. *cache* is a `Cache`, a
+    directory, or None for the user's directory. The other arguments are `compile_model`'s. No
+    driver compiles anything, and nothing is written.
+
     Raises `ModelError`, `InputError`, `UnknownSignature`, `PlacementError`, and `Unreadable` for a
     directory that cannot be read.
     """
@@ -83,7 +84,7 @@ def explain_model(
     )
 
     def explained(step: ExecutionStep, whole: Model, given: _Shapes) -> Iterator[ExplainedStep]:
-        """*step* of a plan of *whole*; for control flow, the steps of its branches."""
+        """Explains *step* of a plan of *whole*; for control flow, the steps of its branches."""
         if step.control is not None:
             for branch in step.control.branches:
                 for inner in branch.steps:
