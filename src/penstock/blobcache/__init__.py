@@ -1,10 +1,9 @@
-"""A small persistent store of blobs by key, for compiled kernels or anything else that can be made
-again.
+"""A small persistent cache of blobs by key, for compiled kernels or other reproducible data.
 
-It stays within limits, evicts by a policy, keeps its entries in one checksummed file that several
-processes may share, and never makes the program that uses it fail: what cannot be read is a miss,
-what cannot be written is written later. `docs/blobcache.md` shows how to use it; nothing of it
-needs the rest of Penstock.
+It stays within limits, evicts by a policy, and keeps its entries in one checksummed file that
+several processes may share. It never makes its program fail: an unreadable file is a miss, and a
+failed write is retried later. `docs/blobcache.md` shows how to use it. The package can be used
+without the rest of Penstock.
 """
 
 from penstock.blobcache.cache import BlobCache, Buffer

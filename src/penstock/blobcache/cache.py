@@ -23,11 +23,10 @@ B = TypeVar("B", bound=Buffer)
 
 
 class BlobCache:
-    """A mapping from bytes to bytes that evicts entries to stay within its limits (NNAPI's
-    `BlobCache`).
+    """A mapping from bytes to bytes that evicts entries to stay within its limits.
 
-    `total` counts keys and values, not the memory around them. *seed* makes `Select.RANDOM`
-    repeatable. *version* is written by `flatten`; what has another one is not read by `unflatten`.
+    It is NNAPI's `BlobCache`. `total` counts keys and values, not the memory around them. *seed*
+    makes `Select.RANDOM` repeatable. `flatten` writes *version*; `unflatten` rejects another one.
     Not thread-safe; `PersistentBlobCache` is.
     """
 
@@ -67,11 +66,10 @@ class BlobCache:
         return list(self._entries.items())
 
     def set(self, key: Buffer, value: Buffer) -> bool:
-        """Stores a copy of *value* under a copy of *key*; whether it did.
+        """Stores a copy of *value* under a copy of *key*. Returns whether it was stored.
 
-        It does not when key or value is empty, when one of them or both together exceed a limit, or
-        when the policy frees too little. A value that the key had before then stays, unless it was
-        evicted.
+        It is not if key or value is empty, if one of them or both together exceed a limit, or if
+        the policy frees too little. The key's previous value then stays, unless it was evicted.
         """
         key, value = _bytes(key), _bytes(value)
         if not self.limits.admit(len(key), len(value)):
@@ -157,10 +155,9 @@ class BlobCache:
         return flat.flatten(self._entries.items(), self.version)
 
     def flatten_into(self, buffer: Buffer) -> int:
-        """Writes what `flatten` gives to the start of *buffer*; its size.
+        """Writes the bytes of `flatten` to the start of *buffer*. Returns their size.
 
-        Raises `InputError`, having written nothing, when *buffer* is smaller than
-        `flattened_size()`.
+        Raises `InputError`, and writes nothing, if *buffer* is smaller than `flattened_size()`.
         """
         data = self.flatten()
         if not fill(buffer, data):
@@ -169,10 +166,10 @@ class BlobCache:
         return len(data)
 
     def unflatten(self, data: Buffer) -> bool:
-        """Replaces the entries by those in *data*, subject to this cache's limits and policy.
+        """Replaces the entries by those in *data*, within this cache's limits and policy.
 
-        False when another version wrote them: the cache is empty then. Raises `MalformedBlobs` when
-        *data* is not what `flatten` gives: the cache is empty then too.
+        Returns False if another version wrote them. Raises `MalformedBlobs` if *data* is not in the
+        format of `flatten`. The cache is empty after both.
         """
         self.clear()
         entries = flat.unflatten(memoryview(_bytes(data)), self.version)

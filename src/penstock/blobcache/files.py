@@ -1,11 +1,10 @@
-"""The file of a blob cache, which several processes read and replace as a whole, and the clock;
-tests
-replace the operating system's part of both.
+"""The file of a blob cache, and the clock. Tests replace the operating system's part of both.
 
-Replacing is atomic: a new file is written beside the old one, synced and renamed. A process that
-dies at any point leaves the old file or the new one. Writers take turns by a lock on `<name>.lock`,
-a file that stays. So the new file can have one name, `<name>.tmp`, and the next writer removes what
-a dead one left. Readers take no lock.
+Several processes read and replace the file as a whole. Replacing is atomic: a writer writes a
+temporary file, syncs it and renames it. A process that dies at any point leaves the old file or the
+new one. A lock on `<name>.lock`, a file that stays, excludes other writers. So the temporary file
+can have one name, `<name>.tmp`, and the next writer removes that of a dead process. Readers take no
+lock.
 """
 
 from __future__ import annotations
@@ -25,16 +24,15 @@ class Clock(Protocol):
     """Seconds, waiting, and doing something later."""
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Seconds on a monotonic clock."""
 
     def sleep(self, seconds: float) -> None:
         """Returns after that long."""
 
     def after(self, seconds: float, action: Callable[[], object]) -> Callable[[], None]:
-        """Has *action* called in that long, in another thread, unless what this returns is called
-        before.
+        """Calls *action* after that many seconds in another thread, unless it is cancelled.
 
-        Raises `RuntimeError` when no thread can be started.
+        Calling the result cancels it. Raises `RuntimeError` if no thread can be started.
         """
 
 
@@ -72,7 +70,7 @@ class Files(Protocol):
         """A descriptor for writing a file that did not exist, with mode 0600."""
 
     def open_lock(self, path: Path) -> int:
-        """A descriptor to lock; the file is made, with mode 0600, where there is none."""
+        """A descriptor to lock; a missing file is created with mode 0600."""
 
     def size(self, fd: int) -> int:
         """Bytes in a regular file."""
@@ -84,13 +82,13 @@ class Files(Protocol):
         """Writes a first part of *data*; its size."""
 
     def sync(self, fd: int) -> None:
-        """Returns when what was written survives a loss of power."""
+        """Returns once the written data survives a loss of power."""
 
     def close(self, fd: int) -> None:
-        """Closes a descriptor. It is closed too when this raises."""
+        """Closes a descriptor. It is closed even if this raises."""
 
     def replace(self, source: Path, target: Path) -> None:
-        """Renames *source* to *target*, in place of what was there, as one step."""
+        """Renames *source* to *target* atomically, and replaces the file there."""
 
     def unlink(self, path: Path) -> None:
         """Removes a file's name."""
@@ -102,7 +100,7 @@ class Files(Protocol):
         """Locks the file of `open_lock` against other openings; False if one has the lock."""
 
     def is_current(self, fd: int, path: Path) -> bool:
-        """Whether *path* still names what *fd* has open."""
+        """Whether *path* still names the file that *fd* has open."""
 
     def unlock(self, fd: int) -> None:
         """Gives a lock back. The system does it for a process that dies."""
@@ -214,17 +212,16 @@ _LONGEST_WAIT_S: Final = 0.05
 
 
 class Store:
-    """The file at *path*. *lock_timeout* is how many seconds `update` waits for its turn."""
+    """The file at *path*. *lock_timeout* is how many seconds `update` waits for the lock."""
 
     def __init__(self, path: Path, files: Files, clock: Clock, lock_timeout: float) -> None:
         self.path, self._files, self._clock = path, files, clock
         self._lock_timeout = lock_timeout
 
     def read(self, most: int) -> bytes | None:
-        """The file's bytes; None where there is no file.
+        """The file's bytes; None if there is no file.
 
-        A file of more than *most* bytes is read up to *most* + 1 of them, so that the caller can
-        tell.
+        Reads at most *most* + 1 bytes, so that the caller can detect a longer file.
         """
         try:
             fd = self._files.open_read(self.path)
@@ -241,12 +238,11 @@ class Store:
         return b"".join(parts)
 
     def update(self, most: int, change: Callable[[bytes | None], bytes]) -> None:
-        """Replaces the file by what *change* makes of its bytes, which are given as `read` gives
-        them.
+        """Replaces the file by the bytes that *change* returns for its bytes, as `read` gives them.
 
-        Nobody else's `update` comes between. Nothing is written when the bytes stay the same.
-        Raises `OSError` (`TimeoutError` when the lock was not to be had) with the old file still
-        there, or, when only making the new name durable failed, with the new one there.
+        No other `update` runs meanwhile. Nothing is written if the bytes stay the same. Raises
+        `OSError` (`TimeoutError` if the lock stays taken). The old file is then unchanged, or the
+        new one is in place if only making the new name durable failed.
         """
         with self._locked():
             old = self.read(most)
@@ -263,8 +259,8 @@ class Store:
             try:
                 self._wait_for_lock(fd, end)
                 try:
-                    # Somebody who tidied up may have removed what was locked; others would lock a
-                    # new one.
+                    # A clean-up may have removed the locked file; other processes would lock a new
+                    # one.
                     current = self._files.is_current(fd, name)
                     if current:
                         yield

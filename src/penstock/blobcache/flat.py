@@ -12,13 +12,12 @@
 | then | per entry u64 key size, u64 value size, key, value, zero bytes up to a multiple of 8 |
 
 Entries are in order of last use, the least recent first, so reading them in order into an empty
-cache restores that order. A file puts `nn$$` and a u32 checksum of everything that follows before
-this.
+cache restores that order. A file has `nn$$` and a u32 checksum of all following bytes before this.
 
 The checksum has CRC-32C's polynomial, but initial value 0 and no final inversion, so it differs
-from
-the standard CRC-32C. It is then linear and ignores leading zeros. So the words are cut into lanes
-that advance together, and one matrix for each doubling of the length combines the lanes' checksums.
+from the standard CRC-32C. It is then linear and ignores leading zeros. So the words are cut into
+lanes that advance together, and one matrix for each doubling of the length combines the lanes'
+checksums.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def _byte_table() -> tuple[int, ...]:
 
 @cache
 def _word_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """What four zero bytes make of the low and of the high half of a state, uint32 [65536] each."""
+    """Effect of four zero bytes on the low and the high half of a state, uint32 [65536] each."""
     import numpy as np
 
     tables = []
@@ -107,7 +106,7 @@ def _word_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
 
 @cache
 def _advance(log_words: int) -> NDArray[np.uint32]:
-    """What 4 * 2**log_words zero bytes make of each single bit, uint32 [32]."""
+    """Effect of 4 * 2**log_words zero bytes on each single bit, uint32 [32]."""
     import numpy as np
 
     if log_words:
@@ -146,7 +145,7 @@ class MalformedBlobs(CacheError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Whose blobs these are. Those of another device version or build are not read.
+    """Version of a blob cache: blobs of another device version or build are not read.
 
     *device* is a 32-bit number, *build* at most 1024 bytes of UTF-8. Raises `InputError` otherwise.
     """
@@ -172,7 +171,7 @@ def flattened_size(entries: Entries, version: Version) -> int:
 def largest_flattened(limits: Limits, version: Version) -> int:
     """Most bytes that a cache of these limits has when flattened.
 
-    Keys and values have 1 byte or more, so no entry takes more than 12 times what it counts.
+    Keys and values have 1 byte or more, so no entry takes more than 12 times its counted bytes.
     """
     return _align(_BASE + len(version.build.encode())) + 12 * limits.total
 
@@ -189,10 +188,10 @@ def flatten(entries: Entries, version: Version) -> bytes:
 
 
 def unflatten(data: memoryview, version: Version) -> list[tuple[bytes, bytes]] | None:
-    """The entries in *data*; None when another version wrote them.
+    """The entries in *data*; None if another version wrote them.
 
-    Raises `MalformedBlobs` for anything that `flatten` cannot have written. No size that the bytes
-    claim is used before it is compared with how many there are.
+    Raises `MalformedBlobs` for anything that `flatten` cannot have written. A size in the data is
+    checked against the number of bytes before it is used.
     """
     if len(data) < _HEADER.size:
         raise MalformedBlobs(f"{len(data)} bytes end inside the header of {_HEADER.size}")
@@ -246,7 +245,7 @@ def wrap(flat: bytes) -> bytes:
 
 
 def unwrap(file: bytes) -> memoryview:
-    """The flattened cache in a file. Raises `MalformedBlobs` when it is not what was written."""
+    """The flattened cache in a file. Raises `MalformedBlobs` if the checksum or header is wrong."""
     if len(file) < _FILE_HEADER.size:
         raise MalformedBlobs(f"a file of {len(file)} bytes is no blob cache")
     magic, expected = _FILE_HEADER.unpack_from(file)

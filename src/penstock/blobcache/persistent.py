@@ -27,11 +27,11 @@ def merge(
     theirs: Mapping[bytes, bytes],
     used: AbstractSet[bytes],
 ) -> dict[bytes, bytes]:
-    """What *mine* and *theirs* have become together since both were *base*.
+    """Three-way merge: *mine* and *theirs*, both changed since *base*.
 
-    A key that one side changed, added or removed is as that side has it. Where both did, mine has
-    precedence, but a value has precedence over none. All are in order of last use; *used* are those
-    of mine used since: they come last, in my order.
+    If one side changed, added or removed a key, that change is applied. If both did, mine has
+    precedence, but a value has precedence over a removal. All are in order of last use. *used* are
+    the keys of mine used since: they come last, in my order.
     """
     last = [key for key in mine if key in used or key not in theirs]
     first = theirs.keys() - set(last)
@@ -60,16 +60,16 @@ LOCK_TIMEOUT_S: Final = 10.0
 
 
 class PersistentBlobCache:
-    """A `BlobCache` with a file (NNAPI's `NNCache`, its flaws left out). Safe from any thread.
+    """A `BlobCache` with a file (NNAPI's `NNCache`, without its flaws). Safe from any thread.
 
     Before `initialize` and after `terminate` every get misses and every set is ignored. The file is
-    read at the first use, and written *save_delay* seconds after the first change since it was last
-    written, by `terminate`, and when the interpreter ends. Writing merges: entries that other
-    processes wrote stay, those that they freed go. Without a *path* nothing is kept.
+    read at the first use. It is written *save_delay* seconds after the first unsaved change, by
+    `terminate`, and when the interpreter ends. Writing merges: entries that other processes wrote
+    stay, those that they freed are removed. Without a *path* nothing is persistent.
 
-    A file that cannot be read, written or believed never raises here; `problem` says what is wrong,
-    and a warning is logged. All who share a file should use the same limits and version: what does
-    not fit the one who writes is not kept.
+    A file that cannot be read, written or verified never raises here; `problem` is the reason, and
+    a warning is logged. All processes that share a file should use the same limits and version:
+    entries beyond the writer's limits are dropped.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class PersistentBlobCache:
         self._loaded = False
         self._ending = False
         self._changed = False
-        self._base: dict[bytes, bytes] = {}  # what the file held when last read or written
+        self._base: dict[bytes, bytes] = {}  # contents of the file when last read or written
         self._used: set[bytes] = set()  # used since then
 
     @classmethod
@@ -161,10 +161,13 @@ class PersistentBlobCache:
             self._cache = BlobCache(limits, policy, version=self._version, seed=self._seed)
 
     def terminate(self) -> bool:
-        """Saves, then frees everything. What `save` answers. Harmless when not initialized."""
+        """Saves, then frees everything.
+
+        Returns the result of `save`. Without `initialize`: no effect.
+        """
         with self._saving:
             with self._lock:
-                self._ending = True  # what is set from now on is ignored, not lost
+                self._ending = True  # later sets are ignored, not lost
             try:
                 return self._save()
             finally:
@@ -213,7 +216,7 @@ class PersistentBlobCache:
         return len(found), buffer
 
     def delete(self, key: Buffer) -> bool:
-        """Frees an entry, in the file too when it is next written; whether there was one."""
+        """Frees an entry, in the file too at the next write. Returns whether there was one."""
         with self._lock:
             cache = self._ready()
             if cache is None or not cache.delete(key):
@@ -245,10 +248,11 @@ class PersistentBlobCache:
             return 0 if cache is None else cache.total
 
     def save(self) -> bool:
-        """Writes now what was changed, merged with what others wrote, which is then here too.
+        """Writes the changes now, merged with those of other processes, which this cache then has
+        too.
 
-        True when there was nothing to write, or it was written. False when that failed: `problem`
-        says why, nothing is lost, and it is tried again after the next change.
+        True if there was nothing to write, or it was written. False if that failed: `problem` is
+        the reason, nothing is lost, and it is retried after the next change.
         """
         with self._saving:
             return self._save()
@@ -265,7 +269,7 @@ class PersistentBlobCache:
 
         def join(file: bytes | None) -> bytes:
             theirs = self._believe(file, cache.limits)
-            # With no file there is nothing that others could have freed.
+            # Without a file, no other process can have freed entries.
             merged = merge(base, mine, dict(theirs), used) if theirs is not None else mine
             saved.replace(merged.items())
             return flat.wrap(saved.flatten())
@@ -301,7 +305,7 @@ class PersistentBlobCache:
             return None if cache is None else cache.peek(key)
 
     def _ready(self) -> BlobCache | None:
-        """The cache, with what the file has; None when not initialized."""
+        """The cache, with the file's entries; None if not initialized."""
         cache, store = self._cache, self._store
         if cache is None or self._ending:
             return None
@@ -338,7 +342,7 @@ class PersistentBlobCache:
 
     def _note_use(self, key: Buffer, cache: BlobCache) -> None:
         self._used.add(memoryview(key).tobytes())
-        if len(self._used) > 2 * len(cache) + 64:  # where nothing is ever saved, this must not grow
+        if len(self._used) > 2 * len(cache) + 64:  # must stay bounded if nothing is ever saved
             self._used.intersection_update(cache.keys())
 
     def _note_change(self) -> None:

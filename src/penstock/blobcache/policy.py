@@ -1,4 +1,4 @@
-"""How much a blob cache holds, and what it gives up when that is not enough."""
+"""Limits of a blob cache, and which entries it evicts to stay within them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Select(enum.Enum):
     RANDOM = "random"
     """Any, each as likely as the others."""
     LRU = "lru"
-    """The one whose last use is longest ago: a `set`, or a `get` that copied the value."""
+    """Evicts the entry whose last use is longest ago: a `set`, or a `get` that copied the value."""
 
 
 class Capacity(enum.Enum):
-    """How far evicting goes, once an entry does not fit."""
+    """How much is evicted if an entry does not fit."""
 
     HALVE = "halve"
     """Down to half of the total. An entry that does not fit then either is not stored."""
@@ -60,8 +60,8 @@ POLICIES: Final = tuple(Policy(s, c) for c in Capacity for s in Select)
 class Limits:
     """Most bytes of one key, of one value, and of all keys and values together.
 
-    What the cache spends beyond them (a dictionary's slots, a file's headers) is not counted.
-    Raises `InputError` for a limit below 1.
+    Overhead of the cache (a dictionary's slots, a file's headers) is not counted. Raises
+    `InputError` for a limit below 1.
     """
 
     key: int = 12 * KIB
@@ -76,5 +76,5 @@ class Limits:
                 raise InputError(f"the limit {name} must be 1 byte or more, not {limit}")
 
     def admit(self, key: int, value: int) -> bool:
-        """Whether an entry of these sizes may ever be stored. Empty keys and values may not."""
+        """Whether an entry of these sizes can be stored. Empty keys and values cannot."""
         return 0 < key <= self.key and 0 < value <= self.value and key + value <= self.total

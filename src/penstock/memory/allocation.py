@@ -41,7 +41,7 @@ class RoleUse(Struct, frozen=True, eq=False):
 
 
 class RoleUser(Protocol):
-    """What has inputs and outputs that buffers can be allocated for: a `CompiledModel`."""
+    """An object with inputs and outputs that buffers can be allocated for: a `CompiledModel`."""
 
     def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
         """The input or output of that name or position. Raises `InputError` where there is none."""
@@ -64,7 +64,7 @@ class InputRole(Struct, frozen=True, eq=False):
 
 
 class OutputRole(Struct, frozen=True, eq=False):
-    """The buffer is to be output *name* (or position) of *compiled*, likewise."""
+    """The buffer is to be output *name* (or position) of *compiled*."""
 
     compiled: Any
     name: str | int
@@ -80,16 +80,16 @@ def allocate(
     *,
     fallback: bool = True,
 ) -> DeviceBuffer:
-    """Memory that serves all of *roles*, on the device that runs them.
+    """Allocates memory that serves all of *roles*, on the device that runs them.
 
-    *dimensions* say more of the shape than the models do, None where they know no more; empty is
-    anything. The device is that of all steps that read or write the value; where they are on
-    several, where it refuses, where it is below feature level 4, and where it has no memory of its
-    own, the buffer is a pool, and says so, as do the receipts of runs with it. Without *fallback*
-    that raises instead: what the device said, or `PlacementError` where there is not one device.
+    *dimensions* refine the models' shape; None is an unknown dimension, empty means any shape. The
+    device is that of all steps that read or write the value. The buffer is a pool if they are on
+    several devices, if the device refuses, is below feature level 4, or has no memory of its own.
+    The buffer and the receipts of its runs then give the reason. Without *fallback* an error is
+    raised instead: that of the device, or `PlacementError` if there is not exactly one device.
 
-    Raises `InputError` without roles, for one that names no input or output of a compiled model, or
-    is there twice, for roles that differ in element type or quantisation, and for dimensions that
+    Raises `InputError` without roles, for a role that names no input or output of a compiled model
+    or is repeated, for roles that differ in element type or quantisation, and for dimensions that
     contradict each other.
     """
     if not isinstance(roles, Iterable):

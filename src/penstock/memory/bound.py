@@ -53,9 +53,10 @@ class Bindable(Protocol):
 
 
 class BoundMemory:
-    """One use of memory by one run. Defaults are those of memory that no device takes. *owner* is
-    the caller's object, returned as the output; *name* is for receipts; *shape* is None for an
-    output of unknown shape. *staged* counts extra copies of the last `read` or `write`.
+    """One use of memory by one run. The defaults are for memory that no device accepts.
+
+    *owner* is the caller's object, returned as the output. *name* is for receipts. *shape* is None
+    for an output of unknown shape. *staged* counts extra copies of the last `read` or `write`.
     """
 
     __slots__ = ("name", "owner", "shape", "staged")
@@ -71,13 +72,14 @@ class BoundMemory:
 
     @property
     def result(self) -> Any:
-        """What the caller gets for an output."""
+        """The value that the caller gets for an output."""
         return self.owner
 
     def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
-        """How *use* gets it; None if it has to be copied. Pools that it needs are added to *pools*,
-        those of the request. Raises `DriverError` if the device cannot take it nor the host copy
-        it.
+        """The argument for *use*; None if the value has to be copied.
+
+        Adds the pools that it needs to *pools*, those of the request. Raises `DriverError` if the
+        device cannot accept the memory and the host cannot copy it.
         """
         return None
 
@@ -104,7 +106,7 @@ class BoundMemory:
         return None
 
     def notes(self) -> list[str]:
-        """What the receipt of the run says of it."""
+        """Notes for the receipt of the run."""
         return []
 
 
@@ -148,7 +150,7 @@ class BoundPool(BoundMemory):
         return self._view().copy()
 
     def write(self, value: NDArray) -> None:
-        """As `BoundMemory.write`, likewise."""
+        """As `BoundMemory.write`."""
         array = self._view()
         if not array.flags.writeable:
             raise GeneralFailure(f"{self.name} cannot be written")
@@ -187,19 +189,19 @@ class LentPool(BoundPool):
 
     @property
     def array(self) -> NDArray | None:
-        """The value where it lies."""
+        """The value in its pool, not copied."""
         shape = self.shape
         return None if shape is None else self._pool.view(self._dtype.numpy, shape)
 
     @property
     def result(self) -> Any:
-        """What the caller gets for an output: an array over the pool."""
+        """The value that the caller gets for an output: an array over the pool."""
         return self.array
 
     def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
         self.check(use.device)
         capabilities = use.device.capabilities
-        # Memory that may shrink is lent to another process by what it is, not by where it is mapped
+        # Memory that may shrink is passed to another process by its descriptor, not by its address
         # here.
         elsewhere = self._memory.name != ASHMEM and is_isolated(use.device)
         if elsewhere or not (capabilities.accepts_host_memory and capabilities.shares_host_memory):
@@ -216,7 +218,7 @@ class LentPool(BoundPool):
 
 
 def extent_of(memory: Memory, kind: Kind, operand: Operand) -> tuple[tuple[int, ...] | None, int]:
-    """The shape of the value, if it is known, and how many bytes of *memory* are for it."""
+    """The shape of the value, if it is known, and its number of bytes in *memory*."""
     if operand.dtype is DType.STRING:
         raise InputError(f"{place_of(kind, operand)} holds strings, which cannot lie in a pool")
     shape = static_shape(operand.shape)

@@ -32,23 +32,23 @@ T = TypeVar("T")
 ASKED: Final = "the caller copies the value of a device buffer"
 
 OFTEN: Final = 3
-"""Runs in a row with a copy by the host before or after them until a receipt says so."""
+"""Consecutive runs with a copy by the host before or after, until a receipt mentions it."""
 
 
 class DeviceBuffer(Closing):
-    """One value in a device's memory, or in a pool where no device would have it; made by
-    `penstock.memory.allocate`.
+    """One value in a device's memory, or in a pool if no device accepted it.
 
-    It is given where an array is, as the inputs and outputs that it was allocated for, and stays on
-    the device between runs. Where that device's process ends, every use raises `DeadObject`. It has
-    no value at first: copy one in, or let a run write it; a run that fails leaves it without.
-    Buffers whose shape was not known take that of what is written. Any number of runs may read it
-    at the same time; what others read while one writes is one of the values, whole, on a device; of
-    a pool it may be parts of both.
+    `penstock.memory.allocate` makes it. A run accepts it instead of an array, for the inputs and
+    outputs that it was allocated for, and the value stays on the device between runs. If that
+    device's process ends, every use raises `DeadObject`.
 
-    *device* is the name of the device that has it, None for a pool; *fallback_reason* says why it
-    is one. `copies` are those that the last `copy_to`, `copy_from` or `numpy` of it made, whichever
-    thread called it.
+    The buffer has no value at first: copy one in, or let a run write it. A run that fails leaves it
+    without a value. A buffer of unknown shape takes the shape of what is written. Any number of
+    runs may read it at the same time. While one run writes, other runs on a device read the old
+    value or the new one, whole; from a pool they may read parts of both.
+
+    *device* is the name of its device, None for a pool; *fallback_reason* is why it is a pool.
+    `copies` are those of the last `copy_to`, `copy_from` or `numpy` of it, in any thread.
     """
 
     def __init__(self, allocation: Allocation, storage: Storage, name: str) -> None:
@@ -61,7 +61,7 @@ class DeviceBuffer(Closing):
         self._fresh = self._filled = False
         self.copies: tuple[CopyReceipt, ...] = ()
         self.remedy = "allocate another"
-        """What to do when its device has lost it; the end of the error's sentence."""
+        """What the caller can do when its device has lost it; the end of the error's sentence."""
 
         self._release = weakref.finalize(self, _release, storage, self._process)
         self._release.atexit = False
@@ -73,7 +73,7 @@ class DeviceBuffer(Closing):
 
     @property
     def fallback_reason(self) -> str:
-        """Why it lies in a pool; empty where it is on a device."""
+        """Why it lies in a pool; empty if it is on a device."""
         return self._storage.reason
 
     @property
@@ -83,7 +83,7 @@ class DeviceBuffer(Closing):
 
     @property
     def shape(self) -> tuple[int | None, ...] | None:
-        """Of its value; without one, as far as the roles and the dimensions asked for say."""
+        """Shape of its value; without a value, as far as the roles and dimensions define it."""
         return self._allocation.shape if self._shape is None else self._shape
 
     @property
@@ -92,12 +92,15 @@ class DeviceBuffer(Closing):
         return self._shape is not None and not self._storage.lost
 
     def copy_to(self, destination: MemoryPool | DeviceBuffer | NDArray | Any) -> None:
-        """Copies the value out: to a pool, or hardware buffer with bytes, of exactly its size, an
-        array of its dtype and shape, also one of another library that DLPack or the buffer protocol
-        shows, or another device buffer.
+        """Copies the value out to *destination*.
 
-        Raises `StateError` without a value, `InputError` for what does not fit, `ClosedError`,
-        `DriverError`. After an error *destination* may hold some, all or none of the bytes.
+        *destination* is a pool, or hardware buffer with bytes, of exactly its size; an array of its
+        dtype and shape, also one of another library that supports DLPack or the buffer protocol; or
+        another device buffer.
+
+        Raises `StateError` without a value, `InputError` for a destination that does not fit,
+        `ClosedError`, `DriverError`. After an error *destination* may hold some, all or none of the
+        bytes.
         """
         self._check_usable()
         if isinstance(destination, DeviceBuffer):
@@ -121,12 +124,13 @@ class DeviceBuffer(Closing):
         source: MemoryPool | DeviceBuffer | NDArray | Any,
         dimensions: Sequence[int] | None = None,
     ) -> None:
-        """Copies a value in, of the kinds that `copy_to` takes. *dimensions* are its shape, needed
-        for a pool where the buffer's is not known.
+        """Copies a value in, from the kinds that `copy_to` accepts.
 
-        Raises `InputError` for what does not fit, `StateError` for a device buffer without a value,
-        `ClosedError`, `DriverError`; the buffer then has no value, unless it was refused before
-        anything was copied.
+        *dimensions* are its shape, needed for a pool if the buffer's shape is unknown.
+
+        Raises `InputError` for a source that does not fit, `StateError` for a device buffer without
+        a value, `ClosedError`, `DriverError`. The buffer then has no value, unless the source was
+        rejected before the copy began.
         """
         self._check_usable()
         if source is self:
@@ -190,7 +194,7 @@ class DeviceBuffer(Closing):
         return f"<DeviceBuffer {self._allocation.dtype.value}{shape} {where}>"
 
     def notes(self) -> list[str]:
-        """What a receipt says of it."""
+        """Notes for the receipt of a run."""
         found = []
         if self.fallback_reason:
             found.append(f"{self._name} lies in a pool: {self.fallback_reason}")
@@ -215,7 +219,7 @@ class DeviceBuffer(Closing):
                 self._filled = True
 
     def _used(self, kind: Kind) -> None:
-        """A run takes it by its argument."""
+        """Records that a run uses the buffer as this kind of argument."""
         with self._lock:
             self._runs += 1
             if kind == "output":
@@ -287,7 +291,7 @@ class DeviceBuffer(Closing):
             self.copies = source.copies + self.copies
 
     def _fetched(self, shape: tuple[int, ...]) -> tuple[NDArray, int]:
-        """The value in memory of its own, and how many copies that took."""
+        """The value, copied to separate memory, and the number of copies."""
         with staging(shape, self.dtype) as (pool, array):
             count = self._asked(lambda: self._storage.copy_to(pool.memory))
             return array, count
@@ -323,7 +327,7 @@ class DeviceBuffer(Closing):
         return DeadObject(f"{self._name} is lost with its device ({how}); {self.remedy}")
 
     def gone(self) -> DeadObject | None:
-        """What every use of it raises once its device is gone; None while that is there."""
+        """The error of every use once its device is unavailable; None before."""
         lost = self._storage.lost
         return self._dead(lost) if lost else None
 
@@ -336,7 +340,7 @@ class DeviceBuffer(Closing):
         return shape
 
     def _full(self, dimensions: Sequence[int] | None) -> tuple[int, ...]:
-        """The complete shape of what is to be copied in."""
+        """The complete shape of a value to copy in."""
         declared = self._allocation.shape
         if dimensions is None:
             known = static_shape(declared)

@@ -17,8 +17,8 @@ _watchers: list[Callable[[CopyReceipt], None]] = []
 class CopyReceipt(msgspec.Struct, frozen=True):
     """One copy of tensor data made by the runtime.
 
-    *step* and *operand* say at which boundary: the step of the plan, and the operand of its model's
-    entry subgraph; None where the copy belongs to no step.
+    *step* and *operand* identify the boundary: the step of the plan, and the operand of its model's
+    entry subgraph. Both are None if the copy belongs to no step.
     """
 
     nbytes: int
@@ -37,7 +37,7 @@ class CopyReceipt(msgspec.Struct, frozen=True):
 
 @contextmanager
 def watched_copies(watch: Callable[[CopyReceipt], None]) -> Iterator[None]:
-    """Calls *watch* with every copy made during the block, in the thread that makes the copy."""
+    """Calls *watch* for every copy during the block, in the thread that makes the copy."""
     _watchers.append(watch)
     try:
         yield

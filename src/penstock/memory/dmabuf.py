@@ -1,7 +1,6 @@
-"""Linux's dma-bufs: allocated from a dma-heap or of a memfd by udmabuf, and told when the CPU uses
-them.
+"""Linux dma-bufs: allocation from a dma-heap or udmabuf, and announcing the CPU's use.
 
-The requests and structures are those of `linux/dma-heap.h`, `linux/udmabuf.h` and
+The ioctl requests and structures are those of `linux/dma-heap.h`, `linux/udmabuf.h` and
 `linux/dma-buf.h`.
 """
 
@@ -29,11 +28,11 @@ SYNC_END: Final = 4
 UDMABUF_CLOEXEC: Final = 1
 
 INTERRUPTIONS: Final = 100
-"""How often a request that a signal interrupts is made again."""
+"""Most retries of a request that a signal interrupts."""
 
 
 class Kernel(Protocol):
-    """What is asked of the system: another one in tests of systems that have dma-bufs."""
+    """System calls of dma-bufs. Tests replace it to imitate a system that has them."""
 
     def open(self, path: str) -> int: ...
     def close(self, fd: int) -> None: ...
@@ -64,8 +63,10 @@ LINUX: Final = LinuxKernel()
 def allocate(
     nbytes: int, make_memfd: Callable[[int], int], kernel: Kernel = LINUX
 ) -> tuple[int, str]:
-    """A descriptor of at least *nbytes* zero bytes, and what holds them: "dma_heap", "udmabuf", or
-    a "memfd" as a stand-in. *make_memfd* makes sealed memory for the last two. Raises as that.
+    """A descriptor of at least *nbytes* zero bytes, and the kind of memory.
+
+    The kind is "dma_heap", "udmabuf", or a "memfd" as a stand-in. *make_memfd* makes sealed memory
+    for the last two. Raises the errors of *make_memfd*.
     """
     rounded = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     for heap in HEAPS:
@@ -88,12 +89,12 @@ def begin(fd: int, *, write: bool, kernel: Kernel = LINUX) -> bool:
 
 
 def end(fd: int, *, write: bool, kernel: Kernel = LINUX) -> None:
-    """Says that the CPU has done what `begin` announced."""
+    """Announces the end of the use that `begin` announced."""
     _sync(kernel, fd, SYNC_READ | SYNC_WRITE * write | SYNC_END)
 
 
 def is_dma_buf(fd: int, kernel: Kernel = LINUX) -> bool:
-    """Whether *fd* is a dma-buf, rather than a memfd or a file that stands in for one."""
+    """Whether *fd* is a dma-buf, not a memfd or a file that stands in for one."""
     if not begin(fd, write=False, kernel=kernel):
         return False
     end(fd, write=False, kernel=kernel)
@@ -130,7 +131,7 @@ def _sync(kernel: Kernel, fd: int, flags: int) -> bool:
 
 
 def _ask(kernel: Kernel, fd: int, request: int, argument: bytearray) -> int:
-    """The answer to a request, which is made again where a signal interrupts it."""
+    """The answer to an ioctl request, which is retried if a signal interrupts it."""
     for _ in range(INTERRUPTIONS - 1):
         try:
             return kernel.ioctl(fd, request, argument)

@@ -1,12 +1,11 @@
-"""A driver's own memory: the buffers of `Device.allocate`, their tokens, their state, and their use
-by executions.
+"""A driver's own memory: the buffers of `Device.allocate`, their tokens, state and use.
 
-A driver makes one `MemoryDomain`, hands `Device.allocate` on to it, and claims the buffers of a
-request for the time of an execution. NNAPI sections 6.4 to 6.7 are kept here.
+A driver makes one `MemoryDomain`, forwards `Device.allocate` to it, and claims the buffers of a
+request for the time of an execution. It implements NNAPI sections 6.4 to 6.7.
 
-A value is never changed once it is there: whoever writes puts another in its place. So any number
-of executions and copies may use a buffer at the same time, and each reads one value whole; which
-one, where somebody writes meanwhile, is not promised.
+Values are immutable: a write replaces the value. So any number of executions and copies may use a
+buffer at the same time, and each reads one value whole. Which one it reads during a write is
+undefined.
 """
 
 from __future__ import annotations
@@ -100,13 +99,13 @@ class MemoryDomain:
         return self._used
 
     def encode(self, array: NDArray) -> Any:
-        """*array* in the driver's form, in memory of its own."""
+        """*array* in the driver's form, copied to separate memory."""
         kept = aligned(array.shape, array.dtype)
         kept[...] = array
         return kept
 
     def decode(self, content: Any) -> NDArray:
-        """What `encode` was given, C-contiguous; to be read only."""
+        """The array that `encode` was given, C-contiguous and read-only."""
         array: NDArray = content
         return array
 
@@ -133,7 +132,7 @@ class MemoryDomain:
         return buffer
 
     def forget(self, token: int) -> None:
-        """Takes a closed buffer out of the table."""
+        """Removes a closed buffer from the table."""
         del self._buffers[token]
         self._free.append(token)
 
@@ -220,7 +219,7 @@ class ManagedBuffer:
             return value
 
     def end(self, value: Stored) -> None:
-        """Lets go of what `begin` gave."""
+        """Releases what `begin` returned."""
         with self._domain.lock:
             value.users -= 1
 
@@ -246,7 +245,7 @@ class ManagedBuffer:
                 self._value = None
 
     def room(self, shape: tuple[int, ...]) -> NDArray:
-        """Aligned memory that nobody reads, for the next value."""
+        """Aligned, unused memory for the next value."""
         with self._domain.lock:
             spare, self._spare = self._spare, None
         if spare is not None and spare.shape == shape:
@@ -322,7 +321,7 @@ class Claim:
         return tuple(self._written)
 
     def shape_of(self, position: int) -> Shape:
-        """What is known of the shape of the buffer that takes output *position*."""
+        """Known shape of the buffer at output *position*."""
         return self._written[position].shape
 
     def room(self, position: int, shape: tuple[int, ...]) -> NDArray:

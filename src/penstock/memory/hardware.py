@@ -1,5 +1,6 @@
-"""Hardware buffers: plain bytes in dma-bufs or memory that stands in for them, and images with rows
-and planes.
+"""Hardware buffers: plain bytes, and images with rows and planes.
+
+The bytes are in dma-bufs, or in memory that stands in for them.
 """
 
 from __future__ import annotations
@@ -72,12 +73,11 @@ BITS_PER_PIXEL: Final[dict[int, int]] = {
 
 
 class HardwareBuffer(Closing, DescribedBuffer):
-    """One buffer of a hardware allocator, made by `allocate`, or around one that others made by
-    `wrap`.
+    """A buffer of a hardware allocator, made by `allocate`, or by `wrap` around an existing one.
 
     A BLOB is bytes, and `MemoryPool.from_hardware_buffer` views it. Any other format is an image:
-    the runtime never maps it, and it serves as an input or an output of an execution only (NNAPI
-    section 6.3).
+    the runtime never maps it, and it can only be an input or output of an execution (NNAPI section
+    6.3).
     """
 
     def __init__(self, shared: SharedMemory, backing: str) -> None:
@@ -94,15 +94,15 @@ class HardwareBuffer(Closing, DescribedBuffer):
         layers: int = 1,
         usage: int = Usage.CPU_READ_OFTEN | Usage.CPU_WRITE_OFTEN,
     ) -> HardwareBuffer:
-        """A new buffer of zeros: *width* bytes of a BLOB, else *layers* images of *width* x
-        *height* pixels.
+        """A new buffer of zeros: a BLOB of *width* bytes, or images.
 
-        From a dma-heap or of udmabuf where the system has one that this process may open, else in a
-        memfd that stands in for a dma-buf: `backing` says which.
+        There are *layers* images of *width* x *height* pixels. The memory is from a dma-heap or
+        udmabuf if the system has one that this process may open, else a memfd that stands in for a
+        dma-buf. `backing` names it.
 
         Raises `InputError` for dimensions that are not positive, a BLOB of more than one row or
-        layer and a format of unknown size, `ResourceExhaustedTransient` when the system has no room
-        or no descriptor left.
+        layer and a format of unknown size. Raises `ResourceExhaustedTransient` if the system has no
+        room or no descriptor left.
         """
         _check_whole(format)
         bits = BITS_PER_PIXEL.get(format)
@@ -117,13 +117,14 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @classmethod
     def wrap(cls, fd: int, description: HardwareBufferDescription) -> HardwareBuffer:
-        """The buffer behind *fd*, a dma-buf that others made (V4L2, PipeWire, a GPU's driver), or
-        the memfd that stands in for one. The descriptor is duplicated: the caller keeps, and
-        closes, its own.
+        """The buffer behind *fd*: an existing dma-buf, or the memfd that stands in for one.
 
-        Raises `InputError` for a description that contradicts itself or needs more bytes than are
-        there, and for what is no descriptor of memory; `ResourceExhaustedTransient` when no
-        descriptor is left.
+        Dma-bufs come from V4L2, PipeWire or a GPU's driver, for example. The descriptor is
+        duplicated: the caller keeps, and closes, *fd*.
+
+        Raises `InputError` for a description that contradicts itself or needs more bytes than the
+        buffer has, and for a descriptor of anything but memory. Raises `ResourceExhaustedTransient`
+        if no descriptor is left.
         """
         if not isinstance(description, HardwareBufferDescription):
             raise InputError(
@@ -146,7 +147,7 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @property
     def description(self) -> HardwareBufferDescription:
-        """What the buffer holds."""
+        """The shape and format of the buffer."""
         handle: HardwareBufferHandle = self.memory.handle
         return handle.description
 
@@ -162,19 +163,19 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @property
     def backing(self) -> str:
-        """What holds the bytes: "dma_heap", "udmabuf", "memfd" (a stand-in), or "wrapped"."""
+        """Kind of memory: "dma_heap", "udmabuf", "memfd" (a stand-in), or "wrapped"."""
         return self._backing
 
     @property
     def shared(self) -> SharedMemory:
-        """What owns the descriptor; for `MemoryPool`."""
+        """The owner of the descriptor; for `MemoryPool`."""
         if (shared := self._shared) is None:
             raise ClosedError("hardware buffer used after close()")
         return shared
 
     @property
     def is_dma_buf(self) -> bool:
-        """Whether the kernel knows it as a dma-buf, of whose use by the CPU it must be told."""
+        """Whether the kernel manages it as a dma-buf, which needs each use by the CPU announced."""
         return dmabuf.is_dma_buf(self.shared.memory.handle.fd)
 
     @contextmanager
@@ -193,11 +194,10 @@ class HardwareBuffer(Closing, DescribedBuffer):
     def bind_argument(
         self, user: object, kind: Kind, index: int, operand: Operand
     ) -> BoundMemory | NDArray:
-        """What stands for it as an input or output of one run; `penstock.memory.bound.Bindable` is
-        the contract.
+        """Binds the buffer as an input or output of one run (`penstock.memory.bound.Bindable`).
 
-        A BLOB is used from its first byte on and may be longer than the value; an image is given to
-        the device as it is, which decides whether it fits.
+        A BLOB is used from its first byte on and may be longer than the value. An image is passed
+        to the device unchanged; the device decides whether it fits.
         """
         from penstock.memory.bound import BoundPool, LentPool, extent_of, place_of
         from penstock.memory.pool import MemoryPool
@@ -206,8 +206,7 @@ class HardwareBuffer(Closing, DescribedBuffer):
         if self.description.is_blob:
             shape, nbytes = extent_of(memory, kind, operand)
             if self.is_dma_buf:
-                # Whoever maps it tells the kernel when the CPU uses it; a view that is kept does
-                # not.
+                # A mapping announces the CPU's use to the kernel; a stored view does not.
                 return BoundPool(self, memory, operand.dtype, shape, nbytes=nbytes)
             pool = MemoryPool.from_hardware_buffer(self)
             return LentPool(self, pool, memory, operand, shape, nbytes)
@@ -216,11 +215,11 @@ class HardwareBuffer(Closing, DescribedBuffer):
             raise InputError(
                 f"{place_of(kind, operand)} has an unknown shape, which an image cannot have"
             )
-        # An image has no bytes of its own in the request: its offset and length are 0 (NNAPI 6.3).
+        # In the request, an image has no bytes: its offset and length are 0 (NNAPI 6.3).
         return BoundPool(self, memory, operand.dtype, shape, nbytes=0)
 
     def close(self) -> None:
-        """Lets go of the buffer; twice is harmless. Pools made of it keep it."""
+        """Closes the buffer. Pools made of it keep the memory. A second call does nothing."""
         self._shared = None
 
     def __repr__(self) -> str:
@@ -256,7 +255,7 @@ def _check_whole(*numbers: object) -> None:
 
 
 def _needed(description: HardwareBufferDescription) -> int:
-    """Bytes that a buffer of *description* must have, as far as its format tells."""
+    """Minimum bytes of a buffer of *description*, as far as its format defines them."""
     d = description
     _check_whole(d.width, d.height, d.layers, d.stride, d.usage)
     if min(d.width, d.height, d.layers) < 1 or d.stride < 0 or d.usage < 0:
@@ -291,13 +290,15 @@ PIXELS: Final[dict[int, tuple[str, int]]] = {
     Format.R16_UINT: ("<u2", 1),
     Format.R16G16_UINT: ("<u2", 2),
 }
-"""Formats whose pixels are whole numbers side by side: their dtype, and how many make a pixel."""
+"""Formats whose pixels are whole numbers: their dtype, and the numbers per pixel."""
 
 
 def map_image(memory: Memory) -> Mapping:
-    """Maps a `hardware_buffer` as an array (layers, height, width, numbers a pixel), perhaps with
-    gaps between rows, for CPU access until it is closed. Raises `GeneralFailure` for other memory,
-    a wrong description, and formats without plain numbers.
+    """Maps a `hardware_buffer` for CPU access until it is closed.
+
+    The array has the shape (layers, height, width, numbers per pixel); rows may have gaps between
+    them. Raises `GeneralFailure` for other memory, a wrong description, and formats without plain
+    numbers.
     """
     description: object = None
     match memory.name, memory.handle:

@@ -1,4 +1,4 @@
-"""Where arrays lie in a region: an arena planned by lifetimes, and the layout of a pool."""
+"""Layout of arrays in a region: an arena planned by lifetimes, and the layout of a pool."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MIN_ALIGNMENT: Final = 64
 class ArenaRequest(Struct, frozen=True):
     """One value: *nbytes* bytes, alive from step *first* to step *last*, both included.
 
-    *alignment* is a power of two; *padding* the multiple of bytes that is kept free for it, so that
-    whoever writes it may overwrite the rest (NNAPI section 6.8).
+    *alignment* is a power of two. The value gets room up to a multiple of *padding* bytes; a driver
+    that writes the value may overwrite all of it (NNAPI section 6.8).
     """
 
     key: int
@@ -37,10 +37,10 @@ class ArenaRequest(Struct, frozen=True):
 
 
 class ArenaLayout(Struct, frozen=True):
-    """Where each value lies: *offsets* maps its key to (offset, length) in bytes.
+    """Place of each value: *offsets* maps its key to (offset, length) in bytes.
 
-    The block takes *nbytes* bytes and must start at a multiple of *alignment*. *dynamic* are the
-    keys that have no place because their size is known at run time only. Pickles.
+    The block needs *nbytes* bytes and must start at a multiple of *alignment*. *dynamic* are the
+    keys without a place, because their size is known at run time only. Can be pickled.
     """
 
     offsets: Mapping[int, tuple[int, int]] = field(default_factory=dict)
@@ -63,8 +63,8 @@ def plan_arena(requests: Iterable[ArenaRequest], dynamic: Iterable[int] = ()) ->
 
     Largest first, each in the lowest gap that fits (greedy by size: Pisarchyk and Lee, "Efficient
     Memory Management for Deep Neural Net Inference", 2020, section 5.2). Equal requests give equal
-    layouts, in whatever order they come. Raises `InputError` for a request that contradicts itself
-    or comes twice, `ShapeOverflow` where the block would exceed 64-bit sizes.
+    layouts, in any order. Raises `InputError` for a request that contradicts itself or is repeated,
+    `ShapeOverflow` if the block would exceed 64-bit sizes.
     """
     ordered = sorted(requests, key=lambda r: (-r.nbytes, r.first, r.last, r.key))
     if not ordered:
@@ -113,8 +113,9 @@ def lay_out(
 
 
 def array_nbytes(operand: Operand) -> int | None:
-    """Bytes an array of this operand takes (packed types one byte an element); None where its shape
-    is not fully known or its elements have no fixed size (strings, resources).
+    """Bytes of an array of this operand, with one byte for each element of a packed type.
+
+    None if its shape is not fully known or its elements have no fixed size (strings, resources).
     """
     shape = operand.shape
     if shape is None or not is_static(shape) or operand.dtype.bits is None:
@@ -128,7 +129,10 @@ def _lowest_gap(
     reserved: int,
     alignment: int,
 ) -> int:
-    """*placed* is in order of offsets; what is not alive together with *request* is no obstacle."""
+    """Lowest offset that fits *request* among *placed*, which is in order of offsets.
+
+    Requests that are not alive together with *request* may share its bytes.
+    """
     offset = 0
     for start, end, other in placed:
         if other.first > request.last or request.first > other.last:
@@ -159,7 +163,7 @@ PLAIN = MemoryPreference()
 
 
 class Preferring(Protocol):
-    """A compiled model, as far as it is needed here."""
+    """The part of a compiled model that a layout needs."""
 
     @property
     def inputs(self) -> tuple[Operand, ...]: ...
@@ -182,10 +186,9 @@ class PoolPlan(Struct, frozen=True):
 
 
 class PoolLayout:
-    """Where the values named in `places` lie in a pool of `nbytes` bytes; `views` gives them as
-    arrays.
+    """Place of each value of `places` in a pool of `nbytes` bytes; `views` gives arrays.
 
-    The pool itself begins at a page, so that an offset is aligned as its address is.
+    The pool begins at a page, so an offset is aligned as its address is.
     """
 
     def __init__(self, places: Mapping[str, PoolPlan], nbytes: int) -> None:
@@ -200,11 +203,10 @@ class PoolLayout:
         inputs: Iterable[str] | None = None,
         outputs: Iterable[str] | None = None,
     ) -> PoolLayout:
-        """The layout of these inputs and outputs of a compiled model, None for all of them, by
-        name.
+        """The layout of these inputs and outputs of a compiled model, by name; None: all of them.
 
-        Raises `InputError` for what is no compiled model or no list of names, for a name that is
-        not there or comes twice, and for a value whose size is not known before a run.
+        Raises `InputError` if the arguments are no compiled model or no list of names, for an
+        unknown or repeated name, and for a value whose size is not known before a run.
         """
         if not hasattr(compiled, "input_memory"):
             raise InputError(f"a layout is of a compiled model, not of {type(compiled).__name__}")

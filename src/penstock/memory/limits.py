@@ -1,7 +1,7 @@
-"""How large a single array may be: what a model asks for is checked before it is allocated.
+"""Limits on the size of a single array, checked before it is allocated.
 
-A file of a few hundred bytes may ask for an array of any size (FILL, BROADCAST_TO, RANGE). Systems
-that hand out memory before they have it would end the process, or another, when it is written.
+A file of a few hundred bytes may request an array of any size (FILL, BROADCAST_TO, RANGE). A system
+that overcommits memory would end the process, or another one, when the array is written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEYOND_FILE_LIMIT: Final = (
     "too: raise it with 'ulimit -f'"
 )
 UNKNOWN_MEMORY: Final = 8192 * MIB
-"""Where the system does not say how much memory it has."""
+"""Bytes assumed if the system does not report its memory."""
 
 
 def most_bytes() -> int:
@@ -33,8 +33,7 @@ def most_bytes() -> int:
 
 def check_bytes(size: int, what: str) -> None:
     """Raises `LimitExceeded` for an array of more bytes than one may take."""
-    # What every limit allows is let through without a look at the settings: models have many small
-    # arrays.
+    # Sizes below every limit skip the settings: models have many small arrays.
     if size > MIB and size > most_bytes():
         raise LimitExceeded(
             f"{what} takes {size} bytes; the limit is {most_bytes()} (knob tensor_limit_mib)"
@@ -67,7 +66,8 @@ def of_cgroup(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> i
             f"{root}/{controllers}",
             "memory.limit_in_bytes" if controllers else "memory.max",
         )
-        # In a container its cgroup may be the root of what it sees, or be named as outside.
+        # In a container, the cgroup may be the visible root, or have the name that the host gave
+        # it.
         parts = [part for part in path.split("/") if part]
         upwards = range(len(parts) + 1)
         found += [_number("/".join([top, *parts[:depth], name])) for depth in upwards]
@@ -79,7 +79,7 @@ def _number(path: str) -> int:
         with open(path, encoding="ascii") as file:
             return int(file.read())
     except (OSError, ValueError):
-        # There is no such file, or it says `max`.
+        # The file is missing, or contains `max`.
         return sys.maxsize
 
 

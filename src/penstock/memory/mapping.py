@@ -1,6 +1,6 @@
-"""Mapping `hal.Memory` by its name, which is how a driver reaches the bytes of a request's pools,
-and
-finding the pool that an array of this process lies in.
+"""Mapping of `hal.Memory` by its name, as drivers do to reach the bytes of a request's pools.
+
+It also finds the pool that an array of this process lies in.
 
 | name | handle | size |
 |---|---|---|
@@ -9,8 +9,8 @@ finding the pool that an array of this process lies in.
 | `hardware_buffer_blob` | a `HardwareBufferHandle` of the format BLOB | its width |
 | `hardware_buffer` | a `HardwareBufferHandle` of any other format: an image | bytes of the buffer |
 
-A descriptor is borrowed: a mapping holds its own reference to the region, so the caller may close
-the descriptor as soon as `map_memory` has returned. The runtime never maps an image.
+A descriptor is borrowed: a mapping holds a separate reference to the region, so the caller may
+close the descriptor as soon as `map_memory` has returned. The runtime never maps an image.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HardwareBufferFormat(enum.IntEnum):
 
 
 class HardwareBufferUsage(enum.IntFlag):
-    """What a hardware buffer is for, with Android's numbers (`AHardwareBuffer_UsageFlags`)."""
+    """Purposes of a hardware buffer, with Android's numbers (`AHardwareBuffer_UsageFlags`)."""
 
     CPU_READ_RARELY = 2
     CPU_READ_OFTEN = 3
@@ -79,8 +79,8 @@ class HardwareBufferUsage(enum.IntFlag):
 class HardwareBufferDescription(Struct, frozen=True):
     """The shape of a hardware buffer (`AHardwareBuffer_Desc`).
 
-    *width*, *height* and *stride* count pixels, *stride* from the start of one row to that of the
-    next; of a BLOB, *width* counts bytes and *height* and *layers* are 1. *format* is a
+    *width*, *height* and *stride* count pixels; *stride* is the distance between the starts of two
+    rows. For a BLOB, *width* counts bytes and *height* and *layers* are 1. *format* is a
     `HardwareBufferFormat` or a vendor's number, *usage* `HardwareBufferUsage` bits.
     """
 
@@ -105,11 +105,11 @@ class HardwareBufferHandle(NamedTuple):
 
 
 OUT_OF_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of the system that say that a descriptor, or address space, is not to be had now."""
+"""Error numbers of the system for exhausted descriptors or address space."""
 
 
 class PoolPlace(NamedTuple):
-    """Where an array lies: in *memory*, from byte *offset* of it on."""
+    """Place of an array: in *memory*, from byte *offset* on."""
 
     memory: Memory
     offset: int
@@ -122,7 +122,10 @@ class _Placed(NamedTuple):
 
 
 class _Table:
-    """What lies where. Each operation is atomic and lock-free, so that finalizers can call it."""
+    """Table of the mapped regions.
+
+    Each operation is atomic and lock-free: finalizers can call it.
+    """
 
     def __init__(self) -> None:
         self.placed: dict[int, _Placed] = {}
@@ -153,12 +156,11 @@ _table: Final = _Table()
 
 
 def pool_of(array: NDArray) -> PoolPlace | None:
-    """The place of *array* in a pool of this process: of a `MemoryPool`, or a hardware buffer, that
-    has been viewed.
+    """The place of *array* in a `MemoryPool` of this process, or in a viewed hardware buffer.
 
-    None where its bytes are not all in one, where it has none, and where it is not C-contiguous.
-    The descriptor in the place's memory is good for as long as *array* lives, whether or not its
-    pool is closed meanwhile. Raises `InputError` for what is no array.
+    None if its bytes are not all in one region, or in none, or if it is not C-contiguous. The
+    descriptor in the place's memory is valid as long as *array* lives, even if its pool is closed
+    meanwhile. Raises `InputError` if *array* is no array.
     """
     check_kind(array, np.ndarray, "the place of a NumPy array is looked for")
     found = _placed(array)
@@ -166,7 +168,7 @@ def pool_of(array: NDArray) -> PoolPlace | None:
 
 
 def region_behind(array: NDArray) -> Region | None:
-    """The mapping that *array* lies in, the same for all views, if `pool_of` finds its place."""
+    """The mapping of *array*, the same for all views; None if `pool_of` finds no place."""
     found = _placed(array)
     return None if found is None else found[0].region()
 
@@ -218,7 +220,7 @@ def map_region(fd: int, nbytes: int, access: int, offset: int = 0, owner: object
 
 
 def place(region: Region, memory: Memory) -> None:
-    """Lets `pool_of` find what lies in *region*, which is all of *memory*."""
+    """Registers *region*, which maps all of *memory*, for `pool_of`."""
     array = region.array
     start: int = array.__array_interface__["data"][0]
     _table.add(start, _Placed(start + array.nbytes, memory, weakref.ref(region)))
@@ -252,7 +254,8 @@ class MappedFd(NamedTuple):
 class Mapping(Closing):
     """One mapped region; `array` views all of it until `close`.
 
-    Views made of `array` stay good after `close`: the region is unmapped when the last one dies.
+    Views made of `array` stay valid after `close`: the region is unmapped when the last one is
+    freed.
     """
 
     __slots__ = ("__weakref__", "_array", "ended")
@@ -269,19 +272,20 @@ class Mapping(Closing):
         return self._array
 
     def close(self) -> None:
-        """Lets go of the region; twice is harmless."""
+        """Releases the region. A second call does nothing."""
         self._array = None
         if self.ended is not None:
             self.ended()
 
 
 def map_memory(memory: Memory, kinds: Container[str] = MEMORY_KINDS) -> Mapping:
-    """Maps *memory* by its name, if that is of the *kinds* that a device maps.
+    """Maps *memory* by its name, if that is among the *kinds* that a device maps.
 
-    The CPU's use of a dma-buf is announced until the mapping is closed. Raises `GeneralFailure` for
-    a name that is of no mappable kind, for a handle that is not what the name says, that cannot be
-    mapped, or that has fewer bytes than *memory* claims; `ResourceExhaustedTransient` where this
-    process has no descriptor or no address space left for it; `InputError` for what is no `Memory`.
+    The CPU's use of a dma-buf is announced to the kernel until the mapping is closed. Raises
+    `GeneralFailure` for a name that cannot be mapped, for a handle that does not match the name,
+    that cannot be mapped, or that has fewer bytes than *memory* claims. Raises
+    `ResourceExhaustedTransient` if this process has no descriptor or no address space left, and
+    `InputError` if *memory* is no `Memory`.
     """
     check_kind(memory, Memory, "a hal.Memory is mapped")
     if memory.name not in kinds and memory.name in MEMORY_KINDS:
@@ -316,9 +320,10 @@ def mapped_once(fd: int, nbytes: int, *, write: bool) -> Mapping:
 
 
 def announce(owner: object, fd: int, *, write: bool = True) -> Callable[[], object] | None:
-    """Says that the CPU uses the dma-buf *fd*, until what is returned is called, or *owner* dies.
-    None where *fd* is none, of which nothing need be said. Raises `ResourceExhaustedTransient`
-    where no descriptor is left.
+    """Announces to the kernel that the CPU uses the dma-buf *fd*.
+
+    The use ends when the returned function is called, or *owner* dies. Returns None if *fd* is no
+    dma-buf. Raises `ResourceExhaustedTransient` if no descriptor is left.
     """
     from penstock.memory import dmabuf
 
@@ -391,7 +396,7 @@ def _region(memory: Memory, fd: int, offset: int, protection: int, *, fall_back:
     kinds = [mmap.ACCESS_WRITE] if protection & PROT_WRITE else []
     if fall_back or not kinds:
         kinds += [mmap.ACCESS_READ, mmap.ACCESS_COPY]
-    # Its words alone: an error that is kept keeps its frames, and what is in them, until the next
+    # Keeps only the message: a stored error keeps its frames and their objects until the next
     # garbage collection.
     told = ""
     for kind in kinds:

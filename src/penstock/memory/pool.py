@@ -33,12 +33,12 @@ BOTH = PROT_READ | PROT_WRITE
 
 
 class MemoryPool(Closing):
-    """Shareable memory of fixed size, made by `anonymous`, `sealed`, `from_file` or
-    `from_hardware_buffer`.
+    """Shareable memory of fixed size.
 
-    `memory` is what goes into a `hal.Request`; `view` gives NumPy arrays of it. The region is
-    unmapped, and its descriptor closed, when the pool is closed and its last view has died; views
-    stay good after `close`.
+    It is made by `anonymous`, `sealed`, `from_file` or `from_hardware_buffer`. `memory` is the
+    argument for a `hal.Request`; `view` gives NumPy arrays of it. The region is unmapped, and its
+    descriptor closed, when the pool is closed and its last view is freed. Views stay valid after
+    `close`.
     """
 
     def __init__(self, shared: SharedMemory, fd: int, offset: int = 0, prot: int = BOTH) -> None:
@@ -61,15 +61,14 @@ class MemoryPool(Closing):
 
     @classmethod
     def sealed(cls, content: NDArray | bytes | bytearray | memoryview) -> MemoryPool:
-        """A pool of the bytes of *content*, copied once, that nobody can write afterwards: views
-        are read-only. Its memory is `ashmem`.
+        """A read-only pool of the bytes of *content*, copied once. Its memory is `ashmem`.
 
         On Linux it is a memfd sealed against writing and resizing, so that constants in it are not
-        copied for drivers in other processes; elsewhere only the views are protected.
+        copied for drivers in other processes. On other systems only the views are protected.
 
-        Raises `InputError` for what is no C-contiguous buffer, holds Python objects, or is beyond
-        `MAX_POOL_BYTES`, `ResourceExhaustedTransient` when the system has no room or no descriptor
-        left.
+        Raises `InputError` if *content* is no C-contiguous buffer, holds Python objects, or is
+        beyond `MAX_POOL_BYTES`. Raises `ResourceExhaustedTransient` if the system has no room or no
+        descriptor left.
         """
         flat = _flat(content)
         check_size(flat.nbytes)
@@ -84,18 +83,18 @@ class MemoryPool(Closing):
         nbytes: int | None = None,
         prot: int = BOTH,
     ) -> MemoryPool:
-        """The *nbytes* of *file* (a path, or a descriptor, which is duplicated) from byte *offset*
-        on, None for all that are there. Its memory is `mmap_fd` (NNAPI's
-        `ANeuralNetworksMemory_createFromFd`).
+        """A pool of *nbytes* of *file* from byte *offset* on; None: to the end of the file.
 
-        *offset* need not be aligned. *prot* is 0 or made of `PROT_READ` and `PROT_WRITE`: without
-        `PROT_READ` there are no views, without `PROT_WRITE` they are read-only. What is written
-        goes to the file. Whoever else can write or shorten the file changes what the pool holds, or
-        ends a process that reads beyond its new end.
+        *file* is a path, or a descriptor, which is duplicated. Its memory is `mmap_fd` (NNAPI's
+        `ANeuralNetworksMemory_createFromFd`). *offset* need not be aligned. *prot* is 0 or made of
+        `PROT_READ` and `PROT_WRITE`: without `PROT_READ` there are no views, without `PROT_WRITE`
+        they are read-only. Writes go to the file. Another process that can write the file can
+        change the pool's content. If it shortens the file, a process that reads beyond the new end
+        dies.
 
-        Raises `InputError` for a negative offset, a size that is not positive or not in the file, a
-        *prot* of other bits, and what cannot be mapped; `OSError` where the path cannot be opened;
-        `ResourceExhaustedTransient` when no descriptor is left.
+        Raises `InputError` for a negative offset, a size that is not positive or not in the file,
+        other bits in *prot*, and a file that cannot be mapped. Raises `OSError` if the path cannot
+        be opened, and `ResourceExhaustedTransient` if no descriptor is left.
         """
         if prot not in range(BOTH + 1):
             raise InputError(f"prot is {prot!r}; it is 0, PROT_READ, PROT_WRITE or both together")
@@ -111,10 +110,9 @@ class MemoryPool(Closing):
     @classmethod
     def from_hardware_buffer(cls, buffer: DescribedBuffer) -> MemoryPool:
         """The bytes of *buffer*, which must be a BLOB. Its memory is `hardware_buffer_blob`.
-        *buffer* may be closed.
 
-        Raises `InputError` for another format: an image is never mapped, but lent to drivers as it
-        is.
+        The caller may close *buffer*. Raises `InputError` for another format: an image is never
+        mapped, but passed to drivers unchanged.
         """
         if not isinstance(buffer, DescribedBuffer):
             raise InputError(f"a pool is made of a HardwareBuffer, not of {type(buffer).__name__}")
@@ -195,10 +193,10 @@ class MemoryPool(Closing):
         return np.array(self._map(), dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """All bytes as flat uint8 for a consumer of DLPack; *options* are those of the array API's
-        `__dlpack__`.
+        """Exports all bytes as flat uint8; *options* are those of the array API's `__dlpack__`.
 
-        A read-only pool needs a consumer that knows DLPack 1.0 (`max_version`), else `BufferError`.
+        A read-only pool needs a consumer that supports DLPack 1.0 (`max_version`); otherwise
+        `BufferError` is raised.
         """
         return self._map().__dlpack__(**options)
 
@@ -208,8 +206,7 @@ class MemoryPool(Closing):
     def bind_argument(
         self, user: object, kind: Kind, index: int, operand: Operand
     ) -> BoundMemory | NDArray:
-        """What stands for it as an input or output of one run; `penstock.memory.bound.Bindable` is
-        the contract.
+        """Binds the pool as an input or output of one run (`penstock.memory.bound.Bindable`).
 
         The value is at the pool's first byte, and the pool may be longer.
         """
@@ -224,25 +221,23 @@ class MemoryPool(Closing):
         return LentPool(self, self, memory, operand, shape, nbytes)
 
     def constants(self) -> ConstantPool:
-        """The pool as memory that constants of a model lie in (`ModelBuilder.located`), not copied.
-        It must not be written as long as a model with constants in it is used.
+        """The pool as memory of a model's constants (`ModelBuilder.located`), not copied.
 
-        A driver in another process gets a pool that `sealed` made, or of a memfd that was sealed
-        against writing and resizing, by its descriptor. Of any other it gets a copy, which the
-        receipt of the compile shows.
+        It must not be written as long as a model with constants in it is used. A driver in another
+        process gets the descriptor of a pool that `sealed` made, or of a memfd sealed against
+        writing and resizing. It gets a copy of any other pool; the receipt of the compile lists it.
         """
         return ConstantPool(self.buffer.toreadonly(), self._open(), self.memory.name)
 
     def flush(self) -> None:
-        """Writes what views have changed to the file behind the pool, and waits for it; nothing
-        else needs it.
+        """Writes the changes of views to the file behind the pool, and waits for it.
 
-        Raises `OSError` where the file cannot be written.
+        Only pools of files need it. Raises `OSError` if the file cannot be written.
         """
         self._open().flush()
 
     def close(self) -> None:
-        """Lets go of the memory; twice is harmless. Views keep it, and its descriptor."""
+        """Releases the memory. Views keep it, and its descriptor. A second call does nothing."""
         self._shared = self._bytes = None
 
     def _open(self) -> SharedMemory:

@@ -1,7 +1,7 @@
-"""A file read once into memory that nobody can write afterwards.
+"""A file, read once into memory that nothing can write afterwards.
 
-On Linux the copy stands in a sealed memfd, mapped read-only, so that another process can be handed
-the descriptor and still cannot change a byte; elsewhere it is a private `bytes` object.
+On Linux the copy is in a sealed memfd, mapped read-only: another process can get the descriptor and
+still cannot change a byte. On other systems it is a private `bytes` object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEAD: Final = 4096
 """Bytes at the beginning of a file that are judged before the rest is read."""
 
 Judge: TypeAlias = Callable[[bytes, "int | None"], None]
-"""Raises to reject a file, by its first `HEAD` bytes and, if it is known, its size."""
+"""A check that raises to reject a file, by its first `HEAD` bytes and its size, if known."""
 
 HAS_MEMFD: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 
@@ -47,7 +47,7 @@ def open_file(name: str) -> io.FileIO:
     Raises `OSError`; with EINVAL for a device, which may never end, and for a named pipe, which may
     never be written.
     """
-    # Without O_NONBLOCK, opening a named pipe waits until somebody opens its other end.
+    # Without O_NONBLOCK, opening a named pipe waits until another process opens its other end.
     file = open(name, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115  # the caller closes it
     try:
         mode = os.fstat(file.fileno()).st_mode
@@ -95,7 +95,7 @@ class SealedFile:
 
     @property
     def kind(self) -> str:
-        """The `hal.Memory` name of what the bytes lie in; empty for memory of this process."""
+        """The `hal.Memory` name of the memory; empty for memory of this process."""
         if self.mapped:
             return "mmap_fd"
         return "ashmem" if self.fd is not None else ""
@@ -107,14 +107,14 @@ def open_descriptors() -> int:
 
 
 def _takes_all(head: bytes, size: int | None) -> None:
-    """The `Judge` of whoever reads any file."""
+    """The `Judge` that accepts any file."""
 
 
 def read_path(path: str | os.PathLike[str], judge: Judge = _takes_all) -> SealedFile:
-    """Reads the file at *path* once, where *judge* lets it. Raises as `read_file`, `OSError` also
-    when it cannot be opened, and `InputError` for what is no path.
+    """Reads the file at *path* once, if *judge* accepts it.
 
-    Devices and named pipes are refused (`OSError`, EINVAL): they may never end.
+    Raises as `read_file`, `OSError` also if the file cannot be opened, and `InputError` if *path*
+    is no path. Devices and named pipes are rejected (`OSError`, EINVAL): they may never end.
     """
     with open_file(path_of(path, "a file is named by a path")) as file:
         return read_file(file, judge)
@@ -123,25 +123,25 @@ def read_path(path: str | os.PathLike[str], judge: Judge = _takes_all) -> Sealed
 def map_path(path: str | os.PathLike[str]) -> SealedFile:
     """Maps the file at *path* instead of reading it.
 
-    Whoever can write the file changes what later readers of the view see, and truncating it makes
-    them die with SIGBUS: only for files that nobody touches.
+    Only for files that no process changes. A process that can write the file changes what later
+    readers of the view see. If it truncates the file, they die with SIGBUS.
     """
     with open_file(path_of(path, "a file is named by a path")) as file:
         if os.fstat(file.fileno()).st_size == 0:
             return SealedFile(memoryview(b""))
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        # Another process is handed what nobody can change as it is: `/proc/self/fd/N` of a sealed
-        # memfd.
+        # An immutable file is passed to another process without a copy: `/proc/self/fd/N` of a
+        # sealed memfd.
         fd = os.dup(file.fileno()) if is_write_sealed(file.fileno()) else None
     return SealedFile(memoryview(mapping), fd, mapped=True)
 
 
 def read_file(file: BinaryIO, judge: Judge = _takes_all) -> SealedFile:
-    """Reads *file* from where it stands to its end, in chunks, where *judge* lets it.
+    """Reads *file* from its current position to its end, in chunks, if *judge* accepts it.
 
-    Raises what *judge* does, `OSError` when it cannot be read, and `LimitExceeded` for more than
-    there may be: of a file, as much as the machine has memory; of what does not tell its size, what
-    the knob `stream_limit_mib` says.
+    Raises the error of *judge*, `OSError` if it cannot be read, and `LimitExceeded` for too many
+    bytes. The limit of a file is the machine's memory; the limit of a stream without a known size
+    is the knob `stream_limit_mib`.
     """
     size = _rest_of(file)
     if sys.platform != "win32" and HAS_MEMFD and isinstance(file, io.FileIO) and size is not None:
@@ -164,7 +164,7 @@ def seal_bytes(content: bytes | bytearray | memoryview, judge: Judge = _takes_al
 
 
 class _Bound:
-    """How many bytes may be read of a file of that *size*, or of one that does not tell it."""
+    """Most bytes that may be read of a file of that *size*, or of a stream of unknown size."""
 
     def __init__(self, size: int | None) -> None:
         self._stream = knobs.stream_limit_mib() * MIB
@@ -173,7 +173,7 @@ class _Bound:
                 f"the file has {size} bytes, more than this machine has memory: "
                 f"{available_memory()}; map=True maps it"
             )
-        # A file that grows while it is read is a stream from then on.
+        # A file that grows while it is read counts as a stream from then on.
         self._left = self._stream if size is None else max(size, self._stream)
 
     def take(self, count: int) -> int:
@@ -194,7 +194,7 @@ class _Bound:
 
 
 def _rest_of(file: BinaryIO) -> int | None:
-    """Bytes from where *file* stands to its end; None where nobody knows."""
+    """Bytes from the position of *file* to its end; None if unknown."""
     if isinstance(file, io.BytesIO):
         return max(0, file.getbuffer().nbytes - file.tell())
     if not isinstance(file, io.FileIO | io.BufferedReader):
@@ -203,7 +203,7 @@ def _rest_of(file: BinaryIO) -> int | None:
         status = os.fstat(file.fileno())
     except io.UnsupportedOperation:
         return None
-    # Files of the system tell a size of 0 and have content all the same.
+    # Files of /proc and /sys report a size of 0 even if they have content.
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
         return None
     return max(0, status.st_size - file.tell())

@@ -31,7 +31,7 @@ MOST_WRITTEN: Final = 1 << 26
 
 
 class SharedMemory:
-    """Owns *fd* and *memory*, both valid until this object and the views of `map` are gone."""
+    """Owns *fd* and *memory*, both valid as long as this object or a view of `map` lives."""
 
     __slots__ = ("__weakref__", "_lock", "_region", "memory")
 
@@ -42,11 +42,11 @@ class SharedMemory:
         weakref.finalize(self, os.close, fd)
 
     def map(self, fd: int, offset: int = 0, *, writable: bool = True) -> NDArray:
-        """All bytes of the memory, which start at *offset* of *fd*, as flat uint8; `pool_of` finds
-        what lies in them.
+        """All bytes of the memory as flat uint8; `pool_of` finds arrays in them.
 
-        Mapped once for as long as any view lives. Raises `ResourceExhaustedTransient` where there
-        is no room for it, `InputError` where the descriptor cannot be mapped so.
+        They start at *offset* of *fd*. Mapped once for as long as any view lives. Raises
+        `ResourceExhaustedTransient` if there is no address space, `InputError` if the descriptor
+        cannot be mapped in this way.
         """
         if self.memory.size == 0:
             return np.empty(0, np.uint8)
@@ -56,8 +56,8 @@ class SharedMemory:
                 return region.array
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             if not writable and is_write_sealed(fd):
-                # Before Linux 6.7 it can be mapped privately only; nobody can change it, so that
-                # both are the same.
+                # Before Linux 6.7 a sealed file can only be mapped privately. It cannot change, so
+                # both mappings are equal.
                 access = mmap.ACCESS_COPY
             try:
                 region = map_region(fd, self.memory.size, access, offset, self)
@@ -84,12 +84,12 @@ class DescribedBuffer(ABC):
     @property
     @abstractmethod
     def description(self) -> HardwareBufferDescription:
-        """What the buffer holds."""
+        """The shape and format of the buffer."""
 
     @property
     @abstractmethod
     def shared(self) -> SharedMemory:
-        """What owns the descriptor. Raises `ClosedError` once the buffer is closed."""
+        """The owner of the descriptor. Raises `ClosedError` once the buffer is closed."""
 
 
 def check_size(nbytes: int) -> None:
@@ -113,8 +113,10 @@ def duplicate(fd: object, what: str) -> int:
 
 
 def kept_memory(memory: Memory) -> SharedMemory | None:
-    """*memory*, an `ashmem` or `mmap_fd`, by a descriptor of its own, so that its owner may close
-    his; None for another kind. Raises `InputError` and `ResourceExhaustedTransient` as `duplicate`.
+    """*memory*, an `ashmem` or `mmap_fd`, with a duplicate descriptor; None for another kind.
+
+    The owner may then close the original. Raises `InputError` and `ResourceExhaustedTransient` as
+    `duplicate`.
     """
     match memory.handle:
         case int(fd):
@@ -142,9 +144,10 @@ def anonymous_fd(nbytes: int, name: str) -> int:
 
 
 def sealed_fd(content: memoryview, name: str) -> int:
-    """A descriptor of memory that holds *content*, sealed against writing and resizing where there
-    are seals. Raises `ResourceExhaustedTransient`, and `GeneralFailure` where *content* lies in a
-    file that has become shorter.
+    """A descriptor of memory that holds *content*, sealed if the system has seals.
+
+    The seals forbid writing and resizing. Raises `ResourceExhaustedTransient`, and `GeneralFailure`
+    if *content* lies in a file that has become shorter.
     """
     try:
         return _sealed_fd(content, name)

@@ -1,4 +1,4 @@
-"""Where the value of a `DeviceBuffer` lies: on a device, or in a pool if no device can."""
+"""Storage of a `DeviceBuffer`: on a device, or in a pool if no device can hold it."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ log = Log("penstock.memory")
 
 
 class Storage(Protocol):
-    """One of the places. *device* is None for a pool, and *reason* says why it is one."""
+    """Storage of one value. *device* is None for a pool, and *reason* is why it is a pool."""
 
     device: str | None
     reason: str
 
     @property
     def lost(self) -> str:
-        """How the process that it was in ended; empty while it is there."""
+        """How the process that held it ended; empty while it runs."""
         ...
 
     def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
-        """As `BoundMemory.argument`; `DeadObject` where the device that had the value is gone."""
+        """As `BoundMemory.argument`; `DeadObject` if the process of its device has ended."""
         ...
 
     def copy_to(self, memory: Memory) -> int:
@@ -119,7 +119,10 @@ class OnDevice:
             log.warning("device %s failed in close of a buffer: %r", self.device, error)
 
     def _call(self, method: str, *arguments: Any) -> None:
-        """What the driver's buffer is asked: what else it raises is a `GeneralFailure`."""
+        """Calls the driver's buffer.
+
+        An error that is no `DriverError` becomes a `GeneralFailure`.
+        """
         try:
             getattr(self._buffer, method)(*arguments)
         except (DriverError, Cancelled):
@@ -137,7 +140,7 @@ class OnDevice:
 
 
 class InPool:
-    """A pool of the runtime's, as large as the value that it holds; *reason* says why it is one."""
+    """A pool of the runtime, as large as the value that it holds; *reason* is why it is a pool."""
 
     device: str | None = None
     lost = ""
@@ -182,7 +185,7 @@ class InPool:
                 made = self._made(shape)
                 _fill(made[1], mapping.array)
                 with self._lock:
-                    # The pool before is let go of, and unmapped when nobody views it any more.
+                    # The previous pool is released, and unmapped when its last view is freed.
                     self._held = made
             else:
                 _fill(self._content()[1], mapping.array)

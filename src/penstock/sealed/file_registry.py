@@ -101,15 +101,15 @@ class FileRegistry:
         self._change(Contents.emptied, repair=True)
 
     def _change(self, act: Callable[[Contents], Contents], *, repair: bool = False) -> None:
-        """Writes what *act* makes of the registry, if that is anything else.
+        """Writes the registry that *act* returns, if it differs.
 
-        With *repair* a registry that is missing or cannot be trusted is made anew first; without,
-        nothing is done to one that is missing.
+        With *repair*, a registry that is missing or fails verification is created first. Without, a
+        missing registry stays missing.
         """
         if not repair and self._is_missing():
             return
         try:
-            # What only changes need; without a free descriptor it cannot be imported.
+            # Only changes need this module; it cannot be imported without a free descriptor.
             from penstock.sealed.places import make_private_directory
             from penstock.sealed.replacing import exclusively, replace_file
         except (OSError, ImportError) as error:
@@ -148,10 +148,9 @@ class FileRegistry:
         return False
 
     def _verified(self, measure: Measure) -> Contents | None:
-        """The registry, if it is authentic and the newest known; None where there is none.
+        """The registry, if it is authentic and the newest known; None if there is none.
 
-        One that is not may be sealed with a key that has taken the place of the known one
-        meanwhile.
+        If authentication fails, the key is read again: another process may have replaced it.
         """
         try:
             return self._measured(measure)
@@ -220,7 +219,7 @@ class FileRegistry:
 
 
 def _check(status: FileStatus) -> None:
-    """Raises `SealBroken` for what cannot be a registry."""
+    """Raises `SealBroken` for a file that cannot be a registry."""
     if not status.regular or status.links > 1:
         raise SealBroken("the registry is a link or no file")
     if not is_private(status):

@@ -1,4 +1,4 @@
-"""The file operations that seals are made of, so that a test can fail each of them in turn."""
+"""File operations that seals use. A test can replace them to make each one fail."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Handle(Protocol):
 
 
 class Renaming:
-    """Raises what *made* makes of an `OSError` of its block, in that one's place.
+    """Raises the error that *made* returns, instead of an `OSError` of its block.
 
-    A class, since an error that leaves a generator's block lives in a cycle with the frames that it
-    passed, and with all memory and descriptors that these hold, until garbage is collected.
+    It is a class because an error that leaves a generator's block is in a reference cycle with the
+    frames that it passed. The cycle keeps their memory and descriptors until garbage collection.
     """
 
     def __init__(self, made: Callable[[OSError], Exception]) -> None:
@@ -61,9 +61,11 @@ class Renaming:
 
 
 class FileStatus(Struct, frozen=True):
-    """Of a file: whether it is *regular*, how many names it has (*links*), its *size* in bytes, its
-    *owner* (0 where there are none), its permission bits *mode*, the *identity* that no other file
-    has as long as it exists, and *modified_ns*, nanoseconds since the epoch.
+    """Status of a file.
+
+    *regular* is whether it is a regular file, *links* the number of its names, *size* is in bytes.
+    *owner* is 0 on systems without owners, *mode* its permission bits. *identity* is unique as long
+    as the file exists. *modified_ns* counts nanoseconds since the epoch.
     """
 
     regular: bool
@@ -134,7 +136,7 @@ class FileSystem(Locking, Protocol):
         ...
 
     def sync_directory(self, path: StrPath) -> None:
-        """Returns once the names in *path* are durable, if the platform can tell."""
+        """Returns once the names in *path* are durable, if the platform reports that."""
         ...
 
 
@@ -240,12 +242,13 @@ SYSTEM_FILES: Final[FileSystem] = SystemFiles()
 def open_cache_file(
     path: StrPath, *, create: bool = False, files: FileSystem = SYSTEM_FILES
 ) -> int:
-    """A read-write descriptor of the cache file at *path*, never a symbolic link. Without *create*,
-    a read-only file is opened for reading. With *create* a missing file is made, readable by its
-    owner alone.
+    """A read-write descriptor of the cache file at *path*, never a symbolic link.
+
+    Without *create*, a read-only file is opened for reading. With *create* a missing file is
+    created, readable by its owner alone.
 
     Raises `NotRegularFile` for a link, directory, device or file with a second name,
-    `FileNotFoundError`, `ReadOnly` if a file cannot be made or written, `Unreadable` otherwise.
+    `FileNotFoundError`, `ReadOnly` if a file cannot be created or written, `Unreadable` otherwise.
     """
     return open_entry_file(path, create=create, files=files)[0]
 
@@ -285,7 +288,7 @@ def open_entry_file(
 
 
 def _whose(path: StrPath, error: OSError, files: FileSystem) -> str:
-    """What to do about a file that another user keeps to himself; empty for any other."""
+    """Advice for a file that only another user can access; empty for other files."""
     if sys.platform == "win32" or error.errno not in {errno.EACCES, errno.EPERM}:
         return ""
     try:
@@ -318,7 +321,7 @@ def require_regular(files: FileSystem, fd: int, place: str) -> FileStatus:
 
 
 def read_exactly(files: FileSystem, fd: int, buffer: memoryview, offset: int) -> bool:
-    """Fills *buffer* from *offset* on; False when the file ends before it is full."""
+    """Fills *buffer* from *offset* on. Returns False if the file ends too early."""
     done = 0
     while done < buffer.nbytes:
         with buffer[done:] as rest:

@@ -1,9 +1,8 @@
-"""The user's key that seals are made with, and where it is stored: a file, or the system's key
-store
-through the `keyring` library if that is installed.
+"""The user's secret key for seals, and its storage: a file, or the system's key store.
 
-Only key stores that answer without asking the user are used: the Windows Credential Locker, and a
-Secret Service whose default collection is unlocked.
+The system's key store is used through the `keyring` library if that is installed, and only if it
+answers without asking the user: the Windows Credential Locker, and a Secret Service whose default
+collection is unlocked.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _found: KeyringStore | None = None
 
 
 class Backend(Protocol):
-    """What is used of a `keyring` backend."""
+    """The methods of a `keyring` backend that are used here."""
 
     def get_password(self, service: str, username: str) -> str | None: ...
 
@@ -59,8 +58,8 @@ class Backend(Protocol):
 class KeyringStore:
     """A `KeyStore` over a `keyring` backend; holds the registries' counts.
 
-    Each question has *limit_s* seconds. After one that was not answered the store is not asked
-    again, and counts are what this process knows.
+    Each request has *limit_s* seconds. After a timeout the store is not used again, and counts are
+    those that this process knows.
     """
 
     name = "keyring"
@@ -102,7 +101,7 @@ class KeyringStore:
         within(self._limit_s, self._set, _KEY_NAME, os.urandom(KEY_BYTES).hex())
         if (key := _key(within(self._limit_s, self._get, _KEY_NAME))) is None:
             raise KeyError(_KEY_NAME)
-        # Nothing that the former key sealed is believed any more, whether or not it can be deleted.
+        # Seals of the former key are rejected from now on, even if the key cannot be deleted.
         with suppress(Exception):
             within(self._limit_s / 4, self._backend.delete_password, SERVICE, _FORMER_KEY_NAME)
         return key
@@ -143,7 +142,7 @@ def _open() -> KeyringStore | None:
 
 
 def quiet_backend() -> Backend | None:
-    """The backend of `keyring`, if it never prompts; None otherwise or without `keyring`."""
+    """The `keyring` backend if it never prompts; None if it may, or without `keyring`."""
     if not may_be_there():
         return None
     try:
@@ -221,10 +220,10 @@ _NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
 
 
 class KeyStore(Protocol):
-    """Holds one secret key of 32 bytes a user, and perhaps a count for each registry.
+    """Holds one secret key of 32 bytes for each user, and perhaps a count for each registry.
 
-    A count that lies where a copy of the files cannot reach it is what tells a registry that was
-    rolled back from the newest one. Thread-safe.
+    The count shows that a registry was rolled back: a copy of the files cannot restore it.
+    Thread-safe.
     """
 
     @property
@@ -233,13 +232,14 @@ class KeyStore(Protocol):
         ...
 
     def key(self) -> bytes:
-        """The key; made at the first call of a user. Raises `Unreadable` when there can be none."""
+        """The key; created at a user's first call. Raises `Unreadable` if there can be none."""
         ...
 
     def refresh(self) -> bytes:
-        """The key as it is stored now, which `key` returns from then on; a missing key is stored
-        again. Raises `Unreadable`, and `key` stays the same. A store asked once a process returns
-        `key`.
+        """The key as it is stored now, which `key` returns from then on.
+
+        A missing key is stored again. Raises `Unreadable`; `key` then stays the same. A store that
+        is read once in a process returns `key`.
         """
         ...
 
@@ -248,7 +248,10 @@ class KeyStore(Protocol):
         ...
 
     def store_count(self, registry: str, count: int) -> None:
-        """Remembers *count* for *registry*. A store that cannot does nothing: the next call may."""
+        """Stores *count* for *registry*.
+
+        A store that cannot does nothing; the next call may succeed.
+        """
         ...
 
 
@@ -277,9 +280,9 @@ class MemoryKeyStore:
 class FileKeyStore:
     """A `KeyStore` in one 0600 file, *path*, without counts. Read once, and at each `refresh`.
 
-    Anything but a regular file of this user's (0600 or 0400, 32 bytes) is replaced by a new key,
-    which rejects everything sealed before. A directory there is removed, or renamed to
-    `<path>.<digits>.aside` if it is not empty.
+    If *path* is anything but a regular file of this user (0600 or 0400, 32 bytes), a new key
+    replaces it, which invalidates all earlier seals. A directory at *path* is removed, or renamed
+    to `<path>.<digits>.aside` if it is not empty.
     """
 
     name = "file"
@@ -364,7 +367,7 @@ class FileKeyStore:
                 self._files.unlink(temporary)
 
     def _sweep(self) -> None:
-        """Removes what processes that died left behind."""
+        """Removes temporary files of processes that died."""
         above, name = os.path.split(self.path)
         with suppress(OSError):
             for left in self._files.names(above or ".", _MOST_NAMES):

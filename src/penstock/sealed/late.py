@@ -18,7 +18,7 @@ from penstock.sealed.locks import locked
 
 
 class CacheConfig(Protocol):
-    """What a preparation says of its cache files: `hal.PrepareConfig` is one."""
+    """The cache fields of a preparation's configuration: `hal.PrepareConfig` has them."""
 
     @property
     def model_cache(self) -> Sequence[Handle]: ...
@@ -33,7 +33,7 @@ class CacheConfig(Protocol):
 
 
 class Sealing(Protocol):
-    """What a late writer needs of the `Seal` that it belongs to."""
+    """The methods of a `Seal` that its late writers use."""
 
     @property
     def file_system(self) -> FileSystem:
@@ -73,21 +73,20 @@ class _Duplicate(NamedTuple):
 
 
 class LateWriter:
-    """Keeps duplicates of an entry's cache handles, to write the entry again once the driver has
-    compiled (better).
+    """Rewrites a cache entry after its preparation, from duplicates of its cache handles.
 
-    The first publication of an entry is the runtime's, by renaming; a late write is in place. It
-    happens under the entry's lock, and only if the handles still are the published files and hold
-    *expected*: the id of the entry that the driver loaded or saved there, None while the files are
-    empty. So of two late writers the second is told that it was late, and neither writes into files
-    that somebody has replaced. A process that dies meanwhile leaves the old entry, the new one, or
-    a named miss.
+    A driver uses it once it has compiled, or compiled better. The runtime publishes an entry first,
+    by renaming; a late write is in place. It holds the entry's lock, and happens only if the
+    handles still are the published files and hold *expected*: the id of the entry that the driver
+    loaded or saved there, None while the files are empty. So the second of two late writers fails,
+    and neither writes into files that were replaced. If a process dies during the write, the next
+    load finds the old entry, the new one, or a miss with its reason.
 
-    Nothing waits for the lock unless told to, for both are called from runs: what finds it taken is
-    left undone. Write after the preparation has returned: during it the runtime itself may hold the
-    lock. *lock* is the entry's lock file, in an open file description that nobody else locks: not
-    the runtime's, and not another late writer's. Making one never raises; without duplicates (no
-    descriptors left) it reports that at each write. Thread-safe. A forked child cannot use it.
+    Runs call both methods, so neither waits for the lock by default: if it is taken, they do
+    nothing. Write after the preparation has returned: during it the runtime itself may hold the
+    lock. *lock* is the entry's lock file. Its open file description must not be shared with the
+    runtime or with another late writer. The constructor never raises; if no descriptors are left
+    for duplicates, each write reports that. Thread-safe. A forked child cannot use it.
 
         writer = seal.late_writer(config, expected=None)
         ...
@@ -129,8 +128,9 @@ class LateWriter:
         return self._expected
 
     def is_free(self) -> bool:
-        """Whether nobody else has the entry's lock at this moment, so that it is worth to prepare
-        what `write` takes. True as well where a write would fail at once for another reason.
+        """Whether the entry's lock is free now, so that preparing data for `write` is worthwhile.
+
+        Also True if a write would fail at once for another reason.
         """
         try:
             with self._mutex:
@@ -146,11 +146,10 @@ class LateWriter:
         self, *, model: Sequence[Payload] = (), data: Sequence[Payload] = (), timeout: float = 0.0
     ) -> SaveReport:
         """Seals one payload into each file, in place, if the lock is free within *timeout* seconds.
-        Never raises.
 
-        The reason is `NoEntry` if the files were replaced or removed, `ForeignEntry` if they hold
-        another entry than expected: later writes fail too. After other failures a later call may
-        succeed; *in_use* if the lock was taken.
+        Never raises. The reason is `NoEntry` if the files were replaced or removed, `ForeignEntry`
+        if they hold another entry than expected: later writes fail too. After other failures a
+        later call may succeed; *in_use* if the lock was taken.
         """
         try:
             with self._mutex:
@@ -222,7 +221,7 @@ class LateWriter:
             yield
 
     def _check_published(self, handle: _Duplicate) -> None:
-        """Raises `NoEntry` for a file without a name: nobody would find what is written there."""
+        """Raises `NoEntry` for a file without a name: no process could find the written data."""
         try:
             links = self._files.status(handle.fd).links
         except OSError as error:

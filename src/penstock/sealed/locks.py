@@ -1,10 +1,10 @@
 """Locks of whole files between processes: many readers, or one writer.
 
-A lock belongs to the open file description, not to the process: it excludes another opening of the
-same file even in one process, is shared by duplicates of a descriptor, and goes when the last of
-them is closed, as it does when the process dies. Locks are advisory. Windows has exclusive ones
-only, so that there readers exclude each other as well. A child that is forked while a file is
-locked has the lock too: `FORK_GATE` keeps this process from forking meanwhile.
+A lock belongs to the open file description, not to the process. It excludes another open file
+description of the same file, even in one process. Duplicates of a descriptor share it. It ends when
+the last duplicate is closed, or the process dies. Locks are advisory. Windows only has exclusive
+locks, so readers exclude each other there. A child that is forked while a file is locked has the
+lock too: `FORK_GATE` delays forks meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ else:
 LONGEST_PAUSE_SECONDS: Final = 0.02
 _SHORTEST_PAUSE_SECONDS: Final = 0.0005
 _TAKEN: Final = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
-# The highest that the C library of Windows can lock; nobody reads or writes there.
+# The highest offset that the C library of Windows can lock; no data is stored there.
 _WINDOWS_BYTE: Final = (1 << 31) - 2
 
 
@@ -36,9 +36,9 @@ class Locking(Protocol):
     """The two operations that locks need. Each raises `OSError` as the system does."""
 
     def try_lock(self, fd: int, *, exclusive: bool) -> bool:
-        """Takes the lock at once; False while somebody else has one that excludes it.
+        """Takes the lock at once; False if a conflicting lock is held.
 
-        A lock that the open file description has already is changed to the kind asked for.
+        If the open file description already has a lock, it is changed to the requested kind.
         """
         ...
 
@@ -80,9 +80,11 @@ def lock(
     should_stop: Callable[[], bool] | None = None,
     locks: Locking = SYSTEM_LOCKS,
 ) -> bool:
-    """Locks the file behind *fd*; False if that failed within *timeout* seconds (0 tries once, None
-    waits for ever), or *should_stop*(), asked every 50 ms, was true. There is no queue: readers
-    without a gap can keep a writer out. Raises `Unreadable` if the file cannot be locked.
+    """Locks the file behind *fd*; False if that failed within *timeout* seconds.
+
+    0 tries once, None waits forever. Also False once *should_stop*(), called every 50 ms, returns
+    true. There is no queue: a continuous sequence of readers can keep a writer out. Raises
+    `Unreadable` if the file cannot be locked.
     """
     until = None if timeout is None else time.monotonic() + timeout
     pause = _SHORTEST_PAUSE_SECONDS
@@ -114,7 +116,7 @@ def locked(
     should_stop: Callable[[], bool] | None = None,
     locks: Locking = SYSTEM_LOCKS,
 ) -> Iterator[bool]:
-    """As `lock`, for a `with` block, which is entered with what `lock` answered."""
+    """As `lock`, for a `with` block, which receives the result of `lock`."""
     held = lock(fd, exclusive=exclusive, timeout=timeout, should_stop=should_stop, locks=locks)
     try:
         yield held
@@ -128,7 +130,7 @@ _MOST_FORK_SECONDS: Final = 10.0
 
 
 class ForkGate:
-    """One lock, which whoever changes a registry holds and a fork waits for. Reentrant."""
+    """A reentrant lock: changes of a registry hold it, and a fork waits for it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -1,5 +1,6 @@
-"""The registry: what a driver records of the entries it sealed. Its file is authenticated as a
-whole before anything is read from it.
+"""The registry: a driver's record of the entries that it sealed.
+
+Its file is authenticated as a whole before anything is read from it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ MOST_ROWS: Final = 4096
 
 _RECORD: Final = struct.Struct("<32sQ")
 FILE_RECORD_BYTES: Final = _RECORD.size
-"""What a registry keeps of a file, in bytes."""
+"""Bytes of a file's record in a registry."""
 
 
 class FileRecord(Struct, frozen=True):
-    """What one file was sealed as: `file_digest` of its header, and its payload's length."""
+    """Record of one sealed file: `file_digest` of its header, and its payload's length."""
 
     digest: bytes
     length: int
@@ -54,7 +55,7 @@ class RegistryState(Struct, frozen=True):
 
 
 class Owner:
-    """Whose registry it is: a driver's name, version and *origin* of its code."""
+    """Owner of a registry: a driver's name, version and *origin* of its code."""
 
     __slots__ = ("driver", "driver_digest", "origin", "version", "version_digest")
 
@@ -72,15 +73,15 @@ class Owner:
 
 
 class Registry(Protocol):
-    """The persistent, authenticated table of one driver version: (token, entry id) to hashes of
-    files.
+    """The persistent, authenticated table of one driver version.
 
-    Publication is `begin` (old and new row are valid), writing the files, and `publish` (the old
-    row goes). A process may die at any point.
+    It maps (token, entry id) to hashes of files. Publication has three steps: `begin` (the old and
+    the new row are valid), writing the files, and `publish` (removes the old row). A process may
+    die at any point.
 
-    Reads raise `SealBroken`, `OtherVersion` or `RolledBack` for a registry that is not what this
-    key's holders wrote last, `Unreadable` for errors of the system. Any thread and process may
-    call. A row never changes, but may be dropped: a miss.
+    Reads raise `SealBroken`, `OtherVersion` or `RolledBack` if the registry is not the last one
+    that was written with this key, `Unreadable` for errors of the system. Any thread and process
+    may call. A row never changes, but may be dropped: a miss.
     """
 
     def state(self) -> RegistryState | None:
@@ -88,15 +89,17 @@ class Registry(Protocol):
         ...
 
     def open(self) -> RegistryState:
-        """The verified state; a registry that is missing or cannot be trusted is made anew, empty.
+        """The verified state. A registry that is missing or fails verification is created empty.
 
-        Raises `Unreadable` when it cannot be made.
+        Raises `Unreadable` if it cannot be created.
         """
         ...
 
     def begin(self, row: Row) -> None:
-        """Inserts *row* durably, beside others of its token. An untrusted registry is emptied
-        first. Raises `Unreadable`, without the row.
+        """Inserts *row* durably, keeping other rows of its token.
+
+        A registry that fails verification is emptied first. If it raises `Unreadable`, the row is
+        not stored.
         """
         ...
 
@@ -154,7 +157,7 @@ class Measures:
         return None if measure.key == used.key else measure
 
     def seen(self, key: bytes, count: int) -> None:
-        """A registry that *key* authenticated stands at *count*."""
+        """Records that a registry authenticated by *key* has *count*."""
         with FORK_GATE.passed():
             self._highest[key] = max(count, self._highest.get(key, 0))
 
@@ -199,9 +202,10 @@ _DOMAIN: Final = b"penstock registry file\x00"
 
 
 class Contents:
-    """A registry of *owner*, authenticated by *key*. A change makes new contents. *table* has a
-    record for each row, the oldest first, and *files* those of their files in that order. *head* is
-    the start of the file, None before `pack`.
+    """Contents of *owner*'s registry, authenticated by *key*; immutable.
+
+    *table* has a record for each row, the oldest first, and *files* those of their files in that
+    order. *head* is the start of the file, None before `pack`.
     """
 
     __slots__ = ("files", "head", "key", "owner", "state", "table")
@@ -225,10 +229,10 @@ class Contents:
 
     @classmethod
     def unpack(cls, content: memoryview, owner: Owner, key: bytes) -> Contents:
-        """The registry in *content*, a whole file of at least `HEAD_BYTES` bytes.
+        """Parses *content*, a whole file of at least `HEAD_BYTES` bytes.
 
-        Raises `SealBroken` where *key* does not authenticate every byte, or for another driver's
-        registry, and `OtherVersion` for one of another format or version of the driver.
+        Raises `SealBroken` if *key* does not authenticate every byte, or for another driver's
+        registry, and `OtherVersion` for another format or another version of the driver.
         """
         head = bytes(content[:HEAD_BYTES])
         if not hmac.compare_digest(
@@ -338,7 +342,7 @@ class Contents:
         return table, files
 
     def _row(self, at: int, before: int) -> Row:
-        """The row whose record begins at *at* in the table, after *before* files."""
+        """The row whose record begins at *at* in the table, after *before* records of files."""
         token, entry, sequence, models, datas = _ENTRY.unpack_from(self.table, at)
         start, stop = before * FILE_RECORD_BYTES, (before + models + datas) * FILE_RECORD_BYTES
         try:

@@ -1,4 +1,4 @@
-"""What a driver calls: the seal of one driver version."""
+"""Seals for cache files, as a driver uses them: one `Seal` for each driver version."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ class Seal:
     """Seals and verifies the cache entries of one version of one driver (docs/cache-format.md).
 
     *driver* and *version* are the device's name and version string, *files* its
-    `cache_files_needed()`. It is of the origin of now (`penstock.distribution`): a device that
-    makes it later than itself does so in `made_by`. The registry and the key lie under the knob
-    `state_dir` unless *registry* and *keys* are given; a driver in a process of its own has
-    neither: its host's parent seals for it, and says its origin. Thread-safe; nothing stays open
-    between calls.
+    `cache_files_needed()`. Its origin is the current one (`penstock.distribution`): a device that
+    creates the seal after its own construction does so in `made_by`. The registry and the key are
+    below the knob `state_dir` unless *registry* and *keys* are given. A driver in a host process
+    has neither: the broker seals for it, with the origin that it was started for. Thread-safe; no
+    file stays open between calls.
 
         seal = Seal("sample", VERSION, files=(1, 0))
-        report = seal.save(config.model_cache, config.data_cache, config.token, config.binding,
-        model=[program])
+        report = seal.save(
+            config.model_cache, config.data_cache, config.token, config.binding, model=[program]
+        )
         loaded = seal.load(config.model_cache, config.data_cache, config.token, config.binding)
     """
 
@@ -86,9 +87,11 @@ class Seal:
         model: Sequence[Payload] = (),
         data: Sequence[Payload] = (),
     ) -> SaveReport:
-        """Writes one payload into each file and records their hashes. Never raises: a compile goes
-        on. Offsets and contents do not matter. Nobody else may write the files meanwhile. After a
-        failure they are empty or unchanged. An older entry of the token there is forgotten.
+        """Writes one payload into each file and records their hashes.
+
+        Never raises, so that a compile continues. The files' offsets and contents do not matter. No
+        other process may write the files meanwhile. After a failure they are empty or unchanged. An
+        older entry of the token is dropped.
         """
         return self._save(Lent(model_cache, data_cache, token, binding), (model, data))
 
@@ -104,18 +107,19 @@ class Seal:
         model: Sequence[Payload] = (),
         data: Sequence[Payload] = (),
     ) -> SaveReport:
-        """As `save`, only if the files still hold the entry *expected* (None: they are empty).
-        *guard* is held from the hashing of the payloads until files and registry agree, to keep
-        others out; if entering raises, nothing is written.
+        """As `save`, if the files still hold the entry *expected* (None: they are empty).
+
+        *guard* is entered before the payloads are hashed, and left once files and registry agree,
+        to exclude other writers. If entering it raises, nothing is written.
         """
         lent = Lent(model_cache, data_cache, token, binding)
         return self._save(lent, (model, data), (expected,), guard)
 
     def late_writer(self, config: CacheConfig, *, expected: bytes | None) -> LateWriter | None:
-        """A writer into the cache files of *config* for after the preparation; None where it has
-        none, or no lock, or the process has no descriptor left.
+        """A writer into the cache files of *config*, for use after the preparation.
 
-        *expected* is the entry that the driver loaded or saved there, None where it saved nothing.
+        None if *config* has no cache files or no lock, or if the process has no descriptor left.
+        *expected* is the entry that the driver loaded or saved there, None if it saved nothing.
         """
         if config.lock is None or not (config.model_cache or config.data_cache):
             return None
@@ -143,17 +147,17 @@ class Seal:
     ) -> LoadedEntry:
         """The entry's payloads, copied into private memory and verified there.
 
-        Raises `InvalidArgument` for a wrong number of handles or length of token, and for anything
-        else a subclass of `CacheError`, whose text a driver passes on in its `GeneralFailure`.
+        Raises `InvalidArgument` for a wrong number of handles or length of token. Any other error
+        is a subclass of `CacheError`, whose text a driver passes on in its `GeneralFailure`.
         """
         lent = Lent(model_cache, data_cache, token, binding)
         files = lent.cache_files(self._needed)
         return load_entry(self._trust(), files, lent)
 
     def entry_of(self, handle: Handle, token: bytes) -> bytes | None:
-        """The id of the entry of *token* that an open file was sealed as part of; None if of none.
+        """The id of the entry of *token* that the open file belongs to; None if it belongs to none.
 
-        Says nothing of the payload. Raises `Unreadable`.
+        Does not check the payload. Raises `Unreadable`.
         """
         return entry_of(self._trust(), CacheFile(handle.fd, Kind.MODEL, 0), token)
 
@@ -169,7 +173,7 @@ class Seal:
         guard: AbstractContextManager[object] | None = None,
     ) -> SaveReport:
         try:
-            # What only saving needs; without a free descriptor it cannot be imported.
+            # Only saving needs this module; it cannot be imported without a free descriptor.
             from penstock.sealed.writing import save_entry
         except Exception as error:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
             return SaveReport(reason=reason_of(error))
