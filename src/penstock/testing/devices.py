@@ -19,8 +19,8 @@ def find_devices(driver: str) -> list[Device]:
     """The devices of one driver, or one device.
 
     *driver* is an entry point of `penstock.drivers`, `module:callable` for a driver that is not
-    installed, or the name of a device that some installed driver has. Raises `PlacementError` when
-    there is none of that name, or it cannot be loaded, or what it makes is no device.
+    installed, or the name of an installed driver's device. Raises `PlacementError` if none has that
+    name, if the driver cannot be loaded, or if the callable makes no device.
     """
     found = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
     entry = found.get(driver)
@@ -45,7 +45,7 @@ def find_devices(driver: str) -> list[Device]:
 
 
 def usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
-    """The devices of *driver* that can work here, and (name, reason why not) of the others."""
+    """The usable devices of *driver*, and (name, reason) of the unusable ones."""
     usable, reasons = [], []
     for device in find_devices(driver):
         try:
@@ -60,7 +60,7 @@ def usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
 
 
 def some_usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
-    """`usable_devices`; raises `PlacementError` with the reasons if none can work."""
+    """The usable devices; raises `PlacementError` with the reasons if there are none."""
     devices, unusable = usable_devices(driver)
     if not devices:
         raise PlacementError("; ".join(sentence for _, sentence in unusable))

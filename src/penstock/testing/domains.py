@@ -31,9 +31,10 @@ from penstock.testing.doubles import InterceptingDevice
 
 
 class DomainDevice(InterceptingDevice):
-    """*device*, with buffers that serve as arguments by token (NNAPI sections 6.4 and 6.5).
+    """*device* with memory domains: requests may name its buffers by token (NNAPI sections 6.4 and
+    6.5).
 
-    A buffer whose shape is not completely known is `GeneralFailure`.
+    Allocating a buffer whose shape is not completely known is `GeneralFailure`.
     """
 
     def __init__(self, device: Device, name: str | None = None) -> None:
@@ -41,7 +42,7 @@ class DomainDevice(InterceptingDevice):
         self.domain = PoolDomain(self._interface_of, dynamic=False)
 
     def cache_files_needed(self) -> tuple[int, int]:
-        """None: a model loaded from a cache would not know the buffers."""
+        """None, so no caching: a model loaded from a cache would not know the buffers."""
         return 0, 0
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
@@ -69,7 +70,9 @@ class PoolDomain(MemoryDomain):
 
 
 class DomainModel(PreparedModelBase):
-    """A prepared model whose requests may name buffers. The inner model gets them as pools."""
+    """A prepared model whose requests may name buffers. The inner model gets the buffers as
+    pools.
+    """
 
     def __init__(self, owner: DomainDevice, prepared: PreparedModel, model: Model) -> None:
         self.owner, self._prepared, self.model = owner, prepared, model
@@ -107,7 +110,7 @@ class DomainModel(PreparedModelBase):
 
 
 def in_pool(shape: tuple[int, ...], dtype: Any) -> NDArray:
-    """An array in a pool of its own, which lives as long as the array."""
+    """An array in a separate pool, which lives as long as the array."""
     with MemoryPool.anonymous(max(1, math.prod(shape) * dtype.itemsize)) as pool:
         return pool.view(dtype, shape)
 

@@ -1,4 +1,4 @@
-"""Devices behind messages: in this process, or in a host process of their own."""
+"""Devices behind messages, in this process or in a separate host process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from penstock.testing.lab import LabDevice
 
 
 class LoopbackDevice(RemoteDevice):
-    """*device*, seen through messages in this process.
+    """*device*, called through messages in this process.
 
-    Only the bytes of a message and its handles pass between the sides. A driver that relies on
-    Python objects shared with its caller therefore behaves differently.
+    Only the bytes of a message and its handles pass between client and driver. A driver that relies
+    on Python objects shared with its caller therefore behaves differently.
     """
 
     def __init__(self, device: Device) -> None:
@@ -37,7 +37,7 @@ class LoopbackDevice(RemoteDevice):
 
 
 class LoopbackChannel(Channel):
-    """Carries frames to a dispatcher in this process, handles exchanged for equals of them."""
+    """Passes frames to a dispatcher in this process, and replaces handles by equal ones."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -49,11 +49,13 @@ class LoopbackChannel(Channel):
         return _transferred(reply)
 
     def drop(self, number: wire.ObjectId) -> None:
-        """Closes it with the next call: a finalizer may run under the dispatcher's own lock."""
+        """Queues the object for closing with the next call: a finalizer may run under the
+        dispatcher's lock.
+        """
         self._dropped.append(number)
 
     def flush(self) -> None:
-        """Closes the dropped objects."""
+        """Closes the queued objects."""
         while self._dropped:
             number = self._dropped.popleft()
             self._dispatcher.answer(Packer().frame(wire.Close(number)))
@@ -64,7 +66,7 @@ def _transferred(frame: Frame) -> Frame:
 
 
 def _exchanged(handle: object) -> object:
-    """The other side's handle: the same memory or flag in another wrapper."""
+    """The receiver's handle: another wrapper of the same memory or flag."""
     match handle:
         case ConstantPool(view=view):
             return ConstantPool(view.toreadonly(), handle.owner, handle.kind)
@@ -78,7 +80,7 @@ def _exchanged(handle: object) -> object:
 
 
 class LoopbackFence:
-    """A fence of the other side; its error comes as a message."""
+    """A fence of the dispatcher; its error arrives as a message."""
 
     def __init__(self, fence: Fence) -> None:
         self._fence = fence
@@ -110,7 +112,7 @@ def _remote_progress(callback: Callable[[ProgressEvent], None]) -> Callable[[Pro
 def isolated_device(name: str, entry: str, index: int = 0) -> Iterator[IsolatedDevice]:
     """The device at *index* of the driver *name* = *entry*, in this process's host process for it.
 
-    The host process goes on after the block; `penstock.runtime.isolation.close_hosts` ends it.
+    The host process continues after the block; `penstock.runtime.isolation.close_hosts` ends it.
     """
     with closing(IsolatedDevice(supervisor_of(name, entry), index)) as device:
         yield device
@@ -123,17 +125,17 @@ def domains() -> Device:
 
 
 def lab_tiles() -> Device:
-    """A device with a layout of its own."""
+    """A device with its own data layout."""
     return LabDevice(layout="tiles")
 
 
 def lab_first_run() -> Device:
-    """A device that compiles when it is first run."""
+    """A device that compiles at the first run."""
     return LabDevice(mode="first_run")
 
 
 def lab_staged() -> Device:
-    """A device that compiles better after some runs."""
+    """A device that compiles an optimised form after some runs."""
     return LabDevice(mode="staged", uses=2)
 
 
@@ -143,5 +145,5 @@ def lab_data_files() -> Device:
 
 
 def faulty() -> Device:
-    """A device that allocates nothing."""
+    """A device without memory domains."""
     return FaultyDevice(LabDevice(files=(1, 0)), {"allocate": "always"})

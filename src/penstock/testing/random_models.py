@@ -1,7 +1,7 @@
-"""Random models: valid by construction, over the operations that the table and a device have.
+"""Random models, valid by construction, of operations that both the table and a device have.
 
-Every operation in the mix works element by element, so that results may be compared bit for bit
-however a model is cut up.
+Every operation in the mix works element by element. Results can therefore be compared bit for bit,
+however a model is partitioned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIDES: Final = (1, 2, 3, 4, 6)
 PROBES: Final = 8
 
 Dag: TypeAlias = tuple[tuple[int, ...], ...]
-"""Node i reads the nodes named in entry i, all smaller than i; nodes that read none are inputs."""
+"""Node i reads the nodes in entry i, all smaller than i. Nodes that read none are inputs."""
 
 
 class Value(NamedTuple):
@@ -41,7 +41,7 @@ class RandomModel(NamedTuple):
 
 @dataclass
 class Growth:
-    """A model that grows operation by operation."""
+    """A model under construction, extended operation by operation."""
 
     random: Random
     builder: ModelBuilder = field(default_factory=ModelBuilder)
@@ -56,13 +56,13 @@ class Growth:
         self.start(operand, shape)
 
     def start(self, operand: int, shape: tuple[int, ...]) -> None:
-        """Lets *operand*, an input, be read."""
+        """Makes *operand*, an input, readable by operations."""
         self.values.append(Value(operand, shape))
         self.given.append(operand)
         self.arrays.append(integers(self.random, shape))
 
     def pick(self) -> Value:
-        """A random value; with probability 0.6 one that no operation reads so far."""
+        """A random value; with probability 0.6 one that no operation has read yet."""
         fresh = [v for v in self.values if v.operand not in self.read]
         value = self.random.choice(fresh if fresh and self.random.random() < 0.6 else self.values)
         self.read.add(value.operand)
@@ -152,13 +152,13 @@ RECIPES: Final[dict[str, Recipe]] = {
     "CONCATENATION": _concatenation,
     "RESHAPE": _reshape,
 }
-"""The operations that random models are made of. RELU stands in where another does not fit."""
+"""The operations of random models. RELU replaces an operation that does not fit."""
 
 
 def recipes_for(device: Device | None) -> dict[str, Recipe]:
     """The recipes of operations that *device* (None: any) supports; RELU is required.
 
-    Raises `ValueError` for a device without RELU, of which no model can be made.
+    Raises `ValueError` for a device without RELU: no model can be generated for it.
     """
     known = {kind: recipe for kind, recipe in RECIPES.items() if kind in OPERATIONS}
     if device is not None:
@@ -175,11 +175,11 @@ def random_model(
     operations: tuple[int, int] = (1, 12),
     state: float = 0.2,
 ) -> RandomModel:
-    """A model of as many operations as the range *operations* says, with a state at probability
-    *state*.
+    """A model whose number of operations is in the range *operations*.
 
-    Several outputs, outputs that are read inside, unread results, constants that broadcast and
-    operations with two outputs all occur. Equal seeds give equal models.
+    It has a state with probability *state*. It may have several outputs, outputs that operations
+    read, unread results, constants that broadcast, and operations with two outputs. Equal seeds
+    give equal models.
     """
     recipes = recipes_for(device)
     growth = Growth(random)
@@ -198,7 +198,7 @@ def random_model(
 
 
 def random_dag(random: Random, nodes: tuple[int, int] = (1, 16), reads: int = 3) -> Dag:
-    """A directed acyclic graph whose nodes read at most *reads* others."""
+    """A directed acyclic graph whose nodes each read at most *reads* other nodes."""
     return tuple(
         tuple(sorted(random.sample(range(node), random.randint(0, min(node, reads)))))
         for node in range(random.randint(*nodes))
@@ -206,9 +206,9 @@ def random_dag(random: Random, nodes: tuple[int, int] = (1, 16), reads: int = 3)
 
 
 def model_of_dag(dag: Dag, shape: tuple[int, ...] = (2, 3)) -> RandomModel:
-    """The graph as a model: inputs for nodes that read none, RELU for one, chains of ADD for more.
+    """The graph as a model: nodes that read none are inputs, one is RELU, more are chains of ADD.
 
-    Every node that nobody reads is an output.
+    Every unread node is an output.
     """
     b = ModelBuilder()
     at: list[int] = []
@@ -252,7 +252,7 @@ def _end_state(growth: Growth, before: Value, kind: str) -> None:
 
 
 def _supports(device: Device, recipe: Recipe) -> bool:
-    """Whether *device* supports what *recipe* makes, with constants and without."""
+    """Whether *device* supports the operation of *recipe*, with and without constants."""
     for seed in range(PROBES):
         growth = Growth(Random(seed))  # noqa: S311  # models, not secrets
         growth.give((4, 6))

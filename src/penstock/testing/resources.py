@@ -1,4 +1,4 @@
-"""Counts of what a process holds (descriptors, threads, children, mapped pools), for leak tests."""
+"""Counts of open resources (descriptors, threads, children, mapped pools), for leak tests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from typing import Final, Self
 from penstock.memory import live_mappings
 
 SETTLE_SECONDS: Final = 2.0
-"""How long threads and processes that were closed may take to end."""
+"""Seconds within which closed threads and processes must end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """A count of each; *descriptors* and *children* are None where the system does not tell."""
+    """Counts of each resource. *descriptors* and *children* are None if the system does not report
+    them.
+    """
 
     descriptors: int | None
     children: int | None
@@ -28,7 +30,7 @@ class Resources:
 
     @classmethod
     def now(cls) -> Self:
-        """What this process holds after a garbage collection."""
+        """The resources of this process after a garbage collection."""
         gc.collect()
         return cls(
             _entries(Path("/proc/self/fd")), _children(), threading.active_count(), live_mappings()
@@ -37,9 +39,8 @@ class Resources:
     @classmethod
     @contextmanager
     def unchanged(cls, what: str) -> Iterator[None]:
-        """Raises `AssertionError` if there is still more than before, `SETTLE_SECONDS` after the
-        block
-        ends.
+        """Raises `AssertionError` if more resources are open `SETTLE_SECONDS` after the block than
+        before it.
         """
         before = cls.now()
         yield
@@ -50,7 +51,7 @@ class Resources:
             time.sleep(0.02)
 
     def more_than(self, before: Resources) -> list[str]:
-        """Which counts are higher than in *before*, in words."""
+        """The counts that exceed those in *before*, in words."""
         pairs = (
             ("descriptors", self.descriptors, before.descriptors),
             ("child processes", self.children, before.children),
@@ -72,7 +73,7 @@ def _entries(directory: Path) -> int | None:
 
 
 def _children() -> int | None:
-    # The child of a thread that ends becomes the child of another thread.
+    # If a thread ends, another thread becomes the parent of its child.
     children: list[list[str]] = []
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():

@@ -26,9 +26,9 @@ def dags(*, max_nodes: int = 16, reads: int = 3) -> st.SearchStrategy[Dag]:
 
 
 def support_tables(model: Model, devices: int) -> st.SearchStrategy[tuple[frozenset[int], ...]]:
-    """For each of *devices* devices the indexes of the operations of *model* that it supports.
+    """The operations of *model* that each of *devices* devices supports, by index.
 
-    Every operation is supported by one device at least.
+    At least one device supports each operation.
     """
     count = len(model.operations)
     one = st.frozensets(st.integers(0, devices - 1), min_size=1)

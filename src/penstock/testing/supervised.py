@@ -1,9 +1,9 @@
-"""Runs cases in a process of their own, each within a time limit, so that a hang or crash of a
-driver is only reported.
+"""Runs cases in a child process with a time limit each, so that a driver's hang or crash is only
+reported.
 
-The process gets the name of a function and answers with bytes; nothing of a driver's is unpickled.
-If a case takes too long or the process dies, a new process goes on with the next case. The
-processes use a temporary state directory (the knob `state_dir`), not the user's.
+The process receives the name of a function and answers with bytes. Nothing from a driver is
+unpickled. If a case exceeds its limit or the process dies, a new process continues with the next
+case. The processes use a temporary state directory (the knob `state_dir`), not the user's.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Case: TypeAlias = tuple[str, Callable[[], bytes]]
 R = TypeVar("R", bound=msgspec.Struct)
 
 GRACE: Final = 2.0
-"""Seconds beyond the limit in which a process writes its stack."""
+"""Seconds beyond the limit within which a process writes its stack."""
 START_LIMIT: Final = 120.0
-"""Seconds in which the process must import and make the cases."""
+"""Seconds within which the process must import and create the cases."""
 
 STOPPED_AT: Final = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 KIT: Final = Path(__file__).parent
@@ -44,7 +44,7 @@ STANDARD: Final = Path(os.__file__).parent
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How one case ended: with the answer *data*, or None and the *problem* of the process."""
+    """The result of one case: the answer *data*, or None and the *problem* of the process."""
 
     index: int
     label: str
@@ -71,8 +71,9 @@ def collect(
     limit: float,
     progress: Callable[[R], None] | None = None,
 ) -> list[R]:
-    """The answers of `supervise` as values of the struct *kind*; *lost* makes one of a case without
-    an answer. *progress* sees each as it comes.
+    """The answers of `supervise`, decoded as the struct *kind*.
+
+    *lost* makes one for a case without an answer. Calls *progress* with each.
     """
     results = []
     for answer in supervise(make, arguments, limit=limit):
@@ -89,10 +90,10 @@ def supervise(
 ) -> Generator[Answer, None, None]:
     """Runs the cases that `make(*arguments)` returns, in order; *make* is `module:function`.
 
-    A case that takes more than *limit* seconds, or ends the process, has no data but a problem.
-    Raises `GeneralFailure` with the error of *make* if there are no cases.
+    If a case takes more than *limit* seconds, or ends the process, its result has no data but a
+    problem. Raises `GeneralFailure` with the error of *make* if it fails.
     """
-    # Processes of isolated drivers may still be ending in it.
+    # Host processes of isolated drivers may still use the directory while they end.
     with tempfile.TemporaryDirectory(
         prefix="penstock-state-", ignore_cleanup_errors=True
     ) as state_directory:
@@ -119,7 +120,7 @@ def _supervise(
 
 
 class _Child:
-    """One process, killed when the block ends."""
+    """One process, killed at the end of the block."""
 
     def __init__(
         self,
@@ -176,7 +177,7 @@ class _Child:
         return f"the process ended with exit code {code}{place}"
 
     def _place(self) -> str:
-        """The innermost place of the written stack that is in a driver's code."""
+        """The innermost frame in a driver's code on the written stack."""
         with suppress(OSError):
             found = STOPPED_AT.findall(self._stack.read_text("utf-8", "replace"))
             places = [f for f in found if _may_be_a_drivers(Path(f[0]))] or found
@@ -189,13 +190,13 @@ class _Child:
         return self
 
     def finish(self) -> None:
-        """Waits for the process to end by itself, so that its drivers can clean up."""
+        """Waits until the process exits, so that its drivers can clean up."""
         self._process.join(GRACE)
 
     def __exit__(self, *_: object) -> None:
         self._pipe.close()
         if sys.platform != "win32" and self._process.pid is not None:
-            # Ends the processes that a driver started, too.
+            # Also ends the processes that a driver started.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
@@ -206,7 +207,7 @@ class _Child:
 
 
 def _may_be_a_drivers(file: Path) -> bool:
-    """Whether *file* is neither this kit's nor Python's own."""
+    """Whether *file* belongs to neither this kit nor Python."""
     if file.name.startswith("<"):
         return False
     installed = "site-packages" in file.parts
@@ -222,11 +223,11 @@ def work(
     stack: str,
     state_directory: str,
 ) -> None:
-    """The child process: makes the cases, and answers one after the other from *start* on."""
+    """The child process: creates the cases, and runs them one by one from *start* on."""
     if sys.platform != "win32":
         os.setsid()
     os.environ[knobs.state_dir.variable] = state_directory
-    # Output of a driver must not mix with the answer.
+    # A driver's output must not mix with the answer.
     os.dup2(2, 1)
     with Path(stack).open("w", encoding="utf-8") as file:
         faulthandler.enable(file)

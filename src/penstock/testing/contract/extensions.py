@@ -1,4 +1,4 @@
-"""What a device that offers vendor extensions promises about them (NNAPI sections 5.2 and 8.6)."""
+"""Promises of a device that offers vendor extensions (NNAPI sections 5.2 and 8.6)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ SUITE: Final = Suite("extensions", "extensions", "Extension")
 
 ELSEWHERE: Final = "org.penstock.contract.unheard_of"
 PROBED: Final = range(8)
-"""Numbers of operations that are tried: vendors count from 0."""
+"""How many operation numbers are tried; vendors count from 0."""
 
 LENGTHS: Final = (0, 4, 16)
-"""Bytes of extension data, all zeros, that operands are tried with: none, and those of usual
-parameters.
-"""
+"""Sizes of extension data, all zeros, that operands are tried with: none, and usual sizes."""
 
 DIMENSIONS: Final = ((1,), (2, 3))
 """Dimensions that all tensors of an operation are tried with."""
@@ -45,22 +43,23 @@ MOST_TYPES: Final = 4
 """Operand types of one extension that are tried."""
 
 MOST_CASES: Final = 4
-"""Signatures of one operation that are run, of those that are supported."""
+"""How many supported signatures of one operation are run."""
 
 NONSENSE: Final = b"\x00\xffpenstock contract"
 
 
 Kind: TypeAlias = "DType | ExtensionType"
-"""The type of an operand: one of NNAPI's own, or an extension's."""
+"""The type of an operand: an NNAPI type or an extension's."""
 
 Signature: TypeAlias = "tuple[tuple[Kind, ...], Kind, tuple[int, ...]]"
-"""What an operation takes, the one value that it gives, and the dimensions of every tensor."""
+"""The types of an operation's inputs and of its one output, and the dimensions of all tensors."""
 
 
 @SUITE.check
 def check_extensions_are_well_formed(device: Device) -> None:
-    """Names are reversed domain names, each once, operand types have numbers of 16 bits, each once,
-    and a size; nothing of it changes.
+    """Names are unique reversed domain names. Operand types have unique 16-bit numbers and a size.
+
+    Nothing of it changes.
     """
     offered = _offered(device)
     fault = fault_of_extensions(offered)
@@ -71,7 +70,7 @@ def check_extensions_are_well_formed(device: Device) -> None:
 
 @SUITE.check
 def check_extension_support_is_pure(device: Device) -> None:
-    """Equal models of extension operations get equal answers, however they are named, and a no has
+    """Equal models of extension operations get equal answers, whatever their names. A rejection has
     a reason.
     """
     for extension in _offered(device):
@@ -90,8 +89,9 @@ def check_extension_support_is_pure(device: Device) -> None:
 
 @SUITE.check
 def check_other_extensions_are_refused(device: Device) -> None:
-    """An operation of an extension that is not offered gets a no, and so does one on an operand
-    type that its extension does not have.
+    """The device rejects an operation of an extension that it does not offer.
+
+    It also rejects an operation on an operand type that its extension does not have.
     """
     offered = _offered(device)
     if any(answer.supported for answer in device.supported_operations(unheard_of())):
@@ -109,9 +109,10 @@ def check_other_extensions_are_refused(device: Device) -> None:
 
 @SUITE.check
 def check_supported_extension_operations_run(device: Device) -> None:
-    """An extension operation with a yes is prepared. It runs, leaves its inputs and the memory
-    around its outputs as they are, and gives equal outputs for equal inputs; or it fails with a
-    `DriverError`, as it may for values.
+    """A supported extension operation is prepared and runs, or fails with a `DriverError`.
+
+    A run leaves its inputs and the memory around its outputs unchanged. Equal inputs give equal
+    outputs. The driver may fail for values.
     """
     succeeded = 0
     for case in _supported(device):
@@ -125,8 +126,9 @@ def check_supported_extension_operations_run(device: Device) -> None:
 
 @SUITE.check
 def check_attributes_are_checked(device: Device) -> None:
-    """Attributes that the driver does not know, and values that make no sense, are ignored, by
-    compiles and by runs; attributes that are malformed or given twice are `InvalidArgument`.
+    """Compiles and runs ignore unknown attributes and invalid values.
+
+    Malformed and repeated attributes are `InvalidArgument`.
     """
     case = _supported(device)[0]
     (extension, *_) = _offered(device)
@@ -148,8 +150,8 @@ def check_attributes_are_checked(device: Device) -> None:
 
 @SUITE.check
 def check_extensions_are_the_same_through_messages(device: Device) -> None:
-    """In a process of its own the driver declares the same and answers the same: nothing depends on
-    sharing objects with the caller.
+    """In a separate process the driver declares and answers the same. It shares no objects with its
+    caller.
     """
     from penstock.testing.loopback import LoopbackDevice
 
@@ -169,7 +171,7 @@ def _offered(device: Device) -> tuple[Extension, ...]:
 
 
 def _supported(device: Device) -> list[Case]:
-    """Models of one operation each, those of the probes that *device* supports."""
+    """Models of one operation each: the probes that *device* supports."""
     found: list[Case] = []
     for extension in _offered(device):
         model, signatures = _probes(extension)
@@ -185,8 +187,8 @@ def _supported(device: Device) -> list[Case]:
 
 
 def _ones(case: Case) -> list[NDArray]:
-    """As the case's inputs, each number a 1, and each element of an extension the bytes of a
-    little-endian 1.
+    """Inputs like the case's: each number is 1, each extension element the bytes of a little-endian
+    1.
     """
     made = []
     for zeros, operand in zip(case.inputs, case.model.inputs, strict=True):
@@ -198,7 +200,7 @@ def _ones(case: Case) -> list[NDArray]:
 
 
 def _check_runs(trial: Trial, prepared: PreparedModel) -> bool:
-    """Whether its runs succeed; raises `Violation` where they differ."""
+    """Whether its runs succeed. Raises `Violation` if they differ."""
     name = trial.case.name
     found: list[list[NDArray]] = []
     for _ in range(2):
@@ -215,7 +217,7 @@ def _check_runs(trial: Trial, prepared: PreparedModel) -> bool:
 
 
 def _case(name: str, model: Model) -> Case:
-    """*model* with inputs of zeros, which any type has, and outputs of its outputs' sizes."""
+    """*model* with zero inputs, which every type has, and outputs of the right sizes."""
     given, wanted = (
         tuple(np.zeros([d or 1 for d in o.shape or ()], o.dtype.numpy) for o in operands)
         for operands in (model.inputs, model.outputs)
@@ -224,8 +226,9 @@ def _case(name: str, model: Model) -> Case:
 
 
 def _probes(extension: Extension) -> tuple[Model, list[Signature]]:
-    """One model of many operations of *extension*: each number with each signature of one input, or
-    of two of one type.
+    """A model with many operations of *extension*.
+
+    Each number occurs with each signature of one input, and of two inputs of one type.
     """
     types: list[Kind] = [DType.FLOAT32, DType.INT32]
     for kind in extension.operand_types[:MOST_TYPES]:
@@ -283,7 +286,7 @@ def _prepared(device: Device, case: Case, config: PrepareConfig) -> Iterator[Pre
 
 
 def _outcome(trial: Trial, prepared: PreparedModel, config: ExecutionConfig) -> object:
-    """What a run gives: its outputs, or its error."""
+    """The result of a run: its outputs or its error."""
     try:
         return trial.run(prepared, config)
     except DriverError as error:

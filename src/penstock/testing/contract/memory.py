@@ -34,7 +34,7 @@ Role = tuple[Literal["input", "output"], int, float]
 
 @SUITE.values
 def check_pools_in_files(device: Device) -> None:
-    """`mmap_fd`: any offset into a file, aligned to a page or not."""
+    """`mmap_fd` accepts any offset into a file, page-aligned or not."""
     for case, prepared in each_prepared(device, static_cases(device)):
         for offset in (0, 8, 4096, 65536 + 24):
             with Trial(case) as trial, _in_file(trial, offset) as (memory, content):
@@ -45,7 +45,7 @@ def check_pools_in_files(device: Device) -> None:
 
 @SUITE.values
 def check_read_only_pools_for_inputs(device: Device) -> None:
-    """A pool of inputs may be protected against writing."""
+    """A pool of inputs may be read-only."""
     with ready(device, one_case(device)) as (prepared, trial):
         with _in_file(trial, 0, PROT_READ) as (memory, _):
             result = prepared.execute(_two_pools(trial, memory), PLAIN)
@@ -54,7 +54,7 @@ def check_read_only_pools_for_inputs(device: Device) -> None:
 
 @SUITE.values
 def check_read_only_pools_for_outputs(device: Device) -> None:
-    """An output in memory that cannot be written is an error with a name."""
+    """An output in read-only memory raises an error of the HAL."""
     with (
         ready(device, one_case(device)) as (prepared, trial),
         _in_file(trial, 0, PROT_READ) as (memory, content),
@@ -67,7 +67,7 @@ def check_read_only_pools_for_outputs(device: Device) -> None:
 
 @SUITE.values
 def check_pools_may_be_closed_after_a_run(device: Device) -> None:
-    """Nothing of a pool is used once the call has returned."""
+    """After a call has returned, the driver does not access its pools."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         for _ in range(3):
@@ -76,7 +76,9 @@ def check_pools_may_be_closed_after_a_run(device: Device) -> None:
 
 @SUITE.check
 def check_allocate_without_domains(device: Device) -> None:
-    """A device without memory domains says `GeneralFailure` to a valid request for a buffer."""
+    """A device without memory domains rejects a valid request for a buffer with
+    `GeneralFailure`.
+    """
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         with allowed("a valid role", GeneralFailure) as refusals:
@@ -88,9 +90,10 @@ def check_allocate_without_domains(device: Device) -> None:
 
 @SUITE.check
 def check_allocate_refuses_bad_roles(device: Device) -> None:
-    """None, unknown models, indexes out of range, frequencies outside (0, 1], a role twice,
-    dimensions that contradict: `InvalidArgument` (or `GeneralFailure` where there are no domains at
-    all).
+    """Invalid roles are `InvalidArgument` (or `GeneralFailure` for a device without domains).
+
+    Tried: no roles, unknown models, indexes out of range, frequencies outside (0, 1], a repeated
+    role, contradictory dimensions.
     """
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
@@ -116,7 +119,7 @@ def check_allocate_refuses_bad_roles(device: Device) -> None:
 
 @SUITE.check
 def check_tokens_of_live_buffers_differ(device: Device) -> None:
-    """Tokens are positive, and no two live buffers share one."""
+    """Tokens are positive; no two live buffers have the same token."""
     with _buffers(device) as (_, _, allocate):
         tokens = [allocate([("input", 0, 1.0)])[0] for _ in range(4)]
         require(all(t > 0 for t in tokens), f"tokens {tokens}")
@@ -125,7 +128,7 @@ def check_tokens_of_live_buffers_differ(device: Device) -> None:
 
 @SUITE.check
 def check_buffers_start_uninitialised(device: Device) -> None:
-    """Reading one before it is written is `GeneralFailure`, by `copy_to` and as an input."""
+    """Reading an unwritten buffer is `GeneralFailure`, by `copy_to` and as an input."""
     with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("input", 0, 1.0)])
         size = case.inputs[0].nbytes
@@ -137,7 +140,9 @@ def check_buffers_start_uninitialised(device: Device) -> None:
 
 @SUITE.values
 def check_buffers_carry_values(device: Device) -> None:
-    """A value that is copied in comes out, and serves as an input; an output serves in its turn."""
+    """A value copied in can be copied out and used as an input. An output can be used as an input,
+    too.
+    """
     with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("input", 0, 1.0)])
         _fill(buffer, case)
@@ -151,7 +156,7 @@ def check_buffers_carry_values(device: Device) -> None:
 
 @SUITE.values
 def check_buffers_carry_state(device: Device) -> None:
-    """An output left in a buffer is an input of the next run, without leaving the device."""
+    """An output in a buffer is an input of the next run, without leaving the device."""
     with _buffers(device, _feedback) as (case, prepared, allocate), Trial(case) as trial:
         token, _ = allocate([("output", 0, 1.0), ("input", 0, 1.0)])
         prepared.execute(trial.with_argument(len(trial.inputs), TokenArgument(token)), PLAIN)
@@ -164,7 +169,7 @@ def check_buffers_carry_state(device: Device) -> None:
 
 @SUITE.check
 def check_buffers_that_are_written_serve_one_argument(device: Device) -> None:
-    """The same buffer as input and output of one request is `InvalidArgument`."""
+    """One buffer as input and output of a request is `InvalidArgument`."""
     with _buffers(device, _feedback) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("output", 0, 1.0), ("input", 0, 1.0)])
         _fill(buffer, case)
@@ -176,7 +181,7 @@ def check_buffers_that_are_written_serve_one_argument(device: Device) -> None:
 
 @SUITE.check
 def check_failed_runs_leave_buffers_uninitialised(device: Device) -> None:
-    """An output buffer of a run that failed cannot be read."""
+    """After a failed run its output buffer cannot be read."""
     with _buffers(device, _feedback) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("output", 0, 1.0)])
         missing = (Memory("no_such_memory", 0, trial.request.pools[0].size),)
@@ -190,7 +195,9 @@ def check_failed_runs_leave_buffers_uninitialised(device: Device) -> None:
 
 @SUITE.check
 def check_buffers_refuse_wrong_sizes(device: Device) -> None:
-    """Both copies raise `InvalidArgument`; a failed `copy_from` leaves no value in the buffer."""
+    """A wrong size is `InvalidArgument` in both copies. A failed `copy_from` leaves the buffer
+    without a value.
+    """
     with _buffers(device) as (case, _, allocate):
         _, buffer = allocate([("input", 0, 1.0)])
         array = case.inputs[0]
@@ -206,7 +213,9 @@ def check_buffers_refuse_wrong_sizes(device: Device) -> None:
 
 @SUITE.check
 def check_buffers_serve_their_roles_only(device: Device) -> None:
-    """A buffer for input 0 is no output; one argument of a request at a time may write it."""
+    """A buffer for input 0 cannot be an output. Only one argument of a request may write a
+    buffer.
+    """
     with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("input", 0, 1.0)])
         _fill(buffer, case)
@@ -226,7 +235,7 @@ def check_freed_tokens_are_refused(device: Device) -> None:
 
 
 def _feedback(device: Device) -> Case:
-    """A case of one input and one output, of the same shape."""
+    """A case with one input and one output of the same shape."""
     for case in static_cases(device):
         shapes = [a.shape for a in (*case.inputs, *case.outputs)]
         if len(shapes) == 2 and shapes[0] == shapes[1]:
@@ -238,7 +247,9 @@ def _feedback(device: Device) -> Case:
 def _buffers(
     device: Device, choose: Callable[[Device], Case] = one_case
 ) -> Iterator[tuple[Case, PreparedModel, Callable[[Sequence[Role]], tuple[int, Buffer]]]]:
-    """A case, its prepared model, and a function that allocates buffers, closed at the end."""
+    """A case, its prepared model, and a function that allocates buffers. The block's end closes
+    them.
+    """
     case = choose(device)
     made: list[Buffer] = []
     with closing(prepare(device, case)) as prepared:
@@ -276,7 +287,7 @@ def _pool_of(array: Any) -> Iterator[MemoryPool]:
 def _in_file(
     trial: Trial, offset: int, protection: int = PROT_READ | PROT_WRITE
 ) -> Iterator[tuple[Memory, Callable[[], bytes]]]:
-    """The pool of *trial* in a file at *offset*, and a function that reads it there."""
+    """The pool of *trial* in a file at *offset*, and a function that reads its bytes."""
     content = trial.pool_bytes()
     with tempfile.TemporaryFile() as file:
         file.write(b"\xc3" * offset + content)
@@ -291,7 +302,7 @@ def _in_file(
 
 
 def _two_pools(trial: Trial, inputs: Memory) -> Request:
-    """The request with its inputs in a pool of their own."""
+    """The request with its inputs in a separate pool."""
     moved = tuple(a for a in trial.request.inputs if isinstance(a, PoolArgument | HostMemory))
     outputs = []
     for argument in trial.request.outputs:

@@ -1,4 +1,4 @@
-"""Memory domains in executions: NNAPI's VTS scenarios, by name, and what they leave out."""
+"""Memory domains in executions: NNAPI's VTS scenarios, by name, and some that they omit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _invalid_token(on: Bench, run: Callable[[Request], object]) -> None:
 
 
 def _invalid_prepared_model(on: Bench, run: Callable[[Request], object]) -> None:
-    # A driver may share one prepared form between equal models: this one differs.
+    # A driver may share one prepared form between equal models, so this model differs.
     model = adding(on.dtype, dict(KINDS)[on.dtype], on.shape, "MUL")
     with closing(prepare(on.device, model)) as other:
         token = on.allocate_written((other, "input", 0))
@@ -116,11 +116,11 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "same_request_multiple_roles": _same_request_multiple_roles,
     "invalid_dimensions": _invalid_dimensions,
 }
-"""VTS's MemoryDomainExecutionTest, by name."""
+"""The scenarios of VTS's MemoryDomainExecutionTest, by name."""
 
 
 def _in_every_type(name: str, executor: Executor, device: Device) -> None:
-    """Scenario *name* in each of `KINDS` that *device* supports, of which there must be one."""
+    """Runs scenario *name* in each of `KINDS` that *device* supports; at least one is required."""
     reasons = []
     for kind in KINDS:
         try:
@@ -143,7 +143,7 @@ for _name in SCENARIOS:
 
 @SUITE.values
 def check_buffers_copy_to_and_from_pools_of_every_kind(device: Device) -> None:
-    """Of `ashmem`, `mmap_fd` and, from feature level 4 on, `hardware_buffer_blob`."""
+    """Memory of `ashmem`, `mmap_fd` and, from feature level 4 on, `hardware_buffer_blob`."""
     with bench(device) as on, tempfile.TemporaryFile() as file:
         _, buffer = on.allocate([on.input()])
         value = on.values()
@@ -170,8 +170,9 @@ def check_buffers_copy_to_and_from_pools_of_every_kind(device: Device) -> None:
 
 @SUITE.values
 def check_buffers_of_unknown_size_take_that_of_what_is_written(device: Device) -> None:
-    """Outputs of different shapes in successive runs, smaller and larger; as an input it has the
-    last shape written.
+    """Successive runs write outputs of different shapes, smaller and larger.
+
+    As an input the buffer has the last written shape.
     """
     with bench(device, shape=(None, 3)) as on:
         roles = [on.input(0), on.output]
@@ -196,8 +197,9 @@ def check_buffers_of_unknown_size_take_that_of_what_is_written(device: Device) -
 
 @SUITE.values
 def check_buffers_that_many_use_at_once(device: Device) -> None:
-    """Readers and writers of different sizes, together: every call returns, and a buffer that
-    nobody writes keeps its value.
+    """Concurrent readers and writers of different sizes. Every call returns.
+
+    A buffer without a writer keeps its value.
     """
     try:
         with bench(device, shape=(None, 3)) as on:
@@ -240,8 +242,8 @@ def _compete(on: Bench, shapes: Sequence[tuple[int, ...]]) -> None:
 
 
 def _tolerant(call: Callable[[int], None], times: int) -> Callable[[], None]:
-    """*call* may find another shape, or nothing, while others write: a named error is all that may
-    happen.
+    """While others write, *call* may find another shape or no value. Only an error of the HAL is
+    allowed.
     """
 
     def repeated() -> None:

@@ -41,7 +41,7 @@ KINDS: Final[tuple[Kind, ...]] = (
 )
 """VTS's operand types: float32, float16, quantised asymmetric, and quantised asymmetric signed."""
 LIMIT: Final = 20.0
-"""Seconds in which calls that compete for a buffer must all have returned."""
+"""Seconds within which concurrent calls on one buffer must return."""
 
 
 class Bench(Struct, frozen=True):
@@ -69,7 +69,7 @@ class Bench(Struct, frozen=True):
         return token
 
     def refuses(self, what: str, roles: Sequence[Role], dimensions: tuple[int, ...] = ()) -> None:
-        """The device must refuse a buffer for *roles* with `InvalidArgument`."""
+        """The device must reject a buffer for *roles* with `InvalidArgument`."""
         with refused(f"a buffer with {what}", InvalidArgument):
             self.allocate(roles, dimensions)
 
@@ -88,7 +88,7 @@ class Bench(Struct, frozen=True):
 
     @contextmanager
     def request(self, *arguments: RequestArgument | None) -> Iterator[Request]:
-        """*arguments* for u, v and the sum, places in a pool for None."""
+        """Runs with *arguments* for u, v and the sum; None is a place in a pool."""
         size = self.values().nbytes
         with MemoryPool.anonymous(3 * size) as pool:
             pool.view(self.dtype.numpy, self.shape)[...] = self.values()
@@ -154,13 +154,13 @@ def prepare(device: Device, model: Model) -> PreparedModel:
 
 
 class _Foreign:
-    """A prepared model of no device."""
+    """A prepared model that belongs to no device."""
 
     model = adding(*KINDS[0], SHAPE)
 
 
 def _odd_roles(*cases: tuple[str, Callable[[Bench], list[Any]], tuple[int, ...]]) -> Check:
-    """Each of *cases*, (what, roles, dimensions), is refused."""
+    """The device rejects each of *cases*, (what, roles, dimensions)."""
 
     def check(device: Device) -> None:
         with bench(device) as on:
@@ -171,7 +171,7 @@ def _odd_roles(*cases: tuple[str, Callable[[Bench], list[Any]], tuple[int, ...]]
 
 
 def _conflict(what: str, model: Model, index: int = 1) -> Check:
-    """A role of *model* and one of the plain sum are refused together."""
+    """The device rejects a role of *model* together with one of the plain sum."""
 
     def check(device: Device) -> None:
         with bench(device) as on, closing(prepare(device, model)) as other:
@@ -267,7 +267,7 @@ ALLOCATIONS: Final[tuple[tuple[str, Check], ...]] = (
     ),
     ("ConflictRankWithScalarRole", _scalars),
 )
-"""MemoryDomainAllocateTest: each scenario with its check."""
+"""The scenarios of MemoryDomainAllocateTest with their checks."""
 
 
 def _snake(upstream: str) -> str:

@@ -1,5 +1,5 @@
-"""Memory of every kind for constants, inputs and outputs: a device maps what it claims, and refuses
-the rest.
+"""Every kind of memory for constants, inputs and outputs: a device maps the kinds that it claims,
+and rejects others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ UNKNOWN: Final = "no_such_memory"
 
 @SUITE.values
 def check_every_kind_serves_inputs_and_outputs(device: Device) -> None:
-    """Pools of each kind that the device claims hold its inputs and take its outputs."""
+    """Pools of each claimed kind work for inputs and outputs."""
     for case, prepared in each_prepared(device, static_cases(device)[:6]):
         for kind in memory_kinds(device):
             check_run(device, case, prepared, f"of {kind} memory", memory=kind)
@@ -55,7 +55,7 @@ def check_every_kind_serves_inputs_and_outputs(device: Device) -> None:
 
 @SUITE.check
 def check_other_kinds_fail_the_execution(device: Device) -> None:
-    """Memory that the device does not map is `GeneralFailure`, and no output is written."""
+    """Memory that the device cannot map is `GeneralFailure`. No output is written."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         for kind in (*_others(device), UNKNOWN):
@@ -76,7 +76,7 @@ def check_other_kinds_fail_the_execution(device: Device) -> None:
 
 @SUITE.values
 def check_every_kind_serves_constants(device: Device) -> None:
-    """Constants lie in pools of each kind that the device claims."""
+    """Pools of each claimed kind work for constants."""
     case = _with_constants(device)
     for kind in memory_kinds(device):
         with _constants_in(case.model, kind) as model:
@@ -87,9 +87,11 @@ def check_every_kind_serves_constants(device: Device) -> None:
 
 @SUITE.check
 def check_operations_on_constants_of_other_kinds_are_refused(device: Device) -> None:
-    """An operation that reads a constant in memory that the device does not map, or in an image,
-    gets a no that names the kind when support is asked, and `prepare_model` refuses it with
-    `GeneralFailure`; operations beside it keep their yes.
+    """The device rejects an operation that reads a constant in an image or in memory that it cannot
+    map.
+
+    `supported_operations` gives a reason that names the kind, and `prepare_model` raises
+    `GeneralFailure`. Other operations of the model stay supported.
     """
     case = _with_constants(device)
     own = len(case.model.operations)
@@ -110,8 +112,9 @@ def check_operations_on_constants_of_other_kinds_are_refused(device: Device) -> 
 
 @SUITE.check
 def check_branches_on_constants_of_other_kinds_are_refused(device: Device) -> None:
-    """An IF is refused when support is asked, with a reason that names the kind, where a branch
-    reads a constant in memory that the device does not map.
+    """The device rejects an IF with a branch that reads a constant in memory that it cannot map.
+
+    The reason in `supported_operations` names the kind.
     """
     model = _branch_with_a_constant()
     if not all(answer.supported for answer in device.supported_operations(model)):
@@ -126,9 +129,7 @@ def check_branches_on_constants_of_other_kinds_are_refused(device: Device) -> No
 
 @SUITE.check
 def check_memory_at_odds_with_its_name(device: Device) -> None:
-    """A handle that is not what the name says, or a description that is not the name's, is
-    `GeneralFailure`.
-    """
+    """A handle or description that does not match the kind of memory is `GeneralFailure`."""
     with ready(device, one_case(device)) as (prepared, trial):
         size = trial.request.pools[0].size
         with HardwareBuffer.allocate(size) as buffer:
@@ -147,8 +148,9 @@ def check_memory_at_odds_with_its_name(device: Device) -> None:
 
 @SUITE.values
 def check_padding_is_accepted(device: Device) -> None:
-    """Arguments may lie as the device prefers, with room behind them that it may overwrite (NNAPI
-    section 6.8).
+    """Arguments may have the alignment and padding that the device prefers.
+
+    It may overwrite the padding (NNAPI section 6.8).
     """
     case = one_case(device)
     preference = preferred_memory(device)
@@ -171,7 +173,7 @@ def check_padding_is_accepted(device: Device) -> None:
 
 @SUITE.values
 def check_images_serve_inputs_and_outputs(device: Device) -> None:
-    """A device that claims `hardware_buffer` reads and writes images, whose rows may lie apart."""
+    """A device that claims `hardware_buffer` reads and writes images, whose rows may be padded."""
     if IMAGE not in mappable_kinds(device):
         raise NotCovered("it takes no images")
     case = _picture(device)
@@ -204,7 +206,7 @@ def _others(device: Device) -> tuple[str, ...]:
 
 
 def _strange(kind: str, like: Memory) -> Memory:
-    """Memory of that kind, and of the size of *like*."""
+    """Memory of that kind with the size of *like*."""
     if kind == IMAGE:
         return HardwareBuffer.allocate(like.size, format=HardwareBufferFormat.R8_UNORM).memory
     if kind in MEMORY_KINDS:
@@ -213,8 +215,8 @@ def _strange(kind: str, like: Memory) -> Memory:
 
 
 def _at(arguments: Sequence[Any], kind: str) -> tuple[Any, ...]:
-    """*arguments* in pool 0, the first one as memory of that kind is pointed into; the others in
-    pool 1.
+    """A request with the first argument in memory of that kind (pool 0), and the others in pool
+    1.
     """
     whole = DataLocation(0, 0, 0)
     first = replace(arguments[0], location=whole, padding=0) if kind == IMAGE else arguments[0]
@@ -254,13 +256,13 @@ def _require_refusal(answer: Support, kind: str, what: str) -> None:
 
 
 def _all_in(model: Model, kind: str) -> Model:
-    """*model* with every pool of constants said to be in memory of that kind."""
+    """*model* with every pool of constants declared as memory of that kind."""
     return replace(model, pools=tuple(ConstantPool(p.view, p.owner, kind) for p in model.pools))
 
 
 def _beside_itself(model: Model, kind: str) -> Model:
-    """*model*, whose constants are said to be in memory of that kind, and once more beside it with
-    constants in memory of the process.
+    """*model* twice: with constants declared as memory of that kind, and with constants in process
+    memory.
     """
     entry, count = model.entry, len(model.operands)
     (own,) = model.pools
@@ -287,7 +289,7 @@ def _beside_itself(model: Model, kind: str) -> Model:
 
 
 def _branch_with_a_constant() -> Model:
-    """IF: x and a constant of 512 bytes added, or x and x."""
+    """IF: adds x and a constant of 512 bytes, or x and x."""
     b, shape = ModelBuilder(), (8, 16)
     chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(DType.FLOAT32, shape, "x")
     targets = []
@@ -302,7 +304,7 @@ def _branch_with_a_constant() -> Model:
 
 
 def _picture(device: Device) -> Case:
-    """A case whose inputs and outputs are float32 of rank 2: pictures of one number a pixel."""
+    """A case with float32 inputs and outputs of rank 2: images with one number per pixel."""
     for case in static_cases(device):
         operands = (*case.model.inputs, *case.model.outputs)
         if all(o.dtype is DType.FLOAT32 and len(o.shape or ()) == 2 for o in operands):

@@ -1,4 +1,4 @@
-"""Every mutation of a valid model or request that drivers must refuse (NNAPI section 5.4)."""
+"""Every mutation of a valid model or request that drivers must reject (NNAPI section 5.4)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from penstock.ir.types import is_static
 from penstock.testing.contract.trial import Trial
 
 ModelMutation: TypeAlias = tuple[str, Callable[[], Model]]
-"""What is changed, and the change: it raises `ModelError`, or returns a model no driver may
-take.
+"""A mutation and its description. It raises `ModelError`, or returns a model that no driver may
+accept.
 """
 
 WRONG: Final[dict[str, Any]] = {
@@ -50,7 +50,7 @@ WRONG: Final[dict[str, Any]] = {
     "subgraphs": (1.5,),
     "floats": ("1",),
 }
-"""For each kind of attribute, a value of another."""
+"""For each kind of attribute, a value of another kind."""
 
 
 def model_mutations(model: Model) -> Iterator[ModelMutation]:
@@ -216,7 +216,7 @@ def _order(model: Model) -> Iterator[ModelMutation]:
 
 
 def request_mutations(trial: Trial) -> Iterator[tuple[str, Request]]:
-    """Every mutation of *trial*'s request, one at a time; each breaks
+    """Every mutation of *trial*'s request, one at a time. Each violates
     `penstock.hal.validate_request`.
     """
     request = trial.request
@@ -244,7 +244,7 @@ def request_mutations(trial: Trial) -> Iterator[tuple[str, Request]]:
 def _argument(
     argument: RequestArgument, *, is_input: bool, sized: bool
 ) -> Iterator[tuple[str, RequestArgument]]:
-    """*sized*: whether the length of the argument is given by its operand."""
+    """*sized*: whether the operand determines the length of the argument."""
     yield "token 0", TokenArgument(0)
     yield "a negative token", TokenArgument(-1)
     if isinstance(argument, PoolArgument):

@@ -1,4 +1,4 @@
-"""Preparing models, and closing them: what is accepted, what is refused, and what stays open."""
+"""Preparing and closing models: what drivers accept and reject, and which resources stay open."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def check_prepare_leaves_the_model_alone(device: Device) -> None:
 
 @SUITE.values
 def check_prepare_from_two_threads(device: Device) -> None:
-    """Two compiles of one model at once, and compiles of others meanwhile, do not disturb each
-    other.
+    """Two concurrent compiles of one model, and compiles of others at the same time, do not
+    interfere.
     """
     cases = supported_cases(device)
     with ThreadPoolExecutor(4) as pool:
@@ -104,15 +104,15 @@ def check_prepare_accepts_every_preference_and_priority(device: Device) -> None:
 
 @SUITE.values
 def check_prepare_accepts_any_number_of_threads(device: Device) -> None:
-    """None and 1 to 64 give the same answers."""
+    """num_threads None and 1 to 64 give the same answers."""
     for count in (None, 1, 2, 64):
         _check_prepared(device, PrepareConfig(num_threads=count), f"with {count} threads")
 
 
 @SUITE.values
 def check_prepare_keeps_the_class_that_is_asked_for(device: Device) -> None:
-    """Quantised results are within a step in `stepwise` and each stricter class that the device
-    answers.
+    """Quantised results are within one step in `stepwise` and each stricter class that the device
+    claims.
     """
     cases = [c for c in supported_cases(device) if all(o.quantization for o in c.model.inputs)]
     tried = 0
@@ -151,7 +151,7 @@ def check_prepare_refuses_what_is_no_model(device: Device) -> None:
 
 @SUITE.check
 def check_cycle(device: Device) -> None:
-    """BasicTests.CycleTest: operations that read their own or each other's results are refused."""
+    """BasicTests.CycleTest: operations that read their own or each other's results are rejected."""
     for case in supported_cases(device):
         for name, mutate in cycles(case.model):
             _refuses_model(device, f"{case.name}, {name}", mutate)
@@ -159,8 +159,9 @@ def check_cycle(device: Device) -> None:
 
 @SUITE.check
 def check_prepare_refuses_every_mutation(device: Device) -> None:
-    """VTS's ValidateModel: each single mutation of a valid model is refused: it cannot be built, or
-    the driver says `InvalidArgument`; nothing crashes.
+    """VTS's ValidateModel: each single mutation of a valid model is rejected.
+
+    It cannot be built, or the driver raises `InvalidArgument`. Nothing crashes.
     """
     for case in supported_cases(device):
         for name, mutate in model_mutations(case.model):
@@ -178,7 +179,7 @@ def _refuses_model(device: Device, what: str, mutate: Callable[[], Model]) -> No
 
 @SUITE.values
 def check_prepare_past_its_deadline(device: Device) -> None:
-    """It finishes, or raises `MissedDeadline*`, and leaves nothing behind."""
+    """Preparing finishes, or raises `MissedDeadline*` and leaves no resources open."""
     prepare(device, one_case(device)).close()
     with Resources.unchanged("a prepare that misses its deadline"):
         config = PrepareConfig(deadline_ns=time.monotonic_ns() - 1)
@@ -188,14 +189,14 @@ def check_prepare_past_its_deadline(device: Device) -> None:
 
 @SUITE.values
 def check_prepare_before_a_far_deadline(device: Device) -> None:
-    """A deadline that is far away changes nothing."""
+    """A distant deadline changes nothing."""
     config = PrepareConfig(deadline_ns=time.monotonic_ns() + 600 * 10**9)
     _check_prepared(device, config, "with a far deadline")
 
 
 @SUITE.values
 def check_prepare_cancelled(device: Device) -> None:
-    """With its token set it raises `Cancelled`, or finishes."""
+    """With a cancelled token preparing raises `Cancelled`, or finishes."""
     token = CancelToken()
     token.set()
     with allowed("a cancelled prepare", Cancelled):
@@ -215,7 +216,7 @@ def check_progress_is_plausible(device: Device) -> None:
 
 
 def _check_prepared(device: Device, config: PrepareConfig, what: str) -> None:
-    """One case, prepared as *config* asks, gives the right answer."""
+    """One case, prepared with *config*, gives the right answer."""
     case = one_case(device)
     with closing(prepare(device, case, config)) as each:
         _run(device, case, each, what)
@@ -229,7 +230,7 @@ def _run(device: Device, case: Case, model: PreparedModel, what: str) -> None:
 
 
 def _check_leaves_nothing(work: Callable[[], None], what: str, rounds: int = 1) -> None:
-    """*rounds* more calls of *work* leave nothing that the first one did not leave."""
+    """*rounds* more calls of *work* leave no more resources open than the first call."""
     work()
     with Resources.unchanged(what):
         for _ in range(rounds):
@@ -264,7 +265,7 @@ def check_failed_runs_leave_nothing_behind(device: Device) -> None:
 
 @LIFETIME.check
 def check_failed_mappings_leave_nothing_behind(device: Device) -> None:
-    """Also when one pool of several cannot be mapped."""
+    """Also if one of several pools cannot be mapped."""
     with ready(device, one_case(device)) as (prepared, trial):
         good = trial.request.pools[0]
         request = replace(trial.request, pools=(good, good, Memory("no_such_memory", 0, 1)))
@@ -303,8 +304,8 @@ def check_prepared_models_close_twice(device: Device) -> None:
 
 @LIFETIME.values
 def check_runs_after_close_have_a_name(device: Device) -> None:
-    """A run, burst or execution of a closed model raises a `DriverError` or `ClosedError`, or is
-    right.
+    """After the model is closed, a run, burst or execution raises `DriverError` or `ClosedError`,
+    or is right.
     """
     case = one_case(device)
     prepared = prepare(device, case)

@@ -1,4 +1,6 @@
-"""A contract check returns, or raises `Violation` or `NotCovered`; its outcome as a value."""
+"""Contract checks: a check returns, or raises `Violation` or `NotCovered`. Its outcome as a
+value.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from penstock.errors import FOREIGN, PenstockError
 from penstock.hal import Device
 
 Check: TypeAlias = Callable[[Device], None]
-"""A contract check: one promise of `penstock.hal`, tried on a device."""
+"""A contract check: tests one promise of `penstock.hal` on a device."""
 
 Outcome: TypeAlias = Literal["passed", "failed", "not_covered"]
 
 PAGE: Final = "docs/writing-a-driver.md"
 
 VALUE_CHECKS: Final[set[str]] = set()
-"""Names of the checks that compare computed values. They skip a device that computes nothing."""
+"""Names of the checks that compare computed values. They skip devices that compute nothing."""
 
 
 class Violation(AssertionError):
@@ -27,7 +29,7 @@ class Violation(AssertionError):
 
 
 class NotCovered(Exception):
-    """The promise could not be tried on this device; the message says why."""
+    """The device cannot show the promise; the message says why."""
 
 
 class Suite:
@@ -57,14 +59,14 @@ class Suite:
 
 
 def named(check: Check, name: str, rule: str) -> Check:
-    """*check*, which a function made, under its own name and docstring."""
+    """Registers the generated *check* under its own name and docstring."""
     check.__name__ = check.__qualname__ = f"check_{name}"
     check.__doc__ = rule
     return check
 
 
 def rule_of(check: Check) -> str:
-    """The promise that *check* tries: its name in words, and its docstring where it has one."""
+    """The promise that *check* tests: its name in words, and its docstring if it has one."""
     name = check.__name__.removeprefix("check_").replace("_", " ").capitalize()
     rule = " ".join((check.__doc__ or "").split())
     return f"{name}: {rule}" if rule else f"{name}."
@@ -93,7 +95,9 @@ def refused(subject: str, *kinds: type[PenstockError]) -> Iterator[None]:
 
 @contextmanager
 def allowed(subject: str, *kinds: type[PenstockError]) -> Iterator[list[PenstockError]]:
-    """The block may raise one of *kinds*, which the list then holds; others are a `Violation`."""
+    """The block may raise one of *kinds*, which is appended to the list; other errors are a
+    `Violation`.
+    """
     raised: list[PenstockError] = []
     try:
         yield raised
@@ -106,7 +110,7 @@ def allowed(subject: str, *kinds: type[PenstockError]) -> Iterator[list[Penstock
 
 
 def judge(act: Callable[[], object]) -> tuple[Outcome, str]:
-    """Calls *act* and returns its outcome and, unless it passed, the reason; raises nothing."""
+    """Calls *act*. Returns its outcome and, unless it passed, the reason; raises nothing."""
     try:
         act()
     except NotCovered as reason:
@@ -129,8 +133,10 @@ def describe_array(array: Any) -> str:
 
 
 class Verdict(Protocol):
-    """The result of one check or scenario. Where it failed, *message* says what was seen, *rule* is
-    the promise in a sentence and *read* where it is explained.
+    """The result of one check or scenario.
+
+    If it failed, *message* says what was seen, *rule* is the promise in a sentence, and *read* says
+    where it is explained.
     """
 
     @property
@@ -170,8 +176,8 @@ class Report(Struct, Generic[V], frozen=True):
 
 
 def show(label: str, result: Verdict) -> str:
-    """The lines of *result* in a table: one, and for a failure its rule, what was seen, and where
-    to read.
+    """The lines of *result* in a table: one line, and for a failure its rule, what was seen, and
+    where to read.
     """
     word = {"passed": "ok", "failed": "FAILED", "not_covered": "-"}[result.outcome]
     line = f"{label} {word:7} {result.seconds * 1e3:8.1f} ms"

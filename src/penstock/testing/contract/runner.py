@@ -1,4 +1,4 @@
-"""Runs the contract suites on a device, in this process or in one that a hang or crash may end."""
+"""Runs the contract suites on a device, in this process or in a child that may hang or crash."""
 
 from __future__ import annotations
 
@@ -70,17 +70,19 @@ SUITES: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
 CHECKS: Final[tuple[Check, ...]] = tuple(c for checks in SUITES.values() for c in checks)
 
 LIMIT: Final = 60.0
-"""Seconds that one check may take in the command."""
+"""Time limit of one check in the command, in seconds."""
 MOSTLY: Final = 0.75
-"""Where this share of the checks is not covered, the last line says why."""
+"""If at least this share of the checks is not covered, the last line says why."""
 SHOWN_REASONS: Final = 2
 USABLE: Final = "check_works_here"
 MAKER: Final = f"{__name__}:cases"
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """What one check found on *device*. Where it failed or was not covered, *message* says what was
-    seen; *rule* is the promise in a sentence, *read* where it is explained.
+    """The result of one check on *device*.
+
+    *message* says why it failed or was not covered. *rule* is the promise in a sentence, *read*
+    where it is explained.
     """
 
     suite: str
@@ -99,12 +101,14 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 def reading(suite: str) -> str:
-    """Where the rules of *suite* are explained; empty for a suite that is not of this package."""
+    """Where the rules of *suite* are explained; empty for a suite outside this package."""
     return _SUITES[suite].reading if suite in _SUITES else ""
 
 
 def computes(device: Device) -> bool:
-    """Whether *device* claims a cost for anything. If not, checks take it to compute nothing."""
+    """Whether *device* claims a cost for anything. If not, checks assume that it computes
+    nothing.
+    """
     if not is_device(device):
         raise InputError(f"a Device is asked, not {type(device).__name__}")
     claims = device.capabilities
@@ -116,9 +120,9 @@ def run_check(
 ) -> CheckResult:
     """Runs one check and returns its outcome; raises nothing.
 
-    With a *limit* in seconds the check runs in a thread of its own and fails when it takes longer.
-    That thread is left running. Only the command, which gives each driver a process, can stop a
-    driver that holds the interpreter.
+    With a *limit* in seconds the check runs in a new thread, and fails when it exceeds the limit.
+    That thread keeps running. Only the command can stop a driver that holds the interpreter,
+    because it runs each driver in a process.
     """
     began = time.perf_counter()
     found: list[tuple[Outcome, str]] = []
@@ -157,9 +161,9 @@ def run_contract(
     progress: Callable[[CheckResult], None] | None = None,
     limit: float | None = None,
 ) -> list[CheckResult]:
-    """Every check of every suite on *device*, in order; *progress* sees each result as it comes.
+    """Runs every check of every suite on *device*, in order. Calls *progress* with each result.
 
-    *limit* is `run_check`'s, for each check.
+    *limit* is the limit of `run_check` for each check.
     """
     results = []
     for suite, check in every_check():
@@ -178,10 +182,9 @@ def every_check() -> Iterator[tuple[str, Check]]:
 def run(
     driver: str, *, limit: float = LIMIT, progress: Callable[[CheckResult], None] | None = None
 ) -> list[CheckResult]:
-    """Every check on every device of *driver* that can work here, in order, in a process of its
-    own.
+    """Runs every check on every usable device of *driver*, in order, in a separate process.
 
-    Raises `GeneralFailure` if there is no such driver or device, or none that can work here.
+    Raises `GeneralFailure` if the driver or device does not exist, or no device is usable.
     """
     rules = {check.__name__: rule_of(check) for check in CHECKS}
 
@@ -223,7 +226,7 @@ def _closing(device: Device, answer: Callable[[], bytes]) -> bytes:
 
 
 def summary(driver: str, results: Sequence[CheckResult]) -> str:
-    """The last line of a table. Where few checks could be tried, it says why."""
+    """The last line of a table. If few checks were covered, it says why."""
     report = Report.of(results)
     line = report.summary(driver)
     if report.not_covered < MOSTLY * len(results):

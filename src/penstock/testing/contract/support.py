@@ -1,4 +1,4 @@
-"""Properties of a device, and its answers for models."""
+"""Properties of a device, and its support answers for models."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SUITE: Final = Suite("support", "saying-no-with-a-reason", "Device.supported_ope
 
 @SUITE.check
 def check_get_device_name(device: Device) -> None:
-    """BasicTests.GetDeviceName: a string that is not empty, and stays what it is."""
+    """BasicTests.GetDeviceName: a constant, non-empty string."""
     _same_text(device, "name")
 
 
 @SUITE.check
 def check_get_device_version_string(device: Device) -> None:
-    """BasicTests.GetDeviceVersionString: a string that is not empty, and stays what it is."""
+    """BasicTests.GetDeviceVersionString: a constant, non-empty string."""
     _same_text(device, "version")
 
 
@@ -45,7 +45,7 @@ def _same_text(device: Device, label: str) -> None:
 
 @SUITE.check
 def check_get_device_type(device: Device) -> None:
-    """BasicTests.GetDeviceType: a `DeviceType`, which is never unknown."""
+    """BasicTests.GetDeviceType: a `DeviceType` other than unknown."""
     require(isinstance(device.type, DeviceType), f"type is {device.type!r}")
 
 
@@ -59,8 +59,10 @@ def check_levels(device: Device) -> None:
 
 @SUITE.check
 def check_get_capabilities(device: Device) -> None:
-    """BasicTests.GetCapabilitiesTest: costs are positive and named by element types, none of which
-    is a subgraph, counts are not negative; alignments are powers of two.
+    """BasicTests.GetCapabilitiesTest: costs are positive and named by element types other than
+    subgraph.
+
+    Counts are not negative; alignments are powers of two.
     """
     claims = device.capabilities
     fault = fault_of(claims)
@@ -71,7 +73,9 @@ def check_get_capabilities(device: Device) -> None:
 @SUITE.check
 def check_memory_kinds(device: Device) -> None:
     """Every driver maps `ashmem` and `mmap_fd`, from feature level 4 on also
-    `hardware_buffer_blob`; below level 3 none says that it maps a hardware buffer.
+    `hardware_buffer_blob`.
+
+    Below level 3 a driver must not claim to map hardware buffers.
     """
     level, kinds = device.feature_level, set(device.capabilities.memory_kinds)
     needed = {"ashmem", "mmap_fd"} | ({"hardware_buffer_blob"} if level >= 4 else set())
@@ -102,7 +106,7 @@ def check_support_has_one_answer_per_operation(device: Device) -> None:
 
 @SUITE.check
 def check_support_gives_reasons(device: Device) -> None:
-    """A no has a reason; a yes has none, and names an accuracy class."""
+    """A rejection has a reason. An acceptance has none, and names an accuracy class."""
     for model in [*(c.model for c in every_case()), unheard_of()]:
         for answer in device.supported_operations(model):
             require(answer.supported or answer.reason, "a no without a reason")
@@ -112,7 +116,7 @@ def check_support_gives_reasons(device: Device) -> None:
 
 @SUITE.check
 def check_support_is_pure(device: Device) -> None:
-    """Equal models, however named, get equal answers, and stay as they are."""
+    """Equal models, whatever their names, get equal answers, and are not changed."""
     for case in every_case():
         digest = case.model.digest
         first = list(device.supported_operations(case.model))
@@ -137,7 +141,7 @@ def check_support_from_many_threads(device: Device) -> None:
 
 @SUITE.check
 def check_supported_models_prepare(device: Device) -> None:
-    """A model whose every operation has a yes is prepared."""
+    """A model whose every operation is supported can be prepared."""
     for case in supported_cases(device):
         failure: DriverError | None = None
         try:
@@ -149,7 +153,7 @@ def check_supported_models_prepare(device: Device) -> None:
 
 @SUITE.check
 def check_refused_models_do_not_prepare(device: Device) -> None:
-    """A model with a no is refused, and the refusal names the operation."""
+    """A model with an unsupported operation is rejected, and the error names the operation."""
     refusing = 0
     for model in [*(c.model for c in every_case()), unheard_of()]:
         answers = device.supported_operations(model)
@@ -171,7 +175,7 @@ def check_refused_models_do_not_prepare(device: Device) -> None:
 
 @SUITE.check
 def check_control_flow_needs_its_subgraphs(device: Device) -> None:
-    """An IF with a branch that cannot run is refused, although an IF as such can run."""
+    """An IF with an unsupported branch is rejected, even if the device supports IF."""
     if not is_supported(device, branch()):
         raise NotCovered("it does not support IF")
     if any(answer.supported for answer in device.supported_operations(unheard_of())):

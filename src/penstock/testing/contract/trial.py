@@ -1,4 +1,4 @@
-"""One execution on a device: its memory between sentinels, its kinds of memory, the comparison."""
+"""One execution on a device: its memory with sentinels, its kinds of memory, and the comparison."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ OFFSET: Final = 8192
 
 
 def memory_kinds(device: Device) -> tuple[str, ...]:
-    """The kinds of mappable memory that *device* claims to take, those of NNAPI's tests first."""
+    """The mappable kinds of memory that *device* claims, those of NNAPI's tests first."""
     known = ("ashmem", "mmap_fd", "hardware_buffer_blob")
     return tuple(kind for kind in known if kind in device.capabilities.memory_kinds)
 
 
 def pool_of(kind: str, nbytes: int) -> MemoryPool:
-    """A writable pool of *nbytes* of that *kind*; `NotCovered` for a kind that cannot be made."""
+    """A writable pool of *nbytes* of that *kind*. Raises `NotCovered` if this machine cannot create
+    it.
+    """
     if kind == "ashmem":
         return MemoryPool.anonymous(nbytes)
     if kind == "mmap_fd":
@@ -63,16 +65,17 @@ PREPARE: Final = PrepareConfig()
 
 
 def kinds(device: Device) -> tuple[Kind, ...]:
-    """The kinds of argument that *device* takes."""
+    """The kinds of argument that *device* accepts."""
     return ("pool", "host", "mixed") if device.capabilities.accepts_host_memory else ("pool",)
 
 
 class Trial(Closing):
-    """The memory of one request for *case*: copies of its inputs, outputs filled with `UNWRITTEN`.
+    """The memory of one request for *case*: copies of its inputs, and outputs filled with
+    `UNWRITTEN`.
 
-    *capacities* are the bytes given to each output (default: what the answer takes). Arguments
-    start *skew* bytes beyond a multiple of *alignment* or 64. *memory* is the kind of the pool.
-    Arguments lie between sentinels; `check_memory` checks those and the inputs for changes.
+    *capacities* are the bytes of each output (default: the answer's size). Arguments start *skew*
+    bytes beyond a multiple of *alignment* or 64. *memory* is the kind of the pool. Arguments are
+    surrounded by sentinels. `check_memory` checks the sentinels and the inputs for changes.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class Trial(Closing):
     def outputs(self, result: ExecutionResult) -> list[NDArray]:
         """Copies of the outputs, in the shapes that *result* reports or the model declares.
 
-        Checks what a result may say (NNAPI section 4.7).
+        Checks that the result is valid (NNAPI section 4.7).
         """
         reported = result.output_shapes
         require(
@@ -135,7 +138,9 @@ class Trial(Closing):
         return found
 
     def check_memory(self, spare: int | None = None) -> None:
-        """Raises `Violation` where an input, except argument *spare*, or a sentinel was written."""
+        """Raises `Violation` if the run wrote to an input, except argument *spare*, or to a
+        sentinel.
+        """
         for place, (offset, length) in enumerate(zip(self._offsets, self._lengths, strict=True)):
             memory = self._memory(place)
             guards = (memory[offset - GUARD : offset], memory[offset + length :][:GUARD])
@@ -156,13 +161,15 @@ class Trial(Closing):
         what: str,
         wanted: Sequence[NDArray] | None = None,
     ) -> None:
-        """Holds the outputs of *result* to *wanted* (default: the case's) and checks the memory."""
+        """Compares the outputs of *result* with *wanted* (default: the case's) and checks the
+        memory.
+        """
         self.check_memory()
         answers = self.case.outputs if wanted is None else wanted
         compare(device, self.case, self.outputs(result), answers, what)
 
     def check_unwritten(self, moment: str) -> None:
-        """No output byte was written yet."""
+        """Raises `Violation` if an output byte was written."""
         for place in range(len(self.inputs), len(self._lengths)):
             require(
                 bool((self._bytes(place) == UNWRITTEN).all()),
@@ -174,7 +181,7 @@ class Trial(Closing):
         return self._content.tobytes()
 
     def take(self, content: bytes) -> None:
-        """Puts *content*, which a run wrote elsewhere, into the pool."""
+        """Copies *content*, which a run wrote to other memory, into the pool."""
         self._content[:] = np.frombuffer(content, np.uint8)
 
     def snapshot(self) -> bytes:
@@ -189,7 +196,7 @@ class Trial(Closing):
         return Request(tuple(arguments[:count]), tuple(arguments[count:]), self.request.pools)
 
     def fill(self) -> None:
-        """Puts inputs, sentinels and `UNWRITTEN` in their places."""
+        """Writes inputs, sentinels and `UNWRITTEN` into the pool."""
         for memory in (self._content, self._host):
             memory[:] = SENTINEL
             for place, (offset, length) in enumerate(

@@ -1,13 +1,13 @@
-"""Stand-ins that misbehave on purpose: devices around devices, the device `lab`, and files.
+"""Test doubles that fail on purpose: devices around devices, the device `lab`, and files.
 
 `FaultyDevice`, `SlowDevice`, `RecordingDevice`, `LyingDevice`, `ScribblingDevice`,
-`SimulatedDevice`, `SubsetDevice` and `WrongDevice` are each a `Device` and hold another, so that
-they stack: `RecordingDevice(FaultyDevice(mine, {"execute": 3}))` sees what the faulty one answers.
-One of your own is an `InterceptingDevice` with another `intercept`. Counting and scripting are
-deterministic: nothing depends on time but `SlowDevice`, whose clock and sleep are given to it.
+`SimulatedDevice`, `SubsetDevice` and `WrongDevice` are devices that wrap a device, so that they
+stack. `RecordingDevice(FaultyDevice(mine, {"execute": 3}))` records what the faulty device answers.
+To write another double, derive from `InterceptingDevice` and override `intercept`. Doubles are
+deterministic. Only `SlowDevice` depends on time, and its clock and sleep are arguments.
 
-`LabDevice` is a device with every optional feature of the contract, `FaultyFiles` and
-`SteppedFiles` stand for the operating system's files.
+`LabDevice` is a device with every optional feature of the contract. `FaultyFiles` and
+`SteppedFiles` replace the operating system's files.
 """
 
 from penstock.testing.doubles.faulty import FaultyDevice, SlowDevice, When

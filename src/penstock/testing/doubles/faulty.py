@@ -28,8 +28,9 @@ class FaultyDevice(InterceptingDevice):
     """Raises in place of chosen calls: `FaultyDevice(device, raise_on={"execute": 3})`.
 
     *raise_on* maps names of `METHODS` to the chosen calls; other names are an `InputError`. *error*
-    is a status (`ErrorStatus.DEAD_OBJECT`), or makes an exception from a sentence. `calls` counts
-    the calls of each method so far, on the device and on everything that it made.
+    is a status (`ErrorStatus.DEAD_OBJECT`), or a function that makes an exception from a message.
+    `calls` counts the calls of each method so far, on the device and on every object that it
+    created.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ def _is_meant(when: When, count: int) -> bool:
 
 
 class SlowDevice(InterceptingDevice):
-    """Delays each call of a method by *seconds*[method] before it goes on; infinity is a hang.
+    """Delays each call of a method by *seconds*[method]; infinity is a hang.
 
-    It notices deadlines and cancellation meanwhile, unless it is *heedless*. *sleep* and *clock_ns*
-    stand for `time.sleep` and `time.monotonic_ns`.
+    It reacts to deadlines and cancellation during the delay, unless it is *heedless*. *sleep* and
+    *clock_ns* replace `time.sleep` and `time.monotonic_ns`.
     """
 
     STEP_S: Final = 0.001

@@ -1,8 +1,7 @@
-"""The operating system's files, doubled: ones that fail at a chosen operation, and ones that show
-every operation.
+"""Doubles of the operating system's files that fail at a chosen operation, or report every
+operation.
 
-Each is a `penstock.sealed.FileSystem`, to be given to a `Seal` or a
-`penstock.cache.CacheDirectory`.
+Each is a `penstock.sealed.FileSystem`, for a `Seal` or a `penstock.cache.CacheDirectory`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from penstock.sealed.files import StrPath
 
 
 class QuickFiles(SystemFiles):
-    """The system's files without waiting for the disk, for files that a crash may lose."""
+    """The system's files without waiting for the disk. A crash may lose such files."""
 
     def sync(self, fd: int) -> None:
         os.fstat(fd)
@@ -32,9 +31,7 @@ QUICK_FILES: Final = QuickFiles()
 
 
 class ReadOnlyFiles(QuickFiles):
-    """The system's files with *mount* mounted read-only: whatever would write below it raises
-    `OSError(EROFS)`.
-    """
+    """The system's files with *mount* read-only: a write below it raises `OSError(EROFS)`."""
 
     def __init__(self, mount: StrPath) -> None:
         super().__init__()
@@ -73,18 +70,18 @@ class ReadOnlyFiles(QuickFiles):
 
 
 class Crash(BaseException):
-    """The process dies here: nothing that catches errors runs any more."""
+    """Simulates the death of the process: no code that catches errors runs afterwards."""
 
 
 @dataclass
 class FaultyFiles:
-    """A `FileSystem` whose operation number *at* (from 0) does *fault* instead of its work; counts
-    the operations.
+    """A `FileSystem` whose operation number *at* (from 0) calls *fault* instead; counts the
+    operations.
 
-    *fault* raises, or returns to let the operation go on. *only* counts operations of these names
-    alone. After a `Crash` nothing works any more but closing, which the system does for a dead
-    process. `log` has the names of the operations so far: with *at* 0, 1, 2, ... until it is no
-    longer than *at*, every one was made to fail.
+    *fault* raises, or returns to let the operation continue. *only* restricts the count to
+    operations of these names. After a `Crash` only closing works, because the system closes a dead
+    process's files. `log` has the names of the operations so far. To make every operation fail
+    once, try *at* 0, 1, 2, ... until `log` is not longer than *at*.
     """
 
     at: int = -1
@@ -103,7 +100,7 @@ class FaultyFiles:
             if not self.only or name in self.only:
                 self.log.append(name)
                 if len(self.log) == self.at + 1:
-                    if name == "close":  # closes, whatever it says
+                    if name == "close":  # closes despite the fault
                         operation(*arguments, **named)
                     try:
                         self.fault()

@@ -1,4 +1,4 @@
-"""`InterceptingDevice`: what every double of a device is made from."""
+"""`InterceptingDevice`: the base of every double of a device."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ METHODS: Final = (
     "burst_execute",
     "reusable_execute",
 )
-"""What `InterceptingDevice.intercept` sees, by name; the last two are the `execute` of a burst and
-of a reusable execution.
+"""The methods that `InterceptingDevice.intercept` sees, by name.
+
+The last two are the `execute` of a burst and of a reusable execution.
 """
 
 
@@ -69,7 +70,7 @@ class InterceptingDevice:
         self.name = name or device.name
 
     def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
-        """Called in place of *method* with its *arguments*; `proceed()` makes the real call."""
+        """Called instead of *method* with its *arguments*; `proceed()` makes the real call."""
         return proceed()
 
     @property
@@ -194,7 +195,7 @@ class InterceptedBurst:
 
 
 class InterceptedExecution:
-    """A reusable execution of an `InterceptedModel`; interceptors see its request, too."""
+    """A reusable execution of an `InterceptedModel`. Interceptors also see its request."""
 
     def __init__(
         self, owner: InterceptingDevice, request: Request, execution: ReusableExecution
@@ -226,10 +227,10 @@ class Call(NamedTuple):
 
 
 class RecordingDevice(InterceptingDevice):
-    """Keeps every call of `METHODS`, with its arguments and its result or error, in `calls`, in the
-    order in which they ended.
+    """Records every call of `METHODS` in `calls`, with its arguments and its result or error.
 
-    What is kept is kept alive: prepared models and requests with their memory.
+    The calls are in the order in which they ended. The records keep their objects alive: prepared
+    models, and requests with their memory.
     """
 
     def __init__(self, device: Device, name: str | None = None) -> None:
@@ -251,10 +252,10 @@ class RecordingDevice(InterceptingDevice):
 
 
 class SubsetDevice(InterceptingDevice):
-    """Supports what *device* does and *supports* lets it: for tests of partitioning.
+    """Supports what *device* supports and *supports* allows: for tests of partitioning.
 
-    *supports* takes (model, index of an operation of its entry subgraph) and returns whether it
-    may, or the reason why not.
+    *supports* gets (model, index of an operation of its entry subgraph). It returns whether the
+    device may take the operation, or the reason why not.
     """
 
     def __init__(
@@ -283,11 +284,11 @@ class SubsetDevice(InterceptingDevice):
 
 
 class SimulatedDevice(InterceptingDevice):
-    """*device* under another name, as if it were hardware of *type* and *families*: for what looks
-    for a kind of device.
+    """*device* under another name, as if it were hardware of *type* and *families*.
 
-    Its capabilities say that it is simulated, and receipts say so of every step that ran on it.
-    *performance* maps element types to execution times relative to the reference device.
+    For code that searches for a kind of device. Its capabilities say that it is simulated, and so
+    do the receipts of every step that ran on it. *performance* maps element types to execution
+    times relative to the reference device.
     """
 
     def __init__(

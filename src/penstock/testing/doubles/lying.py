@@ -32,15 +32,14 @@ T = TypeVar("T")
 Where: TypeAlias = Literal["inputs", "behind", "before"]
 
 DAMAGED_BYTES: Final = 8
-"""How much of an output `damage_outputs` turns: an element of any type, whole."""
+"""How many bytes of an output `damage_outputs` inverts: at least one whole element of any type."""
 
 
 class ScribblingDevice(InterceptingDevice):
-    """Writes where it must not, after every run: over its *inputs*, or *behind* or *before* its
+    """Writes one byte out of bounds after every run: over its *inputs*, or *behind* or *before* its
     outputs.
 
-    One byte each. Behind and before are possible in pools alone: an array of the caller's has no
-    memory around it.
+    Behind and before are possible in pools only, because a caller's array has no memory around it.
     """
 
     def __init__(self, device: Device, where: Where, name: str | None = None) -> None:
@@ -55,7 +54,7 @@ class ScribblingDevice(InterceptingDevice):
 
 
 def scribble(request: Request, where: Where) -> None:
-    """Turns one byte over each input of *request*, or behind or before each output."""
+    """Inverts one byte over each input of *request*, or behind or before each output."""
     over = request.inputs if where == "inputs" else request.outputs
     for argument in over:
         if isinstance(argument, HostMemory):
@@ -72,7 +71,7 @@ def scribble(request: Request, where: Where) -> None:
 
 
 def damage_outputs(request: Request) -> None:
-    """Turns the bits of the first bytes of every output of *request*."""
+    """Inverts the first bytes of every output of *request*."""
     for argument in request.outputs:
         if isinstance(argument, HostMemory):
             _turn(argument.array, DAMAGED_BYTES)
@@ -100,26 +99,31 @@ Lie: TypeAlias = Literal[
     "changes_inputs",
 ]
 LIES: Final[tuple[Lie, ...]] = get_args(Lie)
-"""Every lie that a `LyingDevice` knows."""
+"""Every kind of lie that a `LyingDevice` supports."""
 
 PLACES: Final[tuple[tuple[Lie, Where], ...]] = (
     ("writes_behind", "behind"),
     ("writes_before", "before"),
     ("changes_inputs", "inputs"),
 )
-"""The lies that are writes, and where a `ScribblingDevice` makes them."""
+"""The kinds of lie that are writes, and where a `ScribblingDevice` makes them."""
 
 
 class LyingDevice(InterceptingDevice):
     """Breaks its promises without an error.
 
-    *support_length*: an answer too few; *support_changes*: a yes becomes a no at every second call;
-    *refuses_after_all*: prepares nothing that it supports; *output_count*: a shape too few;
-    *output_shapes*: wrong shapes; *insufficient*: a success that says an output did not fit;
-    *values*: outputs whose first eight bytes are inverted; *timing*: more time on the device than
-    in the driver; *writes_behind*, *writes_before*, *changes_inputs*: the writes of a
-    `ScribblingDevice`. Other words are an `InputError`. Several lies apply at once, of those about
-    shapes only the first.
+    - *support_length*: one answer too few
+    - *support_changes*: a supported operation is rejected at every second call
+    - *refuses_after_all*: prepares nothing that it supports
+    - *output_count*: one shape too few
+    - *output_shapes*: wrong shapes
+    - *insufficient*: reports success and an output that did not fit
+    - *values*: the first eight bytes of outputs are inverted
+    - *timing*: more time on the device than in the driver
+    - *writes_behind*, *writes_before*, *changes_inputs*: the writes of a `ScribblingDevice`
+
+    Other words are an `InputError`. Several lies apply at once, but only the first of those about
+    shapes.
     """
 
     def __init__(self, device: Device, *lies: Lie, name: str | None = None) -> None:
@@ -176,12 +180,12 @@ Fault: TypeAlias = Literal["much", "little", "nan", "noise"]
 class WrongDevice(InterceptingDevice):
     """Computes every operation of the type *operation* wrongly.
 
-    *fault* says how: "much", every value negated and off by a tenth of the largest; "little", off
-    by less than the class `faithful` allows; "nan", the first value is NaN (of integers, the least
-    value); "noise", as much as "much", but different each time, and sometimes not at all. *when*
-    gets the input arrays of each execution; where it returns False the answer is right. The first
-    *after* executions of a prepared model are right. *apart* False limits the fault to models of
-    several operations. `wrong` counts the wrong executions.
+    *fault* selects the error: "much" negates every value and adds a tenth of the largest; "little"
+    stays below what the class `faithful` allows; "nan" makes the first value NaN (for integers, the
+    least value); "noise" is as large as "much", but different each time, and sometimes absent.
+    *when* gets the input arrays of each execution; if it returns False the answer is right. The
+    first *after* executions of a prepared model are right. *apart* False limits the fault to models
+    of several operations. `wrong` counts the wrong executions.
     """
 
     def __init__(
@@ -231,7 +235,7 @@ class _WrongModel(InterceptedModel, PreparedModelBase):  # type: ignore[override
             self._spoil(request, turn)
         return result
 
-    # Bursts and the like go through `execute`, so that they are wrong, too.
+    # Bursts and reusable executions call `execute`, so that they are wrong, too.
     configure_burst = PreparedModelBase.configure_burst
     create_reusable_execution = PreparedModelBase.create_reusable_execution
     execute_fenced = PreparedModelBase.execute_fenced
@@ -250,7 +254,9 @@ class _WrongModel(InterceptedModel, PreparedModelBase):  # type: ignore[override
 
 
 def spoil(array: NDArray, fault: Fault, turn: int = 1) -> None:
-    """Makes *array* wrong in place as `WrongDevice` says; *turn* tells noises apart."""
+    """Makes *array* wrong in place as `WrongDevice` says; *turn* makes noise differ between
+    runs.
+    """
     flat = array.reshape(-1)
     if not flat.size or flat.dtype.hasobject:
         return
@@ -281,7 +287,7 @@ def _spoil_integers(flat: NDArray, fault: Fault, turn: int) -> None:
 
 
 def _strikes(turn: int) -> bool:
-    """Whether noise spoils this execution: two of three, in no regular order."""
+    """Whether noise affects this execution: two of three, in no regular order."""
     return bool(np.random.default_rng(turn).random() < 2 / 3)
 
 

@@ -1,7 +1,6 @@
-"""The lab device: a driver with every way of caching, so that each rule can be tested without an
-engine.
+"""The lab device: a driver with every way of caching, to test each rule without an engine.
 
-It is found under the entry point `lab`, and used only when it is named.
+Its entry point is `lab`. It is used only by name.
 """
 
 from penstock.testing.lab.device import LabDevice, create

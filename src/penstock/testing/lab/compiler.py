@@ -31,7 +31,7 @@ INTERFACE: str = "penstock.lab"
 """The custom code of the operation that stands for a program in `interface`."""
 
 Progress = Callable[[int, int], None]
-"""Called with the operations done, and their total."""
+"""Progress: called with the number of operations done, and their total."""
 
 
 def support(model: Model, operation: Operation) -> Support:
@@ -85,8 +85,8 @@ def _odd(operand: Operand, index: int) -> str:
 
 
 def _read(model: Model, operation: Operation) -> tuple[int, ...]:
-    """The inputs that the instruction reads: neither the shape of RESHAPE, which its output has,
-    nor an omitted bias.
+    """The inputs that the instruction reads: not RESHAPE's shape, which its output has, nor an
+    omitted bias.
     """
     match operation.type:
         case "RESHAPE":
@@ -116,8 +116,8 @@ def _instruction(model: Model, operation: Operation) -> Instruction:
 def compile_model(model: Model, progress: Progress) -> Program:
     """The baseline program of a supported model.
 
-    Raises `GeneralFailure` where an input or output that no operation touches is of unknown shape
-    or size.
+    Raises `GeneralFailure` if an input or output that no operation uses has an unknown shape or
+    size.
     """
     operations = model.operations
     instructions = []
@@ -177,8 +177,7 @@ def _renumbered(one: Instruction, place: dict[int, int]) -> Instruction:
 
 
 def optimise(program: Program) -> Program:
-    """*program* with RELU fused into the instruction before it, and the weights of layers
-    transposed
+    """*program* optimised: RELU fused into the instruction before it, and layer weights transposed
     to [depth, units].
     """
     fused = _fuse(program)
@@ -207,7 +206,7 @@ def optimise(program: Program) -> Program:
 
 
 def _fuse(program: Program) -> list[Instruction]:
-    """The instructions; a RELU that is the only reader of a result becomes its activation."""
+    """The instructions. If RELU is the only reader of a result, it becomes its activation."""
     reads = Counter(n for one in program.instructions for n in one.inputs)
     reads.update(program.outputs)
     writer: dict[int, int] = {}
@@ -230,7 +229,7 @@ def _fuse(program: Program) -> list[Instruction]:
 
 
 def _turnable(program: Program, instructions: Sequence[Instruction]) -> set[int]:
-    """The constants that are weights of layers and nothing else."""
+    """The constants that are only used as weights of layers."""
     layers = {one.inputs[1] for one in instructions if one.opcode == "FULLY_CONNECTED"}
     others = {
         n
@@ -242,7 +241,9 @@ def _turnable(program: Program, instructions: Sequence[Instruction]) -> set[int]
 
 
 def interface(program: Program) -> Model:
-    """A model with the inputs and outputs of *program*, one opaque operation: to check requests."""
+    """A model with the inputs and outputs of *program* and one opaque operation: to check
+    requests.
+    """
     builder = ModelBuilder()
     inputs = [builder.input(program.slots[n].dtype, program.slots[n].shape) for n in program.inputs]
     results = [(program.slots[n].dtype, program.slots[n].shape) for n in program.outputs]

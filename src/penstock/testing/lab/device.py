@@ -59,11 +59,12 @@ POLICY: Final = Policy(Select.LRU, Capacity.FIT)
 
 
 class Artefacts:
-    """Programs of one version of one device, in *blobs*: a file that this opens, or a cache that
-    the caller opens and closes. Programs of the device's other versions are freed at the start.
+    """The stored programs of one version of one device, in *blobs*.
 
-    A blob cache detects damage, not malice: only its user may write its file, and a program from it
-    is parsed as untrusted.
+    *blobs* is a file that this object opens and closes, or a cache that the caller opens and
+    closes. Programs of the device's other versions are freed at the start. A blob cache detects
+    damage, not malice. Only its user may write its file, and a program from it is parsed as
+    untrusted.
     """
 
     def __init__(
@@ -80,14 +81,14 @@ class Artefacts:
         self._delete(keep=self._version)
 
     def find(self, what: bytes) -> tuple[memoryview, memoryview] | None:
-        """The stream and weights kept under *what*."""
+        """The stream and weights stored under *what*."""
         found = self._blobs.get(self._key(what))
         with suppress(MalformedProgram):
             return None if found is None else unpack(found)
         return None
 
     def keep(self, what: bytes, stream: Bytes, weights: Bytes) -> bool:
-        """Stores them and returns True, if they fit."""
+        """Stores them if they fit; returns whether they did."""
         return self._blobs.set(self._key(what), pack(stream, weights))
 
     def free(self) -> int:
@@ -95,7 +96,7 @@ class Artefacts:
         return self._delete()
 
     def close(self) -> None:
-        """Writes pending entries, and closes the cache if it was opened here."""
+        """Writes pending entries. Closes the cache if this object opened it."""
         if self._owned:
             self._blobs.terminate()
         else:
@@ -116,7 +117,8 @@ Mode: TypeAlias = Literal["now", "first_run", "staged"]
 Layout: TypeAlias = Literal["rows", "tiles"]
 
 IMAGES_FROM_LEVEL: Final = 4
-"""Below this feature level the device maps what every device does, and no hardware buffer."""
+"""Below this feature level the device maps the mandatory kinds of memory, but no hardware buffers.
+"""
 
 LAYOUTS: Final[tuple[Layout, ...]] = ("rows", "tiles")
 MODES: Final[tuple[Mode, ...]] = ("now", "first_run", "staged")
@@ -208,13 +210,13 @@ class LabDevice(DeviceBase):
 
     @property
     def engine_calls(self) -> dict[str, int]:
-        """How often the engine did each of its acts."""
+        """How often the engine did each of its actions."""
         with self._lock:
             return {act: self._counts[act] for act in ("compile", "deserialise", "execute")}
 
     @property
     def seal(self) -> Seal:
-        """The seal of its cache files."""
+        """The seal of the device's cache files."""
         with self._lock:
             if self._known_seal is None:
                 registry, keys, files = self._trust
@@ -284,7 +286,7 @@ class LabDevice(DeviceBase):
         return None
 
     def free_artefacts(self) -> int:
-        """Frees every program in its own blob cache and returns their number."""
+        """Frees every program in the device's own blob cache and returns their number."""
         return 0 if self._artefacts is None else self._artefacts.free()
 
     def close(self) -> None:
@@ -294,7 +296,7 @@ class LabDevice(DeviceBase):
     def compile(
         self, model: Model, form: Artefact, config: PrepareConfig | None = None
     ) -> Compiled:
-        """*model* in that form: from its own blobs, else compiled."""
+        """*model* in that form: from the device's own blobs, else compiled."""
 
         def made() -> Program:
             baseline = compile_model(model, lambda done, total: _report(config, done, total))
@@ -303,7 +305,7 @@ class LabDevice(DeviceBase):
         return self._kept_or(f"{form} {model.digest.hex()}".encode(), made)
 
     def improve(self, baseline: Program) -> Compiled:
-        """The optimised form of a program: from its own blobs, else compiled."""
+        """The optimised form of a program: from the device's own blobs, else compiled."""
         key = b"improved " + b"".join(encode(baseline))
         return self._kept_or(key, lambda: optimise(baseline))
 
@@ -315,7 +317,7 @@ class LabDevice(DeviceBase):
     def report(
         self, saved: SaveReport | None, artefact: str, *, later: bool = False
     ) -> CacheReport:
-        """The report of a save (None: none was asked for), which is counted."""
+        """The report of a save (None: not requested); counts it."""
         if saved is None:
             return CacheReport(later=later, artefact=artefact)
         if saved.saved:
@@ -351,13 +353,13 @@ class LabDevice(DeviceBase):
         return LabPreparedModel(self, report, model=model, writer=writer)
 
     def _empty(self, handles: Sequence[CacheHandle]) -> None:
-        """Empties files that are written later: their content is no entry."""
+        """Truncates files that are written later, so that their content is not a valid entry."""
         with suppress(OSError):
             for handle in handles:
                 self.seal.file_system.truncate(handle.fd, 0)
 
     def _kept_or(self, key: bytes, made: Callable[[], Program]) -> Compiled:
-        """The program that its blobs have under *key*, or a compiled one, which they then store."""
+        """The program stored under *key*; otherwise a newly compiled one, which is then stored."""
         if self._artefacts is not None and (kept := self._artefacts.find(key)) is not None:
             with suppress(GeneralFailure):
                 return self._compiled(*kept)
@@ -369,7 +371,7 @@ class LabDevice(DeviceBase):
         return self._compiled(*encoded)
 
     def _compiled(self, stream: Bytes, weights: Bytes) -> Compiled:
-        """The program in one payload a file; in two pieces where it has no files."""
+        """The program as one payload per file; as two pieces if it has no files."""
         model, data = split(stream, weights, self._needed if any(self._needed) else (1, 1))
         return Compiled(self.deserialise(model, data), model, data)
 

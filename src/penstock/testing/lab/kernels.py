@@ -14,7 +14,7 @@ Dimensions: TypeAlias = tuple[int, ...]
 
 
 class Arguments(Protocol):
-    """What a kernel reads of its instruction."""
+    """The part of an instruction that a kernel reads."""
 
     @property
     def axis(self) -> int: ...
@@ -23,9 +23,11 @@ class Arguments(Protocol):
 
 
 class Opcode(NamedTuple):
-    """*fits* says whether inputs of these shapes give an output of that shape; *run* is asked only
-    then. *arity* is the number of inputs of one whose shapes may be known only in a run; 0 where
-    they must be known before.
+    """One kernel.
+
+    *fits* says whether inputs of these shapes give an output of that shape; only then *run* is
+    called. *arity* is the number of inputs if their shapes may be unknown before a run; 0 if they
+    must be known.
     """
 
     fits: Callable[[Arguments, Sequence[Dimensions], Dimensions], bool]
@@ -44,7 +46,7 @@ ACTIVATIONS: Final = tuple(BOUNDS)
 
 
 def activate(activation: str, x: NDArray) -> NDArray:
-    """*x* clamped as the fused activation says."""
+    """*x* clamped by the fused activation."""
     bounds = BOUNDS[activation]
     return x if bounds is None else np.clip(x, *bounds)
 
@@ -151,6 +153,7 @@ OPCODES: Final[dict[str, Opcode]] = {
     "FULLY_CONNECTED": Opcode(_connected, _fully_connected),
     "FULLY_CONNECTED_TURNED": Opcode(_connected_turned, _fully_connected_turned),
 }
-"""By name, in the order of their numbers in a program. FULLY_CONNECTED has weights [units, depth],
-the turned one [depth, units].
+"""The kernels by name, in the order of their numbers in a program.
+
+FULLY_CONNECTED has weights [units, depth], its transposed variant [depth, units].
 """

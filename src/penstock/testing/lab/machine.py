@@ -1,7 +1,8 @@
-"""The lab device's arithmetic: on arrays (rows), or in a tiled layout.
+"""The lab device's arithmetic, on arrays (rows) or in a tiled layout.
 
-The last two dimensions of a value (a vector is one row) are cut into tiles of 8 x 8, filled up with
-zeros: an array of shape (products of the others, rows of tiles, columns of tiles, 8, 8).
+The last two dimensions of a value are cut into tiles of 8 x 8, padded with zeros; a vector is one
+row. The tiled array has the shape (product of the other dimensions, rows of tiles, columns of
+tiles, 8, 8).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TILEWISE: Final = frozenset((*ELEMENTWISE, *UNARY, *LAYERS))
 
 
 class Tiled(Struct, frozen=True, eq=False):
-    """A value of *shape* in *tiles*. Whatever lies beyond the shape is zero."""
+    """A value of *shape* in *tiles*. Elements outside the shape are zero."""
 
     tiles: NDArray
     shape: tuple[int, ...]
@@ -45,7 +46,7 @@ Value: TypeAlias = "NDArray | Tiled"
 
 
 def to_tiles(array: NDArray) -> Tiled:
-    """*array* in tiles of its own."""
+    """*array* as new tiles."""
     lead, rows, columns = _extents(array.shape)
     down, across = -(-rows // TILE), -(-columns // TILE)
     padded = np.zeros((lead, down * TILE, across * TILE), array.dtype)
@@ -55,7 +56,7 @@ def to_tiles(array: NDArray) -> Tiled:
 
 
 def from_tiles(value: Tiled) -> NDArray:
-    """The array again, C-contiguous."""
+    """Converts the tiles back to a C-contiguous array."""
     lead, rows, columns = _extents(value.shape)
     _, down, across, _, _ = value.tiles.shape
     whole = value.tiles.transpose(0, 1, 3, 2, 4).reshape(lead, down * TILE, across * TILE)
@@ -63,7 +64,7 @@ def from_tiles(value: Tiled) -> NDArray:
 
 
 def compute(opcode: str, inputs: Sequence[Tiled], shape: tuple[int, ...]) -> Tiled:
-    """What one of `TILEWISE` gives; elementwise ones take values of the output's *shape*."""
+    """The result of one instruction of `TILEWISE`. Elementwise inputs have the output's *shape*."""
     if opcode in LAYERS:
         return _layer(inputs, shape, turned=opcode != "FULLY_CONNECTED")
     given = [value.tiles for value in inputs]
@@ -79,8 +80,9 @@ def compute(opcode: str, inputs: Sequence[Tiled], shape: tuple[int, ...]) -> Til
 
 
 def _layer(inputs: Sequence[Tiled], shape: tuple[int, ...], *, turned: bool) -> Tiled:
-    """The product of *inputs* 0 and 1, weights [units, depth] or *turned*, and the bias, which has
-    the output's shape.
+    """The product of *inputs* 0 and 1, plus the bias, which has the output's shape.
+
+    Weights are [units, depth], or transposed if *turned*.
     """
     x, weights, *bias = (value.tiles[0] for value in inputs)
     form = "rcij,cujk->ruik" if turned else "rcij,uckj->ruik"
@@ -99,9 +101,9 @@ def _extents(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 class Machine:
-    """Runs instructions on arrays, or on tiles if it is *tiled*; *count* gets "conversions" for
-    each
-    change of layout. It maps memory of these *kinds*.
+    """Runs instructions on arrays, or on tiles if it is *tiled*.
+
+    It calls *count* with "conversions" for each change of layout. It maps memory of these *kinds*.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class Machine:
         return to_tiles(value)
 
     def kept(self, value: Value) -> Value:
-        """*value* as a buffer has it, in memory of its own."""
+        """*value* as a buffer stores it, in new memory."""
         if self.tiled:
             return self.tiles(value)
         return np.array(self.rows(value), order="C")
@@ -132,8 +134,8 @@ class Machine:
     def compute(
         self, one: Instruction, inputs: Sequence[Value], program: Program, laid_out: LaidOut
     ) -> Value:
-        """The result of one instruction. Raises `GeneralFailure` where shapes known only now do not
-        fit.
+        """The result of one instruction. Raises `GeneralFailure` if shapes known only at run time
+        do not fit.
         """
         slot = program.slots[one.output]
         if self.tiled and one.opcode in TILEWISE and any(isinstance(v, Tiled) for v in inputs):
@@ -149,7 +151,7 @@ class Machine:
     def _on_tiles(
         self, one: Instruction, inputs: Sequence[Value], program: Program, laid_out: LaidOut
     ) -> Tiled | None:
-        """None where the instruction would have to leave the tiles."""
+        """Computes on tiles. Returns None if the instruction is not supported on tiles."""
         slots = [program.slots[n] for n in one.inputs]
         shape = inputs[0].shape
         if one.opcode in LAYERS:
@@ -179,7 +181,7 @@ ROWS: Final = Machine(tiled=False, count=_uncounted)
 
 
 class LaidOut:
-    """Constants of one program in tiles, each made once, when it is first needed there."""
+    """The constants of one program in tiles. Each is converted once, when it is first used."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, tuple[int, ...] | None], Tiled] = {}

@@ -1,4 +1,6 @@
-"""A prepared model of the lab device: one execution, and the three moments at which it compiles."""
+"""A prepared model of the lab device: one execution, and the three times at which it may
+compile.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
 
 
 IMAGE_RANK: Final = 4
-"""Dimensions of a mapped image: layers, height, width, numbers a pixel. Other memory is flat."""
+"""Dimensions of a mapped image: layers, height, width, numbers per pixel. Other memory is flat."""
 
 
 def execute(
@@ -69,7 +71,7 @@ def execute(
     laid_out: LaidOut,
     claim: Claim | None = None,
 ) -> ExecutionResult:
-    """Runs *program* on a validated request; *claim* has the buffers that the request names."""
+    """Runs *program* on a validated request. *claim* has the buffers that the request names."""
     begun = time.perf_counter_ns()
     clock: list[int] | None = [] if config.measure else None
     slots, operands = (
@@ -135,9 +137,10 @@ def run(
     machine: Machine = ROWS,
     laid_out: LaidOut | None = None,
 ) -> list[Value]:
-    """The outputs for inputs of the program's types and shapes, as *machine* computes them. *clock*
-    receives the start time of each instruction and the end of the last; *laid_out* caches constants
-    in tiles.
+    """The outputs for inputs of the program's types and shapes, computed by *machine*.
+
+    *clock* receives the start time of each instruction and the end of the last. *laid_out* caches
+    constants in tiles.
     """
     laid_out = laid_out or LaidOut()
     values: dict[int, Value] = {
@@ -160,14 +163,14 @@ def run(
 
 
 def _own(result: Value, machine: Machine) -> Value:
-    """*result* for a buffer to keep. A value in tiles is never changed: it needs no copy."""
+    """*result* for a buffer to keep. A value in tiles is immutable, so it is not copied."""
     if isinstance(result, Tiled) and machine.tiled:
         return result
     return machine.kept(result)
 
 
 def _map(memory: Memory, machine: Machine) -> Mapping:
-    """The bytes of *memory*, flat, or the pixels of an image, which have four dimensions."""
+    """The bytes of *memory*, flat, or the four-dimensional pixels of an image."""
     if memory.name == HARDWARE_BUFFER and memory.name in machine.kinds:
         return map_image(memory)
     return map_memory(memory, machine.kinds)
@@ -188,7 +191,7 @@ def _input(
 
 
 def _fitting(image: NDArray, operand: Operand) -> NDArray:
-    """*image*, which must have the numbers of a value of *operand*."""
+    """*image*; it must have as many numbers as a value of *operand*."""
     shape = static_shape(operand.shape)
     if shape is None or image.dtype != operand.dtype.numpy or image.size != math.prod(shape):
         raise InvalidArgument(
@@ -199,7 +202,7 @@ def _fitting(image: NDArray, operand: Operand) -> NDArray:
 
 
 class Engine(Protocol):
-    """What a prepared model needs of its device."""
+    """The device, as its prepared models see it."""
 
     uses: int
     machine: Machine
@@ -215,9 +218,9 @@ class Engine(Protocol):
 class LabPreparedModel(PreparedModelBase):
     """Executes *program*, which was deserialised from the payloads of an entry.
 
-    Without a program, its first run reads or compiles *model*. An *improving* one does the same for
-    the optimised form after enough runs. Both write through *writer*, if given, at the end of that
-    run or a later one, and then close the handles.
+    Without a program, the first run reads or compiles *model*. An *improving* model does the same
+    for the optimised form after enough runs. Both write through *writer*, if given, at the end of
+    that run or a later one, and then close the handles.
     """
 
     def __init__(
@@ -253,7 +256,7 @@ class LabPreparedModel(PreparedModelBase):
 
     @property
     def device(self) -> Engine:
-        """The device that prepared it."""
+        """The device that prepared this model."""
         return self._device
 
     def _run(self, program: Program, request: Request, config: ExecutionConfig) -> ExecutionResult:
@@ -277,7 +280,9 @@ class LabPreparedModel(PreparedModelBase):
                     part.close()
 
     def _first(self) -> Program:
-        """The program, compiled just in time unless another process has written it meanwhile."""
+        """The program. It is compiled just in time unless another process has written it
+        meanwhile.
+        """
         with self._changing:
             if self._program is None:
                 self._program = self._written() or self._late(
@@ -286,7 +291,9 @@ class LabPreparedModel(PreparedModelBase):
             return self._program
 
     def _count_use(self) -> None:
-        """Changes to the optimised form at the last use. Other threads go on with the old form."""
+        """Changes to the optimised form at the last use. Other threads continue with the old
+        form.
+        """
         if not self._changing.acquire(blocking=False):
             return
         try:
@@ -299,7 +306,7 @@ class LabPreparedModel(PreparedModelBase):
             self._changing.release()
 
     def _written(self) -> Program | None:
-        """The optimised form, if the entry has it by now."""
+        """The optimised form, if the entry contains it by now."""
         writer = self._writer
         if writer is None:
             return None
@@ -316,7 +323,7 @@ class LabPreparedModel(PreparedModelBase):
         return program
 
     def _late(self, compile_now: Callable[[], Compiled]) -> Program:
-        """Compiles. Runs write the program to the entry as soon as they need not wait."""
+        """Compiles. Runs write the program to the entry as soon as they can without waiting."""
         began = time.monotonic_ns()
         compiled = compile_now()
         spent = time.monotonic_ns() - began

@@ -1,9 +1,9 @@
-"""The program that the lab device executes, and the format in which it is stored.
+"""The program that the lab device executes, and its stored format.
 
-A program is a stream (its values, inputs, outputs and instructions) and the weights that hold its
+A program is a stream (its values, inputs, outputs and instructions) and the weights, which hold its
 constants. The stream is a MessagePack array: the word PLAB, the number of the format, the artefact,
-slots, inputs, outputs, instructions, and the bytes of the weights. `decode` trusts nothing: a
-program that it returns can be executed without further checks.
+slots, inputs, outputs, instructions, and the number of bytes of the weights. `decode` validates
+everything: the program that it returns can be executed without further checks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.testing.lab.kernels import ACTIVATIONS, OPCODES
 
 Bytes: TypeAlias = bytes | memoryview
 Artefact: TypeAlias = Literal["baseline", "optimised"]
-"""The forms of a program: as the model has it, and with activations fused and weights turned."""
+"""The forms of a program: baseline, and optimised with fused activations and transposed weights."""
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 Offset: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
@@ -31,7 +31,7 @@ DTYPES: Final = tuple(DType(name) for name in (
     "float32", "float16", "bfloat16", "float64", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128",
 ))  # fmt: skip
-"""The types of a value. Instructions take float32 only; the others pass through."""
+"""The types of a value. Instructions accept float32 only; other types are passed through."""
 
 MOST_BYTES: Final = 1 << 30
 """Of one value."""
@@ -44,11 +44,13 @@ _LENGTH: Final = struct.Struct("<Q")
 
 
 class MalformedProgram(GeneralFailure):
-    """Bytes are not a program of the lab device."""
+    """The bytes are not a program of the lab device."""
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):
-    """A value: a constant at *offset* of the weights, else an input or an instruction's result."""
+    """A value: a constant at *offset* in the weights, otherwise an input or an instruction's
+    result.
+    """
 
     dtype: DType
     shape: tuple[Offset | None, ...] | None
@@ -56,17 +58,17 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_static(self) -> bool:
-        """Whether its size is known before a run."""
+        """Whether the size is known before a run."""
         return is_static(self.shape)
 
     @property
     def known_shape(self) -> tuple[int, ...]:
-        """Its shape; empty where that is unknown."""
+        """The shape; empty if it is unknown."""
         return static_shape(self.shape) or ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a value of known size."""
+        """Size in bytes, if it is known."""
         return math.prod(self.known_shape) * self.dtype.numpy.itemsize
 
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -78,8 +80,10 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Instruction(msgspec.Struct, frozen=True, array_like=True):
-    """One kernel's call; *inputs* and *output* are numbers of slots, *operations* those of the
-    model's operations that it computes.
+    """One call of a kernel.
+
+    *inputs* and *output* are numbers of slots. *operations* are the indexes of the model's
+    operations that it computes.
     """
 
     opcode: str
@@ -92,7 +96,7 @@ class Instruction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """Everything that an execution needs."""
+    """A program that can be executed."""
 
     artefact: Artefact
     slots: tuple[Slot, ...]
@@ -164,7 +168,7 @@ def decode(stream: Bytes, weights: Bytes) -> Program:
 
 
 def pack(stream: Bytes, weights: Bytes) -> bytes:
-    """Both in one payload, which `unpack` takes apart; the weights stay aligned."""
+    """Stream and weights in one payload, which `unpack` splits. The weights stay aligned."""
     padding = bytes(-(len(stream) + _LENGTH.size) % ALIGNMENT)
     return b"".join((_LENGTH.pack(len(stream)), stream, padding, weights))
 
@@ -179,7 +183,9 @@ def unpack(content: Bytes) -> tuple[memoryview, memoryview]:
 
 
 def split(stream: Bytes, weights: Bytes, files: tuple[int, int]) -> tuple[list[bytes], list[bytes]]:
-    """One payload for each of *files*: (model, data). Files of one kind only hold both."""
+    """One payload for each of *files*: (model, data). If only one kind has files, those hold
+    both.
+    """
     models, datas = files
     if not models:
         return [], _parts(pack(stream, weights), datas)
@@ -217,8 +223,8 @@ def _check_slot(slot: Slot, weights: int) -> None:
 
 
 def _check(program: Program) -> None:
-    """Every slot is written before it is read, once, in the shape and type that its instruction
-    gives.
+    """Raises unless every slot is written once, before it is read, in its instruction's shape and
+    type.
     """
     slots = program.slots
     named = {

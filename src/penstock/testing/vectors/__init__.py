@@ -1,7 +1,7 @@
 """Operation vectors: recorded inputs and outputs of NNAPI operations, run on any device.
 
-`load_directory` reads them, `run_vectors` runs them: each case as it stands, and each run that its
-`derive` entry names (`penstock.testing.vectors.derive`).
+`load_directory` reads them. `run_vectors` runs each case unchanged, and each run that its `derive`
+entry names (`penstock.testing.vectors.derive`).
 """
 
 from penstock.testing.vectors.format import (

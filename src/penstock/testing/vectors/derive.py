@@ -1,9 +1,11 @@
-"""From a case to the runs it stands for: NNAPI models, and what to feed and expect.
+"""Derives runs from a case: NNAPI models, inputs and expected outputs.
 
-`plain` is the case as it stands. `tensors_as_inputs` turns constants into model inputs,
-`inputs_as_internal` puts an ADD of zero before inputs (where it lists constants, also with those
-made inputs first), `dynamic_output_shape` leaves the dimensions of outputs open, and
-`quant8_signed` moves unsigned 8-bit values to signed ones.
+- `plain` is the unchanged case.
+- `tensors_as_inputs` makes constants model inputs.
+- `inputs_as_internal` inserts an ADD of zero before inputs. If it lists constants, it also runs
+  with those made inputs first.
+- `dynamic_output_shape` leaves the dimensions of outputs unknown.
+- `quant8_signed` converts unsigned 8-bit values to signed ones.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ UNSIGNED: Final = OperandType.TENSOR_QUANT8_ASYMM
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an output must be, and how it is compared; *values* None: nothing is recorded."""
+    """An expected output and how to compare it. *values* None: nothing is recorded."""
 
     entry: OperandEntry
     values: NDArray | None
@@ -71,18 +73,18 @@ class Run:
 
     @property
     def omitted(self) -> frozenset[int]:
-        """Positions of the inputs that are given no value."""
+        """Positions of omitted inputs."""
         return frozenset(p for p, i in enumerate(self.model.main.inputs) if self.inputs[i] is None)
 
     @property
     def fed(self) -> list[NDArray]:
-        """The arrays of the other inputs, in order."""
+        """Arrays of the other inputs, in order."""
         arrays = [self.inputs[i] for i in self.model.main.inputs]
         return [a for a in arrays if a is not None]
 
 
 def runs_of(case: Case) -> Iterator[Run]:
-    """The plain run and those that the case's `derive` names."""
+    """The plain run, and the runs that the case's `derive` names."""
     plain = plain_run(case)
     yield plain
     derive = case.entry.derive
@@ -109,7 +111,7 @@ def runs_of(case: Case) -> Iterator[Run]:
 
 
 def plain_run(case: Case) -> Run:
-    """The case as it stands; `VectorError` where the file contradicts itself."""
+    """The unchanged case. Raises `VectorError` if the file contradicts itself."""
     entry, specification = case.entry, case.specification
     main = _subgraph(entry.main, specification)
     referenced = tuple(_subgraph(s, specification) for s in entry.referenced)
@@ -145,7 +147,7 @@ def _with_main(
 
 
 def tensors_as_inputs(run: Run, indexes: tuple[int, ...]) -> Run:
-    """The listed constants are inputs of the model."""
+    """Makes the listed constants inputs of the model."""
     inputs = dict(run.inputs)
     operands = list(run.model.main.operands)
     for index in indexes:
@@ -161,7 +163,7 @@ def tensors_as_inputs(run: Run, indexes: tuple[int, ...]) -> Run:
 
 
 def inputs_as_internal(run: Run, indexes: tuple[int, ...]) -> Run:
-    """Each of the listed inputs is the sum of a new input and zero."""
+    """Makes each listed input the sum of a new input and zero."""
     main = run.model.main
     operands, inputs = list(main.operands), dict(run.inputs)
     listed = list(main.inputs)
@@ -199,7 +201,7 @@ def inputs_as_internal(run: Run, indexes: tuple[int, ...]) -> Run:
 
 
 def dynamic_output_shape(run: Run) -> Run:
-    """The dimensions of every output are unknown when the model is compiled."""
+    """Makes the dimensions of every output unknown to the compile."""
     main = run.model.main
     opened = _mapped(
         main, lambda i, o: replace(o, dimensions=_open(o.dimensions)) if i in main.outputs else o
@@ -209,7 +211,7 @@ def dynamic_output_shape(run: Run) -> Run:
 
 
 def quant8_signed(run: Run) -> Run:
-    """Values and zero points of unsigned 8-bit tensors less 128, in every subgraph."""
+    """Subtracts 128 from values and zero points of unsigned 8-bit tensors, in every subgraph."""
     model = run.model
 
     def signed(_: int, operand: NnapiOperand) -> NnapiOperand:
@@ -260,7 +262,7 @@ def _signed(array: NDArray) -> NDArray:
 
 
 def _open(shape: Shape) -> Shape:
-    """Every dimension unknown; scalars have none."""
+    """Makes every dimension unknown; scalars have none."""
     return None if shape is None else (None,) * len(shape)
 
 
@@ -320,7 +322,7 @@ def _operand(entry: OperandEntry, specification: Specification) -> NnapiOperand:
 
 
 def _array(specification: Specification, entry: OperandEntry) -> NDArray | None:
-    """The recorded values in the operand's dimensions, flat where they do not fill them."""
+    """The recorded values in the operand's dimensions; flat if their number differs."""
     flat = specification.flat(entry)
     if flat is None:
         return None

@@ -1,5 +1,5 @@
-"""The file format `nnapi-vectors/1`: one `.npz` a specification, a JSON header and the bytes of
-every buffer.
+"""The file format `nnapi-vectors/1`: one `.npz` for each specification, with a JSON header and the
+bytes of every buffer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from penstock.ir import NDArray
 
 FORMAT: Final = "nnapi-vectors/1"
 MAX_BYTES: Final = 1 << 30
-"""Larger files than this, unpacked, are refused before they are read."""
+"""Files that are larger than this when unpacked are rejected before they are read."""
 
 Compare: TypeAlias = Literal["near", "ignored", "multinomial", "none"]
 
 
 class VectorError(PenstockError):
-    """A directory or file does not hold operation vectors of this format."""
+    """A directory or file does not contain operation vectors of this format."""
 
 
 class ChannelScales(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class ChannelScales(msgspec.Struct, frozen=True):
 
 
 class OperandEntry(msgspec.Struct, frozen=True):
-    """One operand as the file has it; *data* is (byte offset, number of elements) in the blob."""
+    """One operand of the file; *data* is (byte offset, number of elements) in the blob."""
 
     type: str
     dims: tuple[int, ...]
@@ -73,7 +73,7 @@ class SubgraphEntry(msgspec.Struct, frozen=True):
 
 
 class Derive(msgspec.Struct, frozen=True):
-    """Further runs that follow mechanically from a case."""
+    """Further runs that are derived mechanically from a case."""
 
     tensors_as_inputs: tuple[int, ...] = ()
     inputs_as_internal: tuple[int, ...] = ()
@@ -104,7 +104,7 @@ class Header(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Specification:
-    """One file: its header, and the bytes that the operands' data lie in."""
+    """One file: its header, and the bytes that contain the operands' data."""
 
     header: Header
     blob: memoryview
@@ -121,9 +121,9 @@ class Specification:
         return (Case(entry, self) for entry in self.header.cases)
 
     def flat(self, operand: OperandEntry) -> NDArray | None:
-        """The elements recorded for *operand*, None where there are none.
+        """The elements recorded for *operand*; None if nothing is recorded.
 
-        `VectorError` where they lie outside the file, or their type is unknown.
+        Raises `VectorError` if they are outside the file, or their type is unknown.
         """
         where = f"{self.path.name}, operand {operand.name!r}"
         if operand.data is None and operand.value is None:
@@ -161,13 +161,13 @@ class Case:
 
     @property
     def is_infinite_loop(self) -> bool:
-        """Whether the failure expected is that of a loop that never ends."""
+        """Whether the expected failure is that of a loop that never ends."""
         names = (self.entry.expect_failure, self.name, self.specification.header.spec)
         return bool(names[0]) and any("infinite_loop" in str(n) for n in names)
 
 
 def load_specification(path: Path) -> Specification:
-    """Reads one file; `VectorError` says what is wrong with it."""
+    """Reads one file. Raises `VectorError` with the defect."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
@@ -179,7 +179,7 @@ def load_specification(path: Path) -> Specification:
     except VectorError:
         raise
     except Exception as error:
-        # zipfile and NumPy raise whatever a broken archive makes them stumble over.
+        # zipfile and NumPy raise arbitrary errors for a broken archive.
         raise VectorError(f"{path}: not operation vectors ({error})") from error
     if header.format != FORMAT:
         raise VectorError(f"{path}: format {header.format!r}, this version reads {FORMAT}")
@@ -187,9 +187,9 @@ def load_specification(path: Path) -> Specification:
 
 
 def load_directory(directory: str | os.PathLike[str]) -> list[Specification]:
-    """Every specification below *directory*, in the order of their paths, or that of one file.
+    """Every specification below *directory*, ordered by path, or that of one file.
 
-    `VectorError` where there is none, `InputError` for what is no path.
+    Raises `VectorError` if there is none, `InputError` if it is no path.
     """
     directory = Path(path_of(directory, "operation vectors lie in a directory"))
     if directory.is_file():

@@ -1,4 +1,4 @@
-"""Runs operation vectors on one device through the HAL, and counts what came of each run."""
+"""Runs operation vectors on one device through the HAL, and counts the outcomes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from penstock.testing.vectors.derive import Expected, Run, runs_of
 from penstock.testing.vectors.format import Case, load_directory
 
 LOOP_TIMEOUT_NS: Final = 200_000_000
-"""For cases whose loops never end."""
+"""Time limit of cases whose loops never end."""
 SPARE_BYTES: Final = 4096
-"""Given to outputs of unknown shape beyond what the answer takes."""
+"""Extra bytes for outputs of unknown shape."""
 MAX_LISTED: Final = 200
-"""Lines of failures, and of what was not covered, that a table prints."""
+"""How many lines of failures, and of runs not covered, a table prints."""
 
 
 class RunResult(Struct, frozen=True):
@@ -52,10 +52,10 @@ class RunResult(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """Counts of cases, and of runs.
+    """Counts of cases and of runs.
 
-    A case failed if one of its runs did. It is not covered if its plain run is not, else it passed.
-    *uncovered* has every run that was not covered, of passed cases too.
+    A case failed if any of its runs failed. It is not covered if its plain run is not; otherwise it
+    passed. *uncovered* has every run that was not covered, also of passed cases.
     """
 
     passed: int
@@ -90,11 +90,10 @@ class Report(Struct, frozen=True):
 def run(
     directory: Path, device: str, operations: Sequence[str] = ()
 ) -> tuple[list[Case], list[RunResult], Report]:
-    """Runs the cases below *directory* in which one of *operations* occurs (none: every case).
+    """Runs the cases below *directory* that contain one of *operations* (none: every case).
 
     Raises `InputError` for a directory or operation that does not exist, `PlacementError` for such
-    a
-    device, and `VectorError` for broken files.
+    a device, and `VectorError` for malformed files.
     """
     if not directory.exists():
         raise InputError(f"{directory}: no such directory")
@@ -110,7 +109,7 @@ def run(
 
 
 def table(cases: Sequence[Case], results: Sequence[RunResult], report: Report) -> Iterator[str]:
-    """A line for each operation, then what failed and what was not covered, then the counts."""
+    """A line for each operation, then failures and runs not covered, then the counts."""
     yield f"{'operation':32} {'cases':>6} {'passed':>7} {'failed':>7} {'not covered':>12}"
     by_case: dict[tuple[str, str], list[RunResult]] = {}
     for result in results:
@@ -142,9 +141,9 @@ def run_vectors(
     *,
     pools: bool | None = None,
 ) -> Report:
-    """Every run of every case on *device*, and on nothing else.
+    """Every run of every case on *device* only.
 
-    *pools* True puts every argument into shared memory, False into memory of the caller; None does
+    *pools* True puts every argument into shared memory, False into the caller's memory. None uses
     what the device accepts.
     """
     if not is_device(device):
@@ -159,7 +158,7 @@ def run_vectors(
 
 
 def run_case(case: Case, device: Device, *, pools: bool | None = None) -> Iterator[RunResult]:
-    """The results of the case's runs. What a device does wrong is a result, not an error."""
+    """The results of the case's runs. A wrong behaviour of the device is a result, not an error."""
     in_pools = not device.capabilities.accepts_host_memory if pools is None else pools
     for each in runs_of(case):
         yield run_one(each, device, pools=in_pools)
@@ -181,7 +180,7 @@ def run_one(run: Run, device: Device, *, pools: bool = False) -> RunResult:
 
 
 def _attempt(run: Run, device: Device, *, pools: bool) -> str | None:
-    """What is wrong, None where nothing is; raises `NotCovered`."""
+    """The defect of a run; None if there is none. Raises `NotCovered`."""
     if not run.case.entry.expect_failure:
         return difference(run, execute(run, device, pools=pools))
     try:
@@ -211,13 +210,13 @@ def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
     ]
     if refused:
         raise NotCovered("; ".join(dict.fromkeys(refused)))
-    # A relaxed case allows float16's precision, less than the class `relaxed` promises: that class
-    # is asked for where the device claims it.
+    # A relaxed case allows the precision of float16, which is stricter than the class `relaxed`. It
+    # requests `relaxed` if the device claims it.
     claimed: AccuracyClass = min(
         (a.accuracy for a in answers), key=ACCURACY_RANK.__getitem__, default="faithful"
     )
     accuracy: AccuracyClass = "faithful" if claimed == "exact" else claimed
-    # A loop whose model was damaged may not end either.
+    # If its model was damaged, a loop may not end either.
     limit = LOOP_TIMEOUT_NS if run.case.is_infinite_loop else DEFAULT_LOOP_TIMEOUT_NS
     config = ExecutionConfig(loop_timeout_ns=limit)
     subject = Subject(run.case.name, model, tuple(fed), ())
@@ -234,7 +233,9 @@ def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
 
 
 def _capacities(run: Run, model: Model) -> list[int]:
-    """Bytes for each output: those of its shape, or more than the answer takes if it is unknown."""
+    """Bytes of each output: its shape's size, or more than the answer's size if its shape is
+    unknown.
+    """
     sizes = []
     for index, expected in zip(model.entry.outputs, run.outputs, strict=True):
         operand, answer = model.operands[index], expected.values
@@ -245,7 +246,7 @@ def _capacities(run: Run, model: Model) -> list[int]:
 
 
 def difference(run: Run, outputs: list[NDArray]) -> str | None:
-    """What is wrong with *outputs*, None where nothing is."""
+    """The defect of *outputs*; None if there is none."""
     for place, (expected, got) in enumerate(zip(run.outputs, outputs, strict=True)):
         entry = expected.entry
         found: str | None = None
@@ -284,7 +285,9 @@ def _near(expected: Expected, got: NDArray) -> str | None:
 
 
 def _multinomial(run: Run, got: NDArray) -> str | None:
-    """The share of each class among the samples is near the softmax of its logits."""
+    """Checks that the share of each class among the samples is close to the softmax of its
+    logits.
+    """
     logits = run.fed[0].astype(np.float64)
     tolerance = run.case.entry.multinomial_tolerance
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
