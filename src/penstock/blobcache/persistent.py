@@ -248,11 +248,11 @@ class PersistentBlobCache:
             return 0 if cache is None else cache.total
 
     def save(self) -> bool:
-        """Writes the changes now, merged with those of other processes, which this cache then has
-        too.
+        """Writes the changes now, merged with those of other processes.
 
-        True if there was nothing to write, or it was written. False if that failed: `problem` is
-        the reason, nothing is lost, and it is retried after the next change.
+        This cache then has the others' changes too. True if there was nothing to write, or it was
+        written. False if that failed: `problem` is the reason, nothing is lost, and it is retried
+        after the next change.
         """
         with self._saving:
             return self._save()

@@ -54,11 +54,11 @@ UNANSWERED: Final = "the driver did not answer before the deadline"
 NOT_TAKEN: Final = "the driver's process did not take the call before the deadline"
 
 CANCEL_GRACE_NS: Final = 1_000_000_000
-"""How long a cancelled call waits for the driver to stop by itself."""
+"""Nanoseconds a cancelled call waits for the driver to stop."""
 
 
 class _Call:
-    """A call under way: what is sent, and what has been received for it."""
+    """A call in progress: its message, and what has been received for it."""
 
     def __init__(self, number: wire.CallId, device: int, table: _Table) -> None:
         self.number, self.device, self.table = number, device, table
@@ -69,13 +69,11 @@ class _Call:
 
 
 class Session:
-    """Calls from any thread over *connection*, whose host has accepted this client. Unusable after
-    `fork`.
+    """Calls from any thread over *connection*, whose host has accepted this client.
 
-    One of the waiting threads reads for all of them. *ended* is called once when the host has
-    ended;
-    *life_fd*, the caller's, becomes readable then. *watching* checks the host during calls that may
-    end early.
+    Unusable after `fork`. One of the waiting threads reads for all of them. *ended* is called once,
+    when the host has ended. *life_fd*, which the caller owns, becomes readable then. *watching*
+    checks the host during calls that may end early.
     """
 
     def __init__(
@@ -161,7 +159,7 @@ class Session:
         self._later.append(wire.Drop(device, number))
 
     def flush(self, deadline_ns: int | None = None) -> None:
-        """Sends what finalizers left to be sent, as much as there is time for."""
+        """Sends the messages that finalizers queued, as far as time allows."""
         while self._later:
             try:
                 message = self._later.popleft()
@@ -213,7 +211,7 @@ class Session:
             self._users -= 1
             last = self._closed and not self._users
         if last:
-            # No answers to abandoned calls will come: the memory they would write to is free.
+            # Abandoned calls get no answers any more: their memory is free.
             self._calls.clear()
             self._connection.close()
             self.staging.close()
@@ -339,7 +337,7 @@ class Session:
             self._turn.notify_all()
 
     def _abandon(self, call: _Call) -> None:
-        """Stops waiting. The host may write to the call's memory until the answer has come."""
+        """Stops waiting. The host may write to the call's memory until the answer has arrived."""
         with self._turn:
             if call.answer is not None or self._gone:
                 close_all(call.descriptors)
@@ -431,7 +429,7 @@ class _Table:
         return () if self.staged is None else tuple(self.staged.copies)
 
     def report(self, event: ProgressEvent) -> None:
-        """Calls the call's progress callback, and raises what that raises."""
+        """Calls the call's progress callback. Its errors propagate."""
         if self._progress is not None:
             self._progress(event)
 
@@ -484,7 +482,7 @@ class _Table:
 
 
 def _fence(form: wire.HandleForm, descriptors: Sequence[int]) -> _HostFence:
-    """The fence of an answer, whose handles can be nothing else."""
+    """The fence of an answer, whose handles must be fences."""
     if not isinstance(form, wire.FenceForm) or not 0 <= form.place < len(descriptors):
         raise WireError(f"a {type(form).__name__} in an answer")
     if descriptors[form.place] < 0:

@@ -1,4 +1,4 @@
-"""The runtime's side of the wire: a `Device` whose every call is a message over a channel."""
+"""The client of a host process: a `Device` whose every call is a message over a channel."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class RemoteDevice(Described):
 
     @property
     def channel(self) -> Channel:
-        """What its calls go over."""
+        """The channel that carries its calls."""
         return self._channel
 
     def check(self) -> str | None:
@@ -167,11 +167,11 @@ class RemoteDevice(Described):
         return reply.token, RemoteBuffer(self._channel, wire.Made(reply.buffer))
 
     def trim(self) -> None:
-        """Releases what is kept for the next runs; everything on the device stays usable."""
+        """Releases resources kept for later runs; every object on the device stays usable."""
         self._rings.trim()
 
     def close(self) -> None:
-        """Closes everything that this connection has on the device, whoever made it."""
+        """Closes every object that this connection has on the device."""
         if not self._closed:
             self._closed = True
             self._rings.close()
@@ -195,7 +195,7 @@ class RemotePreparedModel(RemoteObject):
 
     @property
     def cache_report(self) -> CacheReport:
-        """What became of its cache files so far. The last report is kept here."""
+        """State of its cache files so far. The last report is kept here."""
         if self._report.later and self._close.alive:
             try:
                 told = ask(self.channel, lambda _: wire.Report(self.number), wire.Reported)[0]
@@ -266,7 +266,7 @@ class RemotePreparedModel(RemoteObject):
         copied = self.channel.copies_arrays and any(
             isinstance(a, HostMemory) for a in (*request.inputs, *request.outputs)
         )
-        # Nothing is written yet, so that nothing may be copied home.
+        # Nothing was written yet, so nothing may be copied back.
         sent = (
             replace(request, outputs=tuple(map(_stand_in, request.outputs))) if copied else request
         )
@@ -294,7 +294,7 @@ class RemoteExecution(RemoteObject):
         request: Request | None,
         copies: tuple[ArgumentCopy, ...] = (),
     ) -> None:
-        """*copies* were made for it, and are told with its first run."""
+        """*copies* were made for the execution; its first run reports them."""
         super().__init__(channel, made)
         self._prepared, self._request, self._copies = prepared, request, copies
 
@@ -313,7 +313,7 @@ class RemoteExecution(RemoteObject):
 
 
 class Repeating(Protocol):
-    """A prepared model whose runs are repeated when its process dies."""
+    """A prepared model whose runs are retried if its process dies."""
 
     def current(self) -> RemotePreparedModel:
         """The one in the running process."""
@@ -330,7 +330,7 @@ class Repeating(Protocol):
 
 
 class _Remade(Generic[M]):
-    """What *make* makes of a prepared model: made again when that has been prepared again."""
+    """The result of *make* for a prepared model; made again after the model was prepared again."""
 
     def __init__(
         self,
@@ -378,7 +378,7 @@ class RemoteBuffer(RemoteObject):
 
     @property
     def lost(self) -> str:
-        """How the process that it was in ended; empty while it is there."""
+        """How the process that held it ended; empty while it runs."""
         return self.channel.end_reason
 
     def carries(self, memory: Memory) -> bool:
@@ -416,7 +416,7 @@ class RemoteBuffer(RemoteObject):
 
 
 def _stand_in(argument: RequestArgument) -> RequestArgument:
-    """The same in memory of nobody's."""
+    """The same argument over new memory; its content is not copied."""
     if not isinstance(argument, HostMemory):
         return argument
     array = argument.array

@@ -22,7 +22,7 @@ Kind: TypeAlias = Literal[
 logger: Final = logging.getLogger(__name__)
 
 MAX_OBJECTS: Final = 1 << 16
-"""Objects of one client at a time, including those that are still being closed."""
+"""Most objects of one client at a time, including those that are still being closed."""
 
 
 class ClientObject(NamedTuple):
@@ -44,7 +44,7 @@ class ClientObject(NamedTuple):
 
 
 class ClientObjects:
-    """Those of one client: it can use no others. Thread-safe."""
+    """The objects of one client, which can use no others. Thread-safe."""
 
     def __init__(self) -> None:
         self._objects: dict[wire.ObjectId, ClientObject] = {}
@@ -118,7 +118,7 @@ class ClientObjects:
                 each.close()
 
     def take(self, number: wire.ObjectId) -> ClientObject | None:
-        """Takes an object from the client; None if it is closed later, or does not exist."""
+        """Removes an object from the client. None if it does not exist or is closed later."""
         with self._lock:
             found = self._objects.pop(number, None)
             if found is not None and found.token:

@@ -1,8 +1,8 @@
-"""HAL values to messages and back: bounded, and total over hostile bytes.
+"""Converts HAL values to messages and back, with bounds, for any bytes.
 
-Decoding gives a value or raises `WireError`, whatever the bytes are: lengths are checked against
-what is there before anything is allocated, models are validated, and handles are checked for their
-kind.
+Decoding returns a value or raises `WireError`, whatever the bytes are. Lengths are checked against
+the available bytes before anything is allocated, models are validated, and the kinds of handles are
+checked.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _handles: Final = threading.local()
 """`unpacker` has the handles of the call that this thread decodes."""
 
 MOST_TOLD: Final = 1 << 14
-"""Characters of an error's message that travel: one may repeat what the other side sent."""
+"""Most characters of an error's message that are sent: it may repeat the other side's text."""
 
 
 class Descriptor(NamedTuple):
-    """A file descriptor in a table of handles: the only handle that is sent as it is."""
+    """A file descriptor in a table of handles: the only handle that is sent unchanged."""
 
     fd: int
 
@@ -97,8 +97,9 @@ class Packer:
         self.handles: list[object] = []
 
     def frame(self, message: wire.Call | wire.Reply | wire.Notice) -> Frame:
-        """*message* as bytes, with its handles; raises `WireError` if it is too large.
-        Configurations in it bring their deadline.
+        """*message* as bytes, with its handles. Configurations in it supply their deadline.
+
+        Raises `WireError` if it is too large.
         """
         config = getattr(message, "config", None)
         deadline_ns = current_deadline() if config is None else config.deadline_ns
@@ -159,12 +160,12 @@ def _read_only(argument: RequestArgument) -> RequestArgument:
 
 
 class Unpacker:
-    """Forms to HAL values, with the handles beside them. Every method raises `WireError`."""
+    """Converts forms to HAL values, with the message's handles. Every method raises `WireError`."""
 
     def __init__(
         self, handles: Sequence[object], admit: Callable[[Memory], None] = lambda _: None
     ) -> None:
-        """*admit* looks at each memory, and raises `WireError` for one that is not to be mapped."""
+        """*admit* checks each memory, and raises `WireError` for one that must not be mapped."""
         if len(handles) > wire.MAX_HANDLES:
             raise WireError(f"{len(handles)} handles beside one message")
         self._handles, self._admit = handles, admit
@@ -236,7 +237,7 @@ class Unpacker:
 
 
 def failure_of(error: BaseException) -> wire.Failure | wire.Stopped:
-    """The message that stands for *error*; one outside the contract becomes a `GeneralFailure`."""
+    """The message for *error*. An error outside the contract becomes a `GeneralFailure`."""
     text = _cut(str(error))
     match error:
         case OutputInsufficientSize(output_shapes=shapes):
@@ -263,7 +264,7 @@ def _cut(text: str) -> str:
 
 
 def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
-    """The error that *message* stands for, of the original class, safe to show in a terminal."""
+    """The error in *message*, of the original class. Its text is safe to show in a terminal."""
     text = printable(message.message)
     if isinstance(message, wire.Stopped):
         kind = Cancelled if message.kind == "cancelled" else ClosedError
@@ -304,12 +305,12 @@ def decode_reply(data: bytes) -> wire.Reply:
 
 
 def decode_to_host(data: bytes) -> wire.ToHost:
-    """What a client sent, or `WireError`."""
+    """A client's message. Raises `WireError`."""
     return _decode(_TO_HOST, data) if len(data) <= LARGE else _decode_alone(_TO_HOST, data)
 
 
 def decode_to_client(data: bytes) -> wire.ToClient:
-    """What a host sent, or `WireError`; no text of progress in it commands a terminal."""
+    """A host's message. Raises `WireError`. Control characters are removed from progress text."""
     message = _decode(_TO_CLIENT, data)
     if isinstance(message, wire.Progress):
         event = message.event

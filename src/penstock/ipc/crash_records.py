@@ -58,7 +58,7 @@ class Underway(NamedTuple):
     model: Model | None = None
 
     def evidence(self) -> Evidence:
-        """What a record says of it."""
+        """Contents for a crash record."""
         if self.model is None:
             return Evidence(self.call, self.device, self.version)
         entry = self.model.entry
@@ -118,7 +118,7 @@ class Crash(msgspec.Struct, frozen=True):
         )
 
     def keep(self) -> None:
-        """Writes it to the state directory; what keeps it from that is logged."""
+        """Writes it to the state directory. A failure to write is logged."""
         try:
             directory = crash_directory()
             make_private_directory(directory)
@@ -177,7 +177,7 @@ def _names(directory: str) -> list[str]:
 
 
 def how_ended(status: int | None) -> str:
-    """In words, from what `os.waitpid` gives; None where that is not known."""
+    """Describes a status of `os.waitpid`; None if the status is unknown."""
     if status is None or sys.platform == "win32":
         return "ended"
     import signal
@@ -197,7 +197,7 @@ def wrote_last(output: str) -> str:
 
 
 def tail(output: int, most: int = TAIL_BYTES) -> str:
-    """The end of what a host wrote, without what would command a terminal."""
+    """The end of a host's output, without control characters for terminals."""
     if sys.platform == "win32":
         return ""
     try:

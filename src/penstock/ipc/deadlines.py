@@ -1,5 +1,7 @@
-"""Deadlines of calls to host processes: that of an outer call, such as a compile, for the calls
-nested in it, and the early end of a call whose host process was stopped by `SIGSTOP`.
+"""Deadlines of calls to host processes.
+
+Nested calls get the deadline of their outer call, such as a compile. A call ends early if its host
+process was stopped by `SIGSTOP`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ SHORTEST_CHECK_NS: Final = 5_000_000
 """The interval of checks during a call, an eighth of the time left, has these limits."""
 
 RESTART_NS: Final = 1_000_000_000
-"""The least time that starting a new host process and asking it takes."""
+"""Minimum nanoseconds to start a new host process and get an answer."""
 
 _restarts: Final[ContextVar[dict[str, str] | None]] = ContextVar(
     "penstock.ipc.restarts", default=None
@@ -68,9 +70,10 @@ def halfway_to(deadline_ns: int | None) -> int | None:
 
 
 class StoppedProcess:
-    """Watches the host process *who* during a call with a deadline that does not write to the
-    caller's memory. After half of the time the call ends if the process is stopped and the
-    watchdog, which needs *limit_ns*, would be too late for a fallback.
+    """Watches the host process *who* during a call with a deadline.
+
+    The call must not write to the caller's memory. After half of the time the call ends, if the
+    process is stopped and the watchdog, which needs *limit_ns*, would be too late for a fallback.
     """
 
     def __init__(

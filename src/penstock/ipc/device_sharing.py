@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 RANKS: Final[dict[Priority, int]] = {"high": 0, "medium": 1, "low": 2}
 
 POLL_SECONDS: Final = 0.01
-"""How often a run that waits for its turn looks at its cancel token."""
+"""Seconds between two checks of the cancel token while a run is queued."""
 
 
 class _Waiter:
@@ -73,7 +73,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """How many runs wait for their turn."""
+        """Number of queued runs."""
         return len(self._waiting)
 
     def enter(self, config: ExecutionConfig) -> bool:
@@ -96,7 +96,7 @@ class Scheduler:
         return True
 
     def leave(self) -> None:
-        """Gives the slot of this thread back, to the first of those who wait."""
+        """Passes the slot of this thread to the first queued run."""
         self._holders.discard(threading.get_ident())
         self._slots.append(None)
         if self._waiting:
@@ -146,12 +146,13 @@ class Scheduler:
                     f"the deadline passed before device {self.device.name} had a slot for the run"
                 )
             if waiter.granted:
-                # Not before: its turn may have come when nobody wanted it any more.
+                # Checked last: a slot may be granted to a run that is cancelled or past its
+                # deadline.
                 return
             waiter.signal.wait(left if cancel is None else min(POLL_SECONDS, left or POLL_SECONDS))
 
     def _grant(self) -> None:
-        """Hands out what slots there are. The lock is held."""
+        """Grants the free slots to queued runs. The caller holds the lock."""
         while self._waiting:
             try:
                 self._slots.pop()
@@ -163,9 +164,10 @@ class Scheduler:
 
 
 class SharingDevice:
-    """*device* with equal preparations without cache files shared: prepared models are stateless,
-    and each client closes its own. If the device limits its executions, those of all clients share
-    one queue in order of arrival, whatever their priorities.
+    """*device* with equal preparations without cache files shared among clients.
+
+    Prepared models are stateless, and each client closes its own. If the device limits its
+    executions, those of all clients share one queue in order of arrival, whatever their priorities.
     """
 
     def __init__(self, device: Device) -> None:
@@ -179,7 +181,7 @@ class SharingDevice:
         return getattr(self._device, name)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
-        """As the device's; one that was prepared alike and is not closed by all is given again."""
+        """As the device's. Returns an equal prepared model again if a client still has it open."""
         if config.model_cache or config.data_cache:
             return self.prepare_alone(model, config)
         key = (
@@ -223,7 +225,7 @@ class SharingDevice:
         return QueuedPreparedModel(self, entry, self._scheduler)
 
     def leave(self, entry: _Entry) -> None:
-        """One client has closed it; it is closed when all have."""
+        """Records that one client has closed it. It is closed when all clients have."""
         with self._lock:
             entry.users -= 1
             last = entry.users == 0
@@ -261,7 +263,7 @@ class ClientDevice:
 
 
 class _Entry:
-    """A prepared model and how many clients have it; *key* is None for one that is not shared."""
+    """A prepared model and its number of clients; *key* is None if it is not shared."""
 
     def __init__(self, prepared: PreparedModel, key: object = None) -> None:
         self.prepared, self.key, self.users = prepared, key, 1
@@ -277,7 +279,7 @@ class SharedPreparedModel:
 
     @property
     def entry(self) -> _Entry:
-        """What it shares with others."""
+        """The entry that it shares with other clients."""
         return self._entry
 
     @property
@@ -309,8 +311,10 @@ class SharedPreparedModel:
 
 
 class QueuedPreparedModel(SharedPreparedModel):
-    """A model whose executions, also by bursts and reusable executions, queue with those of other
-    clients. Fenced executions wait for their fences without a slot.
+    """A model whose executions queue with those of other clients.
+
+    Bursts and reusable executions queue too. Fenced executions wait for their fences without a
+    slot.
     """
 
     def __init__(self, device: SharingDevice, entry: _Entry, scheduler: Scheduler) -> None:
@@ -340,7 +344,7 @@ class QueuedPreparedModel(SharedPreparedModel):
 
 
 class _Queued:
-    """A burst, or a reusable execution, that takes turns."""
+    """A burst, or a reusable execution, whose runs are queued."""
 
     def __init__(self, inner: Any, scheduler: Scheduler) -> None:
         self._inner, self._scheduler = inner, scheduler
@@ -359,10 +363,10 @@ def _equal(config: ExecutionConfig) -> ExecutionConfig:
 
 
 def _scheduler_of(device: Device) -> Scheduler | None:
-    """One, where the device says how many executions it takes."""
+    """A scheduler, if the device declares how many executions it accepts."""
     try:
         most: object = device.capabilities.concurrent_executions
-    except FOREIGN:  # whoever asks for its capabilities is told
+    except FOREIGN:  # the caller who asks for its capabilities gets the error
         return None
     return Scheduler(device, most) if type(most) is int and most > 0 else None
 

@@ -58,7 +58,7 @@ MAX_FENCES: Final = 256
 """Fenced executions of one client under way at a time."""
 
 MAX_RINGS: Final = 256
-"""Rings of one client whose threads run at a time."""
+"""Most rings of one client whose threads run at a time."""
 
 MAX_LENT_POOLS: Final = 4096
 """Pools that one client lends its rings at a time, including those kept only by a bound request."""
@@ -70,8 +70,9 @@ OWNED: Final = b"penstock cache owner\0"
 
 
 class _Context(NamedTuple):
-    """One call: its handles, the handles of its reply, what came beside it, and the token that is
-    set when its client leaves.
+    """One call: its handles, those of its reply, its lease, and a token.
+
+    The token is set when the client disconnects.
     """
 
     take: Unpacker
@@ -107,9 +108,11 @@ class Dispatcher:
     def answer(
         self, frame: Frame, lease: Lease | None = None, stop: CancelToken | None = None
     ) -> Frame:
-        """The reply to the call in *frame*; never raises. *lease* closes what came beside it. Until
-        then the client's end sets *stop*, which ends preparations and long executions even without
-        a cancel token. A malformed call gets `InvalidArgument`.
+        """The reply to the call in *frame*. Never raises.
+
+        *lease* closes the descriptors that came with the call. Until then the client's
+        disconnection sets *stop*, which ends preparations and long executions even without a cancel
+        token. A malformed call gets `InvalidArgument`.
         """
         lease = Lease() if lease is None else lease
         lease.message_bytes = len(frame.data)
@@ -123,7 +126,7 @@ class Dispatcher:
             reply = self._make(decode_call(frame.data, context.take), context)
         except WireError as error:
             return refusal(InvalidArgument(str(error)))
-        except FOREIGN as error:  # whatever a driver raises becomes a reply
+        except FOREIGN as error:  # an error of any class from a driver becomes a reply
             return refusal(error)
         try:
             return context.pack.frame(reply)
@@ -326,8 +329,9 @@ class Dispatcher:
         return made
 
     def executor(self, number: wire.ObjectId) -> Executor:
-        """What executes requests to a prepared model or burst, and whether its runs may take long
-        whatever their size. Raises `InvalidArgument` for any other object.
+        """The executor of a prepared model or burst, and whether its runs may be slow at any size.
+
+        Raises `InvalidArgument` for any other object.
         """
         found = self.objects.get(number, "prepared model", "burst")
         return found.value.execute, found.loops
@@ -347,9 +351,9 @@ class Dispatcher:
 
 
 def _loops(prepared: PreparedModel, model: Model | None) -> bool:
-    """Whether *prepared*, of *model* or of cache files, may take long whatever its size."""
+    """Whether a run of *prepared*, of *model* or of cache files, may be slow whatever its size."""
     if isinstance(prepared, QueuedPreparedModel):
-        # Its runs wait for those of other clients.
+        # Its runs queue with those of other clients.
         return True
     if model is None:
         # Only its driver knows its operations.
@@ -363,7 +367,7 @@ def _run_config(found: ClientObject, config: ExecutionConfig, context: _Context)
 
 
 def _stoppable(config: C, stop: CancelToken | None) -> C:
-    """*config* with the cancel token *stop* if it has none of its own."""
+    """*config*, with the cancel token *stop* if it has none."""
     return config if stop is None or config.cancel is not None else replace(config, cancel=stop)
 
 
@@ -400,5 +404,5 @@ def tokens_of(form: wire.RequestForm) -> tuple[int, ...]:
 
 
 def refusal(error: BaseException) -> Frame:
-    """The reply that stands for *error*."""
+    """The reply that reports *error*."""
     return Packer().frame(failure_of(error))._replace(failed=True)

@@ -99,15 +99,18 @@ class HostConnection:
 
     @property
     def sandbox(self) -> tuple[tuple[str, str], ...]:
-        """What the host says of each measure of its sandbox."""
+        """The host's report on each measure of its sandbox."""
         return self._started.sandbox
 
     def output_tail(self) -> str:
-        """The end of what the host has written to its standard output and error."""
+        """The end of the host's standard output and error."""
         return tail(self._started.output)
 
     def close(self) -> None:
-        """Leaves the host; twice is harmless. In a child made by `fork` it only closes."""
+        """Disconnects from the host.
+
+        In a child of `fork` it only closes. A second call does nothing.
+        """
         if os.getpid() != self._process:
             self._leave()
             return
@@ -121,8 +124,9 @@ class HostConnection:
         self._release()
 
     def settle(self, deadline_ns: int | None = None) -> bool:
-        """Waits until the end of a dead host is known, for some seconds or until the deadline;
-        whether it is. Without a deadline it then closes the connection.
+        """Waits until the end of a dead host is known, for some seconds or until the deadline.
+
+        Returns whether it is known. Without a deadline it then closes the connection.
         """
         if threading.current_thread() is not self._watcher and os.getpid() == self._process:
             seconds = 2 * END_SECONDS
@@ -171,7 +175,7 @@ class HostConnection:
         if started.child:
             beats = self._heartbeat.read()
             if not self._wait_for_end(END_SECONDS) and self._heartbeat.read() == beats:
-                # Nobody else's either: one that has other clients beats on.
+                # It serves no other client either: a host in use keeps its heartbeat.
                 with contextlib.suppress(OSError):
                     kill_process(started.pidfd)
                 self._wait_for_end(END_SECONDS)
@@ -216,7 +220,10 @@ class HostConnection:
             self.session.flush(time.monotonic_ns())
 
     def _patience(self) -> float:
-        """Seconds without a heartbeat after which a host hangs. Invalid settings change nothing."""
+        """Seconds without a heartbeat after which a host counts as hung.
+
+        Ignores invalid settings.
+        """
         try:
             self._limit = knobs.driver_timeout_ms() / 1000
         except InputError:
@@ -262,18 +269,21 @@ class HostConnection:
         return status if pid else None
 
     def _reap_later(self) -> None:
-        """It has other clients, or takes its time: no zombie is left when it ends."""
+        """Collects the process later, since it has other clients or ends slowly.
+
+        No zombie stays.
+        """
         with contextlib.suppress(RuntimeError, MemoryError):
             start_thread(_reap_at_end, self._started.broker)
 
     def _drain(self, *, last: bool = False) -> None:
-        """Whatever the host has written since, line by line into the log."""
+        """Logs the host's new output, line by line."""
         if sys.platform == "win32":
             return
         for _ in range(MOST_CHUNKS):
             output = self._started.output
             try:
-                # What the host gave up to save memory is a hole.
+                # The host frees old output to save memory, which leaves a hole in the file.
                 self._written = os.lseek(output, self._written, os.SEEK_DATA)
                 content = os.pread(output, 1 << 16, self._written)
             except OSError:

@@ -1,7 +1,6 @@
-"""Unix sockets at which clients find host processes: those of one user, and services that an
-administrator runs.
+"""Unix sockets of host processes: those of one user, and services of an administrator.
 
-Host processes of a user listen in `hosts/MACHINE/` of the state directory. MACHINE stands for the
+Host processes of a user listen in `hosts/MACHINE/` of the state directory. MACHINE identifies the
 running kernel and this process's namespaces, so machines that share a home directory do not share
 sockets.
 """
@@ -31,7 +30,7 @@ NAME: Final = "hosts"
 LOCK: Final = "lock"
 
 MOST_SOCKETS: Final = 64
-"""Sockets in a directory before those are removed that nobody listens at any more."""
+"""Number of sockets in a directory from which on unused sockets are removed."""
 
 MOST_DAYS: Final = 30
 """Directories of other machines, and from before this system's start, are removed after this."""
@@ -64,7 +63,7 @@ def services() -> dict[str, str]:
 
 
 class AddressInUse(Exception):
-    """Somebody listens there already, or is about to."""
+    """Another process listens at the address, or is about to."""
 
 
 @contextmanager
@@ -168,7 +167,7 @@ class SocketDirectory:
             os.close(lock)
 
     def _make_room(self) -> None:
-        """Removes sockets that nobody listens at, where there are many."""
+        """Removes sockets without a listening process, if there are many."""
         names = [name for name in os.listdir(self._fd) if name != LOCK]
         if len(names) <= MOST_SOCKETS:
             return
@@ -202,7 +201,7 @@ def _remove_old(directory: Path) -> None:
 
 
 SOCKET_MODE: Final = 0o666
-"""Whoever reaches the socket may connect: the directory that it is in, and `--users`, say who."""
+"""Any process that reaches the socket may connect. Its directory and `--users` restrict that."""
 
 CONNECT_SECONDS: Final = 10.0
 """How long a service may have no room for another connection."""
@@ -271,13 +270,13 @@ def connect_service(name: str, path: str) -> socket.socket:
 
 
 def untrusted(path: Path, user: int) -> str | None:
-    """Why a socket at *path* may be somebody else's than *user*'s or root's."""
+    """Why a socket at *path* may belong to another user than *user* or root."""
     for depth, directory in enumerate(path.absolute().parents):
         status = directory.stat()
         if status.st_uid not in {0, user}:
             return f"directory {directory} belongs to user {status.st_uid}"
-        # In a directory such as /tmp nobody can rename what is another's, but anybody can be there
-        # first.
+        # In a directory such as /tmp nobody can rename another user's file, but any user can create
+        # it first.
         is_kept = depth > 0 and status.st_mode & stat.S_ISVTX
         if status.st_mode & 0o022 and not is_kept:
             return f"directory {directory} can be written by others"

@@ -37,9 +37,9 @@ R = TypeVar("R", bound=wire.Reply)
 
 
 class Channel:
-    """Carries one call to the device's side and brings the reply back; safe from any thread.
+    """Carries one call to the device's side and returns the reply; safe from any thread.
 
-    The defaults are those of a channel within this process. A channel to another process
+    The defaults are for a channel within this process. A channel to another process
     *copies_arrays*: it copies host arrays as a call is sent, to multiples of *unit* bytes, and that
     process maps no memory that may shrink.
     """
@@ -57,8 +57,9 @@ class Channel:
         raise NotImplementedError
 
     def drop(self, number: wire.ObjectId) -> None:
-        """Closes an object of the device's side that nobody has any more. Finalizers call this; it
-        never raises.
+        """Closes an object of the device's side that has no references here.
+
+        Finalizers call this; it never raises.
         """
         raise NotImplementedError
 
@@ -76,7 +77,7 @@ class Channel:
 
 
 class RemoteObject:
-    """An object on the device's side. It is closed there when it is closed, or forgotten, here."""
+    """An object on the device's side. It is closed there when it is closed or freed here."""
 
     def __init__(self, channel: Channel, made: wire.Made) -> None:
         self.channel, self._number = channel, made.target
@@ -99,7 +100,7 @@ class RemoteObject:
             _close(self.channel, self._number)
 
     def forget(self) -> None:
-        """Closes it without waiting: the device's side is told with the next message."""
+        """Closes it without waiting: the next message carries the request."""
         self._close()
 
 
@@ -174,7 +175,7 @@ def execute(target: RemoteObject, request: Request, config: ExecutionConfig) -> 
 
 @contextmanager
 def recording_copies(carried: CopiedRequest, request: Request) -> Iterator[None]:
-    """A `DriverError` in the block has what was copied for *request* by then, of its arguments."""
+    """Adds to a `DriverError` of the block the copies made for *request*'s arguments so far."""
     try:
         yield
     except DriverError as error:
@@ -195,8 +196,10 @@ def ask(
     *,
     may_end_early: bool = False,
 ) -> tuple[R, Unpacker]:
-    """The reply to what *call* packs, which must be a *kind*; raises the error that came instead.
-    *deadline_ns* is that of a message that has none itself; *may_end_early* as in `Frame`.
+    """Sends the message of *call* and returns the reply, which must be a *kind*.
+
+    Raises the error of the reply. *deadline_ns* is used for a message without one; *may_end_early*
+    as in `Frame`.
     """
     answer = answer_to(channel, call, deadline_ns, may_end_early=may_end_early)
     reply = reply_in(answer, kind)
@@ -251,5 +254,5 @@ def _close(channel: Channel, number: wire.ObjectId) -> None:
     try:
         ask(channel, lambda _: wire.Close(number), wire.Done)
     except PenstockError:
-        # A device that is gone has closed it.
+        # A device whose process has ended has closed it.
         return

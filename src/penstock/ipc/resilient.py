@@ -61,7 +61,7 @@ from penstock.ir import Model
 T = TypeVar("T")
 
 MOST_DEATHS_OF_A_MODEL: Final = 3
-"""Deaths in a row during runs of a model, after which it is barred for `QUARANTINE_SECONDS`."""
+"""Consecutive deaths during runs of a model, before it is barred for `QUARANTINE_SECONDS`."""
 
 
 class IsolatedDevice(Described):
@@ -125,7 +125,7 @@ class IsolatedDevice(Described):
         return self._retrying("allocate", None, call)
 
     def close(self) -> None:
-        """Releases what is kept for the next runs; what was made on the device stays open."""
+        """Releases resources kept for later runs; objects on the device stay open."""
         if not self._host.session.end_reason:
             self._remote.trim()
 
@@ -195,7 +195,7 @@ class IsolatedDevice(Described):
             if self._changed:
                 raise GeneralFailure(self._changed)
             if host is not self._host:
-                # In this order: who finds the connection open uses the device of that process.
+                # In this order: a thread that finds the connection open uses that process's device.
                 self._remote = self._same(host, deadline_ns)
                 self._host = host
             return self._remote
@@ -255,7 +255,7 @@ class IsolatedPreparedModel:
         self._remote, self._home = remote, (remote, session_of(remote))
         self._model = model
         self._call = Underway("execute", device.name, device.version, model)
-        # Without what belongs to the one call.
+        # Without the fields of the single call.
         self._config = PrepareConfig(
             preference=config.preference,
             priority=config.priority,
@@ -354,8 +354,9 @@ class IsolatedPreparedModel:
         request: Request,
         config: ExecutionConfig,
     ) -> tuple[T, tuple[str, ...], tuple[ArgumentCopy, ...]]:
-        """The result of *call*, what happened on the way, and copies made for attempts that failed.
-        One death during it, or while the model is prepared for it, is forgiven.
+        """The result of *call*, incidents, and copies made for failed attempts.
+
+        One death during the call, or while the model is prepared for it, is retried.
         """
         copies: list[ArgumentCopy] = []
 
@@ -416,7 +417,7 @@ class IsolatedPreparedModel:
         config: ExecutionConfig,
         record_ns: int | None,
     ) -> tuple[T, str]:
-        """*call* in the running process, and what happened to the process before it."""
+        """*call* in the running process, and the incidents of the process before it."""
         device, supervisor = self.device, self.device.supervisor
         if self._deaths >= MOST_DEATHS_OF_A_MODEL and time.monotonic() < self._barred_until:
             raise DeadObject(
@@ -444,7 +445,7 @@ class IsolatedPreparedModel:
     def _may_repeat(
         self, session: Session, request: Request, deadline_ns: int | None = None
     ) -> bool:
-        """Whether that run may be repeated in another process; counts the death, if it is one."""
+        """Whether the run may be retried in another process. Counts the death, if it is one."""
         if not session.end_reason:
             return False
         self._count_death(session)
@@ -461,7 +462,10 @@ class IsolatedPreparedModel:
     def current(
         self, deadline_ns: int | None = None, config: ExecutionConfig | None = None
     ) -> RemotePreparedModel:
-        """The one in the running process. `DeadObject` if it is not prepared by the deadline."""
+        """The prepared model in the running process.
+
+        `DeadObject` if it is not ready by the deadline.
+        """
         left = remaining_seconds(deadline_ns)
         if not self._lock.acquire(timeout=-1 if left is None else left):
             raise DeadObject(

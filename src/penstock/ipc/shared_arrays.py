@@ -96,7 +96,7 @@ class Staging:
         return staged
 
     def close(self) -> None:
-        """Closes the pools; those in use are closed when they come back."""
+        """Closes the pools; pools in use are closed when they are returned."""
         with self._lock:
             free, self._free = self._free, []
             self._closed = True
@@ -104,7 +104,7 @@ class Staging:
             kept.pool.close()
 
     def take(self, nbytes: int, deadline_ns: int | None = None) -> _Pool:
-        """A pool of *nbytes* bytes at least, that nobody else has."""
+        """A free pool of at least *nbytes* bytes."""
         with self._lock:
             fitting = [
                 p for p in self._free if nbytes <= p.pool.nbytes <= 8 * max(nbytes, LEAST_BYTES)
@@ -135,7 +135,7 @@ class Staging:
     def number_of(
         self, array: NDArray, deadline_ns: int | None = None
     ) -> tuple[wire.MemoryId, int] | None:
-        """The number of the pool that *array* lies in, and the byte at which it does."""
+        """The number of the pool that *array* lies in, and its offset there."""
         # The other side views a place as its type, for which an engine needs it aligned.
         place = pool_of(array) if array.flags.aligned else None
         if place is None:
@@ -157,7 +157,7 @@ class Staging:
         return lent.number, lent.begin + place.offset
 
     def doubt(self, number: wire.MemoryId) -> None:
-        """The other side may have had no room for that memory: the next call lends it anew."""
+        """The other side may have had no room for that memory: the next call shares it again."""
         with self._lock:
             regions = [region for region, lent in self._known.items() if lent.number == number]
             for region in regions:
@@ -179,7 +179,7 @@ class Staging:
 
 
 class Staged:
-    """The arrays of one call. *copies* says what was copied, by the number of the array."""
+    """The arrays of one call. *copies* lists what was copied, by the number of the array."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Staged:
         self.copies: list[ArgumentCopy] = []
 
     def place(self) -> None:
-        """Finds a place for every array, and copies in what will be read there."""
+        """Places every array in a pool, and copies in those that will be read there."""
         needed, places = 0, []
         for array in self._arrays:
             check(array)
@@ -222,7 +222,7 @@ class Staged:
             self.forms.append(wire.ArrayForm(number, offset, kind, array.shape, writable))
 
     def copy_back(self) -> None:
-        """Copies what was written there into the arrays."""
+        """Copies the outputs back into the arrays."""
         for index, at in self._copied:
             array = self._arrays[index]
             self._copy(index, array, self._content(array, at), out=True)
@@ -281,15 +281,16 @@ LentArgument: TypeAlias = PoolArgument | TokenArgument | wire.LentForm | NoValue
 
 
 class StagedArgument(NamedTuple):
-    """Argument *position* of the inputs or the outputs, and where in the staging pool it lies."""
+    """Argument *position* of the inputs or the outputs, and its place in the staging pool."""
 
     position: int
     view: NDArray
 
 
 class Lent(NamedTuple):
-    """A request whose arguments all lie in *pools*. *incoming* is copied in before a run,
-    *outgoing* out after it.
+    """A request whose arguments all lie in *pools*.
+
+    *incoming* is copied in before a run, *outgoing* out after it.
     """
 
     inputs: tuple[LentArgument, ...]
@@ -303,13 +304,15 @@ PlaceOf: TypeAlias = Callable[[NDArray], Any]
 """As `penstock.memory.pool_of`: (memory, offset) of the live pool of an array, or None."""
 
 PoolFor: TypeAlias = Callable[[int], MemoryPool]
-"""A pool of at least that many bytes, for arrays that lie in none."""
+"""Returns a pool of at least that many bytes, for arrays that lie in none."""
 
 
 def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALIGNMENT) -> Lent:
-    """*request* with every `HostMemory` by location; staged arrays at multiples of *unit* bytes in
-    *pool_for*. Nothing is copied yet. Raises `InvalidArgument` for a pool that *request* lacks, and
-    for arrays that are not C-contiguous, have Python objects, or are read-only outputs.
+    """*request* with every `HostMemory` by location.
+
+    Staged arrays lie at multiples of *unit* bytes in *pool_for*. Nothing is copied yet. Raises
+    `InvalidArgument` for a pool that *request* lacks, and for arrays that are not C-contiguous,
+    have Python objects, or are read-only outputs.
     """
     pools = list(request.pools)
     waiting: list[tuple[bool, int, NDArray, tuple[int, ...] | None, int]] = []
@@ -356,8 +359,9 @@ class Borrower:
         self._mapped: dict[int, NDArray] = {}
 
     def __call__(self, form: wire.LentForm, *, writeable: bool) -> HostMemory:
-        """The argument that *form* describes, writable if *writeable*. Raises `WireError` if it
-        exceeds its pool or has another type, and what mapping raises.
+        """The argument that *form* describes, writable if *writeable*.
+
+        Raises `WireError` if it exceeds its pool or has another type, and the errors of mapping.
         """
         dtype = DTYPES.get(form.dtype)
         if dtype is None:
@@ -395,7 +399,7 @@ def _form(
 
 
 def _check_pool(argument: object, pools: int, is_output: bool, position: int) -> None:
-    # Behind the request's own pools come those that its arrays lie in.
+    # The pools of the request's arrays follow its own.
     if isinstance(argument, PoolArgument) and not 0 <= argument.location.pool < pools:
         place = f"{'output' if is_output else 'input'} {position}"
         raise InvalidArgument(f"{place}: pool {argument.location.pool} of {pools}")
@@ -428,4 +432,4 @@ def _dtypes(kinds: Sequence[DType]) -> dict[str, np.dtype[Any]]:
 
 
 DTYPES: Final = _dtypes(tuple(DType))
-"""The types of arrays that can be lent, by their names: those of operands."""
+"""Types of arrays that can be shared, by name: those of operands."""

@@ -34,14 +34,14 @@ QUARANTINE_SECONDS: Final = 600.0
 
 
 class _Pause(NamedTuple):
-    """The process died, and is started again in *seconds*; *told* says so."""
+    """The process died, and is started again in *seconds*; *told* is the message."""
 
     seconds: float
     told: str
 
 
 class _Start:
-    """A host that is being started, and what became of it."""
+    """A host that is being started, and the outcome."""
 
     def __init__(self, begin: Callable[[_Start], None]) -> None:
         self.thread = PatientThread(begin, self, name="penstock-start")
@@ -181,7 +181,7 @@ class Supervisor:
                 f"it is started again in {pause:.1f} s"
             )
             if self._refusals:
-                # What could not be loaded will hardly be there so soon.
+                # A driver that failed to load is unlikely to load so soon.
                 raise DeadObject(told)
             return _Pause(pause, told)
         try:
@@ -199,11 +199,11 @@ class Supervisor:
     def await_end(self, host: HostConnection, deadline_ns: int | None = None) -> None:
         """Waits until the end of a dead *host* is known and recorded, or until the deadline."""
         if host.session.end_reason and not host.settle(deadline_ns):
-            # Whoever gives up is in the record all the same.
+            # A caller that gives up is in the record all the same.
             self._late.update(self.underway)
 
     def succeeded(self) -> None:
-        """An execution went well: what died before is forgiven."""
+        """An execution succeeded: resets the count of deaths."""
         if self._deaths or self._refusals:
             with self._forgiven:
                 self._deaths = self._refusals = 0
@@ -212,8 +212,10 @@ class Supervisor:
 
     @contextmanager
     def recording(self, call: Underway, deadline_ns: int | None = None) -> Iterator[None]:
-        """A block in which a crash record names *call*; complete at its end, unless the deadline is
-        first. `DeadObject` then says how the process ended.
+        """A block in which a crash record names *call*.
+
+        The record is complete at the block's end, unless the deadline is first. `DeadObject` then
+        describes how the process ended.
         """
         key = id(call)
         self.underway[key] = call
@@ -232,7 +234,7 @@ class Supervisor:
             self.underway.pop(key, None)
 
     def close(self) -> None:
-        """Leaves the host for good, also one that is still starting; twice is harmless."""
+        """Disconnects from the host for good, even while it starts. A second call does nothing."""
         with self._forgiven:
             self._closed = True
             start = self._start
@@ -245,13 +247,13 @@ class Supervisor:
             host.close()
 
     def forget(self) -> None:
-        """In a child process made by `fork`: closes what was inherited."""
+        """In a child process made by `fork`: closes inherited descriptors."""
         host, self._host = self._host, None
         if host is not None:
             host.close()
 
     def _settle(self) -> None:
-        """Closes what is left of a host that is gone."""
+        """Closes the resources of a host that has ended."""
         host, self._host = self._host, None
         if host is not None:
             host.settle()

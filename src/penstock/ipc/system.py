@@ -1,5 +1,6 @@
-"""Operating-system calls, checks of descriptors and threads that isolation needs, with the same
-types on every platform: elsewhere than on Linux each call raises `OSError`.
+"""System calls, checks of descriptors, and threads that isolation needs.
+
+The types are the same on every platform. On systems other than Linux each call raises `OSError`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.hal import Memory
 
 STATFS_BYTES: Final = 512
-"""More than a `struct statfs` has, whose first word is the kind."""
+"""Larger than a `struct statfs`, whose first word is the kind."""
 
 CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group of a peer (`struct ucred`)."""
@@ -71,7 +72,7 @@ def filesystem_of(fd: int) -> int:
 
 
 def connect_within(sock: socket.socket, address: str | bytes, seconds: float) -> None:
-    """Connects a Unix socket. Raises `TimeoutError` if nobody accepts, and `OSError`."""
+    """Connects a Unix socket. Raises `TimeoutError` if no process accepts, and `OSError`."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     whole = int(seconds)
@@ -94,7 +95,7 @@ def is_stopped(process: int) -> bool:
 
 
 def command_of(process: int) -> list[str]:
-    """What a process was started as; empty where it has ended."""
+    """The command line of a process; empty if it has ended."""
     try:
         content = Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
@@ -178,7 +179,7 @@ def children_of(process: int) -> list[int]:
 
 
 def descendants_of(process: int) -> list[int]:
-    """The processes that *process* started, and those that they did, as far as they live."""
+    """Living descendants of *process*: its children, and theirs."""
     found: list[int] = []
     todo = [process]
     while todo:
@@ -196,7 +197,7 @@ def current_user() -> int:
 
 
 def map_to_read(fd: int, nbytes: int) -> mmap.mmap:
-    """Memory of a descriptor, shared with whoever writes it."""
+    """Read-only memory of a descriptor, shared with its writer."""
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     return mmap.mmap(fd, nbytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
@@ -266,17 +267,19 @@ def start_thread_or_run(work: Callable[..., object], *arguments: Any) -> None:
 
 
 class PatientThread(threading.Thread):
-    """A daemon thread whose `start` waits until it runs, but no longer than *seconds*; raises
-    `RuntimeError` then, also where there is no room for a thread. It may run later all the same.
+    """A daemon thread whose `start` waits until it runs, at most *seconds*.
+
+    After that time, or without room for a thread, it raises `RuntimeError`. The thread may still
+    run later.
     """
 
     def __init__(self, work: Callable[..., object], *arguments: Any, name: str) -> None:
         super().__init__(target=work, args=arguments, name=name, daemon=True)
-        # What `threading.Thread.start` waits for.
+        # The event that `threading.Thread.start` waits for.
         self._started = _Patient()
 
     def start_within(self, seconds: float | None = None) -> None:
-        """As `start`, with that patience instead of `PATIENCE_SECONDS`, where it is less."""
+        """As `start`, with that timeout instead of `PATIENCE_SECONDS`, if it is less."""
         if seconds is not None:
             self._started.seconds = min(seconds, PATIENCE_SECONDS)
         try:
@@ -303,7 +306,7 @@ def _is_alive(thread: threading.Thread) -> bool:
     try:
         return thread.is_alive()
     except (AssertionError, RuntimeError):
-        # One that nobody started here, and that is over.
+        # A thread that was not started here, and that has ended.
         return True
 
 
@@ -379,7 +382,7 @@ _closers: list[int] = []
 
 
 def accepted(fd: int) -> int:
-    """*fd*, or -1 if calls on it may block for ever. A background thread closes it then."""
+    """*fd*, or -1 if calls on it may block forever. A background thread closes it then."""
     if not may_block(fd):
         return fd
     _to_close.put(fd)

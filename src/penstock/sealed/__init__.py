@@ -1,8 +1,8 @@
-"""Cache files that tell whether they are what was saved: seal, verify, load only what was verified.
+"""Sealed cache files: seal, verify, and load only verified contents.
 
-A driver makes one `Seal` and calls `save` where it compiled and `load` where it is asked for a
-cached model; one that compiles later keeps what `Seal.late_writer` gives it. What the files look
-like is in docs/cache-format.md, what this stops and what not in docs/threat-model.md.
+A driver makes one `Seal` and calls `save` after it compiled, and `load` to prepare a model from the
+cache. A driver that compiles later keeps the writer of `Seal.late_writer`. The file format is in
+docs/cache-format.md; the attacks that seals prevent are in docs/threat-model.md.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """What costs time to import, when it is first asked for."""
+    """Imports slow modules at their first use."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -1,5 +1,6 @@
-"""An entry's open cache files, the key and registry that seal them, and loading: every check in its
-order, on payloads in memory that nobody else can write.
+"""An entry's open cache files, their key and registry, and loading.
+
+Loading makes every check in order, on payloads in memory that no other process can write.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ TOKEN_BYTES: Final = 32
 
 
 class SaveReport(Struct, frozen=True):
-    """The result of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
+    """Result of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
+
     *emptied*: it failed after the first write, so the files are empty and their old entry is
-    forgotten. *in_use*: another process holds the entry's lock; nothing was done.
+    dropped. *in_use*: another process holds the entry's lock; nothing was done.
     """
 
     entry: bytes | None = None
@@ -101,7 +103,7 @@ class Keeper(Protocol):
 
     @property
     def origin(self) -> str:
-        """Whom it seals for, by what it was started for (`penstock.distribution`)."""
+        """The origin that it seals for, of its start (`penstock.distribution`)."""
         ...
 
     def trust(self, owner: Owner) -> tuple[Registry, Signer]:
@@ -122,7 +124,7 @@ def keeper() -> Keeper | None:
     return _keepers[0] if _keepers else None
 
 
-# Plain classes from here on: making a named tuple takes longer than importing all the rest of this
+# Plain classes from here on: creating a named tuple is slower than importing the rest of this
 # module.
 class Trust:
     """The key and registry of one driver version; *needed* counts its model and data files."""
@@ -155,7 +157,7 @@ class CacheFile:
 
 
 class Lent:
-    """What a runtime lends for one entry: its open files, and what they are sealed for."""
+    """The files that a runtime passes for one entry, and what they are sealed for."""
 
     __slots__ = ("binding", "data_cache", "model_cache", "token")
 
@@ -236,7 +238,7 @@ def naming(file: CacheFile, act: str) -> Renaming:
 
 
 def load_entry(trust: Trust, files: Sequence[CacheFile], lent: Lent) -> LoadedEntry:
-    """The entry in *files*. Raises a subclass of `CacheError` that says what is wrong with it."""
+    """The entry in *files*. Raises a subclass of `CacheError` with the reason."""
     try:
         found = [read_first(trust.files, file) for file in files]
     except WrongLength:

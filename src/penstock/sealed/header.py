@@ -21,7 +21,7 @@ _DIGEST_DOMAIN: Final = b"penstock file digest\x00"
 
 
 class Kind(enum.IntEnum):
-    """What a cache file holds: a compiled program, or constants (NNAPI section 2.1)."""
+    """Content of a cache file: a compiled program, or constants (NNAPI section 2.1)."""
 
     MODEL = 1
     DATA = 2
@@ -77,7 +77,7 @@ class Header(Struct, frozen=True):
 
     @classmethod
     def unpack(cls, content: bytes) -> Header | None:
-        """What *content* says, true or not; None when it is no header."""
+        """Parses *content* without verifying it; None if it is no header."""
         if len(content) != HEADER_BYTES or content[: len(MAGIC)] != MAGIC:
             return None
         _, format_, kind, number, models, datas, _, sequence, length, *rest = _FIELDS.unpack(
@@ -103,7 +103,7 @@ class Header(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Where the file says it stands: "model file 0"."""
+        """The file's position according to its header: "model file 0"."""
         word = Kind(self.kind).word if self.kind in set(Kind) else f"kind {self.kind}"
         return f"{word} file {self.number}"
 
@@ -119,7 +119,7 @@ def file_digest(header: bytes) -> bytes:
 
 
 def identity(text: str) -> bytes:
-    """The 32-byte digest that stands for a driver's version."""
+    """The 32-byte digest that identifies a driver's version."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -1,9 +1,8 @@
-"""Payloads of cache files: their hash, and private copies that no other process can write, so that
-what is hashed is what is used.
+"""Payloads of cache files: their hash, and private copies that no other process can write.
 
-The hash is a Merkle tree of SHA-256 over leaves of 1 MiB. Leaves and nodes start with different
-bytes (RFC 6962 section 2.1), so no node can pass for a leaf. The root covers the length, so no two
-payloads share a tree.
+The bytes that are hashed are therefore the bytes that are used. The hash is a Merkle tree of
+SHA-256 over leaves of 1 MiB. Leaves and nodes start with different bytes (RFC 6962 section 2.1), so
+no node can pass for a leaf. The root covers the length, so no two payloads share a tree.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def map_leaves(size: int, work: Callable[[int, int], T]) -> list[T]:
 def _side_by_side(
     bounds: list[tuple[int, int]], work: Callable[[int, int], T], threads: int
 ) -> list[T]:
-    """As many threads, this one among them, each with every so-maniest leaf: leaves cost alike."""
+    """Hashes the leaves in as many threads, this one among them, interleaved: leaves cost alike."""
     import threading
 
     found: dict[int, T] = {}
@@ -99,7 +98,7 @@ def _side_by_side(
 
 
 def _parents(level: list[bytes]) -> Iterator[bytes]:
-    """The next level; a last node without a sibling moves up as it is."""
+    """The next level; a last node without a sibling moves up unchanged."""
     for i in range(0, len(level) - 1, 2):
         yield hashlib.sha256(_NODE + level[i] + level[i + 1]).digest()
     if len(level) % 2:
@@ -119,9 +118,11 @@ def _threads() -> int:
 def private_copy(
     files: FileSystem, fd: int, offset: int, length: int, place: str
 ) -> tuple[memoryview, bytes]:
-    """*length* bytes of *fd* from *offset* on, read-only, and their `merkle_root`: in a sealed
-    memfd on Linux, else in private memory, alive while a view is. The caller has bounded *length*.
-    Leaves are hashed where nobody else can write. Raises `WrongLength` or `OSError`.
+    """A read-only copy of *length* bytes of *fd* from *offset* on, and their `merkle_root`.
+
+    It is in a sealed memfd on Linux, else in private memory, and lives while a view does. The
+    caller has bounded *length*. Leaves are hashed in memory that no other process can write. Raises
+    `WrongLength` or `OSError`.
     """
     if not length:
         return memoryview(b""), merkle_root(b"")
@@ -141,9 +142,9 @@ def private_copy(
 
 
 def shared(copy: memoryview, root: bytes) -> memoryview:
-    """The bytes of *copy*, whose `merkle_root` is *root*, in the one sealed memory that this
-    process has of them: whoever loads equal payloads, as the clients of one driver's host do, has
-    them once.
+    """The bytes of *copy*, whose `merkle_root` is *root*, stored once in this process.
+
+    Equal payloads share one sealed memory, as those of the clients of one driver's host.
     """
     region = copy.obj
     if not isinstance(region, mmap.mmap):
@@ -169,7 +170,7 @@ def _sealed_copy(
     files: FileSystem, fd: int, offset: int, length: int, place: str
 ) -> tuple[memoryview, bytes]:
     memory = _create()
-    # One for each thread at work: what was hashed is what is written on.
+    # One for each working thread: it writes on exactly the bytes that it hashed.
     buffers: list[bytearray] = []
 
     def leaf(start: int, stop: int) -> bytes:

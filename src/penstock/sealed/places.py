@@ -24,10 +24,10 @@ _SUFFIXES: Final = (".sqlite", ".sqlite-wal", ".sqlite-shm", ".sqlite-journal")
 
 
 def remove_former(directory: str) -> None:
-    """Removes the key and the registries of earlier versions in *directory*, and the directory once
-    it is empty.
+    """Removes the key and the registries of earlier versions in *directory*.
 
-    Anything else there stays, and what cannot be removed stays as well. A link is not followed.
+    Also removes the directory once it is empty. Other files stay, and so do files that cannot be
+    removed. A link is not followed.
     """
     if os.path.islink(directory):
         return
@@ -51,11 +51,11 @@ SEALS: Final = "seals"
 
 
 MOST_REGISTRIES = 1024
-"""Of drivers and their versions: a driver in a process of its own could make more without end."""
+"""Most registries of drivers and versions: a driver in a host process could create any number."""
 
 
 def state_directory() -> str:
-    """The directory of what must outlive the cache: the knob `state_dir`, else the user's."""
+    """The directory of state that must outlive the cache: the knob `state_dir`, else the user's."""
     from penstock import knobs
 
     if chosen := knobs.state_dir():
@@ -64,8 +64,10 @@ def state_directory() -> str:
 
 
 def sealed_directory() -> str:
-    """`seals` in the state directory, made if need be, where nobody else can write. Removes the
-    `sealed` of earlier versions: drivers in the sandbox could read that key. Raises `Unreadable`.
+    """`seals` in the state directory, created if necessary, where no other user can write.
+
+    Removes the `sealed` of earlier versions: drivers in the sandbox could read that key. Raises
+    `Unreadable`.
     """
     directory = _private(SEALS)
     if os.path.lexists(former := os.path.join(os.path.dirname(directory), "sealed")):
@@ -76,10 +78,9 @@ def sealed_directory() -> str:
 
 
 def lock_directory() -> str:
-    """`locks` in the state directory, made if need be as `sealed_directory`: nobody else can hold a
-    lock there.
+    """`locks` in the state directory, created as `sealed_directory`.
 
-    Raises `Unreadable` when that cannot be had.
+    No other user can hold a lock there. Raises `Unreadable` if it cannot be created.
     """
     return _private("locks")
 
@@ -93,7 +94,7 @@ def _private(name: str) -> str:
 
 
 def registry_path(directory: StrPath, owner: Owner, keys: KeyStore) -> str:
-    """The file of *owner*'s registry. One a key store: what another key sealed is of no use."""
+    """The file of *owner*'s registry: one for each key store, since keys differ."""
     check_kind(owner, Owner, "a registry has an Owner")
     readable = "".join(
         c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver
@@ -139,7 +140,7 @@ def make_private_directory(path: StrPath) -> None:
 
 
 def _make(path: str) -> None:
-    """Makes *path* and its parents with mode 0700, whatever the process's umask is."""
+    """Creates *path* and its parents with mode 0700, whatever the process's umask is."""
     try:
         _make_one(path)
     except FileNotFoundError:
@@ -156,13 +157,13 @@ def _make_one(path: str) -> None:
         if not os.path.isdir(path):
             raise
     else:
-        # The process's umask may have taken the owner's own rights.
+        # The process's umask may have removed the owner's own rights.
         if sys.platform != "win32" and os.lstat(path).st_mode & 0o777 != 0o700:
             os.chmod(path, 0o700)
 
 
 def _keep_others_out(path: str) -> None:
-    """Whoever can rename in *path* can put an older copy of what is in it back."""
+    """Keeps other users out: one who can rename in *path* can restore older content."""
     if sys.platform == "win32":
         return
     try:

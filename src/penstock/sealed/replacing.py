@@ -1,4 +1,4 @@
-"""Private files that are only replaced whole, and the locks of those who replace them."""
+"""Private files that are only replaced whole, and the locks of their writers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.sealed.files import FileSystem, is_private, write_all
 from penstock.sealed.locks import FORK_GATE, LONGEST_PAUSE_SECONDS, unlock
 
 MOST_NAMES: Final = 4096
-"""How many names of a directory are looked at for what processes that died left there."""
+"""Most names of a directory that are checked for leftovers of processes that died."""
 _NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
 _SHORTEST_PAUSE_SECONDS: Final = 0.0005
 _WINDOWS_TRIES: Final = 50
@@ -23,9 +23,10 @@ _WINDOWS_PAUSE_SECONDS: Final = 0.02
 
 
 def replace_file(path: str, content: bytes, files: FileSystem) -> None:
-    """Durably replaces whatever is at *path* by a 0600 file of *content*. Raises `OSError`. The
-    caller holds the lock of *path* (`exclusively`). Readers find the old file or the new one. After
-    an error the old one stays, unless syncing the directory failed.
+    """Durably replaces whatever is at *path* by a 0600 file of *content*. Raises `OSError`.
+
+    The caller holds the lock of *path* (`exclusively`). Readers find the old file or the new one.
+    After an error the old one stays, unless syncing the directory failed.
     """
     directory = os.path.dirname(path)
     _sweep(path, files)
@@ -48,7 +49,7 @@ def replace_file(path: str, content: bytes, files: FileSystem) -> None:
 
 
 def put_in_place(source: str, path: str, files: FileSystem) -> None:
-    """Renames *source* to *path*; a directory that is there makes room. Raises `OSError`."""
+    """Renames *source* to *path*, and moves a directory there away. Raises `OSError`."""
     tries = _WINDOWS_TRIES if sys.platform == "win32" else 1
     while True:
         try:
@@ -59,7 +60,7 @@ def put_in_place(source: str, path: str, files: FileSystem) -> None:
                 tries += 1
             elif not tries or not isinstance(error, PermissionError):
                 raise
-            else:  # Windows replaces no file while somebody reads it.
+            else:  # Windows replaces no file while another process reads it.
                 time.sleep(_WINDOWS_PAUSE_SECONDS)
         else:
             return
@@ -110,10 +111,10 @@ def exclusively(path: str, seconds: float, files: FileSystem) -> Iterator[None]:
 
 
 def _locked(name: str, files: FileSystem) -> int | None:
-    """A descriptor of the lock file *name*, locked; None while somebody else has the lock."""
+    """A descriptor of the lock file *name*, locked; None while the lock is taken."""
     fd = _open_lock(name, files)
     try:
-        # A file that was removed meanwhile excludes nobody.
+        # A lock on a file that was removed meanwhile excludes no other process.
         if files.try_lock(fd, exclusive=True) and (
             files.status_of(name).identity == files.status(fd).identity
         ):
@@ -153,13 +154,13 @@ def _open_lock(name: str, files: FileSystem) -> int:
 
 
 def make_private(fd: int) -> None:
-    """Gives a new file the bits of 0600 that the process's umask has taken from it."""
+    """Gives a new file the bits of 0600 that the process's umask has removed."""
     if sys.platform != "win32" and stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:
         os.fchmod(fd, 0o600)
 
 
 def _sweep(path: str, files: FileSystem) -> None:
-    """Removes what processes that died while they held the lock of *path* left behind."""
+    """Removes files of processes that died while they held the lock of *path*."""
     directory, name = os.path.split(path)
     with suppress(OSError):
         for left in files.names(directory, MOST_NAMES):

@@ -1,4 +1,4 @@
-"""Saving an entry: its row, payloads and seals, and what is undone if one fails."""
+"""Saving an entry: its row, payloads and seals, and undoing a failed save."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def save_entry(
     expected: Expected | None = None,
     guard: AbstractContextManager[object] | None = None,
 ) -> SaveReport:
-    """Writes the payloads of model and data files; whatever happens, a report.
+    """Writes the payloads of model and data files. Always returns a report.
 
-    Without *expected* the files may hold anything. *guard* is held from when they are looked at
-    until they and the registry agree.
+    Without *expected* the files may hold anything. *guard* is held from their first check until
+    they and the registry agree.
     """
     try:
         files = lent.cache_files(needed)
@@ -75,7 +75,7 @@ def _replaced(
         with naming(file, "read"):
             status = require_regular(trust.files, file.fd, file.place)
         with naming(file, "written"):
-            # Before anything is: an entry of which one file cannot be written stays as it is.
+            # Checked before any write: if one file cannot be written, the entry stays unchanged.
             trust.files.write(file.fd, memoryview(b""), 0)
         # Where the system numbers no files, all have the number 0.
         if status.identity[1] and (first := seen.setdefault(status.identity, file)) is not file:
@@ -127,7 +127,7 @@ def _seal(
     except Exception as error:
         _undo(trust, files, lent.token, {entry, *replaced})
         raise _Emptied from error
-    # The entry stands; at worst the one that it replaces stays listed.
+    # The entry is valid; at worst the replaced entry stays listed.
     with suppress(CacheError):
         registry.publish(lent.token, entry, sorted(replaced))
     return entry
@@ -158,7 +158,7 @@ def _headers(
         version=trust.owner.version_digest,
         root=b"",
     )
-    # After the registry, which takes a key that somebody else has stored meanwhile.
+    # After the registry, which uses the new key if another process has stored one meanwhile.
     return [
         trust.signer.sign(
             replace(common, kind=file.kind, number=file.number, length=length, root=root)
@@ -195,7 +195,7 @@ def _check_length(trust: Trust, file: CacheFile, payload: Payload) -> None:
 
 
 def _undo(trust: Trust, files: Sequence[CacheFile], token: bytes, entries: set[bytes]) -> None:
-    """Empties the files and forgets what they held: half an entry is of no use."""
+    """Empties the files and drops their entry: half an entry is useless."""
     for file in files:
         with suppress(OSError):
             trust.files.truncate(file.fd, 0)

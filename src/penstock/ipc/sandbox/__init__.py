@@ -1,8 +1,8 @@
-"""What a driver's process gives up before it serves: each measure where the system has it, and what
-is missing said.
+"""The sandbox of a driver's process, applied before it serves.
 
-`apply` holds the calling thread and those that it starts later to all of it; a thread that ran
-before is held by everything but Landlock, which the report then says.
+Each measure is applied if the system supports it; the report lists the missing ones. `apply`
+restricts the calling thread and the threads that it starts later. A thread that ran before is
+restricted by every measure but Landlock, and the report notes that.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ __all__ = [
 
 
 def enter_view(policy: SandboxPolicy) -> SandboxPolicy:
-    """Leaves this process, in its own namespaces, only what *policy* allows to see, and no
-    capability. Returns the policy there. Raises `OSError`; the process is unusable then.
+    """Restricts this process, in its own namespaces, to the files of *policy*.
+
+    It drops all capabilities too. Returns the policy there. Raises `OSError`; the process is
+    unusable then.
     """
     written = view.enter(policy.shown(), policy.listed(), policy.write)
     kernel.drop_capabilities()
-    # Its own, and those of all the user's processes, count from here on: the others keep the other
-    # half.
+    # Half of the limits of this process and of all the user's processes apply from here on: other
+    # processes keep the other half.
     return policy._replace(
         write=written,
         lists=True,
@@ -45,9 +47,11 @@ def apply(
     apart: Measure | None = None,
     hand_over: Callable[[int], None] | None = None,
 ) -> SandboxReport:
-    """Gives up for good what *policy* does not allow; *apart* is the result for namespaces. Never
-    raises for what the system lacks. With *hand_over*, which sends a descriptor, another process
-    lists what is rejected. The process has its sockets and descriptors already.
+    """Permanently drops the rights that *policy* does not allow.
+
+    *apart* is the result for namespaces. Never raises for a missing feature of the system. With
+    *hand_over*, which sends a descriptor, another process lists rejected calls. The process already
+    has its sockets and descriptors.
     """
     policy = SandboxPolicy() if policy is None else policy
     return SandboxReport(
@@ -62,7 +66,7 @@ def apply(
 
 
 def detect() -> SandboxReport:
-    """What `apply` would find here; changes nothing."""
+    """The measures that `apply` would find here; changes nothing."""
     return SandboxReport(
         (
             kernel.detect_namespaces(),

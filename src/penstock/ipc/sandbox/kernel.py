@@ -1,6 +1,7 @@
-"""What the sandbox takes from a process by system calls that Python has no function for:
-privileges, resources, namespaces (namespaces(7)) and, with Landlock, files. The filter of system
-calls is `seccomp`.
+"""Restrictions of a process by system calls that Python has no function for.
+
+They concern privileges, resources, namespaces (namespaces(7)) and, with Landlock, files. The filter
+of system calls is `seccomp`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PR_GET_NO_NEW_PRIVS: Final = 39
 
 
 def architecture() -> Architecture | None:
-    """That of this process; None for one that there are no tables of, and beside Linux."""
+    """Architecture of this process; None if it has no table, and on systems other than Linux."""
     if sys.platform != "linux" or sys.maxsize <= 2**32 or sys.byteorder != "little":
         return None
     return ARCHITECTURES.get(platform.machine())
@@ -103,7 +104,7 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent() -> None:
-    """As `die_with`, of whoever is the parent now."""
+    """As `die_with`, for the current parent."""
     if sys.platform != "win32":
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -126,17 +127,17 @@ class Measure(NamedTuple):
 
 
 class SandboxReport(NamedTuple):
-    """The *measures* in the order they were taken."""
+    """The *measures* in the order they were applied."""
 
     measures: tuple[Measure, ...]
 
     @property
     def missing(self) -> tuple[Measure, ...]:
-        """Those that do not hold."""
+        """Measures that do not hold."""
         return tuple(m for m in self.measures if not m.holds)
 
     def lines(self) -> tuple[tuple[str, str], ...]:
-        """Each measure by name, and what became of it in words."""
+        """Each measure by name, with its result in words."""
         return tuple(
             (m.name, m.detail if m.holds else f"missing: {m.detail}") for m in self.measures
         )
@@ -169,7 +170,7 @@ def detect_privileges() -> Measure:
 
 
 def half_of(name: str) -> int | None:
-    """Half of what this process may have of the limit *name*; None where there is none."""
+    """Half of this process's limit *name*; None if there is no limit."""
     if sys.platform == "win32":
         return None
     import resource
@@ -182,7 +183,7 @@ def half_of(name: str) -> int | None:
 
 
 def limit(policy: SandboxPolicy) -> Measure:
-    """Lowers the limits to those of *policy*; none is raised."""
+    """Lowers the limits to those of *policy*; raises none of them."""
     if sys.platform == "win32":
         return Measure(LIMITS, False, "this system has none")
     import resource
@@ -243,20 +244,20 @@ def enter_namespaces() -> None:
         raise OSError("namespaces are Linux's")
     user, group = os.geteuid(), os.getegid()
     unshare(NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET)
-    # Whoever has no right to change groups may give them no names either.
+    # A process without the right to change groups must deny it before it may map groups.
     Path("/proc/self/setgroups").write_text("deny", "ascii")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1", "ascii")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1", "ascii")
 
 
 def drop_capabilities() -> None:
-    """Gives up what the namespaces' first process may do in them. Raises `OSError`."""
+    """Drops the capabilities of the namespaces' first process. Raises `OSError`."""
     header = ctypes.create_string_buffer((CAPABILITIES_VERSION).to_bytes(4, "little") + bytes(4), 8)
     capset(header, bytes(24))
 
 
 def held_namespaces() -> Measure:
-    """What is said of a process that is in them."""
+    """The report on a process in its own namespaces."""
     return Measure(NAMESPACES, True, HELD)
 
 

@@ -1,4 +1,4 @@
-"""What a sandboxed host process may do, and its temporary directory."""
+"""The rights of a sandboxed host process, and its temporary directory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ MOST_ENTRIES: Final = 20_000
 
 
 def empty(directory: int, most: int = MOST_ENTRIES) -> bool:
-    """Removes what is in the directory of this user that the descriptor *directory* is of; whether
-    it is empty. Follows no link and opens no file. Nested directories are moved up, so depth and
-    path lengths do not matter. Nobody else may change it meanwhile.
+    """Removes the content of a directory of this user, by its descriptor *directory*.
+
+    Returns whether it is empty. Follows no link and opens no file. Nested directories are moved up,
+    so depth and path lengths do not matter. No other process may change it meanwhile.
     """
     if sys.platform == "win32":
         raise OSError("descriptors of directories are Unix's")
@@ -37,14 +38,14 @@ def empty(directory: int, most: int = MOST_ENTRIES) -> bool:
                 if left <= 0:
                     break
         if left == before:
-            # Nothing is there, or nothing of it can be removed.
+            # It is empty, or its entries cannot be removed.
             break
     with os.scandir(directory) as entries:
         return next(entries, None) is None
 
 
 def _remove(directory: int, entry: os.DirEntry[str], numbers: count[int], most: int) -> int:
-    """Removes *entry* of *directory*; how many entries are gone or moved."""
+    """Removes *entry* of *directory*. Returns how many entries were removed or moved."""
     if sys.platform == "win32":
         raise OSError("descriptors of directories are Unix's")
     if not entry.is_dir(follow_symlinks=False):
@@ -52,7 +53,7 @@ def _remove(directory: int, entry: os.DirEntry[str], numbers: count[int], most: 
     with suppress(OSError):
         os.rmdir(entry.name, dir_fd=directory)
         return 1
-    # One without rights is nothing that can be opened.
+    # A directory without permissions cannot be opened.
     with suppress(OSError):
         os.chmod(entry.name, 0o700, dir_fd=directory)
     try:
@@ -112,7 +113,7 @@ log = logging.getLogger("penstock.ipc")
 NAME: Final = "scratch"
 
 _held: list[int] = []
-"""Descriptors whose locks say that a directory is in use; they end with the process."""
+"""Descriptors whose locks mark a directory as in use; they end with the process."""
 
 
 def scratch_directory() -> str | None:
@@ -146,7 +147,7 @@ def scratch_directory() -> str | None:
 
 
 def _sweep(directory: Path) -> None:
-    """Removes *directory* unless its process runs, up to a limit of entries; logs what is left."""
+    """Removes *directory* unless its process runs, up to a limit of entries. Logs the rest."""
     if sys.platform != "linux":
         return
     import fcntl
@@ -226,7 +227,7 @@ SYSTEM_FILES: Final = (
     "/sys/kernel/mm",
     "/sys/module",
 )
-"""Read by loaders, C libraries and engines: code, time zones, and what the machine is."""
+"""Files that loaders, C libraries and engines read: code, time zones, and machine data."""
 
 DEVICE_FILES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
@@ -253,10 +254,12 @@ DEFAULT_DESCRIPTORS: Final = 65_536
 
 
 class SandboxPolicy(NamedTuple):
-    """What is allowed beyond computing: trees of files to *read* and *write*, patterns of
-    *devices*, and limits (None: no limit) of open descriptors, address space in bytes, processes
-    and threads, and pending signals and timers of this user in its namespace. It *lists*
-    directories shown for their modules alone if nothing else is in its view.
+    """Rights beyond computing.
+
+    They are trees of files to *read* and *write*, patterns of *devices*, and limits (None: no
+    limit) of open descriptors, address space in bytes, processes and threads, and pending signals
+    and timers of this user in its namespace. Directories that it *lists* are shown only for their
+    modules, unless something else in them is in its view.
     """
 
     read: tuple[str, ...] = ()
@@ -296,8 +299,10 @@ class SandboxPolicy(NamedTuple):
         return [*SYSTEM_FILES, *whole, *modules, *self.read]
 
     def listed(self) -> list[str]:
-        """Directories on Python's search path that hold what is the user's alone: their modules may
-        be read, and nothing else. Whoever is to import them has to list them.
+        """Directories on Python's search path that hold only data of the user.
+
+        A process may read their modules, and nothing else. To import them it must be able to list
+        the directories.
         """
         kept = _private()
         return _existing([p for p in map(os.path.abspath, sys.path) if _holds(p, kept)])
@@ -312,7 +317,7 @@ class SandboxPolicy(NamedTuple):
 
 
 def _private() -> list[str]:
-    """What drivers never see: the home directory, and Penstock's state, cache and settings."""
+    """Directories that drivers never see: home, and Penstock's state, cache and settings."""
     found = [os.path.expanduser("~")]
     for find in (
         state_directory,
@@ -333,7 +338,7 @@ def _holds(path: str, private: list[str]) -> bool:
 
 
 def _modules(directory: str, private: list[str]) -> list[str]:
-    """What can be imported from *directory*: modules, packages, distribution metadata."""
+    """Importable entries of *directory*: modules, packages, distribution metadata."""
     found = []
     try:
         with os.scandir(directory) as entries:

@@ -1,4 +1,4 @@
-"""A filter of system calls (seccomp): what is not on the list of `syscalls` is answered with EPERM.
+"""A seccomp filter: a system call that is not on the list of `syscalls` fails with EPERM.
 
 The filter is a program of the kernel's classic packet filter over `struct seccomp_data`. It finds
 the call's number by binary search, since every call passes it.
@@ -67,7 +67,7 @@ class _Program(ctypes.Structure):
 def instructions(
     architecture: Architecture, pid: int, *, listed: bool = False
 ) -> list[Instruction]:
-    """The filter for process *pid*; a *listed* one reports what it rejects to another process."""
+    """The filter for process *pid*; a *listed* one reports rejected calls to another process."""
     refused, absent = _answer(ERRNO | errno.EPERM), _answer(ERRNO | errno.ENOSYS)
     if listed:
         refused = _answer(USER_NOTIF)
@@ -98,7 +98,7 @@ def instructions(
 
 
 def _halved(borders: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """What is decided from each border on, for the number that was loaded."""
+    """The filter's decision from each border on, for the loaded number."""
     if len(borders) == 1:
         return borders[0][1]
     middle = len(borders) // 2
@@ -118,7 +118,7 @@ def _uses(uses: Uses, pid: int, otherwise: list[Instruction]) -> list[Instructio
 
 
 def _check(check: Check, pid: int, passed: list[Instruction]) -> list[Instruction]:
-    """*passed*, which returns, where the check passes; else what comes behind it."""
+    """*passed*, which returns, if the check passes; else the following instructions."""
     values = [pid if value == OWN else value for value in check.values]
     program: list[Instruction] = [(LOAD, 0, 0, _half(check.argument, high=check.high))]
     if check.mask != WHOLE:
@@ -138,8 +138,10 @@ def _answer(value: int) -> list[Instruction]:
 
 
 def apply(hand_over: Callable[[int], None] | None = None) -> Measure:
-    """Permanently filters the calls of every thread of this process. With *hand_over*, which sends
-    a descriptor, another process lists what is rejected; this one has one thread then.
+    """Permanently filters the calls of every thread of this process.
+
+    With *hand_over*, which sends a descriptor, another process lists rejected calls; this process
+    then has one thread.
     """
     architecture = kernel.architecture()
     if architecture is None:
@@ -157,7 +159,7 @@ def apply(hand_over: Callable[[int], None] | None = None) -> Measure:
             try:
                 hand_over(listener)
             finally:
-                # With it the process could allow itself what it likes.
+                # A process that keeps this descriptor could allow its own calls.
                 os.close(listener)
     except OSError as error:
         return Measure(NAME, False, f"the kernel refuses the filter: {error}")
@@ -170,7 +172,7 @@ def apply(hand_over: Callable[[int], None] | None = None) -> Measure:
 
 
 def detect() -> Measure:
-    """Whether the kernel has what `apply` needs."""
+    """Whether the kernel supports what `apply` needs."""
     if kernel.architecture() is None:
         return Measure(NAME, False, "no table of system calls for this system and processor")
     try:
@@ -200,8 +202,10 @@ MOST_SAID: Final = 1024
 
 
 def list_refusals(listener: int) -> None:
-    """Answers each notice of the descriptor *listener* with EPERM, and writes the first of its kind
-    to the standard error, until no process has that filter any more. Closes the descriptor.
+    """Answers each notification of the descriptor *listener* with EPERM.
+
+    Writes the first of each kind to the standard error. Ends when no process has that filter any
+    more, and closes the descriptor.
     """
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, "seccomp is Linux's")
@@ -224,11 +228,11 @@ def list_refusals(listener: int) -> None:
                     f"{second:#x}, ...)\n"
                 )
                 os.write(2, told.encode())
-            # Whoever made the call may have ended meanwhile.
+            # The calling process may have ended meanwhile.
             with suppress(FileNotFoundError):
                 fcntl.ioctl(listener, SEND, ANSWER.pack(number, 0, -errno.EPERM, 0))
     except OSError:
-        # Nobody has the filter any more.
+        # No process has the filter any more.
         pass
     finally:
         os.close(listener)

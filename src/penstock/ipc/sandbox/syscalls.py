@@ -1,8 +1,8 @@
-"""System calls that a driver's process may make, by their numbers on each architecture: no others,
-also none that a later kernel adds.
+"""System calls that a driver's process may make, by their numbers on each architecture.
 
-Numbers are those of Linux's `arch/x86/entry/syscalls/syscall_64.tbl` and
-`include/uapi/asm-generic/unistd.h`; None where an architecture does not have the call.
+All others are forbidden, including calls that a later kernel adds. Numbers are those of Linux's
+`arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`; None if an
+architecture does not have the call.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ ALLOWED: Final[dict[str, Numbers]] = {
     "splice": (275, 76),
     "tee": (276, 77),
     "vmsplice": (278, 75),
-    # Files, of which Landlock says which.
+    # Files. Landlock restricts which.
     "open": (2, None),
     "openat": (257, 56),
     "openat2": (437, 437),
@@ -161,7 +161,7 @@ ALLOWED: Final[dict[str, Numbers]] = {
     "umask": (95, 166),
     "fgetxattr": (193, 10),
     "flistxattr": (196, 13),
-    # Sockets that it was given: none is made, bound or connected.
+    # Sockets that were passed to it: it cannot create, bind or connect any.
     "listen": (50, 201),
     "accept": (43, 202),
     "accept4": (288, 242),
@@ -219,7 +219,7 @@ ALLOWED: Final[dict[str, Numbers]] = {
     "timer_gettime": (224, 108),
     "timer_getoverrun": (225, 109),
     "timer_delete": (226, 111),
-    # What it is, what it runs on, and giving up more.
+    # Identity, system information, and dropping further rights.
     "getpid": (39, 172),
     "getppid": (110, 173),
     "getpgrp": (111, None),
@@ -284,7 +284,7 @@ opened for reading.
 IOCTL_REQUESTS: Final = (0x4004_7602, 0x4008_7602)
 """FS_IOC_SETVERSION, in a group that accelerators have too."""
 IOCTL_OF_ANY: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""Of these: whether it is a terminal and how wide, what is there to be read, and blocking."""
+"""Any file: whether it is a terminal and its width, available bytes, and blocking mode."""
 
 CHECKED: Final[dict[str, tuple[Numbers, Uses]]] = {
     "clone": ((56, 220), ((Check(0, (CLONE_THREAD,), CLONE_THREAD | CLONE_NAMESPACES),),)),
@@ -302,7 +302,7 @@ CHECKED: Final[dict[str, tuple[Numbers, Uses]]] = {
         ),
     ),
     "prctl": ((157, 167), ((Check(0, PRCTL),),)),
-    # Asking which it is, and the one that nearly all have.
+    # Reading the personality, and setting the usual one.
     "personality": ((135, 92), ((Check(0, (0, WHOLE)),),)),
     "membarrier": ((324, 283), ((Check(0, MEMBARRIER),),)),
     "getpriority": ((140, 141), ((Check(0, (0,)), Check(1, (0, OWN))),)),
@@ -312,7 +312,7 @@ CHECKED: Final[dict[str, tuple[Numbers, Uses]]] = {
 """Calls that have uses beyond the process, with the uses that are allowed."""
 
 CLONE3: Final = (435, 435)
-"""Answered with ENOSYS, upon which C libraries take `clone`, whose flags a filter can see."""
+"""Fails with ENOSYS: C libraries then use `clone`, whose flags a filter can see."""
 
 SECCOMP_CALL: Final = (317, 277)
 LANDLOCK_CREATE_RULESET: Final = 444

@@ -1,7 +1,6 @@
-"""A file system of a driver's own: what it may read and write, at the same places, and nothing
-else.
+"""A driver's own file system: only the files that it may read and write, at the same paths.
 
-Links on the way to what is shown are made anew, so that every path that leads there does so here.
+Links on the way to these files are created again, so that every path to them works.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ST_RELATIME: Final = 4096
 """As statvfs(3) has it."""
 
 MOUNT_POINTS: Final = ("/tmp", "/mnt", "/media", "/srv", "/run", "/var")  # noqa: S108  # no file is made there
-"""Directories that systems have. The view is mounted at one of them, and hides what lies there."""
+"""Directories that systems have. The view is mounted at one of them, and hides its content."""
 IN_MEMORY: Final = "/scratch"
 """Temporary files, where there is no directory for them: the disk is full, or there is no home."""
 
@@ -51,7 +50,7 @@ USERS: Final = "/etc/passwd"
 PROCESSES: Final = "/proc"
 DEVICES: Final = "/sys"
 GROUPS: Final = "/sys/fs/cgroup"
-"""What a process may use is told there; it is mounted for itself."""
+"""Lists resource limits of the process; it is mounted separately."""
 
 
 class _View:
@@ -62,9 +61,7 @@ class _View:
         self._shown: set[str] = set()
 
     def show(self, path: str) -> None:
-        """Makes *path* be there, with all below it; one that does not exist, or cannot be reached,
-        is left out.
-        """
+        """Makes *path* visible, with all below it. Skips a missing or unreachable path."""
         links = 0
         todo = list(PurePosixPath(path).parts[1:])
         at = "/"
@@ -110,8 +107,9 @@ class _View:
             _keep_from_writing(here)
 
     def keep_from_writing(self) -> None:
-        """Makes what is mounted below the places shown read-only too: of a place with others
-        mounted in it, only its own mount is by now.
+        """Makes mounts below the visible paths read-only too.
+
+        Until now only the mount of each path itself is read-only, not those nested in it.
         """
         shown = tuple(f"{self._root}{path}/" for path in self._shown if not path.startswith(USED))
         for here in _mounts():
@@ -129,11 +127,11 @@ def _mounts() -> list[str]:
 
 
 def _keep_from_writing(here: str) -> None:
-    """Makes a mount read-only, where it may be: Landlock says it too, on kernels that have it."""
+    """Makes a mount read-only if possible; Landlock enforces it too, on kernels that have it."""
     if sys.platform == "win32":
         return
     told = os.statvfs(here).f_flag
-    # What the system has set cannot be taken away here, and so has to be said again.
+    # Flags that the system has set cannot be removed here, so they must be repeated.
     kept = told & (NOSUID | NODEV | NOEXEC | NOATIME | NODIRATIME)
     kept |= RELATIME if told & ST_RELATIME else 0
     with suppress(OSError):
@@ -141,9 +139,11 @@ def _keep_from_writing(here: str) -> None:
 
 
 def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -> tuple[str, ...]:
-    """Leaves this process, in its own mount namespace, only *paths*, the directories *listed* with
-    those of *paths* in them, and the directory *written*, or one in memory. Returns what may be
-    written. Descriptors stay. Raises `OSError`; the process is unusable then.
+    """Restricts this process, in its own mount namespace, to *paths*.
+
+    It also sees the directories *listed*, with those of *paths* in them, and the directory
+    *written*, or one in memory. Returns the writable directory. Descriptors stay open. Raises
+    `OSError`; the process is unusable then.
     """
     if sys.platform == "win32":
         raise OSError("namespaces are Linux's")
@@ -165,7 +165,7 @@ def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -
         os.makedirs(root + path, exist_ok=True)
     for path in written:
         os.makedirs(root + path, exist_ok=True)
-        # Without what is mounted below it: what may be written is not this tree.
+        # Without nested mounts: the writable directory is not this tree.
         kernel.mount(path, root + path, "", BIND)
     if not written:
         os.mkdir(root + IN_MEMORY)
