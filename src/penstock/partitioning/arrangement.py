@@ -1,8 +1,8 @@
-"""The arrangement that is predicted to cost least, within the policy's limits.
+"""Searches the arrangement with the lowest predicted cost within the policy's limits.
 
-Proposals come from dynamic programming, from NNAPI's greedy rule and from each single device with
-the others behind it; the judge prices each with the partitions it really makes. The cheapest that
-the policy allows is taken, so that no plan is predicted to cost more than that of the best single
+Proposals come from dynamic programming, from NNAPI's greedy rule, and from each single device with
+the other devices as substitutes. The judge prices the partitions of each proposal. The cheapest
+proposal that the policy allows is used, so no plan is predicted to cost more than the best single
 device.
 """
 
@@ -33,26 +33,28 @@ from penstock.partitioning.show import duration
 from penstock.partitioning.support import Arrangement, Partition, SupportTable
 
 ROUNDS: Final = 3
-"""Times that dynamic programming is repeated along the order of the partitions it led to."""
+"""Repetitions of dynamic programming, each along the order of the previous partitions."""
 
 MOST_MOVES: Final = 200
-"""Partitions that are tried on another device, at most."""
+"""Maximum number of partition moves tried."""
 
 MOST_VISITS: Final = 50_000
-"""Operations that are looked at for it, at most."""
+"""Maximum number of operations examined while moving partitions."""
 
 BIASES: Final = (4.0, 16.0, 64.0)
-"""Factors on the reference's time, for plans that leave it more than `min_coverage` allows."""
+"""Factors on the reference's time, for plans with less on it, as `min_coverage` requires."""
 
 MOST_WAYS: Final = 2_000_000
-"""Transitions of dynamic programming that counts steps, at most."""
+"""Maximum transitions of dynamic programming that counts steps."""
 
 DEARER: Final = tuple(2.0**power for power in range(1, 17, 2))
-"""Factors on the cost of a step, for further plans if one has too many or too small steps."""
+"""Factors on the cost of a step, for plans with fewer and larger steps."""
 
 
 class Proposal(Struct, frozen=True):
-    """An assignment (operation -> candidate), its partitions, and what the judge says they cost."""
+    """An assignment (operation to candidate), its partitions, and their cost as the judge prices
+    it.
+    """
 
     assignment: tuple[int, ...]
     partitions: tuple[Partition, ...]
@@ -62,7 +64,7 @@ class Proposal(Struct, frozen=True):
 def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrangement:
     """The cheapest arrangement found that the policy allows.
 
-    Raises `PlacementError` where an operation has no device, or the limits cannot be met.
+    Raises `PlacementError` if an operation has no device, or if the limits cannot be met.
     """
     require_homes(table)
     if (found := _within_limits(table, judge, policy)) is not None:
@@ -94,9 +96,10 @@ def arrange_as(
 def arrangements(
     table: SupportTable, judge: Judge, policy: Policy
 ) -> list[tuple[str, Arrangement]]:
-    """Arrangements worth to be measured, each once, with a name: single devices first, then
-    `arrange_by_cost`, then what would be cheapest if a step or a device cost more or less than is
-    believed.
+    """Arrangements worth measuring, each once, with a name.
+
+    Single devices come first, then `arrange_by_cost`, then the cheapest arrangements if a step or a
+    device cost more or less than estimated.
     """
     predicted = arrange_by_cost(table, judge, policy)
     found: dict[tuple[int, ...], tuple[str, Arrangement]] = {}
@@ -147,7 +150,9 @@ def _coverage(table: SupportTable, assignment: Sequence[int]) -> float:
 
 
 def single_device(table: SupportTable, judge: Judge, position: int) -> Proposal:
-    """Everything on one candidate that it takes; the rest each where it is cheapest."""
+    """All operations that one candidate supports on it; each other operation where it is
+    cheapest.
+    """
     own = table.candidates[position].answers
     assignment = [
         position if own[index].supported else _cheapest_alone(table, judge, index)
@@ -157,7 +162,10 @@ def single_device(table: SupportTable, judge: Judge, position: int) -> Proposal:
 
 
 def _least(covered: SupportTable, table: SupportTable, judge: Judge, policy: Policy) -> Arrangement:
-    """The arrangement with the least on the reference; the coverage check reports the rest."""
+    """The arrangement with the fewest operations on the reference.
+
+    The coverage check reports it if even these are too many.
+    """
     try:
         found = _within_limits(covered, judge, policy)
     except PlacementError:
@@ -166,11 +174,11 @@ def _least(covered: SupportTable, table: SupportTable, judge: Judge, policy: Pol
 
 
 def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrangement | None:
-    """The cheapest arrangement that the policy allows; None where no proposal has its coverage.
+    """The cheapest arrangement that the policy allows; None if no proposal has its coverage.
 
-    Where the cheapest breaks a limit, plans are proposed for which steps cost more; then, as
-    NNAPI's rule is kept to the limits, what breaks one is refused where it is, and all is asked for
-    again.
+    If the cheapest one breaks a limit, plans with a higher cost for each step are proposed. After
+    that, partitions that break a limit are rejected on their device, and the search is repeated.
+    The greedy rule of NNAPI is kept within limits in the same way.
     """
     asked = table
     best: tuple[float, Arrangement | None] = (math.inf, None)
@@ -199,13 +207,13 @@ def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrange
 
 
 def _covered(table: SupportTable, proposals: Iterable[Proposal], policy: Policy) -> list[Proposal]:
-    """Those with the policy's coverage, the cheapest first."""
+    """The proposals with the policy's coverage, cheapest first."""
     kept = [p for p in proposals if _coverage(table, p.assignment) >= policy.min_coverage]
     return sorted(kept, key=lambda p: p.cost)
 
 
 def _propose(table: SupportTable, judge: Judge, policy: Policy) -> list[Proposal]:
-    """Proposals in order of preference among equals; each assignment once."""
+    """Proposals without duplicates; among equal costs, the earlier is preferred."""
     model = table.model
     if len(table.candidates) == 1:
         return [_judged(table, judge, [0] * len(model.operations))]
@@ -234,7 +242,9 @@ def _propose(table: SupportTable, judge: Judge, policy: Policy) -> list[Proposal
 
 
 def _with_fewer_steps(table: SupportTable, judge: Judge, policy: Policy) -> Iterator[Proposal]:
-    """Plans of fewer steps: the cheapest with `max_partitions`, and those with dearer steps."""
+    """Plans with fewer steps: the cheapest within `max_partitions`, and plans with more costly
+    steps.
+    """
     order = range(len(table.model.operations))
     most = policy.max_partitions
     if most is not None and len(order) * len(table.candidates) ** 2 * most <= MOST_WAYS:
@@ -260,7 +270,7 @@ def _along(
 
 
 def _judged(table: SupportTable, judge: Judge, assignment: Sequence[int]) -> Proposal:
-    """The assignment with the cheaper of two ways to draw its partitions."""
+    """The assignment with the cheaper of two ways to form partitions."""
     if len(used := set(assignment)) == 1:
         partitions = (Partition(used.pop(), tuple(range(len(assignment)))),)
         return Proposal(tuple(assignment), partitions, judge.plan(partitions))
@@ -282,7 +292,7 @@ def _cheapest_alone(table: SupportTable, judge: Judge, index: int) -> int:
 
 
 def _improve(table: SupportTable, judge: Judge, best: Proposal) -> Proposal:
-    """Moves whole partitions to other devices while that makes the plan cheaper, within bounds."""
+    """Moves whole partitions to other devices while the plan gets cheaper, within bounds."""
     count = len(best.assignment)
     left = min(MOST_MOVES, MOST_VISITS // max(1, count))
     improving = len(best.partitions) > 1
@@ -303,7 +313,9 @@ def _improve(table: SupportTable, judge: Judge, best: Proposal) -> Proposal:
 
 
 def _moves(table: SupportTable, proposal: Proposal) -> Iterator[tuple[Partition, int]]:
-    """Partitions, the smallest first, with each other device that takes all of them."""
+    """Yields partitions, smallest first, with each other device that supports all of their
+    operations.
+    """
     for partition in sorted(proposal.partitions, key=lambda p: len(p.operations)):
         for device, candidate in enumerate(table.candidates):
             if device != partition.device and all(
@@ -323,10 +335,10 @@ def _off_reference(table: SupportTable, refusal: Refusal) -> SupportTable:
 
 
 class Reasons:
-    """Reasons for every operation of one arrangement.
+    """The reasons against the other devices, for every operation of one arrangement.
 
-    An operation that could run elsewhere is priced there, with what its move would change at the
-    boundaries: the steps it would open or end, and the values that would travel.
+    If another device supports an operation, the reason is its price there. That includes the effect
+    of the move at the boundaries: steps opened or closed, and values transferred.
     """
 
     def __init__(self, arrangement: Arrangement, judge: Judge, *, energy: bool = False) -> None:
@@ -349,7 +361,9 @@ class Reasons:
                 self._after[other].add(index)
 
     def of(self, operation: int) -> dict[str, Refusal]:
-        """Device name -> why *operation* is not there, for every candidate but its own."""
+        """Device name to the reason why *operation* is not on it, for every candidate but
+        its own.
+        """
         chosen = self._assignment[operation]
         return {
             candidate.name: (
@@ -384,7 +398,7 @@ class Reasons:
         return Refusal(RefusalCode.PREDICTED, words)
 
     def _boundary(self, operation: int, position: int, chosen: int) -> float:
-        """What moving *operation* alone changes beside its own price."""
+        """The boundary cost of moving only *operation*, without its own price."""
         prices, at = self._prices, self._partition[operation]
         neighbours = self._before[operation] | self._after[operation]
         joins = any(self._assignment[other] == position for other in neighbours)

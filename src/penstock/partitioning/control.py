@@ -1,4 +1,4 @@
-"""IF and WHILE that the runtime carries out itself, so that branches are spread over devices."""
+"""Control flow carried out by the runtime: the branches of IF and WHILE get plans of their own."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from penstock.partitioning.support import HANDLES, SupportTable
 from penstock.partitioning.work import share_of
 
 CONTROL_NS: Final = 10_000.0
-"""The runtime's own work for one evaluation of a condition, and for one run of a branch."""
+"""Time of the runtime for one evaluation of a condition, and for one run of a branch."""
 
 MOST_DEPTH: Final = 4
-"""Control flow within control flow that is taken apart; below that it is placed whole."""
+"""Nesting depth of control flow up to which it is taken apart; deeper, it is placed as a whole."""
 
 MOST_TAKEN_APART: Final = 1 << 12
-"""Operands and operations of branches that one placement plans, beyond a share of the model."""
+"""Limit of branch operands and operations that one placement plans, in addition to a share of the
+model.
+"""
 
 PlaceBranch: TypeAlias = Callable[[Model], ExecutionPlan]
 
@@ -37,13 +39,13 @@ Key: TypeAlias = tuple[int, tuple[Shape, ...]]
 
 
 class Room:
-    """What of `MOST_TAKEN_APART` one placement has left, with all that is placed within it."""
+    """What remains of `MOST_TAKEN_APART` for one placement and everything placed within it."""
 
     def __init__(self, model: Model) -> None:
         self._left = MOST_TAKEN_APART + MOST_DEPTH * sum(map(_size, model.subgraphs))
 
     def takes(self, model: Model, subgraph: int) -> bool:
-        """Whether there is room for *subgraph* with all that it enters; takes it."""
+        """Reserves room for *subgraph* and all that it enters; returns whether there was enough."""
         if self._left <= 0:
             return False
         every = (*entered_from(model, subgraph), subgraph)
@@ -58,7 +60,7 @@ _KINDS: Final[dict[str, tuple[Literal["IF", "WHILE"], tuple[str, str]]]] = {
 
 
 class Apart(Struct, frozen=True):
-    """An operation taken apart: its plan, its predicted *time* in ns, its *cost* in price units."""
+    """An operation taken apart: its plan, predicted *time* in ns, and *cost* in price units."""
 
     control: Control
     time: float
@@ -75,15 +77,15 @@ def take_apart(
     *,
     energy: bool,
 ) -> dict[int, Apart]:
-    """The operations of the entry subgraph that the runtime carries out itself where they are the
-    reference's (NNAPI section 4.3).
+    """Plans the branches of control flow that would run on the reference (NNAPI section 4.3).
 
-    Those that the reference may run and whose values all have known shapes and are no handles,
-    where taking them apart puts anything on another device, and under "cost" is also predicted to
-    be cheaper. *place* plans a subgraph; *depth* is how many such operations are around. Limits on
-    partitions are on whole plans: with one, nothing is taken apart. A subgraph that several
-    operations enter with the same shapes is planned once, and nothing is taken apart any more once
-    there is no *room*.
+    An operation is taken apart if the reference may run it, all its values have known shapes and
+    none is a handle. Its branches must put something on another device. Under "cost" the result
+    must also be predicted to be cheaper. *place* plans a subgraph; *depth* is the nesting depth.
+
+    Limits on partitions apply to whole plans: with such a limit nothing is taken apart. A subgraph
+    entered several times with the same shapes is planned once. Nothing more is taken apart once
+    *room* is used up.
     """
     if depth >= MOST_DEPTH:
         return {}
@@ -106,7 +108,7 @@ def take_apart(
 
 
 def with_apart(prices: Prices, costs: dict[int, float]) -> Prices:
-    """*prices* with the costs on the reference, the last candidate, of operations taken apart."""
+    """*prices* with the costs of operations taken apart, on the reference (the last candidate)."""
     if not costs:
         return prices
     rows = tuple(
@@ -117,9 +119,10 @@ def with_apart(prices: Prices, costs: dict[int, float]) -> Prices:
 
 
 class _Branches:
-    """The subgraphs of one model as models with their shapes inferred, and their plans: None where
-    something is not known before a run, or no plan is possible. Each is made once for the same
-    shapes.
+    """The subgraphs of one model, as models with inferred shapes, and their plans.
+
+    None if something is known only during a run, or if no plan is possible. Each is made once for
+    the same shapes.
     """
 
     def __init__(self, model: Model, place: PlaceBranch, room: Room) -> None:
@@ -159,7 +162,7 @@ def _taken_apart(branches: _Branches, operation: Operation, energy: bool) -> Apa
 
 
 def _of_runs(operation: Operation, cost: int | None) -> float:
-    """What a subgraph of *operation* costs in all the runs that are expected of it."""
+    """The cost of a subgraph of *operation* over the expected number of its runs."""
     return share_of(operation) * (CONTROL_NS + (UNDECLARED if cost is None else cost))
 
 
@@ -174,7 +177,7 @@ def _leaves_reference(plan: ExecutionPlan) -> bool:
 def _keys(
     branches: _Branches, operation: Operation, kind: str, subgraphs: Sequence[int]
 ) -> list[tuple[Key, Model]] | None:
-    """The two subgraphs as models with inferred shapes; None if something is unknown."""
+    """The two subgraphs as models with inferred shapes; None if a shape is unknown."""
     model = branches.model
     given = [model.operands[i] for i in operation.inputs]
     results = [model.operands[i] for i in operation.outputs]

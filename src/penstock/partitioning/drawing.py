@@ -1,4 +1,4 @@
-"""Pictures of a plan: its operations as a Graphviz digraph and as SVG, coloured by device."""
+"""Drawings of a plan: the operations as a Graphviz digraph and as SVG, coloured by device."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COLOURS: Final = (
     "#a6cee3", "#fdbf6f", "#b2df8a", "#fb9a99", "#cab2d6", "#ffff99",
     "#7fcdbb", "#e5c494", "#f4b6d2", "#b3b3b3",
 )  # fmt: skip
-"""Of devices, in the plan's order; light enough for black text. They begin again after the last."""
+"""Colours of devices, in the plan's order, light enough for black text. Reused after the last."""
 PLAIN: Final = "#ffffff"
-"""Of inputs and outputs, and of operations of no step."""
+"""Colour of inputs, outputs, and operations of no step."""
 
 
 class Node(Struct, frozen=True):
-    """An operation, input or output. *step* is None outside of steps; *detail* is the tooltip."""
+    """An operation, input or output. *step* is None outside steps; *detail* is the tooltip."""
 
     key: str
     label: str
@@ -46,7 +46,7 @@ class Edge(Struct, frozen=True):
 
 
 class Graph(Struct, frozen=True):
-    """*steps* and *devices* are named with their colours, in order."""
+    """Nodes and edges; *steps* and *devices* are pairs of name and colour, in order."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -102,11 +102,13 @@ def graph_of(plan: ExecutionPlan) -> Graph:
 
 
 SWEEPS: Final = 6
-"""Passes down and up in which layers are put in order; more change little."""
+"""Sweeps down and up that order the layers; further sweeps change little."""
 
 
 class Layout(Struct, frozen=True):
-    """*places* has each key's middle x and layer; *routes* each edge's x at every layer."""
+    """*places* has the middle x and the layer of each key; *routes* each edge's x at every
+    layer.
+    """
 
     places: Mapping[str, tuple[float, int]]
     routes: tuple[tuple[float, ...], ...]
@@ -117,7 +119,9 @@ class Layout(Struct, frozen=True):
 def lay_out(
     widths: Mapping[str, float], edges: Sequence[tuple[str, str]], gap: float, bend: float
 ) -> Layout:
-    """Places nodes of *widths* in topological order, *gap* apart; *bend* a passed layer."""
+    """Places nodes of *widths* in topological order, *gap* apart. *bend* is the width of an edge
+    that passes a layer.
+    """
     layer = _layers(list(widths), edges)
     taken: dict[str, float] = dict(widths)
     chains = _chains(edges, layer, taken, bend)
@@ -146,7 +150,7 @@ def lay_out(
 
 
 def _layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """The longest path to each node; sources stand just above their readers."""
+    """The length of the longest path to each node; sources are one layer above their readers."""
     into: dict[str, list[str]] = {key: [] for key in keys}
     out_of: dict[str, list[str]] = {key: [] for key in keys}
     for source, target in edges:
@@ -164,7 +168,10 @@ def _layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, 
 def _chains(
     edges: Sequence[tuple[str, str]], layer: dict[str, int], taken: dict[str, float], bend: float
 ) -> list[list[str]]:
-    """Each edge as the nodes it passes, one a layer; added ones go into *layer* and *taken*."""
+    """Each edge as the nodes it passes, one in each layer.
+
+    Added nodes are put into *layer* and *taken*.
+    """
     chains = []
     for number, (source, target) in enumerate(edges):
         chain = [source]
@@ -195,7 +202,9 @@ def _settle(
     gap: float,
     x: dict[str, float],
 ) -> None:
-    """Sorts *row* by its neighbours' mean places, and moves each node as near as possible."""
+    """Sorts *row* by its neighbours' mean positions, and moves each node as close to them as
+    possible.
+    """
     wished = {
         key: sum(x[other] for other in neighbours[key]) / len(neighbours[key])
         if neighbours[key]
@@ -207,13 +216,13 @@ def _settle(
     for place, key in enumerate(row):
         least = at[-1] + (taken[row[place - 1]] + taken[key]) / 2 + gap if at else wished[key]
         at.append(max(least, wished[key]))
-    # Pushing went to the right only; the row goes back by what it was pushed on average.
+    # Nodes were pushed only to the right, so the row is moved back by the average push.
     shift = sum(got - wished[key] for key, got in zip(row, at, strict=True)) / max(len(row), 1)
     x.update((key, got - shift) for key, got in zip(row, at, strict=True))
 
 
 def plan_to_dot(plan: ExecutionPlan) -> str:
-    """`ExecutionPlan.to_dot`."""
+    """Implements `ExecutionPlan.to_dot`."""
     graph = graph_of(plan)
     lines = ["digraph plan {", "  rankdir=TB;", '  node [shape=box, style="filled,rounded"];']
     lines += [_dot_node(node, "  ") for node in graph.nodes if node.step is None]
@@ -248,14 +257,14 @@ BOX: Final = 24
 GAP: Final = 14.0
 BEND: Final = 6.0
 CHARACTER: Final = 6.7
-"""Width of a character of the font, which is monospaced, in pixels."""
+"""Width of a character of the monospaced font, in pixels."""
 LONGEST: Final = 40
 LINE: Final = 18
 UNSPEAKABLE: Final = re.compile("[^\t\n\r\\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def plan_to_svg(plan: ExecutionPlan) -> str:
-    """`ExecutionPlan.to_svg`."""
+    """Implements `ExecutionPlan.to_svg`."""
     graph = graph_of(plan)
     labels = {node.key: _shortened(node.label) for node in graph.nodes}
     widths = {key: len(label) * CHARACTER + 16 for key, label in labels.items()}
@@ -296,7 +305,7 @@ def _legend(graph: Graph) -> list[str]:
 
 
 def _edge(edge: Edge, points: list[tuple[float, float]]) -> str:
-    """A smooth line from the lower rim of the source to the upper rim of the target."""
+    """A smooth line from the lower edge of the source to the upper edge of the target."""
     (x, y), (end_x, end_y) = points[0], points[-1]
     points = [(x, y + BOX / 2), *points[1:-1], (end_x, end_y - BOX / 2)]
     path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
@@ -324,5 +333,5 @@ def _shortened(label: str) -> str:
 
 
 def _text(text: str) -> str:
-    """*text* as XML has it; characters that XML cannot hold are replaced."""
+    """*text* escaped for XML; characters that XML does not allow are replaced."""
     return escape(UNSPEAKABLE.sub("\ufffd", text))

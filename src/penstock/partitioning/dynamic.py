@@ -1,9 +1,9 @@
-"""The cheapest assignment of operations to devices along one order: dynamic programming over "which
-device ran the operation before".
+"""Dynamic programming: the cheapest assignment of operations to devices along one order.
 
-Exact where every operation reads only what the one before it wrote. Elsewhere a value from further
-back is priced by the device that the cheapest way so far gave its writer, and what runs between two
-parts of one device opens a new step: an approximation, which the judge of plans corrects.
+The state is the device of the previous operation. The result is exact if every operation reads only
+the output of its predecessor. Otherwise it is an approximation, which the judge of plans corrects.
+A value from further back is priced by the device that the cheapest path so far gave its writer.
+Operations between two parts on one device open a new step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.partitioning.prediction import Judge
 from penstock.partitioning.support import SupportTable
 
 LONGEST_LOOK_BACK: Final = 256
-"""Operations between a value's writer and its reader beyond which they count as apart."""
+"""Maximum number of operations between a value's writer and reader that are looked back over."""
 
 Path: TypeAlias = "tuple[int, Path | None]"
 """The device of the last operation, and the path before it."""
@@ -54,12 +54,12 @@ def cheapest(
     reference_bias: float = 1.0,
     most_steps: int | None = None,
 ) -> list[int] | None:
-    """The candidate of each operation along *order*, which must be one in which they can run.
+    """The candidate of each operation along *order*, which must be a valid execution order.
 
-    Each operation has a candidate that may run it. What the reference takes counts *reference_bias*
-    times. Of equal costs the reference goes first, then the first candidate. With *most_steps* the
-    way opens no more steps than these, each counted with the device before; None where there is
-    none.
+    Every operation needs a candidate that may run it. Costs on the reference are multiplied by
+    *reference_bias*. Of equal costs the reference is preferred, then the first candidate. With
+    *most_steps* the path opens at most that many steps, each counted with the device before it;
+    None if there is no such path.
     """
     search = _Search(table, judge, order, reference_bias, most_steps)
     front: _Front = {}
@@ -104,7 +104,7 @@ class _Search:
         }
 
     def extend(self, front: _Front, at: int) -> _Front:
-        """The cheapest way to each device for the operation at *at*, by number of steps."""
+        """The cheapest path to each device for the operation at *at*, by number of steps."""
         index = self.order[at]
         row, opening = self.prices.operations[index], self.prices.steps
         reached: _Front = {}
@@ -134,14 +134,14 @@ class _Search:
         return reached
 
     def _is_between(self, at: int, device: int) -> bool:
-        """Whether a step of *device* ends before position *at* whatever runs there."""
+        """Whether a step of *device* always ends before position *at*."""
         judge, order = self._judge, self.order
         return bool(judge.apart) and (
             judge.is_apart(order[at], device) or judge.is_apart(order[at - 1], device)
         )
 
     def _leaving(self, index: int, device: int) -> float:
-        """What leaves *device* whoever else reads it: entry outputs."""
+        """The cost of values that always leave *device*: entry outputs."""
         written = self.model.operations[index].outputs
         nbytes = sum(self.prices.nbytes[o] for o in written if o in self._outputs)
         return self.prices.moving[device] * nbytes

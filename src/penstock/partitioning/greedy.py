@@ -23,12 +23,14 @@ Costs: TypeAlias = "tuple[tuple[float, ...], ...]"
 """Cost of each operation on each candidate relative to the reference; `inf` if undeclared."""
 
 IF_SHARE: Final = 0.5
-"""Each branch of an IF counts as taken half of the time."""
+"""Each branch of an IF is expected to run half of the time."""
 
 
 def measure(table: SupportTable, preference: Preference) -> Costs:
-    """The performance value of every operation on every candidate, for the element type of its
-    first input: the declared power usage for "low_power", else the declared execution time.
+    """The performance value of every operation on every candidate.
+
+    For "low_power" it is the declared power usage, else the declared execution time, for the
+    element type of the operation's first input.
     """
     energy = preference == "low_power"
     columns = [_column(table.model, c.capabilities, energy=energy) for c in table.candidates]
@@ -50,7 +52,11 @@ def _column(model: Model, capabilities: Capabilities, *, energy: bool) -> list[f
 
 
 def best_device(table: SupportTable, costs: Costs, operation: int) -> int | None:
-    """The candidate with the smallest value; ties go to the reference, then the first, or None."""
+    """The candidate with the smallest value; of equal values the reference, then the first
+    candidate.
+
+    None if no candidate may run the operation.
+    """
     best: int | None = None
     for position in table.takers(operation):
         cost = costs[operation][position]
@@ -67,7 +73,9 @@ def best_device(table: SupportTable, costs: Costs, operation: int) -> int | None
 def explain(
     table: SupportTable, costs: Costs, operation: int, chosen: int, preference: Preference
 ) -> dict[str, Refusal]:
-    """Device name -> why *operation* is not there, for every candidate but the chosen one."""
+    """Device name to the reason why *operation* is not on it, for every candidate but the chosen
+    one.
+    """
     quantity = "power usage" if preference == "low_power" else "execution time"
     winner = table.candidates[chosen].name
     found: dict[str, Refusal] = {}
@@ -102,12 +110,12 @@ def partitions_of(
     first: bool = False,
     followers: Sequence[Sequence[int]] | None = None,
 ) -> list[Partition]:
-    """The partitions of an assignment (operation -> candidate), in an order in which they can run.
+    """The partitions of an assignment (operation to candidate), in a valid execution order.
 
-    One first-in-first-out queue of ready operations for each candidate. The last candidate whose
-    queue is not empty, or with *first* the first one, opens a partition and drains its queue, what
-    becomes ready meanwhile included: the other candidates get more chances to gather inputs.
-    *followers* is `followers_of` the model, where it is known already.
+    Each candidate has a first-in-first-out queue of ready operations. The last candidate with a
+    non-empty queue (with *first*, the first one) opens a partition and empties its queue, including
+    operations that become ready meanwhile. In this way the other candidates collect more ready
+    inputs. *followers* is the result of `followers_of`, if known.
     """
     opening = min if first else max
     followers = followers_of(model) if followers is None else followers
@@ -145,7 +153,7 @@ def handle_users(model: Model) -> list[int]:
 
 
 def followers_of(model: Model) -> list[list[int]]:
-    """For each operation those that must wait for it."""
+    """For each operation, the operations that must wait for it."""
     writer = {
         o: index for index, operation in enumerate(model.operations) for o in operation.outputs
     }
@@ -163,9 +171,9 @@ NO_REFUSAL: Final = Refusal(RefusalCode.OTHER, "")
 
 
 def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
-    """The greedy arrangement, changed as little as the policy's limits need.
+    """The greedy arrangement, changed only as far as the policy's limits require.
 
-    Raises `PlacementError` where an operation has no device, or the limits cannot be met.
+    Raises `PlacementError` if an operation has no device, or if the limits cannot be met.
     """
     asked = table
     require_homes(table)
@@ -185,7 +193,7 @@ def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
 
 
 def place_of(table: SupportTable, operation: int) -> Place:
-    """The place of an operation, with its number in the whole model."""
+    """The place of an operation, with its index in the whole model."""
     model, number = table.model, operation
     if table.numbers:
         number = table.numbers[operation]
@@ -195,7 +203,7 @@ def place_of(table: SupportTable, operation: int) -> Place:
 
 
 def require_homes(table: SupportTable) -> None:
-    """Raises `PlacementError` where an operation has no device."""
+    """Raises `PlacementError` if an operation has no device."""
     homeless = [
         index for index in polled(range(len(table.model.operations))) if not table.takers(index)
     ]
@@ -213,7 +221,7 @@ def require_homes(table: SupportTable) -> None:
 
 
 def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
-    """The accuracy class to ask for if only the class rejects *homeless*; "" if more does."""
+    """Advice to ask for a laxer accuracy class, if only the class rejects *homeless*; else ""."""
     if not homeless:
         return ""
     found: list[tuple[int, AccuracyClass]] = []
@@ -236,7 +244,7 @@ def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
 
 
 def _open_inputs(table: SupportTable) -> str:
-    """Which inputs a caller may give shapes for."""
+    """The inputs for which a caller may give shapes, in words."""
     entry = table.model.entry
     given = [entry.operands[i] for i in entry.ordinary_inputs]
     hints = [f"{o.name!r}: {o.shape}" for o in given if static_shape(o.shape) is None]
@@ -251,7 +259,7 @@ def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> lis
 def complaint_of(
     table: SupportTable, partitions: Sequence[Partition], policy: Policy
 ) -> tuple[str, Refusal, list[Partition]]:
-    """What is wrong with *partitions* ("" if nothing), the refusal for it, and those to refuse."""
+    """The fault of *partitions* ("" if none), the refusal for it, and the partitions to refuse."""
     if apart := _handles_apart(table, partitions):
         words = "operations that share handles must run together"
         return apart, Refusal(RefusalCode.HANDLES, words), []
@@ -277,7 +285,9 @@ def complaint_of(
 
 
 def _of_one_device(partitions: Sequence[Partition]) -> list[Partition]:
-    """Those of the device that would lose the fewest operations; others may grow."""
+    """The partitions of the device that would lose the fewest operations; other partitions may
+    grow.
+    """
     sizes: dict[int, int] = {}
     for partition in partitions:
         sizes[partition.device] = sizes.get(partition.device, 0) + len(partition.operations)
@@ -301,7 +311,7 @@ def _handles_apart(table: SupportTable, partitions: Sequence[Partition]) -> str:
 def on_one_device(
     table: SupportTable, costs: Costs, policy: Policy, complaint: str, refusal: Refusal
 ) -> Arrangement:
-    """Everything on the cheapest device that may run it all and satisfies the policy."""
+    """All operations on the cheapest device that may run them and satisfies the policy."""
     everything = range(len(table.model.operations))
     best: tuple[float, int] | None = None
     for position, candidate in enumerate(table.candidates):

@@ -52,31 +52,32 @@ def place(
     preference: Preference = "fast_single_answer",
     assignment: Sequence[str] | None = None,
 ) -> ExecutionPlan:
-    """Decides which of *devices* runs each operation of *model*'s entry subgraph, and cuts it
-    accordingly.
+    """Decides which of *devices* runs each operation of *model*'s entry subgraph; returns the plan.
 
-    With `Policy(placement="cost")` the plan is the one predicted to take the least time, or for
-    "low_power" the least energy, of those looked at; it never is predicted to cost more than any
-    device by itself with the others behind it. On a chain of operations no plan is cheaper. With
-    "nnapi" each operation by itself goes to the device whose capabilities declare the smallest
-    execution time (power usage) for the element type of its first input (NNAPI section 4.3). Of
-    equals the first device in order gets it, but "reference" before all. An IF or WHILE on
-    "reference" is taken apart where that is better and puts anything on another device: the runtime
-    carries it out, and its subgraphs are planned likewise (`ExecutionStep.control`). Composites are
-    placed whole. Shapes are taken as the model has them: infer them first.
+    With `Policy(placement="cost")`, the plan has the least predicted time of the plans examined, or
+    for "low_power" the least energy. It is never predicted to cost more than any single device with
+    the others as substitutes. On a chain of operations it is optimal.
 
-    *assignment* gives the device of each operation instead of a rule, where devices and policy
-    allow it.
+    With "nnapi", each operation goes to the device with the smallest declared execution time (or
+    power usage) for the element type of its first input (NNAPI section 4.3). Of equal devices the
+    first in order is chosen, but "reference" before all.
 
-    An operation of which nothing is read in the end is neither priced nor run, and no limit counts
-    it; it may even be one that no device takes. The plan shows it on a device that would take it.
+    An IF or WHILE on "reference" is taken apart if that is better and puts something on another
+    device. The runtime then carries it out, and its subgraphs get plans (`ExecutionStep.control`).
+    Composites are placed as a whole. Shapes are used as the model has them: infer them first.
 
-    Pure: equal arguments give equal plans. Devices are asked what they support, nothing else.
+    *assignment* gives the device of each operation instead of a rule, if devices and policy allow
+    it.
 
-    Raises `PlacementError` for an operation that no device may run, naming its place and each
-    device's reason, and where the limits of *policy* cannot be met; `InputError` for a preference
-    that does not exist, what is no device, two devices of one name, and policy keys that mean
-    nothing in this model.
+    An operation whose results are never read is neither priced nor run, and no limit counts it. It
+    may even be one that no device supports. The plan lists it under a device that would support it.
+
+    Pure: equal arguments give equal plans. Only the devices' support is queried.
+
+    Raises `PlacementError`, with the operation's place and each device's reason, for an operation
+    that no device may run, and if the limits of *policy* cannot be met. Raises `InputError` for an
+    unknown preference, an object that is no device, two devices of one name, and policy keys that
+    match nothing in this model.
     """
     ground = _ground(collect_support(model, devices, policy), policy, preference)
     if assignment is not None and len(assignment) == len(model.operations) and ground.live:
@@ -95,11 +96,11 @@ def candidates(
     policy: Policy = DEFAULT_POLICY,
     preference: Preference = "fast_single_answer",
 ) -> list[tuple[str, ExecutionPlan]]:
-    """Plans worth to be measured, each with a name, no two alike: every device by itself, with the
-    others behind it for what it does not take, then the plan of `place`, then cheapest plans under
-    other beliefs about what a step and each device cost. Only such as *policy* allows.
+    """Plans worth measuring, each with a name and no two alike. All satisfy *policy*.
 
-    Raises as `place` does.
+    First, every device alone, with the others as substitutes for what it does not support. Then the
+    plan of `place`. Then the cheapest plans under other assumptions about the cost of a step and of
+    each device. Raises as `place` does.
     """
     from penstock.partitioning.arrangement import arrangements
 
@@ -135,7 +136,9 @@ class _Ground(Struct, frozen=True):
     def plan(
         self, arrangement: Arrangement, reasons: Sequence[dict[str, Refusal]] | None = None
     ) -> ExecutionPlan:
-        """The plan of *arrangement*, whose *reasons* are those of its cost where none are given."""
+        """The plan of *arrangement*. Without *reasons*, the reasons follow from the arrangement's
+        cost.
+        """
         if reasons is None:
             from penstock.partitioning.arrangement import all_reasons
 
@@ -174,7 +177,7 @@ class _Ground(Struct, frozen=True):
         )
 
     def with_unread(self, operations: Sequence[Placement] = ()) -> tuple[Placement, ...]:
-        """The placements of what is run, and of what is not in between."""
+        """The placements of executed operations, with those of unread operations in between."""
         placed = {placement.index: placement for placement in operations}
         return tuple(
             placed.get(index) or _unread(self.asked, index)
@@ -313,7 +316,7 @@ def _place(ground: _Ground) -> ExecutionPlan:
 
 
 def _on_the_only_one(table: SupportTable, policy: Policy) -> Arrangement | None:
-    """Everything on the only candidate, if it takes everything and nothing is left out."""
+    """All operations on the only candidate, if it supports them all and none is unread."""
     entry = table.model.entry
     every = tuple(range(len(entry.operations)))
     if (
@@ -339,7 +342,7 @@ def _placement(
 
 
 def _unread(asked: SupportTable, index: int) -> Placement:
-    """The placement of an operation that is not run: the first device that would take it."""
+    """The placement of an operation that is not run: the first device that would support it."""
     takers = [asked.candidates[position] for position in asked.takers(index)]
     home = (takers or asked.candidates)[0 if takers else -1]
     reasons = {
@@ -370,6 +373,6 @@ def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
 
 
 def _is_plain(entry: Subgraph) -> bool:
-    """Whether operations compute all of the outputs, no two of which are one operand."""
+    """Whether operations compute all outputs, and no two outputs are the same operand."""
     computed = {operand for operation in entry.operations for operand in operation.outputs}
     return computed.issuperset(entry.outputs) and len(set(entry.outputs)) == len(entry.outputs)

@@ -1,4 +1,6 @@
-"""`ExecutionPlan`: who runs what, in which order, and why no other device does."""
+"""`ExecutionPlan`: the device and order of every operation, and the reasons against other
+devices.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from penstock.memory.layout import ArenaLayout
 
 
 class Placement(Struct, frozen=True):
-    """Where one operation runs.
+    """The device of one operation.
 
-    *index* counts the operations of the planned model's entry subgraph; *name* is
-    `Subgraph.operation_name`. *refusals* says, for every device that did not get it, why;
-    *accuracy* is the class that *device* declares for it.
+    *index* is its index in the planned model's entry subgraph; *name* is `Subgraph.operation_name`.
+    *refusals* has the reason for every other device. *accuracy* is the class that *device* declares
+    for it.
     """
 
     index: int
@@ -36,7 +38,7 @@ class Placement(Struct, frozen=True):
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """*refusals* in words."""
+        """*refusals* as text."""
         return MappingProxyType({name: str(why) for name, why in self.refusals.items()})
 
     def __hash__(self) -> int:
@@ -48,22 +50,21 @@ class Placement(Struct, frozen=True):
 
 
 class Control(Struct, frozen=True):
-    """An IF or a WHILE that the runtime carries out itself (NNAPI sections 4.3 to 4.5), with each
-    subgraph that it runs planned as a model of its own.
+    """An IF or WHILE that the runtime carries out (NNAPI sections 4.3 to 4.5).
 
-    *kind* "IF" has the *branches* (then, else), "WHILE" has (condition, body). The entry inputs and
-    outputs of each branch's model are the subgraph's, in order, and have no state; their shapes are
-    known.
+    Each subgraph that it runs is planned as a separate model. *kind* "IF" has the *branches* (then,
+    else), "WHILE" has (condition, body). The entry inputs and outputs of each branch's model are
+    the subgraph's, in order. They have no state, and their shapes are known.
 
-    "IF": the first element of the operation's first input chooses. The branch's inputs are the
-    operation's other inputs, its outputs the operation's outputs; the other branch does not run.
+    "IF": the first element of the operation's first input selects the branch. The branch's inputs
+    are the operation's other inputs, and its outputs the operation's outputs. The other branch does
+    not run.
 
-    "WHILE": evaluating, running, done. The carried values begin as the operation's inputs.
-    Evaluating runs the condition on them; where its only output's first element is false the
-    carried values are the operation's outputs, and it is done. Else, once the time since the loop
-    began has been compared with the loop timeout of the run (past it `MissedDeadlineTransient`,
-    which nothing repeats), running the body on them makes the next ones, and it evaluates again.
-    What the body writes never lies where it reads.
+    "WHILE": the carried values start as the operation's inputs. Each round runs the condition on
+    them. If the first element of its only output is false, the carried values are the operation's
+    outputs, and the loop ends. Otherwise the time since the start of the loop is compared with the
+    run's loop timeout; past it `MissedDeadlineTransient` is raised, which is never retried. Then
+    the body computes the next carried values. The body never writes to the memory that it reads.
 
     An error of a branch is the step's.
     """
@@ -73,14 +74,15 @@ class Control(Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[str, str]:
-        """What each of the branches is to it."""
+        """The role of each of the branches."""
         return ("then", "else") if self.kind == "IF" else ("condition", "body")
 
 
 class Worst(Struct, frozen=True):
-    """What a step may take any engine at worst, in nanoseconds of one processor core: all of its
-    operations together (*total*), and *most* of them the operation with the index *operation*
-    (`penstock.partitioning.work.times_of`).
+    """Upper bound of a step's time on any engine, in nanoseconds of one processor core.
+
+    *total* is that of all operations. *most* is that of the longest, which has the index
+    *operation* (`penstock.partitioning.work.times_of`).
     """
 
     total: float
@@ -89,16 +91,15 @@ class Worst(Struct, frozen=True):
 
 
 class ExecutionStep(Struct, frozen=True):
-    """A partition with its boundary: the *operations* (indexes into the planned model's entry
-    subgraph) that *device* runs as one *model*.
+    """A partition with its boundary: the *operations* that *device* runs as one *model*.
 
-    *inputs* and *outputs* give, for each of the step model's entry inputs and outputs (state ports
-    included) in order, the operand of the planned model's entry subgraph that it stands for. No
-    operand is listed twice, and every output is computed by an operation of the step.
+    *operations* are indexes in the planned model's entry subgraph. *inputs* and *outputs* map each
+    entry input and output of the step's model, in order and with state ports, to an operand of that
+    subgraph. No operand is listed twice, and every output is computed by an operation of the step.
 
-    *fallbacks* names the devices that may repeat the step where *device* fails, in the order in
-    which they are tried, "reference" the last: the policy lets each of them run every operation,
-    and the plan keeps its coverage whichever steps go to "reference".
+    *fallbacks* are the devices that may run the step if *device* fails, in the order of attempts,
+    "reference" last. The policy allows each of them to run every operation. The plan keeps its
+    coverage whichever steps fall back to "reference".
     """
 
     index: int
@@ -109,22 +110,25 @@ class ExecutionStep(Struct, frozen=True):
     outputs: tuple[int, ...]
     fallbacks: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
-    """What the step's device is told beside the model, as part of `PrepareConfig.options`: which of
-    its outputs are rounded in another step (`penstock.ir.rounding`).
+    """Options for the step's device, added to `PrepareConfig.options`.
+
+    They name the outputs that are rounded in another step (`penstock.ir.rounding`).
     """
 
     predicted_ns: int | None = None
-    """Nanoseconds that a run of the step is predicted to take, its dispatch and transfers included;
-    None where its device declares no execution time.
+    """Predicted nanoseconds of a run of the step, including dispatch and transfers.
+
+    None if its device declares no execution time.
     """
     control: Control | None = None
-    """How the runtime carries the step out, which then is one IF or WHILE. *device*, "reference",
-    may run *model* as a whole all the same: it is the same computation.
+    """How the runtime carries out the step, which is then one IF or WHILE.
+
+    *device*, "reference", can also run *model* as a whole: the computation is the same.
     """
     no_fallback: str = ""
-    """Why *fallbacks* is empty, in words; empty where it is not."""
+    """Why *fallbacks* is empty, as text; empty if it is not."""
     worst: Worst | None = None
-    """What it may take at worst; None where that was not asked."""
+    """The upper bound of its time; None if it was not requested."""
 
     def __repr__(self) -> str:
         from penstock.partitioning.show import line_of
@@ -134,10 +138,10 @@ class ExecutionStep(Struct, frozen=True):
 
 
 class Alternative(Struct, frozen=True):
-    """The plan of one device alone, with the others behind it for what it does not take.
+    """The plan of one device alone, with the others as substitutes for what it does not support.
 
-    *operations* is how many it takes, *steps* how many the plan has; *predicted_ns* and
-    *predicted_energy* are as of `ExecutionPlan`.
+    *operations* is how many it runs, *steps* how many the plan has. *predicted_ns* and
+    *predicted_energy* are as in `ExecutionPlan`.
     """
 
     device: str
@@ -148,12 +152,12 @@ class Alternative(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """One candidate placement as it was measured.
+    """The measurement of one candidate placement.
 
-    *name* says which: a device's name for that device with the others behind it, "predicted" for
-    the plan that was predicted to be best, else what it was made to try. *median_ns* and
-    *spread_ns*, the distance between the quartiles, are of a run, out of so many *runs*;
-    *energy_uj* and its spread are microjoules, where they were counted. *error* says why it is out.
+    *name* identifies it: a device's name for that device with the others as substitutes,
+    "predicted" for the plan predicted to be best, else the assumption that was varied. *median_ns*
+    and *spread_ns* (interquartile range) are for one run, out of *runs* runs. *energy_uj* and its
+    spread are microjoules, if measured. *error* says why it was dropped.
     """
 
     name: str
@@ -166,17 +170,17 @@ class Measured(Struct, frozen=True):
 
 
 PREDICTED: Final = "predicted"
-"""The name of the plan that was predicted to be best, among those measured."""
+"""Name of the plan that was predicted to be best, among the measured ones."""
 
 
 class Tuned(Struct, frozen=True):
-    """What measuring placements on this machine gave: the *candidates*, the *winner* among them by
-    name, and why.
+    """The result of measuring placements on this machine: *candidates*, the *winner*'s name, and
+    why.
 
-    No *candidates* where nothing was measured; the plan is then the predicted one, and *reason*
-    says why. *created* is when they were measured, in seconds since the epoch. *compiles* is how
-    many driver compiles that took; *stored* says that an earlier call measured them. *outcome* is
-    "only" where there is no other placement, "unmeasured" where nothing was measured.
+    If nothing was measured, *candidates* is empty, the plan is the predicted one, and *reason* says
+    why. *created* is the time of the measurement, in seconds since the epoch. *compiles* counts the
+    driver compiles for it. *stored* says that an earlier call measured. *outcome* is "only" if
+    there is no other placement, "unmeasured" if nothing was measured.
     """
 
     candidates: tuple[Measured, ...]
@@ -191,19 +195,17 @@ class Tuned(Struct, frozen=True):
 class ExecutionPlan(Struct, frozen=True):
     """How *model* runs on *devices* (NNAPI section 4.4).
 
-    *devices* are the names that were considered, in the order of placement. The *steps* run one
-    after another; each finds its inputs among the model's inputs and what earlier steps wrote.
-    *operations* has one `Placement` for each operation of the entry subgraph. *temporaries* gives a
-    place to each operand that one step writes and a later one reads, save entry outputs.
+    *devices* are the names considered, in order of placement. The *steps* run one after another;
+    the inputs of each are the model's inputs and outputs of earlier steps. *operations* has one
+    `Placement` for each operation of the entry subgraph. *temporaries* is the arena layout of
+    operands that one step writes and a later one reads, except entry outputs. A step whose results
+    are never read is left out, but its operations are in *operations*.
 
-    A step that would compute nothing that is read is left out; its operations stand in *operations*
-    all the same.
-
-    *predicted_ns* is what a run is predicted to take in nanoseconds, None where a device declares
-    no execution time for something it runs. *predicted_energy* is given for "low_power": the energy
-    that the reference takes in so many nanoseconds. *alternatives* has each device considered, by
-    itself. *tuned* is there where the placement was measured. *accuracy* is the class that the
-    policy asks for: every operation's own is at least as strict.
+    *predicted_ns* is the predicted time of a run in nanoseconds; None if a device declares no
+    execution time for an operation it runs. *predicted_energy* is set for "low_power", in units of
+    the reference's energy in one nanosecond. *alternatives* has each device alone. *tuned* is set
+    if the placement was measured. *accuracy* is the class that the policy requires; every
+    operation's own is at least as strict.
     """
 
     model: Model
@@ -217,33 +219,40 @@ class ExecutionPlan(Struct, frozen=True):
     tuned: Tuned | None = None
     accuracy: AccuracyClass = "faithful"
     doubts: tuple[tuple[str, str], ...] = ()
-    """(device, why) of each device of a step whose declared accuracy classes may not hold here
-    (`Capabilities.accuracy_doubt`)."""
+    """(device, reason) of each used device whose declared accuracy classes may not hold on this
+    machine.
+
+    See `Capabilities.accuracy_doubt`.
+    """
     apart: tuple[tuple[str, str], ...] = ()
-    """(device, why) of each device that runs in a process of its own for this plan alone: what it
-    runs here may take longer than a call without an end may in the caller's process.
+    """(device, reason) of each device that runs in a host process for this plan only.
+
+    What it runs here may take longer than a call in the caller's process may, because such a call
+    cannot be stopped.
     """
 
     @property
     def forwards(self) -> tuple[tuple[int, int], ...]:
-        """(position among the entry outputs, operand) of each output, state outputs included, that
-        no operation computes: it is an input or a constant, and whoever runs the plan passes it on.
+        """(position among the entry outputs, operand) of each output that no operation computes.
+
+        It is an input or a constant, and the runtime passes it on. State outputs are included.
         """
         entry = self.model.entry
         computed = {o for operation in entry.operations for o in operation.outputs}
         return tuple((k, i) for k, i in enumerate(entry.outputs) if i not in computed)
 
     def show(self) -> str:
-        """The plan as text in 80 columns: a table of the steps, then where the operations run and
-        each other device's reason against them. Operations that differ in nothing but predicted
-        durations share a line.
+        """The plan as text in 80 columns.
+
+        A table of the steps comes first, then where the operations run, with each other device's
+        reason against them. Operations that differ only in predicted durations share a line.
         """
         from penstock.partitioning.show import show_plan
 
         return show_plan(self)
 
     def summary(self) -> str:
-        """The plan in one line; it names an accuracy class other than the default."""
+        """The plan in one line. Names the accuracy class if it is not the default."""
         from penstock.partitioning.show import summarize_plan
 
         return summarize_plan(self)
@@ -254,33 +263,38 @@ class ExecutionPlan(Struct, frozen=True):
         return line_of("ExecutionPlan", self.summary())
 
     def _repr_html_(self) -> str:
-        """The table of steps that a notebook shows."""
+        """The table of steps for a notebook."""
         from penstock.partitioning.show import html_of_plan
 
         return html_of_plan(self)
 
     def to_json(self) -> str:
-        """Everything but the models, as one JSON object: `devices`, `steps`, `operations`,
-        `forwards`, `temporaries`, `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`,
-        `accuracy`, `doubts`, `apart`.
+        """Everything but the models, as one JSON object.
+
+        Its keys are `devices`, `steps`, `operations`, `forwards`, `temporaries`, `predicted_ns`,
+        `predicted_energy`, `alternatives`, `tuned`, `accuracy`, `doubts`, `apart`.
         """
         return msgspec.json.encode(_as_builtins(self)).decode()
 
     def to_dot(self) -> str:
-        """The operations as a Graphviz digraph, coloured by device, a cluster a step."""
+        """The operations as a Graphviz digraph, coloured by device, with one cluster for
+        each step.
+        """
         from penstock.partitioning.drawing import plan_to_dot
 
         return plan_to_dot(self)
 
     def to_svg(self) -> str:
-        """The same graph as an SVG picture."""
+        """The graph of `to_dot` as an SVG picture."""
         from penstock.partitioning.drawing import plan_to_svg
 
         return plan_to_svg(self)
 
 
 class Ports(Struct, frozen=True):
-    """The arguments of a step: each with its operand of the plan, and as the step describes it."""
+    """The arguments of a step: each with its operand in the plan and the step's
+    description of it.
+    """
 
     step: int
     inputs: tuple[tuple[int, Operand], ...]

@@ -20,27 +20,26 @@ ANY_OPERATION: Final = "*"
 
 
 class Policy(Struct, frozen=True):
-    """Demands on placement and on runs; immutable, comparable, and it pickles.
+    """Requirements on placement and runs. Immutable, comparable, picklable.
 
-    *placement* chooses the rule that spreads operations over devices. "cost" takes the plan that is
-    predicted to take least as a whole, dispatch and transfers at every boundary counted, or one
-    that was measured before; "nnapi" is NNAPI's local greedy rule (NNAPI section 4.3), which counts
-    neither.
+    *placement* selects the rule that assigns operations to devices. "cost" uses the plan with the
+    least predicted total cost, including dispatch and transfers at every boundary, or a plan
+    measured before. "nnapi" is NNAPI's local greedy rule (NNAPI section 4.3), which ignores both.
 
-    *accuracy* is the class every operation's device must meet. *require* and *forbid* map an
-    operation type (also `CUSTOM:<code>`), an operation's name or `"*"` to a device name or several:
-    an operation runs only on devices that the most specific matching entry of *require* lists (name
-    before type before `"*"`), and on none that any matching entry of *forbid* lists.
+    *accuracy* is the class that every operation's device must meet. *require* and *forbid* map an
+    operation type (also `CUSTOM:<code>`), an operation's name or `"*"` to one or more device names.
+    An operation runs only on devices in the most specific matching entry of *require* (name before
+    type before `"*"`), and on none in any matching entry of *forbid*.
 
-    *min_coverage* is the share of operations, 0 to 1, that must not be on the device "reference".
-    *max_partitions* bounds the steps of a plan (None: no bound); *min_partition_size* is the fewest
-    operations that a step on any device but "reference" may have. *allow_fallback* lets the other
-    devices, and last "reference", repeat what one failed to compile or to run.
+    *min_coverage* is the minimum share of operations, 0 to 1, that are not on the device
+    "reference". *max_partitions* limits the steps of a plan (None: no limit). *min_partition_size*
+    is the minimum number of operations in a step on a device other than "reference".
+    *allow_fallback* lets the other devices, "reference" last, run a step that its device failed to
+    compile or to run.
 
-    *shadow* is the share of runs that are compared with the reference: a float from 0 to 1, or an
-    int for the first so many runs. What is found wrong is refused on that version of its driver
-    from then on (docs/shadow.md). *while_compiling* says what a run does that comes before the
-    compile is done.
+    *shadow* selects runs to compare with the reference: a share from 0 to 1 (float), or the number
+    of first runs (int). An operation found wrong is then rejected on that version of its driver
+    (docs/shadow.md). *while_compiling* says what a run does before the compile has ended.
 
     Raises `InputError` for a value outside these rules.
     """
@@ -80,14 +79,14 @@ class Policy(Struct, frozen=True):
         return hash(tuple(v for v in values if not isinstance(v, Mapping)))
 
     def required(self, kinds: Collection[str], name: str) -> tuple[str, ...] | None:
-        """The devices that such an operation is restricted to; None for any."""
+        """The devices to which the operation is restricted; None for any device."""
         for key in (name, *kinds, ANY_OPERATION):
             if key in self.require:
                 return _names(self.require[key])
         return None
 
     def forbidden(self, kinds: Collection[str], name: str) -> frozenset[str]:
-        """The devices that such an operation must not run on."""
+        """The devices on which the operation must not run."""
         matching = (self.forbid.get(key, ()) for key in (name, *kinds, ANY_OPERATION))
         return frozenset(device for names in matching for device in _names(names))
 

@@ -1,9 +1,9 @@
-"""What a plan is predicted to cost: the judge of placements.
+"""Predicts the cost of a plan: `Judge` compares placements.
 
-A plan costs what its steps cost, one after another. A step costs its operations on its device, one
-dispatch, the runtime's own work for a step, and, on a device that does not share host memory, the
-transfer of every value that enters or leaves it. Between devices that share host memory nothing is
-moved.
+The cost of a plan is the sum of its steps. The cost of a step is that of its operations on its
+device, one dispatch, and the runtime's work for a step. A device that does not share host memory
+adds the transfer of every value that enters or leaves it. Devices that share host memory transfer
+nothing between them.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from penstock.partitioning.work import (
 )
 
 STEP_NS: Final = 3_000.0
-"""The runtime's own work for one step of a run."""
+"""Time of the runtime for one step of a run."""
 
 HOST_BYTES_PER_SECOND: Final = 8e9
-"""How fast the runtime copies in host memory."""
+"""Copy rate of the runtime in host memory."""
 
 UNDECLARED: Final = 1e15
-"""Price of an operation without a declared cost: more than any declared one."""
+"""Price of an operation without a declared cost: higher than any declared one."""
 
 
 LONGEST: Final = UNDECLARED / 1e3
-"""Most that subgraphs cost, loops in loops included: less than anything undeclared."""
+"""Maximum cost of subgraphs, nested loops included: lower than that of anything undeclared."""
 
 
 class Prices(Struct, frozen=True):
-    """Costs in nanoseconds, or in what the reference consumes in a nanosecond.
+    """Costs in nanoseconds, or in units of the reference's energy in one nanosecond.
 
-    *operations* has a row an operation of the entry subgraph and in it a price a candidate, *steps*
-    what opening one step costs on each candidate, *moving* what a byte costs that enters or leaves
-    it, *nbytes* the size of each operand. *worst* has the nanoseconds that each operation may take
-    any engine, subgraphs included (`times_of`).
+    *operations* has a row for each operation of the entry subgraph, with a price for each
+    candidate. *steps* has the price of opening a step on each candidate, *moving* the price of a
+    byte that enters or leaves it, *nbytes* the size of each operand. *worst* has each operation's
+    upper bound in nanoseconds on any engine, including subgraphs (`times_of`).
     """
 
     operations: tuple[tuple[float, ...], ...]
@@ -61,11 +61,11 @@ class Prices(Struct, frozen=True):
 def price(table: SupportTable, *, energy: bool = False) -> Prices:
     """The prices of every operation, step and byte of *table*, in time or in *energy*.
 
-    Time: the reference's estimated time for the operation, times the execution time that the device
-    declares for the element type of its first input. Energy: the same estimate, times the power
-    usage it declares, which is the energy that the device takes for the work in relation to the
-    reference (NNAPI section 4.3); dispatch and transfer are the host's time at the reference's
-    power. What an IF or a WHILE runs has the shapes of the values that it is given.
+    Time: the reference's estimated time for the operation, multiplied by the device's declared
+    execution time for the element type of its first input. Energy: the same estimate multiplied by
+    the declared power usage, which is the device's energy for the work relative to the reference
+    (NNAPI section 4.3). Dispatch and transfer count as host time at the reference's power. The
+    operations inside an IF or WHILE have the shapes of the values passed to it.
     """
     model = table.model
     if any(operation.type in {"IF", "WHILE"} for operation in model.operations):
@@ -100,7 +100,7 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
 
 
 def _worst(model: Model, order: Iterable[int], worst: dict[int, list[float]]) -> tuple[float, ...]:
-    """The worst time of each entry operation, with all subgraphs that it enters, once."""
+    """The worst time of each entry operation, counting each subgraph that it enters once."""
     sums: dict[int, float] = {}
     for index in order:
         times = worst[index]
@@ -112,7 +112,9 @@ def _worst(model: Model, order: Iterable[int], worst: dict[int, list[float]]) ->
 
 
 def byte_ns(capabilities: Capabilities) -> float:
-    """Nanoseconds a byte that enters or leaves the device: transfer and the runtime's copies."""
+    """Nanoseconds for each byte that enters or leaves the device: transfer, and the runtime's
+    copies.
+    """
     total = 0.0
     if not capabilities.shares_host_memory:
         rate = capabilities.transfer_bytes_per_second
@@ -123,33 +125,33 @@ def byte_ns(capabilities: Capabilities) -> float:
 
 
 class Judge:
-    """Costs of partitions of one model, all of whose operations are live, under one set of prices.
+    """Prices partitions of one model, all of whose operations are live.
 
-    The operations of *apart* are steps of their own on the reference, the last candidate.
+    The operations of *apart* are separate steps on the reference, the last candidate.
     """
 
     def __init__(self, model: Model, prices: Prices, apart: Collection[int] = ()) -> None:
         self._model, self.prices, self.apart = model, prices, frozenset(apart)
         self._entry_outputs = frozenset(model.entry.outputs)
         self.followers: Sequence[Sequence[int]] | None = None
-        """For each operation those that wait for it, once somebody has found out."""
+        """For each operation, those that wait for it; None until computed."""
         self._readers: dict[int, set[int]] = {}
         for index, operation in enumerate(polled(model.operations)):
             for operand in operation.inputs:
                 self._readers.setdefault(operand, set()).add(index)
 
     def plan(self, partitions: Sequence[Partition]) -> float:
-        """What the plan of these partitions costs."""
+        """The cost of the plan with these partitions."""
         return math.fsum(map(self.step, self.steps(partitions)))
 
     def steps(self, partitions: Sequence[Partition]) -> list[Partition]:
-        """The steps of these partitions, with what is apart by itself."""
+        """The steps of these partitions; operations taken apart are separate steps."""
         if self.apart:
             return [piece for partition in partitions for piece in self._pieces(partition)]
         return list(partitions)
 
     def is_apart(self, operation: int, device: int) -> bool:
-        """Whether *operation* is a step of its own on *device*."""
+        """Whether *operation* is a separate step on *device*."""
         return operation in self.apart and device == len(self.prices.steps) - 1
 
     def _pieces(self, partition: Partition) -> Iterator[Partition]:
@@ -166,7 +168,7 @@ class Judge:
             yield Partition(partition.device, tuple(run))
 
     def step(self, partition: Partition) -> float:
-        """What one partition costs as a step."""
+        """The cost of one partition as a step."""
         prices, device = self.prices, partition.device
         total = prices.steps[device]
         for index in polled(partition.operations):
@@ -176,7 +178,7 @@ class Judge:
         return total
 
     def moved(self, operations: Sequence[int]) -> float:
-        """Bytes that enter and leave a step of *operations*, each value once."""
+        """Bytes that enter and leave a step of *operations*; each value counts once."""
         inside = frozenset(operations)
         chosen = [self._model.operations[index] for index in operations]
         written = {operand for operation in chosen for operand in operation.outputs}
@@ -191,7 +193,7 @@ class Judge:
 
 
 def whole(cost: float) -> int | None:
-    """*cost* as a plan shows it: rounded; None where a device declared none."""
+    """*cost* as a plan shows it: rounded, or None if a device declared no cost."""
     return None if cost >= UNDECLARED else round(cost)
 
 

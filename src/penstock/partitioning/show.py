@@ -1,4 +1,4 @@
-"""A plan as text: one line, or a table of its steps and why each operation runs where it does."""
+"""A plan as text: one line, or a table of steps and the reasons for each operation's device."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 WIDTH: Final = 80
 DEFAULT_CLASS: Final[AccuracyClass] = "faithful"
 SHOWN_TYPES: Final = 4
-"""Operation types named in one line of a listing; the rest are counted."""
+"""Maximum operation types named in one line of a listing; the rest is counted."""
 LEAST_WIDTH: Final = 60
-"""Of a branch of control flow, however deep it lies."""
+"""Minimum width of a nested branch of control flow."""
 LEAST_COLUMN: Final = 16
-"""Characters that a column keeps when the table has to be made narrower."""
+"""Minimum characters of a column when the table is made narrower."""
 
 DURATION: Final = re.compile(r"(\d[\d.]*(?:e[+-]?\d+)?) (ns|us|ms|s)\b")
 UNITS: Final = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 class Group(Struct, frozen=True):
-    """Operations of one type that run on one device and have equal reasons against the others, save
-    for the durations in them: *reasons* has these as ranges.
+    """Operations of one type on one device, with equal reasons against the others except durations.
+
+    *reasons* has the durations as ranges.
     """
 
     type: str
@@ -50,7 +51,7 @@ class Group(Struct, frozen=True):
 
     @property
     def by_reason(self) -> dict[str, list[str]]:
-        """Reason -> the devices that it keeps the operations off."""
+        """Each reason, with the devices that it excludes."""
         found: dict[str, list[str]] = {}
         for device, reason in self.reasons.items():
             found.setdefault(reason, []).append(device)
@@ -58,7 +59,7 @@ class Group(Struct, frozen=True):
 
 
 def groups_of(plan: ExecutionPlan) -> list[Group]:
-    """The operations of *plan*, grouped, in the order of their first ones."""
+    """The operations of *plan* in groups, ordered by their first operation."""
     found: dict[tuple[object, ...], list[Placement]] = {}
     for placement in plan.operations:
         reasons = tuple((d, DURATION.sub("", _line(r))) for d, r in placement.reasons.items())
@@ -78,7 +79,9 @@ def groups_of(plan: ExecutionPlan) -> list[Group]:
 
 
 def describe_tuned(tuned: Tuned) -> str:
-    """What measuring gave, when, and the medians; or that nothing was measured, and why."""
+    """The result of measuring: the winner, the time, and the medians; or why nothing was
+    measured.
+    """
     if not tuned.candidates:
         if tuned.winner == PREDICTED:
             return f"not measured: {tuned.reason}"
@@ -96,12 +99,12 @@ def describe_tuned(tuned: Tuned) -> str:
 
 
 def reasons_against(tuned: Tuned) -> list[str]:
-    """Why each candidate that failed could not be measured: a sentence each."""
+    """For each candidate that failed, a sentence why it could not be measured."""
     return [f"{m.name!r} failed: {_line(m.error)}" for m in tuned.candidates if m.error is not None]
 
 
 def describe_accuracy(plan: ExecutionPlan) -> str:
-    """How many operations run below the default accuracy class; empty if none may."""
+    """How many operations run below the default accuracy class; empty if the policy allows none."""
     if ACCURACY_RANK[plan.accuracy] >= ACCURACY_RANK[DEFAULT_CLASS]:
         return ""
     least = ACCURACY_RANK[DEFAULT_CLASS]
@@ -117,12 +120,12 @@ def describe_accuracy(plan: ExecutionPlan) -> str:
 
 
 def show_plan(plan: ExecutionPlan) -> str:
-    """`ExecutionPlan.show`."""
+    """Implements `ExecutionPlan.show`."""
     return "\n".join(_lines(plan, WIDTH)) + "\n"
 
 
 def line_of(kind: str, text: str) -> str:
-    """`<kind: text>` in one line of bounded length, as `repr` of large values gives it."""
+    """`<kind: text>` in one line of limited length, for the `repr` of large values."""
     words = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
     return shortened(f"<{kind}: {words}", MAX_LINE - 1) + ">"
 
@@ -175,7 +178,7 @@ def _lines(plan: ExecutionPlan, width: int) -> list[str]:
 
 
 def summarize_plan(plan: ExecutionPlan) -> str:
-    """`ExecutionPlan.summary`. The accuracy class is named where it is not the default."""
+    """Implements `ExecutionPlan.summary`. Names the accuracy class if it is not the default."""
     placed = Counter(placement.device for placement in plan.operations)
     shares = ", ".join(f"{device} {placed[device]}" for device in plan.devices if placed[device])
     text = f"{counted(len(plan.steps), 'step')}, {counted(len(plan.operations), 'operation')}"
@@ -236,7 +239,7 @@ STEP_COLUMNS: Final = ("step", "device", "operations", "in", "out", "predicted",
 
 
 def idle_operations(plan: ExecutionPlan) -> list[int]:
-    """The operations of no step: nothing reads what they would compute."""
+    """The operations of no step: their results are never read."""
     run = {i for step in plan.steps for i in step.operations}
     return [placement.index for placement in plan.operations if placement.index not in run]
 
@@ -251,7 +254,7 @@ def types_of(plan: ExecutionPlan, operations: Sequence[int]) -> str:
 
 
 def duration(ns: float) -> str:
-    """Nanoseconds for people: "1.2 ms"."""
+    """Formats nanoseconds for display: "1.2 ms"."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if ns >= size:
             return f"{ns / size:.3g} {unit}"
@@ -270,7 +273,7 @@ def ranges(indexes: Iterable[int]) -> str:
 
 
 def _steps(plan: ExecutionPlan, width: int) -> list[str]:
-    """The table of steps, with its widest columns wrapped to fit."""
+    """The table of steps; its widest columns are wrapped to fit."""
     rows = [STEP_COLUMNS, *(step_row(plan, step) for step in plan.steps)]
     kept = [k for k in range(len(STEP_COLUMNS)) if k < 5 or any(row[k] for row in rows[1:])]
     widths = [max(len(row[k]) for row in rows) for k in kept]
@@ -291,7 +294,7 @@ def _steps(plan: ExecutionPlan, width: int) -> list[str]:
 
 
 def _merged(reasons: Sequence[str]) -> str:
-    """Reasons that differ in their durations only, as one with ranges."""
+    """Merges reasons that differ only in durations into one with ranges."""
     columns = zip(*(DURATION.findall(reason) for reason in reasons), strict=True)
     texts = iter([_range(column) for column in columns])
     return DURATION.sub(lambda _: next(texts), reasons[0])

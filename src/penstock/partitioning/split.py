@@ -1,9 +1,8 @@
-"""Cuts: some operations of a model as a model of their own, with the values that cross the
-boundary.
+"""Cuts some operations out of a model as a model of their own, with boundary values.
 
-The order of a cut's inputs and outputs is NNAPI's (section 4.4): inputs are main inputs, then
-values of other cuts, then main outputs that other cuts write; outputs are main outputs, then values
-for other cuts. Within each group it is the model's own order.
+The inputs and outputs of a cut are in NNAPI's order (section 4.4). Inputs: main inputs, then values
+of other cuts, then main outputs that other cuts write. Outputs: main outputs, then values for other
+cuts. Each group keeps the model's order.
 """
 
 from __future__ import annotations
@@ -29,11 +28,15 @@ from penstock.memory.layout import (
 from penstock.partitioning.plan import ExecutionStep
 
 MOST_CARRIED: Final = 1 << 18
-"""Operands and operations of subgraphs that all cuts of a model may copy, beyond its own."""
+"""Limit of subgraph operands and operations copied by all cuts of a model, beyond the
+model's own.
+"""
 
 
 class Cut(Struct, frozen=True):
-    """*operations* as a model; *inputs* and *outputs* are the original operands, none twice."""
+    """*operations* as a model; *inputs* and *outputs* are the original operands, without
+    duplicates.
+    """
 
     operations: tuple[int, ...]
     model: Model
@@ -42,10 +45,10 @@ class Cut(Struct, frozen=True):
 
 
 class Cutter:
-    """Cuts one model, any number of times.
+    """Cuts one model any number of times.
 
-    *readers* are the operations whose reading counts (None: all): a result that only others read
-    does not cross a boundary.
+    *readers* are the operations that count as readers (None: all). A result without such a reader
+    in another cut does not cross the boundary.
     """
 
     def __init__(self, model: Model, readers: Iterable[int] | None = None) -> None:
@@ -62,10 +65,10 @@ class Cutter:
                 self._readers.setdefault(operand, set()).add(index)
 
     def cut(self, operations: Sequence[int]) -> Cut:
-        """The cut with these operations, which must be in an order in which they can run.
+        """The cut with these operations, which must be in a valid execution order.
 
-        It has copies of all subgraphs that they enter: `LimitExceeded` where those of all cuts are
-        too many.
+        It contains copies of all subgraphs that they enter. Raises `LimitExceeded` if the cuts
+        together copy too much.
         """
         entry = self._entry
         inside = frozenset(operations)
@@ -123,7 +126,7 @@ class Cutter:
 
 
 def extract(model: Model, index: int) -> Model:
-    """Subgraph *index* and what it refers to as a model of its own, with the same ports."""
+    """Subgraph *index* and everything that it refers to as a separate model with the same ports."""
     subgraph = model.subgraphs[index]
     referenced = referenced_by(model, subgraph.operations)
     own = replace(
@@ -149,11 +152,10 @@ def _with_lifetime(operand: Operand, lifetime: Lifetime | None) -> Operand:
 def plan_temporaries(
     model: Model, steps: Sequence[ExecutionStep], capabilities: Mapping[str, Capabilities]
 ) -> ArenaLayout:
-    """A place for each operand that a step writes and a later one reads, save entry outputs.
+    """The arena layout of operands that a step writes and a later one reads, except entry outputs.
 
-    It lives from the step that writes it to the last that reads it, is aligned as the most
-    demanding of these steps' devices prefers (*capabilities*, by name), and padded likewise (NNAPI
-    section 6.8).
+    An operand lives from the step that writes it to its last reader. Alignment and padding are the
+    strictest that these steps' devices prefer (*capabilities*, by name; NNAPI section 6.8).
     """
     users: dict[int, list[ExecutionStep]] = {}
     outputs = frozenset(model.entry.outputs)

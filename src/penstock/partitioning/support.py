@@ -1,4 +1,4 @@
-"""Which vendor extensions operations need, and whether a device offers them (NNAPI section 8.6)."""
+"""Which devices support which operations, including vendor extensions (NNAPI section 8.6)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from penstock.partitioning.policy import ANY_OPERATION, Policy
 from penstock.partitioning.split import Cutter
 
 Needs: TypeAlias = "Mapping[str, frozenset[ExtensionType]]"
-"""Extensions by name, each with those of its operand types that occur, without their data."""
+"""Extensions by name, each with its operand types that occur, without their data."""
 
 
 def extension_needs(model: Model) -> dict[int, Needs]:
-    """What operations of the entry subgraph need of extensions: by themselves, by the types of
-    their operands, and by what is in the subgraphs that they refer to. Operations that need nothing
-    are left out.
+    """The extensions that operations of the entry subgraph need.
+
+    An operation may need one for itself, for the types of its operands, or for operations in
+    subgraphs that it refers to. Operations that need none are left out.
     """
     if not any(map(_has_extensions, model.subgraphs)):
         return {}
@@ -56,12 +57,14 @@ def extension_needs(model: Model) -> dict[int, Needs]:
 
 
 def uses_extensions(model: Model) -> bool:
-    """Whether anything in *model* is of an extension."""
+    """Whether *model* uses any extension."""
     return any(map(_has_extensions, model.subgraphs))
 
 
 def extension_refusal(needs: Needs, capabilities: Capabilities) -> str:
-    """Why a device lacks an extension that an operation needs; empty if it has all."""
+    """The extension that an operation needs and the device lacks, as a reason; empty if it
+    has all.
+    """
     offered = {extension.name: extension for extension in capabilities.extensions}
     for name, kinds in needs.items():
         if name not in offered:
@@ -88,7 +91,7 @@ def _has_extensions(subgraph: Subgraph) -> bool:
 
 
 def _needs(graph: Subgraph, operation: Operation, known: Mapping[int, Needs]) -> Needs:
-    """What *operation* needs; *known* has what the subgraphs need that it enters."""
+    """The extensions that *operation* needs; *known* has those of the subgraphs that it enters."""
     own: dict[str, frozenset[ExtensionType]] = {}
     if (name := extension_of(operation)) is not None:
         own[name] = frozenset()
@@ -108,29 +111,33 @@ def _joined(several: Sequence[Needs]) -> Needs:
 
 
 LAST_RESORT: Final = f"{FALLBACK_DEVICE} (this process)"
-"""The name of the reference device in the caller's process, if the plan's is isolated."""
+"""Name of the reference device in the caller's process, used after an isolated one."""
 
 SHAPE_UNKNOWN: Final = "known only when it runs"
-"""Stands in the reasons of drivers that need a shape which the model does not tell: they have no
-code to give, only words."""
+"""Text in the reasons of drivers that need a shape which the model does not have.
+
+A driver's refusal has only words and no code, so the runtime searches for this text.
+"""
 
 HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
-"""Types whose values mean nothing outside the engine that made them."""
+"""Types whose values are meaningful only inside the engine that made them."""
 
 
 class Answer(Support, frozen=True):
-    """The device's answer for an operation, or the *refusal* that it was turned into."""
+    """The device's answer for an operation; *refusal* is set if the operation is rejected."""
 
     refusal: Refusal | None = None
 
 
 def refused(refusal: Refusal, accuracy: AccuracyClass = "faithful") -> Answer:
-    """An answer that is *refusal*."""
+    """An answer that rejects the operation with *refusal*."""
     return Answer(False, str(refusal), accuracy, refusal=refusal)
 
 
 class Candidate(Struct, frozen=True):
-    """A device with its *answers*, one an operation. One that failed to answer refuses all."""
+    """A device with its *answers*, one for each operation. If it failed to answer, all are
+    refusals.
+    """
 
     device: Device
     name: str
@@ -143,11 +150,10 @@ class Candidate(Struct, frozen=True):
 
 
 class SupportTable(Struct, frozen=True):
-    """The candidates in order of placement: as given, the reference device last (NNAPI section
-    4.1).
+    """The candidates in order of placement, the reference device last (NNAPI section 4.1).
 
-    *numbers* are the indexes that the operations of *model* have in the model that is planned;
-    none: their own.
+    *numbers* are the indexes of *model*'s operations in the planned model; None if they are the
+    same.
     """
 
     model: Model
@@ -155,16 +161,16 @@ class SupportTable(Struct, frozen=True):
     numbers: tuple[int, ...] = ()
 
     def takers(self, operation: int) -> list[int]:
-        """The candidates, by position, that may run *operation*."""
+        """The positions of the candidates that may run *operation*."""
         return [k for k, c in enumerate(self.candidates) if c.answers[operation].supported]
 
     def refusals(self, operation: int) -> dict[str, Refusal]:
-        """Device name -> why not, for the candidates that may not run *operation*."""
+        """Device name to reason, for the candidates that may not run *operation*."""
         found = ((c.name, c.answers[operation].refusal) for c in self.candidates)
         return {name: refusal for name, refusal in found if refusal is not None}
 
     def of(self, operations: Sequence[int]) -> SupportTable:
-        """The table of *operations* alone, in a model whose operands are those of this one."""
+        """The table for *operations* only, in a model that has the same operands."""
         model = self.model
         kept = replace(model.entry, operations=tuple(model.operations[i] for i in operations))
         subgraphs = list(model.subgraphs)
@@ -176,7 +182,7 @@ class SupportTable(Struct, frozen=True):
         return SupportTable(replace(model, subgraphs=tuple(subgraphs)), candidates, numbers)
 
     def refuse(self, operations: Sequence[int], position: int, refusal: Refusal) -> SupportTable:
-        """The same table with *operations* refused on one candidate as well."""
+        """The table with *operations* rejected on one more candidate."""
         candidates = list(self.candidates)
         answers = list(candidates[position].answers)
         for index in operations:
@@ -187,7 +193,7 @@ class SupportTable(Struct, frozen=True):
 
 
 class Partition(Struct, frozen=True):
-    """Operations, in an order in which they can run, for the candidate at position *device*."""
+    """Operations, in a valid execution order, for the candidate at position *device*."""
 
     device: int
     operations: tuple[int, ...]
@@ -204,18 +210,20 @@ class Arrangement(Struct, frozen=True):
 def collect_support(
     model: Model, devices: Sequence[Device], policy: Policy, *, check_keys: bool = True
 ) -> SupportTable:
-    """Asks every device for every operation of the entry subgraph.
+    """Queries every device's support for every operation of the entry subgraph.
 
-    A device sees only the operations of its feature level, and of extensions only those that it
-    offers: the others are cut out before it is asked, and refused for it (NNAPI sections 4.2 and
-    8.6). An answer of the wrong length or kind, or any exception, makes that device refuse
-    everything. To a yes the rule about constants in memory that the device does not map
-    (`refuse_unmapped`, by the kinds that may be given to it), the policy's accuracy class, the
-    unknown-shape rule (`Capabilities.dynamic_outputs`), *forbid* and *require* are applied, in this
-    order.
+    A device sees only operations of its feature level, and only the extensions that it offers.
+    Other operations are removed before the query and rejected for that reason (NNAPI sections 4.2
+    and 8.6). An answer of the wrong length or kind, or any exception, makes the device reject
+    everything.
 
-    Raises `InputError` for what is no device, for two devices of one name, and with *check_keys*
-    for a key of *require* or *forbid* that is neither in the model nor an operation type.
+    An accepted operation is then checked against these rules, in this order: constants in memory
+    that the device does not map (`refuse_unmapped`), the policy's accuracy class, unknown shapes
+    (`Capabilities.dynamic_outputs`), *forbid* and *require*.
+
+    Raises `InputError` for an object that is no device and for two devices of one name. With
+    *check_keys*, also for a key of *require* or *forbid* that is neither in the model nor an
+    operation type.
     """
     check_kind(model, Model, "a plan is made of a Model")
     check_kind(devices, (list, tuple), "a plan is made of a list of Devices")
@@ -237,8 +245,10 @@ def collect_support(
 
 
 def live_operations(model: Model) -> tuple[int, ...]:
-    """The operations of the entry subgraph that an entry output depends on, and those on handles,
-    of which no operand says who depends on them, with what these read. In order.
+    """The operations of the entry subgraph that an entry output depends on, in order.
+
+    Operations on handles are included, with what they read, because no operand shows what depends
+    on them.
     """
     operands = model.operands
     needed = set(model.entry.outputs)
@@ -302,7 +312,7 @@ def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
 
 
 def _checked(capabilities: Capabilities) -> Capabilities:
-    """*capabilities* with every type checked; raises `ValueError` for what nobody can work with."""
+    """Checks the types in *capabilities*; raises `ValueError` for invalid ones."""
     typed = checked(capabilities)
     for label, value in (("alignment", typed.alignment), ("padding", typed.padding)):
         if not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
@@ -313,7 +323,7 @@ def _checked(capabilities: Capabilities) -> Capabilities:
 
 
 def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -> list[Support]:
-    """The device's answers. Raises what it raises, and `ValueError` for invalid ones."""
+    """The device's answers. Its exceptions propagate; raises `ValueError` for invalid answers."""
     hidden = {
         index: Refusal(
             RefusalCode.FEATURE_LEVEL, f"needs feature level {needed}; the device has {level}"
@@ -371,7 +381,7 @@ def _judge(
 
 
 def _own_refusal(answer: Support) -> Answer:
-    """A device's own refusal, whose code is in its words alone."""
+    """The device's own refusal. Its code is derived from its words."""
     reason = answer.reason or "the device gives no reason"
     unknown = SHAPE_UNKNOWN in reason
     code = RefusalCode.SHAPE_UNKNOWN if unknown else RefusalCode.UNSUPPORTED

@@ -1,8 +1,7 @@
-"""How much an operation computes and touches, by its shapes: the reference's time for it, and the
-memory of a run.
+"""Estimates, from shapes, an operation's work, the reference's time, and the memory of a run.
 
-Devices declare their cost relative to the reference (NNAPI section 4.3); dispatch and transfer are
-in nanoseconds and bytes. An estimate of the reference's own time for each operation joins them.
+Devices declare their cost relative to the reference (NNAPI section 4.3), while dispatch and
+transfer are in nanoseconds and bytes. The estimate of the reference's own time connects the two.
 """
 
 from __future__ import annotations
@@ -23,52 +22,54 @@ from penstock.ir.validate import subgraph_references
 from penstock.memory.limits import MIB, available_memory
 
 LEAST_LIMIT: Final = 1 << 30
-"""Bytes that a run's values may always take, unless the knob `max_run_mib` says otherwise."""
+"""Bytes that a run's values may always use, unless the knob `max_run_mib` is set."""
 
 GUESSED_BATCH: Final = 1
-"""Stands for a first dimension that is known at run time only."""
+"""Assumed size of a first dimension that is known only during a run."""
 
 GUESSED_DIMENSION: Final = 64
-"""Stands for any other such dimension."""
+"""Assumed size of any other such dimension."""
 
 GUESSED_ELEMENTS: Final = 1024
-"""Elements of a value of which not even the rank is known, and bytes of a string."""
+"""Assumed elements of a value of unknown rank, and assumed bytes of a string."""
 
 GUESSED_ITERATIONS: Final = 8
-"""Times that the body of a loop is run."""
+"""Assumed iterations of a loop."""
 
 WORKSPACE_BYTE_NS: Final = 2.0
-"""What a byte takes that an engine keeps beside the values."""
+"""Time for each byte of an engine's workspace."""
 
 OPERATION_NS: Final = 8_000.0
-"""What the reference takes for any operation at all."""
+"""The reference's overhead for any operation."""
 
 MAC_NS: Final = 0.05
-"""What a multiply-accumulate takes it."""
+"""The reference's time for one multiply-accumulate."""
 
 DEPTHWISE_WEIGHT: Final = 8.0
-"""Multiply-accumulates that one of a depthwise convolution counts as: it is no matrix product."""
+"""Weight of a multiply-accumulate in a depthwise convolution, which is no matrix product."""
 
 RECURRENT_WEIGHT: Final = 16.0
-"""The same of a recurrent operation, whose time steps follow one another."""
+"""Weight in a recurrent operation, whose time steps run one after another."""
 
 ELEMENT_NS: Final = 1.0
-"""Worst time an element of any other operation, or of a sliding window, takes an engine."""
+"""Worst time of an engine for an element of any other operation, or of a sliding window."""
 
 FLOAT_BYTE_NS: Final = 0.4
 INTEGER_BYTE_NS: Final = 2.0
-"""What a byte read or written takes it, where values are floats and where they are integers."""
+"""The reference's time for a byte read or written, for floats and for integers."""
 
 
 class Work(Struct, frozen=True):
-    """*macs* multiply-accumulates or similar, and *nbytes* read and written without constants."""
+    """*macs* are multiply-accumulates or similar; *nbytes* are read and written, without
+    constants.
+    """
 
     macs: float = 0.0
     nbytes: float = 0.0
 
 
 def elements_of(shape: Shape) -> int:
-    """Elements of a value of *shape*, guessed where it is known at run time only."""
+    """Elements of a value of *shape*; dimensions known only during a run are assumed."""
     if shape is None:
         return GUESSED_ELEMENTS
     count = 1
@@ -79,15 +80,16 @@ def elements_of(shape: Shape) -> int:
 
 
 def nbytes_of(operand: Operand) -> float:
-    """Bytes of a value of *operand*, guessed likewise; none for an omitted one."""
+    """Bytes of a value of *operand*, with assumed dimensions; 0 for an omitted operand."""
     if not operand.has_value:
         return 0.0
     return elements_of(operand.shape) * _element_bytes(operand.dtype)
 
 
 def most_bytes(model: Model) -> float:
-    """No less than what the values of all subgraphs take together, constants left out; each element
-    counts as a byte at least, and guesses count where shapes are not known.
+    """An upper bound of the bytes of all values of all subgraphs, without constants.
+
+    Each element counts as at least one byte. Unknown dimensions are assumed.
     """
     found = 0.0
     for subgraph in model.subgraphs:
@@ -98,10 +100,10 @@ def most_bytes(model: Model) -> float:
 
 
 def work_of(subgraph: Subgraph, operation: Operation) -> Work:
-    """The work of *operation* itself, without that of subgraphs it refers to.
+    """The work of *operation* itself, without the subgraphs it refers to.
 
     Every operation type has an answer: matrix products and convolutions by their shapes, the others
-    by the elements they write or read, weighted by what is computed for each.
+    by the elements that they write or read, with a weight for each element.
     """
     inputs = [subgraph.operands[i] for i in operation.inputs]
     outputs = [subgraph.operands[i] for i in operation.outputs]
@@ -118,12 +120,12 @@ def work_of(subgraph: Subgraph, operation: Operation) -> Work:
 
 
 def reference_ns(subgraph: Subgraph, operation: Operation) -> float:
-    """Nanoseconds that the reference is expected to take for *operation*, subgraphs left out."""
+    """The expected nanoseconds of *operation* on the reference, without subgraphs."""
     return times_of(subgraph, operation)[0]
 
 
 def times_of(subgraph: Subgraph, operation: Operation) -> tuple[float, float]:
-    """`reference_ns`, and a bound for any engine on one processor core, in nanoseconds."""
+    """`reference_ns`, and an upper bound for any engine on one processor core, in nanoseconds."""
     work = work_of(subgraph, operation)
     ports = operation.inputs or operation.outputs
     floating = not ports or subgraph.operands[ports[0]].dtype.is_float
@@ -136,10 +138,10 @@ def times_of(subgraph: Subgraph, operation: Operation) -> tuple[float, float]:
 
 
 def share_of(operation: Operation) -> float:
-    """How many times a run of *operation* is expected to run each subgraph that it refers to.
+    """The expected runs of each subgraph in one run of *operation*.
 
-    Half a time for either branch of an IF (NNAPI section 4.3), one of several for a CASE; a loop's
-    condition and body run `GUESSED_ITERATIONS` times.
+    One half for either branch of an IF (NNAPI section 4.3), an equal share for each branch of a
+    CASE, `GUESSED_ITERATIONS` for a loop's condition and body.
     """
     if operation.type == "IF":
         return 0.5
@@ -151,14 +153,15 @@ def share_of(operation: Operation) -> float:
 
 
 def callees_first(model: Model) -> list[int]:
-    """The subgraphs reachable from the entry, each after everything it refers to."""
+    """The subgraphs reachable from the entry, each after all subgraphs that it refers to."""
     return [*entered_from(model, model.main), model.main]
 
 
 def workspace_of(subgraph: Subgraph, operation: Operation) -> int:
-    """Bytes that engines keep beside the values of a convolution or a pool of pictures: a place in
-    memory for each element of the window, for each pixel of the result. A window beyond twice the
-    picture's size counts as that.
+    """Bytes of an engine's workspace for a convolution or pool of pictures.
+
+    It has one slot for each element of the window, for each pixel of the result. A window larger
+    than twice the picture counts as twice the picture.
     """
     place = CONVOLUTIONS.get(operation.type, 0)
     if operation.type in CONVOLUTIONS:
@@ -207,7 +210,9 @@ def _dimension(operand: Operand, axis: int) -> int:
 
 
 def _filtered(axis: int, source: int | None = None, weight: float = 1.0) -> Rule:
-    """Each element of the output, or of input *source*, meets all of the filter but *axis*."""
+    """A rule: each element of the output, or of input *source*, is combined with the filter except
+    *axis*.
+    """
 
     def rule(site: Site) -> float:
         kernel = site.inputs[1]
@@ -236,7 +241,7 @@ def _attention(site: Site) -> float:
 
 
 def _recurrent(site: Site) -> float:
-    """Every row of the input meets every matrix."""
+    """Every row of the input is multiplied by every matrix."""
     rows = _count(site.inputs[:1]) / _dimension(site.inputs[0], -1)
     matrices = [o for o in site.inputs[1:] if o.shape is not None and len(o.shape) > 1]
     return RECURRENT_WEIGHT * rows * _count(matrices)
@@ -290,7 +295,7 @@ CONVOLUTIONS: Final = {
     "GROUPED_CONV_2D": 0,
     "TRANSPOSE_CONV": 2,
 }
-"""Operations whose kernels go over pictures, and which input the picture is."""
+"""Operations whose kernels slide over pictures, and the index of the picture input."""
 
 WINDOWED: Final = POOLS | {"STABLEHLO_REDUCE_WINDOW", "LOCAL_RESPONSE_NORMALIZATION"}
 """Operations of `RULES` that are no matrix products."""
@@ -318,7 +323,7 @@ VIEWS: Final = frozenset(
         "STABLEHLO_COMPOSITE",
     ]
 )
-"""Operations that touch no element themselves."""
+"""Operations that touch no elements themselves."""
 
 PICKING: Final = frozenset(
     [
@@ -332,7 +337,7 @@ PICKING: Final = frozenset(
         "EMBEDDING_LOOKUP",
     ]
 )
-"""Operations that read no more than they write."""
+"""Operations that read no more elements than they write."""
 
 _EXPENSIVE: Final = (
     "EXP LOG LOGISTIC TANH SIN COS GELU ELU SOFTMAX LOG_SOFTMAX POW SQRT RSQRT HARD_SWISH "
@@ -355,7 +360,7 @@ WEIGHTS: Final[dict[str, float]] = {
     **dict.fromkeys(_EXPENSIVE.split(), 16.0),
     **dict.fromkeys(_ORDERING.split(), 64.0),
 }
-"""What one element counts, where it is not 1."""
+"""Weight of one element, if it is not 1."""
 
 NO_LARGER: Final = frozenset(
     [
@@ -404,9 +409,10 @@ NO_LARGER: Final = frozenset(
 
 
 def unbounded_operations(subgraph: Subgraph) -> list[bool]:
-    """For each operation of *subgraph*, the shapes of whose inputs are known, whether its work has
-    no bound: it makes a value as large as the run says (the size of a FILL, the repeats of a TILE),
-    or it reads one.
+    """For each operation of *subgraph*, whether its work has no upper bound before the run.
+
+    Such an operation has inputs of known shapes, but makes a value whose size is known only during
+    the run (the size of a FILL, the repeats of a TILE). Or it reads such a value.
     """
     operands, found = subgraph.operands, list[bool]()
     endless: set[int] = set()
@@ -422,9 +428,10 @@ def unbounded_operations(subgraph: Subgraph) -> list[bool]:
 
 
 class Peak(Struct, frozen=True):
-    """The most *nbytes* that values of a model take at a time, constants left out, and the
-    operation of its entry subgraph that runs then; None where its inputs and outputs alone take
-    most.
+    """The peak memory of a model's values, without constants, and the operation at the peak.
+
+    *nbytes* is the peak. The operation is one of the entry subgraph; None if inputs and outputs
+    alone are the peak.
     """
 
     nbytes: int = 0
@@ -432,8 +439,9 @@ class Peak(Struct, frozen=True):
 
 
 def run_limit() -> int:
-    """Bytes that the values of one run may take at a time: the knob `max_run_mib`, else half of
-    `available_memory`, and `LEAST_LIMIT` at least.
+    """Maximum bytes that the values of one run may use at a time.
+
+    It is the knob `max_run_mib`, else half of `available_memory`, but at least `LEAST_LIMIT`.
     """
     wanted = knobs.max_run_mib()
     return wanted * MIB if wanted else max(LEAST_LIMIT, available_memory() // 2)
@@ -457,7 +465,9 @@ def check_memory(model: Model) -> None:
 
 
 def peak_of(model: Model) -> Peak:
-    """The peak of a run that frees each value after its last reader; inputs and outputs stay."""
+    """The peak of a run that frees each value after its last reader and keeps inputs and
+    outputs.
+    """
     inner: dict[int, int] = {}
     for index in entered_from(model, model.main):
         inner[index] = _peak(model.subgraphs[index], inner).nbytes

@@ -1,4 +1,4 @@
-"""From a run that departs to the operation at fault, and the verdict on the driver's version."""
+"""From a departing run to the faulty operation, and the verdict on the driver's version."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 TRIES: Final = 8
-"""How often a part is run that may give another result each time."""
+"""Runs of a part whose results may vary from run to run."""
 
 GROWTH: Final = 2.0
-"""How many times what rounding came to before the outputs must be off to be looked into again."""
+"""Factor over the known rounding error at which departing outputs are investigated again."""
 
 
 MOST_UNEXPLAINED: Final = 8
-"""Unexplained departures that do not repeat, after which a compiled form is left alone."""
+"""Unexplained, unrepeatable departures after which a compiled form is no longer investigated."""
 
 
 class Note:
-    """What the receipt of one run says about its comparison, at the time when it is read."""
+    """The receipt's remark on one run's comparison, with the state at the time of reading."""
 
     __slots__ = ("text",)
 
@@ -59,7 +59,9 @@ class Note:
 
 
 class Job(Struct, frozen=True):
-    """One run to compare: its arguments and results, state before and after, devices *used*."""
+    """One run to compare: its arguments and results, state before and after, and the devices
+    *used*.
+    """
 
     inputs: Sequence[NDArray]
     before: State | None
@@ -70,11 +72,11 @@ class Job(Struct, frozen=True):
 
 
 class Investigation:
-    """Compares runs of one *compilation*, made by *run*, with the reference; by the rule of the
-    class *accuracy*.
+    """Compares runs of one *compilation* with the reference, by the rule of the class *accuracy*.
 
-    It is *done* once a fault has been found, or too much that could not be explained. *stop* ends
-    it with `Cancelled`. One thread at a time.
+    *run* executes the compilation. The investigation is *done* once it has found a fault, or too
+    many departures that it could not explain. *stop* ends it with `Cancelled`. Used by one thread
+    at a time.
     """
 
     def __init__(
@@ -96,12 +98,14 @@ class Investigation:
         self.done = False
 
     def close(self) -> None:
-        """Frees the reference's form of the model."""
+        """Closes the reference's form of the model."""
         if self._judge is not None:
             self._judge.close()
 
     def compare(self, job: Job) -> None:
-        """Says in the job's note what came of it. Raises what the reference raises."""
+        """Compares the job's run and writes the outcome to its note. Raises the
+        reference's errors.
+        """
         distances = self._distances(job, *self._expected(job))
         apart = [d for d in distances if d.departs and not self._is_rounding(d)]
         if not apart:
@@ -113,11 +117,11 @@ class Investigation:
         self._shadow.count("compared", *(("departed",) if fault else ()))
 
     def _is_rounding(self, found: Distance) -> bool:
-        """Whether an output is no farther off than roundings were before."""
+        """Whether the error of an output does not exceed the known rounding error."""
         return not found.problem and _size(found) <= GROWTH * self._rounding.get(found.output, 0.0)
 
     def _look_into(self, job: Job, found: Distance, apart: Sequence[Distance]) -> bool:
-        """Looks for the operation at fault; whether the error is more than rounding."""
+        """Searches for the faulty operation; returns whether the error is more than rounding."""
         again = self._again(job)
         repeats = again is not None and _same(again, job.outputs)
         departure = self._culprit(job, tries=1 if repeats else TRIES)
@@ -145,7 +149,7 @@ class Investigation:
         return True
 
     def _expected(self, job: Job) -> tuple[Sequence[NDArray], State | None]:
-        """What the reference makes of the job: outputs, and the state after."""
+        """The reference's results for the job: outputs, and the state afterwards."""
         if self._judge is None:
             from penstock.runtime.session import compile_model
 
@@ -181,7 +185,7 @@ class Investigation:
         )
 
     def _again(self, job: Job) -> list[NDArray] | None:
-        """What the same run gives a second time; None where it failed."""
+        """The results of a repeated run; None if it failed."""
         state = None if job.before is None else job.before.copied()
         self._stop.check()
         try:
@@ -191,7 +195,7 @@ class Investigation:
             return None
 
     def _culprit(self, job: Job, tries: int) -> Departure | None:
-        """The operation, or the fewest operations together, whose results depart."""
+        """The operation whose results depart, or the shortest sequence that departs together."""
         first: Search | None = None
         for name in sorted(job.used):
             search = self._search(name, self._placed_on(name))
@@ -225,7 +229,7 @@ class Investigation:
         return [p.index for p in self._compilation.plan.operations if p.device == name]
 
     def _as_compiled(self, search: Search, name: str) -> Departure | None:
-        """The compiled step whose results depart when fed the reference's values."""
+        """The compiled step whose results depart on the reference's values."""
         for step in self._compilation.steps:
             if step.device.name != name or step.branches or step.pending is not None:
                 continue
@@ -236,7 +240,7 @@ class Investigation:
         return None
 
     def _keep(self, departure: Departure, fault: Fault) -> DriverVerdict:
-        """The verdict on *departure*, kept if that is possible, logged, and counted."""
+        """Makes, stores (if possible), logs and counts the verdict on *departure*."""
         operations = [self._model.operations[i] for i in departure.operations]
         forms = tuple(dict.fromkeys(form_of(self._model, o) for o in operations))
         device = self._devices[departure.device]
@@ -250,7 +254,7 @@ class Investigation:
             fault=fault,
             accuracy=self._accuracy,
             reason=reason,
-            # Not imported: the top package imports this one.
+            # Read from `sys.modules`: an import would be circular.
             penstock=sys.modules["penstock"].__version__,
         )
         self._shadow.add(verdict)
@@ -269,7 +273,7 @@ class Investigation:
         return verdict
 
     def _keep_evidence(self, departure: Departure, device: Device) -> None:
-        """What 'doctor --capsule' finds."""
+        """Saves the evidence for `doctor --capsule`."""
         from penstock.capsules.evidence import keep_capsule
         from penstock.runtime.reproducing import capsule_of
 
@@ -280,7 +284,7 @@ class Investigation:
 
 
 def _measured(found: Departure | None) -> Departure | None:
-    """*found*, unless the device raised instead of giving a result: that is no wrong one."""
+    """*found*; None if the device raised an error, which is no wrong result."""
     return None if found is None or found.distance is None else found
 
 
@@ -292,12 +296,12 @@ def _fault(departure: Departure, *, repeats: bool) -> Fault:
 
 
 def _size(found: Distance) -> float:
-    """The error in times the limit, or the error itself if the limit is 0: always finite."""
+    """The error in multiples of the limit, or the error itself if the limit is 0. Always finite."""
     return found.value / found.limit if found.limit else found.value
 
 
 def _same(a: Sequence[NDArray], b: Sequence[NDArray]) -> bool:
-    """Whether they are equal bit for bit."""
+    """Whether the arrays are equal bit for bit."""
     pairs = zip(a, b, strict=True)
     return all(
         x.shape == y.shape
@@ -307,7 +311,7 @@ def _same(a: Sequence[NDArray], b: Sequence[NDArray]) -> bool:
 
 
 def _step_departs(search: Search, prepared: PreparedStep) -> Departure | None:
-    """What *prepared*, fed the reference's values, gives that departs."""
+    """The departure of *prepared* on the reference's values, if any."""
     step: Any = prepared.step
     values = {i: search.values[i] for i in step.inputs}
     given = tuple(values.values())
@@ -319,7 +323,7 @@ def _step_departs(search: Search, prepared: PreparedStep) -> Departure | None:
     worst = search.worst(step.outputs, results)
     if worst.severity <= max(GROWTH, len(step.operations)):
         return None
-    # What a form compiled anew is off by too is rounding: the search has looked into that.
+    # An error that a newly compiled form has too is rounding, which the search has examined.
     if worst.severity <= AMPLIFIED * search.severity(step.operations):
         return None
     first = search.cases[step.operations[0]]

@@ -146,11 +146,11 @@ YES: Final = frozenset({"yes", "true", "on", "1"})
 
 
 def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
-    """Whether the driver of *entry* runs in a process of its own: as *isolate* says, else the knob
-    `isolate`, else when it comes from another distribution than Penstock.
+    """Whether the driver of *entry* runs in a host process.
 
-    Raises `NotAvailable` where *isolate* asks for what this system cannot do, `InputError` for a
-    knob that makes no sense.
+    *isolate* decides, else the knob `isolate`. By default, drivers of other distributions than
+    Penstock are isolated. Raises `NotAvailable` if *isolate* asks for isolation that this system
+    does not support, `InputError` for an invalid knob.
     """
     if isolate is False:
         return False
@@ -173,7 +173,7 @@ def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
 
 
 def check_settings() -> None:
-    """Raises `InputError` for a knob that says nothing sensible of which drivers run elsewhere."""
+    """Raises `InputError` for an invalid knob `isolate`."""
     isolated_names()
     if knobs.services():
         from penstock.ipc.host_sockets import services
@@ -182,9 +182,9 @@ def check_settings() -> None:
 
 
 def isolated_names() -> dict[str, bool]:
-    """The drivers that the knob `isolate` names, and whether they are to be isolated.
+    """The drivers that the knob `isolate` names, and whether each is to be isolated.
 
-    Raises `InputError` where it makes no sense.
+    Raises `InputError` for an invalid knob.
     """
     told = {}
     for part in filter(None, map(str.strip, knobs.isolate().split(","))):
@@ -198,7 +198,7 @@ def isolated_names() -> dict[str, bool]:
 
 
 def unknown_drivers(drivers: Sequence[str]) -> list[str]:
-    """A sentence for each name in the knob `isolate` that is none of *drivers*."""
+    """A sentence for each name in the knob `isolate` that matches none of *drivers*."""
     source = knobs.isolate.source()[1]
     wanted = [name for name, told in isolated_names().items() if told and name not in drivers]
     return [
@@ -220,10 +220,11 @@ def _nearest(name: str, drivers: Sequence[str]) -> str:
 
 
 def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list[Device]:
-    """The devices of a driver in a process of its own, which is started. One that is not there,
-    when half of the time to the deadline is gone or at all, has an `PlaceholderDevice`; a device
-    that
-    cannot be used is an `InvalidDevice`.
+    """The devices of a driver in a host process, which is started.
+
+    Starting may take half of the time to the deadline. A device whose process is unavailable, or
+    not ready by then, becomes a `PlaceholderDevice`. A device that cannot be used becomes an
+    `InvalidDevice`.
     """
     from penstock.hal import InvalidDevice
     from penstock.ipc.deadlines import halfway_to
@@ -254,7 +255,7 @@ LATE: Final = (ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLIN
 
 
 def present(found: Found) -> Found:
-    """*found*, or a `PlaceholderDevice` if its process died or was late while it was asked."""
+    """*found*, or a `PlaceholderDevice` if its host process died or timed out during the query."""
     from penstock.ipc.resilient import IsolatedDevice
 
     device, info = found.device, found.info
@@ -268,7 +269,7 @@ def present(found: Found) -> Found:
 
 
 def supervisor_of(name: str, value: str, origin: str = BY_THE_PROGRAM) -> Supervisor:
-    """The owner, in this process, of the host of the entry point *name* = *value* of *origin*."""
+    """The supervisor of the host process of entry point *name* = *value* of *origin*."""
     from penstock.ipc.host_sockets import Place
     from penstock.ipc.supervision import Supervisor
 
@@ -281,13 +282,15 @@ def supervisor_of(name: str, value: str, origin: str = BY_THE_PROGRAM) -> Superv
 
 
 def supervisors() -> list[Supervisor]:
-    """Of every driver that this process has isolated so far."""
+    """The supervisors of all drivers that this process has isolated."""
     with _lock:
         return list(_supervisors.values())
 
 
 def forgive(device: Device) -> None:
-    """Lets the host process of *device* restart at once: for callers that kill it on purpose."""
+    """Lets the host process of *device* restart without backoff, for callers that kill it on
+    purpose.
+    """
     from penstock.ipc.resilient import IsolatedDevice
 
     if isinstance(device, IsolatedDevice):
@@ -304,7 +307,9 @@ def close_hosts() -> None:
 
 
 def leave_hosts() -> None:
-    """`close_hosts` at exit. A second interrupt ends the process at once, which closes them too."""
+    """Runs `close_hosts` at exit. A second interrupt ends the process at once, which also closes
+    them.
+    """
     with suppress(KeyboardInterrupt):
         close_hosts()
 
@@ -322,7 +327,7 @@ _supervisors: dict[object, Supervisor] = {}
 
 
 def _forget() -> None:
-    """In a child made by `fork`, which has none of its parent's connections."""
+    """Clears the registry in a forked child, which lacks its parent's connections."""
     global _lock  # noqa: PLW0603  # another thread may have held it at the fork
     _lock = threading.Lock()
     every = list(_supervisors.values())

@@ -1,4 +1,4 @@
-"""Timing candidates against each other, in turns and within the same round."""
+"""Times candidate plans against each other, interleaved in rounds."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class _Domain(Struct, frozen=True):
 
 
 class EnergyCounter:
-    """The sum of the processor packages' energy counters (RAPL), in microjoules since the object
-    was made.
+    """Energy in microjoules since the object was made: the sum over the processor packages (RAPL).
 
-    Each counter begins again at zero beyond its range; one that does so twice between two readings
-    is not noticed. They count whatever runs on the machine.
+    A counter that wraps around twice between two readings is not noticed. The counters include
+    everything that runs on the machine.
     """
 
     def __init__(self, domains: tuple[_Domain, ...]) -> None:
@@ -39,12 +38,12 @@ class EnergyCounter:
 
     @classmethod
     def find(cls, root: Path = POWERCAP) -> EnergyCounter | None:
-        """The machine's counters below *root*; None if there are none to be read."""
+        """The machine's counters below *root*; None if none is readable."""
         domains = []
         try:
             zones = sorted(root.glob("intel-rapl:*"))
             for zone in zones:
-                # intel-rapl:0 is a package; intel-rapl:0:1 a part of it.
+                # intel-rapl:0 is a package; intel-rapl:0:1 is a part of it.
                 if zone.name.count(":") != 1 or not _is_package(zone):
                     continue
                 domains.append(_Domain(zone / "energy_uj", _number(zone / "max_energy_range_uj")))
@@ -71,22 +70,22 @@ def _number(path: Path) -> int:
 
 
 WINDOW_NS: Final = 5_000_000
-"""Time looked at: systems may count a thread's time at ticks only, as few as 250 a second."""
+"""Time window for measuring idleness. Some systems account thread time in ticks of 4 ms."""
 
 BUSY: Final = 0.05
-"""Threads are at rest that together use less than this share of one processor."""
+"""Other threads count as idle if together they use less than this share of one processor."""
 
 LONGEST_NS: Final = 100_000_000
-"""Most time that engines' threads spin after a run; ONNX Runtime's spin up to 50 ms."""
+"""Longest wait for engines' threads that spin after a run. ONNX Runtime's spin up to 50 ms."""
 
 
 def used_by_others_ns() -> int:
-    """The processor time that the threads of this process but the calling one have used."""
+    """The processor time used by all threads of this process except the calling one."""
     return time.process_time_ns() - time.thread_time_ns()
 
 
 class Rest:
-    """Waits until other threads rest. Those that never do halve the next wait."""
+    """Waits until other threads are idle. After a wait without success the next one is halved."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class Rest:
         self._longest_ns = LONGEST_NS
 
     def __call__(self) -> None:
-        """Returns when the other threads are at rest, or have not come to it."""
+        """Returns when the other threads are idle, or when the longest wait has passed."""
         began = self._clock()
         while not self._at_rest():
             if self._clock() - began >= self._longest_ns:
@@ -117,67 +116,72 @@ MOST_ROUNDS: Final = 51
 """Samples of each candidate."""
 
 SAMPLE_NS: Final = 8_000_000
-"""A sample is as many runs as take this long, at least one: longer than a short disturbance."""
+"""Minimum time of a sample, as a number of runs (at least one). Outlasts a short disturbance."""
 
 ENERGY_SAMPLE_NS: Final = 50_000_000
-"""The same where energy is counted, whose counters move about once a millisecond."""
+"""Minimum time of a sample if energy is measured: its counters update about once a millisecond."""
 
 MOST_RUNS: Final = 10_000
-"""Runs of one sample, at most."""
+"""Maximum runs of one sample."""
 
 BUDGET_NS: Final = 5_000_000_000
-"""How long all rounds after the least number may take."""
+"""Time limit for all rounds after the minimum number of rounds."""
 
 COLD_NS: Final = 20_000_000
-"""Runs shorter than this are run before each sample: caches hold what the candidate before has
-left, and the engine's threads sleep, which a plan that runs again and again does not meet. Longer
-ones get over that in passing.
+"""Runs shorter than this are warmed up before each sample.
+
+Before the warm-up, the caches hold the previous candidate's data and the engine's threads sleep. A
+plan that runs repeatedly does not have that cost. Longer runs need no warm-up.
 """
 
 WARM_NS: Final = 4_000_000
-"""How long they are run then, at least once."""
+"""Time of the warm-up, at least one run."""
 
 SPREADING_NS: Final = 16_000_000
-"""The same where an engine has several threads: systems often wake them on the processor of the
-thread that wakes them, and take some of their ticks to move them to an idle one. Until then two
-threads take as long as one, which a plan that runs again and again does not meet.
+"""Time of the warm-up if an engine has several threads.
+
+Systems often wake a thread on the processor of the thread that wakes it, and move it to an idle one
+some ticks later. Until then two threads take as long as one. A plan that runs repeatedly does not
+have that cost.
 """
 
 LONG_NS: Final = 100_000_000
-"""Longer than anything else on the machine holds up a run."""
+"""Runs longer than any other disturbance on the machine."""
 
 VERY_FAR: Final = 10.0
 """A candidate of long runs that takes this many times the best is dropped before the rounds."""
 
 FAR: Final = 4.0
-"""Without warm-up, one whose best sample is this many times the best is dropped early."""
+"""Without warm-up, a candidate whose best sample is this many times the best is dropped early."""
 
 FIRST_ROUNDS: Final = 2
 
 HOPELESS: Final = 1.5
-"""The same of any after the least rounds, where it is worse than the best one by the noise, too:
-what else the machine does makes samples larger, never smaller, yet on a full one each of a few long
-runs may have been held up.
+"""After the minimum rounds, a candidate whose best sample is this many times the best is dropped.
+
+It must also be slower by more than the noise. A disturbance makes a sample larger, never smaller.
+On a busy machine, however, each of a few long runs may have been disturbed.
 """
 
 SURE: Final = 3.0
-"""Later, a candidate is dropped that is slower than the best by this many times the noise."""
+"""In later rounds, a candidate slower than the best by this many times the noise is dropped."""
 
 NOTCH: Final = 1.57
-"""Half the interval that holds a median in 95 of 100 cases, times the square root of the number of
-samples, over the distance between their quartiles (McGill, Tukey and Larsen, "Variations of Box
-Plots", 1978).
+"""Factor of the 95 % confidence interval of a median.
+
+Half the interval equals this factor times the interquartile range, divided by the square root of
+the number of samples (McGill, Tukey and Larsen, "Variations of Box Plots", 1978).
 """
 
 
 class Counter(Protocol):
-    """Energy consumed so far in microjoules."""
+    """A source of the energy consumed so far, in microjoules."""
 
     def read(self) -> int: ...
 
 
 class Contender(Struct, frozen=True):
-    """A placement to be measured: *run* runs it once, *close* frees it when it is out."""
+    """A placement to measure: *run* runs it once, *close* frees it when it is dropped."""
 
     name: str
     run: Callable[[], None]
@@ -185,9 +189,10 @@ class Contender(Struct, frozen=True):
 
 
 class Series:
-    """The samples of one contender, one a round from the first round on: nanoseconds of a run in
-    *times*, microjoules in *energies* where they were counted. *error* says why it failed, *out*
-    that it was far or surely behind.
+    """The samples of one candidate, one for each round.
+
+    *times* are nanoseconds of a run; *energies* are microjoules, if measured. *error* says why it
+    failed. *out* means that it was dropped because it was clearly slower.
     """
 
     def __init__(
@@ -203,7 +208,7 @@ class Series:
 
     @property
     def values(self) -> list[float]:
-        """What is compared."""
+        """The values to compare."""
         return self.energies if self.by_energy else self.times
 
     @property
@@ -211,7 +216,7 @@ class Series:
         return self.error is None and not self.out
 
     def measured(self) -> Measured:
-        """What is told of it."""
+        """The summary of the samples for the plan."""
         if self.error is not None or not self.times:
             return Measured(self.name, 0, 0, 0, error=self.error or "not measured")
         return Measured(
@@ -233,16 +238,17 @@ def measure(
     rest: Callable[[], None] = lambda: None,
     warm_ns: int = WARM_NS,
 ) -> list[Series]:
-    """Each contender's samples of the time of a run, and of its energy where *energy* counts it, in
-    the same order.
+    """Measures the run time of each candidate, and its energy if *energy* is given, in order.
 
-    All that are not out take one sample in each round. Each round begins with another one, and
-    every second one goes the other way round, so that nobody follows always the same. One whose run
-    raises a `PenstockError` is out, with that as its error; so are those that are far behind the
-    best, and later those that surely are behind. Who is out is closed. *check* is called before
-    each round, and may raise. *rest* is called before each turn: it returns when the engine of the
-    turn before has let go of the processors. Short runs are run for *warm_ns* then before they are
-    timed.
+    Every remaining candidate takes one sample in each round. Each round starts with another
+    candidate, and every second round goes in reverse order, so that no candidate always follows the
+    same one. A candidate whose run raises a `PenstockError` is dropped, with that error. A
+    candidate far behind the best is dropped, and later also one that is certainly behind. A dropped
+    candidate is closed.
+
+    *check* is called before each round, and may raise. *rest* is called before each sample; it
+    returns when the previous engine has released the processors. Short runs are then repeated for
+    *warm_ns* before they are timed.
     """
     every = [
         Series(contender, by_energy=energy is not None, warm_ns=warm_ns) for contender in contenders
@@ -273,19 +279,19 @@ def measure(
 
 
 def _free(every: Sequence[Series]) -> None:
-    """Closes dropped candidates, so that their engines disturb the others no longer."""
+    """Closes dropped candidates, so that their engines no longer disturb the others."""
     for series in every:
         if not series.races:
             series.close()
 
 
 def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
-    """The name of the winner, and why it is.
+    """The name of the winner, and the reason.
 
-    The best of those in *alone*, unless another is better by more than the noise. Who is better is
-    the median, over the rounds, of what one took of the other in the same round: what else the
-    machine did then, it did to both. The noise is that of this median. Only who took part in all
-    rounds can win. Raises `ValueError` where none could be measured.
+    The winner is the best of *alone*, unless another candidate is better by more than the noise.
+    Two candidates are compared by the median, over the rounds, of the ratio of their times in the
+    same round, because a disturbance affects both. The noise is that of this median. Only a
+    candidate that took part in all rounds can win. Raises `ValueError` if none could be measured.
     """
     ran = [series for series in every if series.error is None and series.values]
     if not ran:
@@ -312,7 +318,9 @@ def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
 
 
 def _best(every: Sequence[Series]) -> Series:
-    """The one with the smallest median share of all times of a round, over all shared rounds."""
+    """The candidate with the smallest median share of a round's total time, over all
+    shared rounds.
+    """
     rounds = min(len(series.values) for series in every)
     sums = [sum(series.values[turn] for series in every) or 1.0 for turn in range(rounds)]
     return min(
@@ -324,13 +332,15 @@ def _best(every: Sequence[Series]) -> Series:
 
 
 def _compared(one: Series, other: Series) -> tuple[float, float]:
-    """The median of what *one* took of *other* in the same round, and its noise."""
+    """The median ratio of *one* to *other* in the same round, and its noise."""
     ratios = [a / b if b else 1.0 for a, b in zip(one.values, other.values, strict=False)]
     return statistics.median(ratios), NOTCH * _spread(ratios) / math.sqrt(len(ratios))
 
 
 def _warm_up(series: Series, clock: Callable[[], int], energy: Counter | None) -> None:
-    """Two runs, the second of which sets the runs of a sample; short ones run until warm."""
+    """Runs twice; the second run decides the number of runs in a sample. Short runs are
+    warmed up.
+    """
     try:
         series.run()
         before = energy.read() if energy else 0
@@ -354,7 +364,7 @@ def _timed(series: Series, clock: Callable[[], int]) -> int:
 
 
 def _run_warm(series: Series, clock: Callable[[], int]) -> list[int]:
-    """What runs took until caches and threads are the contender's own."""
+    """Repeats short runs until caches and threads are warm; returns their times."""
     began = clock()
     taken = [_timed(series, clock)]
     while clock() - began < series.warm_ns:
@@ -363,7 +373,7 @@ def _run_warm(series: Series, clock: Callable[[], int]) -> list[int]:
 
 
 def _leave_out(every: Sequence[Series]) -> None:
-    """Those out whose long run was very far behind the best."""
+    """Drops candidates whose long run was very far behind the best."""
     ran = [series for series in every if series.error is None]
     best = min((series.run_ns for series in ran), default=0)
     for series in ran:
@@ -371,7 +381,7 @@ def _leave_out(every: Sequence[Series]) -> None:
 
 
 def _drop(racing: Sequence[Series], rounds: int) -> None:
-    """Drops those that are behind: first by their smallest samples, later by the noise."""
+    """Drops slow candidates: first by their smallest samples, later by the noise."""
     racing = [series for series in racing if series.error is None]
     if rounds < FIRST_ROUNDS or len(racing) < 2:
         return
@@ -389,7 +399,7 @@ def _drop(racing: Sequence[Series], rounds: int) -> None:
 
 
 def _sample(series: Series, clock: Callable[[], int], energy: Counter | None) -> None:
-    """One sample: the median of its runs, some of which others on the machine may have held up."""
+    """Takes one sample: the median of its runs, because other work may disturb some of them."""
     try:
         if series.run_ns < COLD_NS:
             _run_warm(series, clock)
@@ -406,12 +416,12 @@ def _sample(series: Series, clock: Callable[[], int], energy: Counter | None) ->
 
 
 def joules(microjoules: float) -> str:
-    """Microjoules for people."""
+    """Formats microjoules for display."""
     return f"{microjoules / 1e3:.3g} mJ"
 
 
 def _spread(values: Sequence[float]) -> float:
-    """The distance between the quartiles."""
+    """The interquartile range."""
     if len(values) < 2:
         return 0.0
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")

@@ -1,8 +1,7 @@
-"""Single operations cut out of a model, each with the values that it really gets.
+"""Extracts single operations of a model, each with the values that it receives in a real run.
 
-One pass of the reference device over the model computes every operation by itself, in order, from
-what those before it gave; what no later operation reads is forgotten at once, so that a pass holds
-no more than a run does.
+One pass of the reference device computes the operations one by one, in order. A value is freed
+after its last reader, so a pass needs no more memory than a run.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from penstock.runtime.session import compile_model
 
 
 class OperationCase(Struct, frozen=True, eq=False):
-    """One operation of a network, alone, with its real inputs and the reference's results.
+    """One operation of a network on its own, with its real inputs and the reference's results.
 
-    *index* counts the operations of the network's entry subgraph; *type* is its row of the
-    operation table (`CUSTOM:<code>` for custom operators), *name* its `Subgraph.operation_name`.
-    *model* is the operation as a model of its own, its input shapes those of this run: *inputs* has
-    one array for each of its inputs, state that comes in among them, *expected* one for each of its
-    outputs, new state among them. Values that the operation reads twice are one input; constants
-    stay constants. An operation with subgraphs (IF, WHILE) keeps them: it is one case, with all
-    that they do. Outputs come in the operation's order.
+    *index* is its index in the network's entry subgraph. *type* is its row of the operation table
+    (`CUSTOM:<code>` for custom operators), *name* its `Subgraph.operation_name`. *model* has only
+    this operation, with the input shapes of this run. *inputs* has one array for each input of
+    *model*, including state; *expected* one for each output, including new state.
+
+    A value that the operation reads twice is one input. Constants stay constants. An operation with
+    subgraphs (IF, WHILE) is one case that includes them. Outputs are in the operation's order.
     """
 
     index: int
@@ -49,12 +48,11 @@ class OperationCase(Struct, frozen=True, eq=False):
     expected: tuple[NDArray, ...]
 
     def tflite(self) -> bytes:
-        """The case as a `.tflite` file; what it takes is `tflite_inputs`.
+        """The case as a `.tflite` file, whose inputs are `tflite_inputs`.
 
-        A recurrent operation keeps its state to itself in TFLite, from zeros on: such state is no
-        input and no output of the file. Raises `NotExportable` where the case's state is anything
-        else, or the operation has no form in TFLite. Tensors without a name, or with one that
-        another has, are given one.
+        In TFLite a recurrent operation keeps its state internally and starts from zeros. Such state
+        is no input or output of the file. Raises `NotExportable` if the case has other state, or if
+        the operation has no TFLite form. Tensors without a unique name are given one.
         """
         from penstock.export.tflite import write
 
@@ -62,16 +60,18 @@ class OperationCase(Struct, frozen=True, eq=False):
 
     @property
     def tflite_inputs(self) -> tuple[NDArray, ...]:
-        """The arrays that the file of `tflite` takes, in its order."""
+        """The input arrays of the file of `tflite`, in its order."""
         return tuple(self.inputs[k] for k in self.positions()[0])
 
     @property
     def tflite_expected(self) -> tuple[NDArray, ...]:
-        """What the file of `tflite` gives, in its order."""
+        """The output arrays of the file of `tflite`, in its order."""
         return tuple(self.expected[k] for k in self.positions()[1])
 
     def positions(self, *, as_file: bool = True) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which of *inputs* and *expected* the file of `tflite` has; all without *as_file*."""
+        """The positions of *inputs* and *expected* in the file of `tflite`; all without
+        *as_file*.
+        """
         if as_file:
             return positions_in_file(self.model)
         entry = self.model.entry
@@ -79,10 +79,9 @@ class OperationCase(Struct, frozen=True, eq=False):
 
 
 def arrays_of(model: Model, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray]:
-    """*inputs*, those of `CompiledModel.run`, as arrays in the order of `model.inputs`, of their
-    dtypes and shapes that fit.
+    """*inputs* as arrays in the order of `model.inputs`, of their dtypes and fitting shapes.
 
-    Raises `InputError` for inputs that do not fit.
+    *inputs* are those of `CompiledModel.run`. Raises `InputError` for inputs that do not fit.
     """
     given = arrange(inputs, [o.name for o in model.inputs])
     return [
@@ -99,17 +98,16 @@ def cases_of(
     only: frozenset[int] | None = None,
     device: str | DeviceInfo | Device = FALLBACK_DEVICE,
 ) -> Iterator[OperationCase]:
-    """Every operation of *model*'s entry subgraph, in the order in which they run, with its real
-    inputs.
+    """Yields every operation of *model*'s entry subgraph, in execution order, with its real inputs.
 
-    *inputs* are those of `CompiledModel.run`. *state* holds the values of the network's variables
-    and gets the new ones once the last case was taken (None: the initial values, for this pass
-    alone), so that a second pass goes on where the first one ended. *only* leaves out the cases of
-    other operations; they are computed all the same. *device* computes what it supports in the
-    place of the reference. Arrays are shared between cases and must not be changed.
+    *inputs* are those of `CompiledModel.run`. *state* has the values of the network's variables,
+    and receives the new values after the last case, so that a second pass continues from there.
+    None means the initial values, for this pass only. *only* selects the operations to yield; the
+    others are still computed. *device* computes what it supports instead of the reference. Cases
+    share arrays, which must not be changed.
 
-    Raises `InputError` for inputs that do not fit, and whatever the reference device raises for an
-    operation that it cannot run, when it is reached.
+    Raises `InputError` for inputs that do not fit, and the reference device's error when an
+    operation that it cannot run is reached.
     """
     entry = model.entry
     arrays = arrays_of(model, inputs)
@@ -155,7 +153,7 @@ def _results(
 def distance(
     case: OperationCase, outputs: Sequence[NDArray], accuracy: AccuracyClass = "faithful"
 ) -> Distance:
-    """How far *outputs* of a device for *case* lie from the reference's, within *accuracy*."""
+    """The distance of *outputs*, a device's results for *case*, from the reference's."""
     return distance_of(case.model, case.inputs, outputs, case.expected, accuracy)
 
 
@@ -166,10 +164,10 @@ def run_case(
     *,
     timeout: float | None = None,
 ) -> list[NDArray]:
-    """What *device*, alone and without fall-back, makes of *case*.
+    """The results of *case* on *device* alone, without fallback.
 
-    Raises `PlacementError`, with the device's reason, where it does not take the operation in the
-    class *accuracy*, `DriverError` where it fails.
+    Raises `PlacementError`, with the reason, if the device does not support the operation in the
+    class *accuracy*. Raises `DriverError` if the device fails.
     """
     return run_alone(case.model, case.inputs, device, accuracy=accuracy, timeout=timeout)
 
@@ -194,7 +192,7 @@ def run_alone(
 
 
 def exposed(model: Model) -> Model:
-    """*model* with every result of the entry as an output, and its state as plain inputs."""
+    """*model* with every result of the entry as an output, and its state as ordinary inputs."""
     entry = model.entry
     written = [o for operation in entry.operations for o in operation.outputs]
     operands = list(entry.operands)
@@ -213,7 +211,7 @@ def _stateless(subgraph: Subgraph) -> Subgraph:
 
 
 def _frees(entry: Subgraph) -> list[list[int]]:
-    """For each operation the operands that nobody reads after it; outputs are read at the end."""
+    """For each operation, the operands without a later reader. Outputs are read at the end."""
     last: dict[int, int] = {}
     for at, operation in enumerate(entry.operations):
         last.update(dict.fromkeys((*operation.inputs, *operation.outputs), at))

@@ -1,4 +1,4 @@
-"""The plan of one compile, measured or predicted; the devices that it may use, and their rules."""
+"""Makes the plan of one compile, measured or predicted; its devices, and rules about them."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def plan_model(
     *,
     measure: bool = False,
 ) -> ExecutionPlan:
-    """How *model* is to run on *devices*: *source* with *shapes* put into it, by input position.
+    """The plan of *model* on *devices*; *source* is the model before *shapes* (by input position).
 
-    With placement "cost" the verdict that is stored for exactly this in the directory of *info*
-    comes first; then, where *measure* asks for it, a measurement on this machine, for which *named*
-    maps names to devices that plans may fall back on too; else `place`. No device is given what
-    shadow verification found it to compute wrongly. Raises what that raises, and `Cancelled` or
-    `MissedDeadline*` while it measures.
+    With placement "cost", a stored verdict on exactly this case in the directory of *info* is used
+    first. Otherwise, if *measure* asks for it, candidates are measured on this machine; *named*
+    maps names to the fallback devices of these plans. Otherwise `place` decides. No device gets an
+    operation that shadow verification found it to compute wrongly. Raises the errors of these
+    functions, and `Cancelled` or `MissedDeadline*` during a measurement.
     """
     devices = trusted(devices, policy)
     directory = None if info is None or info.trust_token else info.place
@@ -70,14 +70,14 @@ def plan_model(
 
 
 def with_fallbacks(plan: ExecutionPlan, devices: Sequence[Device], policy: Policy) -> ExecutionPlan:
-    """*plan* with the fallbacks that its steps have if only *devices* are named."""
+    """*plan* with the fallbacks that its steps have if only *devices* are listed."""
     table = collect_support(plan.model, trusted(devices, policy), policy, check_keys=False)
     steps = permit_fallback(plan.steps, table, plan.operations, policy)
     return replace(plan, steps=steps)
 
 
 def trusted(devices: Sequence[Device], policy: Policy) -> Sequence[Device]:
-    """*devices* with the operations rejected that shadow verification found wrong there."""
+    """*devices*, each rejecting the operations that shadow verification found wrong."""
     if not has_driver_verdicts():
         return devices
     from penstock.runtime.blocklist import with_blocklist
@@ -90,12 +90,12 @@ def _has_verdicts(directory: str | None) -> bool:
         return False
     from penstock.cache.naming import VERDICTS
 
-    # Text, as in all of a warm start: pathlib takes longer to import than this to answer.
+    # A string, because importing pathlib takes longer than this check in a warm start.
     return os.path.isdir(f"{directory}{os.sep}{VERDICTS}")  # noqa: PTH112
 
 
 def has_driver_verdicts() -> bool:
-    """Whether anything was ever kept against a driver here."""
+    """Whether any verdict against a driver is stored on this machine."""
     from penstock.cache.naming import DRIVER_VERDICTS
     from penstock.sealed.places import state_directory
 
@@ -106,10 +106,11 @@ def has_driver_verdicts() -> bool:
 
 
 class CompileDevices(Mapping[str, Device]):
-    """The devices that were *chosen*, by name, and the one to fall back on last, chosen or not, and
-    after it, where it runs in a process of its own, the one of this process. They are looked for
-    when they are needed: their driver may be one that nothing else loads. With *apart* whatever can
-    run in a process of its own does, also what something falls back on.
+    """The *chosen* devices by name, and the fallback device, chosen or not.
+
+    If the fallback device is isolated, the reference device of this process follows it. Devices are
+    discovered on demand, because nothing else may need the driver. With *apart*, every device that
+    can be isolated is isolated, including fallback devices.
     """
 
     def __init__(self, chosen: Sequence[Device], *, apart: bool = False) -> None:
@@ -122,7 +123,8 @@ class CompileDevices(Mapping[str, Device]):
         if name == FALLBACK_DEVICE and name not in self._chosen:
             device = manager.by_name(name)
         elif name == LAST_RESORT and self._apart:
-            # What is too long for this process is so for its reference too.
+            # An operation too long for this process is also too long for this process's reference
+            # device.
             raise KeyError(name)
         elif name == LAST_RESORT and getattr(self.get(FALLBACK_DEVICE), "isolated", False):
             device = last_resort(manager)
@@ -132,7 +134,7 @@ class CompileDevices(Mapping[str, Device]):
         return device
 
     def _set_apart(self, device: Device) -> Device:
-        """*device* in a process of its own, itself where that cannot be."""
+        """*device* in a host process; *device* itself if that is not possible."""
         if device.name not in self._found:
             from penstock.runtime.apart import isolated
 
@@ -157,7 +159,7 @@ def last_resort(manager: Manager) -> Device | None:
 
 
 class _InThisProcess:
-    """A device under a name of its own, so that receipts tell it from the one that has failed."""
+    """A device under another name, so that receipts distinguish it from the device that failed."""
 
     name: Final = LAST_RESORT
 
@@ -169,12 +171,12 @@ class _InThisProcess:
 
 
 def check_rules(policy: Policy, chosen: Sequence[Device], manager: Manager) -> None:
-    """Refuses rules about devices that do not exist: a misspelt name in `forbid` would forbid
+    """Rejects rules about unknown devices, because a misspelt name in `forbid` would forbid
     nothing.
 
-    Known are the devices of the call, every device that *manager* finds, usable or not, and, where
-    a driver as a whole cannot be used here, every name that begins with that driver's. Raises
-    `InputError`, which names the known ones.
+    Known are the devices of the call and every device that *manager* finds, usable or not. If a
+    whole driver is unusable, every name that begins with the driver's name is known too. Raises
+    `InputError`, which lists the known names.
     """
     own = {device.name for device in chosen}
     for label, rules in (("require", policy.require), ("forbid", policy.forbid)):
@@ -193,7 +195,7 @@ def check_rules(policy: Policy, chosen: Sequence[Device], manager: Manager) -> N
 def with_unusable(
     error: PlacementError, policy: Policy, manager: Manager, isolate: bool | None
 ) -> PlacementError:
-    """*error* with the reasons of devices that *policy* requires and that are unusable."""
+    """*error* with the reasons of required devices (*policy*) that are unusable."""
     required = {
         name
         for value in policy.require.values()
@@ -216,13 +218,13 @@ def _may_be(name: str, info: DeviceInfo) -> bool:
 
 
 def check_run_memory(model: Model) -> None:
-    """`check_memory`, unless the sizes of all values and the settings leave room without it."""
+    """Calls `check_memory`, unless the values certainly fit the memory limits."""
     if knobs.max_run_mib() or most_bytes(model) > LEAST_LIMIT:
         check_memory(model)
 
 
 def may_be_long(plan: ExecutionPlan, config: PrepareConfig) -> bool:
-    """Whether `apart.demanding` has to look at *plan*. The steps alone rule most plans out."""
+    """Whether `apart.demanding` must examine *plan*. The number of steps rules out most plans."""
     longest = knobs.max_in_process_ms() * 1e6
     limited = config.deadline_ns is not None or config.cancel is not None
     most = knobs.max_in_process_operations() if limited else sys.maxsize

@@ -1,4 +1,4 @@
-"""Reproducing failures: from a model into a capsule, and from a capsule again."""
+"""Reproduces failures: from a model into a capsule, and from a capsule on a device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from penstock.runtime.operations import distance, run_alone, run_case
 from penstock.runtime.session import compile_model
 
 TRIES: Final = 3
-"""Comparisons before a failure counts as not repeated: some come only now and then."""
+"""Comparisons before a failure counts as not repeatable; some failures are intermittent."""
 
 
 PERSISTENCE: Final = 4
@@ -68,11 +68,11 @@ def reproduce(
     names: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Reproduction:
-    """Runs *model* on *device* as a program would, then compares it with the reference, up to
-    *tries* times, down to the step that fails or departs; that step alone goes into the capsule,
-    with its inputs.
+    """Runs *model* on *device*, compares it with the reference, and captures the step that fails.
 
-    A driver that can be isolated is, so that its death is a failure like others. The other
+    The model first runs as in a program. It is then compared up to *tries* times, down to the step
+    that fails or departs. Only that step goes into the capsule, with its inputs. A driver that can
+    be isolated is isolated, so that its death is handled like any other failure. The other
     arguments are those of `comparison.compare`; *names* keeps the network's own names in the
     capsule. Raises what `compare` raises.
     """
@@ -107,7 +107,7 @@ def reproduce(
             return Reproduction(found, capsule)
         left -= 1
         if before is not None and found.outputs != before and not seen:
-            # What gives something else each time takes more looking.
+            # Results that vary from run to run need a longer search.
             seen, left = True, left + PERSISTENCE * tries
         before = found.outputs
         if not left:
@@ -132,7 +132,7 @@ def capsule_of(
     receipt: str | None = None,
     names: bool = False,
 ) -> Capsule:
-    """The capsule of *departure* in *model*; the device is run once more for what it gives."""
+    """The capsule of *departure* in *model*; runs the device once more for its results."""
     failed = departure.distance is None
     return make(
         Told(
@@ -163,7 +163,7 @@ def _as_a_program(
     accuracy: AccuracyClass,
     state: State | None,
 ) -> tuple[ExecutionPlan | None, str | None]:
-    """The plan, and the receipt of one run; what of them could be had."""
+    """The plan, and the receipt of one run, as far as they could be obtained."""
     plan, receipt = None, None
     policy = Policy(accuracy=accuracy)
     try:
@@ -180,7 +180,9 @@ def _as_a_program(
 
 
 def _got(departure: Departure, device: Device, accuracy: AccuracyClass) -> Sequence[NDArray]:
-    """The device's results for the case: of a few runs the first that departs; none if all fail."""
+    """The device's results for the case: the first that departs in a few runs; empty if
+    all fail.
+    """
     results: list[NDArray] = []
     for _ in range(TRIES):
         try:
@@ -197,12 +199,12 @@ DRAWN: Final = "with drawn inputs, since the capsule has no input data,"
 
 
 class Replay(Struct, frozen=True):
-    """What came of running a capsule's step on *device*, of that *version*.
+    """The outcome of running a capsule's step on *device*, of version *version*.
 
-    *repeats* says whether it fails or departs again; *runs* counts the runs it took. *distance* is
-    how far off the result is, *error* what the driver said, *refused* why the device does not take
-    the step any more. *same_version* says whether it is the version that failed, *drawn* that the
-    capsule has no input data and each run had inputs drawn for it.
+    *repeats* says whether it fails or departs again; *runs* counts the runs needed. *distance* is
+    the error of the result, *error* the driver's error, *refused* why the device no longer supports
+    the step. *same_version* says whether the version is the one that failed. *drawn* says that the
+    capsule has no input data, so that each run had random inputs.
     """
 
     device: str
@@ -216,7 +218,7 @@ class Replay(Struct, frozen=True):
     drawn: bool = False
 
     def show(self) -> str:
-        """The outcome in a sentence or two, without a line end."""
+        """The outcome in a sentence or two, without a final newline."""
         which = "the version that failed" if self.same_version else "another version than failed"
         place = f"{self.device}, version {self.version} ({which})"
         if self.refused:
@@ -235,15 +237,16 @@ def replay(
     tries: int = TRIES,
     timeout: float | None = None,
 ) -> Replay:
-    """Runs the capsule's step on *device*, None for the one that failed, until it fails, *tries*
-    times at most.
+    """Runs the capsule's step up to *tries* times, until it fails.
 
-    A driver that can be isolated is. The reference computes what is expected where the capsule does
-    not say it. For a capsule without input data each run draws other inputs (`runtime.examples`),
-    of the shapes that failed. *timeout*, in seconds, is each run's deadline, the reference's too.
-    Raises `CapsuleError` for a capsule without a step, or whose step is no model, does not fit its
-    arrays, fails on the reference too or takes it longer, `PlacementError` for a device that is
-    unknown or cannot be used.
+    *device* None selects the device that failed. A driver that can be isolated is isolated. The
+    reference computes the expected results if the capsule does not have them. For a capsule without
+    input data, each run uses other random inputs (`runtime.examples`) of the recorded shapes.
+    *timeout*, in seconds, is the deadline of each run, also of the reference's.
+
+    Raises `CapsuleError` for a capsule without a step, and for a step that is no valid model, does
+    not fit its arrays, or fails or times out on the reference. Raises `PlacementError` for a device
+    that is unknown or unusable.
     """
     check_kind(capsule, Capsule, "a Capsule is replayed")
     manifest = capsule.manifest
@@ -312,7 +315,9 @@ def _model(capsule: Capsule) -> Model:
 
 
 def _check_shapes(shapes: Sequence[tuple[int, ...]], model: Model) -> None:
-    """Raises `CapsuleError` unless *shapes* fit *model*'s inputs and can be drawn."""
+    """Raises `CapsuleError` unless *shapes* fit *model*'s inputs and can be filled with random
+    values.
+    """
     if len(shapes) != len(model.inputs):
         raise CapsuleError(f"it has {len(shapes)} shapes of inputs, its step {len(model.inputs)}")
     for position, (shape, operand) in enumerate(zip(shapes, model.inputs, strict=True)):
@@ -328,7 +333,7 @@ def _check_shapes(shapes: Sequence[tuple[int, ...]], model: Model) -> None:
 
 
 def _drawn(model: Model, shapes: Sequence[tuple[int, ...]], number: int) -> list[NDArray]:
-    """Example *number* of each input of *model*, of these *shapes*."""
+    """Random example *number* of each input of *model*, with these *shapes*."""
     return [
         example(replace(operand, shape=tuple(shape)), number)
         for operand, shape in zip(model.inputs, shapes, strict=True)

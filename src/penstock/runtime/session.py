@@ -90,34 +90,37 @@ def compile_model(
     progress: ProgressCallback | None = None,
     extension_attributes: Sequence[ExtensionAttribute] = (),
 ) -> CompiledModel:
-    """Loads if need be, partitions, compiles.
+    """Compiles a model for this machine: loads it if necessary, partitions, compiles.
 
-    *model* is a Model or anything `load` takes. *devices* None takes every usable one; a list of
-    names, DeviceInfo or Device objects, in order of preference, places on these only; what all of
-    them fail at goes to the device "reference" all the same, unless *policy* says otherwise.
-    *timeout* is in seconds and reaches drivers as their deadline. *num_threads* None takes what
-    cgroup, affinity and OMP_NUM_THREADS allow; a number holds up to four for each of the machine's
-    cores. *signature* chooses an entry point and its names; *shapes* maps input names, or
-    positions, to full shapes, which replace the model's. *cache* True keeps what drivers compiled
-    in the user's cache directory (the knob `cache_dir`), a path in that directory, a `CacheInfo`
-    under the caller's own token or in files of his; False or None keeps nothing. Whatever is wrong
-    with a cache only means a compile; the receipt says what was hit, or why not. *tune* measures
-    candidate placements on this machine, takes the best (`plan.tuned`) and keeps the verdict in the
-    cache directory: a later compile of the same model with the same devices, policy, preference,
-    threads and shapes uses it, with or without *tune*, and measures nothing. *isolate* True runs
-    the devices' drivers in processes of their own, False in this one, None as the knob `isolate`
-    says of each driver, which is: those of other distributions than Penstock by themselves.
-    *extension_attributes* are hints of vendors' extensions to the driver of the one device that is
-    listed; they are part of the cache's key.
+    *model* is a Model or anything `load` takes. *devices* None uses every usable device. A list of
+    names, DeviceInfo or Device objects, in order of preference, places operations on these only. If
+    they all fail, the fallback is still the device "reference", unless *policy* forbids it.
+    *timeout* is in seconds; drivers receive it as their deadline. *num_threads* None uses what
+    cgroup, affinity and OMP_NUM_THREADS allow; a number may be at most four for each core of the
+    machine.
 
-    Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument, a device in
-    the policy's rules that does not exist among them, `PlacementError` listing every device's
-    reason where an operation has no device, `MissedDeadline*`, `Cancelled`, `DriverError` where a
-    driver failed and nothing could take its place, `NotAvailable` for a feature still to come.
+    *signature* selects an entry point and its names. *shapes* maps input names, or positions, to
+    full shapes, which replace the model's. *cache* True stores compiled steps in the user's cache
+    directory (the knob `cache_dir`), a path in that directory, and a `CacheInfo` under the caller's
+    own token or in the caller's own files. False or None stores nothing. A fault in a cache only
+    causes a compile; the receipt reports hits, and the reason of each miss.
+
+    *tune* measures candidate placements on this machine, uses the best (`plan.tuned`) and stores
+    the verdict in the cache directory. A later compile of the same model with the same devices,
+    policy, preference, threads and shapes uses the verdict without measuring, with or without
+    *tune*. *isolate* True runs the devices' drivers in host processes, False in this process. None
+    follows the knob `isolate`, which by default isolates drivers of other distributions than
+    Penstock. *extension_attributes* are vendor hints for the driver of the single listed device;
+    they are part of the cache key.
+
+    Raises `ModelError` (also a ValueError) for the model. Raises `InputError` for an argument, and
+    for an unknown device in the policy's rules. Raises `PlacementError`, with every device's
+    reason, if an operation has no device. Raises `DriverError` if a driver failed and no fallback
+    could replace it. Also raises `MissedDeadline*`, `Cancelled`, and `NotAvailable` for a feature
+    that is not implemented yet.
     """
     policy = Policy() if policy is None else policy
-    # A setting that makes no sense is refused at once, not only where a failure or a miss comes to
-    # need it.
+    # Checks all settings at once, instead of when a failure or a cache miss first needs one.
     knobs.check()
     check_types(cancel, num_threads, shapes, policy, progress)
     if not isinstance(tune, bool):
@@ -170,7 +173,7 @@ def _load(source: Source, recorder: Recorder) -> Model:
 
 
 class _Session:
-    """One call of `compile_model`, and its model's later compiles for other shapes."""
+    """One call of `compile_model`, and later compiles of its model for other shapes."""
 
     def __init__(
         self,
@@ -209,7 +212,7 @@ class _Session:
         with punctual(operations_of(self.model)):
             base = self._reported(shapes, recorder)
         self.files_lent = False
-        # Later shapes are compiled inside runs, under their deadlines and cancel tokens.
+        # Compiles for later shapes happen inside runs, under the run's deadline and cancel token.
         later = _for_later(self.config)
         interface = interface_of(base.model, self.arguments.signature)
         return CompiledModel(
@@ -270,7 +273,7 @@ class _Session:
         log.info("compiling %s in %s", *amounts)
         caching = self._caching(shapes, plan)
         meanwhile = None
-        # A background compile would outlive the call that descriptors are lent for.
+        # A background compile could outlive the call, and the caller's descriptors with it.
         if policy.while_compiling == "reference" and not (caching and caching.in_given_files):
             meanwhile = manager.by_name(FALLBACK_DEVICE)
         uncached = self.arguments.uncached if self.arguments.cache is None else FILES_GIVEN_BACK
@@ -307,14 +310,16 @@ class _Session:
     def _isolated_compile(
         self, deadline_ns: int | None, chosen: Sequence[Device] | None = None
     ) -> IsolatedCompile | None:
-        """None where all devices, those of *chosen* or of the session, are in this process."""
+        """The `IsolatedCompile`; None if all devices (*chosen*, or the session's) are in this
+        process.
+        """
         devices = self.chosen if chosen is None else chosen
         if not any(is_isolated(device) for device in devices):
             return None
         from penstock.ir.transforms import pooled
         from penstock.runtime.isolation import IsolatedCompile
 
-        # What is copied for other processes is told by the pools of this model.
+        # The pools of this model record the copies for other processes.
         self.model = pooled(self.model)
         return IsolatedCompile(self.model, deadline_ns)
 
@@ -393,7 +398,7 @@ class _Session:
         return substitute_for(last, self.chosen, self.arguments.policy.accuracy)
 
     def _not_named(self, plan: ExecutionPlan) -> list[str]:
-        """Of what runs where nobody asked for it, with the first reason."""
+        """Notes on steps that run on a device nobody named, with the first reason."""
         if any(device.name == FALLBACK_DEVICE for device in self.chosen):
             return []
         there = [p for p in plan.operations if p.device == FALLBACK_DEVICE]
@@ -442,7 +447,7 @@ class _Session:
 
     def _caching(self, shapes: Mapping[int, Sequence[int]], plan: ExecutionPlan) -> Caching | None:
         info = self.arguments.cache
-        # Descriptors are the caller's and may be anything once his call has returned.
+        # The descriptors belong to the caller, who may close them once the call has returned.
         if info is None or (info.place is None and not self.files_lent):
             return None
         from penstock.compilation.entry import Caching
@@ -471,7 +476,7 @@ def _recompile(model: Model, arguments: CompileArguments) -> CompiledModel:
 
 
 def _for_later(config: PrepareConfig) -> PrepareConfig:
-    """*config* without what belonged to one call: deadline, progress, cancellation."""
+    """*config* without the values of one call: deadline, progress, cancellation."""
     return structs.replace(config, deadline_ns=None, progress=None, cancel=None)
 
 

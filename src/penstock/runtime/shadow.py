@@ -1,4 +1,4 @@
-"""Shadow verification: chosen runs are computed again on the reference, in a background thread."""
+"""Shadow verification: recomputes chosen runs on the reference, in a background thread."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ log = Log(__name__)
 T = TypeVar("T")
 
 MOST_WAITING: Final = 2
-"""Jobs that wait for the one at work; what comes on top is dropped."""
+"""Maximum queued jobs; further jobs are dropped."""
 IDLE_SECONDS: Final = 0.2
 CLOSE_SECONDS: Final = 10.0
-"""Longest that closing lets the jobs go on; they are then stopped at the next part of a model."""
+"""Seconds that closing lets jobs continue. They are then stopped at the next part of a model."""
 
 
 class Stop(CancelToken):
-    """Set when the worker is to stop; the end of the program sets it, too."""
+    """Set when the worker must stop, also at the end of the program."""
 
     def is_set(self) -> bool:
         return super().is_set() or not threading.main_thread().is_alive()
@@ -51,10 +51,9 @@ class Stop(CancelToken):
 
 
 class Worker(Generic[T]):
-    """Does jobs by *work*, one after another. *lost* is told of each that was not done, or not to
-    its end.
+    """Executes jobs by *work*, one after another. *lost* is called for each job not completed.
 
-    A program that ends does not wait for jobs: the one at work stops where it next looks at *stop*.
+    A program that ends does not wait for jobs: the present one stops at its next check of *stop*.
     """
 
     def __init__(
@@ -68,11 +67,11 @@ class Worker(Generic[T]):
         self._context = contextvars.copy_context()
 
     def has_room(self) -> bool:
-        """Whether a job that is offered now is taken."""
+        """Whether a job offered now would be accepted."""
         return len(self._jobs) < MOST_WAITING and not self._closing
 
     def offer(self, job: T) -> bool:
-        """Whether *job* is taken; not when too many wait already."""
+        """Offers *job*; returns whether it was accepted. It is not if too many are queued."""
         with self._changed:
             if not self.has_room():
                 return False
@@ -84,7 +83,7 @@ class Worker(Generic[T]):
             return True
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Lets jobs go on for *timeout* seconds, then stops them and waits for the thread."""
+        """Lets jobs continue for *timeout* seconds, then stops them and waits for the thread."""
         end = time.monotonic() + timeout
         with self._changed:
             self._closing = True
@@ -128,7 +127,7 @@ class Worker(Generic[T]):
                 self._tell(error)
 
     def _tell(self, error: Exception) -> None:
-        """Logs the first; the counts have the others."""
+        """Logs the first error; later ones are only counted."""
         if not self._told:
             self._told = True
             log.warning("a run could not be compared with the reference: %s", describe(error))
@@ -138,9 +137,10 @@ KEPT: Final = "kept for shadow verification"
 
 
 class ShadowedVariant(Variant):
-    """A `Variant` some of whose runs *shadow* chooses. What such a run was given and gave is
-    copied, which stands in its receipt; comparing goes on in a thread of its own and changes no
-    answer.
+    """A `Variant` of which *shadow* chooses some runs for comparison.
+
+    The arguments and results of a chosen run are copied, and its receipt records the copies. The
+    comparison runs in a thread of its own and changes no result.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ShadowedVariant(Variant):
         out: Sequence[NDArray | None] | None = None,
         state: State | None = None,
     ) -> list[NDArray]:
-        """As of `Variant`."""
+        """As `Variant.run`."""
         if self._investigation.done or not self._shadow.choose():
             return super().run(run, inputs, out, state)
         note = Note()
@@ -186,7 +186,7 @@ class ShadowedVariant(Variant):
             raise
 
     def close(self) -> None:
-        """Ends the comparisons, then as of `Variant`."""
+        """Ends the comparisons, then closes as `Variant` does."""
         self._worker.close()
         self._investigation.close()
         super().close()
@@ -243,7 +243,7 @@ class ShadowedVariant(Variant):
 
 
 def _devices_of(steps: Sequence[Any]) -> list[str]:
-    """The devices that ran *steps*, and what is inside them."""
+    """The devices that ran *steps* and the steps inside them."""
     names = []
     for step in steps:
         first: StepTrace = step

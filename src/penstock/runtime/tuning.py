@@ -1,4 +1,4 @@
-"""Measured placement: candidate plans timed here, and the verdict kept."""
+"""Measured placement: times candidate plans on this machine, and stores the verdict."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ from penstock.runtime.measuring import (
 )
 
 DRAWN_LOOP_NS: Final = 2_000_000_000
-"""Nanoseconds that a loop of a measured run may take: with drawn inputs it may have no end."""
+"""Loop timeout of a measured run in nanoseconds: with random inputs a loop may never end."""
 
 MOST_CANDIDATES: Final = 12
-"""Placements that are compiled and timed, at most."""
+"""Maximum number of placements that are compiled and timed."""
 
 
 class Occasion(msgspec.Struct, frozen=True):
-    """What one compile places: *source* is the model before *shapes* were put into it, *model*
-    after.
+    """The placement problem of one compile.
 
-    *named* maps names to the devices that plans may use, *directory* is the cache directory (None:
-    no verdict is read or kept). *counter* finds the energy counter, *clock* gives nanoseconds
-    (None: the machine's own).
+    *source* is the model before *shapes* were put into it, *model* the model after. *named* maps
+    names to the devices that plans may use. *directory* is the cache directory (None: no verdict is
+    read or stored). *counter* finds the energy counter; *clock* gives nanoseconds (None: the
+    machine's clock).
     """
 
     source: Model
@@ -81,14 +81,14 @@ class Occasion(msgspec.Struct, frozen=True):
 
 
 def placed(occasion: Occasion, assignment: Sequence[str] | None = None) -> ExecutionPlan:
-    """`penstock.partitioning.placement.place`, of this compile."""
+    """Calls `penstock.partitioning.placement.place` for this compile."""
     return place(
         occasion.model, occasion.devices, occasion.policy, occasion.config.preference, assignment
     )
 
 
 def worth_measuring(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
-    """Plans with a name each. Every operation of each of them is in the policy's accuracy class."""
+    """The candidate plans by name. All their operations are in the policy's accuracy class."""
     found = candidates(
         occasion.model, occasion.devices, occasion.policy, occasion.config.preference
     )
@@ -98,7 +98,9 @@ def worth_measuring(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
 def measured_series(
     occasion: Occasion, plans: Mapping[str, ExecutionPlan], counter: Counter | None
 ) -> tuple[list[Series], dict[str, Measured], int]:
-    """The samples of every plan, those that failed to compile by name, and the compiles made."""
+    """The samples of every plan, the plans that failed to compile, by name, and the
+    compile count.
+    """
     inputs = examples(occasion.model)
     failed: dict[str, Measured] = {}
     contenders, compiles = [], 0
@@ -132,7 +134,7 @@ def measured_series(
 
 
 def _compiled(occasion: Occasion, plan: ExecutionPlan) -> Variant:
-    """*plan* compiled without cache and fallback: no device may win by another's speed."""
+    """Compiles *plan* without cache and fallback, so that each device's own speed is measured."""
     config = replace(occasion.config, progress=None, accuracy=occasion.policy.accuracy)
     compilation = compile_plan(plan, occasion.named, config, CompileOptions(False))
     later = replace(config, deadline_ns=None, cancel=None)
@@ -154,7 +156,7 @@ def _runner(variant: Variant, inputs: Sequence[NDArray]) -> Callable[[], None]:
 
 
 def unmeasurable(model: Model) -> str:
-    """Why no plan of *model* can be measured, in words; empty where one can."""
+    """Why no plan of *model* can be measured; empty if one can."""
     for operand in model.inputs:
         if static_shape(operand.shape) is None:
             return f"the shape of input {operand.name!r} is not known: give shapes"
@@ -174,9 +176,11 @@ NO_COUNTER: Final = "this machine lets no energy counter be read, so nothing was
 
 
 def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
-    """The plan of the verdict stored for exactly this: model, shapes, devices and their versions,
-    policy, preference and threads. None where there is none, where it is of another accuracy class
-    than the policy's, or where it is not allowed any more.
+    """The plan of the verdict stored for this model, shapes, devices and versions, policy,
+    preference and threads.
+
+    None if there is no verdict, if it is of another accuracy class than the policy's, or if the
+    policy no longer allows it.
     """
     if occasion.directory is None:
         return None
@@ -194,17 +198,16 @@ def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
 
 
 def tuned_plan(occasion: Occasion) -> ExecutionPlan:
-    """The plan that measuring chose, `ExecutionPlan.tuned` with what was measured; kept where there
-    is a directory.
+    """The plan chosen by measuring, with the measurements in `ExecutionPlan.tuned`.
 
-    Every candidate is within the policy's accuracy class; one that fails to compile or to run is
-    rejected. Raises what `place` raises, and `Cancelled` and `MissedDeadline*` of the compile's
-    own.
+    The verdict is stored if there is a cache directory. Every candidate is in the policy's accuracy
+    class; one that fails to compile or to run is rejected. Raises what `place` raises, and
+    `Cancelled` and `MissedDeadline*` of the compile.
     """
     try:
         return _tuned(occasion)
     except MissedDeadline as error:
-        # What each driver and step calls its beginning is in the midst of this.
+        # The original message is about one candidate; this one is about the whole measurement.
         is_transient = isinstance(error, MissedDeadlineTransient)
         kind = MissedDeadlineTransient if is_transient else MissedDeadlinePersistent
         raise kind(TOO_LATE) from error
@@ -237,7 +240,9 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
 
 
 def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:
-    """The single devices: one wins unless another placement is better beyond the noise."""
+    """The candidates on a single device. One wins unless another is better by more than
+    the noise.
+    """
     ran = {each.name for each in measured if each.error is None}
     alone = [device.name for device in occasion.devices if device.name in ran]
     return [name for name in alone if name != FALLBACK_DEVICE] or alone
@@ -249,7 +254,7 @@ def _not_measured(plan: ExecutionPlan, reason: str) -> ExecutionPlan:
 
 
 def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
-    """*plan* with measured times in the place of predictions as reasons against devices."""
+    """*plan* with measured times instead of predictions as the reasons against devices."""
     if plan.tuned is None:
         return plan
     by_energy = config.preference == "low_power"
@@ -300,7 +305,7 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
         accuracy=occasion.policy.accuracy,
         devices=tuple(placement.device for placement in plan.operations),
         report=msgspec.Raw(msgspec.json.encode(plan.tuned)),
-        # Not imported: the top package imports this one.
+        # Read from `sys.modules`: an import would be circular.
         penstock=sys.modules["penstock"].__version__,
         model=occasion.source.digest.hex(),
     )
@@ -311,14 +316,14 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
 
 
 def _is_without_some(plan: ExecutionPlan) -> bool:
-    """Whether a device could not be asked, which may be there the next time."""
+    """Whether a device did not answer; it may be available next time."""
     from penstock.execution.availability import lists_unavailable
 
     return any(lists_unavailable(placement.refusals) for placement in plan.operations[:1])
 
 
 def _key(occasion: Occasion) -> str:
-    """The key of the verdict on *occasion*: the model's content counts, not its file."""
+    """The key of the verdict on *occasion*. It depends on the model's content, not on its file."""
     policy = asdict(occasion.policy)
     return placement_key(
         occasion.source,
