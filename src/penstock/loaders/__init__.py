@@ -1,6 +1,7 @@
-"""Model files to valid models, or a named defect; all care for hostile input is here.
+"""Loaders: model files to validated models, or an error that names the defect. Every check of
+untrusted files is in this package.
 
-`load` picks the loader by the content of the file.
+`load` selects the loader by the content of the file.
 """
 
 from __future__ import annotations
@@ -22,40 +23,41 @@ LOADERS: Final = (
     ("TensorFlow Lite", "penstock.loaders.tflite"),
     ("ONNX", "penstock.loaders.onnx"),
 )
-"""Every format: its name, and the package, which is imported when it is tried. `may_begin` checks
-the beginning of a file before the rest is read, `recognizes` the whole content.
+"""The formats: the name of each, and its package, which is imported when the format is first tried.
+`may_begin` checks the first bytes before the rest is read, `recognizes` the whole content.
 """
 
 MIB: Final = 1 << 20
 MEMORY_PER_BYTE: Final = 16
 LEAST_MEMORY: Final = 64 * MIB
-"""Least memory that loading a file may take, unless the knob `loading_limit_mib` sets another."""
+"""Memory limit of loading a small file, unless the knob `loading_limit_mib` sets another."""
 
 MAX_NAME: Final = 1 << 16
-"""Bytes of one name or text in a model file. Names are copied into every plan, receipt and
-error.
+"""Greatest size, in bytes, of one name or text in a model file. Names are copied into every plan,
+receipt and error.
 """
 
 
 def room_for(size: int) -> int:
-    """Bytes of memory that all but the weights of a file of *size* bytes may take."""
+    """The memory limit, in bytes, for everything but the weights of a file of *size* bytes."""
     given = knobs.loading_limit_mib()
     return given * MIB or max(MEMORY_PER_BYTE * size, LEAST_MEMORY)
 
 
 def load(source: Source, *, map: bool = False) -> Model:  # the public name of the option
-    """The model in *source*: a path, the bytes of a file, or a binary file object, read to its end.
+    """The model in *source*: a path, the bytes of a file, or a binary file object, which is read to
+    its end.
 
     The first bytes are checked before the rest is read: content that is no model raises `NotAModel`
-    at once. The content is read once, into memory that no other process can write, so that later
-    changes of the file have no effect. A pipe or a file object, whose size is unknown, is read up
-    to the knob `stream_limit_mib` (`LimitExceeded`). With *map* a path is mapped instead. That is
-    cheaper for a large file, but a program that writes the file changes the model, and one that
-    truncates it kills this process with SIGBUS.
+    at once. The content is read once, into memory that no other process can write, so later changes
+    of the file have no effect. A pipe or a file object has an unknown size; it is read up to the
+    option `stream_limit_mib` (`LimitExceeded`). With *map* a path is mapped instead. That needs
+    less memory for a large file. But a program that writes the file then changes the model, and one
+    that truncates it kills this process with SIGBUS.
 
-    Raises `ModelError` subclasses that name the defect and its place, `OSError` when the file
-    cannot be read, `InputError` for *map* without a path, a malformed path, and a source that does
-    not return bytes.
+    Raises `ModelError` subclasses that name the defect and its place, and `OSError` if the file
+    cannot be read. Raises `InputError` for *map* without a path, for a malformed path, and for a
+    source whose `read` does not return bytes.
     """
     content = _read(source, map)
     pool = ConstantPool(content.view, content, content.kind)
@@ -68,7 +70,7 @@ def load(source: Source, *, map: bool = False) -> Model:  # the public name of t
 
 
 def _judge(head: bytes, size: int | None) -> None:
-    """Raises `NotAModel` for a file that begins with *head* as no model does."""
+    """Raises `NotAModel` if *head*, the first bytes of a file, cannot begin a model."""
     view = memoryview(head)
     if not any(import_module(package).may_begin(view, size) for _, package in LOADERS):
         raise _unknown(view)
@@ -84,7 +86,7 @@ def _unknown(content: memoryview) -> NotAModel:
 
 
 class _Binary:
-    """A file object whose `read` must give bytes."""
+    """A file object whose `read` must return bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -1,6 +1,7 @@
-"""A verifying FlatBuffers reader: untrusted bytes become plain Python values, or a named defect.
+"""A verifying FlatBuffers reader: untrusted bytes become plain Python values, or an error that
+names the defect.
 
-It is driven by a `Schema`. Every offset, vtable, vector length and string is checked before use, in
+A `Schema` drives it. Every offset, vtable, vector length and string is checked before use, in
 integers that cannot overflow. Reference: the FlatBuffers binary format ("Internals" in the
 FlatBuffers documentation).
 """
@@ -28,13 +29,15 @@ from penstock.interrupts import polled
 MAX_DEPTH: Final = 32
 MEMORY_PER_BYTE: Final = 44
 MEMORY_ALLOWANCE: Final = 1 << 20
-"""Memory that the content of a buffer may take by default: for each byte, and in addition."""
+"""The default memory limit for the content of a buffer: for each byte, and an allowance."""
 
 TABLE_MEMORY: Final = 112
 SLOT_MEMORY: Final = 32
 ARRAY_MEMORY: Final = 144
 NUMBER_MEMORY: Final = 10
-"""For each stored byte: what four of them become as a Python number in a tuple takes at most 40."""
+"""Memory for each stored byte. Four bytes become a Python number in a tuple, which takes at most
+40.
+"""
 
 BLOB_MEMORY: Final = 128
 STRING_MEMORY: Final = 64
@@ -45,10 +48,11 @@ EXHAUSTED: Final = "the file refers to more content than it has room for"
 Values: TypeAlias = "dict[str, Any]"
 """One table: field name to value.
 
-Scalars are int, float or bool; strings str; vectors of numbers NumPy arrays that view the file, of
-`uint8` a `Blob`; tables are `Values`, vectors of tables and of strings lists. Absent scalars have
-their default, other absent fields are None. A union is the pair `<name>_type` (the discriminant)
-and `<name>` (None for a discriminant that the schema does not know).
+Scalars are int, float or bool. Strings are str. Vectors of numbers are NumPy arrays that view the
+file; vectors of `uint8` are a `Blob`. Tables are `Values`, vectors of tables and of strings are
+lists. Absent scalars have their default, other absent fields are None. A union is the pair
+`<name>_type` (the discriminant) and `<name>` (None for a discriminant that the schema does not
+know).
 """
 
 HEADER_BYTES: Final = 8
@@ -65,7 +69,7 @@ class Blob(Struct, frozen=True):
 
 
 class _Defect(Exception):
-    """A defect on its way up; every level adds its part of the path."""
+    """A defect while it propagates. Each level adds its part of the path."""
 
     def __init__(self, kind: type[ModelError], message: str, offset: int) -> None:
         super().__init__(message)
@@ -78,9 +82,10 @@ class _Defect(Exception):
 
 
 def check_header(head: memoryview, size: int | None, schema: Schema) -> None:
-    """Raises what `Reader.root` does for a file of *size* bytes (None: unknown) whose first 8 bytes
-    or more are *head*, where these are at fault already: its length, its identifier, or the place
-    of its root.
+    """Raises the errors of `Reader.root` early, if the first bytes show a defect of the length, the
+    identifier, or the offset of the root.
+
+    *head* are the first 8 bytes or more of a file of *size* bytes (None: unknown).
     """
     if not len(head):
         raise NotAModel("the file is empty; copy or download it again")
@@ -99,10 +104,10 @@ def check_header(head: memoryview, size: int | None, schema: Schema) -> None:
 class Reader:
     """Reads one FlatBuffer of *schema* in *data*.
 
-    Everything is charged for the memory it takes, each time that something refers to it, so that
-    vectors which share their elements cannot make a small file large: `LimitExceeded` when *memory*
-    bytes are used up, by default `MEMORY_PER_BYTE` for each byte of *data* and `MEMORY_ALLOWANCE`.
-    So is a text of more than *text* bytes.
+    Each reference to an item is charged for the item's memory, so that vectors with shared elements
+    cannot make a small file large. `LimitExceeded` is raised when *memory* bytes are used up, by
+    default `MEMORY_PER_BYTE` for each byte of *data* and `MEMORY_ALLOWANCE`; also for a text of
+    more than *text* bytes.
     """
 
     def __init__(
@@ -123,10 +128,10 @@ class Reader:
         )
 
     def root(self) -> Values:
-        """The root table, with everything it refers to.
+        """The root table, with everything that it refers to.
 
         Raises `NotAModel` for another format, `TruncatedModel` and `OffsetOutOfBounds` for content
-        outside the file, `LimitExceeded`; each with the path of the field and the file
+        outside the file, and `LimitExceeded`. Each error has the path of the field and the file
         offset.
         """
         check_header(self.data[:8], self.size, self.schema)
@@ -136,13 +141,11 @@ class Reader:
             raise defect.error() from None
 
     def bytes_of(self, blob: Blob | None) -> bytes:
-        """A copy of a vector of bytes; empty for an absent one."""
+        """A copy of a vector of bytes; empty if the vector is absent."""
         return b"" if blob is None else bytes(self.data[blob.offset : blob.offset + blob.length])
 
     def charge(self, amount: int, user: Place | str) -> None:
-        """Charges *amount* bytes for what is made of the content; *user* names it in
-        `LimitExceeded`.
-        """
+        """Charges *amount* bytes for data made from the content. `LimitExceeded` names *user*."""
         self.memory_left -= amount
         if self.memory_left < 0:
             raise LimitExceeded(self._exhausted, where=user)
@@ -202,7 +205,9 @@ class Reader:
         return values
 
     def _vtable(self, vtable: int, at: int) -> tuple[int, ...]:
-        """The field offsets in a vtable, checked once however many tables share it."""
+        """The field offsets in a vtable. A vtable is checked once, whatever the number of tables
+        that share it.
+        """
         if vtable < 0 or vtable + 4 > self.size:
             raise _Defect(
                 OffsetOutOfBounds, f"the vtable would be at byte {vtable} of {self.size}", at

@@ -1,4 +1,4 @@
-"""TensorFlow Lite files out of models, and the file format as data (schema v3)."""
+"""Writing models as TensorFlow Lite files, and the file format as data (schema v3)."""
 
 from penstock.errors import InputError
 from penstock.ir.model import Model
@@ -7,11 +7,11 @@ __all__ = ["write"]
 
 
 def write(model: Model) -> bytes:
-    """The bytes of a `.tflite` file that computes what *model*, or a slice of one, does.
+    """The bytes of a `.tflite` file that computes *model*, or a slice of a model.
 
-    Equal models give equal bytes. Raises `InputError` for what is no model, `NotExportable`, naming
-    the operation, for what TFLite has no form for. Constants that do not fit the 2 GiB of a
-    FlatBuffer are written behind it.
+    Equal models give equal bytes. Raises `InputError` for an argument that is no model, and
+    `NotExportable`, with the operation, for an operation that TFLite cannot express. Constants that
+    do not fit in the 2 GiB of a FlatBuffer are written behind it.
     """
     from penstock.export.tflite import writer
 

@@ -36,11 +36,11 @@ _FLAGS: Final = {
 
 
 def encode(schema: Schema, root: Mapping[str, Any]) -> bytes:
-    """The FlatBuffer with *root* as root table; equal values give equal bytes.
+    """The FlatBuffer with *root* as root table. Equal values give equal bytes.
 
-    A table is a mapping of field names to values; absent names and None mean an absent field.
-    Vectors of numbers are sequences or arrays, of `uint8` anything with the buffer protocol,
-    aligned to 16 bytes.
+    A table is a mapping of field names to values. An absent name and None mean an absent field.
+    Vectors of numbers are sequences or arrays. A vector of `uint8` is any object with the buffer
+    protocol; it is aligned to 16 bytes.
     """
     builder = flatbuffers.Builder(1 << 16)
     builder.Finish(_table(builder, schema, schema.table(schema.root), root), schema.identifier)
@@ -109,11 +109,13 @@ def _numbers(builder: Any, field: Field, value: Any) -> int:
 
 ALIGNMENT: Final = 16
 SMALL: Final = 128
-"""Contents up to this size are always inside: tools read most, and an offset is as large."""
+"""Contents up to this size are always stored inside the FlatBuffer. Tools read most of them, and an
+offset is as large.
+"""
 
 
 class Buffers:
-    """Hands out buffer indexes; buffer 0 is the empty one, as TFLite has it."""
+    """Assigns buffer indexes. Buffer 0 is the empty buffer, as in TFLite."""
 
     PLACEHOLDER: Final = 1 << 40
 
@@ -126,7 +128,7 @@ class Buffers:
         self.nbytes = 0
 
     def constant(self, item: Operand | Variable) -> int:
-        """The buffer of a constant operand or an initial value; 0 when it has no bytes."""
+        """The buffer of a constant operand or an initial value; 0 if it has no bytes."""
         key = item.value if item.value is not None else item.location
         if key is None:
             return 0
@@ -141,7 +143,7 @@ class Buffers:
         return self._add(content, memoryview(content))
 
     def table_number(self, keys: Operand, values: Operand) -> int:
-        """The number, in this file, of the hash table with this content."""
+        """The number of the hash table with this content in this file."""
         key = keys.value or keys.location, values.value or values.location
         return self._tables.setdefault(key, len(self._tables))
 

@@ -42,9 +42,9 @@ class Kind(enum.IntEnum):
 class Field(Struct, frozen=True, dict=True):
     """One field of a table.
 
-    *scalar* is the scalar type of SCALAR and NUMBERS, *enum* the enumeration that gives its values
-    names ("" for plain numbers), *target* the table (TABLE, TABLES) or union (UNION). *default* is
-    what an absent field means: a number for scalars, None for the others.
+    *scalar* is the scalar type of SCALAR and NUMBERS. *enum* is the enumeration that names its
+    values ("" for plain numbers). *target* is the table (TABLE, TABLES) or union (UNION). *default*
+    is the value of an absent field: a number for scalars, None for others.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Table(Struct, frozen=True, dict=True):
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """What an empty table reads as."""
+        """The value of an empty table."""
         return {f.name: f.default for f in self.fields}
 
     @cached_property
@@ -87,9 +87,7 @@ class Table(Struct, frozen=True, dict=True):
 
 
 class Schema:
-    """The tables, enumerations and unions of one file format; tables are parsed when first asked
-    for.
-    """
+    """The tables, enumerations and unions of one file format. Tables are parsed on first use."""
 
     def __init__(
         self,
@@ -107,14 +105,16 @@ class Schema:
         self._names: dict[str, dict[int, str]] = {}
 
     def table(self, name: str) -> Table:
-        """The table called *name* (`KeyError` when the schema has none)."""
+        """The table called *name*. Raises `KeyError` if the schema does not have it."""
         found = self._tables.get(name)
         if found is None:
             found = self._tables[name] = Table(name, tuple(self._parse(self._texts[name])))
         return found
 
     def number(self, enumeration: str, name: str) -> int:
-        """The number of a member of an enumeration (`KeyError` when it has none of that name)."""
+        """The number of a member of an enumeration. Raises `KeyError` if there is no such
+        member.
+        """
         return self._enums[enumeration][1][name]
 
     def numbers(self, enumeration: str) -> Mapping[str, int]:
@@ -186,6 +186,4 @@ OPTIONS_OF_OPERATOR: Final = dict(item.split(": ") for item in schema.OPTIONS.sp
 """The options table of each operator that has one."""
 
 BLOCK_SCALED: Final[Mapping[str, int]] = {"EMBEDDING_LOOKUP": 2, "FULLY_CONNECTED": 3}
-"""Operations that take scales of blocks, and the position of these among their inputs; the weights'
-is 1.
-"""
+"""Operations with an input of scales of blocks, and its position. The weights are at position 1."""

@@ -1,7 +1,7 @@
-"""State in a TFLite file: ports as variable tensors or as resource variables.
+"""State in a TFLite file: ports become variable tensors or resource variables.
 
-A port whose state goes straight through one recurrent operation, from zeros, is a variable tensor,
-which is how TFLite keeps such state. Every other port is a resource variable: VAR_HANDLE and
+A port is a variable tensor if its state starts from zeros and only one recurrent operation reads
+and writes it. TFLite stores such state so. Every other port is a resource variable: VAR_HANDLE and
 READ_VARIABLE before the first operation, ASSIGN_VARIABLE after the last, and CALL_ONCE of a
 subgraph that assigns the initial values.
 """
@@ -39,8 +39,8 @@ RANDOM_INPUTS: Final[Mapping[str, int]] = {
     "RANDOM_STANDARD_NORMAL": 1,
     "MULTINOMIAL": 2,
 }
-"""How many inputs TFLite's random operators have; the generator's position, which they keep inside,
-follows.
+"""Number of inputs of TFLite's random operators. The generator's position, which TFLite stores
+inside the operator, comes after them.
 """
 
 BASIC_LSTM_STATES: Final = (1, 4)
@@ -55,29 +55,29 @@ def state_positions(kind: str, attributes: Mapping[str, AttributeValue]) -> tupl
 
 
 class SubgraphState(Struct):
-    """How one subgraph's state is written."""
+    """The form in which one subgraph's state is written."""
 
     variable_tensors: set[int] = field(default_factory=set)
-    """Operands that become variable tensors."""
+    """Operands that are written as variable tensors."""
     dropped: set[int] = field(default_factory=set)
     """New-state outputs, which TFLite's operators do not have."""
     kept_inputs: dict[int, int] = field(default_factory=dict)
-    """Operation index to the number of its inputs that TFLite's operator has, where it has
-    fewer.
+    """Number of inputs of TFLite's operator, by operation index, for operators with fewer
+    inputs.
     """
     mutated: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Operation index to the positions of the inputs it changes in place."""
+    """Positions of the inputs that an operation changes in place, by operation index."""
     resources: list[StatePort] = field(default_factory=list)
 
 
 def ports_by_variable(model: Model) -> Counter[int]:
-    """How many state ports each variable has, in all subgraphs."""
+    """The number of state ports of each variable, in all subgraphs."""
     return Counter(p.variable for s in model.subgraphs for p in s.states)
 
 
 def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
-    """Decides for subgraph *index*; `NotExportable` for recurrent state that TFLite cannot keep.
-    *shared* is `ports_by_variable`, which is the same for all subgraphs.
+    """The form for subgraph *index*. Raises `NotExportable` for recurrent state that TFLite cannot
+    store. *shared* is `ports_by_variable`, which is the same for all subgraphs.
     """
     subgraph = model.subgraphs[index]
     plan = SubgraphState()
@@ -131,14 +131,14 @@ def _type_fault(variable: Variable) -> str:
 
 
 def _size_fault(variable: Variable) -> str:
-    """A variable that has an initial value, which no constant could hold, has no form."""
+    """Raises an error for a variable whose initial value no constant can hold."""
     held = variable.value is not None or variable.location is not None
     unsized = variable.assigned and not held and None in (variable.shape or ())
     return "starts at zeros of unknown size, which TFLite has no form for" if unsized else ""
 
 
 def _own_outputs(operation: Operation) -> int:
-    """How many outputs TFLite's operator has; the new states follow them."""
+    """The number of outputs of TFLite's operator. The new states come after them."""
     if operation.attributes.get("kernel_type") == "BASIC":
         return BASIC_LSTM_OUTPUTS
     return 2 if operation.attributes.get("merge_outputs") is False else 1
@@ -177,8 +177,8 @@ def starts_at_zero(model: Model, variable: Variable) -> bool:
 
 
 def positions_in_file(model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which of *model*'s inputs and outputs the file of `with_state` has: those that are no
-    operator's own state.
+    """The inputs and outputs of *model* that the file of `with_state` has: all but the state of
+    operators.
     """
     pairs = state_pairs(model)
     into, out = {i for i, _ in pairs}, {o for _, o in pairs}
@@ -190,7 +190,7 @@ def positions_in_file(model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def state_pairs(model: Model) -> list[tuple[int, int]]:
-    """(input, output) of the state that TFLite's operators keep to themselves."""
+    """(input, output) of the state that TFLite's operators store themselves."""
     entry = model.entry
     pairs = []
     for operation in entry.operations:
@@ -209,7 +209,7 @@ def state_pairs(model: Model) -> list[tuple[int, int]]:
 
 
 def with_state(model: Model, inputs: Sequence[NDArray]) -> Model:
-    """*model* with the state of its operations as state ports; *inputs* has the initial values."""
+    """*model* with the state of its operations as state ports. *inputs* has the initial values."""
     entry = model.entry
     pairs = state_pairs(model)
     if not pairs:
@@ -243,9 +243,10 @@ def with_state(model: Model, inputs: Sequence[NDArray]) -> Model:
 
 
 def named(model: Model) -> Model:
-    """*model* with a name for each operand of its entry subgraph, and none twice: TFLite reads
-    files without names, or where an input and an output share one, but not every reader of its
-    files does.
+    """*model* with a unique name for each operand of its entry subgraph.
+
+    TFLite accepts files without names, or with an input and an output of the same name. Some other
+    readers of its files do not.
     """
     entry, taken = model.entry, set[str]()
     operands = []

@@ -24,18 +24,20 @@ from penstock.ir.types import DType, Quantization, byte_size, element_count
 PLACEHOLDER: Final = 127
 
 INTERMEDIATES: Final = frozenset({"intermediate_scales", "intermediate_zero_points"})
-"""Attributes that TFLite keeps outside the options: they are tensors of the operator."""
+"""Attributes that TFLite stores as tensors of the operator instead of options."""
 
 
 class OperatorCodes:
-    """Collects the operator codes of a file, each once."""
+    """Collects the operator codes of a file without duplicates."""
 
     def __init__(self) -> None:
         self.tables: list[dict[str, Any]] = []
         self._known: dict[tuple[int, int, str], int] = {}
 
     def index(self, operation: Operation, where: Place) -> int:
-        """The index of the code of *operation*; `NotExportable` for no operator of TFLite."""
+        """The index of the code of *operation*. Raises `NotExportable` if TFLite has no such
+        operator.
+        """
         number = TFLITE.numbers("BuiltinOperator").get(operation.type)
         if number is None:
             raise NotExportable(f"TFLite has no operator {operation.key}", where=where)
@@ -66,9 +68,10 @@ class OperatorCodes:
 def options(
     operation: Operation, subgraphs: Mapping[str, AttributeValue], where: Place
 ) -> dict[str, Any]:
-    """The fields of an operator table that carry the attributes of *operation*.
+    """The fields of an operator table for the attributes of *operation*.
 
-    *subgraphs* has the file's subgraph index for each attribute that refers to one, or to several.
+    *subgraphs* has the file's subgraph index, or indexes, for each attribute that refers to
+    subgraphs.
     """
     attributes: dict[str, AttributeValue] = {**operation.attributes, **subgraphs}
     if operation.type == "CUSTOM":
@@ -139,12 +142,12 @@ class SubgraphWriter:
 
     @property
     def has_initial_values(self) -> bool:
-        """Whether some resource variable of this subgraph is given a value before the first run."""
+        """Whether any resource variable of this subgraph gets a value before the first run."""
         return any(has_initial_value(self.model, p) for p in self.state.resources)
 
     def table(self, init: int | None, *, outputs_first: bool = False) -> Values:
-        """The `SubGraph` table; *init* is the subgraph of initial values, entered before anything
-        else. With *outputs_first* the tensors of outputs follow those of inputs.
+        """The `SubGraph` table. *init* is the subgraph of initial values, entered first. With
+        *outputs_first* the tensors of outputs follow the tensors of inputs.
         """
         subgraph = self.subgraph
         state_inputs = {p.input for p in subgraph.states}
@@ -172,7 +175,7 @@ class SubgraphWriter:
         }
 
     def tensor_of(self, index: int) -> int:
-        """The tensor for operand *index*, made on first use; -1 for an omitted one."""
+        """The tensor for operand *index*, created on first use; -1 for an omitted operand."""
         operand = self.subgraph.operands[index]
         if operand.lifetime is Lifetime.NO_VALUE:
             return OMITTED
@@ -224,7 +227,9 @@ class SubgraphWriter:
         self.operators.append(values)
 
     def scale_by_blocks(self, operation: Operation, position: int, where: Place) -> None:
-        """Refers the weights of *operation* to the scales of blocks, its input at *position*."""
+        """Makes the weights of *operation* refer to the scales of blocks, its input at
+        *position*.
+        """
         weights, scales = (operation.inputs[i] for i in (1, position))
         shapes = [self.subgraph.operands[i].shape for i in (weights, scales)]
         depth, blocks = (s[1] if s is not None and len(s) == 2 else None for s in shapes)
@@ -236,13 +241,15 @@ class SubgraphWriter:
         table["quantization"] = blockwise(self.tensor_of(scales), depth // blocks)
 
     def reference(self, value: AttributeValue) -> AttributeValue:
-        """The file's index of a referenced subgraph, or of several; what refers to none stays."""
+        """The file's index, or indexes, for an attribute that refers to subgraphs; other values
+        unchanged.
+        """
         if isinstance(value, tuple):
             return tuple(self.numbers.get(int(index), int(index)) for index in value)
         return self.numbers.get(value, value) if isinstance(value, int) else value
 
     def emit(self, kind: str, inputs: list[int], outputs: list[int], **fields: Any) -> None:
-        """Appends an operator that the model itself does not have."""
+        """Appends an operator that the model does not have."""
         self.operators.append({
             "opcode_index": self.codes.add(kind), "inputs": inputs, "outputs": outputs, **fields
         })  # fmt: skip
@@ -290,7 +297,7 @@ class SubgraphWriter:
         self.emit(operation.type, inputs, [self.tensor_of(i) for i in operation.outputs])
 
     def values_beside(self, keys: int) -> int | None:
-        """The values that some operation of this subgraph looks up by the same keys."""
+        """The values that other operations of this subgraph look up with the same keys."""
         for operation in self.subgraph.operations:
             if operation.type == "HASHTABLE_FIND" and operation.inputs[0] == keys:
                 values = operation.inputs[1]
@@ -321,7 +328,9 @@ class SubgraphWriter:
         return self.hashtables[keys, values]
 
     def intermediates(self, scales: Any, zero_points: tuple[int, ...]) -> list[int]:
-        """Tensors that carry the scales inside an integer LSTM; those of scale 0 carry none."""
+        """Tensors whose quantisation has the scales inside an integer LSTM. The tensor for a scale
+        of 0 has no quantisation.
+        """
         return [
             self.add_tensor(
                 Operand(
@@ -336,7 +345,7 @@ class SubgraphWriter:
 
 
 def has_initial_value(model: Model, port: StatePort) -> bool:
-    """Whether the variable of *port* can be given its initial value by a constant."""
+    """Whether a constant can give the variable of *port* its initial value."""
     variable = model.variables[port.variable]
     if not variable.assigned:
         return False
@@ -348,13 +357,13 @@ def has_initial_value(model: Model, port: StatePort) -> bool:
 
 
 def shared_name(model: Model, variable: int) -> str:
-    """The name of a variable in the file: its own, made unique."""
+    """The name of a variable in the file: its name, made unique."""
     name = model.variables[variable].name
     return f"{name}#{variable}" if _names_of(model)[name] > 1 else name
 
 
 def _names_of(model: Model) -> Counter[str]:
-    """How many variables of *model* have each name; counted once."""
+    """The number of variables of *model* with each name, counted once."""
     known: Counter[str] | None = model.__dict__.get("_variable_names")
     if known is None:
         known = model.__dict__["_variable_names"] = Counter(v.name for v in model.variables)
@@ -362,8 +371,10 @@ def _names_of(model: Model) -> Counter[str]:
 
 
 def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Values:
-    """The `Tensor` table of an operand. What a file that was loaded did not declare is not declared
-    again: LiteRT goes by it. A caller must know the shape of an input, though.
+    """The `Tensor` table of an operand.
+
+    A shape that the loaded file did not declare is not declared here either, because LiteRT's
+    choices depend on it. The shape of an input is always declared, because a caller must know it.
     """
     is_declared = operand.shape_declared or operand.lifetime is Lifetime.SUBGRAPH_INPUT
     shape = (operand.shape or ()) if is_declared else ()
@@ -390,7 +401,7 @@ def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Va
 def initial_values(
     model: Model, writers: list[SubgraphWriter], codes: OperatorCodes, buffers: Buffers
 ) -> Values:
-    """A subgraph that assigns its initial value to every resource variable that has one, once."""
+    """A subgraph that assigns the initial value to each resource variable that has one, once."""
     tensors: list[Values] = []
     operators: list[Values] = []
     for index in dict.fromkeys(
@@ -431,7 +442,7 @@ def handle_options(name: str) -> Values:
 
 
 def unasked_values(keys: Operand) -> Operand:
-    """Values for a table of which only *keys* are read: int64 for strings, strings for int64."""
+    """Values for a table whose *keys* alone are read: int64 for strings, strings for int64."""
     shape = tuple(d or 0 for d in keys.shape or ())
     count = element_count(shape)
     if keys.dtype is DType.STRING:

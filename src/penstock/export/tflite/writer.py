@@ -18,18 +18,19 @@ from penstock.ir.validate import reachable
 
 SCHEMA_VERSION: Final = 3
 INLINE_LIMIT: Final = 2**31 - 2**24
-"""FlatBuffers end at 2 GiB; constants that do not fit are written behind."""
+"""FlatBuffers end at 2 GiB. Constants that do not fit are written behind the FlatBuffer."""
 
 ARCHIVE_DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def write(model: Model, *, inline_limit: int = INLINE_LIMIT, outputs_first: bool = False) -> bytes:
-    """The bytes of a `.tflite` file that computes what *model* does; equal models give equal bytes.
+    """The bytes of a `.tflite` file that computes *model*. Equal models give equal bytes.
 
-    Constants of up to *inline_limit* bytes together are in the FlatBuffer. Larger ones are behind
-    it, which every reader of schema v3.c and later understands. With *outputs_first* a subgraph's
-    outputs follow its inputs in the list of tensors; the others follow in the order of their use.
-    Raises `NotExportable`, naming the operation, for an operation that TFLite does not have.
+    The FlatBuffer contains constants of up to *inline_limit* bytes together. Larger constants are
+    stored behind it, which every reader of schema v3.c and later supports. With *outputs_first* a
+    subgraph's outputs follow its inputs in the list of tensors. Other tensors follow in the order
+    of their use. Raises `NotExportable`, with the operation, for an operation that TFLite does not
+    have.
     """
     order = reachable(model, [model.main, *(s.subgraph for s in model.signatures.values())])
     numbers = {index: at for at, index in enumerate(order)}
@@ -93,7 +94,7 @@ def _with_external(root: dict[str, Any], buffers: Buffers) -> bytes:
 
 
 def _with_files(file: bytes, files: Mapping[str, bytes]) -> bytes:
-    """*file* with the associated files as a zip archive behind it."""
+    """*file*, followed by the associated files as a zip archive."""
     if not files:
         return file
     stream = io.BytesIO(file)

@@ -1,9 +1,10 @@
 """ONNX files (opset 6 and later, ai.onnx.ml) to models.
 
-The bytes are checked before the `onnx` package parses them: are they a model, and how large?
-A parser makes an object of some hundred bytes of a message that has two bytes in the file. The
-memory of all messages is therefore charged first, and the depth of nested graphs is bounded.
-Reference: the Protocol Buffers encoding guide; the messages of onnx.proto.
+The bytes are checked before the `onnx` package parses them. The check tells whether they are a
+model, and how much memory parsing takes. A parser makes an object of some hundred bytes from a
+message of two bytes in the file. The memory of all messages is therefore charged first, and the
+depth of nested graphs is bounded. Reference: the Protocol Buffers encoding guide; the messages of
+onnx.proto.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from penstock.loaders import MAX_NAME, MIB, room_for
 
 MEMORY_PER_BYTE: Final = 4
 MAX_DEPTH: Final = 33
-"""How deep graphs may be nested."""
+"""Greatest nesting depth of graphs."""
 
 MESSAGE_MEMORY: Final = 320
 NODE_MEMORY: Final = 2700
-"""A node's message, and the operation, operand and shapes made from it."""
+"""Memory of a node: its message, and the operation, operand and shapes made from it."""
 FIELD_MEMORY: Final = 64
 MAX_VARINT: Final = 10
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -47,8 +48,8 @@ NESTED: Final[dict[str, dict[int, str]]] = {
     "node": {5: "attribute", 9: "leaf"},
     "attribute": {5: "leaf", 6: "graph", 10: "leaf", 11: "graph", 22: "leaf", 23: "leaf"},
 }  # fmt: skip
-"""Which field of a message is a message of which kind; a leaf's own fields are charged by
-its size.
+"""The fields of each kind of message that are messages, and their kinds. The size of a leaf is
+charged for all its fields.
 """
 
 NAMES: Final[dict[str, frozenset[int]]] = {
@@ -59,12 +60,12 @@ NAMES: Final[dict[str, frozenset[int]]] = {
     "attribute": frozenset({1, 21}),
     "leaf": frozenset(),
 }
-"""Which fields of a message are names, of `MAX_NAME` bytes at most. Those of leaves are looked at
-once they are parsed.
+"""The fields of each kind of message that are names, of at most `MAX_NAME` bytes. Names in leaves
+are checked after parsing.
 """
 
 LEAF_SHARE: Final = 4
-"""What a leaf takes for each byte beyond raw data, which is copied as it is."""
+"""Memory of a leaf for each of its bytes. Raw data is extra: it is copied unchanged."""
 
 
 class _Cursor:
@@ -107,8 +108,8 @@ class _Cursor:
 
 
 def recognizes(content: memoryview) -> bool:
-    """Whether *content* begins as an ONNX model does: known fields, a version before a graph. A
-    file that ends too early is one too.
+    """Whether *content* begins like an ONNX model: known fields, and a version before a graph. A
+    truncated model is accepted too.
     """
     if not len(content) or content[0] >> 3 not in MODEL_FIELDS:
         return False
@@ -126,8 +127,8 @@ def recognizes(content: memoryview) -> bool:
 
 
 def may_begin(head: memoryview, size: int | None) -> bool:
-    """Whether a file of *size* bytes (None: unknown) that begins with *head* may be an ONNX model:
-    the fields that begin there are those of a model.
+    """Whether a file of *size* bytes (None: unknown) with the first bytes *head* may be an ONNX
+    model: the fields that begin in *head* are fields of a model.
     """
     if size is not None and size <= len(head):
         return recognizes(head)
@@ -146,7 +147,7 @@ def may_begin(head: memoryview, size: int | None) -> bool:
 
 
 def _is_field(cursor: _Cursor) -> bool:
-    """Whether the field that begins here, of which the end is not there, may be a model's."""
+    """Whether a field that is cut off here may be a field of a model."""
     try:
         key = cursor.varint()
     except TruncatedModel:
@@ -155,8 +156,8 @@ def _is_field(cursor: _Cursor) -> bool:
 
 
 def check(content: memoryview) -> None:
-    """Raises `TruncatedModel`, or `LimitExceeded` where the content would become too much or nests
-    too deeply.
+    """Raises `TruncatedModel`, or `LimitExceeded` if the content would take too much memory or is
+    nested too deeply.
     """
     left = limit = room_for(len(content))
     pending = [("model", 0, len(content), 0)]
@@ -190,8 +191,8 @@ def check(content: memoryview) -> None:
 
 
 def load(pool: ConstantPool) -> Model:
-    """The model in *pool*. Raises the `ModelError` subclass of the first defect, with its node or
-    tensor, and `NotAvailable` where the onnx package is not installed.
+    """The model in *pool*. For the first defect, raises a `ModelError` subclass with the node or
+    tensor. Raises `NotAvailable` if the onnx package is not installed.
     """
     from penstock.loaders.onnx.engine import parse
 

@@ -1,7 +1,7 @@
-"""What the lowering of an operator works with, and the table of lowerings.
+"""The interface that lowerings of operators use, and the table of lowerings.
 
 A lowering gets a `Call`: a node and the values of its inputs. It computes with `Tensor`s, operands
-of the subgraph under construction: arithmetic on them appends operations.
+of the subgraph under construction. Arithmetic on them appends operations.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from penstock.loaders.onnx.values import Layout, Value, identity
 
 
 class ModelLowering(Protocol):
-    """What all graphs of one model share while they are lowered: `supposing` counts the branches
-    being tried.
+    """State that all graphs of one model share while they are lowered. `supposing` counts the
+    branches that are lowered on trial.
     """
 
     budget: Budget
@@ -31,13 +31,13 @@ class ModelLowering(Protocol):
 
 
 class GraphBody(Protocol):
-    """One graph while it is lowered, as its operators see it (`lowering.Body`)."""
+    """One graph while it is lowered (`lowering.Body`), as the lowerings of operators see it."""
 
     emitter: Emitter
 
     @property
     def lowering(self) -> ModelLowering:
-        """What it shares with the model's other graphs."""
+        """State that all graphs of the model share."""
         ...
 
     def inside(self, graph: Graph, emitter: Emitter) -> Self:
@@ -45,11 +45,11 @@ class GraphBody(Protocol):
         ...
 
     def bind(self, name: str, value: Value) -> None:
-        """Gives a value its name in the graph."""
+        """Binds a value to its name in the graph."""
         ...
 
     def run(self) -> list[Value]:
-        """Lowers all nodes; the values of the graph's outputs."""
+        """Lowers all nodes. Returns the values of the graph's outputs."""
         ...
 
     def emit_if(
@@ -60,7 +60,9 @@ class GraphBody(Protocol):
 
 
 MAIN: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.INT32, DType.INT64})
-"""Types that TFLite's arithmetic takes as plain numbers. StableHLO's operations take the others."""
+"""Types that TFLite's arithmetic supports as plain numbers. StableHLO operations compute the
+others.
+"""
 
 ARITHMETIC: Final[dict[str, tuple[str, frozenset[DType]]]] = {
     "ADD": ("STABLEHLO_ADD", MAIN),
@@ -71,7 +73,9 @@ ARITHMETIC: Final[dict[str, tuple[str, frozenset[DType]]]] = {
     "MAXIMUM": ("STABLEHLO_MAXIMUM", MAIN),
     "MINIMUM": ("STABLEHLO_MINIMUM", MAIN),
 }
-"""For each function of two operands: StableHLO's twin, and the types that TFLite's own takes."""
+"""The StableHLO operation for each function of two operands, and the types that TFLite's own
+supports.
+"""
 
 COMPARED: Final = MAIN | {DType.BFLOAT16, DType.INT16}
 DIRECTIONS: Final = {
@@ -79,11 +83,13 @@ DIRECTIONS: Final = {
     "LESS_EQUAL": "LE",
 }  # fmt: skip
 FAR: Final = 2**31 - 1
-"""The end of a slice that has none."""
+"""The end of a slice without an end."""
 
 
 class Tensor:
-    """An operand of the subgraph under construction. A number beside it becomes a constant."""
+    """An operand of the subgraph under construction. In arithmetic with it, a number becomes a
+    constant.
+    """
 
     __slots__ = ("call", "index")
 
@@ -103,16 +109,16 @@ class Tensor:
         return self.shape or ()
 
     def value(self, layout: Layout | None = None) -> Value:
-        """The value that this operand is in *layout*."""
+        """The value of this operand, whose dimensions are in *layout*."""
         return self.call.emitter.value(self.index, layout)
 
     def like(self, other: Tensor | float) -> Tensor:
-        """*other*, a number as a constant of this type."""
+        """*other* as an operand: a number becomes a constant of this type."""
         return other if isinstance(other, Tensor) else self.call.scalar(other, self.dtype)
 
     def combine(self, kind: str, other: Tensor | float) -> Tensor:
-        """A function of two broadcast operands: TFLite's, or StableHLO's where TFLite's lacks the
-        type.
+        """A function of two broadcast operands: TFLite's operation, or StableHLO's if TFLite's does
+        not support the type.
         """
         call, b, dtype = self.call, self.like(other), self.dtype
         if dtype is not b.dtype:
@@ -180,25 +186,25 @@ class Tensor:
         return self.compare("GREATER", other)
 
     def fn(self, kind: str, dtype: DType | None = None, /, **attributes: AttributeValue) -> Tensor:
-        """An operation of this operand alone."""
+        """An operation whose only input is this operand."""
         return self.call.emit(kind, [self], dtype, **attributes)
 
     def cast(self, dtype: DType) -> Tensor:
-        """The operand converted, where it is of another type."""
+        """The operand, converted if it has another type."""
         have = self.dtype
         if have is dtype:
             return self
         return self.fn("CAST", dtype, in_data_type=have.name, out_data_type=dtype.name)
 
     def unquantized(self) -> Tensor:
-        """The stored integers, whatever they stand for."""
+        """The stored integers, without their quantisation."""
         if self.call.emitter.operands[self.index].quantization is None:
             return self
         name = self.dtype.name
         return self.fn("CAST", in_data_type=name, out_data_type=name)
 
     def reshape(self, shape: Sequence[int]) -> Tensor:
-        """The operand in a shape of which one dimension may be -1."""
+        """The operand in a shape with at most one dimension of -1."""
         target = self.call.vector(shape)
         return self.call.emit("RESHAPE", [self, target], new_shape=tuple(shape))
 
@@ -219,7 +225,7 @@ class Tensor:
         return self.fn("SHAPE", DType.INT64, out_type="INT64")
 
     def part(self, begin: Sequence[int], size: Sequence[int]) -> Tensor:
-        """*size* elements from *begin* on in each dimension; -1 for all that follow."""
+        """*size* elements from *begin* on in each dimension; a size of -1 extends to the end."""
         return self.call.emit("SLICE", [self, self.call.vector(begin), self.call.vector(size)])
 
     def slice(self, axis: int, start: int, end: int = FAR, step: int = 1) -> Tensor:
@@ -237,7 +243,7 @@ class Tensor:
         return self.call.emit("STRIDED_SLICE", [self, *vectors], begin_mask=mask, end_mask=end_mask)
 
     def pad(self, pads: Sequence[tuple[int, int]], value: NDArray | float = 0) -> Tensor:
-        """The operand with a constant before and after each dimension; negative pads cut off."""
+        """The operand with a constant before and after each dimension. Negative pads crop."""
         x = self
         for axis, (before, after) in enumerate(pads):
             if before < 0 or after < 0:
@@ -266,12 +272,12 @@ class Tensor:
     def reduced(
         self, kind: str, axes: Sequence[int], keep: bool = False, dtype: DType | None = None
     ) -> Tensor:
-        """A reduction along *axes*, which stay as dimensions of 1 with *keep*."""
+        """A reduction along *axes*. With *keep* they remain as dimensions of 1."""
         return self.call.emit(kind, [self, self.call.vector(axes)], dtype, keep_dims=keep)
 
 
 class Call:
-    """One node with the values of its inputs, None for those left out."""
+    """One node with the values of its inputs; None for omitted inputs."""
 
     def __init__(
         self,
@@ -284,7 +290,7 @@ class Call:
         self.emitter: Emitter = emitter or body.emitter
 
     def within(self, emitter: Emitter) -> Call:
-        """The same call, whose operations go into *emitter*."""
+        """The same call with another *emitter*, which receives its operations."""
         return Call(self.body, self.node, self.inputs, emitter)
 
     @property
@@ -295,14 +301,14 @@ class Call:
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def value(self, index: int) -> Value:
-        """Input *index*, which must be given."""
+        """Input *index*. Raises an error if it is omitted."""
         value = self.inputs[index] if index < len(self.inputs) else None
         if value is None:
             raise self.node.invalid(f"input {index} is missing")
         return value
 
     def optional(self, index: int) -> Value | None:
-        """Input *index*, None where it is left out."""
+        """Input *index*; None if it is omitted."""
         return self.value(index) if self.has(index) else None
 
     def tensor(self, index: int) -> Value:
@@ -317,7 +323,7 @@ class Call:
         return value
 
     def array(self, index: int) -> NDArray | None:
-        """The value of input *index* where it is a constant."""
+        """The value of input *index* if it is a constant; otherwise None."""
         return self.value(index).array if self.has(index) else None
 
     def constant(self, index: int, what: str) -> NDArray:
@@ -337,7 +343,7 @@ class Call:
         return tuple(int(v) for v in array.reshape(-1).tolist())
 
     def axis(self, axis: int, rank: int) -> int:
-        """*axis* counted from the front; `ShapeMismatch` where it is out of range."""
+        """*axis* counted from the front. Raises `ShapeMismatch` if it is out of range."""
         if not -rank <= axis < rank:
             raise self.mismatch(f"axis {axis} of a rank-{rank} input")
         return axis + rank if axis < 0 else axis
@@ -359,7 +365,7 @@ class Call:
         return ShapeMismatch(reason, where=self.node.where)
 
     def charge(self, nbytes: int) -> None:
-        """Charges *nbytes* of a computed constant to the model's budget (`LimitExceeded`)."""
+        """Charges *nbytes* of a computed constant to the model's budget. Raises `LimitExceeded`."""
         self.body.lowering.budget.take(nbytes, self.node.where)
 
     def require_numbers(self, dtype: DType) -> None:
@@ -373,12 +379,12 @@ class Call:
         return value.dtype
 
     def get(self, value: Value | int, layout: Layout | None = None) -> Tensor:
-        """The operand of a value or of input number *value*."""
+        """The operand of a value, or of input number *value*."""
         found = self.value(value) if isinstance(value, int) else value
         return Tensor(self, self.emitter.get(found, layout))
 
     def stored(self, value: Value) -> tuple[Tensor, Layout]:
-        """The operand of *value* in the layout that it has already, and that layout."""
+        """The operand of *value* in a layout that it already has, and that layout."""
         layout = self.emitter.layout_of([value], value.rank or 0)
         return self.get(value, layout), layout
 
@@ -403,7 +409,7 @@ class Call:
         /,
         **attributes: AttributeValue,
     ) -> list[Tensor]:
-        """Appends an operation; its outputs."""
+        """Appends an operation and returns its outputs."""
         made = self.emitter.emit(kind, _indexes(inputs), outputs, attributes)
         return [Tensor(self, index) for index in made]
 
@@ -424,13 +430,13 @@ class Call:
         return Tensor(self, self.emitter.constant(array))
 
     def select(self, condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
-        """*a* where *condition* holds, else *b*; one of them may be a number."""
+        """*a* if *condition* is true, otherwise *b*. One of them may be a number."""
         dtype = next(t.dtype for t in (a, b) if isinstance(t, Tensor))
         x, y = (t if isinstance(t, Tensor) else self.scalar(t, dtype) for t in (a, b))
         return self.emit("SELECT_V2", [condition, x, y], dtype)
 
     def aligned(self, values: Sequence[Value]) -> tuple[list[Tensor], Layout]:
-        """Operands of *values* in one layout, so that they broadcast as ONNX has it."""
+        """Operands of *values* in one layout, with shapes that broadcast as in ONNX."""
         layout = identity(max((v.rank or 0 for v in values), default=0))
         if all(v.shape is not None for v in values):
             layout = self.emitter.layout_of(values, len(layout))
@@ -442,13 +448,15 @@ class Call:
         ], layout
 
     def pair(self, kind: str, a: Value, b: Value) -> Value:
-        """A function of two values (`Tensor.combine`), in the layout that suits them."""
+        """A function of two values (`Tensor.combine`), in a layout that needs few
+        transpositions.
+        """
         self.require_numbers(a.dtype)
         (x, y), layout = self.aligned([a, b])
         return x.combine(kind, y).value(layout)
 
     def unary(self, kind: str, x: Value, /, **attributes: AttributeValue) -> Value:
-        """An operation of each element of a value, in the layout that it has."""
+        """An operation on each element of a value, in the layout that the value has."""
         self.require_numbers(x.dtype)
         operand, layout = self.stored(x)
         return operand.fn(kind, **attributes).value(layout)
@@ -486,7 +494,9 @@ class Call:
         return self.emit("CONCATENATION", operands, axis=axis)
 
     def region(self, kind: str, dtype: DType) -> int:
-        """The index of a subgraph of two scalars: *kind* of them, the second where it is ""."""
+        """The index of a subgraph of two scalars that computes *kind*, or returns the second scalar
+        if *kind* is "".
+        """
         region = Emitter(self.emitter.shared)
         a, b = (region.get(region.input(dtype, ())) for _ in range(2))
         result = region.one(kind, [a, b], dtype) if kind else b

@@ -35,24 +35,22 @@ from penstock.loaders.onnx.values import (
 )
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0}
-"""Layers, and the dimension of their weights that is the output's channels."""
+"""Layers, and the output-channel dimension of their weights."""
 
 ACTIVATED: Final = frozenset(
     {*CHANNELS, "ADD", "SUB", "MUL", "DIV", "MAX_POOL_2D", "AVERAGE_POOL_2D"}
 )
 FUSED: Final = {"RELU": "RELU", "RELU6": "RELU6", "RELU_N1_TO_1": "RELU_N1_TO_1"}
 MAX_SPREAD: Final = 1 << 24
-"""Weights that are one value repeated become so many at most, where channels get factors of their
-own.
+"""Greatest number of elements to which weights of one repeated value grow when channels get
+different factors.
 """
 
 
 def fused(
     emitter: Emitter, operations: Sequence[Operation], outputs: Sequence[int]
 ) -> list[Operation]:
-    """*operations* of *emitter* with those put together that may be; *outputs* are read from
-    outside.
-    """
+    """*operations* of *emitter* after fusion. *outputs* are read from outside."""
     uses = Counter(i for o in operations for i in set(o.inputs))
     uses.update(outputs)
     done: list[Operation | None] = []
@@ -76,7 +74,9 @@ def _behind(
     writers: dict[int, int],
     uses: Counter[int],
 ) -> tuple[int | None, Operation | None]:
-    """(place of a layer before, that layer with *operation* in it); None where they stay apart."""
+    """(position of an earlier layer, that layer fused with *operation*); None if they cannot be
+    fused.
+    """
     if operation.type in FUSED:
         candidates = [operation.inputs[0]]
     elif operation.type in {"MUL", "ADD"}:
@@ -106,7 +106,7 @@ def _behind(
 def _scaled(
     emitter: Emitter, layer: Operation, operation: Operation, values: NDArray
 ) -> Operation | None:
-    """*layer* times, or plus, one value or one a channel."""
+    """*layer* multiplied by, or plus, one value or one value for each channel."""
     axis = CHANNELS.get(layer.type)
     if axis is None or layer.inputs[1] not in emitter.arrays:
         return None
@@ -149,7 +149,7 @@ MOVING: Final = frozenset({
     "REVERSE_V2", "BROADCAST_TO", "MAX_POOL_2D", "SELECT_V2", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH",
     "REVERSE_SEQUENCE", "DYNAMIC_UPDATE_SLICE",
 })  # fmt: skip
-"""Operations that move elements: their results keep the quantisation."""
+"""Operations that move elements. Their results have the quantisation of their inputs."""
 
 
 class Shared:
@@ -165,7 +165,9 @@ class Shared:
 
 
 class Emitter:
-    """One subgraph under construction. *label* and *index* are those of the node being lowered."""
+    """One subgraph under construction. *label* and *index* identify the node that is being
+    lowered.
+    """
 
     def __init__(self, shared: Shared, parent: Emitter | None = None, name: str = "") -> None:
         self.shared, self.parent, self.name = shared, parent, name
@@ -210,7 +212,7 @@ class Emitter:
     def value(
         self, operand: int, layout: Layout | None = None, *, known: NDArray | None = None
     ) -> Value:
-        """The value that *operand* is in *layout*."""
+        """The value of *operand*, whose dimensions are in *layout*."""
         item = self.operands[operand]
         order = identity(len(item.shape or ())) if layout is None or item.shape is None else layout
         shape = logical(item.shape, order)
@@ -225,7 +227,7 @@ class Emitter:
         return value
 
     def local(self, value: Value) -> Value:
-        """*value* as this subgraph sees it: one of an outer graph becomes an input here."""
+        """*value* in this subgraph. A value of an outer graph becomes an input here."""
         if value.home is self or value.is_constant or value.items is not None:
             return value
         known = self.captured.get(value)
@@ -247,7 +249,9 @@ class Emitter:
         return known
 
     def get(self, value: Value, layout: Layout | None = None) -> int:
-        """The operand of *value* in *layout* (None: ONNX's), transposed where it is needed."""
+        """The operand of *value* in *layout* (None: ONNX's). A TRANSPOSE is added if it is
+        needed.
+        """
         if value.items is not None:
             raise InvalidOperation("a sequence is given where a tensor is needed")
         if value.array is not None:
@@ -279,7 +283,7 @@ class Emitter:
         return found
 
     def layout_of(self, values: Sequence[Value], rank: int) -> Layout:
-        """The layout that most of *values* have already; ONNX's own at a tie."""
+        """The layout that most of *values* already have; ONNX's own if there is a tie."""
         plain = identity(rank)
         votes: dict[Layout, int] = {}
         for value in values:
@@ -318,7 +322,7 @@ class Emitter:
         quantization: Quantization | None = None,
         declared: Sequence[Shape] | None = None,
     ) -> list[int]:
-        """Appends an operation, and returns its outputs: operands of the shapes that the row
+        """Appends an operation. Returns its outputs, operands with the shapes that the row
         infers.
         """
         row = OPERATIONS.get(kind)
@@ -360,7 +364,7 @@ class Emitter:
     def _moved(
         self, given: Sequence[int], outputs: Sequence[DType | Operand]
     ) -> Quantization | None:
-        """The quantisation that elements keep where they are only moved."""
+        """The quantisation of elements that an operation only moves."""
         for index in given:
             operand = self.operands[index]
             if operand.dtype is outputs[0] and operand.dtype in STORED:
@@ -402,7 +406,7 @@ class Emitter:
         )  # fmt: skip
 
     def back_to(self, mark: tuple[int, int, int, int, int]) -> None:
-        """Forgets everything emitted since *mark*."""
+        """Drops every operation emitted since *mark*."""
         operands, operations, values, captured, subgraphs = mark
         del self.operands[operands:], self.operations[operations:], self.values[values:]
         del self.shared.subgraphs[subgraphs:]
@@ -415,7 +419,7 @@ class Emitter:
             self._omitted = None
 
     def finish(self, outputs: Sequence[int], inputs: Sequence[int] | None = None) -> Subgraph:
-        """The subgraph with these outputs, without what none of them needs, layers put together."""
+        """The subgraph with these outputs, after fusion and without dead operations."""
         every = self.inputs if inputs is None else list(inputs)
         needed = live(self.operations, outputs)
         whole = live(fused(self, needed, outputs), outputs)
@@ -440,7 +444,7 @@ def packed(
     outputs: Sequence[int],
     name: str,
 ) -> Subgraph:
-    """A subgraph of these operations, and of the operands that they have; all *inputs* stay."""
+    """A subgraph of these operations and their operands. All *inputs* remain."""
     needed = {*inputs, *outputs}
     for operation in operations:
         needed.update(operation.inputs, operation.outputs)

@@ -29,7 +29,7 @@ MAX_MESSAGE = 200
 
 
 def onnx() -> Any:
-    """The package. Raises `NotAvailable`, naming the extra, where it is not installed."""
+    """The package. Raises `NotAvailable`, with the name of the extra, if it is not installed."""
     try:
         return importlib.import_module("onnx")
     except ImportError as error:
@@ -37,7 +37,7 @@ def onnx() -> Any:
 
 
 def parse(content: bytes) -> Any:
-    """The `ModelProto` in *content*; `NotAModel` where the bytes are no such message."""
+    """The `ModelProto` in *content*. Raises `NotAModel` if the bytes are no such message."""
     package = onnx()
     try:
         return package.ModelProto.FromString(content)
@@ -60,9 +60,10 @@ def evaluate(
     outputs: int,
     attributes: Mapping[str, Any],
 ) -> list[NDArray]:
-    """What the reference evaluator of the package computes of an operator of `ai.onnx`.
+    """The results of the package's reference evaluator for an operator of `ai.onnx`.
 
-    Raises whatever the evaluator raises. The caller bounds what it allocates.
+    Passes on every error of the evaluator. The caller bounds the memory that the evaluator
+    allocates.
     """
     package = onnx()
     names = ["" if a is None else f"x{i}" for i, a in enumerate(inputs)]
@@ -81,9 +82,11 @@ def definition(
     attributes: Mapping[str, Any],
     types: Sequence[tuple[int, Shape] | None],
 ) -> Any:
-    """The `FunctionProto` by which ONNX defines the operator of a node, given the values of its
-    attributes, and the element types (numbers of the format) and shapes of its inputs; and the
-    attributes' defaults. None where ONNX defines it by words only.
+    """The `FunctionProto` by which ONNX defines the operator of a node, and the default values of
+    its attributes.
+
+    It depends on the values of the node's attributes, and on the element types (numbers of the
+    format) and shapes of its inputs. None if ONNX defines the operator in words only.
     """
     package = onnx()
     try:
@@ -138,26 +141,28 @@ LISTS: Final = {
     "int64_data": {DType.INT64},
     "uint64_data": {DType.UINT32, DType.UINT64},
 }
-"""Typed lists of a tensor and their element types; `int32_data` has all other types."""
+"""Typed lists of a tensor and their element types. `int32_data` stores all other types."""
 
 
 class Budget:
-    """Bytes that the values a loader computes may take: *limit* all together, and a quarter of that
-    for values that it need not compute.
+    """Memory budget, in bytes, of the values that a loader computes: *limit* for all of them, and a
+    quarter of it for values that are optional.
     """
 
     def __init__(self, limit: int) -> None:
         self.left, self._optional = limit, limit // 4
 
     def offers(self, size: int) -> bool:
-        """Charges *size* bytes of a value that need not be computed; False where none are left."""
+        """Charges *size* bytes of an optional value. Returns False if the budget does not
+        suffice.
+        """
         if size > self._optional:
             return False
         self._optional -= size
         return True
 
     def take(self, size: int, where: str | None = None) -> None:
-        """Charges *size* bytes; `LimitExceeded` when the limit is reached."""
+        """Charges *size* bytes. Raises `LimitExceeded` if the limit is exceeded."""
         self.left -= size
         if self.left < 0:
             raise LimitExceeded(
@@ -178,7 +183,7 @@ def dtype_of(number: int, where: str) -> DType:
 
 
 def shape_of(dims: Any, where: str) -> tuple[int, ...]:
-    """Dimensions as a tuple, none negative, whose product fits 64 bits."""
+    """Dimensions as a tuple. None may be negative, and their product must fit in 64 bits."""
     if len(dims) > MAX_RANK:
         raise ShapeOverflow(f"{len(dims)} dimensions; the limit is {MAX_RANK}", where=where)
     shape = tuple(int(d) for d in dims)
@@ -192,10 +197,10 @@ def shape_of(dims: Any, where: str) -> tuple[int, ...]:
 
 
 def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
-    """The value of a `TensorProto`: a read-only array. Raw data is viewed where its layout allows.
+    """The value of a `TensorProto`: a read-only array. Raw data is viewed if its layout allows.
 
-    Raises `NotLowerable` for data in another file, `InvalidOperand` where there are not
-    as many elements as the dimensions say.
+    Raises `NotLowerable` for data in another file, `InvalidOperand` if the number of elements
+    contradicts the dimensions.
     """
     if proto.data_location == EXTERNAL or len(proto.external_data):
         path = next((e.value for e in proto.external_data if e.key == "location"), "")
@@ -237,7 +242,9 @@ def _check_count(given: int, entries: int, count: int, shape: tuple[int, ...], w
 
 
 def read_sparse(proto: Any, where: str, budget: Budget) -> NDArray:
-    """A `SparseTensorProto` made dense; its indices are flat, or one row a place."""
+    """The dense form of a `SparseTensorProto`. Its indices are flat, or one row for each
+    element.
+    """
     values = read_tensor(proto.values, where, budget)
     indices = read_tensor(proto.indices, where, budget)
     shape = shape_of(proto.dims, where)

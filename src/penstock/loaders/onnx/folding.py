@@ -1,11 +1,11 @@
-"""Constant folding: values that are known before a model runs.
+"""Constant folding: computes values that are known before a model runs.
 
-The reference evaluator of the `onnx` package computes them. A guard stands before each operator: it
-accepts the element types for which the evaluator is right, and bounds the bytes that the evaluator
-allocates. Code of our own computes only what the evaluator computes wrongly or without bounds; each
-such function says why.
+The reference evaluator of the `onnx` package computes them. A guard runs before each operator. It
+accepts the element types for which the evaluator is correct, and bounds the memory that the
+evaluator allocates. Functions of this module compute only what the evaluator computes incorrectly
+or without bounds. Each of them states the reason.
 
-Integers of which some are unknown (a shape with an unknown batch) are followed too, through
+Integer arrays with unknown elements (a shape with an unknown batch) are folded too, through
 operators that move elements and through simple arithmetic.
 """
 
@@ -25,16 +25,16 @@ from penstock.loaders.onnx.graph import Node
 from penstock.loaders.onnx.values import Value, is_uniform, reshaped, uniform
 
 MAX_FOLDED: Final = 1 << 16
-"""Most elements of a computed result. Operators on more elements are left to the devices."""
+"""Greatest number of elements of a computed result. Larger operators are left to the devices."""
 
 MAX_KNOWN: Final = 64
-"""Most elements of a value that is followed while some of them are unknown."""
+"""Greatest number of elements of a value with unknown elements."""
 
 Folded: TypeAlias = "Sequence[NDArray] | None"
 
 
 class Given(Struct):
-    """A node, the values of its inputs, and the bytes that results may take."""
+    """A node, the values of its inputs, and the memory budget of its results."""
 
     node: Node
     arrays: Sequence[Any]
@@ -43,19 +43,21 @@ class Given(Struct):
 
 Rule: TypeAlias = Callable[[Given], Folded]
 Guard: TypeAlias = "Callable[[Given], bool]"
-"""Whether a node is evaluated. A guard charges what the evaluator allocates."""
+"""Returns whether a node is evaluated. A guard charges the memory that the evaluator allocates."""
 
 FAILED: Final = (
     ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, KeyError, RuntimeError,
     AttributeError, AssertionError,
 )  # fmt: skip
-"""What the evaluator or NumPy raises for a malformed node; its lowering then names the defect."""
+"""Exceptions of the evaluator or NumPy for a malformed node. The node's lowering then names the
+defect.
+"""
 
 
 def fold(node: Node, inputs: Sequence[Value | None], budget: Budget) -> Sequence[NDArray] | None:
-    """The values of the outputs of *node*, where those of its inputs are known.
+    """The values of the outputs of *node*, if the values of its inputs are known; otherwise None.
 
-    Integers of which some are unknown are arrays of objects, with None for the unknown ones.
+    Integer arrays with unknown elements are object arrays, with None for those elements.
     """
     if node.domain:
         return None
@@ -101,15 +103,15 @@ def _shape(node: Node, inputs: Sequence[Value | None]) -> Folded:
 
 
 def _joined(elements: Sequence[int | None]) -> NDArray:
-    """A vector of integers; of objects where some are unknown."""
+    """A vector of integers; of objects if some are unknown."""
     return np.array(elements, object if None in elements else np.int64)
 
 
 def _partly(given: Given, rule: Rule, dtype: DType) -> Folded:
-    """Folds a node over integers of which some are unknown.
+    """Folds a node over integers, some of which are unknown.
 
-    The node is evaluated twice: on the values, with 0 for the unknown ones, and on the masks of the
-    unknown ones. *dtype* is the type of a result of which all elements are known.
+    The node is evaluated twice: on the values, with 0 for unknown elements, and on the masks of
+    unknown elements. *dtype* is the type of a result without unknown elements.
     """
     node, arrays = given.node, given.arrays
     if node.op == "Cast":
@@ -139,7 +141,7 @@ def _partly(given: Given, rule: Rule, dtype: DType) -> Folded:
 
 
 def _masked(values: NDArray, unknown: NDArray, dtype: DType) -> NDArray:
-    """*values* of *dtype*; objects, with None for the *unknown* ones, where there are any."""
+    """*values* of *dtype*. If there are *unknown* elements, objects with None for these."""
     if not unknown.any():
         return values if values.dtype == bool else values.astype(dtype.numpy)
     objects = values.astype(object)
@@ -148,7 +150,7 @@ def _masked(values: NDArray, unknown: NDArray, dtype: DType) -> NDArray:
 
 
 def _evaluated(given: Given) -> Folded:
-    """What the evaluator computes; the caller has bounded it."""
+    """The result of the evaluator. The caller has bounded its memory."""
     node = given.node
     attributes = {k: v for k, v in node.attributes.items() if k in ATTRIBUTES and v != []}
     found = evaluate(node.op, node.version, given.arrays, len(node.outputs), attributes)
@@ -156,7 +158,7 @@ def _evaluated(given: Given) -> Folded:
 
 
 def _guarded(guard: Guard) -> Rule:
-    """The rule that evaluates a node where *guard* lets it."""
+    """The rule that evaluates a node if *guard* accepts it."""
     return lambda given: _evaluated(given) if guard(given) else None
 
 
@@ -164,11 +166,11 @@ ATTRIBUTES: Final = frozenset({
     "axis", "axes", "keepdims", "noop_with_empty_axes", "perm", "allowzero", "fmod", "split",
     "num_outputs", "starts", "ends",
 })  # fmt: skip
-"""Attributes that the evaluator is given: it makes every one a field of an object of its own."""
+"""Attributes that are passed to the evaluator. It makes each attribute a field of its object."""
 
 
 def _computed(kinds: str = "biufcV", *, compares: bool = False) -> Guard:
-    """Guards an operator that computes each element of inputs of one type, which broadcast."""
+    """Guards an elementwise operator whose inputs have one type and broadcast."""
 
     def guard(given: Given) -> bool:
         arrays = given.arrays
@@ -183,14 +185,14 @@ def _computed(kinds: str = "biufcV", *, compares: bool = False) -> Guard:
 
 
 def _charged(given: Given, shape: Sequence[int], itemsize: int) -> bool:
-    """Charges the bytes of a computed result of *shape*; False where they are too many."""
+    """Charges the bytes of a computed result of *shape*. Returns False if they are too many."""
     count = math.prod(shape)
     sizes = [a.size for a in given.arrays if a is not None]
     return max(count, *sizes) <= MAX_FOLDED and given.budget.offers(count * itemsize)
 
 
 def _divided(given: Given) -> bool:
-    """Guards Div and Mod: integers have no quotient by zero."""
+    """Guards Div and Mod: integer division by zero is not evaluated."""
     divisor = given.arrays[1]
     if divisor.dtype.kind != "f" and not divisor.all():
         return False
@@ -198,7 +200,7 @@ def _divided(given: Given) -> bool:
 
 
 def _reduced(given: Given) -> bool:
-    """Guards reductions of integers. Sums of floats depend on their order."""
+    """Guards reductions of integers. Sums of floats depend on the order and are not folded."""
     x = given.arrays[0]
     return x.dtype.kind in "iu" and _charged(given, x.shape, x.itemsize)
 
@@ -223,8 +225,8 @@ def _concatenated(given: Given) -> bool:
 
 
 def _sliced(given: Given) -> Folded:
-    """The evaluator slices as Python does, which differs for a start before the first element and a
-    negative step. It also takes the last of several bounds of one axis.
+    """Folds Slice. The evaluator slices as Python does, which differs for a start before the first
+    element with a negative step. If an axis has several bounds, it uses the last ones.
     """
     bounds, x = slice_bounds(given.node, given.arrays), given.arrays[0]
     axes = None if bounds is None else counted(bounds[0], x.ndim)
@@ -237,7 +239,7 @@ def _sliced(given: Given) -> Folded:
 
 
 def _split(given: Given) -> Folded:
-    """The evaluator does not compare the sizes of the parts with the size of the whole."""
+    """Folds Split. The evaluator does not check that the sizes of the parts add up to the whole."""
     x, axis = given.arrays[0], given.node.integer("axis", 0)
     sizes = given.arrays[1] if len(given.arrays) > 1 else None
     if sizes is None and given.node.has("split"):
@@ -250,7 +252,7 @@ def _split(given: Given) -> Folded:
 
 
 def _gathered(given: Given) -> Folded:
-    """The evaluator copies data that are one element repeated, however often."""
+    """Folds Gather. The evaluator copies a repeated element, whatever the number of copies."""
     data, indices = given.arrays
     axis = given.node.integer("axis", 0)
     size = data.shape[axis]
@@ -266,7 +268,9 @@ def _gathered(given: Given) -> Folded:
 
 
 def _reshaped(given: Given) -> Folded:
-    """What is one element repeated stays such; a transposed view is copied."""
+    """Folds Reshape. A repeated element stays in the memory of one element. A transposed view is
+    copied, and its bytes are charged.
+    """
     x = given.arrays[0]
     if not is_uniform(x) and not x.flags.c_contiguous:
         given.budget.take(x.nbytes, given.node.where)
@@ -275,7 +279,9 @@ def _reshaped(given: Given) -> Folded:
 
 
 def _squeezed(given: Given) -> Folded:
-    """The evaluator applies the axes of older opsets one after another, also negative ones."""
+    """Folds Squeeze. The evaluator applies the axes of older opsets one after another, also
+    negative ones.
+    """
     axes, x = axes_of(given.node, given.arrays), given.arrays[0]
     ones = [i for i, d in enumerate(x.shape) if d == 1]
     dropped = ones if axes is None else counted(axes, x.ndim)
@@ -285,7 +291,7 @@ def _squeezed(given: Given) -> Folded:
 
 
 def _unsqueezed(given: Given) -> Folded:
-    """As for `_squeezed`."""
+    """Folds Unsqueeze; not by the evaluator, for the reason of `_squeezed`."""
     axes, x = axes_of(given.node, given.arrays), given.arrays[0]
     added = None if axes is None else counted(axes, x.ndim + len(axes))
     if axes is None or added is None:
@@ -295,12 +301,14 @@ def _unsqueezed(given: Given) -> Folded:
 
 
 def _same(given: Given) -> Folded:
-    """The evaluator copies."""
+    """Returns the input. The evaluator would copy it."""
     return [given.arrays[0]]
 
 
 def _cast(given: Given) -> Folded:
-    """The evaluator does not say which floats have no integer, and copies repeated elements."""
+    """Folds Cast. The evaluator does not report floats that no integer can hold, and it copies
+    repeated elements.
+    """
     (x,), target = given.arrays, TYPES.get(given.node.integer("to"))
     if target is None or dtype_of(x.dtype) is DType.STRING or target is DType.STRING:
         return [x] if target is DType.STRING and x.dtype == object else None
@@ -315,7 +323,7 @@ def _cast(given: Given) -> Folded:
 
 
 def _filled(given: Given) -> Folded:
-    """The evaluator allocates every element."""
+    """Folds ConstantOfShape. The evaluator allocates every element."""
     shape = tuple(int(d) for d in given.arrays[0].reshape(-1).tolist())
     value = given.node.attributes.get("value", np.zeros(1, np.float32))
     if value.size != 1:
@@ -332,11 +340,11 @@ def _filled(given: Given) -> Folded:
 
 
 MAX_FILLED: Final = 1 << 46
-"""Most elements of a filled tensor: byte counts of it stay within 64 bits."""
+"""Greatest number of elements of a filled tensor. With it, byte counts fit in 64 bits."""
 
 
 def _range(given: Given) -> Folded:
-    """The evaluator counts float steps in another precision than ONNX's formula."""
+    """Folds Range. The evaluator counts float steps in another precision than ONNX's formula."""
     start, limit, delta = (a.reshape(-1)[0] for a in given.arrays)
     count = max(math.ceil((limit - start) / delta), 0) if delta else 0
     if _charged(given, [count], given.arrays[0].itemsize) is None:
@@ -345,7 +353,9 @@ def _range(given: Given) -> Folded:
 
 
 def _expanded(given: Given) -> Folded:
-    """The evaluator allocates a repeated element, and multiplies: it has no strings."""
+    """Folds Expand. The evaluator allocates a repeated element, and it multiplies, which fails for
+    strings.
+    """
     x, target = given.arrays[0], tuple(int(d) for d in given.arrays[1].reshape(-1).tolist())
     shape = np.broadcast_shapes(x.shape, target)
     if x.size == 1:
@@ -363,7 +373,7 @@ def axes_of(node: Node, arrays: Sequence[Any], index: int = 1) -> tuple[int, ...
 
 
 def counted(axes: Sequence[int], rank: int) -> list[int] | None:
-    """*axes* counted from the front; None where one is out of range or named twice."""
+    """*axes* counted from the front; None if one is out of range or occurs twice."""
     found = [a + rank if a < 0 else a for a in axes]
     return found if len({*found}.intersection(range(rank))) == len(found) else None
 
@@ -371,7 +381,7 @@ def counted(axes: Sequence[int], rank: int) -> list[int] | None:
 def slice_bounds(
     node: Node, arrays: Sequence[Any]
 ) -> tuple[list[int], list[int], list[int], list[int]] | None:
-    """(axes, starts, ends, steps) of a Slice whose bounds are known."""
+    """(axes, starts, ends, steps) of a Slice with known bounds."""
     if node.version < 10:
         given: list[list[int] | None] = [list(node.integers(n)) for n in ("starts", "ends")]
         given.append(list(node.integers("axes")) if node.has("axes") else None)
@@ -386,7 +396,7 @@ def slice_bounds(
 
 
 def clamped(start: int, end: int, step: int, size: int) -> slice:
-    """ONNX's bounds of one dimension as Python's."""
+    """ONNX's bounds of one dimension as a Python slice."""
     if step == 0:
         raise ValueError("a step of 0")
     start = start + size if start < 0 else start
@@ -400,13 +410,13 @@ def clamped(start: int, end: int, step: int, size: int) -> slice:
 
 
 PAIRS: Final = frozenset({"Add", "Sub", "Mul", "Equal", "Greater", "Less"})
-"""Operators of two inputs that are followed where elements are unknown."""
+"""Operators with two inputs that are folded over unknown elements."""
 
 PARTIAL: Final = PAIRS | {
     "Identity", "Cast", "Gather", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Slice",
     "Transpose", "Split",
 }  # fmt: skip
-"""Operators that are followed where elements are unknown."""
+"""Operators that are folded over unknown elements."""
 
 GUARDS: Final[dict[str, Guard]] = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Max", "Min"), _computed()),

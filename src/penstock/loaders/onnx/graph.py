@@ -1,4 +1,6 @@
-"""What a file says, read out of its messages: graphs, nodes with typed attributes, initialisers."""
+"""The content of a file, read from its messages: graphs, nodes with typed attributes,
+initialisers.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from penstock.loaders import MAX_NAME
 from penstock.loaders.onnx.engine import Budget, dtype_of, read_sparse, read_tensor
 
 Attribute: TypeAlias = Any
-"""int, float, bytes, array, `Graph`, or a list of them."""
+"""The value of an attribute: int, float, bytes, array, `Graph`, or a list of them."""
 
 AI_ONNX: Final = ""
 ML: Final = "ai.onnx.ml"
@@ -30,16 +32,16 @@ DOMAINS: Final = {"": AI_ONNX, "ai.onnx": AI_ONNX, "ai.onnx.ml": ML}
 LEAST_OPSET: Final = 6
 
 NEWEST_OPSET: Final = 28
-"""The newest opset of `ai.onnx` that is known."""
+"""The newest opset of `ai.onnx` that the loader supports."""
 
 MAX_NODES: Final = 200_000
 UNDEFINED: Final = 0
 SHOWN: Final = 40
-"""Characters of a name that an error quotes."""
+"""Greatest length of a name quoted in an error, in characters."""
 
 
 class Tensor(Struct, frozen=True):
-    """The declaration of an input or output; *dtype* None where it is no tensor."""
+    """The declaration of an input or output. *dtype* is None if it is no tensor."""
 
     name: str
     dtype: DType | None
@@ -48,7 +50,7 @@ class Tensor(Struct, frozen=True):
 
 
 class Node(Struct):
-    """One node. *where* names it in errors."""
+    """One node. Errors identify it by *where*."""
 
     op: str
     domain: str
@@ -107,11 +109,11 @@ class Node(Struct):
         return value
 
     def refuse(self, reason: str) -> NotLowerable:
-        """The refusal of this node, to raise."""
+        """The error that this node is not supported, for the caller to raise."""
         return NotLowerable(reason, where=self.where)
 
     def invalid(self, reason: str) -> InvalidOperation:
-        """The defect of this node, to raise."""
+        """The error that this node is invalid, for the caller to raise."""
         return InvalidOperation(reason, where=self.where)
 
 
@@ -124,11 +126,11 @@ class Graph(Struct):
     constants: dict[str, NDArray]
     nodes: list[Node]
     later: dict[str, int] = field(default_factory=dict)
-    """For each name that a node writes, that node's position."""
+    """The position of the node that writes each name."""
 
 
 class Function(Struct, frozen=True):
-    """A function of the model, which nodes of its name call."""
+    """A function of the model. Nodes whose operator has its name call it."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -138,8 +140,8 @@ class Function(Struct, frozen=True):
 
 
 class GraphReader:
-    """Reads graphs for one set of opset versions by domain. Nodes of all graphs count against
-    `MAX_NODES`.
+    """Reads graphs for one set of opset versions by domain. The nodes of all graphs together are
+    limited to `MAX_NODES`.
     """
 
     def __init__(self, opsets: Mapping[str, int], budget: Budget) -> None:
@@ -147,7 +149,7 @@ class GraphReader:
         self.nodes_left = MAX_NODES
 
     def graph(self, proto: Any, place: str = "") -> Graph:
-        """The graph in *proto*; *place* names it in errors."""
+        """The graph in *proto*. Errors identify it by *place*."""
         _check_names(
             proto.initializer,
             (s.values for s in proto.sparse_initializer),
@@ -179,7 +181,9 @@ class GraphReader:
     def read_nodes(
         self, protos: Any, into: Graph, place: str, given: dict[str, Any] | None = None
     ) -> None:
-        """Appends the nodes of a graph or function; *given* are a call's attributes."""
+        """Appends the nodes of a graph or function. *given* are the attributes of a function
+        call.
+        """
         written = {t.name for t in into.inputs} | into.constants.keys()
         for index, proto in enumerate(protos):
             checkpoint()
@@ -244,12 +248,12 @@ KINDS: Final[dict[int, tuple[str, Any]]] = {
     6: ("floats", float), 7: ("ints", int), 8: ("strings", bytes), 9: ("tensors", read_tensor),
     10: ("graphs", Graph), 11: ("sparse_tensor", read_sparse),
 }  # fmt: skip
-"""`AttributeProto.AttributeType` to the field with the value, and what reads it."""
+"""The field with the value, and its reader, for each `AttributeProto.AttributeType`."""
 SINGLE: Final = (1, 2, 3, 4, 5, 11)
 
 
 def _guessed(proto: Any) -> int:
-    """The type of an attribute of an old file, which does not have it."""
+    """The type of an attribute of an old file that does not declare it."""
     for kind in (*SINGLE, *(k for k in KINDS if k not in SINGLE)):
         value = KINDS[kind][0]
         if proto.HasField(value) if kind in SINGLE else len(getattr(proto, value)):

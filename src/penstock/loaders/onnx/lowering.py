@@ -31,25 +31,27 @@ from penstock.loaders.onnx.operators import OPERATORS
 from penstock.loaders.onnx.values import Value, constant
 
 MAX_TRIALS: Final = 64
-"""How often a branch may be lowered to learn the ranks of its outputs."""
+"""Greatest number of trial lowerings of branches, which find the ranks of their outputs."""
 
 LOWERED_PER_NODE: Final = 50
 LOWERED_ALLOWANCE: Final = 5_000
-"""How often nodes may be lowered on average, and in addition: bodies and functions are lowered at
-each call.
+"""Greatest number of lowered nodes: an average for each node of the file, and an allowance. Bodies
+and functions are lowered at each call.
 """
 
 MAX_CALL_DEPTH: Final = 64
 
 MALFORMED: Final = (ValueError, TypeError, IndexError, KeyError, OverflowError, AttributeError)
-"""What arithmetic on malformed numbers raises."""
+"""Exceptions of arithmetic on malformed numbers."""
 
 DOUBTED: Final = (ShapeMismatch,)
-"""The error of a branch that the model cannot take, because the rest does not fit its outputs."""
+"""The error of a branch that the model cannot take, because the rest of the graph does not fit its
+outputs.
+"""
 
 
 class Lowering:
-    """What all bodies of one model share."""
+    """State that all bodies of one model share."""
 
     def __init__(self, reader: GraphReader, functions: Mapping[tuple[str, str], Function]) -> None:
         self.reader, self.functions = reader, functions
@@ -61,7 +63,7 @@ class Lowering:
         self.emitted = 0
 
     def main(self, graph: Graph) -> Subgraph:
-        """The entry subgraph: inputs and outputs named as in the file."""
+        """The entry subgraph, with the inputs' and outputs' names from the file."""
         emitter = Emitter(self.shared, name=graph.name)
         body = Body(self, emitter, graph, None)
         for tensor in graph.inputs:
@@ -81,7 +83,7 @@ class Lowering:
 
 
 def output_operand(emitter: Emitter, value: Value, name: str, where: str) -> int:
-    """An operand of its own, of this name, for an output of the model."""
+    """A separate operand, with this name, for an output of the model."""
     if value.items is not None:
         raise NotLowerable("is a sequence; only tensors are given", where=where)
     emitter.where = where
@@ -134,7 +136,7 @@ class Body:
                 value.name = name
 
     def find(self, name: str, node: Node | None) -> Value:
-        """The value of *name* here or in a graph around."""
+        """The value of *name* in this graph or an outer one."""
         body: Body | None = self
         while body is not None:
             if name in body.names:
@@ -146,7 +148,7 @@ class Body:
         raise UnwrittenOperand(f"reads {name!r}, which nothing writes", where=where)
 
     def run(self, start: int = 0) -> list[Value]:
-        """Lowers the nodes from *start* on; the values of the graph's outputs."""
+        """Lowers the nodes from *start* on. Returns the values of the graph's outputs."""
         for position in range(start, len(self.graph.nodes)):
             checkpoint()
             node = self.graph.nodes[position]
@@ -201,7 +203,7 @@ class Body:
         return values
 
     def _defined(self, node: Node, inputs: Sequence[Value | None]) -> Function | None:
-        """The function by which ONNX defines an operator that has no lowering of its own."""
+        """The function by which ONNX defines an operator without a lowering here."""
         if node.domain or any(v is not None and v.items is not None for v in inputs):
             return None
         numbers = {dtype: number for number, dtype in TYPES.items()}
@@ -251,8 +253,10 @@ class Body:
         return [inner.find(name, None) if given else unused for name, given in wanted]
 
     def _if(self, node: Node, inputs: list[Value | None], position: int) -> list[Value] | None:
-        """Binds the outputs of an If. Where its branches disagree about ranks, everything behind it
-        becomes part of them, and the outputs of the graph are returned.
+        """Lowers an If and binds its outputs.
+
+        If the ranks of its branches differ, all later nodes become part of the branches, and the
+        outputs of the graph are returned.
         """
         if not inputs or inputs[0] is None:
             raise node.invalid("the condition is missing")
@@ -367,7 +371,7 @@ def first_form(emitter: Emitter, value: Value) -> int:
 
 
 def captured_inputs(inner: Emitter, every: Sequence[Value], outer: Emitter) -> list[int]:
-    """The inputs of *inner* for the captured values *every*, unused ones too."""
+    """The inputs of *inner* for all captured values *every*, including unused ones."""
     found = []
     for value in every:
         known = inner.captured.get(value)
@@ -384,8 +388,8 @@ def _alike(a: Value, b: Value) -> bool:
 
 
 def guarded(emitter: Emitter, node: Node, value: Value, condition: Value, wanted: bool) -> Value:
-    """*value* where the condition is as *wanted*, else NaN: the file defines no result for that
-    case, and a number would look like one.
+    """*value* if the condition is as *wanted*, otherwise NaN. The file defines no result for that
+    case, and a number would look like a result.
     """
     if value.array is not None:
         return value

@@ -1,8 +1,9 @@
 """Values of a graph while it is lowered, and constants before they are laid out in a pool.
 
 A *layout* is an order of dimensions: dimension i of an operand in layout p is dimension p[i] of the
-value. Convolutions of the IR have channels last, those of ONNX second. A value may exist in either
-layout or in both. A TRANSPOSE is emitted only where a consumer needs a layout that does not exist.
+value. Convolutions of the IR have channels last, those of ONNX have them second. A value may exist
+in either layout or in both. A TRANSPOSE is emitted only if a consumer needs a layout that does not
+exist.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ Layout: TypeAlias = "tuple[int, ...]"
 
 
 class Value:
-    """One value. *array* is what a constant is, *forms* the operand for each layout that it has in
-    *home*, the `Emitter` of its subgraph.
+    """One value. *array* is the value of a constant. *forms* are its operands by layout in *home*,
+    the `Emitter` of its subgraph.
 
-    *known* are the elements of small integers of which some are unknown: objects, None among them.
-    *source* is what a value was dequantised of; *recipe* computes it of such as integers. *items*
-    is the content of a sequence, which has no operand.
+    *known* are the elements of a small integer array with unknown elements: objects, None if
+    unknown. *source* is what the value was dequantised from, and *recipe* computes it from such
+    integers. *items* are the values of a sequence, which has no operand.
     """
 
     __slots__ = (
@@ -81,7 +82,7 @@ def identity(rank: int) -> Layout:
 
 
 def channels_last(rank: int) -> Layout:
-    """Dimension 1 behind the others; as it is below three dimensions."""
+    """The layout that moves dimension 1 to the end; the identity below three dimensions."""
     return (0, *range(2, rank), 1) if rank > 2 else identity(rank)
 
 
@@ -98,7 +99,7 @@ def axis_in(layout: Layout, axis: int) -> int:
 
 
 def logical(shape: Shape, layout: Layout) -> Shape:
-    """The shape of the value that an operand of *shape* is in *layout*."""
+    """The shape of the value of an operand with *shape* in *layout*."""
     if shape is None:
         return None
     found: list[int | None] = [None] * len(shape)
@@ -108,7 +109,7 @@ def logical(shape: Shape, layout: Layout) -> Shape:
 
 
 def stored(shape: Shape, layout: Layout) -> Shape:
-    """The shape of the operand that a value of *shape* is in *layout*."""
+    """The shape, in *layout*, of the operand of a value with *shape*."""
     return None if shape is None else tuple(shape[axis] for axis in layout)
 
 
@@ -116,12 +117,14 @@ ALIGNMENT: Final = 64
 
 
 def is_uniform(array: NDArray) -> bool:
-    """Whether *array* is one element repeated, and takes no more memory than that."""
+    """Whether *array* is one element repeated that takes the memory of one element."""
     return array.ndim > 0 and not any(array.strides) and array.size > 1
 
 
 def uniform(value: NDArray, shape: tuple[int, ...]) -> NDArray:
-    """The single element of *value* in every place of *shape*, in the memory of one."""
+    """An array of *shape* that repeats the single element of *value*, in the memory of one
+    element.
+    """
     scalar = np.asarray(value).reshape(())
     if 0 in shape:
         return np.zeros(shape, scalar.dtype)
@@ -129,14 +132,14 @@ def uniform(value: NDArray, shape: tuple[int, ...]) -> NDArray:
 
 
 def reshaped(array: NDArray, shape: tuple[int, ...]) -> NDArray:
-    """*array* in another shape, one value repeated staying such."""
+    """*array* in another shape. A repeated element stays in the memory of one element."""
     if is_uniform(array) and array.size:
         return uniform(array[(0,) * array.ndim], shape)
     return array.reshape(shape)
 
 
 class Constants:
-    """Places of constants; `pool` lays them out."""
+    """Collects the constants of a model; `pool` lays them out."""
 
     def __init__(self) -> None:
         self._arrays: list[NDArray] = []
@@ -184,8 +187,8 @@ class Constants:
     def pool(
         self, subgraphs: list[Subgraph], budget: Budget
     ) -> tuple[list[Subgraph], tuple[ConstantPool, ...]]:
-        """*subgraphs* with the places of their constants in the pool, and the pool: only what they
-        use is in it. Its size counts against *budget* before it is made.
+        """*subgraphs* with the locations of their constants, and the pool. The pool has only
+        constants that the subgraphs use. Its size is charged to *budget* before it is allocated.
         """
         used = sorted(
             {o.location.pool for s in subgraphs for o in s.operands if o.location is not None}

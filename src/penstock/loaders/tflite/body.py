@@ -1,8 +1,8 @@
 """Subgraphs of a file to subgraphs of the IR: each operator becomes one operation.
 
-- DENSIFY of a constant is the constant, which was made dense when it was read.
-- A tensor that an entry subgraph lists more than once among its inputs is one input of it.
-- Operands without elements have their empty value.
+- A DENSIFY of a constant becomes that constant, which was made dense when it was read.
+- A tensor that an entry subgraph lists several times among its inputs becomes one input.
+- Operands without elements get their empty value.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Body:
         self.written.update(operation.outputs)
 
     def read(self, tensor: int) -> int:
-        """The operand that holds tensor *tensor* now."""
+        """The current operand of tensor *tensor*."""
         if tensor < 0:
             if self.omitted is None:
                 self.omitted = self.add(OMITTED)

@@ -1,10 +1,10 @@
 """Operators of a file: type, operand indexes and attributes, and the types of their outputs.
 
 Most kernels of LiteRT set the type of their output from the inputs, so that a wrong declaration
-does not matter (`OVERWRITTEN`). Some keep the declared type and write other values under it
-(`RELABELLED`): the bytes of a float32 sum that is declared int32 are read as int32. Where both
-types have the same width, that is a BITCAST here. Otherwise LiteRT overruns its tensor or leaves a
-part of it unwritten; the declaration stays, and the operation table refuses it.
+does not matter (`OVERWRITTEN`). Some kernels keep the declared type and write other values under it
+(`RELABELLED`): the bytes of a float32 sum that is declared int32 are read as int32. If both types
+have the same width, this becomes a BITCAST. Otherwise LiteRT writes beyond its tensor or leaves a
+part of it unwritten. The declaration then stays, and the operation table rejects it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ OPERATOR_MEMORY: Final = 576
 ATTRIBUTE_MEMORY: Final = 64
 ARGUMENT_MEMORY: Final = 32
 MUTATED_MEMORY: Final = 512
-"""What an operator code, an operator, each attribute, each operand it names and each input it
-changes take in all that is made of them, besides the numbers as they were read.
+"""Memory of everything made from an operator code, an operator, an attribute, an operand of an
+operator, and an input changed in place, without the numbers as they were read.
 """
 
 SUBGRAPH_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -67,7 +67,7 @@ BRANCHES: Final = frozenset({"IF", "STABLEHLO_CASE"})
 
 
 class RawOperator(Struct):
-    """An operator before network state is lowered; *attributes* are the IR's."""
+    """An operator before network state is lowered. *attributes* are those of the IR."""
 
     type: str
     inputs: tuple[int, ...]
@@ -78,7 +78,7 @@ class RawOperator(Struct):
     """Positions of the inputs that the file marks as changed in place."""
     intermediates: tuple[int, ...] = ()
     targets: tuple[int, ...] = field(default=())
-    """The subgraphs it enters."""
+    """The subgraphs that the operator enters."""
 
     @property
     def place(self) -> Place:
@@ -100,7 +100,9 @@ class Key(Struct, frozen=True):
 
 
 class RawSubgraph(Struct):
-    """A subgraph before state is lowered: operands by tensor index, operators as in the file."""
+    """A subgraph before its state is lowered: operands by tensor index, and operators as in the
+    file.
+    """
 
     index: int
     name: str
@@ -109,13 +111,15 @@ class RawSubgraph(Struct):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     variables: frozenset[int]
-    """Its variable tensors."""
+    """The subgraph's variable tensors."""
     handles: dict[int, Key] = field(default_factory=dict)
     """Resource tensors: tensor index to the state that it refers to."""
 
 
 def read_codes(file: File) -> list[OperatorCode]:
-    """The operator codes of the file; `UnknownOperator` for a number the schema does not have."""
+    """The operator codes of the file. Raises `UnknownOperator` for a number that the schema does
+    not have.
+    """
     codes: list[OperatorCode] = []
     tables = file.tables("operator_codes")
     file.charge(CODE_MEMORY * len(tables), "operator codes")
@@ -136,7 +140,7 @@ def read_codes(file: File) -> list[OperatorCode]:
 
 
 def code_of(codes: Sequence[OperatorCode], index: int, where: Place) -> OperatorCode:
-    """The operator code at *index*; `IndexOutOfRange` where there is none."""
+    """The operator code at *index*. Raises `IndexOutOfRange` if it does not exist."""
     if index >= len(codes):
         fault = Fault(FaultCode.OPERATOR_CODE, found=index, count=len(codes))
         raise IndexOutOfRange(fault, where=where)
@@ -260,7 +264,9 @@ def _targets(
 
 
 Rule: TypeAlias = "Callable[[RawOperator, Sequence[DType | None]], DType | None]"
-"""The type of an operator's outputs by those of its inputs (None: omitted); None for unknown."""
+"""The type of an operator's outputs, from the types of its inputs (None: omitted); None if
+unknown.
+"""
 
 
 def _input(position: int) -> Rule:
@@ -344,7 +350,7 @@ RELABELLED: Final[dict[str, Rule]] = {
 """Operators whose kernels write values of this type, whatever type their output has."""
 
 SUPPRESSION_V5: Final = (DType.INT32, DType.FLOAT32, DType.INT32)
-"""Types of the outputs of NON_MAX_SUPPRESSION_V5: which boxes, their scores, how many."""
+"""Types of the outputs of NON_MAX_SUPPRESSION_V5: selected indexes, their scores, their number."""
 
 
 ENTERING: Final = frozenset({"IF", "WHILE", "STABLEHLO_COMPOSITE", "STABLEHLO_CASE"})
@@ -359,7 +365,7 @@ BITCAST_MEMORY: Final = OPERAND_MEMORY + OPERATOR_MEMORY + 2 * ARGUMENT_MEMORY
 def infer_types(file: File, subgraphs: Sequence[RawSubgraph]) -> None:
     """Sets the types of computed tensors, and of the inputs of subgraphs that are entered.
 
-    *file* is charged for what is added. Raises `CyclicModel` where a subgraph enters itself.
+    *file* is charged for added operands. Raises `CyclicModel` if a subgraph enters itself.
     """
     calls = [[t for o in s.operators for t in o.targets] for s in subgraphs]
     done: set[int] = set()
@@ -378,7 +384,7 @@ def _infer_subgraph(
     operators: list[RawOperator] = []
     for operator in subgraph.operators:
         for target in operator.targets:
-            # The types of the main subgraph's inputs are the caller's.
+            # The caller determines the types of the main subgraph's inputs.
             if target and target not in done:
                 _pass_types(operator, subgraph.operands, subgraphs[target])
             _infer_subgraph(file, target, subgraphs, done)

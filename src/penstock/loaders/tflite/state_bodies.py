@@ -1,4 +1,4 @@
-"""Subgraphs with state: each knows which operand holds each piece of state after each operator."""
+"""Subgraphs with state. Each tracks which operand has each piece of state after each operator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FileState(Protocol):
     """The state of all subgraphs of a file, as one of them sees it (`states.StateLowering`).
 
     *roles* says how each subgraph is entered, *use* which state it touches. *folded* has the values
-    that a CALL_ONCE of constants assigns, by its subgraph.
+    that a CALL_ONCE of constants assigns, by subgraph.
     """
 
     raw: list[RawSubgraph]
@@ -56,7 +56,7 @@ class FileState(Protocol):
         ...
 
     def skip_subgraph(self, init: int) -> int:
-        """The index of a subgraph that returns the state which *init* touches unchanged."""
+        """The index of a subgraph that returns unchanged the state that *init* touches."""
         ...
 
     def choice(self, types: tuple[DType, DType], second: bool) -> int:
@@ -65,7 +65,9 @@ class FileState(Protocol):
 
 
 class StateBody(Body):
-    """Lowers one subgraph with state. *current* is the operand that holds each piece of state."""
+    """Lowers one subgraph with state. *current* maps each piece of state to the operand that has
+    its value.
+    """
 
     def __init__(self, lowering: FileState, raw: RawSubgraph) -> None:
         super().__init__(raw)

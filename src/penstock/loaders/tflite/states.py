@@ -73,8 +73,8 @@ class StateLowering:
         return Lowered(subgraphs + self.extra, self.variables, [b.renamed for b in bodies])
 
     def _assign_passed_on(self, subgraphs: list[Subgraph]) -> None:
-        """Gives zeros to unassigned variables that are passed to control flow, which may not read
-        them.
+        """Assigns zeros to unassigned variables that are passed to control flow. Unassigned
+        variables may not be read.
         """
         for subgraph in subgraphs:
             taken = {i for o in subgraph.operations if o.type in CONTROL_FLOW for i in o.inputs}
@@ -95,7 +95,7 @@ class StateLowering:
         return Operand(known.dtype, known.shape, name=known.name, quantization=known.quantization)
 
     def variable(self, key: Key) -> int:
-        """The index of the variable for *key*, made on first use."""
+        """The index of the variable for *key*, which is created on first use."""
         if key not in self.keys:
             self.keys[key] = len(self.variables)
             self.variables.append(self._variable(key))
@@ -123,7 +123,7 @@ class StateLowering:
         ).any()
 
     def _zeros(self, key: Key, operand: Operand) -> bytes | None:
-        """The zero point of an int8 variable tensor; TFLite resets others to zero bytes."""
+        """The zero point of an int8 variable tensor. TFLite resets other types to zero bytes."""
         if key.kind != "tensor" or operand.dtype is not DType.INT8 or operand.quantization is None:
             return None
         zero_point = operand.quantization.zero_point % 256
@@ -138,8 +138,8 @@ class StateLowering:
         return bytes([zero_point]) * size
 
     def _find_roles(self) -> list[str]:
-        """How each subgraph is entered: entry, branch, cond, body, called or once. A subgraph with
-        state has one role.
+        """The role of each subgraph: entry, branch, cond, body, called or once. A subgraph with
+        state has a single role.
         """
         roles = ["entry"] * len(self.raw)
         for subgraph in self.raw:
@@ -195,8 +195,8 @@ class StateLowering:
         return late
 
     def skip_subgraph(self, init: int) -> int:
-        """A subgraph that returns the state which *init* touches unchanged: the branch for a
-        CALL_ONCE that has run.
+        """A subgraph that returns unchanged the state that *init* touches: the branch of a
+        CALL_ONCE that has already run.
         """
         if init not in self.skipping:
             body = StateBody(self, RawSubgraph(init, "", [], [], (), (), frozenset()))
@@ -216,7 +216,7 @@ class StateLowering:
 
 
 def _roles_of(operator: RawOperator) -> Sequence[str]:
-    """How *operator* enters each of its subgraphs."""
+    """The role in which *operator* enters each of its subgraphs."""
     if operator.type in BRANCHES:
         return ("branch",) * len(operator.targets)
     if operator.type in CALLS:
@@ -280,7 +280,7 @@ def lower_tables(subgraphs: list[RawSubgraph]) -> None:
 
 
 def _content(subgraph: RawSubgraph, operator: RawOperator) -> Table | None:
-    """The keys and values of an import, where both are constants."""
+    """The keys and values of an import, if both are constants."""
     if len(operator.inputs) != 3 or min(operator.inputs) < 0:
         raise InvalidOperation("needs a table, keys and values", where=operator.place)
     keys, values = (subgraph.operands[i] for i in operator.inputs[1:])

@@ -40,8 +40,8 @@ BUFFER_MEMORY: Final = 160
 
 END_OF_ARCHIVE: Final = b"PK\x05\x06"
 ARCHIVE_END: Final = 22 + 0xFFFF
-"""What a zip archive's last record begins with, and the most bytes that it takes, its comment
-included.
+"""The signature of a zip archive's last record, and the record's greatest size in bytes, with its
+comment.
 """
 
 
@@ -75,14 +75,14 @@ class File:
         return found
 
     def buffer(self, index: int, user: Place | str) -> DataLocation | None:
-        """The place of buffer *index* in the file; None for an empty one. *user* is in errors."""
+        """The place of buffer *index* in the file; None for an empty buffer. Errors name *user*."""
         if not 0 <= index < len(self._places):
             raise IndexOutOfRange(f"refers to buffer {index} of {len(self._places)}", where=user)
         return self._places[index]
 
     def signatures(self, subgraphs: int) -> Iterator[tuple[str, str, Values]]:
-        """(name, place, table) of each signature; raises for a second one of a name, and for one
-        of no subgraph among *subgraphs*.
+        """(name, place, table) of each signature. Raises an error for a duplicate name, and for a
+        signature of a subgraph that is not in *subgraphs*.
         """
         known: set[str] = set()
         for index, table in enumerate(self.tables("signature_defs")):
@@ -96,14 +96,16 @@ class File:
             yield name, where, table
 
     def tail(self, size: int) -> bytes:
-        """A copy of the last *size* bytes of the file, or of all there are."""
+        """A copy of the last *size* bytes of the file, or of the whole file if it is smaller."""
         return bytes(self.data[-size:])
 
     def bytes_at(self, place: DataLocation) -> memoryview:
         return self.data[place.offset : place.offset + place.length]
 
     def copy(self, place: DataLocation | Blob | None, user: Place | str) -> bytes:
-        """A copy of some bytes of the file. All copies together may take as much as the file."""
+        """A copy of some bytes of the file. The total size of all copies is limited to the file's
+        size.
+        """
         if place is None:
             return b""
         self.charge(place.length, user)
@@ -113,16 +115,16 @@ class File:
         return bytes(self.data[place.offset : place.offset + place.length])
 
     def charge(self, amount: int, user: Place | str = "") -> None:
-        """Charges *amount* bytes to what the file may take in memory (`LimitExceeded`)."""
+        """Charges *amount* bytes to the file's memory budget. Raises `LimitExceeded`."""
         self.reader.charge(amount, user)
 
     @property
     def memory_left(self) -> int:
-        """What is left of the bytes that the file may take in memory."""
+        """The rest of the file's memory budget, in bytes."""
         return self.reader.memory_left
 
     def outside(self, offset: int, size: int, user: Place | str) -> DataLocation:
-        """A span given by file offset and size, as data beyond 2 GiB is."""
+        """A span given by file offset and size. Data beyond 2 GiB is stored so."""
         if offset + size > len(self.data):
             raise OffsetOutOfBounds(
                 f"data at [{offset}, {offset + size}) of a file of {len(self.data)} bytes",
@@ -154,29 +156,29 @@ DTYPES: Final = {
 }
 
 BLOCKWISE: Final = TFLITE.unions["QuantizationDetails"].index("BlockwiseQuantization")
-"""The kind of quantisation details of a tensor whose scales are one a block of each row."""
+"""The kind of quantisation details of a tensor with one scale for each block of a row."""
 
 QUANTIZED: Final = frozenset(
     {DType.INT8, DType.UINT8, DType.INT16, DType.INT4, DType.UINT4, DType.INT2}
 )
-"""Types whose scale may not be zero; elsewhere a scale of zero says "not quantised"."""
+"""Types whose scale may not be zero. For other types a scale of zero means "not quantised"."""
 
 MAX_TENSOR_BYTES: Final = 2**40 - 1
 
 OPERAND_MEMORY: Final = 256
 QUANTIZATION_MEMORY: Final = 192
 VARIABLE_MEMORY: Final = 512
-"""What an operand, its quantisation parameters and its being a variable take in memory in all that
-is made of them, besides the numbers as they were read.
+"""Memory of everything made from an operand, its quantisation parameters, and its being a variable,
+without the numbers as they were read.
 """
 
 INT32_RANGE: Final = range(-(2**31), 2**31)
 
 
 def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Operand:
-    """The operand for one tensor: a constant when its buffer holds bytes, else a temporary.
+    """The operand for one tensor: a constant if its buffer has bytes, otherwise a temporary.
 
-    Sparse constants come out as temporaries; `sparsity.densify` gives them their value.
+    Sparse constants become temporaries; `sparsity.densify` sets their value.
     """
     quantized = tensor["quantization"] is not None
     variable = tensor["is_variable"]
@@ -228,7 +230,7 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
 def quantization_fault(
     scales: NDArray, zero_points: NDArray | None, dimension: int, shape: tuple[int, ...]
 ) -> Fault | None:
-    """The fault of a tensor's number of scales and zero points, or of their dimension."""
+    """The defect in a tensor's number of scales and zero points, or in their dimension."""
     if zero_points is None:
         return Fault(FaultCode.NO_ZERO_POINTS, scales=len(scales))
     if len(zero_points) != len(scales):
@@ -242,8 +244,10 @@ def quantization_fault(
 def read_quantization(
     table: Values | None, dtype: DType, shape: tuple[int, ...] | None
 ) -> Quantization | None:
-    """Quantisation parameters of a tensor of that shape, None where the file declares none; None
-    when the table has no scales, says "not quantised", or leaves the scales to blocks (`blocks`).
+    """Quantisation parameters of a tensor of that shape (None: the file declares no shape).
+
+    Returns None if the table has no scales, if they mean "not quantised", or if blocks have the
+    scales (`blocks`).
     """
     if table is None or table["details_type"] == BLOCKWISE:
         return None
@@ -275,9 +279,9 @@ def read_quantization(
 
 
 def _dimensions(tensor: Values, dtype: DType) -> tuple[int, ...]:
-    """The shape; `ShapeOverflow` where it is negative or larger than any machine's memory.
+    """The shape. Raises `ShapeOverflow` if it is negative or larger than any machine's memory.
 
-    Dimensions of zero count as one, as NumPy counts them: no array has the shape (0, 2**40, 2**40).
+    Dimensions of zero count as one, as in NumPy: no array has the shape (0, 2**40, 2**40).
     """
     shape = integers(tensor["shape"])
     size = (dtype.bits or 64) // 8 or 1
@@ -291,7 +295,7 @@ def _dimensions(tensor: Values, dtype: DType) -> tuple[int, ...]:
 
 
 def _signature(tensor: Values, shape: tuple[int, ...]) -> Shape:
-    """The shape with unknown dimensions where `shape_signature` has -1."""
+    """The shape, with unknown dimensions for -1 in `shape_signature`."""
     signature = tensor["shape_signature"]
     if signature is None or len(signature) != len(shape):
         return shape
@@ -299,7 +303,7 @@ def _signature(tensor: Values, shape: tuple[int, ...]) -> Shape:
 
 
 def _trim(file: File, place: DataLocation, dtype: DType, shape: tuple[int, ...]) -> DataLocation:
-    """The bytes of a constant: as many as its shape takes, all of them for strings."""
+    """The bytes of a constant: as many as its shape requires, or all of them for strings."""
     size = byte_size(dtype, shape)
     if size is None:
         if dtype is not DType.STRING:

@@ -1,4 +1,4 @@
-"""Lowerings of operators, a family a module, and the table of all of them."""
+"""Lowerings of operators, one module for each family, and the table of all lowerings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ Lower: TypeAlias = Callable[[Call], Value | Sequence[Value]]
 
 
 class _Operators(Mapping[str, Lower]):
-    """Lowerings by operator: its name, behind its domain and a dot outside ai.onnx."""
+    """Lowerings by operator: its name, with the domain and a dot before it if the domain is not
+    ai.onnx.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[str, Lower] = {}

@@ -25,7 +25,7 @@ def relu(call: Call) -> Value:
 
 
 def _wide(plain: str, stable: str) -> Lower:
-    """A function that TFLite lacks for float64."""
+    """A function that TFLite does not have for float64."""
 
     def lower(call: Call) -> Value:
         x = call.value(0)
@@ -45,7 +45,9 @@ def leaky_relu(call: Call) -> Value:
 
 @operator("PRelu")
 def prelu(call: Call) -> Value:
-    """The slope broadcasts from the last dimension; before opset 7 a vector is one a channel."""
+    """The slope broadcasts from the last dimension. Before opset 7 a vector has one slope for each
+    channel.
+    """
     x, slope = call.tensor(0), call.tensor(1)
     rank = x.rank or 0
     if slope.rank == 1 and rank > 1 and slope.array is not None:
@@ -128,7 +130,7 @@ def gelu(call: Call) -> Value:
 
 @operator("Softmax", "LogSoftmax")
 def softmax(call: Call) -> Value:
-    """Before opset 13 the dimensions from `axis` on are taken together."""
+    """Before opset 13 the dimensions from `axis` on count as one."""
     x = call.tensor(0)
     kind = "SOFTMAX" if call.node.op == "Softmax" else "LOG_SOFTMAX"
     attributes = {"beta": 1.0} if kind == "SOFTMAX" else {}
@@ -148,7 +150,7 @@ def softmax(call: Call) -> Value:
 
 
 def last_axis(axis: int, rank: int) -> Layout:
-    """ONNX's order but for *axis*, which comes last."""
+    """ONNX's order of dimensions, with *axis* moved to the end."""
     return (*(i for i in identity(rank) if i != axis), axis)
 
 

@@ -22,9 +22,9 @@ FOREVER: Final = 2**62
 MAX_ROUNDS: Final = 4
 
 Step: TypeAlias = "Callable[[Call, Value, list[Value]], tuple[list[Tensor], Tensor | None]]"
-"""One round. Given the call whose operations go into the body, the counter, and the values of the
-last round; returns the values for the next round, and whether there is one (None: as the counter
-says).
+"""One round of a loop. Gets the call whose operations form the body, the counter, and the values of
+the last round. Returns the values for the next round, and whether there is a next round (None: the
+counter decides).
 """
 
 
@@ -46,9 +46,7 @@ def _known(call: Call, shape: Shape) -> list[int]:
 
 
 def _room(call: Call, value: Value, axis: int, limit: Tensor, dtype: DType, shape: Shape) -> Tensor:
-    """Zeros for as many elements of *shape* as there are along a dimension of *value*, which
-    *limit* is.
-    """
+    """Zeros for *limit* elements of *shape*: *limit* is the size of dimension *axis* of *value*."""
     rest = _known(call, shape)
     count = (value.shape or ())[axis]
     if count is not None:
@@ -67,7 +65,9 @@ def _from_end(x: Tensor, axis: int, counter: Tensor) -> Tensor:
 def _trial(
     call: Call, graph: Graph, given: Sequence[Value], count: int
 ) -> list[tuple[DType, Shape]]:
-    """Types and shapes of what a round gathers, found by lowering it once and forgetting it."""
+    """The types and shapes of the values that a round collects. The round is lowered once to find
+    them, and the result is dropped.
+    """
     if not count:
         return []
     mark = call.emitter.mark()
@@ -172,7 +172,7 @@ def length(x: Tensor, axis: int) -> Tensor:
 
 
 def placed(buffer: Tensor, counter: Tensor, part: Tensor) -> Tensor:
-    """*buffer* with *part* as element number *counter* of its first dimension."""
+    """*buffer* with *part* written as element *counter* of its first dimension."""
     call, rank = buffer.call, len(buffer.dims)
     at = counter.reshape([1])
     if rank > 1:
@@ -188,11 +188,12 @@ def loop(
     go: Tensor | None = None,
     along: tuple[Value, int] | None = None,
 ) -> list[Tensor]:
-    """Runs *step* until the counter reaches *limit* (an int64 scalar); *go* says whether it begins
-    at all.
+    """Runs *step* until the counter reaches *limit* (an int64 scalar). *go* says whether the first
+    round runs.
 
-    Where the limit is a dimension of a value that the rounds read, *along* names both. The
-    condition then computes it from the value, so that known shapes give a known number of rounds.
+    If the limit is a dimension of a value that the rounds read, *along* names the value and the
+    dimension. The condition then computes the limit from the value, so that known shapes give a
+    known number of rounds.
     """
     outer = call.emitter
     start = call.scalar(0, DType.INT64)
@@ -237,7 +238,7 @@ def _condition(
     captured: Sequence[Value],
     along: tuple[Value, int] | None,
 ) -> int:
-    """Whether the counter is below its limit, and the flag is set."""
+    """Whether the counter is below its limit and the flag is true."""
     test = Emitter(outer.shared)
     test.label, test.where = outer.label, outer.where
     carried = [test.input(outer.dtype(o), s) for o, s in zip(first, shapes, strict=True)]
@@ -266,7 +267,7 @@ def _items(call: Call, index: int = 0) -> list[Value]:
 
 
 def _place(call: Call, index: int, size: int, limit: int) -> int:
-    """The position that input *index* gives, below *limit*, counted from the front of *size*."""
+    """The position from input *index*, below *limit*, counted from the front of *size*."""
     place = call.integers(index, "the position")[0]
     place = place + size if place < 0 else place
     if not 0 <= place < limit:
@@ -359,8 +360,8 @@ def join(call: Call) -> Value:
 
 @operator("StringNormalizer")
 def normalizer(call: Call) -> Value:
-    """Stop words left out of a vector or of the one row of a matrix. One empty string stays where
-    nothing else does.
+    """Removes stop words from a vector or from the one row of a matrix. If no word is left, the
+    result is one empty string.
     """
     x = call.tensor(0)
     if x.dtype is not DType.STRING:

@@ -29,7 +29,7 @@ MAX_GROUPS: Final = 64
 
 
 def checked(call: Call) -> tuple[Value, Value, int]:
-    """Input, weights and the number of spatial dimensions, which fit each other."""
+    """Input, weights and the number of spatial dimensions, checked against each other."""
     x, weights = call.tensor(0), call.tensor(1)
     rank = x.rank or 0
     if rank < 3 or rank > 5 or weights.rank != rank:
@@ -83,7 +83,7 @@ def _integer_layer(
     *,
     depthwise: bool,
 ) -> Layer:
-    """The same convolution of quantised values."""
+    """The same convolution for quantised values."""
 
     def prepare(operand: Tensor) -> Tensor:
         image = operand.expand(1) if axes == 1 else operand
@@ -131,7 +131,7 @@ def _general(
     windows: list[Window],
     groups: int,
 ) -> Value:
-    """By StableHLO, in ONNX's own layout."""
+    """The convolution as a StableHLO operation, in ONNX's own layout."""
     axes = len(windows)
     places = tuple(range(2, axes + 2))
     made = call.emit(
@@ -158,7 +158,7 @@ def _general(
 
 
 def per_channel(call: Call, vector: Value, axes: int) -> Value:
-    """A vector of one element a channel, as it broadcasts over [n, c, ...]."""
+    """A vector with one element for each channel, in a shape that broadcasts over [n, c, ...]."""
     target = (1, -1) + (1,) * axes
     if vector.array is not None:
         return constant(vector.array.reshape(target))
@@ -203,8 +203,8 @@ def transpose_convolution(call: Call) -> Value:
 
 
 def _without_auto_pad(call: Call) -> Call:
-    """The call without `auto_pad`, which here decides about the size of the output: `_cropped`
-    computes it.
+    """The call without `auto_pad`. In a transposed convolution it determines the size of the
+    output, which `_cropped` computes.
     """
     attributes = {k: v for k, v in call.node.attributes.items() if k != "auto_pad"}
     return Call(call.body, replace(call.node, attributes=attributes), call.inputs)
@@ -216,7 +216,7 @@ def _whole(window: Window, extra: int) -> int:
 
 
 def _cropped(call: Call, windows: list[Window], extra: Sequence[int]) -> list[Window]:
-    """Windows whose `before` and `after` are what is cut off the whole result."""
+    """Windows whose `before` and `after` are the elements cropped from the whole result."""
     mode = call.node.text("auto_pad", "NOTSET")
     wanted: list[int | None] = [None] * len(windows)
     if call.node.has("output_shape"):
@@ -232,7 +232,7 @@ def _cropped(call: Call, windows: list[Window], extra: Sequence[int]) -> list[Wi
             continue
         total = _whole(window, more) - target
         if total < 0:
-            # The result is larger than all windows: only the bias reaches its last elements.
+            # The result is larger than all windows: its last elements are the bias alone.
             found.append(replace(window, before=0, after=total))
             continue
         small = total // 2

@@ -1,4 +1,4 @@
-"""Functions of elements: arithmetic, comparison, logic, bits, roots, exponentials, angles."""
+"""Elementwise functions: arithmetic, comparison, logic, bits, roots, exponentials, angles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ HALVES: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 
 
 def _second(call: Call) -> Value:
-    """Input 1 as it broadcasts at `axis`, in opset 6 where `broadcast` was an attribute."""
+    """Input 1 in a shape that broadcasts at `axis`; opset 6 has the attribute `broadcast` for
+    that.
+    """
     a, b = call.value(0), call.value(1)
     if call.version >= 7 or not call.node.integer("broadcast", 0) or not call.node.has("axis"):
         return b
@@ -66,7 +68,7 @@ def _unary(plain: str, types: frozenset[DType], stable: str) -> Lower:
 
 
 def _joined(call: Call, kind: str) -> Value:
-    """Any number of inputs, broadcast, two by two."""
+    """Any number of inputs, broadcast and combined pairwise."""
     values = [call.value(i) for i in range(len(call.inputs))]
     return reduce(lambda a, b: call.pair(kind, a, b), values)
 
@@ -105,7 +107,7 @@ for _name, _kind, _types, _stable in (
 
 @operator("Pow")
 def power(call: Call) -> Value:
-    """The result has the base's type; a square is a product of the base with itself."""
+    """The result has the type of the base. A square is computed as base times base."""
     a, b = call.value(0), _second(call)
     if b.array is not None and b.array.size == 1 and a.dtype.is_float:
         exponent = float(b.array.reshape(-1)[0])
@@ -124,7 +126,7 @@ def power(call: Call) -> Value:
 
 @operator("Mod")
 def modulo(call: Call) -> Value:
-    """With fmod the sign of the dividend, else of the divisor."""
+    """The remainder has the sign of the dividend with fmod, otherwise of the divisor."""
     a = call.value(0)
     operands, layout = call.aligned([a, call.value(1)])
     if call.node.integer("fmod", 0):
@@ -158,7 +160,7 @@ operator("BitwiseXor")(_bits("BITWISE_XOR"))
 
 @operator("BitwiseNot")
 def complement(call: Call) -> Value:
-    """All ones less x."""
+    """The bitwise complement: all ones minus x."""
     x = call.value(0)
     signed = x.dtype.value.startswith("int")
     ones = constant(np.array(-1 if signed else 2 ** (x.dtype.bits or 8) - 1).astype(x.dtype.numpy))
@@ -238,7 +240,7 @@ def where(call: Call) -> Value:
 
 @operator("Clip")
 def clip(call: Call) -> Value:
-    """Bounds are attributes before opset 11, and inputs since; either may be left out."""
+    """Bounds are attributes before opset 11, and inputs since. Both are optional."""
     x = call.value(0)
     bounds: list[Value | None] = [None, None]
     if call.version < 11:
@@ -320,7 +322,7 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 def polynomial(x: Tensor, first: float, *factors: float) -> Tensor:
-    """A polynomial in *x*, from the highest power on."""
+    """A polynomial in *x*; coefficients from the highest power on."""
     total = x.call.scalar(first, x.dtype)
     for factor in factors:
         total = total * x + factor
@@ -329,7 +331,7 @@ def polynomial(x: Tensor, first: float, *factors: float) -> Tensor:
 
 @formula("Sinh")
 def hyperbolic_sine(x: Tensor) -> Tensor:
-    """(exp(x) - exp(-x)) / 2; by its series near 0, where the difference has no digits left."""
+    """(exp(x) - exp(-x)) / 2. Near 0, where that difference loses all digits, by its series."""
     far = (exp(x) - exp(-x)) * 0.5
     series = polynomial(x * x, 1 / 5040, 1 / 120, 1 / 6, 1.0)
     return x.call.select(abs(x) < 0.5, series * x, far)
@@ -346,7 +348,7 @@ def _beside(x: Tensor) -> Tensor:
 
 @formula("Asinh")
 def area_sine(x: Tensor) -> Tensor:
-    """sign(x) log(|x| + sqrt(x x + 1)), as log1p of what is beyond 1."""
+    """sign(x) log(|x| + sqrt(x x + 1)), as log1p of the part above 1."""
     size, square = abs(x), x * x
     beyond = square / (x.like(1) + sqrt(square + 1))
     return x.fn("SIGN") * _log1p(size + beyond)
@@ -359,7 +361,7 @@ def area_cosine(x: Tensor) -> Tensor:
 
 
 def _log1p(x: Tensor) -> Tensor:
-    """log(1 + x) with the digits that 1 + x drops put back (Kahan)."""
+    """log(1 + x), corrected for the digits that 1 + x loses (Kahan)."""
     whole = x.like(1) + x
     lost = whole - 1
     scaled = whole.fn("LOG") * (x / lost)
@@ -379,7 +381,7 @@ ERF_P: Final = 0.3275911
 
 @formula("Erf")
 def error_function(x: Tensor) -> Tensor:
-    """Abramowitz and Stegun 7.1.26, which errs by 1.5e-7; near 0 the Maclaurin series."""
+    """Abramowitz and Stegun 7.1.26, with an error of 1.5e-7; near 0 the Maclaurin series."""
     size = abs(x)
     t = 1 / (x.like(1) + x.like(ERF_P) * size)
     bell = polynomial(t, *ERF)

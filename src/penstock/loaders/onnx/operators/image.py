@@ -106,7 +106,7 @@ def _resized(
 
 
 def coordinates(call: Call, own: int, target: int, scale: float, mode: str) -> NDArray:
-    """The coordinate in the input of each element of the result."""
+    """The input coordinate of each element of the result."""
     x = np.arange(target, dtype=np.float64)
     if mode == "half_pixel":
         return (x + 0.5) / scale - 0.5
@@ -127,7 +127,9 @@ def coordinates(call: Call, own: int, target: int, scale: float, mode: str) -> N
 def _taps(
     call: Call, places: NDArray, own: int, kind: str, nearest: str
 ) -> list[tuple[NDArray, NDArray | None]]:
-    """(indices, weights) of what each element of the result is a sum of."""
+    """The input elements that each element of the result is a weighted sum of: (indices,
+    weights).
+    """
     if kind == "nearest":
         rounded = {
             "round_prefer_floor": np.ceil(places - 0.5),
@@ -186,13 +188,13 @@ def _along(operand: Tensor, axis: int, taps: list[tuple[NDArray, NDArray | None]
 
 
 MAX_CLASSES: Final = 256
-"""Classes of all images together, each of which takes an operation of its own."""
+"""The classes of all images together. Each of them takes one operation."""
 
 
 @operator("NonMaxSuppression")
 def suppression(call: Call) -> Value:
-    """Rows (image, class, box): for each class the boxes in order of score, less those that overlap
-    a better one.
+    """Rows (image, class, box): the boxes of each class in order of score, without boxes that
+    overlap a better one.
     """
     boxes, scores = call.tensor(0), call.tensor(1)
     images, classes, count = scores.shape or (None,) * 3
@@ -226,7 +228,9 @@ def suppression(call: Call) -> Value:
 
 
 def _most(call: Call, count: int) -> Tensor:
-    """How many boxes of a class are kept: never more than there are, as memory is for as many."""
+    """The greatest number of boxes kept of a class. It is limited to the number of boxes, because
+    memory is allocated for it.
+    """
     if not call.has(2):
         return call.scalar(0, DType.INT32)
     limit = call.array(2)
@@ -247,7 +251,7 @@ def _threshold(call: Call, index: int, default: float) -> Tensor:
 
 
 def _least(call: Call) -> Tensor:
-    """The least score of a box that is kept."""
+    """The least score of a box that can be kept."""
     array = call.array(4)
     if array is None and call.has(4):
         return call.get(4).reshape([])
@@ -256,7 +260,7 @@ def _least(call: Call) -> Tensor:
 
 
 def _corners(boxes: Tensor) -> Tensor:
-    """(x centre, y centre, width, height) as (y, x, y, x)."""
+    """Boxes (x centre, y centre, width, height) in the order (y, x, y, x)."""
     x, y, width, height = (boxes.slice(1, i, i + 1) for i in range(4))
     half = boxes.like(0.5)
     across, down = (s * half for s in (width, height))

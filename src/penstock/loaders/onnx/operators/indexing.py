@@ -1,4 +1,4 @@
-"""Operators that pick elements by place, or put them there."""
+"""Operators that select elements by position, or write them at a position."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def slice_node(call: Call) -> Value:
 
 
 def _computed(call: Call, x: Value) -> Value:
-    """Bounds computed while running; axes and steps must be known."""
+    """Bounds are computed at run time; axes and steps must be known."""
     rank = x.rank or 0
     count = (call.tensor(1).shape or (None,))[0]
     if count is None:
@@ -76,13 +76,13 @@ def _computed(call: Call, x: Value) -> Value:
 
 
 def _from_end(indices: Tensor, size: Tensor) -> Tensor:
-    """*indices*, negative ones counted from the end of dimensions of *size*."""
+    """*indices*, with negative ones counted from the end of dimensions of *size*."""
     below = indices.call.emit("LESS", [indices, indices.like(0)], DType.BOOL)
     return indices.call.select(below, indices + size, indices)
 
 
 def wrapped(call: Call, indices: Value, x: Tensor, axis: int) -> Tensor:
-    """Indices into a dimension of *x*, negative ones counted from its end."""
+    """Indices into a dimension of *x*, with negative ones counted from its end."""
     array, size = indices.array, x.dims[axis]
     if array is not None and size is None and (array >= 0).all():
         return call.get(indices)
@@ -104,7 +104,7 @@ def gather(call: Call) -> Value:
 
 
 def _grid(shape: tuple[int, ...], axis: int, whole: tuple[int, ...], dtype: DType) -> NDArray:
-    """The place along *axis* of each element of *shape*, in an array of shape *whole*."""
+    """The position along *axis* of each element of *shape*, in an array of shape *whole*."""
     view = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
     if len(whole) > len(shape):
         view = view[..., None]
@@ -112,8 +112,8 @@ def _grid(shape: tuple[int, ...], axis: int, whole: tuple[int, ...], dtype: DTyp
 
 
 def element_places(call: Call, indices: Value, x: Tensor, axis: int) -> Tensor:
-    """Full index vectors [..., rank] for indices along *axis*, whose other coordinates are their
-    own places.
+    """Full index vectors [..., rank] for indices along *axis*. The other coordinates are each
+    element's own position.
     """
     shape = static_shape(indices.shape)
     if shape is None:
@@ -137,7 +137,7 @@ def gather_elements(call: Call) -> Value:
 
 
 def _positive(call: Call, indices: Value, whole: Sequence[int | None]) -> Tensor:
-    """Index vectors, negative coordinates counted from the end of dimensions *whole*."""
+    """Index vectors, with negative coordinates counted from the end of dimensions *whole*."""
     if None in whole:
         return call.get(indices)
     extents = np.array(whole, np.int64).astype(indices.dtype.numpy)
@@ -182,7 +182,9 @@ REDUCTIONS: Final = {
 
 
 def _scattered(call: Call, x: Tensor, vectors: Tensor, updates: Tensor) -> Value:
-    """*x* with *updates* at index vectors: set, or combined with its elements by a subgraph."""
+    """*x* with *updates* at index vectors: they replace its elements, or a subgraph combines
+    both.
+    """
     reduction = call.node.text("reduction", "none")
     if reduction not in REDUCTIONS:
         raise call.node.invalid(f"the reduction {reduction!r}")
@@ -223,7 +225,7 @@ def scatter_elements(call: Call) -> Value:
 
 @operator("OneHot")
 def one_hot(call: Call) -> Value:
-    """Negative indices count from the end; those outside have the off value everywhere."""
+    """Negative indices count from the end. Indices outside have the off value everywhere."""
     indices, depth, values = call.tensor(0), call.value(1), call.value(2)
     rank = (indices.rank or 0) + 1
     axis = call.axis(call.node.integer("axis", -1), rank)
@@ -272,7 +274,9 @@ def top_k(call: Call) -> list[Value]:
 
 @operator("Compress")
 def compress(call: Call) -> Value:
-    """The slices along an axis at which the condition holds; of the flat input without an axis."""
+    """The slices along an axis for which the condition is true; without an axis, elements of the
+    flat input.
+    """
     x, condition = call.tensor(0), call.value(1)
     operand = call.get(x)
     axis = call.own_axis(x) if call.node.has("axis") else 0

@@ -15,11 +15,11 @@ from penstock.loaders.onnx.values import Value, constant, identity
 
 LAYERS: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 BATCHED: Final = LAYERS | {DType.INT32, DType.INT64}
-"""Types of TFLite's batched products. StableHLO multiplies the others."""
+"""Types of TFLite's batched products. StableHLO operations multiply other types."""
 
 
 def product(call: Call, a: Value, b: Value) -> Tensor:
-    """NumPy's matmul. Constant weights of a matrix make a FULLY_CONNECTED of it."""
+    """NumPy's matmul. If the weights are a constant matrix, it becomes a FULLY_CONNECTED."""
     rank_a, rank_b = a.rank or 0, b.rank or 0
     if not rank_a or not rank_b:
         raise call.mismatch("a product of scalars")
@@ -80,7 +80,7 @@ def matmul(call: Call) -> Value:
 
 
 def multiplied(call: Call, a: Value, b: Value) -> Value:
-    """`product` as a value, which knows how to be computed as integers."""
+    """`product` as a value with a recipe that computes it as integers."""
     made = product(call, a, b).value()
     if b.rank == 2 and (a.rank or 0) >= 2:
         made.recipe = layer_recipe(_integer_layer(a.rank or 2, transposed=False), a, b, None)
@@ -88,8 +88,8 @@ def multiplied(call: Call, a: Value, b: Value) -> Value:
 
 
 def _integer_layer(rank: int, *, transposed: bool) -> Layer:
-    """A product with constant weights, of quantised values; *transposed* weights are as the
-    operation has them.
+    """A product with constant weights, for quantised values. *transposed* weights are in the order
+    of the operation.
     """
     return Layer(
         "FULLY_CONNECTED",
@@ -105,7 +105,7 @@ def _integer_layer(rank: int, *, transposed: bool) -> Layer:
 
 @operator("Gemm")
 def gemm(call: Call) -> Value:
-    """Alpha * A' B' + beta * C, either matrix transposed on demand."""
+    """Alpha * A' B' + beta * C. Either matrix may be transposed."""
     a, b, c = call.tensor(0), call.tensor(1), call.tensor(2) if call.has(2) else None
     alpha, beta = call.node.number("alpha", 1.0), call.node.number("beta", 1.0)
     turned, transposed = (bool(call.node.integer(n, 0)) for n in ("transA", "transB"))
@@ -142,8 +142,8 @@ Term: TypeAlias = tuple[Value, str]
 
 @operator("Einsum")
 def einsum(call: Call) -> Value:
-    """One or two operands, each letter once in an operand, no ellipsis: transposed to a batch of
-    products.
+    """An einsum of one or two operands, each letter once in an operand, without ellipsis:
+    transposed to a batch of products.
     """
     equation = call.node.text("equation").replace(" ", "")
     terms, _, result = equation.partition("->")
@@ -173,7 +173,7 @@ def einsum(call: Call) -> Value:
 
 
 def _summed_away(call: Call, inputs: list[str], result: str, at: int) -> Term:
-    """Operand *at* without the letters that occur nowhere else."""
+    """Operand *at* reduced over the letters that occur nowhere else."""
     term, other = inputs[at], inputs[1 - at]
     kept = "".join(x for x in term if x in other or x in result)
     return _summed(call, call.tensor(at), term, kept), kept
@@ -211,7 +211,7 @@ def _size(call: Call, size: dict[str, int | None], letter: str) -> int:
 
 
 def _grouped(call: Call, size: dict[str, int | None], *groups: list[str]) -> list[int]:
-    """One dimension for each batch letter, and one for each of the other groups."""
+    """One dimension for each batch letter, and one dimension for each other group of letters."""
     batch, *others = groups
     found = [_size(call, size, x) for x in batch]
     for group in others:

@@ -1,4 +1,4 @@
-"""ai.onnx.ml: trees, linear models, scalers. All trees are walked at once, level by level."""
+"""ai.onnx.ml: trees, linear models, scalers. All trees are evaluated at once, level by level."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ FLOAT: Final = DType.FLOAT32
 
 
 class Forest(Struct, frozen=True):
-    """Trees as tables over all nodes: feature, threshold, where to go, what to add at a leaf."""
+    """Trees as tables over all nodes: feature, threshold, next node, and the weights added at a
+    leaf.
+    """
 
     roots: NDArray
     feature: NDArray
@@ -44,7 +46,7 @@ class Forest(Struct, frozen=True):
     false: NDArray
     weights: NDArray
     given: NDArray
-    """1 where a node has a weight for a target."""
+    """1 if a node has a weight for a target, otherwise 0."""
 
     levels: int
 
@@ -200,14 +202,15 @@ def tree_regressor(call: Call) -> Value:
     scores = _aggregated(trees.weights, at, call.node.text("aggregate_function", "SUM"))
     based = _based(scores, targets)
     if targets > 1 and based is not scores:
-        # Of several targets only those that some leaf has a weight for get their base value.
+        # If there are several targets, only targets that some leaf has a weight for get their base
+        # value.
         some = _aggregated(trees.given, at, "MAX") > 0.5
         based = call.select(some, based, scores)
     return transformed(based, call.node.text("post_transform", "NONE")).value()
 
 
 def transformed(scores: Tensor, how: str) -> Tensor:
-    """Scores as probabilities, as `post_transform` says."""
+    """Scores as probabilities, by the attribute `post_transform`."""
     call = scores.call
     match how:
         case "NONE":
@@ -239,9 +242,9 @@ def _named(labels: NDArray, places: Tensor) -> Value:
 
 
 def _two_sided(scores: Tensor, how: str, limit: float, *, rest: bool) -> tuple[Tensor, Tensor]:
-    """(label, scores of both classes) of a single score [rows, 1] for the second of two classes:
-    the other gets the *rest* to 1, or the negative. Only the logistic transform applies (ONNX
-    Runtime).
+    """(label, scores of both classes) from a single score [rows, 1], which is that of the second of
+    two classes. The score of the first class is the *rest* to 1, or the negative. Only the logistic
+    transform applies (ONNX Runtime).
     """
     chosen = scores > limit
     if how == "LOGISTIC":
@@ -254,14 +257,16 @@ def _two_sided(scores: Tensor, how: str, limit: float, *, rest: bool) -> tuple[T
 
 
 def _answer(labels: NDArray, scores: Tensor, how: str) -> list[Value]:
-    """The label of the greatest score, and all scores transformed."""
+    """The label with the greatest score, and all scores after the transform."""
     return [_named(labels, scores.best("ARG_MAX", 1)), transformed(scores, how).value()]
 
 
 @operator("TreeEnsembleClassifier", domain=ML)
 def tree_classifier(call: Call) -> list[Value]:
-    """The class of the largest sum. Of two classes, rows that reach no weight of the second have
-    one score only, that of the first, which then counts for the second (ONNX Runtime).
+    """The class with the largest sum.
+
+    Of two classes, a row that reaches no weight of the second class has a single score, that of the
+    first class. This score then counts for the second class (ONNX Runtime).
     """
     labels, how = _labels(call), call.node.text("post_transform", "NONE")
     trees = forest(call, "class", len(labels))
@@ -404,7 +409,9 @@ def _vector(items: Sequence[object]) -> NDArray:
 
 @operator("LabelEncoder", domain=ML)
 def label_encoder(call: Call) -> Value:
-    """Each element picks the value of the key that it equals, or the default behind the last."""
+    """Each element selects the value of the key that it equals; otherwise the default, which is the
+    last value.
+    """
     x = call.tensor(0)
     keys, values, default = _keys(call)
     if len(keys) != len(values) or not len(keys):
@@ -435,5 +442,5 @@ def one_hot_encoder(call: Call) -> Value:
 
 @operator("ZipMap", domain=ML)
 def zip_map(call: Call) -> Value:
-    """The probabilities as they are, a column a class: the IR has no maps."""
+    """The probabilities unchanged, one column for each class, because the IR has no maps."""
     return call.tensor(0)

@@ -23,11 +23,11 @@ REGIONS: Final = {
     "REDUCE_MIN": ("STABLEHLO_MINIMUM", math.inf),
 }
 BY_REGIONS: Final = frozenset({DType.FLOAT64, DType.BFLOAT16})
-"""Types that StableHLO reduces, and TFLite does not."""
+"""Types that StableHLO operations reduce and TFLite's do not."""
 
 
 def axes_input(call: Call) -> tuple[int, ...]:
-    """The axes to reduce; () where nothing is reduced."""
+    """The axes to reduce; () if no axis is reduced."""
     rank = call.tensor(0).rank or 0
     found = call.integers(1, "the axes") if call.has(1) else axes_of(call.node, [])
     if found:
@@ -102,7 +102,9 @@ operator("ReduceLogSum")(_reduction("SUM", after=lambda x: x.fn("LOG")))
 
 @operator("ReduceLogSumExp")
 def log_sum_exp(call: Call) -> Value:
-    """The maximum is subtracted before the exponential and added after the logarithm."""
+    """The maximum is subtracted before the exponential and added after the logarithm, to avoid
+    overflow.
+    """
     axes = axes_input(call)
     x, layout = call.stored(call.tensor(0))
     if not axes:
@@ -212,7 +214,9 @@ def root_mean_square(call: Call) -> Value:
 
 @operator("GroupNormalization")
 def group_normalization(call: Call) -> Value:
-    """Scale and offset are one a group before opset 21, one a channel since."""
+    """Scale and offset have one element for each group before opset 21, and one for each channel
+    since.
+    """
     x = call.tensor(0)
     dims, groups = x.shape or (), call.node.integer("num_groups")
     channels = dims[1]
@@ -261,7 +265,7 @@ def local_response(call: Call) -> Value:
 
 
 def scaled(x: Tensor, how: str, place: Tensor) -> Tensor:
-    """*x* divided by a norm along *place*: L1, L2 or MAX; by 1 where the norm is 0."""
+    """*x* divided by a norm along *place*: L1, L2 or MAX. If the norm is 0, *x* is divided by 1."""
     call = x.call
     if how == "L1":
         size = call.emit("SUM", [abs(x), place], keep_dims=True)

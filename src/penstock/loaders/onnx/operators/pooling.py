@@ -17,7 +17,9 @@ from penstock.loaders.onnx.values import Layout, Value, axis_in, channels_last
 
 
 class Window(Struct, frozen=True):
-    """One spatial axis: *extent* elements *dilation* apart, a *stride* from window to window."""
+    """One spatial axis: *extent* elements, *dilation* apart, with *stride* elements from window to
+    window.
+    """
 
     extent: int
     stride: int
@@ -32,7 +34,7 @@ class Window(Struct, frozen=True):
 
 
 def spatial(call: Call, extents: Sequence[int], sizes: Sequence[int | None]) -> list[Window]:
-    """The windows of a node, its `auto_pad` resolved; `after` is negative where no window reaches
+    """The windows of a node, with its `auto_pad` resolved. `after` is negative if no window reaches
     the last elements.
     """
     node, count = call.node, len(extents)
@@ -64,8 +66,8 @@ def spatial(call: Call, extents: Sequence[int], sizes: Sequence[int | None]) -> 
 
 
 def _same_total(extent: int, stride: int, dilation: int, size: int | None) -> int | None:
-    """The padding of one axis for as many outputs as strides; None where it depends on a size that
-    is unknown.
+    """The padding of one axis so that it has size / stride outputs; None if it depends on an
+    unknown size.
     """
     reach = (extent - 1) * dilation + 1
     if stride == 1:
@@ -74,7 +76,7 @@ def _same_total(extent: int, stride: int, dilation: int, size: int | None) -> in
 
 
 def padding_of(windows: Sequence[Window]) -> str | None:
-    """VALID or SAME where one of these says the padding of all axes; None where neither does."""
+    """VALID or SAME if one of them describes the padding of all axes; otherwise None."""
     if all(w.before == 0 and w.after == 0 for w in windows):
         return "VALID"
     return "SAME" if all(_is_same(w) for w in windows) else None
@@ -94,7 +96,7 @@ def _is_same(window: Window) -> bool:
 
 
 def image_of(call: Call, x: Value, axes: int) -> Tensor:
-    """*x* with channels last; with one spatial dimension, as pictures one element high."""
+    """*x* with channels last. With one spatial dimension, it is an image one element high."""
     operand = call.get(x, channels_last(axes + 2))
     return operand.expand(1) if axes == 1 else operand
 
@@ -109,7 +111,7 @@ def planar(windows: Sequence[Window]) -> list[Window]:
 
 
 def padded(operand: Tensor, windows: Sequence[Window], value: NDArray | float = 0) -> Tensor:
-    """An operand with channels last, padded as *windows* say."""
+    """An operand with channels last, padded by *windows*."""
     return operand.pad([(0, 0), *((w.before, w.after) for w in windows), (0, 0)], value)
 
 
@@ -117,7 +119,7 @@ MAX_COUNTED = 1 << 24
 
 
 def _windows(call: Call) -> tuple[Value, list[Window], list[Window]]:
-    """The input, its windows as the file has them, and with what rounding up adds behind."""
+    """The input, its windows as in the file, and the padding that rounding up adds at the end."""
     x = call.tensor(0)
     dims = x.shape or ()
     if len(dims) < 3:
@@ -149,7 +151,7 @@ def _lowest(dtype: DType) -> NDArray:
 
 @operator("MaxPool")
 def max_pool(call: Call) -> Value:
-    """Padding never is the maximum."""
+    """A padding element is never the maximum."""
     x, _, windows = _windows(call)
     if len(call.node.outputs) > 1 and call.node.outputs[1]:
         raise call.refuse("the indices of maxima")
@@ -180,7 +182,7 @@ def _pooled(image: Tensor, kind: str, windows: Sequence[Window], padding: str) -
 def _reduced(
     call: Call, x: Value, windows: Sequence[Window], function: str, initial: NDArray
 ) -> tuple[Tensor, Layout]:
-    """Windows over any number of dimensions, in the layout that the input has."""
+    """Windows over any number of dimensions, in the layout of the input."""
     operand, layout = call.stored(x)
     every: list[Window | None] = [None, None, *windows]
     ordered = [every[axis] for axis in layout]
@@ -195,7 +197,7 @@ def _reduced(
 
 
 def _counts(call: Call, given: Window, grown: Window, padding_counts: bool) -> NDArray:
-    """How many elements count in each window of one axis."""
+    """The number of elements that count in each window of one axis."""
     if given.size is None:
         raise call.refuse("padding that does not count, over a dimension of unknown size")
     if grown.extent * (given.size + grown.extent) > MAX_COUNTED:
@@ -243,7 +245,7 @@ def average_pool(call: Call) -> Value:
 
 @operator("LpPool")
 def lp_pool(call: Call) -> Value:
-    """The root of the sum of powers of each window."""
+    """The p-th root of the sum of p-th powers of each window."""
     x, _, windows = _windows(call)
     p = call.node.number("p", 2)
     raised, layout = _powers(call, x, p)
@@ -267,7 +269,7 @@ def _root(operand: Tensor, p: float) -> Tensor:
 
 
 def _over_space(kind: str, operand: Tensor, layout: Layout) -> Tensor:
-    """All but batch and channels reduced, their dimensions kept as 1."""
+    """Reduces all dimensions but batch and channels, and keeps them as dimensions of 1."""
     places = sorted(axis_in(layout, axis) for axis in range(2, len(layout)))
     return operand.reduced(kind, places, True)
 

@@ -1,9 +1,10 @@
-"""Quantised operators: as ONNX rounds, and as integer operations of the IR where these agree.
+"""Quantised operators: in float32 with ONNX's rounding, or as integer operations of the IR if both
+give the same results.
 
-ONNX rounds halves to even, TFLite's integer kernels away from zero. Between DequantizeLinear and
-QuantizeLinear a layer becomes an integer operation only where the ratio of its scales leaves no sum
-on a half: a ratio of few binary digits does, one of all 24 does not. Everything else is computed in
-float32, and rounded as ONNX does.
+ONNX rounds halves to even, TFLite's integer kernels away from zero. A layer between
+DequantizeLinear and QuantizeLinear becomes an integer operation only if the ratio of its scales
+puts no sum on a half. A ratio of few binary digits puts some sums there, a ratio of all 24 digits
+does not. Other layers are computed in float32 and rounded as ONNX does.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ RANGES: Final = {
 def parameters(
     call: Call, scale: Value, zero: Value | None, x: Value
 ) -> tuple[Value, Value, int | None]:
-    """(scale, zero point, axis) as they broadcast over *x*: per tensor, channel, or block."""
+    """(scale, zero point, axis) in shapes that broadcast over *x*: per tensor, channel, or
+    block.
+    """
     if zero is not None and zero.dtype is not DType.INT32 and zero.dtype not in RANGES:
         raise call.refuse(f"quantisation to {zero.dtype.value}")
     rank = x.rank or 0
@@ -93,7 +96,7 @@ def _matches(stored: Quantization, scale: Value, zero: Value) -> bool:
 
 
 def _single(scale: Value, zero: Value) -> tuple[float, int] | None:
-    """A constant scale and zero point of a whole tensor."""
+    """A constant scale and zero point for a whole tensor."""
     if scale.array is None or zero.array is None or scale.array.size != 1:
         return None
     return float(scale.array.reshape(-1)[0]), int(zero.array.reshape(-1)[0])
@@ -113,7 +116,7 @@ def dequantize(call: Call) -> Value:
 
 
 def stored_of(call: Call, x: Value, scale: Value, zero: Value, dtype: DType) -> Value:
-    """round(x / scale) + zero, halves to even, held within the range of *dtype*."""
+    """round(x / scale) + zero, halves to even, clamped to the range of *dtype*."""
     ratio = call.pair("DIV", x, scale)
     rounded = call.unary("ROUND", ratio)
     if zero.array is None or np.any(zero.array):
@@ -145,7 +148,7 @@ def quantize(call: Call) -> Value:
 
 @operator("DynamicQuantizeLinear")
 def dynamic_quantize(call: Call) -> list[Value]:
-    """To uint8 over the range of the values and 0."""
+    """Quantises to uint8 over the range of the values and 0."""
     x = call.tensor(0)
     operand, dtype = call.get(x), x.dtype
     every, zero = call.vector(range(x.rank or 0)), call.scalar(0, dtype)
@@ -183,7 +186,7 @@ def _real_input(call: Call, at: int, *, channels: int | None = None) -> Value:
 
 
 def _as_integers(call: Call, x: Value, scale: Value, zero: Value, dtype: DType) -> Value | None:
-    """*x* by its recipe, where it has one that gives what ONNX does."""
+    """*x* by its recipe, if it has a recipe that gives ONNX's result; otherwise None."""
     single = _single(scale, zero)
     if x.recipe is None or single is None or not single[0] > 0:
         return None
@@ -198,7 +201,7 @@ def _finished(call: Call, made: Value, scale: Value, zero: Value) -> Value:
 
 @operator("QLinearConv")
 def quantized_convolution(call: Call) -> Value:
-    """The bias is an int32 vector of scale input times weights."""
+    """The bias is an int32 vector in units of input scale times weight scale."""
     x, weights = _real_input(call, 0), _real_input(call, 3, channels=0)
     inputs: list[Value | None] = [x, weights]
     if call.has(8):
@@ -222,11 +225,11 @@ def quantized_matmul(call: Call) -> Value:
 
 
 MOST_PRODUCTS: Final = 2**24 // (255 * 255)
-"""Products of 8-bit integers whose sum float32 holds exactly."""
+"""Products of 8-bit integers whose sum is exact in float32."""
 
 
 def _centred(call: Call, x: Value, zero: Value | None) -> Value:
-    """Stored values less their zero point, as floats: their products are exact below 2**24."""
+    """Stored values minus their zero point, as floats. Their products are exact below 2**24."""
     if x.array is not None:
         wide = constant(x.array.astype(np.float32))
     else:

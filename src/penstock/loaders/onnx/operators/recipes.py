@@ -14,12 +14,12 @@ from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.values import Layout, Value
 
 TIED_DIGITS: Final = 14
-"""Ratios of scales with fewer binary digits than this put sums on halves."""
+"""Ratios of scales with fewer binary digits than this can put sums halfway between two integers."""
 
 
 class Source(Struct, frozen=True, eq=False):
-    """What a value was dequantised of: stored integers with one scale and zero point, or one a
-    channel.
+    """The source of a dequantised value: stored integers with one scale and zero point, or one for
+    each channel.
     """
 
     stored: Value
@@ -29,13 +29,15 @@ class Source(Struct, frozen=True, eq=False):
 
 
 Recipe: TypeAlias = Callable[[Call, Quantization, DType, str], Value | None]
-"""Computes a value and an activation function of it as integers of a quantisation; None where the
-result would not be ONNX's.
+"""Computes a value and an activation function of it as integers of a quantisation; None if the
+result would differ from ONNX's.
 """
 
 
 def has_ties(scales: NDArray, target: float) -> bool:
-    """Whether integer sums times a ratio of scales fall on halves, where rounding rules part."""
+    """Whether integer sums times a ratio of scales can fall on halves, which ONNX and TFLite round
+    differently.
+    """
     for scale in scales.tolist():
         ratio = np.float32(np.float32(scale) / np.float32(target))
         bits = int(ratio.view(np.uint32)) & 0x7FFFFF | 0x800000
@@ -62,7 +64,7 @@ def quantized_operand(call: Call, source: Source, layout: Layout | None) -> Tens
 class Layer(Struct, frozen=True, eq=False):
     """A layer with constant weights as an integer operation *kind*.
 
-    *layout* is the layout of the activation. *arrange* orders the weights, whose output channels
+    *layout* is the layout of the activation. *arrange* orders the weights. Their output channels
     are dimension *axis* in the file and *channel* in the operation. *prepare* makes the input of
     the operation from the activation, *finish* the value of the node from its output.
     """
@@ -78,9 +80,10 @@ class Layer(Struct, frozen=True, eq=False):
 
 
 def layer_recipe(layer: Layer, x: Value, weights: Value, bias: Value | None) -> Recipe | None:
-    """How *layer* is computed of what its inputs were dequantised of; None where it cannot be.
+    """The recipe that computes *layer* as integers, from the sources of its dequantised inputs;
+    None if that is not possible.
 
-    Activations of int8, or of uint8 with weights of one scale, which then become uint8 too
+    The activation is int8, or uint8 with weights of one scale, which then become uint8 too
     (TFLite).
     """
     source, taps = x.source, weights.source
@@ -128,7 +131,7 @@ def _taps(call: Call, layer: Layer, array: NDArray, source: Source, *, unsigned:
 
 
 def with_activation(x: Value, made: Value, activation: str) -> Value:
-    """*made*, an activation function of *x*, with the recipe of both at once."""
+    """*made*, an activation function of *x*, with the recipe that computes both at once."""
     recipe: Recipe | None = x.recipe
     if recipe is not None:
 
@@ -140,7 +143,7 @@ def with_activation(x: Value, made: Value, activation: str) -> Value:
 
 
 def _bias(bias: Value, product: NDArray) -> NDArray | None:
-    """The bias in units of input times weights, if it has some 32 bits there."""
+    """The bias in units of input scale times weight scale, if an int32 holds it."""
     if isinstance(bias.source, Source):
         stored = bias.source.stored.array
         scales = bias.source.scales.astype(np.float32)

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: sequence operations of the IR where these compute the same, else loops."""
+"""LSTM, GRU and RNN: sequence operations of the IR if they compute the same, otherwise loops."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DEFAULTS: Final = {
 DIRECTIONS: Final = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 Cell: TypeAlias = Callable[[Tensor, list[Tensor]], list[Tensor]]
-"""One step: the projected input of this time and the states; the new states, the first of them the
-output.
+"""One step of a cell. Gets the projected input of this time and the states. Returns the new states,
+the first of which is the output.
 """
 
 
@@ -80,7 +80,7 @@ class _Layer:
         return self.clip is None and mine == wanted
 
     def of_direction(self, index: int, at: int) -> Value | None:
-        """Input *index* of one direction: its first dimension goes."""
+        """Input *index* of one direction, without its first dimension."""
         if not self.call.has(index):
             return None
         value = self.call.tensor(index)
@@ -95,7 +95,7 @@ class _Layer:
         return value
 
     def state(self, index: int, at: int) -> Tensor:
-        """An initial state [batch, hidden] of one direction, zeros where there is none."""
+        """An initial state [batch, hidden] of one direction; zeros if the node has none."""
         call = self.call
         if call.has(index):
             order = (1, 0, 2) if self.batch_first else None
@@ -108,7 +108,7 @@ class _Layer:
         return call.emit("FILL", [both, call.scalar(0, self.dtype)], self.dtype)
 
     def turned(self, x: Tensor, at: int) -> Tensor:
-        """*x* with time reversed, where direction *at* runs backward."""
+        """*x*, with time reversed if direction *at* runs backward."""
         if self.direction != "reverse" and at != 1:
             return x
         return self.call.emit("REVERSE_V2", [x, self.call.vector([0])])
@@ -123,7 +123,7 @@ class _Layer:
         return operand.part([gate * height] + [0] * rest, [height] + [-1] * rest).value()
 
     def halves(self, at: int, gates: int) -> tuple[Value, Value]:
-        """The biases of the input and of the recurrent state, zeros where there are none."""
+        """The biases of the input and of the recurrent state; zeros if the node has none."""
         size = gates * self.hidden
         bias = self.of_direction(3, at) or constant(np.zeros(2 * size, self.dtype.numpy))
         return self.gate(bias, 0, size), self.gate(bias, 1, size)

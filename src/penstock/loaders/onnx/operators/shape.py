@@ -45,7 +45,7 @@ def size_of(call: Call) -> Value:
 
 
 def to_shape(call: Call, x: Value, target: Sequence[int]) -> Value:
-    """*x* in a shape of which one dimension may be -1."""
+    """*x* in a shape with at most one dimension of -1."""
     if x.array is not None and -1 not in target and math.prod(target) == x.array.size:
         return constant(reshaped(x.array, tuple(target)))
     if tuple(target) == x.shape:
@@ -55,7 +55,9 @@ def to_shape(call: Call, x: Value, target: Sequence[int]) -> Value:
 
 @operator("Reshape")
 def reshape_node(call: Call) -> Value:
-    """0 keeps a dimension (unless allowzero), -1 is what remains; an unknown one becomes -1 too."""
+    """The target shape. 0 keeps a dimension (unless allowzero is set), -1 is the remainder. An
+    unknown dimension becomes -1 too.
+    """
     x = call.tensor(0)
     if call.version < 5:
         target: list[int | None] = list(call.node.integers("shape"))
@@ -84,7 +86,8 @@ def _resolved(call: Call, x: Value, target: list[int | None]) -> Value:
             if inner and math.prod(total) % inner == 0:
                 target[target.index(-1)] = math.prod(total) // inner
         elif None in target and None in dims:
-            # The unknown dimension is the same on both sides: what remains follows from the others.
+            # The unknown dimension is the same on both sides, so the remainder follows from the
+            # others.
             kept = [d for d in target if d is not None and d != -1]
             known = [d for d in dims if d is not None]
             if target.count(None) == dims.count(None) and 0 not in kept:
@@ -98,10 +101,10 @@ def _resolved(call: Call, x: Value, target: list[int | None]) -> Value:
 
 
 def _computed(call: Call, x: Value, shape: Value) -> Value:
-    """The target is computed while running: its zeros are filled in then."""
+    """The target is computed at run time, and so its zeros are replaced at run time."""
     operand, target = call.get(x), call.get(shape).cast(DType.INT64)
     if not call.node.integer("allowzero", 0) and shape.known is None:
-        # As many of the input's dimensions as the target has, zeros behind them.
+        # As many of the input's dimensions as the target has, padded with zeros.
         own = operand.sizes().pad([(0, MAX_TARGET)])
         own = call.emit("SLICE", [own, call.vector([0], np.int64), target.sizes()])
         target = call.select(target.equals(0), own, target)
@@ -113,7 +116,7 @@ def flatten(call: Call) -> Value:
     x = call.tensor(0)
     rank, dims = x.rank or 0, x.shape or ()
     axis = call.node.integer("axis", 1)
-    # The axis is between dimensions, and may be behind the last.
+    # The axis lies between dimensions, and may lie behind the last one.
     axis = rank if axis == rank else call.axis(axis, rank)
     outer, inner = dims[:axis], dims[axis:]
     target = [-1 if None in part else math.prod(d or 0 for d in part) for part in (outer, inner)]
@@ -151,8 +154,8 @@ def squeeze_node(call: Call) -> Value:
         return x
     operand = call.get(x, layout)
     if call.body.lowering.supposing and any(dims[a] is None for a in axes):
-        # Shapes that contradict what a branch supposes may be given: that branch is then not the
-        # one taken.
+        # The input's shape may contradict the shapes that a branch assumes. That branch is then not
+        # taken.
         first = call.place(0)
         for place in reversed(places):
             operand = operand.gather(first, place)
@@ -180,7 +183,7 @@ def unsqueeze_node(call: Call) -> Value:
 
 @operator("Transpose")
 def transpose_node(call: Call) -> Value:
-    """Renames the dimensions; elements are moved only where a consumer needs them in order."""
+    """Renames the dimensions. Elements are moved only if a consumer needs another order."""
     x = call.tensor(0)
     rank = x.rank or 0
     order = call.node.integers("perm") if call.node.has("perm") else identity(rank)[::-1]
@@ -405,7 +408,7 @@ def space_to_depth(call: Call) -> Value:
 
 @operator("Dropout")
 def dropout(call: Call) -> list[Value]:
-    """The input, when not training; the mask holds everything."""
+    """The input in inference mode; the mask is all true."""
     x = call.value(0)
     if call.has(2) and (call.array(2) is None or bool(np.asarray(call.array(2)).reshape(-1)[0])):
         raise call.refuse("Dropout in training")
