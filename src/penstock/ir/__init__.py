@@ -1,4 +1,4 @@
-"""What a model is: immutable, validated, digestible; knows no file format and no device."""
+"""The model: immutable, validated, with a digest. It depends on no file format and no device."""
 
 from typing import TYPE_CHECKING
 

@@ -52,7 +52,7 @@ from penstock.ir.types import (
 
 
 class SubgraphBuilder:
-    """Collects one subgraph; *builder* owns the constants. Operands are numbered in order."""
+    """Builds one subgraph. *builder* owns the constants. Operands are numbered in order."""
 
     def __init__(self, builder: ModelBuilder, name: str = "") -> None:
         self._model, self._name = builder, name
@@ -63,7 +63,7 @@ class SubgraphBuilder:
         self._omitted: int | None = None
 
     def operand(self, operand: Operand) -> int:
-        """Adds *operand* as it is."""
+        """Adds *operand* unchanged."""
         self._operands.append(operand)
         return len(self._operands) - 1
 
@@ -75,7 +75,9 @@ class SubgraphBuilder:
         quantization: Quantization | None = None,
         extension: ExtensionType | None = None,
     ) -> int:
-        """Adds a subgraph input. Raises `InputError` for what is no `DType` or no shape."""
+        """Adds a subgraph input. Raises `InputError` if *dtype* is no `DType` or the shape is
+        invalid.
+        """
         if not isinstance(dtype, DType):
             raise InputError(
                 f"input {name!r}: an element type is a DType (DType.FLOAT32), not {dtype!r}"
@@ -94,8 +96,8 @@ class SubgraphBuilder:
         quantization: Quantization | None = None,
         dtype: DType | None = None,
     ) -> int:
-        """Adds a constant; *dtype* where the array's own does not say it (int4 in int8 arrays).
-        Raises `InputError` for what is no array of such elements.
+        """Adds a constant. *dtype* is needed if the array's own dtype does not determine it (int4
+        in int8 arrays). Raises `InputError` for anything but an array of such elements.
         """
         return self.operand(self._model.constant_operand(value, name, quantization, dtype))
 
@@ -108,18 +110,18 @@ class SubgraphBuilder:
         name: str = "",
         quantization: Quantization | None = None,
     ) -> int:
-        """Adds a constant whose bytes lie in *pool* from *offset* on, packed as in a model file,
-        and stay there; up to 128 are copied into the model (NNAPI section 6.1). Raises
-        `InvalidOperand` where they are not in the pool.
+        """Adds a constant whose packed bytes are in *pool* from *offset* on, and remain there. Up
+        to 128 bytes are copied into the model instead (NNAPI section 6.1).
 
-        Whoever can write the pool must not while the model is used.
+        Raises `InvalidOperand` if the bytes are not within the pool. Nothing may write to the pool
+        while the model is used.
         """
         return self.operand(
             self._model.located_operand(pool, offset, dtype, shape, name, quantization)
         )
 
     def omitted(self) -> int:
-        """The operand for an optional input that is left out."""
+        """The operand for an omitted optional input."""
         if self._omitted is None:
             self._omitted = self.operand(OMITTED)
         return self._omitted
@@ -131,7 +133,7 @@ class SubgraphBuilder:
         outputs: Sequence[Operand | tuple[DType, Shape] | tuple[DType, Shape, Quantization | None]],
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> list[int]:
-        """Appends an operation, its outputs as new temporaries; missing attributes get the row's
+        """Appends an operation and its outputs as new temporaries. Missing attributes get the row's
         defaults.
         """
         check_kind(kind, str, "an operation's type is text")
@@ -150,8 +152,11 @@ class SubgraphBuilder:
         self._states.append((variable, input, output))
 
     def finish(self, outputs: Sequence[int]) -> Subgraph:
-        """The subgraph; temporaries among *outputs* and the state outputs become SUBGRAPH_OUTPUT.
-        Raises `InputError` for what is no list of indexes, `IndexOutOfRange` for one of no operand.
+        """The finished subgraph. Temporaries among *outputs* and the state outputs become
+        SUBGRAPH_OUTPUT.
+
+        Raises `InputError` if an argument is no list of indexes, and `IndexOutOfRange` for an index
+        without an operand.
         """
         check_kind(outputs, Sequence, "outputs are a list of operand indexes")
         for index in outputs:
@@ -178,7 +183,7 @@ class SubgraphBuilder:
 
 
 class ModelBuilder(SubgraphBuilder):
-    """Builds a model; it is itself the builder of the entry subgraph."""
+    """Builds a model. It is also the builder of the entry subgraph."""
 
     def __init__(self, name: str = "main") -> None:
         super().__init__(self, name)
@@ -195,7 +200,7 @@ class ModelBuilder(SubgraphBuilder):
         quantization: Quantization | None = None,
         initial: NDArray | None = None,
     ) -> int:
-        """Adds a variable and returns its index; *initial* None starts it at zeros."""
+        """Adds a variable and returns its index. If *initial* is None, it starts at zeros."""
         if initial is None:
             self._variables.append(Variable(name, dtype, _plain(shape), quantization))
         else:
@@ -206,15 +211,15 @@ class ModelBuilder(SubgraphBuilder):
         return len(self._variables) - 1
 
     def pool(self, pool: ConstantPool) -> int:
-        """Adds memory that constants lie in already, and returns its index for `located`; once for
-        each.
+        """Adds memory that already contains constants. Returns its index for `located`; adding the
+        same memory again returns the same index.
         """
         if pool not in self._given:
             self._given.append(pool)
         return self._given.index(pool) + 1
 
     def subgraph(self, name: str = "") -> SubgraphBuilder:
-        """A builder for a referenced subgraph; hand what it finishes to `add_subgraph`."""
+        """A builder for a referenced subgraph. Pass its finished subgraph to `add_subgraph`."""
         return SubgraphBuilder(self, name)
 
     def add_subgraph(self, subgraph: Subgraph) -> int:
@@ -225,7 +230,7 @@ class ModelBuilder(SubgraphBuilder):
     def constant_operand(
         self, value: NDArray, name: str, quantization: Quantization | None, dtype: DType | None
     ) -> Operand:
-        """A constant operand whose bytes stand in the model (up to 128) or in its pool."""
+        """A constant operand with its bytes in the model (up to 128) or in the model's pool."""
         if not isinstance(value, np.ndarray | np.generic):
             raise InputError(
                 f"constant {name!r} is made of a NumPy array, not of {type(value).__name__}"
@@ -329,7 +334,7 @@ def _temporary(dtype: DType, shape: Shape, quantization: Quantization | None = N
 
 
 def _plain(shape: Iterable[SupportsIndex | None] | None) -> Shape:
-    """*shape*, whatever integers and sequence it comes in, as a tuple of int and None."""
+    """*shape* as a tuple of int and None, from any sequence and integer types."""
     if shape is None:
         return None
     try:

@@ -1,9 +1,9 @@
 """The canonical digest of a model: SHA-256 of its structure and of its constants.
 
-Two models have equal digests when they compute the same by the same operations, however they were
-built: operands are numbered in the order in which the operations meet them, so that unused
-operands, operand order, pool layout, names, origins, signatures and metadata do not count. Every
-field is length-framed, so that no two different models give the hash the same bytes.
+Two models have equal digests if they compute the same result with the same operations, in whatever
+way they were built. Operands are numbered in the order in which operations refer to them. So unused
+operands, operand order, pool layout, names, origins, signatures and metadata do not affect the
+digest. Every field is prefixed with its length, so that different models never hash the same bytes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 SCHEMA = b"penstock-ir-1"
 
 CHUNK: Final = 1 << 24
-"""Bytes that are hashed between two checks of the deadline."""
+"""Number of bytes that are hashed between two checks of the deadline."""
 
 
 class Digest(Struct, frozen=True):
-    """*structure* covers everything but constant values, *constants* their bytes; 32 bytes each."""
+    """Two hashes of 32 bytes: *structure* of everything but the values of constants, *constants* of
+    their bytes.
+    """
 
     structure: bytes
     constants: bytes
@@ -58,38 +60,40 @@ class _Hasher:
 
 
 class _NoHasher(_Hasher):
-    """Hashes nothing."""
+    """A hash that ignores its input."""
 
     def put(self, label: str, *values: object) -> None:
         return
 
 
 def digest_model(model: ModelParts) -> Digest:
-    """The digest of *model* as entered through `model.main`; unreachable subgraphs do not count."""
+    """The digest of *model*, entered through `model.main`. Unreachable subgraphs do not affect
+    it.
+    """
     structure, constants = _Hasher(), _Hasher()
     _model(model, structure, constants)
     return Digest(structure.sha.digest(), constants.sha.digest())
 
 
 def digest_structure(model: ModelParts) -> bytes:
-    """The `structure` of `digest_model` alone, 32 bytes: no constant is read."""
+    """The `structure` of `digest_model` alone, 32 bytes. No constant is read."""
     structure = _Hasher()
     _model(model, structure, _NoHasher())
     return structure.sha.digest()
 
 
 class Form(Struct, frozen=True):
-    """What an operation computes, apart from names and the values of constants.
+    """The form of an operation, without names and the values of constants.
 
-    *digest* covers its type and attributes, the element type and quantisation of each operand and
-    whether it is constant, and the subgraphs that it enters. *shapes* are the operands' shapes.
+    *digest* covers its type and attributes, the element type and quantisation of each operand,
+    whether each is constant, and the subgraphs that it enters. *shapes* are the operands' shapes.
     """
 
     digest: str
     shapes: tuple[Shape, ...]
 
     def fits(self, other: Form) -> bool:
-        """Whether both are the same form as far as shapes are known."""
+        """Whether both forms are the same, as far as shapes are known."""
         return (
             self.digest == other.digest
             and len(self.shapes) == len(other.shapes)
@@ -98,7 +102,9 @@ class Form(Struct, frozen=True):
 
 
 def form_of(model: ModelParts, operation: Operation) -> Form:
-    """The form of an *operation* of *model*'s entry: the same in its model and cut out of it."""
+    """The form of an *operation* of *model*'s entry. It is the same if the operation is cut out of
+    its model.
+    """
     form = _Hasher()
     _form(model, operation, model.entry, form, {})
     operands = (model.operands[i] for i in (*operation.inputs, *operation.outputs))
@@ -120,7 +126,7 @@ def _form(
     form: _Hasher,
     known: dict[int, bytes],
 ) -> None:
-    """*known* has the digests of subgraphs, so that each is hashed once."""
+    """*known* has the digests of subgraphs, so that each subgraph is hashed once."""
     form.put("operation", operation.key, _attributes(operation, {}))
     for index in (*operation.inputs, *operation.outputs):
         operand = subgraph.operands[index]
@@ -242,7 +248,7 @@ def _quantization(quantization: Quantization | None) -> object:
 
 
 def _canonical(value: AttributeValue) -> object:
-    """Floats by their bits, so that -0.0, 0.0 and 0 stay apart."""
+    """Floats as their bits, so that -0.0, 0.0 and 0 are different."""
     if isinstance(value, float):
         return "f" + struct.pack("<d", value).hex()
     if isinstance(value, tuple):

@@ -1,8 +1,8 @@
 """Shape inference over a whole model: from the shapes of its inputs to those of every operand.
 
-The rules are the `infer` of the operation table. Values of small shape computations are folded, so
-that a RESHAPE whose target is computed by SHAPE, STRIDED_SLICE and PACK has a known shape. Other
-shapes are known at run time only.
+The rules are the `infer` functions of the operation table. Values of small shape computations are
+folded. So a RESHAPE whose target is computed by SHAPE, STRIDED_SLICE and PACK has a known shape.
+Other shapes are known only at run time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from penstock.ir.types import DType, NDArray, Shape
 from penstock.ir.validate import MAX_DEPTH
 
 MAX_FOLDED_BYTES: Final = 4096
-"""Values larger than this are not followed: shape computations are small."""
+"""Greatest number of elements of a value that is followed. Shape computations are small."""
 
 MAX_CALLED_OPERATIONS: Final = 200_000
-"""Most operations of referenced subgraphs that one inference visits."""
+"""Greatest number of operations of referenced subgraphs that one inference visits."""
 
 Call: TypeAlias = tuple[int, tuple[Shape, ...]]
 """A subgraph and the shapes of its inputs."""
@@ -37,10 +37,10 @@ Call: TypeAlias = tuple[int, tuple[Shape, ...]]
 def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None) -> Model:
     """*model* with the shape of every operand of its entry subgraph inferred.
 
-    *inputs* maps positions among `model.inputs` to full shapes for this use, which replace the
-    declared ones (as TFLite's non-strict resize does); the others keep theirs. Declared shapes of
+    *inputs* maps positions in `model.inputs` to full shapes for this use. They replace the declared
+    shapes, as in TFLite's non-strict resize. Other inputs keep their shapes. Declared shapes of
     temporaries and outputs are replaced, not trusted. Raises `ShapeMismatch`, with the operation's
-    place, where shapes do not fit each other.
+    place, if shapes contradict each other.
     """
     check_kind(model, Model, "shapes are inferred of a Model")
     entry = model.entry
@@ -59,7 +59,7 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
 
 
 class Inferred(Struct):
-    """Inferred shapes of subgraphs of one model: each is inferred once for the same inputs."""
+    """Inferred shapes of the subgraphs of one model. Each is inferred once for the same inputs."""
 
     shapes: dict[Call, list[Shape]] = field(default_factory=dict)
     operations: int = 0
@@ -72,9 +72,11 @@ class Inferred(Struct):
 def infer_subgraph(
     model: Model, subgraph: int, inputs: Sequence[Shape], known: Inferred | None = None
 ) -> Subgraph:
-    """A subgraph with the shape of every operand inferred from those of its inputs; itself where
-    all are as they were. Raises `ShapeMismatch` as `infer_shapes` does. *known* is of earlier calls
-    for the same model, and is added to.
+    """A subgraph with the shape of every operand inferred from the shapes of its inputs. Returns
+    the same object if no shape changes.
+
+    Raises `ShapeMismatch` as `infer_shapes` does. *known* has the results of earlier calls for the
+    same model, and new results are added to it.
     """
     graph = model.subgraphs[subgraph]
     shapes = _run(model, (subgraph, tuple(inputs)), Inferred() if known is None else known)
@@ -112,7 +114,7 @@ def _run(model: Model, call: Call, known: Inferred) -> list[Shape]:
     return known.shapes[call]
 
 
-class _NeededFirst(Exception):  # no error: where inference goes on
+class _NeededFirst(Exception):  # no error: inference goes on there
     """The subgraph whose output shapes an operation waits for."""
 
     def __init__(self, call: Call) -> None:
@@ -121,7 +123,7 @@ class _NeededFirst(Exception):  # no error: where inference goes on
 
 
 class _Inference:
-    """Inference of one subgraph for one set of input shapes."""
+    """The inference of one subgraph for one set of input shapes."""
 
     def __init__(self, model: Model, call: Call, known: Inferred) -> None:
         self.model, self.call, self.known = model, call, known
@@ -134,7 +136,7 @@ class _Inference:
             self.shapes[index] = shape
 
     def run(self) -> None:
-        """Infers the shapes of all operands; goes on at the operation that has raised
+        """Infers the shapes of all operands. Continues at the operation that raised
         `_NeededFirst`.
         """
         operations = self.subgraph.operations
@@ -150,7 +152,7 @@ class _Inference:
             self._next += 1
 
     def follow(self, operation: Operation) -> None:
-        """Infers what *operation* makes of the shapes and values before it."""
+        """Infers the output shapes and values of *operation* from earlier shapes and values."""
         spec = spec_of(operation)
         context = InferenceContext(self, operation)
         for output, shape in zip(operation.outputs, spec.infer(context), strict=True):
@@ -191,16 +193,16 @@ class _Inference:
 
 
 class Shapes(Protocol):
-    """What is known of the operands of a subgraph while shapes are inferred."""
+    """The known shapes and values of a subgraph's operands during inference."""
 
     def operand(self, index: int) -> Operand:
-        """Operand *index* as it is declared."""
+        """Operand *index* as declared in the model."""
 
     def shape(self, index: int) -> Shape:
-        """Its shape, as far as it is inferred."""
+        """The shape of an operand, as far as it is inferred."""
 
     def known_value(self, index: int) -> NDArray | None:
-        """Its value, where that is known."""
+        """The value of an operand, if it is known."""
 
     def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
         """The shapes of a subgraph's outputs for these shapes of its inputs."""
@@ -248,10 +250,11 @@ def follow(
     model: Model, subgraph: int, given: Mapping[int, NDArray], wanted: Collection[int]
 ) -> dict[int, NDArray]:
     """Values of the operands *wanted* of a subgraph, as far as they follow from shapes, constants
-    and the values *given* of other operands, by the `fold` of the operation table.
+    and the values *given* of other operands.
 
-    Only operations that the wanted values depend on are evaluated. The subgraph's shapes are used
-    as they are; the result is empty where they contradict each other.
+    The `fold` functions of the operation table compute them. Only operations that the wanted values
+    depend on are evaluated. The subgraph's shapes are used unchanged. The result is empty if they
+    contradict each other.
     """
     graph = model.subgraphs[subgraph]
     known = Inferred()
@@ -274,7 +277,7 @@ def follow(
 
 
 def _follow(inference: _Inference, operation: Operation) -> None:
-    """`_Inference.follow`, after the subgraphs that it needs."""
+    """The result of `_Inference.follow`, after inference of the subgraphs that it needs."""
     while True:
         try:
             return inference.follow(operation)

@@ -1,11 +1,11 @@
-"""`Model`: the frozen value that the load stage ends in and every later stage reads.
+"""`Model`: the immutable result of loading, which every later stage reads.
 
-A model is a list of subgraphs over shared constant pools. Network state is explicit: a `Variable`
-holds the initial value, and each entry subgraph that uses it has a `StatePort`, a state input with
-the value before a run and a state output with the value after it. Whoever runs the model passes one
-on as the other; nothing inside keeps state.
+A model is a list of subgraphs over shared constant pools. Network state is explicit. A `Variable`
+has the initial value. Each entry subgraph that uses it has a `StatePort`: a state input with the
+value before a run, and a state output with the value after the run. The caller that runs the model
+passes each state output to the next run as its state input. The model itself stores no state.
 
-For people a model is a listing that can be compared line by line, one line, or an HTML table.
+A model can be shown as a listing for line-by-line comparison, as one line, or as an HTML table.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
-    """A validated network. Construction checks everything `penstock.ir.validate` lists and raises a
-    `ModelError` naming the first defect; a `Model` that exists is valid.
+    """A validated network. The constructor checks everything that `penstock.ir.validate` lists, and
+    raises a `ModelError` that names the first defect. A `Model` that exists is therefore valid.
 
-    *main* is the index of the entry subgraph; the others are referenced by control flow, or are
-    the entries of other signatures. Models are equal when their digests are.
+    *main* is the index of the entry subgraph. Control flow refers to the other subgraphs, or they
+    are the entries of other signatures. Models are equal if their digests are.
     """
 
     subgraphs: tuple[Subgraph, ...]
@@ -78,21 +78,21 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
 
     @property
     def inputs(self) -> tuple[Operand, ...]:
-        """The inputs a caller gives (state inputs left out), in order."""
+        """The inputs that a caller passes, in order, without state inputs."""
         entry = self.entry
         return tuple(entry.operands[i] for i in entry.ordinary_inputs)
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
-        """The outputs a caller gets (state outputs left out), in order."""
+        """The outputs that a caller receives, in order, without state outputs."""
         entry = self.entry
         return tuple(entry.operands[i] for i in entry.ordinary_outputs)
 
     @property
     def digest(self) -> Digest:
         """SHA-256 of structure and of constants (`penstock.ir.digest`); computed once."""
-        # `cached_property` of Python 3.11 holds one lock for all models meanwhile, also in a forked
-        # child.
+        # `cached_property` of Python 3.11 uses one lock for all models, which a forked child may
+        # inherit locked.
         known: Digest | None = self.__dict__.get("_digest")
         if known is None:
             from penstock.ir.digest import digest_model
@@ -103,15 +103,15 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
     def constant(self, operand: Operand) -> NDArray:
         """The value of a constant operand: a read-only array of its dtype and shape.
 
-        Views the pool where the layout allows (whole-byte types); packed types are unpacked to
-        one element a byte, strings to an object array of bytes.
+        It is a view of the pool if the layout allows (whole-byte types). Packed types are unpacked
+        to one element a byte, strings to an object array of bytes.
         """
         check_kind(operand, Operand, "the value of an Operand is asked for")
         return constant_array(self.pools, operand)
 
     def signature_model(self, name: str) -> Model:
-        """The same model, entered through signature *name* (`UnknownSignature` lists the known
-        ones).
+        """The same model, entered through signature *name*. The text of `UnknownSignature` lists
+        the names.
         """
         check_kind(name, str, "a signature is named by text")
         if name not in self.signatures:
@@ -150,8 +150,8 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
 
 
 def show_model(model: ModelParts, digest: str) -> str:
-    """The listing: variables, then each subgraph with its operations; constants by shape, not
-    value.
+    """The listing: variables, then each subgraph with its operations. Constants are shown by shape,
+    without their values.
     """
     lines = [f"model {digest}"]
     for index, variable in enumerate(model.variables):
@@ -170,11 +170,11 @@ def show_model(model: ModelParts, digest: str) -> str:
 
 
 MAX_LINE: Final = 120
-"""Characters of the line that `repr(model)` is."""
+"""Greatest length of `repr(model)`, in characters."""
 MAX_CELL: Final = 200
-"""Characters of one cell of an HTML table."""
+"""Greatest length of one cell of an HTML table, in characters."""
 MAX_ROWS: Final = 50
-"""Rows of an HTML table."""
+"""Greatest number of rows of an HTML table."""
 
 
 def line_of(model: ModelParts) -> str:
@@ -190,7 +190,7 @@ def line_of(model: ModelParts) -> str:
 
 
 def html_of(model: ModelParts) -> str:
-    """The model as an HTML table: inputs, outputs, and its operations counted by type."""
+    """The model as an HTML table: inputs, outputs, and the number of operations of each type."""
     entry = model.subgraphs[model.main]
     types = Counter(operation.key for operation in entry.operations)
     ends = (("input", entry.ordinary_inputs), ("output", entry.ordinary_outputs))
@@ -216,7 +216,7 @@ def html_table(title: str, rows: Sequence[Iterable[str]]) -> str:
 
 
 def shortened(text: str, length: int) -> str:
-    """*text* with at most *length* characters, "..." at the end where it is cut."""
+    """*text* with at most *length* characters; a longer text is cut and ends in "..."."""
     return text if len(text) <= length else text[: length - 3] + "..."
 
 

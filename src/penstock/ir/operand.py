@@ -1,9 +1,9 @@
-"""`Operand`: a typed slot for a value, and where its value lives (NNAPI section 6.1).
+"""`Operand`: a typed value of a subgraph, and the place of its value (NNAPI section 6.1).
 
-Vendor extensions (NNAPI section 8.6) name operations and operand types that their vendor alone
-defines. An extension operation is an `Operation` of the type EXTENSION: its attributes name the
-extension and the number of the operation in it. An operand of an extension type is a uint8 array:
-the bytes of an element are its last dimension, and `Operand.extension` says which type it is.
+Vendor extensions (NNAPI section 8.6) define operations and operand types of a vendor. An extension
+operation is an `Operation` of the type EXTENSION: its attributes name the extension and the
+operation's number in it. An operand of an extension type is a uint8 array. Its last dimension is
+the bytes of an element, and `Operand.extension` names the type.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ EXTENSION: Final = "EXTENSION"
 """The type of every extension operation."""
 
 MAX_CODE: Final = 0xFFFF
-"""The largest number of an operation, operand type or attribute within its extension: they have 16
-bits.
-"""
+"""The greatest number of an operation, operand type or attribute within its extension (16 bits)."""
 
 MAX_NAME: Final = 255
-"""Characters of an extension's name."""
+"""Greatest length of an extension's name, in characters."""
 
 MAX_DATA: Final = 1 << 20
-"""Bytes of an operand's extension data, and of an attribute's value."""
+"""Greatest size, in bytes, of an operand's extension data, and of an attribute's value."""
 
 MAX_ELEMENT: Final = (1 << 32) - 1
-"""Bytes of one element of an extension's type."""
+"""Greatest size, in bytes, of one element of an extension's type."""
 
 _NAME: Final = re.compile(r"[a-z0-9_]+(?:\.[a-z0-9_]+)+")
 
 
 class ExtensionType(Struct, frozen=True):
-    """What an operand of an extension's type is: type number *code* of the *extension*, *byte_size*
-    bytes an element.
+    """The type of an operand of an extension: type number *code* of the *extension*, with
+    *byte_size* bytes for each element.
 
-    A scalar (*is_tensor* False) has the shape (byte_size,), a tensor its dimensions and byte_size
-    behind them. *data* is what belongs to the operand beside its value, such as the parameters of a
-    quantisation: bytes that the driver alone understands.
+    A scalar (*is_tensor* False) has the shape (byte_size,), a tensor its dimensions followed by
+    byte_size. *data* are the operand's parameters besides its value, for example those of a
+    quantisation. Only the driver interprets these bytes.
     """
 
     extension: str
@@ -57,16 +55,16 @@ class ExtensionType(Struct, frozen=True):
         return f"{self.extension}:{self.code}"
 
     def shape(self, dimensions: Shape) -> Shape:
-        """The shape of the operand whose dimensions are these; an unknown rank stays one."""
+        """The shape of the operand with these dimensions. An unknown rank remains unknown."""
         return None if dimensions is None else (*dimensions, self.byte_size)
 
 
 def name_fault(name: object) -> str:
-    """What is wrong with the name of an extension; empty for a reversed domain name such as
+    """The defect in the name of an extension; empty for a reversed domain name such as
     `com.example.fibonacci`.
 
-    Lower-case letters, digits and underscores, in at least two words with dots between (NNAPI
-    section 5.2).
+    Valid are lower-case letters, digits and underscores, in at least two words separated by dots
+    (NNAPI section 5.2).
     """
     if not isinstance(name, str):
         return f"the name of an extension is text, not {type(name).__name__}"
@@ -82,16 +80,14 @@ def name_fault(name: object) -> str:
 
 
 def code_fault(code: object, what: str) -> str:
-    """What is wrong with a number within an extension; empty where it has 16 bits."""
+    """The defect in a number within an extension; empty for a number of 16 bits."""
     if type(code) is not int or not 0 <= code <= MAX_CODE:
         return f"{what} is {code!r}; 0 to {MAX_CODE} are possible"
     return ""
 
 
 def type_fault(kind: ExtensionType) -> str:
-    """What is wrong with *kind*, whose fields have the types that they are declared with; empty
-    where nothing is.
-    """
+    """The defect in *kind*, whose fields have their declared types; empty if it is valid."""
     if fault := name_fault(kind.extension) or code_fault(kind.code, "the number of a type"):
         return fault
     if type(kind.byte_size) is not int or not 0 < kind.byte_size <= MAX_ELEMENT:
@@ -107,7 +103,7 @@ def extension_key(extension: str, code: int) -> str:
 
 
 def split_key(key: str) -> tuple[str, int] | None:
-    """The extension and number of a key of `extension_key`; None for other texts."""
+    """The extension and number in a key of `extension_key`; None for other texts."""
     kind, _, rest = key.partition(":")
     name, _, code = rest.rpartition(":")
     if kind != EXTENSION or name_fault(name) or not code.isascii() or not code.isdecimal():
@@ -117,12 +113,14 @@ def split_key(key: str) -> tuple[str, int] | None:
 
 
 MAX_COPIED_VALUE: Final = 128
-"""Constants up to this many bytes are held in the model itself (NNAPI section 1.1)."""
+"""Greatest size, in bytes, of a constant that the model stores itself (NNAPI section 1.1)."""
 
 
 class Lifetime(enum.Enum):
-    """Who writes an operand, and when. A subgraph output that is also an input or a constant keeps
-    that lifetime.
+    """When an operand is written, and whether by the caller, an operation or the model.
+
+    A subgraph output that is also an input or a constant has the lifetime of that input or
+    constant.
     """
 
     TEMPORARY_VARIABLE = "temporary"
@@ -148,9 +146,9 @@ class DataLocation(Struct, frozen=True):
 
 
 class Origin(Struct, frozen=True):
-    """Where an item stood in the file it was loaded from; never part of the digest.
+    """The place of an item in its model file; never part of the digest.
 
-    *opcode* is the file's operator code number and *version* its operator version (operations
+    *opcode* is the file's operator code number, and *version* its operator version (operations
     only).
     """
 
@@ -161,18 +159,19 @@ class Origin(Struct, frozen=True):
 
 
 class Operand(Struct, frozen=True, eq=False, gc=False):
-    """One typed value slot of a subgraph.
+    """One typed value of a subgraph.
 
     A CONSTANT_COPY operand has *value* (its packed little-endian bytes), a CONSTANT_POOL operand
-    *location*; a NO_VALUE operand stands for an omitted optional input. String constants are stored
-    in TFLite's string-tensor layout (count, offsets, bytes). Names and origins do not count when
+    *location*. A NO_VALUE operand stands for an omitted optional input. String constants are stored
+    in TFLite's string-tensor layout (count, offsets, bytes). Names and origins are ignored when
     operands are compared.
 
-    *shape_declared* is False for a computed value to which its TFLite file gives no dimensions, and
-    stays so when *shape* is inferred: LiteRT chooses kernels by what the file has.
+    *shape_declared* is False for a computed value whose TFLite file declares no dimensions. It
+    remains False when *shape* is inferred, because LiteRT chooses kernels by the declarations in
+    the file.
 
-    *extension* is the type of an operand whose values only the driver of a vendor's extension
-    understands. Such an operand is uint8, and the bytes of each element are its last dimension.
+    *extension* is the type of an operand whose values only a vendor's driver interprets. Such an
+    operand is uint8, and its last dimension is the bytes of each element.
     """
 
     dtype: DType
@@ -214,7 +213,7 @@ class Operand(Struct, frozen=True, eq=False, gc=False):
 
 
 OMITTED: Final = Operand(DType.FLOAT32, (), Lifetime.NO_VALUE)
-"""The operand that an omitted optional input refers to."""
+"""The operand that stands for an omitted optional input."""
 
 
 def plain_dimensions(operand: Operand) -> Shape:

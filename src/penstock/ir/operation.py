@@ -20,8 +20,8 @@ AttributeValue: TypeAlias = (
 class Attributes(Mapping[str, AttributeValue]):
     """An immutable, hashable mapping of attribute names to values, with typed getters.
 
-    The getters raise `InvalidAttribute` when the value is absent or of another type, so that a
-    driver never computes with a surprise.
+    A getter raises `InvalidAttribute` if the attribute is absent or has another type. A driver
+    therefore never computes with a value of a wrong type.
     """
 
     __slots__ = ("_items",)
@@ -99,10 +99,12 @@ NO_ATTRIBUTES: Final = Attributes()
 
 
 class Operation(Struct, frozen=True, eq=False, gc=False):
-    """One computation: *type* is a name of the operation table, *inputs* and *outputs* index the
-    operands of its subgraph. A custom operator has the type CUSTOM and the attributes
-    `custom_code` and `custom_options`, one of a vendor's extension the type EXTENSION and the
-    attributes `extension` and `code`. Origins do not count when operations are compared.
+    """One computation. *type* is a name of the operation table. *inputs* and *outputs* are indexes
+    of the operands of its subgraph.
+
+    A custom operator has the type CUSTOM and the attributes `custom_code` and `custom_options`. An
+    operation of a vendor's extension has the type EXTENSION and the attributes `extension` and
+    `code`. Origins are ignored when operations are compared.
     """
 
     type: str
@@ -122,8 +124,8 @@ class Operation(Struct, frozen=True, eq=False, gc=False):
 
     @property
     def key(self) -> str:
-        """What kernels, policies and the operation table know it by: the type, CUSTOM:<code>, or
-        EXTENSION:<name>:<number>.
+        """The key by which kernels, policies and the operation table find the operation: the type,
+        CUSTOM:<code>, or EXTENSION:<name>:<number>.
         """
         if self.type == "CUSTOM":
             return f"CUSTOM:{self.attributes.text('custom_code')}"
@@ -133,5 +135,5 @@ class Operation(Struct, frozen=True, eq=False, gc=False):
 
 
 def extension_of(operation: Operation) -> str | None:
-    """The name of the extension that *operation* belongs to; None for any other operation."""
+    """The name of the extension of *operation*; None for any other operation."""
     return operation.attributes.text("extension") if operation.type == EXTENSION else None

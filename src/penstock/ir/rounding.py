@@ -1,7 +1,7 @@
-"""Which float values a network rounds later, and in which order their sums must be added.
+"""The float values that a network rounds later, and the order in which their sums must be added.
 
-The last bit of a float rarely matters. It does before an operation that quantises the float, or
-that takes the index of the greatest of several.
+The last bit of a float rarely matters. It matters before an operation that quantises the float, or
+that takes the index of the greatest of several floats.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from penstock.ir.operation import Operation
 from penstock.ir.subgraph import Subgraph
 
 Sums: TypeAlias = Literal["any", "ordered", "fused"]
-"""How a float layer sums its products. `any`: in the fastest order. `ordered`: as TFLite's
-reference kernels, from zero, each product rounded. `fused`: as XNNPACK, from the bias, each product
-added before it is rounded.
+"""The order in which a float layer adds its products. `any`: the fastest order. `ordered`: as
+TFLite's reference kernels, from zero, each product rounded. `fused`: as XNNPACK, from the bias,
+each product added before it is rounded.
 """
 
 OPTION: Final = "sums"
-"""The name in `PrepareConfig.options` that tells a step's device what later steps round."""
+"""The option in `PrepareConfig.options` by which a step's device learns which outputs later steps
+round.
+"""
 
 
 def sums_of(subgraph: Subgraph, later: Mapping[int, Sums] | None = None) -> dict[int, Sums]:
-    """The order of sums of each float operand whose values reach an operation that rounds them;
-    *later* has that of operands which do so outside *subgraph*.
+    """The order of sums of each float operand whose values reach an operation that rounds them.
+    *later* has the order for operands that are rounded outside *subgraph*.
     """
     reached: dict[int, Sums] = dict(later or {})
     for operation in polled(reversed(subgraph.operations)):
@@ -41,7 +43,9 @@ def sums_of(subgraph: Subgraph, later: Mapping[int, Sums] | None = None) -> dict
 
 
 def _quantises(subgraph: Subgraph, operation: Operation) -> bool:
-    """QUANTIZE of float values, or a hybrid layer: a float input beside integer weights."""
+    """Whether the operation is a QUANTIZE of float values, or a hybrid layer: a float input with
+    integer weights.
+    """
     operands = [subgraph.operands[i] for i in operation.inputs]
     if not operands or not operands[0].dtype.is_float:
         return False
@@ -53,8 +57,8 @@ def _quantises(subgraph: Subgraph, operation: Operation) -> bool:
 
 
 def sums_options(sums: Mapping[int, Sums]) -> tuple[tuple[str, str], ...]:
-    """The options that give a device the order of sums of its outputs, by position; none where any
-    order will do.
+    """The options that set the order of sums of a step's outputs, by position. Empty if every order
+    is allowed.
     """
     if not sums:
         return ()

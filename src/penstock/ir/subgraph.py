@@ -1,4 +1,4 @@
-"""What a model is made of: subgraphs, constants, state, signatures and metadata."""
+"""The parts of a model: subgraphs, constants, state, signatures and metadata."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from penstock.ir.operation import Operation
 from penstock.ir.types import PACKED, DType, NDArray, Quantization, Shape, element_count
 
 ALIGNMENT: Final = 64
-"""Where constants begin in a pool, in bytes."""
+"""Alignment, in bytes, of constants in a pool."""
 
 
 class ConstantPool(Struct, frozen=True, eq=False, weakref=True):
-    """Bytes that constants are located in, read-only; *owner* keeps the mapping behind them alive.
+    """Read-only bytes that contain constants. *owner* keeps the mapping behind them alive.
 
-    *kind* names the shareable memory that they lie in, as `penstock.hal.Memory` does: a device that
-    does not map it cannot prepare a model with constants there. Empty is memory of this process.
+    *kind* names their kind of shareable memory, as in `penstock.hal.Memory`. A device that does not
+    map that kind cannot prepare a model with constants in it. An empty *kind* is memory of this
+    process.
     """
 
     view: memoryview
@@ -43,9 +44,9 @@ def _rebuild_pool(content: bytes) -> ConstantPool:
 class Variable(Struct, frozen=True):
     """One piece of network state and its value before the first run.
 
-    The initial value is *value* or *location* (packed, as a constant operand's), else all zeros;
-    dimensions unknown in *shape* count as 0 in the zeros. One that is not *assigned* has none: no
-    run may read it before another gave it a value.
+    The initial value is *value* or *location* (packed like a constant operand), otherwise all
+    zeros. Unknown dimensions in *shape* count as 0 in the zeros. A variable that is not *assigned*
+    has no initial value: no run may read it before another run has written it.
     """
 
     name: str
@@ -58,10 +59,10 @@ class Variable(Struct, frozen=True):
 
 
 class StatePort(Struct, frozen=True):
-    """How one entry subgraph uses one variable.
+    """The use of one variable by one entry subgraph.
 
-    *input* is the state input's operand index (None: never read), *output* the state output's
-    (None: never changed). Both are also in the subgraph's `inputs` and `outputs`, after the
+    *input* is the operand index of the state input (None: never read), *output* that of the state
+    output (None: never changed). Both are also in the subgraph's `inputs` and `outputs`, after the
     ordinary ones, in the order of the ports.
     """
 
@@ -71,8 +72,8 @@ class StatePort(Struct, frozen=True):
 
 
 class Subgraph(Struct, frozen=True, eq=False):
-    """Operands, and operations in an order in which every operand is written before it is read.
-    Names do not count when subgraphs are compared.
+    """Operands and operations. The order of the operations is such that every operand is written
+    before it is read. Names are ignored when subgraphs are compared.
     """
 
     operands: tuple[Operand, ...]
@@ -93,16 +94,20 @@ class Subgraph(Struct, frozen=True, eq=False):
 
     @property
     def ordinary_inputs(self) -> tuple[int, ...]:
-        """Operand indexes of the inputs that callers give: `inputs` less the state inputs."""
+        """Operand indexes of the inputs that callers pass: `inputs` without the state inputs."""
         return self.inputs[: len(self.inputs) - sum(p.input is not None for p in self.states)]
 
     @property
     def ordinary_outputs(self) -> tuple[int, ...]:
-        """Operand indexes of the outputs that callers get: `outputs` less the state outputs."""
+        """Operand indexes of the outputs that callers receive: `outputs` without the state
+        outputs.
+        """
         return self.outputs[: len(self.outputs) - sum(p.output is not None for p in self.states)]
 
     def operation_name(self, index: int) -> str:
-        """The name of an operation: that of its first named output, else its type and index."""
+        """The name of an operation: the name of its first named output, or else its type and
+        index.
+        """
         operation = self.operations[index]
         for output in operation.outputs:
             if name := self.operands[output].name:
@@ -121,23 +126,23 @@ class Signature(Struct, frozen=True):
 
 
 class TensorMetadata(Struct, frozen=True):
-    """What a model's author says about one input or output (TFLite metadata schema)."""
+    """The author's description of one input or output (TFLite metadata schema)."""
 
     name: str = ""
     description: str = ""
     content: str = ""
     color_space: str = ""
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """(mean, standard deviation), one value for all channels or one a channel."""
+    """(mean, standard deviation), one value for all channels or one for each channel."""
     minimum: tuple[float, ...] = ()
     maximum: tuple[float, ...] = ()
     labels: tuple[str, ...] | None = None
     sample_rate: int = 0
-    """Samples a second of a sound; 0 where the file does not say."""
+    """Sample rate of a sound, in samples a second; 0 if the file does not declare it."""
 
 
 class Metadata(Struct, frozen=True):
-    """Everything in a model file that does not compute: outside the digest.
+    """The parts of a model file that do not affect results. They are not in the digest.
 
     *entries* are the file's raw named metadata buffers, *files* its associated files.
     """
@@ -157,7 +162,7 @@ NO_METADATA: Final = Metadata()
 
 
 class ModelParts(Protocol):
-    """What a `Model` is made of, as what validates, hashes and shows models reads it."""
+    """The contents of a `Model`, for code that validates, hashes and shows models."""
 
     @property
     def subgraphs(self) -> tuple[Subgraph, ...]: ...
@@ -186,7 +191,7 @@ def constant_bytes(pools: tuple[ConstantPool, ...], item: Operand | Variable) ->
 
 
 def constant_array(pools: tuple[ConstantPool, ...], item: Operand | Variable) -> NDArray:
-    """`Model.constant` over bare pools."""
+    """`Model.constant`, for the parts of a model."""
     data = constant_bytes(pools, item)
     if item.shape is None:
         raise InvalidOperand(f"constant {item.name!r} has no shape")
@@ -213,8 +218,8 @@ def _unpack(data: memoryview, dtype: DType, shape: tuple[int, ...]) -> NDArray:
 
 
 def unpack_strings(data: memoryview, shape: tuple[int, ...]) -> NDArray:
-    """An object array of bytes from TFLite's string-tensor layout; `InvalidOperand` if it is not
-    one.
+    """An object array of bytes from TFLite's string-tensor layout. Raises `InvalidOperand` for any
+    other layout.
     """
     header = np.frombuffer(data[: len(data) // 4 * 4], "<i4")
     count = int(header[0]) if header.size else 0

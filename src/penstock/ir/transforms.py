@@ -1,4 +1,6 @@
-"""Models made from models: subgraphs renumbered, specialised by shape, and constants in pools."""
+"""Models derived from models: subgraphs renumbered, specialised by shape, and constants in
+pools.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,17 @@ BRANCHES: Final = {
 """The attributes that refer to the subgraphs of an operation, by type."""
 
 MOST_COPIED: Final = 1 << 15
-"""Most operands and operations of specialised subgraphs, beyond as many as the model has."""
+"""Greatest number of operands and operations that specialised subgraphs add, beyond the number that
+the model has.
+"""
 
 T = TypeVar("T", Operand, Variable)
 
 
 def referenced_by(model: Model, operations: Iterable[Operation]) -> dict[int, int]:
-    """The subgraphs that *operations* refer to, directly or not: their index in *model* -> their
-    number from 1 on, where subgraph 0 has these operations.
+    """The subgraphs that *operations* refer to, directly or indirectly.
+
+    Maps the index in *model* to a number from 1 on; subgraph 0 has these operations.
     """
     found: dict[int, int] = {}
     pending = deque(target for operation in operations for target in subgraph_references(operation))
@@ -47,7 +52,9 @@ def referenced_by(model: Model, operations: Iterable[Operation]) -> dict[int, in
 
 
 def entered_from(model: Model, index: int) -> list[int]:
-    """The subgraphs that *index* enters, directly or not, each after all that it enters."""
+    """The subgraphs that *index* enters, directly or indirectly, each after all those that it
+    enters.
+    """
     order: list[int] = []
     pending, seen = [(index, False)], set[int]()
     while pending:
@@ -76,7 +83,7 @@ def renumber_references(operation: Operation, numbers: Mapping[int, int]) -> Ope
 
 
 def renumbered_subgraphs(model: Model, numbers: Mapping[int, int]) -> list[Subgraph]:
-    """The subgraphs that `referenced_by` found, in their new order, with references to match."""
+    """The subgraphs of `referenced_by`, in their new order, with references to match."""
     return [
         replace(graph, operations=tuple(renumber_references(o, numbers) for o in graph.operations))
         for graph in (model.subgraphs[old] for old in polled(numbers))
@@ -95,7 +102,7 @@ def has_control_flow(model: Model) -> bool:
 
 
 def arguments_of(operation: Operation) -> tuple[int, ...]:
-    """The operands that an IF or a WHILE gives to its subgraphs."""
+    """The operands that an IF or a WHILE passes to its subgraphs."""
     return operation.inputs[1:] if operation.type == "IF" else operation.inputs
 
 
@@ -106,12 +113,12 @@ def branches_of(operation: Operation) -> tuple[int, int]:
 
 
 def specialized(model: Model) -> Model:
-    """*model* with a copy of its subgraphs for each IF and WHILE, nested ones too, whose shapes are
-    those of the values that the operation passes.
+    """*model* with a copy of the subgraphs of each IF and WHILE, also nested ones. The copies have
+    the shapes of the values that the operation passes.
 
-    Operations that pass the same shapes to a subgraph share its copy. An operation keeps the
-    subgraphs it has where a shape is unknown, or where `MOST_COPIED` leaves no room. Without
-    control flow the result is *model*. It is computed once for each model.
+    Operations that pass the same shapes to a subgraph share its copy. An operation keeps its
+    original subgraphs if a shape is unknown, or if the limit `MOST_COPIED` is reached. Without
+    control flow the result is *model*. The result is computed once for each model.
     """
     if not has_control_flow(model):
         return model
@@ -122,8 +129,8 @@ def specialized(model: Model) -> Model:
 
 
 class _Specializer:
-    """Copies the subgraphs of one model; *copies* has the index of each copy, by the index of the
-    original and input shapes.
+    """Copies the subgraphs of one model. *copies* maps the index of the original and the input
+    shapes to the index of the copy.
     """
 
     def __init__(self, model: Model) -> None:
@@ -181,8 +188,7 @@ class _Specializer:
 def pooled(model: Model) -> Model:
     """*model* with every value of more than `MAX_COPIED_VALUE` bytes (NNAPI section 6.1) in a pool.
 
-    Values that the model holds itself move to a pool of their own, which is made once. The digest
-    is the same.
+    Values that the model stores itself move to one new pool. The digest does not change.
     """
     if not holds_large_values(model):
         return model
@@ -193,7 +199,7 @@ def pooled(model: Model) -> Model:
 
 
 def holds_large_values(model: Model) -> bool:
-    """Whether *model* holds a value itself that belongs in a pool."""
+    """Whether *model* stores a value itself that must be in a pool."""
     return any(len(item.value or b"") > MAX_COPIED_VALUE for item in _items(model))
 
 
@@ -219,7 +225,7 @@ def _pooled(model: Model) -> Model:
 
 
 def _items(model: Model) -> Iterator[Operand | Variable]:
-    """Everything that may hold a value."""
+    """Everything that may have a value: operands and variables."""
     for subgraph in model.subgraphs:
         yield from subgraph.operands
     yield from model.variables

@@ -1,4 +1,4 @@
-"""Element types, shapes and quantisation: what one operand's values are."""
+"""Element types, shapes and quantisation of operands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.arguments import check_kind
 from penstock.errors import InputError, InvalidQuantization, ShapeOverflow
 
 Shape: TypeAlias = "tuple[int | None, ...] | None"
-"""Dimensions; None in a place is an unknown dimension (0 is a real one), None as a whole unknown
+"""A shape. A dimension of None is unknown (0 is a known dimension). A shape of None has unknown
 rank.
 """
 
@@ -25,7 +25,9 @@ MAX_BYTES: Final = 2**63 - 1
 
 
 class DType(enum.Enum):
-    """Element type of an operand. The value is the name users see (NumPy's, where it has one)."""
+    """Element type of an operand. Its value is the name that users see (NumPy's name, if there is
+    one).
+    """
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -51,11 +53,11 @@ class DType(enum.Enum):
     RESOURCE = "resource"
     VARIANT = "variant"
 
-    # Members are singletons; identity hashing spares a call per use of a set of types.
+    # Members are singletons. Identity hashing saves a call for each use of a set of types.
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        """Equal to itself, and to whatever NumPy takes for the dtype of its arrays."""
+        """Equal to itself, and to every dtype that NumPy uses for arrays of this type."""
         if self is other:
             return True
         if isinstance(other, DType) or other is None:
@@ -68,19 +70,21 @@ class DType(enum.Enum):
 
     @property
     def bits(self) -> int | None:
-        """Bits one element takes in a constant, packed; None for types without a fixed size."""
+        """Size of one packed element in a constant, in bits; None for types without a fixed
+        size.
+        """
         return _BITS[self]
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype of arrays of this type: ml-dtypes' for those NumPy lacks, object for
+        """The NumPy dtype of arrays of this type: ml-dtypes' dtype if NumPy has none, object for
         strings.
         """
         return _numpy_dtype(self)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The same; its name lets NumPy take a member wherever it takes a dtype."""
+        """The same dtype. This name lets NumPy accept a member as a dtype."""
         return _numpy_dtype(self)
 
     @property
@@ -104,7 +108,9 @@ FLOATS: Final = frozenset(
 )
 INTEGERS: Final = frozenset(d for d in DType if d.value.startswith(("int", "uint")))
 PACKED: Final = frozenset({DType.INT2, DType.INT4, DType.UINT4})
-"""Types of less than a byte: packed low bits first in constants, one byte an element in arrays."""
+"""Types of less than a byte. Constants store them packed, low bits first; arrays store one element
+in a byte.
+"""
 
 _OPAQUE = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})
 _ML_DTYPES = frozenset(
@@ -144,8 +150,8 @@ def dtype_of(array_dtype: np.dtype[Any]) -> DType | None:
 
 
 def is_masked(value: object) -> bool:
-    """Whether *value* is an array that hides some of its values (`numpy.ma`); one that hides none
-    is as any other.
+    """Whether *value* is an array that hides some of its values (`numpy.ma`). A masked array that
+    hides none counts as an ordinary array.
     """
     return isinstance(value, np.ndarray) and bool(np.any(getattr(value, "mask", False)))
 
@@ -156,14 +162,14 @@ def is_static(shape: Shape) -> bool:
 
 
 def static_shape(shape: Shape) -> tuple[int, ...] | None:
-    """*shape* where it is fully known, else None."""
+    """*shape* if it is fully known; otherwise None."""
     if shape is None or None in shape:
         return None
     return tuple(d for d in shape if d is not None)
 
 
 def element_count(shape: Iterable[int | None]) -> int:
-    """Number of elements of a fully known shape; raises `ShapeOverflow` beyond 64-bit sizes."""
+    """Number of elements of a fully known shape. Raises `ShapeOverflow` beyond 64-bit sizes."""
     count = 1
     for dimension in shape:
         if dimension is None or dimension < 0:
@@ -175,8 +181,8 @@ def element_count(shape: Iterable[int | None]) -> int:
 
 
 def byte_size(dtype: DType, shape: Iterable[int | None]) -> int | None:
-    """Bytes a packed constant of this type and known shape takes; None where elements have no fixed
-    size.
+    """Size, in bytes, of a packed constant of this type and known shape; None if elements have no
+    fixed size.
     """
     if (bits := dtype.bits) is None:
         return None
@@ -189,9 +195,10 @@ def byte_size(dtype: DType, shape: Iterable[int | None]) -> int | None:
 class Quantization(Struct, frozen=True):
     """Affine quantisation: real = scale * (stored - zero_point).
 
-    One scale and zero point for the whole operand (*dimension* None), or one pair per index of
-    *dimension*. Scales are float32 values held as Python floats. Scale 0 means "not quantised"
-    in TFLite and never gets here. (TFLite quantisation specification; NNAPI section 8.1.)
+    One scale and zero point for the whole operand (*dimension* None), or one pair for each index of
+    *dimension*. Scales are float32 values stored as Python floats. In TFLite, scale 0 means "not
+    quantised"; loaders do not create a `Quantization` for it. (TFLite quantisation specification;
+    NNAPI section 8.1.)
     """
 
     scales: tuple[float, ...]

@@ -1,8 +1,8 @@
-"""Validation of a `Model`, once, when it is constructed (NNAPI sections 8.2 and 8.4).
+"""Validation of a `Model`, once, in its constructor (NNAPI sections 8.2 and 8.4).
 
-It checks indexes; each operand by itself (size of its constant, quantisation); that each operand
+It checks indexes; each operand separately (size of its constant, quantisation); that each operand
 has one writer and is written before it is read; inputs and outputs; each operation against its row
-of the operation table; subgraph references, which may not recurse; and state ports.
+of the operation table; subgraph references, which must not recurse; and state ports.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ if TYPE_CHECKING:
     from penstock.ir.operation import Operation
 
 MAX_RANK: Final = 32
-"""Most dimensions of an operand. NumPy's limit is 64, and formats in use have 8 at most."""
+"""Greatest number of dimensions of an operand. NumPy's limit is 64, and formats in use have at most
+8.
+"""
 
 
 MAX_DEPTH: Final = 128
-"""How deep subgraphs may be nested."""
+"""Greatest nesting depth of subgraphs."""
 
 
 def validate(model: ModelParts) -> None:
-    """Raises the `ModelError` of the first defect found; returns when there is none."""
+    """Raises the `ModelError` of the first defect. Returns if there is none."""
     check_kind(
         model.subgraphs, (tuple, list), "a model (ModelBuilder makes one) has a tuple of Subgraphs"
     )
@@ -64,7 +66,7 @@ def validate(model: ModelParts) -> None:
 
 
 def subgraph_references(operation: Operation) -> list[int]:
-    """The subgraphs *operation* refers to, in the order of its attributes."""
+    """The subgraphs that *operation* refers to, in the order of its attributes."""
     found: list[int] = []
     for spec in spec_of(operation).attributes:
         if spec.kind == "subgraph" and operation.attributes.get(spec.name, -1) != -1:
@@ -75,7 +77,7 @@ def subgraph_references(operation: Operation) -> list[int]:
 
 
 def reachable(model: ModelParts, roots: Iterable[int]) -> list[int]:
-    """The subgraphs *roots* and all that they enter, directly or not, breadth first."""
+    """The subgraphs *roots* and all that they enter, directly or indirectly, breadth first."""
     order: dict[int, None] = {}
     pending = deque(roots)
     while pending:
@@ -282,7 +284,7 @@ def _check_extension(operand: Operand, kind: ExtensionType, where: Place) -> Non
 def _check_quantization(item: Operand | Variable, quantization: Quantization, where: Place) -> None:
     axis, shape, dtype = quantization.dimension, item.shape, item.dtype
     if isinstance(item, Operand) and not item.shape_declared:
-        # Before its rank is inferred it looks like a scalar.
+        # Until its rank is inferred, it looks like a scalar.
         shape = shape or None
     if axis is not None and shape is not None:
         if not 0 <= axis < len(shape):
@@ -343,8 +345,10 @@ RUNS_SUBGRAPHS: Final = frozenset({"IF", "WHILE", "CALL", "STABLEHLO_CASE", "STA
 
 
 def _check_calls(model: ModelParts) -> None:
-    """Checks that subgraphs do not recurse, that those which are entered have no state ports, and
-    that operations pass and get what the subgraphs take and return (NNAPI section 8.5).
+    """Checks references to subgraphs (NNAPI section 8.5).
+
+    Subgraphs must not recurse, and entered subgraphs have no state ports. The values that an
+    operation passes and receives must match the subgraph's inputs and outputs.
     """
     entered = [
         [t for operation in s.operations for t in subgraph_references(operation)]
@@ -424,7 +428,7 @@ def _check_call(
 
 
 def _kind(operand: Operand) -> str:
-    """The type of its values."""
+    """The element type of the values."""
     return operand.dtype.value if operand.extension is None else operand.extension.name
 
 
@@ -435,7 +439,7 @@ _Ports: TypeAlias = tuple[frozenset[int], frozenset[int]]
 def _check_signature(
     model: ModelParts, name: str, signature: Signature, ports: dict[int, _Ports]
 ) -> None:
-    """*ports* are those of subgraphs that signatures before were of."""
+    """*ports* are the ports of the subgraphs of earlier signatures."""
     where = f"signature {name!r}"
     subgraph = signature.subgraph
     if not 0 <= subgraph < len(model.subgraphs):
@@ -459,14 +463,16 @@ def _check_signature(
 
 
 def callees_first(calls: Sequence[Sequence[int]]) -> list[int]:
-    """The subgraphs, each after all that it enters; *calls* has the indexes that each one enters.
+    """The subgraphs, each after all those that it enters. *calls* has the indexes that each one
+    enters.
 
-    Raises `CyclicModel` where a subgraph is entered from within itself, `LimitExceeded` where they
-    are nested more than `MAX_DEPTH` deep. Each is visited once, however often it is entered.
+    Raises `CyclicModel` if a subgraph enters itself, directly or indirectly, and `LimitExceeded` if
+    they are nested more than `MAX_DEPTH` deep. Each is visited once, whatever the number of
+    references.
     """
     order: list[int] = []
-    # Of each subgraph that is done how deep it enters others. Not recursive: a file chains as many
-    # as it holds.
+    # The nesting depth below each finished subgraph. Not recursive: a file may chain as many
+    # subgraphs as it contains.
     depths: dict[int, int] = {}
     for root in range(len(calls)):
         if root in depths:

@@ -1,9 +1,9 @@
-"""The operation table: one row for every operation of TFLite and of NNAPI, whether a driver has it
-or not.
+"""The operation table: one row for every operation of TFLite and of NNAPI, supported by a driver or
+not.
 
-`OPERATIONS` maps a row's key (the operation type, or `CUSTOM:<code>` for a custom operator with a
-row of its own) to its `OperationSpec`. Each family of operations has a module. All operations of
-vendors' extensions share the row EXTENSION.
+`OPERATIONS` maps a row's key to its `OperationSpec`. The key is the operation type, or
+`CUSTOM:<code>` for a custom operator with a row of its own. Each family of operations has a module.
+All operations of vendors' extensions share the row EXTENSION.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ __all__ = [
 
 
 class _Table(Mapping[str, OperationSpec]):
-    """The rows by key. A family's module is imported when one of its rows is first looked up:
-    importing all would take a third of the start-up time, and a network uses few families.
+    """The rows by key.
+
+    A family's module is imported when one of its rows is first looked up. Importing all modules
+    would take a third of the start-up time, and a network uses few families.
     """
 
     def __init__(self) -> None:
@@ -73,7 +75,7 @@ OPERATIONS: Final = _Table()
 
 
 def spec_of(operation: Operation) -> OperationSpec:
-    """The row of *operation*; a custom operator without a row of its own gets the row CUSTOM.
+    """The row of *operation*. A custom operator without its own row gets the row CUSTOM.
 
     Raises `UnknownOperator` for a type that the table does not have.
     """

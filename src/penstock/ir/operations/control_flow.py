@@ -15,7 +15,7 @@ MAX_ROUNDS: Final = 4
 
 
 def meet(a: Shape, b: Shape) -> Shape:
-    """The shape that both shapes match: unknown wherever they differ."""
+    """The shape that both shapes match: dimensions that differ are unknown."""
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
@@ -26,7 +26,7 @@ def argument_shapes(context: ShapeContext, first: int = 0) -> list[Shape]:
 
 
 def called(context: ShapeContext, attribute: str, first: int = 0) -> list[Shape]:
-    """Output shapes of the subgraph that *attribute* names, for the inputs starting at *first*."""
+    """Output shapes of the subgraph that *attribute* names, for the inputs from *first* on."""
     index = context.attributes.integer(attribute)
     return list(context.subgraph_outputs(index, argument_shapes(context, first)))
 
@@ -46,7 +46,8 @@ def _if(context: ShapeContext) -> Sequence[Shape]:
 
 
 def loop_shapes(context: ShapeContext) -> Sequence[Shape]:
-    """Shapes of loop-carried values: those that the body preserves; the others are unknown.
+    """Shapes of loop-carried values. Dimensions that the body preserves are known, the others
+    unknown.
 
     Each round can only make more dimensions unknown. Shapes that change for more than a few rounds
     become completely unknown. The condition maps the same values to one boolean.

@@ -1,8 +1,8 @@
 """Rows of custom operators, and the row of vendors' extensions.
 
-A row named `CUSTOM:<code>` stands for every operator that LiteRT runs without further registration:
-TFLite's own, MediaPipe's three, and the attention that XNNPACK has. EXTENSION stands for the
-operations of NNAPI's vendors, which only their drivers compute (NNAPI section 8.6).
+A row named `CUSTOM:<code>` stands for an operator that LiteRT runs without further registration:
+TFLite's own, MediaPipe's three, and the attention of XNNPACK. EXTENSION stands for the operations
+of NNAPI's vendors, which only their drivers compute (NNAPI section 8.6).
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def readable(parse: Callable[[Attributes], object]) -> Requirement:
 
 
 def _detections(context: ShapeContext) -> Sequence[Shape]:
-    """One image. There is room for the greatest number of detections, each repeated for its best
-    classes.
+    """The batch is one image. The outputs have room for the greatest number of detections, times
+    the number of best classes of each.
     """
     boxes, scores = ranked(context, 0, 3), ranked(context, 1, 3)
     anchors = ranked(context, 2, 2)

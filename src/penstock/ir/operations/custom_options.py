@@ -20,7 +20,7 @@ from penstock.ir.operations.rules import MAX_DIMENSION
 from penstock.ir.operations.signature import ACTIVATIONS
 
 MAX_OPTIONS: Final = 1 << 16
-"""Longer options are refused: real ones have some hundred bytes."""
+"""Greatest length of options. Real options have some hundred bytes; longer ones are rejected."""
 
 
 class DetectionPostProcess(Struct, frozen=True):
@@ -90,8 +90,8 @@ class NumericVerify(Struct, frozen=True):
 
 
 class DotProductAttention(Struct, frozen=True):
-    """Options of odml.scaled_dot_product_attention. A *scale* of None is one over the root of a
-    head's size; a *logit_cap* of 0 is none.
+    """Options of odml.scaled_dot_product_attention. If *scale* is None, the scale is one over the
+    root of a head's size. A *logit_cap* of 0 means no cap.
     """
 
     scale: float | None
@@ -99,8 +99,8 @@ class DotProductAttention(Struct, frozen=True):
 
 
 class _Options:
-    """The map in custom options, read key by key, so that deeply nested hostile maps cost
-    nothing.
+    """The map in custom options. It is read key by key, so that deeply nested hostile maps take no
+    time.
     """
 
     def __init__(self, attributes: Attributes) -> None:
@@ -114,7 +114,7 @@ class _Options:
         )
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A number of 0 or more that fits 32 bits."""
+        """A number from 0 on that fits in 32 bits."""
         value = self._number(name, default)
         if not 0 <= value <= MAX_DIMENSION or value != int(value):
             raise InvalidAttribute(f"option {name!r} of {self._code} cannot be {value}")
@@ -133,7 +133,7 @@ class _Options:
         return float(value) if isinstance(value, bool | int | float) else None
 
     def whole(self, name: str) -> int:
-        """A number that fits 32 bits, truncated to an integer, as TFLite's kernels read it."""
+        """A number that fits in 32 bits, truncated to an integer, as TFLite's kernels read it."""
         value = self._number(name, None)
         if not abs(value) <= MAX_DIMENSION:
             raise InvalidAttribute(f"option {name!r} of {self._code} cannot be {value}")
@@ -161,7 +161,8 @@ class _Options:
         try:
             return read()
         except Exception as error:
-            # FlexBuffers' reader trusts its input: any exception means that the file is defective.
+            # FlexBuffers' reader trusts its input. Any exception from it means that the file is
+            # defective.
             raise InvalidAttribute(f"options of {self._code} have no readable {what}") from error
 
 

@@ -1,7 +1,7 @@
 """Rows of NNAPI's layers that TFLite has no operator for.
 
-NNAPI's scalar operands are attributes here, its tensors inputs, in its order. `data_layout` gives
-the position of an image's channels.
+NNAPI's scalar operands are attributes here, and its tensors are inputs, in NNAPI's order.
+`data_layout` is the position of an image's channels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rows of recurrent cells and sequences, and of SVDF.
 
-State is explicit. State inputs are at TFLite's positions; the new states are additional outputs
-after TFLite's own, in the order of the state inputs. For a file format with implicit state the
+State is explicit. State inputs are at TFLite's positions. The new states are additional outputs
+after TFLite's own, in the order of the state inputs. If a file format has implicit state, the
 loader adds them. An operation may omit the new states.
 """
 
@@ -66,7 +66,7 @@ def _biases(*names: str, optional: bool = False) -> tuple[Port, ...]:
 def lstm_parameters(prefix: str = "") -> tuple[Port, ...]:
     """The 17 weights and biases of one LSTM direction, in TFLite's order.
 
-    Without the input gate's weights the input gate is one less the forget gate (CIFG).
+    Without the input gate's weights, the input gate is one minus the forget gate (CIFG).
     """
     gates = ("input", "forget", "cell", "output")
     return (
@@ -125,7 +125,9 @@ def lstm_sizes(context: ShapeContext, inputs: Dimension, first: int) -> tuple[Di
 
 
 def _state(context: ShapeContext, index: int, *shape: Dimension) -> Shape:
-    """The shape of a state before and after: it has the elements of *shape*, at any rank."""
+    """The shape of a state before and after a run. It has as many elements as *shape*, at any
+    rank.
+    """
     given = context.shape(index)
     if given is None:
         return shape
@@ -178,14 +180,14 @@ def _sequence_lstm(context: ShapeContext) -> Sequence[Shape]:
 
 
 FORGET_AUXILIARY: Final = 41
-"""The position of the forward forget gate's weights of an auxiliary input, which the input gate may
-lack.
+"""The position of the weights of an auxiliary input for the forward forget gate. The input gate may
+have none.
 """
 
 
 def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:
-    """Merged: one output with forward and backward side by side; otherwise one each. The four
-    states follow.
+    """If merged, one output with forward and backward side by side; otherwise one output for each.
+    The four states follow.
     """
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
     forward_cells, forward = lstm_sizes(context, dimension(shape, 2), 1)
@@ -270,7 +272,7 @@ BASIC_LSTM_INPUTS: Final = 5
 
 
 def _lstm_inputs() -> tuple[Port, ...]:
-    """Ports of LSTM. Its basic kernel has five other inputs, so all ports accept all types of both
+    """Ports of LSTM. Its basic kernel has five other inputs. So all ports accept the types of both
     forms, and ports after the fifth are optional.
     """
     ports = (INPUT, *lstm_parameters(), *LSTM_STATES, *LAYER_NORM)

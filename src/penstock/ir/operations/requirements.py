@@ -1,7 +1,8 @@
 """Requirements on types and quantisation that relate several operands.
 
-A requirement refuses only what no kernel of TFLite prepares: missing or contradictory quantisation
-of integer operations, and outputs whose quantisation the arithmetic fixes (NNAPI section 8.1).
+A requirement rejects only operations that no kernel of TFLite prepares. These are integer
+operations with missing or contradictory quantisation, and outputs whose quantisation differs from
+the one that the arithmetic fixes (NNAPI section 8.1).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from penstock.ir.types import DType, Quantization
 
 QUANTIZED: Final = QUANT8 | {DType.INT16}
 BIAS_TOLERANCE: Final = 0.02
-"""How far the bias's scale may be from input times filter, as a fraction of the output's scale
-(TFLite).
+"""Greatest difference between the bias's scale and input scale times filter scale, as a fraction of
+the output's scale (TFLite).
 """
 
 
@@ -36,10 +37,10 @@ def _symmetric(operand: Operand, what: str) -> None:
 
 
 def integer_filter(channels: int, *, data: int = 0, checks_bias: bool) -> Requirement:
-    """The requirement of a layer with integer activations: input and filter are quantised, the bias
-    is an integer.
+    """The requirement of a layer with integer activations: input and filter are quantised, and the
+    bias is an integer.
 
-    *data* is the position of the input; filter and bias follow it, or are around it as in
+    *data* is the position of the input. Filter and bias follow it, or are around it as in
     TRANSPOSE_CONV. *channels* is the filter's output dimension: per-channel scales are along it,
     and need signed activations. As in TFLite, the bias's scale is compared for uint8, and for all
     types with *checks_bias*, which also allows extra scales.
@@ -79,7 +80,9 @@ def integer_filter(channels: int, *, data: int = 0, checks_bias: bool) -> Requir
 
 
 def _check_bias(product: float, bias: Operand, output: Operand) -> None:
-    """TFLite reads the scale of a bias without one, or with per-channel scales, as 0."""
+    """Compares the scale of the bias with *product*. TFLite reads it as 0 if the bias has none, or
+    has per-channel scales.
+    """
     wanted = _quantization(output, "the output").scale
     known = bias.quantization
     found = 0.0 if known is None or known.per_channel else known.scale

@@ -1,9 +1,9 @@
 """Building blocks of shape rules and fold rules.
 
-A dimension is None where it is not known before running. A shape rule derives what it can from the
-known part. It raises `ShapeMismatch` only for a contradiction that no value of the unknown part
-can resolve. Fold rules compute the output values of small shape computations; a limit on their size
-keeps folding within microseconds, whatever the file holds.
+A dimension is None if it is unknown before running. A shape rule derives as much as possible from
+the known part. It raises `ShapeMismatch` only for a contradiction that no value of the unknown part
+can resolve. Fold rules compute the output values of small shape computations. A limit on their size
+keeps folding within microseconds, whatever the file contains.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from penstock.ir.types import DType, NDArray, Shape
 Dimension: TypeAlias = "int | None"
 
 MAX_DIMENSION: Final = 2**31 - 1
-"""Dimensions have 32 bits in TFLite and in NNAPI; a rule that computes a greater one raises."""
+"""Greatest dimension: 32 bits, as in TFLite and in NNAPI. A rule that computes a greater one
+raises.
+"""
 
 
 MAX_LISTED: Final = 4096
 
 MAX_RANK: Final = 64
-"""Longer vectors are not shapes."""
+"""Greatest length of a vector that can be a shape."""
 
 
 def like(index: int = 0) -> ShapeRule:
@@ -39,7 +41,7 @@ def like(index: int = 0) -> ShapeRule:
 
 
 def declared(context: ShapeContext) -> Sequence[Shape]:
-    """Outputs keep the shapes that the model declares, for operations whose shapes are not
+    """Outputs have the shapes that the model declares, for operations whose shapes are not
     computed.
     """
     return tuple(context.declared(i) for i in range(context.output_count))
@@ -51,7 +53,7 @@ def unknown(context: ShapeContext) -> Sequence[Shape]:
 
 
 def fixed(*shapes: Shape) -> ShapeRule:
-    """Outputs of these shapes, whatever the inputs."""
+    """Outputs with these shapes, independent of the inputs."""
 
     def rule(context: ShapeContext) -> Sequence[Shape]:
         return shapes[: context.output_count]
@@ -60,7 +62,7 @@ def fixed(*shapes: Shape) -> ShapeRule:
 
 
 def fill(context: ShapeContext, *shapes: Shape) -> Sequence[Shape]:
-    """*shapes* for the outputs that the operation has; further outputs have unknown rank."""
+    """*shapes* for the first outputs of the operation. Further outputs have unknown rank."""
     return (*shapes, *[None] * context.output_count)[: context.output_count]
 
 
@@ -82,8 +84,8 @@ def at_least(context: ShapeContext, index: int, rank: int) -> Shape:
 
 
 def dimension(shape: Shape, axis: int) -> Dimension:
-    """One dimension; None if the rank is unknown. Raises `ShapeMismatch` if there is no such
-    dimension.
+    """One dimension; None if the rank is unknown. Raises `ShapeMismatch` if the dimension does not
+    exist.
     """
     if shape is None:
         return None
@@ -93,7 +95,7 @@ def dimension(shape: Shape, axis: int) -> Dimension:
 
 
 def agree(a: Dimension, b: Dimension, what: str) -> Dimension:
-    """The dimension that both *a* and *b* match."""
+    """The dimension that is consistent with both *a* and *b*."""
     if a is None:
         return b
     if b is not None and a != b:
@@ -102,7 +104,7 @@ def agree(a: Dimension, b: Dimension, what: str) -> Dimension:
 
 
 def agree_shapes(a: Shape, b: Shape, what: str) -> Shape:
-    """The shape that both *a* and *b* match."""
+    """The shape that is consistent with both *a* and *b*."""
     if a is None or b is None:
         return b if a is None else a
     if len(a) != len(b):
@@ -113,7 +115,7 @@ def agree_shapes(a: Shape, b: Shape, what: str) -> Shape:
 def broadcast(a: Shape, b: Shape) -> Shape:
     """NumPy's broadcasting over shapes with unknown dimensions (NNAPI section 8.1).
 
-    An unknown dimension against a known one other than 1 gives the known one.
+    An unknown dimension and a known one other than 1 result in the known one.
     """
     if a is None or b is None:
         return None
@@ -150,7 +152,7 @@ def normalize_axis(axis: int, rank: int) -> int:
 
 def constant_integers(context: ShapeContext, index: int) -> tuple[int, ...] | None:
     """The elements of input *index* as integers; None if its value is unknown before running, or
-    longer than any shape computation needs.
+    longer than a shape computation can need.
     """
     shape = context.shape(index)
     count = None if shape is None else product(shape)
@@ -201,8 +203,8 @@ def positive(context: ShapeContext, name: str) -> int:
 
 
 def check_blocks(context: ShapeContext, index: int) -> None:
-    """Checks the scales of blocks in input *index*, if it is given: [rows, blocks] for the matrix
-    that is input 1; each row has a whole number of blocks.
+    """Checks the scales of blocks in input *index*, if it is present. They are [rows, blocks] for
+    the matrix that is input 1, and each row has a whole number of blocks.
     """
     if not context.has(index):
         return
@@ -236,8 +238,8 @@ def window(
 ) -> Dimension:
     """The number of positions of a window of *extent* elements over *size* (NNAPI section 8.1).
 
-    SAME: ceil(size / stride). VALID: as many as fit, which may be none; as in TFLite, a window that
-    exceeds *size* by a stride or more is refused.
+    SAME: ceil(size / stride). VALID: the number that fits, which may be 0. As in TFLite, a window
+    that exceeds *size* by a stride or more is rejected.
     """
     if padding == "SAME":
         return None if size is None else -(-size // stride)
@@ -256,7 +258,7 @@ _FOLDED: Final = frozenset(
 
 
 def small_values(context: ShapeContext) -> list[NDArray] | None:
-    """The values of all inputs; None if one is unknown, or too large to fold."""
+    """The values of all inputs; None if one is unknown or too large to fold."""
     values: list[NDArray] = []
     for index in range(context.input_count):
         if not context.has(index) or context.dtype(index) not in _FOLDED:
@@ -288,8 +290,8 @@ def fits(*shape: int) -> bool:
 def folding(compute: Callable[..., Any]) -> FoldRule:
     """A fold rule for one output: *compute* of the values of all inputs.
 
-    *compute* returns the result, whose size it limits, or None if it cannot compute it. An
-    operation with a fused activation is not folded.
+    *compute* returns the result, or None if it cannot compute it. It limits the size of the result.
+    An operation with a fused activation is not folded.
     """
 
     def rule(context: ShapeContext) -> Sequence[NDArray] | None:
@@ -328,7 +330,9 @@ def elementwise(function: Callable[..., Any]) -> FoldRule:
 
 
 def relabelling(rule: ShapeRule) -> FoldRule:
-    """A fold rule for an operation that gives its first input the shape that *rule* infers."""
+    """A fold rule for an operation that reshapes its first input to the shape that *rule*
+    infers.
+    """
 
     def fold(context: ShapeContext) -> Sequence[NDArray] | None:
         values, (shape,) = small_values(context), rule(context)
@@ -340,7 +344,7 @@ def relabelling(rule: ShapeRule) -> FoldRule:
 
 
 def truncated_division(a: NDArray, b: NDArray) -> NDArray | None:
-    """TFLite's DIV: integers are truncated toward zero; None for a division by zero."""
+    """TFLite's DIV: integers are truncated toward zero. None for a division by zero."""
     if a.dtype.kind == "f":
         return np.asarray(a / b)
     if not np.all(b):

@@ -1,4 +1,4 @@
-"""Rows of operations that describe, make or change shapes and leave the elements as they are."""
+"""Rows of operations that describe, create or change shapes without changing elements."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from penstock.ir.types import DType, NDArray, Shape
 
 
 def target_shape(context: ShapeContext, index: int) -> Shape:
-    """The shape that input *index* holds: its dimensions if the value is known, otherwise its
-    rank.
+    """The shape that is the value of input *index*: its dimensions if the value is known, otherwise
+    its rank.
     """
     target = constant_integers(context, index)
     if target is not None:
@@ -44,8 +44,8 @@ def target_shape(context: ShapeContext, index: int) -> Shape:
 
 
 def _reshape_target(context: ShapeContext) -> Shape:
-    """A shape vector takes precedence over the attribute, in which [0] is a scalar. As in TFLite, a
-    vector that is not int32 is ignored if there is an attribute.
+    """A shape vector overrides the attribute, in which [0] means a scalar. As in TFLite, a vector
+    that is not int32 is ignored if the attribute exists.
     """
     attribute = context.attributes.integers("new_shape")
     if context.has(1) and (context.dtype(1) is DType.INT32 or not attribute):

@@ -1,8 +1,8 @@
 """Element types and attributes that rows share, and the notation of a row's operands.
 
-A row accepts the types that the preparation of TFLite's kernels, or NNAPI, accepts: a stricter
-table would refuse files that run. Each driver reports which types it supports. Attributes have the
-names and defaults of TFLite's options tables.
+A row accepts every type that TFLite's kernels accept when they are prepared, or that NNAPI accepts.
+A stricter table would reject files that run. Each driver reports the types that it supports.
+Attributes have the names and defaults of TFLite's options tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACTIVATION: Final = FLOAT | QUANT
 """Values between the layers of a network: floats or quantised integers."""
 
 WEIGHTS: Final = ACTIVATION | {DType.INT4, DType.UINT4, DType.INT2}
-"""Filters. Integers with float activations make a hybrid operation."""
+"""Filters. Integer filters with float activations make a hybrid operation."""
 
 INT: Final = INTEGERS
 BIAS: Final = FLOAT | {DType.INT32, DType.INT64, DType.INT16, DType.INT8}
@@ -106,7 +106,7 @@ _TYPES: Final[Mapping[str, frozenset[DType]]] = {
 
 @cache
 def port(text: str) -> Port:
-    """The port that *text* describes: `name: types`, as in the rows' signatures."""
+    """The port that *text* describes: `name: types`, in the notation of the rows' signatures."""
     name, _, types = text.strip().partition(": ")
     types, _, var = types.partition(" ")
     admitted = (

@@ -66,8 +66,8 @@ def _fold_slice(value: NDArray, begin: NDArray, size: NDArray) -> NDArray:
 
 
 class SlicedDimension(NamedTuple):
-    """One dimension of a strided slice. *begin* or *end* is None if a mask leaves it open; *shrink*
-    selects the element at begin and removes the dimension.
+    """One dimension of a strided slice. *begin* or *end* is None if a mask leaves it open. *shrink*
+    selects the element at *begin* and removes the dimension.
     """
 
     begin: int | None
@@ -97,12 +97,12 @@ def _reverse_sequence(context: ShapeContext) -> Sequence[Shape]:
 
 
 def strided_slice(context: ShapeContext, rank: int) -> tuple[SlicedDimension | None, ...] | None:
-    """The arguments of a STRIDED_SLICE of an input of *rank* dimensions, if they are known: one
+    """The arguments of a STRIDED_SLICE of an input of *rank* dimensions, if they are known. Has one
     item for each dimension, in order, and None for each new axis.
 
-    Masks are bits by position in the begin vector (TensorFlow's strided slice): begin and end masks
-    leave a bound open, new_axis inserts a dimension, shrink_axis selects one element and removes
-    the dimension, and one ellipsis stands for the remaining dimensions.
+    Masks are bits by position in the begin vector (TensorFlow's strided slice). Begin and end masks
+    leave a bound open, new_axis inserts a dimension, and shrink_axis selects one element and
+    removes the dimension. One ellipsis stands for the remaining dimensions.
     """
     begins, ends, strides = (constant_integers(context, i) for i in (1, 2, 3))
     if begins is None or ends is None or strides is None:

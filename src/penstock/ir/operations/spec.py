@@ -22,9 +22,11 @@ AttributeKind: TypeAlias = Literal[
 
 
 class AttributeSpec(Struct, frozen=True):
-    """One attribute: *kind* is its type (`enum`: a string out of *choices*; `subgraph`: a subgraph
-    index, -1 for none; `subgraphs`: several), *default* what it is when absent (None: it is
-    required). Vectors of booleans are `ints` of 0 and 1, vectors of bytes are `bytes`.
+    """One attribute. *kind* is its type: `enum` is a string out of *choices*; `subgraph` is a
+    subgraph index, -1 for none; `subgraphs` are several.
+
+    *default* is its value if it is absent (None: it is required). Vectors of booleans are `ints` of
+    0 and 1, vectors of bytes are `bytes`.
     """
 
     name: str
@@ -35,12 +37,12 @@ class AttributeSpec(Struct, frozen=True):
 
 
 class Port(Struct, frozen=True):
-    """One input or output. *types* None admits every type; ports that share a *var* share one
-    dtype.
+    """One input or output. If *types* is None, it accepts every type. Ports that share a *var* have
+    the same dtype.
 
-    *optional* inputs may be omitted (NO_VALUE, or missing at the end of the list), *optional*
-    outputs may be missing at the end; a *variadic* port, always the last, takes any number of
-    operands, zero included.
+    *optional* inputs may be omitted (NO_VALUE, or missing at the end of the list). *optional*
+    outputs may be missing at the end. A *variadic* port is always the last, and takes any number of
+    operands, including none.
     """
 
     name: str
@@ -51,10 +53,11 @@ class Port(Struct, frozen=True):
 
 
 class ShapeContext(Protocol):
-    """The operation that a shape rule infers shapes for.
+    """The operation whose shapes a shape rule infers.
 
-    An unknown rank is None; an unknown dimension is None within the shape. A rule infers what it
-    can and leaves the rest None. It raises `ShapeMismatch` for shapes that contradict each other.
+    An unknown rank is None; an unknown dimension is None within the shape. A rule infers as much as
+    it can and leaves the rest None. It raises `ShapeMismatch` for shapes that contradict each
+    other.
     """
 
     operation: Operation
@@ -62,18 +65,18 @@ class ShapeContext(Protocol):
 
     @property
     def input_count(self) -> int:
-        """The number of given inputs, including omitted ones."""
+        """The number of inputs in the list, including omitted ones."""
         ...
 
     @property
     def output_count(self) -> int: ...
 
     def has(self, index: int) -> bool:
-        """Whether input *index* is given and not omitted."""
+        """Whether input *index* is present and not omitted."""
         ...
 
     def shape(self, index: int) -> Shape:
-        """The shape of input *index* (None also if it is omitted)."""
+        """The shape of input *index*; None if it is unknown or if the input is omitted."""
         ...
 
     def dtype(self, index: int) -> DType: ...
@@ -100,14 +103,16 @@ FoldRule: TypeAlias = Callable[[ShapeContext], "Sequence[NDArray] | None"]
 """Returns the output values of a small shape computation, or None if an input is unknown."""
 
 Requirement: TypeAlias = Callable[[Operation, Sequence[Operand], Sequence[Operand]], None]
-"""Checks what ports cannot express: relations of types and quantisation between inputs and outputs.
-Raises `InvalidOperation` or `InvalidQuantization`.
+"""Checks conditions that ports cannot express: relations of types and quantisation between inputs
+and outputs. Raises `InvalidOperation` or `InvalidQuantization`.
 """
 
 
 class OperationSpec(Struct, frozen=True):
-    """One row. *vocabulary* says whose operation it is; *feature_level* is NNAPI's level that
-    introduced it (None: NNAPI has no such operation), *nnapi_name* NNAPI's name where it differs.
+    """One row of the operation table.
+
+    *vocabulary* is the origin of the operation. *feature_level* is the level of NNAPI that
+    introduced it (None: NNAPI has no such operation). *nnapi_name* is NNAPI's name, if it differs.
     *versions* is the newest operator version that LiteRT registers a kernel for.
     """
 
@@ -127,8 +132,8 @@ class OperationSpec(Struct, frozen=True):
     def check(self, operation: Operation, operands: Sequence[Operand]) -> None:
         """Checks counts, omissions, types, attributes and requirements of *operation*.
 
-        Raises `InvalidOperation`, `InvalidAttribute` or `InvalidQuantization`. Indexes were checked
-        before.
+        Raises `InvalidOperation`, `InvalidAttribute` or `InvalidQuantization`. Indexes must be
+        checked before.
         """
         given = [operands[i] for i in operation.inputs]
         written = [operands[i] for i in operation.outputs]
@@ -192,8 +197,8 @@ class OperationSpec(Struct, frozen=True):
 
 
 OPAQUE: Final = frozenset({EXTENSION, "IF", "WHILE", "CALL"})
-"""Operations that may have operands of extensions' types: those of extensions, and those that pass
-values on.
+"""Operations that may have operands of extensions' types: operations of extensions, and operations
+that pass values on.
 """
 
 
@@ -207,7 +212,7 @@ def _check_plain(name: str, given: Sequence[Operand], written: Sequence[Operand]
 
 
 def check_attribute(spec: AttributeSpec, value: AttributeValue) -> None:
-    """Raises `InvalidAttribute` unless *value* is of the kind *spec* says."""
+    """Raises `InvalidAttribute` unless *value* has the kind of *spec*."""
     good = False
     match spec.kind:
         case "int" | "subgraph":

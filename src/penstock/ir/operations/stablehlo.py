@@ -1,6 +1,7 @@
-"""Rows of StableHLO operations without regions: element-by-element ones and those that move data.
+"""Rows of StableHLO operations without regions: elementwise operations, and operations that move
+data.
 
-Operands do not broadcast: they have one shape (StableHLO specification). Where the specification
+Operands do not broadcast: they have one shape (StableHLO specification). If the specification
 derives the result's shape from its type, the declared shape is used.
 """
 

@@ -28,14 +28,14 @@ from penstock.ir.types import Shape
 
 
 def _pairs(context: ShapeContext, name: str, rank: int) -> list[tuple[int, int]]:
-    """A flattened [rank, 2] attribute; absent means zeros."""
+    """A flattened [rank, 2] attribute; zeros if it is absent."""
     values = context.attributes.integers(name) or (0,) * (2 * rank)
     agree(len(values), 2 * rank, f"length of {name}")
     return list(zip(values[::2], values[1::2], strict=True))
 
 
 def _factors(context: ShapeContext, name: str, rank: int) -> tuple[int, ...]:
-    """One positive number for each dimension; absent means ones."""
+    """One positive number for each dimension; ones if the attribute is absent."""
     values = context.attributes.integers(name) or (1,) * rank
     agree(len(values), rank, f"length of {name}")
     if min(values, default=1) < 1:
@@ -44,7 +44,9 @@ def _factors(context: ShapeContext, name: str, rank: int) -> tuple[int, ...]:
 
 
 def _distinct(numbers: Sequence[int], shape: Shape, what: str) -> None:
-    """Dimension numbers name different dimensions of *shape*, counted from its front."""
+    """Requires that dimension numbers name different dimensions of *shape*, counted from the
+    front.
+    """
     rank = MAX_RANK if shape is None else len(shape)
     if len(set(numbers)) != len(numbers) or any(not 0 <= n < rank for n in numbers):
         raise ShapeMismatch(f"{what} {tuple(numbers)} are not distinct dimensions of {shape}")
@@ -55,7 +57,7 @@ def _at(shape: Shape, axis: int) -> Dimension:
 
 
 def _dilated(size: Dimension, factor: int) -> Dimension:
-    """Size of a dimension with *factor* - 1 holes between its elements."""
+    """The size of a dimension with *factor* - 1 holes between its elements."""
     return size if size is None or size == 0 else bounded((size - 1) * factor + 1)
 
 
@@ -159,8 +161,8 @@ def _gather(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _half(context: ShapeContext) -> list[Shape]:
-    """Shapes of the operands of an operation whose inputs are operands and as many initial
-    values.
+    """Shapes of the operands of an operation whose inputs are operands, followed by an equal number
+    of initial values.
     """
     count = context.input_count // 2
     if context.input_count != 2 * count or count != context.output_count:

@@ -1,11 +1,11 @@
 """Rows of operations with state between runs: variables, hash tables and random numbers.
 
-Loaders lower variables and tables to state inputs and outputs of the model. A lowered model has
-none of these operations but HASHTABLE_FIND and HASHTABLE_SIZE, which read a table as two tensors.
+Loaders lower variables and tables to state inputs and outputs of the model. Of these operations, a
+lowered model has only HASHTABLE_FIND and HASHTABLE_SIZE, which read a table as two tensors.
 
-Seeds of 0 and 0 ask for a different sequence each time. The generator's position, a count that
-starts at 0, is state of the network: an optional last input, and as it is afterwards an optional
-last output. Without it every run begins the sequence anew.
+Seeds of 0 and 0 request a different sequence in each run. The position of a random generator is a
+count that starts at 0, and is state of the network. It is an optional last input, and its value
+afterwards is an optional last output. Without it every run restarts the sequence.
 """
 
 from __future__ import annotations
