@@ -49,11 +49,12 @@ class DelegateFlags(enum.IntFlag):
 
 
 class Delegate:
-    """The base of every delegate. A subclass must override `copy_from_buffer_handle`, else it is
-    rejected, and `prepare`.
+    """The base class of delegates. A subclass must override `copy_from_buffer_handle` and
+    `prepare`.
 
-    *flags* are its abilities. `data` is free for its author. An interpreter keeps references to its
-    delegates, and frees their kernels first; one delegate may serve several interpreters.
+    Without `copy_from_buffer_handle` the delegate is rejected. *flags* are its abilities. `data` is
+    free for the author's use. An interpreter keeps references to its delegates, and frees their
+    kernels before it drops them. One delegate may serve several interpreters.
     """
 
     flags: DelegateFlags = DelegateFlags.NONE
@@ -64,17 +65,19 @@ class Delegate:
         self.flags = DelegateFlags(flags)
 
     def prepare(self, context: DelegateContext) -> None:
-        """Takes nodes of the graph, or none. Called for each entry subgraph of the model, and for
-        each subgraph that a branch or a loop enters. An exception restores the graph.
+        """Takes nodes of the graph, or none.
+
+        The interpreter calls it for each entry subgraph of the model, and for each subgraph that a
+        branch or a loop enters. An exception restores the graph.
         """
 
     def copy_from_buffer_handle(
         self, context: DelegateContext, handle: int, tensor: DelegateTensor
     ) -> None:
-        """Copies buffer *handle* to `tensor.data`, which is writable, C-contiguous and of the
-        tensor's shape. Required.
+        """Copies buffer *handle* to `tensor.data`. Required.
 
-        Called only when somebody reads a tensor whose `data_is_stale` is set.
+        `tensor.data` is writable, C-contiguous and of the tensor's shape. The interpreter calls
+        this only when a tensor with `data_is_stale` is read.
         """
         raise NotImplementedError(f"{type(self).__name__} has no copy_from_buffer_handle")
 
@@ -83,8 +86,8 @@ class Delegate:
     ) -> None:
         """Copies `tensor.data` to buffer *handle*. Optional: without it kernels read host data.
 
-        Called before a kernel of this delegate runs, for each input in one of its buffers whose
-        host data is newer.
+        The interpreter calls it before a kernel of this delegate runs, for each input whose buffer
+        is older than its host data.
         """
         raise NotImplementedError(f"{type(self).__name__} has no copy_to_buffer_handle")
 
@@ -119,9 +122,9 @@ class DelegateRegistration(Struct, frozen=True):
 class DelegateParams(Struct, frozen=True):
     """One subset of nodes for a kernel.
 
-    *nodes* are in topological order. *inputs* are the tensors that they read and do not compute,
-    including constants; *outputs* those that they compute and that others read, or that the graph
-    returns. Tensor indexes ascend, without repetition.
+    *nodes* are in topological order. *inputs* are the tensors that the nodes read but do not
+    compute, including constants. *outputs* are the tensors that they compute and that other nodes
+    read or the graph returns. Tensor indexes ascend, without repetition.
     """
 
     nodes: tuple[int, ...]
@@ -146,8 +149,9 @@ class DelegateNode(Struct, eq=False):
 
 
 class Registration(Struct, frozen=True):
-    """The operator of a node: its code, the schema's name, a custom operator's or kernel's own name
-    ("" for others), and the version.
+    """The operator of a node: its code, the schema's name, a custom name and the version.
+
+    The custom name is that of a custom operator or kernel, "" for other operators.
     """
 
     builtin_code: BuiltinOperator
@@ -160,14 +164,15 @@ log = Log(__name__)
 
 
 def name_of(delegate: Delegate) -> str:
-    """What errors call *delegate*."""
+    """The name of *delegate* in errors."""
     name = getattr(delegate, "name", "")
     return name if isinstance(name, str) and name else type(delegate).__name__
 
 
 def call(delegate: Delegate, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of *function*. An exception becomes a `DelegateError`; another delegate's
-    `DelegateError` inside it is unchanged.
+    """The result of *function*. Raises `DelegateError` for an exception of it.
+
+    A `DelegateError` of another delegate propagates unchanged.
     """
     try:
         return function(*arguments)
@@ -178,7 +183,7 @@ def call(delegate: Delegate, stage: str, function: Callable[..., Any], *argument
 
 
 def release(delegate: Delegate, stage: str, function: Callable[..., Any], *arguments: Any) -> None:
-    """Likewise where nobody could do anything about a failure: it is logged."""
+    """As `call`, but logs a failure instead of raising: for calls that have no caller to inform."""
     try:
         function(*arguments)
     except FOREIGN as error:  # an author may raise anything
@@ -186,7 +191,7 @@ def release(delegate: Delegate, stage: str, function: Callable[..., Any], *argum
 
 
 def overrides(delegate: Delegate, method: str) -> bool:
-    """Whether *delegate* has a method of its own in the place of the base's."""
+    """Whether *delegate* overrides this method of the base class."""
     found = getattr(delegate, method)
     return getattr(found, "__func__", None) is not getattr(Delegate, method)
 

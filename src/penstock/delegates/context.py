@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DelegateTensor:
-    """One tensor of the graph, always as it is now: it may be kept from one call to the next."""
+    """One tensor of the graph in its present state. It stays valid after the call."""
 
     __slots__ = ("_tensors", "index")
 
@@ -32,52 +32,53 @@ class DelegateTensor:
 
     @property
     def name(self) -> str:
-        """The file's name of it."""
+        """The tensor's name in the file."""
         return self._tensors.name(self.index)
 
     @property
     def dtype(self) -> DType:
-        """The element type; equal to NumPy's of the same name."""
+        """The element type; equals NumPy's type of the same name."""
         return self._tensors.dtype(self.index)
 
     @property
     def shape(self) -> Shape:
-        """The dimensions. Before a run, None in a place is a dimension that only the run
-        determines, and None an unknown rank.
+        """The dimensions. Before a run None stands for an unknown dimension, or for an unknown
+        rank.
         """
         return self._tensors.shape(self.index)
 
     @property
     def quantization(self) -> Quantization | None:
-        """How stored values stand for real ones."""
+        """The scales and zero points that map stored values to real ones."""
         return self._tensors.quantization(self.index)
 
     @property
     def is_constant(self) -> bool:
-        """Whether the file has its value."""
+        """Whether its value is a constant of the file."""
         return self._tensors.is_constant(self.index)
 
     @property
     def is_variable(self) -> bool:
-        """Whether it keeps its value between runs; a kernel changes it in place."""
+        """Whether it keeps its value between runs. A kernel changes the value in place."""
         return self._tensors.is_variable(self.index)
 
     @property
     def data(self) -> NDArray:
         """Its memory as an array of `dtype` and `shape`, up to date.
 
-        Writable if the present kernel writes the tensor, else read-only. Packed types have one
-        element a byte; strings are an array of bytes objects. Constants always have data; other
-        tensors from the run on, unless the graph computes them for nobody else. Raises `StateError`
-        if there is none.
+        The array is writable if the present kernel writes the tensor, otherwise read-only. Packed
+        types have one element per byte; strings are an array of bytes objects. Constants always
+        have data. Other tensors have data from the first run on, unless the tensor is internal to
+        the graph. Raises `StateError` if there is no data.
         """
         return self._tensors.data(self.index)
 
     @property
     def buffer_handle(self) -> int:
-        """Its buffer, NULL_BUFFER_HANDLE for none. A kernel may set that of its delegate's tensors.
-        The replaced buffer is freed (`Delegate.free_buffer_handle`) when the kernel returns, unless
-        a tensor is in it then.
+        """Its buffer; NULL_BUFFER_HANDLE for none. A kernel may set it for tensors of its delegate.
+
+        When the kernel returns, the replaced buffer is freed (`Delegate.free_buffer_handle`),
+        unless it holds another tensor.
         """
         return self._tensors.handle(self.index)
 
@@ -87,7 +88,9 @@ class DelegateTensor:
 
     @property
     def data_is_stale(self) -> bool:
-        """Whether only the buffer has the present value. A kernel sets it for its outputs."""
+        """Whether the buffer has a newer value than host memory. A kernel sets it for its
+        outputs.
+        """
         return self._tensors.is_stale(self.index)
 
     @data_is_stale.setter
@@ -99,11 +102,11 @@ class DelegateTensor:
 
 
 class PartitionModel(Struct, frozen=True, eq=False):
-    """Nodes of a graph as a model of their own, for the present shapes.
+    """Nodes of a graph as a separate model, for the present shapes.
 
     *inputs* and *outputs* are the tensors of the model's inputs and outputs, in order. A variable
-    tensor that the nodes change is both; its output must be written to its data. *nodes* has the
-    node of each operation of the model's main subgraph.
+    tensor that the nodes change is both; the caller must write that output to the tensor's data.
+    *nodes* has the node of each operation of the model's main subgraph.
     """
 
     model: Model
@@ -126,12 +129,12 @@ class DelegateContext:
 
     @property
     def graph_id(self) -> int:
-        """A number that no other subgraph of an interpreter has while this one lives."""
+        """A number that is unique among the living subgraphs of an interpreter."""
         return id(self._graph)
 
     @property
     def execution_plan(self) -> tuple[int, ...]:
-        """Node indexes in the order in which they run; delegate nodes replace others."""
+        """Node indexes in execution order. Delegate nodes replace the nodes that they took."""
         return self._graph.plan
 
     @property
@@ -145,7 +148,7 @@ class DelegateContext:
         return self._graph.catalog.outputs
 
     def node_and_registration(self, index: int) -> tuple[DelegateNode, Registration]:
-        """Node *index*, also one that has been replaced, and what it computes."""
+        """Node *index*, also one that has been replaced, with its operator."""
         return self._graph.node(index)
 
     def tensor(self, index: int) -> DelegateTensor:
@@ -155,18 +158,17 @@ class DelegateContext:
     def replace_node_subsets_with_delegate_kernels(
         self, registration: DelegateRegistration, nodes: Iterable[int], delegate: Delegate
     ) -> None:
-        """Replaces *nodes* of the execution plan by delegate nodes, as few as dependencies allow,
-        and calls `init` for each.
+        """Replaces *nodes* of the execution plan by as few delegate nodes as dependencies allow.
 
-        Only a delegate's `prepare` may call it, for itself. Raises `StateError` elsewhere;
-        `InputError` for a node that is not in the plan, is another delegate's, or stays with the
-        interpreter (`reason_kept`); `DelegateError` if `init` fails. Each of these restores the
-        graph after `prepare`.
+        Calls `init` for each. Only a delegate's `prepare` may call it, for that delegate. Raises
+        `StateError` at any other time; `InputError` for a node that is not in the plan, belongs to
+        another delegate, or stays with the interpreter (`reason_kept`); `DelegateError` if `init`
+        fails. Each of these errors restores the graph after `prepare`.
         """
         self._graph.replace(registration, nodes, delegate)
 
     def preview_delegate_partitioning(self, nodes: Iterable[int]) -> list[DelegateParams]:
-        """The subsets that *nodes* would be replaced by, in the order in which they would run."""
+        """The subsets that would replace *nodes*, in execution order."""
         return self._graph.preview(nodes)
 
     def nodes_within_limits(
@@ -176,8 +178,9 @@ class DelegateContext:
         return self._graph.within_limits(nodes, most, least)
 
     def reason_kept(self, index: int) -> str:
-        """Why node *index* cannot be replaced, "" if it can: it is another delegate's, or no tensor
-        holds its network state.
+        """Why node *index* cannot be replaced; "" if it can.
+
+        Another delegate owns it, or no tensor holds its network state.
         """
         return self._graph.reason_kept(index)
 
@@ -194,15 +197,15 @@ class DelegateContext:
         return self._graph.tensors.add(dtype, shape)
 
     def resize_tensor(self, index: int, shape: Sequence[int]) -> None:
-        """Gives a tensor that the present kernel writes another shape; its data is new memory.
+        """Gives another shape, and new memory, to a tensor that the present kernel writes.
 
-        For an output whose shape only the run determines, before its data is written; and for the
-        kernel's own tensors. Raises `StateError` for any other tensor, `InputError` for a shape
-        that contradicts the known one.
+        Allowed for an output whose shape is only known at run time, before its data is written, and
+        for the kernel's own tensors. Raises `StateError` for any other tensor, `InputError` for a
+        shape that contradicts the known one.
         """
         self._graph.tensors.resize(index, shape)
 
     @property
     def num_threads(self) -> int | None:
-        """How many threads the interpreter was given; None where it was not told."""
+        """The interpreter's number of threads; None if it has no setting."""
         return self._graph.num_threads

@@ -25,10 +25,10 @@ FIRST_MODELS: Final = {"iPhone": 11, "iPad": 8, "AppleTV": 11}
 """The first model number of devices with an A12 or later (Apple's identifiers count up)."""
 
 OLD_ENGINES: Final = {"iPhone": (10,)}
-"""Devices with the A11, whose neural engine Core ML does not give to other programs."""
+"""Devices with the A11. Core ML does not give its neural engine to other programs."""
 
 CORE_ML: Final = {2: (10, 14), 3: (10, 15)}
-"""The first macOS that has each version of Core ML."""
+"""The first macOS release with each version of Core ML."""
 
 
 class CoreMLDelegate(KindDelegate):
@@ -80,9 +80,11 @@ class CoreMLDelegate(KindDelegate):
 
 
 class Host(Struct, frozen=True):
-    """A machine: *system* ("darwin", "ios", "tvos", "linux", ...), processor *machine* ("arm64"),
-    *model* identifier ("iPhone11,2", if the system reports it), macOS *release* as numbers, else
-    ().
+    """A machine.
+
+    *system* is "darwin", "ios", "tvos", "linux", ...; *machine* the processor ("arm64"); *model*
+    the identifier ("iPhone11,2") if the system reports it; *release* that of macOS as numbers,
+    otherwise ().
     """
 
     system: str
@@ -133,7 +135,9 @@ def core_ml_missing(host: Host, version: int) -> str:
 
 
 def missing(info: DeviceInfo, enabled: str, version: int, host: Host) -> str:
-    """The first requested feature that is missing, or "". A simulated device ignores *host*."""
+    """The first requested feature that is missing; "" if none is. *host* does not limit a
+    simulated device.
+    """
     real = not info.capabilities.simulated
     if real and version != LATEST and (reason := core_ml_missing(host, version)):
         return reason

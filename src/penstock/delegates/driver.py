@@ -34,17 +34,18 @@ log = Log(__name__)
 AnyDevice = str | DeviceInfo | Device
 
 STRICT = Policy(allow_fallback=False)
-"""A delegate that fails is reported, and the interpreter goes on without it. No other device
-replaces its device silently.
+"""No fallback: the interpreter reports a delegate that fails and continues without it.
+
+No other device replaces its device silently.
 """
 
 
 class CallerCache:
-    """A cache in the caller's *directory*, its entries named by the caller's *token* (text or
-    bytes of any length) if there is one. *names* are the delegate's options for the two. Without a
-    directory nothing is cached.
+    """A compilation cache in the caller's *directory*; without a directory nothing is cached.
 
-    Raises `InputError` for a token without a directory, an empty token, and for a wrong type.
+    *token* (text or bytes of any length), if given, names its entries. *names* are the delegate's
+    names for the two options. Raises `InputError` for a token without a directory, an empty token,
+    and for a wrong type.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class CallerCache:
         self._token = hashlib.sha256(text).digest()
 
     def entry_of(self, part: PartitionModel) -> bool | CacheInfo:
-        """The *cache* argument of a compile of *part*: each subset has an entry of its own."""
+        """The *cache* argument for compiling *part*: each subset has a separate entry."""
         from penstock.cache.info import CacheInfo
 
         if self._directory is None:
@@ -83,7 +84,7 @@ class CallerCache:
         return CacheInfo(self._directory, key)
 
     def log_unsaved(self, receipt: Receipt) -> None:
-        """Warns of each step that could not be saved in the caller's directory."""
+        """Logs a warning for each step that could not be saved in the caller's directory."""
         for step in receipt.steps:
             cache = step.cache
             if self._directory is not None and cache.not_saved and not cache.is_to_be_written:
@@ -92,27 +93,27 @@ class CallerCache:
 
 
 class _Taken(threading.local):
-    """The nodes that the devices take of one thread's graph."""
+    """The nodes of one thread's graph that the devices take."""
 
     nodes: frozenset[int] = frozenset()
 
 
 class DriverDelegate(SimpleDelegate):
-    """Gives a device the nodes that it supports: each subset is a model, compiled and run by the
-    runtime.
+    """Gives a device the nodes that it supports. The runtime compiles and runs each subset as a
+    model.
 
     *device* is a device, its name or its `DeviceInfo`; several, in order of preference; or None for
     every usable one: the whole runtime as a delegate. *policy*, *preference*, *priority*, *cache*
-    and *num_threads* are those of `penstock.compile`; without a policy there is no fallback to
+    and *num_threads* are those of `penstock.compile`. Without a policy there is no fallback to
     another device. *num_threads* None takes the interpreter's.
 
-    Raises `PlacementError` at once for a device that does not exist or cannot work here, with the
-    reason; `InputError` for a wrong option, and for a *policy* with rules about devices that do not
+    Raises `PlacementError` at once for a device that does not exist or is not usable, with the
+    reason; `InputError` for a wrong option, and for a *policy* that names devices that do not
     exist.
     """
 
     caller_cache: CallerCache | None = None
-    """Where compiled subsets are kept instead of *cache*."""
+    """A directory for compiled subsets, instead of *cache*."""
 
     def __init__(
         self,
@@ -146,10 +147,10 @@ class DriverDelegate(SimpleDelegate):
         self._found = _Taken()
         self._kernels: list[DriverKernel] = []
         self.reasons: dict[int, str] = {}
-        """Why a node of the graph it was added to last was not taken, by node."""
+        """Reasons why nodes of the last graph were not taken, by node."""
 
     def initialize(self, context: DelegateContext) -> None:
-        """Asks the devices about every node that can be replaced, all at once."""
+        """Asks the devices about all replaceable nodes in one call."""
         reasons: dict[int, str] = {}
         nodes = []
         for index in context.execution_plan:
@@ -169,7 +170,9 @@ class DriverDelegate(SimpleDelegate):
         self.reasons = reasons
 
     def refusals(self, model: Model) -> list[str]:
-        """Why no device of this delegate supports each operation of *model*; "" if one does."""
+        """Why no device of this delegate supports each operation of *model*; "" if a device
+        does.
+        """
         table = collect_support(model, trusted(self.devices, self.policy), self.policy)
         return [
             ""
@@ -181,7 +184,7 @@ class DriverDelegate(SimpleDelegate):
     def is_node_supported(
         self, registration: Registration, node: DelegateNode, context: DelegateContext
     ) -> bool:
-        """Whether any of its devices supports the node."""
+        """Whether any device supports the node."""
         return id(node) in self._found.nodes
 
     def create_kernel(self) -> DelegateKernel:
@@ -191,12 +194,12 @@ class DriverDelegate(SimpleDelegate):
         return kernel
 
     def new_kernel(self) -> DriverKernel:
-        """The kernel that `create_kernel` keeps and returns."""
+        """Creates the kernel that `create_kernel` records and returns."""
         return DriverKernel(self)
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
-        """The plan of each prepared delegate node, in the order in which they were made."""
+        """The plan of each prepared delegate node, in order of creation."""
         return tuple(k.compiled.plan for k in self._kernels if k.compiled is not None)
 
     @property
@@ -210,7 +213,7 @@ class DriverDelegate(SimpleDelegate):
         return tuple(k.outputs.receipt for k in self._kernels if k.outputs is not None)
 
     def forget(self, kernel: DriverKernel) -> None:
-        """Drops a kernel that was freed."""
+        """Forgets a kernel that was freed."""
         if kernel in self._kernels:
             self._kernels.remove(kernel)
 
@@ -227,7 +230,7 @@ class DriverKernel(DelegateKernel):
         self.outputs: Outputs | None = None
 
     def init(self, context: DelegateContext, params: DelegateParams) -> None:
-        """Remembers the nodes."""
+        """Stores the nodes."""
         self._params = params
 
     def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
@@ -256,7 +259,7 @@ class DriverKernel(DelegateKernel):
         )
 
     def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
-        """Runs on the tensors' own memory. Raises what `CompiledModel.run` does."""
+        """Runs directly on the tensors' memory. Raises what `CompiledModel.run` does."""
         part, compiled = self._part, self.compiled
         if part is None or compiled is None:
             return
@@ -286,7 +289,7 @@ class DriverKernel(DelegateKernel):
 def _check_options(
     preference: object, priority: object, cache: object, num_threads: object
 ) -> None:
-    """Raises `InputError` for what a later compile would reject."""
+    """Raises `InputError` for options that a later compile would reject."""
     for name, value, known in (
         ("preference", preference, PREFERENCES),
         ("priority", priority, PRIORITIES),

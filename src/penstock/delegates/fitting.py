@@ -1,4 +1,4 @@
-"""Which of the built-in delegates fit this machine, and why. Experimental until 1.0."""
+"""Which built-in delegates suit this machine, and why. Experimental until 1.0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.runtime.discovery import manager
 
 
 class Fit(Struct, frozen=True):
-    """A built-in delegate: the *device* it would use, whether it *fits*, and *why*."""
+    """A built-in delegate: the *device* that it would use, whether it *fits*, and *why*."""
 
     delegate: str
     device: str
@@ -23,7 +23,7 @@ class Fit(Struct, frozen=True):
 
 
 def fitting() -> list[Fit]:
-    """Every built-in delegate; the first that fits suits this machine best."""
+    """Every built-in delegate, the most suitable first."""
     return [
         _of_kind("CoreMLDelegate", COREML),
         _of_kind("GpuDelegate", GPU),

@@ -1,4 +1,4 @@
-"""One subgraph of an interpreter with delegates: its execution plan, and its kernels."""
+"""One subgraph of an interpreter with delegates: its execution plan and its kernels."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ class Subgraphs(Protocol):
     """The other subgraphs of an interpreter, which branches and loops enter."""
 
     def has_kernels(self, subgraph: int) -> bool:
-        """Whether a delegate has a node in it, or in one that it enters."""
+        """Whether a delegate has a node in this subgraph, or in a subgraph that it enters."""
         ...
 
     def run(self, subgraph: int, given: Sequence[NDArray]) -> list[NDArray]:
-        """Its outputs, in order, on *given* inputs. Raises what a run of the interpreter does."""
+        """Its outputs, in order, for the *given* inputs. Raises what a run of the interpreter
+        does.
+        """
         ...
 
 
@@ -54,15 +56,15 @@ class Kernel(Node):
 
     @property
     def crossing(self) -> tuple[int, ...]:
-        """The tensors that it reads and writes."""
+        """The tensors that the delegate node reads and writes."""
         return (*self.node.inputs, *self.node.outputs)
 
 
 class DelegatedGraph:
     """The nodes of one subgraph, its delegates, and the resulting execution plan.
 
-    *model* is the model entered through the subgraph, at the present shapes. A delegate that fails
-    leaves the plan unchanged. Not thread-safe.
+    *model* is the model entered through the subgraph, with the present shapes. A delegate that
+    fails leaves the plan unchanged. Not thread-safe.
     """
 
     def __init__(
@@ -98,17 +100,19 @@ class DelegatedGraph:
 
     @property
     def context(self) -> DelegateContext:
-        """The delegates' view. Created anew each time: a stored one would be a reference cycle."""
+        """The delegates' view of the graph. Created each time: a stored one would be a reference
+        cycle.
+        """
         return DelegateContext(self)
 
     @property
     def model(self) -> Model:
-        """The model at the shapes that the kernels are prepared for."""
+        """The model with the shapes that the kernels are prepared for."""
         return self._model
 
     @property
     def kernels(self) -> list[Kernel]:
-        """The delegate nodes of the plan, in the order in which they were made."""
+        """The delegate nodes of the plan, in order of creation."""
         planned = set(self.plan)
         return [n for n in self._nodes if isinstance(n, Kernel) and n.index in planned]
 
@@ -119,11 +123,11 @@ class DelegatedGraph:
 
     @property
     def takes_dynamic_shapes(self) -> bool:
-        """Whether every delegate lives with shapes that change."""
+        """Whether every delegate allows shapes that change."""
         return all(_is_dynamic(d) for d in self.delegates)
 
     def item(self, index: int) -> Node:
-        """Node *index*; `InputError` where there is none."""
+        """Node *index*; raises `InputError` if it does not exist."""
         if type(index) is not int or not 0 <= index < len(self._nodes):
             raise InputError(f"there is no node {index!r}; the graph has {len(self._nodes)}")
         return self._nodes[index]
@@ -134,7 +138,7 @@ class DelegatedGraph:
         return found.node, found.registration
 
     def reason_kept(self, index: int) -> str:
-        """Why node *index* cannot be replaced; empty where it can."""
+        """Why node *index* cannot be replaced; "" if it can."""
         found = self.item(index)
         if isinstance(found, Kernel):
             return f"it is a kernel of delegate {name_of(found.delegate)!r}"
@@ -143,7 +147,7 @@ class DelegatedGraph:
         return found.kept
 
     def preview(self, nodes: Iterable[int]) -> list[DelegateParams]:
-        """The subsets that *nodes* would be replaced by."""
+        """The subsets that would replace *nodes*."""
         subsets = self._subsets(self._wanted(nodes))
         return [self._params(s.nodes) for s in subsets if s.delegated]
 
@@ -154,7 +158,7 @@ class DelegatedGraph:
         return sorted(chain.from_iterable(s.nodes for s in large[:most]))
 
     def partition_model(self, nodes: Sequence[int]) -> PartitionModel:
-        """*nodes* as a model of their own."""
+        """*nodes* as a separate model."""
         items = [self._computed(i) for i in nodes]
         owner = {o: item for item in items for o in item.operations}
         cut = self.cut(owner)
@@ -168,7 +172,7 @@ class DelegatedGraph:
         )
 
     def cut(self, operations: Iterable[int]) -> Cut:
-        """These operations of the model, at the present shapes."""
+        """These operations of the model, with the present shapes."""
         if self._cutter is None:
             self._cutter = Cutter(self._model)
         return self._cutter.cut(sorted(operations))
@@ -202,7 +206,7 @@ class DelegatedGraph:
         self.delegates = (*self.delegates, delegate)
 
     def remove_last(self) -> None:
-        """Takes off the delegate that was added last."""
+        """Removes the delegate that was added last."""
         delegate = self.delegates[-1]
         self.delegates = self.delegates[:-1]
         mine = [k for k in self.kernels if k.delegate is delegate]
@@ -214,7 +218,9 @@ class DelegatedGraph:
     def replace(
         self, registration: DelegateRegistration, nodes: Iterable[int], delegate: Delegate
     ) -> None:
-        """Replaces *nodes* by kernels. A failure is kept, even if the delegate catches it."""
+        """Replaces *nodes* by kernels. Records a failure, so that `add` sees it even if the
+        delegate catches it.
+        """
         if self._adding is None or delegate is not self._adding:
             raise StateError(
                 "nodes are replaced by a delegate's prepare, while it is added, and for itself"
@@ -228,8 +234,8 @@ class DelegatedGraph:
     def at(self, model: Model) -> None:
         """Prepares every kernel for the shapes of *model*.
 
-        If a delegate requires static shapes, all are removed and added again; the first error is
-        raised after all have been tried. Raises `DelegateError`.
+        If a delegate requires static shapes, removes all delegates and adds them again. Tries all
+        before it raises the first error. Raises `DelegateError`.
         """
         if model is self._prepared:
             return
@@ -246,19 +252,21 @@ class DelegatedGraph:
             self._add_again()
 
     def after_fork(self) -> None:
-        """In a child process, where kernels and buffers are the parent's: makes its own."""
+        """Creates kernels and buffers again in a child process, because the old ones belong to
+        the parent.
+        """
         self.tensors.forget()
         self._add_again()
 
     def close(self) -> None:
-        """Frees kernels, then buffers, then lets go of the delegates; twice is harmless."""
+        """Frees kernels, then buffers, then drops the delegates. A second call has no effect."""
         self._free_kernels()
         self.tensors.let_go(self.delegates, lent_too=True)
         self.delegates = ()
         self.subgraphs = None
 
     def _raise_failure(self, delegate: Delegate) -> None:
-        """What went wrong in `replace`, where the delegate's `prepare` passed over it."""
+        """The failure of `replace`, if the delegate's `prepare` ignored it."""
         failure = self._failure
         if isinstance(failure, DelegateError) or not isinstance(failure, Exception | None):
             raise failure
@@ -345,7 +353,7 @@ class DelegatedGraph:
                 call(kernel.delegate, "prepare", function, self.context, kernel.node)
 
     def _restore(self, plan: tuple[int, ...], count: int, delegate: Delegate) -> None:
-        """Restores *plan*; frees the nodes from *count* on, and the delegate's buffers."""
+        """Restores *plan*. Frees the nodes from *count* on, and the delegate's buffers."""
         self.plan = plan
         for kernel in self._nodes[count:]:
             self._free(kernel)
@@ -377,14 +385,16 @@ class DelegatedGraph:
         return frozenset(i for i in nodes if self._replaceable(i))
 
     def _replaceable(self, index: int) -> bool:
-        """True; `InputError` where it is not so."""
+        """Returns True, or raises `InputError`."""
         if reason := self.reason_kept(index):
             name = self._nodes[index].registration.builtin_name
             raise InputError(f"node {index} ({name}) cannot be replaced: {reason}")
         return True
 
     def _computed(self, index: int) -> Node:
-        """Node *index*, where operations of the model alone compute it; else `InputError`."""
+        """Node *index*, if only operations of the model compute it; otherwise raises
+        `InputError`.
+        """
         found = self.item(index)
         if isinstance(found, Kernel) or found.kept:
             reason = found.kept or "it is a kernel"
@@ -412,7 +422,7 @@ class DelegatedGraph:
 
 
 def dynamic_tensor(model: Model) -> str:
-    """The name of the first tensor whose shape only the run determines; "" for none."""
+    """The name of the first tensor whose shape is only known at run time; "" if there is none."""
     for operation in model.operations:
         for index in operation.outputs:
             if static_shape(model.operands[index].shape) is None:
@@ -421,7 +431,7 @@ def dynamic_tensor(model: Model) -> str:
 
 
 def refuses(model: Model, delegate: Delegate) -> str:
-    """Why *delegate* cannot be added to a graph of these shapes; empty where it can."""
+    """Why *delegate* cannot be added to a graph with these shapes; "" if it can."""
     if not _is_dynamic(delegate) and (dynamic := dynamic_tensor(model)):
         return (
             f"it takes static shapes only, and the shape of {dynamic} is known only at run time; "

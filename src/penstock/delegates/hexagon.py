@@ -79,7 +79,7 @@ class HexagonDelegate(KindDelegate):
 
 
 class LoggingKernel(DriverKernel):
-    """One subset of nodes; logs its plan and its receipts."""
+    """One subset of nodes. Logs its plan and its receipts."""
 
     def __init__(self, delegate: HexagonDelegate) -> None:
         super().__init__(delegate)

@@ -1,4 +1,4 @@
-"""Delegates for one kind of device, whichever driver brings it. Experimental until 1.0."""
+"""Delegates for one kind of device, from any driver. Experimental until 1.0."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ BYTES: Final = frozenset({"int8", "uint8"})
 
 
 class Kind(Struct, frozen=True):
-    """What a delegate looks for: *title* in words, one of *types* (DeviceType's values; none: any),
-    and one of *families* (none: any). Of several devices, the one with the least declared time for
-    *dtype* is chosen.
+    """The requirements of a delegate on its device.
+
+    *title* is the kind in words. The device has one of *types* (DeviceType's values; none: any) and
+    one of *families* (none: any). Of several devices, the delegate takes the one with the least
+    declared time for *dtype*.
     """
 
     title: str
@@ -61,10 +63,10 @@ class Kind(Struct, frozen=True):
 
 
 def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Device, DeviceInfo]:
-    """The best usable device of *kind* of every installed driver; devices that compute in the class
-    *accuracy* come first.
+    """The best usable device of *kind* among all installed drivers.
 
-    Raises `DeviceUnavailable` with what was sought, and why each device does not fit.
+    Devices that compute in the class *accuracy* come first. Raises `DeviceUnavailable` with the
+    requirements, and why each device does not meet them.
     """
     infos = manager.infos()
     fitting = [i for i in infos if i.usable and not kind.mismatch(i)]
@@ -81,7 +83,7 @@ def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Devic
 
 
 def is_relaxed_alone(device: Device, info: DeviceInfo) -> bool:
-    """Whether the device supports a plain operation in the class `relaxed` only."""
+    """Whether the device supports a plain operation only in the class `relaxed`."""
     dtype, quantization = DType.FLOAT32, None
     if info.capabilities.performance_of("float32") is None:
         dtype, quantization = DType.INT8, Quantization((0.5,), (0,))
@@ -145,7 +147,7 @@ class KindDelegate(DriverDelegate):
             find_device(kind, accuracy) if device is None else given_device(kind, device)
         )
         self.simulated = self.info.capabilities.simulated
-        """Whether a test double or a simulator stands for the hardware."""
+        """Whether the device is a test double or a simulator, not hardware."""
         self.caller_cache = caller_cache
         super().__init__(
             chosen,

@@ -37,7 +37,9 @@ PACKAGE: Final = "ai_edge_litert"
 MODULE: Final = f"{PACKAGE}.interpreter"
 INSTALL: Final = install_command("xnnpack")
 OWN_NAME: Final = "penstock_litert_interpreter"
-"""The name of LiteRT's module if `penstock.tflite.install_aliases` answers its own name."""
+"""The name for importing LiteRT's module while `penstock.tflite.install_aliases` occupies its
+own name.
+"""
 
 
 def find_litert() -> ModuleType | None:
@@ -52,7 +54,7 @@ def find_litert() -> ModuleType | None:
 
 
 def _by_place(file: Path) -> ModuleType:
-    """The module in *file*, under a name of its own."""
+    """The module in *file*, imported under another name."""
     if (known := sys.modules.get(OWN_NAME)) is not None:
         return known
     spec = importlib.util.spec_from_file_location(OWN_NAME, file)
@@ -66,7 +68,8 @@ def _by_place(file: Path) -> ModuleType:
 
 class Runner:
     """A LiteRT interpreter of the file *content* with the native delegate *native*, ready to run.
-    LiteRT's own kernels compute the remaining nodes. Raises `GeneralFailure` with LiteRT's words.
+
+    LiteRT's kernels compute the remaining nodes. Raises `GeneralFailure` with LiteRT's message.
     """
 
     def __init__(self, litert: Any, content: bytes, native: Any, num_threads: int | None) -> None:
@@ -103,8 +106,9 @@ class Runner:
 
 
 def _taken(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[int], int]:
-    """The indexes of the file's operators that the delegate took, and the number of operators. A
-    delegate's node stands for everything between its inputs and its outputs.
+    """The indexes of the operators that the delegate took, and the number of the file's operators.
+
+    A delegate's node replaces every operator between its inputs and its outputs.
     """
     own = [n for n in nodes if n["op_name"] != "DELEGATE"]
     maker = {int(t): n for n in own for t in n["outputs"]}
@@ -129,7 +133,7 @@ log = Log(__name__)
 PASSED: Final = frozenset(["bool", "complex64", "float16", "float32", "float64"]) | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-"""Element types that LiteRT's Python interpreter takes and returns unchanged."""
+"""Element types that LiteRT's Python interpreter accepts and returns unchanged."""
 
 
 class DelegateNotLoaded(NotAvailable, ValueError, OSError):
@@ -140,19 +144,19 @@ class DelegateNotLoaded(NotAvailable, ValueError, OSError):
 
 
 class NativeDelegate(Delegate):
-    """A TFLite delegate in the shared library *library*, by the C interface of external delegates
-    (`tflite_plugin_create_delegate`, `tflite_plugin_destroy_delegate`). *options* reach it as text.
+    """A TFLite delegate in the shared library *library*. *options* are passed as text.
 
-    A native delegate works on a graph of TFLite's own, so LiteRT must be installed (ai-edge-litert,
-    the extra `xnnpack`). It sees the graph in a LiteRT interpreter. The nodes it takes become
-    delegate nodes, each run by a LiteRT interpreter with the delegate; the runtime runs the rest.
-    As in LiteRT, the library makes one delegate, which all its interpreters share. If one graph
-    needs several LiteRT interpreters, the delegate is created again with the same options. Shapes
-    are static, as for most native delegates.
+    It uses the C interface of external delegates (`tflite_plugin_create_delegate`,
+    `tflite_plugin_destroy_delegate`). A native delegate needs a graph of TFLite, so LiteRT must be
+    installed (ai-edge-litert, the extra `xnnpack`). The delegate sees the graph in a LiteRT
+    interpreter. The nodes that it takes become delegate nodes. A LiteRT interpreter with the
+    delegate runs each of them; the runtime runs the rest. As in LiteRT, the library creates one
+    delegate for all its interpreters. If one graph needs several LiteRT interpreters, the delegate
+    is created again with the same options. Shapes are static, as for most native delegates.
 
     Raises `DelegateNotLoaded` if the library cannot be loaded or LiteRT is missing;
-    `AttributeError` for a library without a delegate; `ValueError`, in the library's words, if it
-    refuses to make one.
+    `AttributeError` for a library without a delegate; `ValueError` with the library's message if it
+    refuses to create one.
     """
 
     def __init__(self, library: str, options: Mapping[Any, Any] | None = None) -> None:
@@ -173,16 +177,16 @@ class NativeDelegate(Delegate):
         self._library = self._natives[0]._library  # noqa: SLF001  # LiteRT's name
         self.name = PurePath(library).name
         self.reasons: dict[int, str] = {}
-        """Why a node of the graph it was added to last was not taken, by node."""
+        """Reasons why nodes of the last graph were not taken, by node."""
 
     def copy_from_buffer_handle(
         self, context: DelegateContext, handle: int, tensor: DelegateTensor
     ) -> None:
-        """Raises `GeneralFailure`: only LiteRT sees its buffers."""
+        """Raises `GeneralFailure`: only LiteRT sees the delegate's buffers."""
         raise GeneralFailure(f"{self.name} keeps no buffers")
 
     def prepare(self, context: DelegateContext) -> None:
-        """Shows it the graph, and replaces the nodes that it takes."""
+        """Shows the graph to the delegate, and replaces the nodes that it takes."""
         self.reasons = {}
         nodes = self._offered(context)
         if not nodes:
@@ -212,7 +216,7 @@ class NativeDelegate(Delegate):
             shown.close()
 
     def runner(self, content: bytes, num_threads: int | None, graph_id: int) -> Runner:
-        """A LiteRT interpreter of *content*. Raises `GeneralFailure` with LiteRT's words."""
+        """A LiteRT interpreter of *content*. Raises `GeneralFailure` with LiteRT's message."""
         runner = Runner(self._litert, content, self._native(graph_id), num_threads)
         self._used.append((runner, graph_id))
         return runner
@@ -229,7 +233,7 @@ class NativeDelegate(Delegate):
         return pointer
 
     def _offered(self, context: DelegateContext) -> list[int]:
-        """The nodes that can be shown to it."""
+        """The nodes that the delegate may see."""
         nodes = []
         for index in context.execution_plan:
             reason = context.reason_kept(index)
@@ -252,7 +256,7 @@ class NativeDelegate(Delegate):
         return True
 
     def _native(self, graph_id: int) -> Any:
-        """LiteRT's delegate for another part of a graph: the first that serves no other part."""
+        """LiteRT's delegate for a further part of a graph: the first that serves no other part."""
         for native in self._natives:
             if not any(r.native is native and other == graph_id for r, other in self._used):
                 return native
@@ -261,7 +265,7 @@ class NativeDelegate(Delegate):
 
 
 class Shown:
-    """The whole graph in LiteRT, with the delegate, to find the nodes that it takes."""
+    """Loads the whole graph in LiteRT with the delegate, to find the nodes that it takes."""
 
     def __init__(
         self, delegate: NativeDelegate, context: DelegateContext, nodes: Sequence[int]
@@ -280,7 +284,7 @@ class Shown:
         return sorted({self._nodes[i] for i in self._runner.taken})
 
     def handed_over(self, content: bytes) -> Runner | None:
-        """The interpreter if it is of the file *content*; else None, after closing it."""
+        """The interpreter, if it runs the file *content*; otherwise closes it and returns None."""
         runner = self._runner
         if runner is None or runner.content != content:
             self.close()
@@ -318,7 +322,9 @@ class NativeKernel(DelegateKernel):
             log.warning(text, delegate.name, left)
 
     def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
-        """Copies in, runs, copies out. `GeneralFailure` with LiteRT's words."""
+        """Copies inputs in, runs, copies outputs out. Raises `GeneralFailure` with LiteRT's
+        message.
+        """
         if self._runner is None:
             raise GeneralFailure("its kernel has been freed")
         results = self._runner.run([context.tensor(i).data for i in self._part.inputs])
@@ -341,7 +347,9 @@ def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Nat
 
 
 def loaded(kind: type[Made], library: str, options: Mapping[Any, Any] | None) -> Made:
-    """A delegate of class *kind*; if the library refuses, the error names it, as LiteRT's does."""
+    """Creates a delegate of class *kind*. If the library refuses, the error names it, as in
+    LiteRT.
+    """
     try:
         return kind(library, options)
     except DelegateNotLoaded:
@@ -351,7 +359,7 @@ def loaded(kind: type[Made], library: str, options: Mapping[Any, Any] | None) ->
 
 
 def _not_passed(tensor: DelegateTensor) -> str:
-    """Why nodes at *tensor* are not shown to a native delegate; "" if they are."""
+    """Why the delegate may not see nodes at *tensor*; "" if it may."""
     if tensor.is_variable:
         return "it reads network state, which native delegates are not given"
     if tensor.dtype.value not in PASSED:
@@ -360,7 +368,7 @@ def _not_passed(tensor: DelegateTensor) -> str:
 
 
 def written(part: PartitionModel) -> bytes:
-    """*part* as a TFLite file. Raises `NotExportable` if it has no form there."""
+    """*part* as a TFLite file. Raises `NotExportable` if TFLite cannot express it."""
     return write(part.model)
 
 

@@ -28,22 +28,22 @@ PREFERENCE_OF: Final[Mapping[str, Preference]] = {
 log = Log(__name__)
 
 DEFAULT_PARTITIONS: Final = 3
-"""TFLite's default: entering and leaving more subsets costs more than they save."""
+"""TFLite's default. Entering and leaving further subsets costs more than they save."""
 
 
 class NnapiDelegate(DriverDelegate):
     """Gives the runtime the nodes that its devices support, and leaves the rest to the interpreter.
 
-    *accelerator_name* takes one device alone, by name; `DeviceUnavailable` lists the usable ones if
-    it is none of them. *cache_dir* is where compiled subsets are kept, under *model_token* (text,
-    or bytes) if one is given, else under a key of their ingredients. Without *cache_dir* nothing is
-    kept; if it cannot be written, a warning is logged and every start compiles.
-    *execution_preference* "undefined" is "fast_single_answer". At most
+    *accelerator_name* restricts it to one device; `DeviceUnavailable` lists the usable ones if none
+    has that name. *cache_dir* is the directory for compiled subsets. They are stored under
+    *model_token* (text or bytes) if given, otherwise under a key of their ingredients. Without
+    *cache_dir* nothing is cached; if it cannot be written, a warning is logged and every start
+    compiles. *execution_preference* "undefined" is "fast_single_answer". At most
     *max_number_delegated_partitions* subsets are taken, the largest first; 0 or less takes all.
-    *disallow_nnapi_cpu* (TFLite's default, not Penstock's: here the reference device computes the
-    rest either way) leaves out the reference device, which stands for NNAPI's own CPU path, unless
-    it is named; `DeviceUnavailable` if it is the only one. It also turns fallback off. *allow_fp16*
-    accepts reduced precision (the accuracy class `relaxed`).
+    *disallow_nnapi_cpu* excludes the reference device, which corresponds to NNAPI's CPU path,
+    unless it is named, and turns fallback off; `DeviceUnavailable` if it is the only device. True
+    is TFLite's default, not Penstock's: here the reference device computes the rest in either case.
+    *allow_fp16* accepts reduced precision (the accuracy class `relaxed`).
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class NnapiDelegate(DriverDelegate):
 
 
 def _devices(name: str | None, without_cpu: bool) -> list[Device]:
-    """The named device, or all that may be used."""
+    """The named device, or all permitted devices."""
     if name is not None:
         if not isinstance(name, str):
             raise InputError(f"accelerator_name is a device's name, not {name!r}")
@@ -97,7 +97,7 @@ def _devices(name: str | None, without_cpu: bool) -> list[Device]:
 
 
 def _unwritable(directory: str | os.PathLike[str]) -> str:
-    """Why *directory*, which is created if it is missing, cannot be written; "" if it can."""
+    """Creates *directory* if it is missing. Returns why it cannot be written; "" if it can."""
     from penstock.cache.info import CacheInfo
 
     place = CacheInfo(directory).directory

@@ -1,4 +1,4 @@
-"""The nodes of a subgraph, and how those of a delegate are partitioned into subsets."""
+"""The nodes of a subgraph, and the partitioning of a delegate's nodes into subsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.loaders.tflite.catalog import OperatorEntry, SubgraphEntry
 
 
 class Subset(Struct, frozen=True):
-    """Nodes that run together, all for the delegate or none, in topological order."""
+    """Nodes that run together, either all in the delegate or all outside, in topological order."""
 
     nodes: tuple[int, ...]
     delegated: bool
@@ -30,13 +30,13 @@ def cut_into_subsets(
     cluster: bool = True,
     fuse: bool = True,
 ) -> list[Subset]:
-    """Partitions *plan* into few subsets, in the order in which they run.
+    """Partitions *plan* into few subsets, in execution order.
 
     *depends* has the earlier nodes whose results a node needs. A subset takes every node of its
-    kind that is ready, so the kinds alternate. Of the two kinds that may come first, the one with
-    fewer subsets does, else that of the first ready node (TFLite's
-    `PartitionGraphIntoIndependentNodeSubsets`). Without *cluster* nodes keep the order of the plan;
-    without *fuse* each wanted node is a subset of its own.
+    kind (delegated or not) that is ready, so the kinds alternate. The first kind is the one that
+    leads to fewer subsets, otherwise that of the first ready node (TFLite's
+    `PartitionGraphIntoIndependentNodeSubsets`). Without *cluster* nodes keep the order of the plan.
+    Without *fuse* each wanted node is a separate subset.
     """
     if not cluster:
         found = _consecutive(plan, wanted)
@@ -113,9 +113,9 @@ class Node:
     """One node of the file, or of a delegate.
 
     *operations* of the model's entry compute it. *kept* is the reason why it cannot be replaced, ""
-    for none. *targets* are the subgraphs of a replaceable branch (then, else) or loop (condition,
-    body). *operands* maps the tensors that it reads to the operands with their values, *updates*
-    the variable tensors that it changes to the operands with their new values.
+    if it can. *targets* are the subgraphs of a replaceable branch (then, else) or loop (condition,
+    body). *operands* maps the tensors that it reads to the operands with their values. *updates*
+    maps the variable tensors that it changes to the operands with their new values.
     """
 
     index: int

@@ -26,10 +26,12 @@ class DelegateKernel:
     """
 
     def init(self, context: DelegateContext, params: DelegateParams) -> None:
-        """Called once, when the nodes of *params* are replaced; *context* has their constants."""
+        """Called once, when the nodes of *params* are replaced. *context* has the data of
+        constants.
+        """
 
     def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
-        """Called after `init`, and after changes of shape; the inputs' shapes are known."""
+        """Called after `init` and after shape changes. The inputs' shapes are known."""
 
     def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
         """Writes the data of `node.outputs`. Required."""
@@ -40,16 +42,16 @@ class DelegateKernel:
 
 
 class SimpleDelegate(Delegate):
-    """A delegate that decides for each node whether it takes it. A subclass overrides
-    `is_node_supported` and `create_kernel`.
+    """A delegate that decides for each node whether to take it.
 
-    *max_delegated_partitions* (None: all) and *min_nodes_per_partition* limit the subsets that it
-    takes, largest first; a class may set both. Nodes of another delegate, and nodes whose network
-    state no tensor holds (resource variables, tables, generators), are not offered.
+    A subclass overrides `is_node_supported` and `create_kernel`. *max_delegated_partitions* (None:
+    all) and *min_nodes_per_partition* limit the subsets that it takes, largest first; a class may
+    set both. Two kinds of nodes are not offered: nodes of another delegate, and nodes whose network
+    state no tensor holds (resource variables, tables, generators).
     """
 
     name: str = ""
-    """Its name in errors; by default its class's."""
+    """The delegate's name in errors; by default the name of its class."""
 
     max_delegated_partitions: int | None = None
     min_nodes_per_partition: int = 0
@@ -68,7 +70,7 @@ class SimpleDelegate(Delegate):
             self.min_nodes_per_partition = min_nodes_per_partition
 
     def initialize(self, context: DelegateContext) -> None:
-        """Called before any node is offered. Optional."""
+        """Called before the first node is offered. Optional."""
 
     def is_node_supported(
         self, registration: Registration, node: DelegateNode, context: DelegateContext
@@ -77,7 +79,7 @@ class SimpleDelegate(Delegate):
         raise NotImplementedError(f"{type(self).__name__} has no is_node_supported")
 
     def create_kernel(self) -> DelegateKernel:
-        """A new kernel for one subset of nodes. Required."""
+        """Creates a kernel for one subset of nodes. Required."""
         raise NotImplementedError(f"{type(self).__name__} has no create_kernel")
 
     def copy_from_buffer_handle(

@@ -26,15 +26,15 @@ from penstock.memory.limits import check_bytes
 from penstock.partitioning.split import Cut
 
 Compile: TypeAlias = "Callable[[Model], CompiledModel]"
-"""Compiles a part; the result may have more outputs than the part, for tensors of the file."""
+"""Compiles a part. The result may have additional outputs for tensors of the file."""
 
 
 class DelegatedModel:
-    """The counterpart of `CompiledModel` for a subgraph with delegates, at the shapes of
+    """The counterpart of `CompiledModel` for a subgraph with delegates, with the shapes of
     `graph.model`.
 
-    The nodes between two kernels are compiled together as a model of their own. Raises what
-    compiling does, after closing the models compiled before.
+    The nodes between two kernels are compiled together as a separate model. If a compile fails, its
+    error propagates after the earlier models are closed.
     """
 
     def __init__(self, graph: DelegatedGraph, compile_part: Compile) -> None:
@@ -61,7 +61,7 @@ class DelegatedModel:
         return DelegatedRun(self, given, out)
 
     def close(self) -> None:
-        """Closes the compiled models; kernels belong to the graph."""
+        """Closes the compiled models. The graph owns the kernels."""
         for step in self.steps:
             step.close()
 
@@ -81,7 +81,7 @@ class DelegatedModel:
 def _of_the_whole(
     error: ModelError | PlacementError, cut: Cut, subgraph: int
 ) -> ModelError | PlacementError:
-    """An error about an operation of a part, renumbered for the whole model."""
+    """An error about an operation of a part, with the operation's number in the whole model."""
     where = error.where
     if where is not None and where.subgraph == 0 and where.operation is not None:
         at = where.operation
@@ -93,7 +93,7 @@ def _of_the_whole(
 
 
 def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None:
-    """The step of a node that the runtime does not compute; None if it does."""
+    """The step of a node that a kernel or subgraph runs; None if the runtime compiles the node."""
     if isinstance(item, Kernel):
         return KernelStep(graph, item)
     others = graph.subgraphs
@@ -103,7 +103,7 @@ def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None
 
 
 class DelegatedRun:
-    """Runs of one `DelegatedModel` on the same memory."""
+    """Repeated runs of one `DelegatedModel` on the same memory."""
 
     def __init__(
         self,
@@ -125,10 +125,10 @@ class DelegatedRun:
         self._publish(dict(self._fixed))
 
     def run(self, state: State | None) -> list[NDArray]:
-        """The outputs, in order; those with fixed memory are that memory.
+        """The outputs, in order. Those with fixed memory are that memory.
 
-        Raises `DelegateError` with the delegate whose kernel failed, else what `CompiledModel.run`
-        does; *state* is then unchanged.
+        Raises `DelegateError` with the delegate whose kernel failed, otherwise what
+        `CompiledModel.run` raises. *state* is then unchanged.
         """
         if state is None:
             return self._run(None)
@@ -209,7 +209,7 @@ class HostStep:
         self._bound: BoundRun | None = None
 
     def bind(self, fixed: dict[int, NDArray]) -> None:
-        """Uses the memory in *fixed* from now on."""
+        """Writes to the memory in *fixed* from now on."""
         self._places = [fixed.get(o) for o in self.outputs]
         self._bound = None
         if all(i in fixed for i in self._inputs) and all(
@@ -252,7 +252,7 @@ class KernelStep:
         )
 
     def bind(self, fixed: dict[int, NDArray]) -> None:
-        """Does nothing: a kernel finds the memory of its tensors itself."""
+        """Does nothing: a kernel gets the memory of its tensors from the graph."""
 
     def run(self, values: dict[int, NDArray]) -> None:
         """Calls `invoke`. Raises `DelegateError` for an exception and for a missing output."""
@@ -287,7 +287,7 @@ class KernelStep:
 
 
 class EnterStep:
-    """A branch or loop into subgraphs with kernels, which run as graphs of their own."""
+    """A branch or loop into subgraphs with kernels, which run as separate graphs."""
 
     def __init__(self, graph: DelegatedGraph, item: Node, subgraphs: Subgraphs) -> None:
         (at,) = item.operations
@@ -297,7 +297,7 @@ class EnterStep:
         self._is_loop = operation.type == "WHILE"
 
     def bind(self, fixed: dict[int, NDArray]) -> None:
-        """Does nothing: its subgraphs have their own memory."""
+        """Does nothing: its subgraphs own their memory."""
 
     def run(self, values: dict[int, NDArray]) -> None:
         """Adds the subgraphs' outputs to *values*."""

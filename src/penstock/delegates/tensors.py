@@ -29,7 +29,7 @@ class Buffered:
     """The buffer of a tensor that a delegate computes or holds.
 
     *stale*: only the buffer has the present value. *newer*: only host memory has it. *lent*: the
-    user of the interpreter, not a kernel, named the buffer.
+    user of the interpreter set the buffer, not a kernel.
     """
 
     owner: Delegate | None = None
@@ -40,9 +40,9 @@ class Buffered:
 
 
 class Tensors:
-    """All tensors by index; those that kernels add follow the file's.
+    """All tensors by index. Tensors that kernels add follow the file's.
 
-    *held* maps tensors to the operand of the model with their value, if it has another number.
+    *held* maps a tensor to the operand of the model that has its value, if its number differs.
     *values* are the arrays of operands during a run. *changing* are the variable tensors that the
     present kernel changes.
     """
@@ -66,7 +66,7 @@ class Tensors:
 
     @property
     def context(self) -> DelegateContext:
-        """The delegates' view of the graph. Raises `StateError` once the graph is gone."""
+        """The delegates' view of the graph. Raises `StateError` if the graph no longer exists."""
         graph = self._graph()
         if graph is None:
             raise StateError("the graph of this tensor is gone")
@@ -112,7 +112,9 @@ class Tensors:
         return self._held.get(index, index)
 
     def data(self, index: int) -> NDArray:
-        """Its memory, up to date, writable for its writer only. Raises `StateError`."""
+        """Its memory, up to date, writable for its writer only. Raises `StateError` if it has
+        none.
+        """
         self.make_readable(index)
         array = self._memory(index)
         if array is None:
@@ -137,7 +139,9 @@ class Tensors:
         return None if known is None else known.owner
 
     def set_handle(self, index: int, handle: int) -> None:
-        """Sets a tensor's buffer. The replaced one is freed later, if no tensor is in it then."""
+        """Sets a tensor's buffer. The replaced one is freed later, unless it then holds a
+        tensor.
+        """
         buffered = self._own(index)
         number = _checked(handle)
         if buffered.owner is not None and buffered.handle not in (NULL_BUFFER_HANDLE, number):
@@ -151,14 +155,14 @@ class Tensors:
             buffered.newer = False
 
     def claim(self, indexes: Collection[int], delegate: Delegate) -> None:
-        """Makes *delegate* the owner of what its kernels compute."""
+        """Makes *delegate* the owner of the tensors that its kernels compute."""
         for index in indexes:
             self._at(index).owner = delegate
 
     def bind(self, index: int, handle: int, delegate: Delegate, *, fed: bool) -> None:
         """Sets the buffer of a tensor, and frees its previous one.
 
-        *fed*: no node writes the tensor, so the buffer's content is its value from now on. Raises
+        *fed*: no node writes the tensor, so from now on the buffer's content is its value. Raises
         `InputError` for a tensor of another delegate, a constant, and a wrong handle.
         """
         number = _checked(handle)
@@ -212,7 +216,7 @@ class Tensors:
     def before_kernel(
         self, inputs: Collection[int], outputs: Collection[int], delegate: Delegate
     ) -> None:
-        """Copies the inputs of a kernel to where it reads them: its buffers, or host memory."""
+        """Copies a kernel's inputs to the memory that it reads: its buffers, or host memory."""
         for index in inputs:
             buffered = self._buffered.get(index)
             if buffered is None:
@@ -231,13 +235,13 @@ class Tensors:
             self.written(index)
 
     def written(self, index: int) -> None:
-        """Notes a new value in host memory."""
+        """Records a new value in host memory."""
         buffered = self._buffered.get(index)
         if buffered is not None and not buffered.stale:
             buffered.newer = True
 
     def overwritten(self, index: int) -> None:
-        """Notes a new value in host memory that replaces the buffer's."""
+        """Records a new value in host memory that replaces the buffer's."""
         if (buffered := self._buffered.get(index)) is not None:
             buffered.stale = False
             self.written(index)
@@ -287,7 +291,7 @@ class Tensors:
                 self._free_replaced()
 
     def let_go(self, owners: Collection[Delegate], *, lent_too: bool) -> None:
-        """Frees the buffers of *owners*; those that the user named only with *lent_too*."""
+        """Frees the buffers of *owners*; those that the user set only with *lent_too*."""
         for index, buffered in list(self._buffered.items()):
             if buffered.owner is None or not any(buffered.owner is o for o in owners):
                 continue
@@ -306,7 +310,7 @@ class Tensors:
         return self._memory(index)
 
     def forget(self) -> None:
-        """Forgets all buffers without freeing them: they belong to another process."""
+        """Forgets all buffers without freeing them, because they belong to another process."""
         self._buffered.clear()
         self._replaced.clear()
 
@@ -319,7 +323,7 @@ class Tensors:
         buffered.newer = False
 
     def _free(self, buffered: Buffered) -> None:
-        """Takes a tensor out of its buffer, and frees the buffer if no other tensor is in it."""
+        """Removes a tensor from its buffer, and frees the buffer if it holds no other tensor."""
         owner, handle = buffered.owner, buffered.handle
         buffered.handle = NULL_BUFFER_HANDLE
         if owner is not None and handle != NULL_BUFFER_HANDLE:
@@ -335,7 +339,7 @@ class Tensors:
                 self._free_unused(owner, handle)
 
     def _free_unused(self, owner: Delegate, handle: int) -> None:
-        """Frees a buffer if no tensor is in it."""
+        """Frees a buffer if it holds no tensor."""
         if not any(b.owner is owner and b.handle == handle for b in self._buffered.values()):
             free = owner.free_buffer_handle
             release(owner, "free_buffer_handle", free, self.context, handle)

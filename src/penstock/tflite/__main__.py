@@ -1,4 +1,4 @@
-"""`python -m penstock.tflite PROGRAM`: runs a program for LiteRT on Penstock, unchanged."""
+"""`python -m penstock.tflite PROGRAM`: runs an unchanged LiteRT program on Penstock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ zip file with a __main__.py.
 """
 
 LAUNCHER: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
-"""Files whose frames are left out at the start of a traceback."""
+"""Files whose frames are removed from the start of a traceback."""
 
 
 def main(arguments: list[str]) -> None:
@@ -58,7 +58,7 @@ def _run(program: str) -> None:
         _put_first(str(path))
         runpy.run_path(program, run_name="__main__")
         return
-    # Read before anything is changed, as python does. A traceback then has the program's frames.
+    # Read before anything is changed, as python does, so that tracebacks show the program's frames.
     try:
         with io.open_code(str(path.absolute())) as file:
             source = file.read()

@@ -19,13 +19,12 @@ INTERPRETERS: Final = tuple(f"{package}.interpreter" for package in PACKAGES)
 
 
 def install_aliases() -> None:
-    """From now on, `tflite_runtime.interpreter` and `ai_edge_litert.interpreter` are
-    `penstock.tflite`.
+    """Makes imports of LiteRT's interpreter return `penstock.tflite` from now on.
 
-    The other modules of an installed package of either name are imported as before; an empty
-    package stands for one that is not installed. Further calls have no effect. The aliases hold for
-    this process and its forks; a new process must call this function, or be started by `python -m
-    penstock.tflite`.
+    Affects `tflite_runtime.interpreter` and `ai_edge_litert.interpreter`. Other modules of an
+    installed package of either name are imported as before. An empty package replaces one that is
+    not installed. Further calls have no effect. The aliases hold for this process and its forks. A
+    new process must call this function, or be started by `python -m penstock.tflite`.
 
     Raises `StateError` if one of the modules has been imported already: its users would keep the
     original.
@@ -46,7 +45,7 @@ def install_aliases() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the interpreter's modules, and a package for them if none is installed."""
+    """Finds the interpreter's modules, and supplies a package for them if none is installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,8 +1,8 @@
 """The graphs behind an interpreter and its signature runners, for one thread at a time.
 
 An interpreter that preserves all tensors also has values inside the subgraphs of IF and WHILE. They
-are computed on demand: the subgraph runs alone on the operator's inputs, a loop step by step. As in
-LiteRT, the body's inputs end as its last outputs.
+are computed on demand: the subgraph runs again on the operator's inputs, a loop step by step. As in
+LiteRT, the body's inputs afterwards are its last outputs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ Find = Callable[[int], Graph]
 
 
 def enter(main: Graph, subgraph: int, find: Find) -> bool:
-    """Runs *subgraph* as the main subgraph's last run entered it. *find* returns the graph of a
-    subgraph. Returns False if it was not entered, or an operator passes more than tensors.
+    """Runs *subgraph* with the inputs of the main subgraph's last run.
+
+    *find* returns the graph of a subgraph. Returns False if it was not entered, or if an operator
+    passes resources, not only tensors.
     """
     for operation in main.operations:
         if operation.type == "IF":
@@ -80,7 +82,7 @@ def _feed(graph: Graph, given: Sequence[Any]) -> None:
 
 
 def _given(main: Graph, operation: Operation) -> list[Any] | None:
-    """The inputs of the file's operator; None if they are more than values of tensors."""
+    """The inputs of the file's operator; None if they include resources, not only tensor values."""
     if operation.origin is None:
         return None
     inputs = main.catalog.operators[operation.origin.index].inputs
@@ -103,16 +105,17 @@ class Core:
         self._entered: dict[int, int] = {}
         self._busy = threading.Lock()
         self._closed = False
-        # Programs for LiteRT close nothing: the last reference frees the drivers' models.
+        # Programs for LiteRT do not call `close`: dropping the last reference frees the drivers'
+        # models.
         weakref.finalize(self, _close, self._graphs).atexit = False
 
     @property
     def guests(self) -> Guests:
-        """The users of the memory."""
+        """The users of the interpreter's memory."""
         return self.session.guests
 
     def __enter__(self) -> Graph:
-        """The main subgraph, for the one call inside the block.
+        """The main subgraph, for one call inside the block.
 
         Raises `StateError` while another thread is in such a block, `ClosedError` after `close`.
         """
@@ -130,7 +133,9 @@ class Core:
         self._busy.release()
 
     def ensure_unshared(self) -> None:
-        """Raises `RuntimeError` while a view of the memory exists, which the call may affect."""
+        """Raises `RuntimeError` while a view of the memory exists, because the call may
+        invalidate it.
+        """
         if self.guests:
             raise RuntimeError(texts.HELD)
 
@@ -139,7 +144,9 @@ class Core:
             raise ClosedError("interpreter used after close()")
 
     def graph(self, index: int) -> Graph:
-        """The subgraph of that index; `ValueError` with LiteRT's words if it does not exist."""
+        """The subgraph of that index. Raises `ValueError` with LiteRT's message if it does not
+        exist.
+        """
         count = len(self.session.catalog.subgraphs)
         if not 0 <= index < count:
             raise ValueError(f"Invalid subgraph index {index} exceeds max subgraph index {count}")
@@ -194,8 +201,10 @@ class Core:
             return {name: graph.get(index) for name, index in signature.outputs.items()}
 
     def add_delegate(self, delegate: Delegate) -> None:
-        """Adds a delegate to every entry subgraph, and to subgraphs of branches and loops that the
-        delegate has not taken and whose shapes it accepts. A failure removes it from all of them.
+        """Adds a delegate to every entry subgraph, and to subgraphs of branches and loops.
+
+        The latter only if the delegate has not taken them and accepts their shapes. A failure
+        removes it from all subgraphs.
         """
         done: list[Graph] = []
         seen: set[int] = set()
@@ -240,7 +249,7 @@ class Entered:
         self._session, self._graphs = session, graphs
 
     def has_kernels(self, subgraph: int) -> bool:
-        """Whether a delegate has a node in it, or in a subgraph that it enters."""
+        """Whether a delegate has a node in this subgraph, or in a subgraph that it enters."""
         pending, seen = [subgraph], set[int]()
         while pending:
             index = pending.pop()
@@ -254,7 +263,7 @@ class Entered:
         return False
 
     def run(self, subgraph: int, given: Sequence[NDArray]) -> list[NDArray]:
-        """Its outputs on *given* inputs, whose shapes it takes."""
+        """Its outputs for the *given* inputs; it adopts their shapes."""
         graph = find(self._session, self._graphs, subgraph)
         return [np.asarray(value) for value in run(graph, given)]
 

@@ -1,4 +1,4 @@
-"""Delegates as LiteRT's Python interpreter takes and loads them. Imported when one is used."""
+"""Delegates as LiteRT's Python interpreter accepts and loads them. Imported on first use."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ IS_NONE: Final = (
 
 
 class Delegate(NativeDelegate):
-    """A TFLite delegate in the shared library *library*, which LiteRT runs; see
-    `penstock.delegates.load_delegate`.
+    """A TFLite delegate in the shared library *library*, run by LiteRT.
 
-    Raises `DelegateNotLoaded`, a `ValueError` and an `OSError`, if the library cannot be loaded or
-    LiteRT is not installed; `AttributeError` for a library without a delegate; `ValueError`, in the
-    library's words, if it refuses to make one.
+    See `penstock.delegates.load_delegate`. Raises `DelegateNotLoaded`, a `ValueError` and an
+    `OSError`, if the library cannot be loaded or LiteRT is not installed; `AttributeError` for a
+    library without a delegate; `ValueError` with the library's message if it refuses to create one.
     """
 
     # LiteRT's words for a missing argument name its class.
@@ -33,10 +32,10 @@ class Delegate(NativeDelegate):
 
 
 def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Delegate:
-    """The TFLite delegate in the shared library *library*, which LiteRT runs. *options* reach it as
+    """The TFLite delegate in the shared library *library*, run by LiteRT. *options* are passed as
     text.
 
-    Raises as `Delegate` does; a `ValueError` of the library names it, as LiteRT's does.
+    Raises as `Delegate` does. A `ValueError` of the library names it, as in LiteRT.
     """
     return loaded(Delegate, library, options)
 
@@ -52,8 +51,10 @@ def every(given: object) -> list[delegates.Delegate]:
 
 
 def checked(delegate: object) -> delegates.Delegate:
-    """*delegate* if it is one of `penstock.delegates`. Raises `AttributeError` for another object,
-    as LiteRT does, `NotAvailable` for another library's delegate.
+    """*delegate*, if it is one of `penstock.delegates`.
+
+    Raises `AttributeError` for another object, as LiteRT does, and `NotAvailable` for another
+    library's delegate.
     """
     if isinstance(delegate, delegates.Delegate):
         return delegate
@@ -62,7 +63,7 @@ def checked(delegate: object) -> delegates.Delegate:
         text = f"{name} is a class; a delegate is an object of it: {name}()"
         raise AttributeError(text)  # noqa: TRY004  # as LiteRT
     try:
-        # This is how LiteRT recognises a delegate.
+        # LiteRT identifies a delegate by this attribute.
         getattr(delegate, "_get_native_delegate_pointer")  # noqa: B009  # its own name
     except AttributeError as error:
         raise AttributeError(f"{error}: {IS_NONE.format(type(delegate).__name__)}") from None

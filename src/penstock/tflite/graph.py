@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.execution import CompiledModel
 
 MAX_PROGRAMS: Final = 4
-"""Sets of input shapes kept compiled; the one used longest ago goes first."""
+"""How many sets of input shapes stay compiled. The least recently used one is evicted first."""
 
 COMPILE_ERRORS: Final = (ModelError, PlacementError, DriverError, MemoryError)
 
@@ -48,7 +48,7 @@ NOT_KEPT: Final = (
 
 
 class Graph:
-    """The life of one subgraph: resized, allocated, invoked. Not for two threads at once."""
+    """One subgraph: resized, allocated, invoked. Not thread-safe."""
 
     def __init__(self, session: Session, index: int) -> None:
         self._session, self._index = session, index
@@ -86,11 +86,11 @@ class Graph:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations it was compiled to; none before `allocate`."""
+        """The operations that it was compiled to; empty before `allocate`."""
         return () if self._program is None else self._program.compiled.model.operations
 
     def resize(self, index: int, dims: NDArray, *, strict: bool) -> None:
-        """Gives an input another shape, in force after the next `allocate`.
+        """Gives an input another shape, which the next `allocate` applies.
 
         Raises `ValueError` for a wrong shape, `RuntimeError` for a tensor that cannot have it.
         """
@@ -131,7 +131,7 @@ class Graph:
     def allocate(self) -> None:
         """Compiles for the present shapes if necessary, and allocates the memory.
 
-        Raises `RuntimeError` with LiteRT's words, caused by Penstock's error.
+        Raises `RuntimeError` with LiteRT's message; Penstock's error is its cause.
         """
         if self._ready:
             return
@@ -221,7 +221,7 @@ class Graph:
             self._delegated.close()
 
     def part(self) -> None:
-        """Drops references to other subgraphs after `close`, which would form cycles."""
+        """Drops references to other subgraphs after `close`. They would form cycles."""
         self._session.subgraphs = None
         self._program = None
 
@@ -256,20 +256,22 @@ class Graph:
             return False
 
     def forget_steps(self) -> None:
-        """Has the next allocation compile again: subgraphs that this one enters have changed."""
+        """Makes the next `allocate` compile again, because subgraphs that this one enters have
+        changed.
+        """
         self._promised = self._promised or self._ready
         self._ready = False
         self._drop_programs()
 
     def remove_delegate(self) -> None:
-        """Takes off the delegate added last."""
+        """Removes the delegate that was added last."""
         if self._delegated is not None:
             self._delegated.remove_last()
             self._ready = False
             self._drop_programs()
 
     def set_buffer_handle(self, index: int, handle: int, delegate: object) -> None:
-        """Puts a tensor into a delegate's buffer. Raises `ValueError` if it cannot be there."""
+        """Moves a tensor to a delegate's buffer. Raises `ValueError` if it cannot be there."""
         tensor = self.tensor(index)
         graph = self._delegated
         if graph is None or not any(delegate is d for d in graph.delegates):
@@ -299,14 +301,14 @@ class Graph:
 
     @property
     def plan(self) -> tuple[int, ...]:
-        """Node indexes in the order in which they run; those of delegates follow the file's."""
+        """Node indexes in execution order; those of delegates follow the file's."""
         if self._delegated is None:
             return tuple(range(len(self.catalog.operators)))
         return self._delegated.plan
 
     @property
     def delegate_nodes(self) -> list[Kernel]:
-        """The delegates' nodes, in the order in which they were made."""
+        """The delegates' nodes, in order of creation."""
         return [] if self._delegated is None else self._delegated.kernels
 
     def _drop_programs(self) -> None:
@@ -316,7 +318,7 @@ class Graph:
             self._programs.popitem()[1].compiled.close()
 
     def _allocate_if_promised(self) -> None:
-        """Allocates a graph with a new delegate on first use; LiteRT does it at once."""
+        """Allocates a graph with a new delegate on first use. LiteRT does it immediately."""
         if self._promised and not self._ready:
             self.allocate()
 
@@ -338,7 +340,7 @@ class Graph:
         return memory
 
     def _held(self, index: int) -> NDArray | None:
-        """The value that another tensor, or a dense constant, holds for a preserved tensor."""
+        """The value of a preserved tensor that another tensor, or a dense constant, holds."""
         program = self._program
         if program is None or not self._session.preserve:
             return None
@@ -348,7 +350,7 @@ class Graph:
         return None if holder is None else self._value(holder)
 
     def _memory(self, index: int) -> NDArray | None:
-        """The tensor's memory, or None. Outside the program it is allocated on demand."""
+        """The tensor's memory, or None. Memory outside the program is allocated on demand."""
         program = self._program
         if program is not None and index in program.variables:
             return self._session.variable(program, program.variables[index])
@@ -373,7 +375,9 @@ class Graph:
                     )
 
     def _compile_again(self) -> None:
-        """Compiles again in a forked child, where compiled models do not work; values stay."""
+        """Compiles again in a forked child, where the parent's compiled models do not work.
+        Values stay.
+        """
         self._process = os.getpid()
         self._programs.clear()
         self._bound = None
@@ -393,7 +397,7 @@ class Graph:
         return tuple(self.shapes[i] for i in inputs)
 
     def _shaped(self) -> Model:
-        """The model at the present shapes; the same object as long as they are the same."""
+        """The model with the present shapes; the same object until they change."""
         key = self._key()
         if self._model is None or self._model[0] != key:
             self._model = key, self._session.shaped(self._index, dict(enumerate(key)))
@@ -427,7 +431,7 @@ class Graph:
         return program
 
     def _bind(self, program: Program) -> None:
-        """Memory for every input and output; what has its shape already stays where it is."""
+        """Allocates memory for every input and output. Memory that has the right shape is kept."""
         self._bound = None
         for tensor, known in program.shapes.items():
             if tensor not in program.inputs:
@@ -455,7 +459,7 @@ class Graph:
             self._bound = program.bind(self._given, self._out)
 
     def _needed(self, program: Program) -> int:
-        """Bytes of the arrays that inputs and outputs of known shape get."""
+        """The size in bytes of the arrays for inputs and outputs of known shape."""
         given = ((i, self.shapes[i]) for i in program.inputs)
         computed = zip(program.outputs, program.static, strict=True)
         return sum(
@@ -475,7 +479,7 @@ class Graph:
 
 
 def _empty(dtype: DType, shape: Sequence[int]) -> NDArray | None:
-    """A value of no elements; None where not even that can have the shape."""
+    """An empty value; None if not even an empty value can have the shape."""
     try:
         return blank(dtype, shape)
     except MemoryError:

@@ -69,7 +69,7 @@ class SignatureRunner:
         return self._core.run_signature(self._signature_key, kwargs)
 
     def get_input_details(self) -> dict[str, dict[str, Any]]:
-        """Name -> details dictionary of each input, as `Interpreter.get_input_details` has them."""
+        """Name -> details dictionary of each input, as in `Interpreter.get_input_details`."""
         return {
             name: self._core.details(index, self._subgraph_index)
             for name, index in self._inputs.items()
@@ -165,7 +165,7 @@ class Interpreter(Closing):
             fuse_nodes=not experimental_disable_delegate_node_fusion,
         )
         self._core = Core(session)
-        # Programs for LiteRT find the interpreter's delegates under this name.
+        # Programs for LiteRT access the interpreter's delegates by this name.
         self._delegates = added
         try:
             for delegate in added:
@@ -257,11 +257,15 @@ class Interpreter(Closing):
         return [self._core.details(i, 0) for i in self._main.inputs]
 
     def get_output_details(self) -> list[dict[str, Any]]:
-        """Likewise for the outputs. Shapes known only at run time are right after `invoke`."""
+        """The details dictionary of each output. Shapes known only at run time are valid after
+        `invoke`.
+        """
         return [self._core.details(i, 0) for i in self._main.outputs]
 
     def get_tensor_details(self, subgraph_index: int = 0) -> list[dict[str, Any]]:
-        """Likewise for every tensor of a subgraph. `ValueError` where there is no such subgraph."""
+        """The details dictionary of each tensor of a subgraph. Raises `ValueError` for an
+        unknown subgraph.
+        """
         count = self.num_subgraphs()
         if subgraph_index < 0 or subgraph_index >= count:
             raise ValueError(
@@ -272,7 +276,7 @@ class Interpreter(Closing):
         return [graph.details(i) for i in range(len(graph.catalog.tensors))]
 
     def num_subgraphs(self) -> int:
-        """How many subgraphs the file has."""
+        """The number of subgraphs in the file."""
         self._core.check_open()
         return len(self._core.session.catalog.subgraphs)
 
@@ -318,14 +322,15 @@ class Interpreter(Closing):
             self._core.add_delegate(checked(delegate))
 
     def set_buffer_handle(self, tensor_index: int, handle: int, delegate: object) -> None:
-        """Puts a tensor of the main subgraph into buffer *handle* (0 or more; -1: none) of
-        *delegate*, and frees its previous buffer. Experimental until 1.0.
+        """Moves a tensor of the main subgraph to buffer *handle* of *delegate*. Experimental until
+        1.0.
 
-        A tensor that no operator writes, such as an input, then has the buffer's content as its
-        value, until `set_tensor` or a view changes it. A computed tensor must be read or written by
-        that delegate's kernels, which find its buffer there. A buffer of several tensors is freed
-        when the last one leaves it. Raises `ValueError` for any other tensor, and for a delegate
-        that was not added.
+        *handle* is 0 or more; -1 is none. The tensor's previous buffer is freed. A tensor that no
+        operator writes, such as an input, then has the buffer's content as its value, until
+        `set_tensor` or a view changes it. A computed tensor must be read or written by kernels of
+        that delegate, which use the buffer. A buffer that holds several tensors is freed when the
+        last one leaves it. Raises `ValueError` for any other tensor, and for a delegate that was
+        not added.
         """
         with self._core as graph:
             index = as_index(tensor_index, "SetBufferHandle")
@@ -347,7 +352,9 @@ class Interpreter(Closing):
             graph.make_readable(as_index(tensor_index, "EnsureTensorDataIsReadable"))
 
     def close(self) -> None:
-        """Releases what was compiled; twice is harmless. Views and arrays handed out stay valid."""
+        """Releases compiled models. A second call has no effect. Existing views and arrays stay
+        valid.
+        """
         self._core.close()
 
     def __enter__(self) -> Self:
@@ -416,7 +423,7 @@ class Interpreter(Closing):
 class InterpreterWithCustomOps(Interpreter):
     """An `Interpreter` with the names of functions that add custom operators to LiteRT.
 
-    Those functions are LiteRT's native code: the constructor raises `ValueError` for a name and
+    Those functions are native code of LiteRT. The constructor raises `ValueError` for a name and
     `NotAvailable` for a function. In Penstock a driver adds an operator.
     """
 

@@ -1,4 +1,4 @@
-"""Opens a model file for the interpreter. Interpreters on one file share what was read of it."""
+"""Opens a model file for the interpreter. Interpreters on one file share its parsed content."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ NULL_MODEL: Final = "The model allocation is null/empty"
 
 
 def _check_versions(codes: Iterable[OperatorCode]) -> None:
-    """Raises `ValueError`, with LiteRT's words, for an operator version that LiteRT has no kernel
-    for: a newer version may mean something else. Custom operators have no such limit.
+    """Raises `ValueError` with LiteRT's message for an operator version without a LiteRT kernel.
+
+    A newer version may have another meaning. Custom operators have no such limit.
     """
     for code in codes:
         newest = OPERATIONS[code.type].versions
@@ -42,7 +43,7 @@ def _check_versions(codes: Iterable[OperatorCode]) -> None:
 
 
 class LoadedFile:
-    """One file: its catalogue, and the model that is made of it when it is first needed."""
+    """One file: its catalogue, and the model, which is built on first use."""
 
     def __init__(self, content: sealed_file.SealedFile, owner: object = None) -> None:
         self.pool = ConstantPool(content.view, content, content.kind)
@@ -54,7 +55,7 @@ class LoadedFile:
 
     @property
     def model(self) -> Model:
-        """The valid model; raises the `ModelError` of the first defect, the same each time."""
+        """The valid model. Raises the `ModelError` of the first defect, the same each time."""
         with self._lock:
             if self._model is None:
                 try:
@@ -63,7 +64,7 @@ class LoadedFile:
                     self._model = without_frames(error)
         if isinstance(self._model, ModelError):
             defect = self._model
-            # A new one each time: what is raised holds on to all that its frames refer to.
+            # A new error each time: a raised error keeps everything alive that its frames refer to.
             raise defect.at(defect.where)
         return self._model
 
@@ -73,9 +74,9 @@ _opened: weakref.WeakValueDictionary[tuple[Any, ...], LoadedFile] = weakref.Weak
 
 
 def open_content(content: object) -> LoadedFile:
-    """The file with the bytes *content*, which the result keeps alive.
+    """The file with the bytes *content*; the result keeps them alive.
 
-    Raises `TypeError` for anything but bytes, `ValueError` with LiteRT's words if it is no model.
+    Raises `TypeError` for anything but bytes, `ValueError` with LiteRT's message if it is no model.
     """
     if not isinstance(content, bytes):
         raise TypeError(
@@ -86,8 +87,10 @@ def open_content(content: object) -> LoadedFile:
 
 
 def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
-    """The file at *path*. Raises `TypeError` for what is no path, `ValueError` with LiteRT's words
-    if it cannot be opened or is no model.
+    """The file at *path*.
+
+    Raises `TypeError` if *path* is no path, `ValueError` with LiteRT's message if the file cannot
+    be opened or is no model.
     """
     name = os.fsdecode(os.fspath(path))
     try:
@@ -120,7 +123,7 @@ def _read(name: str) -> sealed_file.SealedFile:
 
 
 def _judge(head: bytes, size: int | None) -> None:
-    """Raises what reading would if the first bytes are wrong; not for an empty file."""
+    """Raises as reading does if the first bytes are wrong; accepts an empty file."""
     if head:
         check_header(memoryview(head), size, TFLITE)
 

@@ -1,8 +1,8 @@
-"""One subgraph compiled for one set of input shapes, and the tensors of the file that its operands
-are.
+"""One subgraph compiled for one set of input shapes, and the mapping of its operands to the file's
+tensors.
 
-READ_VARIABLE and DENSIFY write tensors without an operand of their own: lowering replaces their
-values by those of other operands.
+READ_VARIABLE and DENSIFY write tensors without a separate operand: lowering replaces their values
+by those of other operands.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Holders:
 
 
 def holders(catalog: SubgraphEntry, computed: Collection[int]) -> Holders:
-    """Who holds what in one subgraph. *computed* are the operators that a run really computes."""
+    """The holders of values in one subgraph. *computed* are the operators that a run executes."""
     found = Holders()
     handles: dict[int, str] = {}
     assigned: dict[str, int] = {}
@@ -67,9 +67,9 @@ def holders(catalog: SubgraphEntry, computed: Collection[int]) -> Holders:
 class Program:
     """A compiled model as the interpreter sees it.
 
-    *inputs* are the tensors of a run's inputs, in order; *outputs* those of its outputs, None if
-    the tensor has its value elsewhere (an input, a constant, a variable, an earlier output). The
-    first *own* outputs are the subgraph's. *variables* maps variable tensors to the model's
+    *inputs* are the tensors of a run's inputs, in order. *outputs* are those of its outputs, None
+    if the tensor's value is in another place (an input, a constant, a variable, an earlier output).
+    The first *own* outputs are the subgraph's. *variables* maps variable tensors to the model's
     variables. *shapes* and *types* describe computed tensors; an operator may give another type
     than the file. *holders* locate the values of tensors without an operand.
     """
@@ -118,7 +118,7 @@ class Program:
     def bind(
         self, given: Sequence[NDArray], out: Sequence[NDArray | None] | None
     ) -> BoundRun | DelegatedRun:
-        """Runs on these arrays. Raises what the first run of the model on them would."""
+        """Runs on these arrays. Raises as the model's first run on them would."""
         if isinstance(self.compiled, CompiledModel):
             return BoundRun(self.compiled.executable, given, out)
         return self.compiled.bind(given, out)
@@ -133,13 +133,13 @@ class Program:
 
 
 def given_tensors(catalog: SubgraphEntry, count: int) -> list[int]:
-    """The tensors of the model's *count* inputs; a repeated tensor may be one input."""
+    """The tensors of the model's *count* inputs. A repeated tensor may be one input."""
     listed = _stored(catalog.inputs, catalog)
     return listed if len(listed) == count else list(dict.fromkeys(listed))
 
 
 def _stored(indexes: tuple[int, ...], catalog: SubgraphEntry) -> list[int]:
-    """Those of the tensors that hold values: handles of resources do not reach the model."""
+    """The tensors that hold values. Handles of resources do not reach the model."""
     return [i for i in indexes if catalog.tensors[i].dtype is not DType.RESOURCE]
 
 
@@ -190,7 +190,7 @@ def _before(model: Model, found: Holders) -> dict[int, int]:
 
 
 def _found(model: Model, subgraph: int) -> tuple[dict[int, tuple[int, ...]], dict[int, DType]]:
-    """Shape, where it is known, and type of every tensor that is computed."""
+    """The shape, if known, and the type of every computed tensor."""
     shapes: dict[int, tuple[int, ...]] = {}
     types: dict[int, DType] = {}
     for operand in model.operands:

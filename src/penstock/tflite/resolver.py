@@ -31,7 +31,9 @@ class OpResolverType(enum.Enum):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A placement: *devices* (None: all), *policy*, and a *note* on a replacement."""
+    """A placement: *devices* (None: all), *policy*, and a *note* if another device replaces
+    LiteRT's.
+    """
 
     devices: tuple[str, ...] | None = None
     policy: Policy | None = None
@@ -39,7 +41,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def placed_by(resolver: object) -> Placed:
-    """The placement of *resolver*. Raises `ValueError`, and `TypeError` without a hash."""
+    """The placement of *resolver*. Raises `ValueError`, or `TypeError` if it has no hash."""
     hash(resolver)
     if not isinstance(resolver, enum.Enum) or not _is_ours_or_twin(resolver):
         raise ValueError(f"Unrecognized passed in op resolver type: {resolver}")
@@ -50,12 +52,13 @@ def placed_by(resolver: object) -> Placed:
     if (reason := _unusable(BUILTIN_DEVICE)) is not None:
         told = texts.NO_BUILTIN_KERNELS.format(reason=reason)
         return Placed((FALLBACK_DEVICE,), Policy(accuracy="exact"), told)
-    # NNAPI's rule gives the device all that it supports, even if the reference is faster.
+    # NNAPI's rule gives the device all operations that it supports, even if the reference is
+    # faster.
     return Placed((BUILTIN_DEVICE, FALLBACK_DEVICE), Policy(placement="nnapi"))
 
 
 def _unusable(device: str) -> str | None:
-    """Why no device of that name can be used here; None where one can."""
+    """Why no device of that name is usable here; None if one is."""
     if manager.by_name(device) is not None:
         return None
     reasons = [info.reason for info in manager.infos() if info.name == device]
@@ -63,6 +66,6 @@ def _unusable(device: str) -> str | None:
 
 
 def _is_ours_or_twin(resolver: enum.Enum) -> bool:
-    """Whether it is a member, or the member of that name of another package's enumeration."""
+    """Whether it is a member, or the member of that name in another package's enumeration."""
     known = type(resolver).__name__ == OpResolverType.__name__
     return known and resolver.name in OpResolverType.__members__

@@ -48,8 +48,10 @@ def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Mo
 
 
 def with_every_output(model: Model) -> Model:
-    """*model* with more outputs: every computed value of the entry that is a tensor of the file,
-    and the values of resource variables before a run.
+    """*model* with additional outputs, to preserve all tensors.
+
+    They are every computed value of the entry that is a tensor of the file, and the values of
+    resource variables before a run.
     """
     entry = model.entry
     own = entry.ordinary_outputs
@@ -71,7 +73,7 @@ def with_every_output(model: Model) -> Model:
 
 
 def _unnamed(operand: Operand) -> bool:
-    """Whether it stands for no tensor of the file."""
+    """Whether the operand corresponds to no tensor of the file."""
     return operand.origin is None
 
 
@@ -137,9 +139,10 @@ class Session:
         return compile_model(with_every_output(model) if self.preserve else model, **self._options)
 
     def reason(self, error: Exception, subgraph: int) -> str:
-        """The text of the RuntimeError for *error* in one subgraph, with LiteRT's words first, if
-        they are known: no kernel for an operator, one that cannot be prepared, an inconsistent
-        graph.
+        """The text of the RuntimeError for *error* in one subgraph.
+
+        It begins with LiteRT's message, if known: no kernel for an operator, an operator that
+        cannot be prepared, an inconsistent graph.
         """
         text, operators = str(error), self.catalog.subgraphs[subgraph].operators
         if isinstance(error, texts.INCONSISTENCIES):
@@ -169,7 +172,7 @@ class Session:
         return None if origin is None else origin.index
 
     def delegated(self, subgraph: int, model: Model) -> DelegatedGraph:
-        """A subgraph that delegates can be added to; *model* is entered through it."""
+        """A subgraph to which delegates can be added; *model* is entered through it."""
         from penstock.delegates.graph import DelegatedGraph
 
         return DelegatedGraph(
@@ -191,18 +194,18 @@ class Session:
         return self._state
 
     def variable(self, program: Program, variable: int) -> NDArray | None:
-        """The present value of a variable, as it lies in the State."""
+        """The present value of a variable, without a copy."""
         state = self.state_for(program)
         return None if state is None else state.get(variable)
 
     def set_variable(self, program: Program, variable: int, value: NDArray) -> None:
-        """Puts *value*, which is taken over, in the place of a variable's."""
+        """Replaces a variable's value by *value*, without a copy."""
         state = self.state_for(program)
         if state is not None:
             state.replace({variable: value})
 
     def after_fork(self) -> None:
-        """Carries the state over into a child process: a lock may have been held in the parent."""
+        """Moves the state to a child process, because the parent may have held a lock."""
         if self._state is not None:
             old, self._state = self._state, State(self._state.model)
             known = filter(old.is_assigned, range(len(old.model.variables)))

@@ -1,4 +1,4 @@
-"""The words of LiteRT's interpreter that programs match on, as ai-edge-litert 2.3.0 says them."""
+"""Messages of LiteRT's interpreter that programs match on, as in ai-edge-litert 2.3.0."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ NO_BUILTIN_KERNELS: Final = (
 FLEX_PREFIX: Final = "Flex"
 
 INCONSISTENCIES: Final = (CyclicModel, DuplicateWriter, IndexOutOfRange, UnwrittenOperand)
-"""Errors of a graph that contradicts itself, which LiteRT finds when it allocates."""
+"""Errors of inconsistent graphs, which LiteRT raises on allocation."""
 
 _REFUSALS: Final[tuple[tuple[tuple[type[ModelError], ...], str], ...]] = (
     (
@@ -78,13 +78,13 @@ _REFUSALS: Final[tuple[tuple[tuple[type[ModelError], ...], str], ...]] = (
 
 
 def unresolved(name: str, index: int) -> str:
-    """What LiteRT says of operator *index*, a custom operator without a kernel."""
+    """LiteRT's message for operator *index*, a custom operator without a kernel."""
     words = FLEX if name.startswith(FLEX_PREFIX) else UNRESOLVED.format(name=name)
     return words + unprepared(name, index)
 
 
 def unprepared(name: str, index: int) -> str:
-    """What LiteRT says of operator *index* when it cannot be prepared."""
+    """LiteRT's message for operator *index* if it cannot be prepared."""
     return f"Node number {index} ({name}) failed to prepare."
 
 

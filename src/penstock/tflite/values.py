@@ -84,7 +84,7 @@ def _sparsity(sparsity: SparsityEntry | None) -> dict[str, Any]:
 
 
 class Loan:
-    """The base of a view handed out. It lives as long as the view, or anything derived from it."""
+    """The base object of a view. It lives as long as the view and everything derived from it."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_memory")
 
@@ -94,7 +94,7 @@ class Loan:
 
 
 class Guests:
-    """Who refers to an interpreter's memory: loans of `tensor()`, and signature runners."""
+    """The users of an interpreter's memory: views of `tensor()`, and signature runners."""
 
     def __init__(self) -> None:
         self._guests: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -103,7 +103,7 @@ class Guests:
         return len(self._guests) > 0
 
     def add(self, guest: object) -> None:
-        """Counts *guest* until it dies."""
+        """Counts *guest* until it is garbage-collected."""
         self._guests.add(guest)
 
     def lend(self, memory: NDArray, dtype: type[np.generic]) -> Any:
@@ -125,7 +125,7 @@ TAKEN_AS: Final[Mapping[DType, DType]] = {
     DType.INT2: DType.INT8,
     DType.UINT4: DType.UINT8,
 }
-"""Packed types come and go as whole bytes."""
+"""Callers get and set packed types as whole bytes."""
 
 
 def as_index(value: object, method: str) -> int:
@@ -145,7 +145,7 @@ def as_index(value: object, method: str) -> int:
 def readable(value: Any, tensor: TensorEntry, shape: Sequence[int], index: int) -> NDArray:
     """*value* as an array of the tensor's stored type and of *shape*.
 
-    Raises `ValueError` with LiteRT's words for another type, rank or dimension, and if it is no
+    Raises `ValueError` with LiteRT's message for another type, rank or dimension, and if it is no
     array.
     """
     if (
@@ -245,7 +245,9 @@ def _strings(value: Any) -> NDArray:
 
 
 def handed_out(array: NDArray, dtype: DType) -> Any:
-    """A copy of *array* as `get_tensor` gives it: packed types as bytes, a number for a scalar."""
+    """A copy of *array* as `get_tensor` returns it: packed types as bytes, a number for a
+    scalar.
+    """
     if array.dtype.hasobject:
         return array.copy()
     shown = shown_type(dtype)
