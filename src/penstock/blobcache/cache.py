@@ -102,11 +102,10 @@ class BlobCache:
         return self._entries.get(_bytes(key))
 
     def get_into(self, key: Buffer, buffer: Buffer | None) -> int:
-        """Size of the value, 0 when there is none; the value is written to the start of *buffer* if
-        it fits.
+        """Size of the value, 0 if there is none.
 
-        A contiguous buffer of any type does. None asks for the size alone. Only a get that writes
-        is a use.
+        Writes the value to the start of *buffer* if it fits. *buffer* is a contiguous buffer of any
+        type, or None to get the size alone. Only a get that writes counts as a use.
         """
         found = self.peek(key)
         if found is None:
@@ -118,11 +117,11 @@ class BlobCache:
     def get_allocated(
         self, key: Buffer, allocate: Callable[[int], B | None]
     ) -> tuple[int, B | None]:
-        """Size of the value, and the buffer of that many bytes that *allocate* gave, with the value
-        in it.
+        """Size of the value, and the buffer from *allocate* with the value in it.
 
-        `(0, None)` when there is no value: *allocate* is not called then. `(size, None)` when
-        *allocate* answered None. Raises `InputError` when its buffer is too small.
+        *allocate* gets the size in bytes. `(0, None)` if there is no value: *allocate* is not
+        called then. `(size, None)` if *allocate* returned None. Raises `InputError` if its buffer
+        is too small.
         """
         found = self.peek(key)
         if found is None:

@@ -76,7 +76,7 @@ class Files(Protocol):
         """Bytes in a regular file."""
 
     def read(self, fd: int, size: int) -> bytes:
-        """At most *size* bytes from where the last read ended; empty at the end."""
+        """Reads at most *size* bytes from the end of the last read on; empty at the end."""
 
     def write(self, fd: int, data: memoryview) -> int:
         """Writes a first part of *data*; its size."""
@@ -103,7 +103,7 @@ class Files(Protocol):
         """Whether *path* still names the file that *fd* has open."""
 
     def unlock(self, fd: int) -> None:
-        """Gives a lock back. The system does it for a process that dies."""
+        """Releases a lock. The system releases that of a process that dies."""
 
 
 class OsFiles:

@@ -136,7 +136,7 @@ MAX_BUILD_ID: Final = 1024
 _HEADER: Final = struct.Struct("<IIIIQi")
 _ENTRY: Final = struct.Struct("<QQ")
 _FILE_HEADER: Final = struct.Struct("<4sI")
-_BASE: Final = 32  # where entries start without a build id: a C compiler's size of the header
+_BASE: Final = 32  # start of the entries without a build id: a C compiler's size of the header
 
 
 class MalformedBlobs(CacheError, ValueError):
@@ -220,7 +220,7 @@ def unflatten(data: memoryview, version: Version) -> list[tuple[bytes, bytes]] |
 
 
 def _read_entry(data: memoryview, start: int, index: int) -> tuple[bytes, bytes, int]:
-    """Key and value of the entry at *start*, and where the next one starts."""
+    """Key and value of the entry at *start*, and the start of the next one."""
     if start + _ENTRY.size > len(data):
         raise MalformedBlobs(f"entry {index} is missing")
     key_size, value_size = _ENTRY.unpack_from(data, start)

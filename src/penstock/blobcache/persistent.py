@@ -204,8 +204,9 @@ class PersistentBlobCache:
     def get_allocated(
         self, key: Buffer, allocate: Callable[[int], B | None]
     ) -> tuple[int, B | None]:
-        """As `BlobCache.get_allocated`. `(0, None)` when not initialized. No lock is held in
-        *allocate*.
+        """As `BlobCache.get_allocated`.
+
+        `(0, None)` if not initialized. Calls *allocate* without a lock.
         """
         found = self._peek(key)
         if found is None:

@@ -1,5 +1,6 @@
-"""Driver-managed buffers (memory domains, NNAPI sections 6.4 to 6.7): the protocol, the states, and
-the checks of a request for one, which all drivers share.
+"""Driver-managed buffers (memory domains, NNAPI sections 6.4 to 6.7).
+
+The protocol, the states, and the checks of a request for a buffer, which all drivers share.
 """
 
 from __future__ import annotations
@@ -67,20 +68,23 @@ class Buffer(Protocol):
     """
 
     def copy_to(self, destination: Memory) -> None:
-        """Copies the content out. Raises `GeneralFailure` while uninitialised, `InvalidArgument`
-        when sizes differ. After any other error *destination* may hold some, all or none of the
-        bytes.
+        """Copies the content out.
+
+        Raises `GeneralFailure` while uninitialised, `InvalidArgument` if sizes differ. After any
+        other error *destination* may hold some, all or none of the bytes.
         """
         ...
 
     def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
-        """Copies in; *dimensions* must be complete unless the allocation's were. Raises
-        `InvalidArgument` when sizes or dimensions do not fit, and is then uninitialised.
+        """Copies the content in.
+
+        *dimensions* must be complete unless the allocation's were. Raises `InvalidArgument` if
+        sizes or dimensions do not fit; the buffer is then uninitialised.
         """
         ...
 
     def close(self) -> None:
-        """Frees the allocation and its token; twice is harmless."""
+        """Frees the allocation and its token. A second call does nothing."""
         ...
 
 
@@ -133,7 +137,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes of a value; None where the shape is not completely known."""
+        """Bytes of a value; None if the shape is not completely known."""
         return bytes_of(self.dtype, self.shape)
 
 
@@ -185,7 +189,7 @@ def check_frequency(frequency: object, place: int) -> None:
 
 
 def merged(one: Shape, other: Shape, where: str) -> Shape:
-    """The shape that satisfies both; `InvalidArgument` with *where* if they contradict."""
+    """The shape that satisfies both. Raises `InvalidArgument` with *where* if they contradict."""
     if one is None or other is None:
         return other if one is None else one
     if len(one) != len(other):
@@ -197,7 +201,7 @@ def merged(one: Shape, other: Shape, where: str) -> Shape:
 
 
 def bytes_of(dtype: DType, shape: Shape) -> int | None:
-    """Bytes of an array; None where the shape is not completely known."""
+    """Bytes of an array; None if the shape is not completely known."""
     full = static_shape(shape)
     return None if full is None else math.prod(full) * dtype.numpy.itemsize
 

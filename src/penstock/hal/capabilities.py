@@ -47,11 +47,10 @@ class Extension(msgspec.Struct, frozen=True):
 
 
 class ExtensionAttribute(msgspec.Struct, frozen=True):
-    """A hint to one device: attribute *code* of the *extension*, and its *value* as bytes that the
-    driver alone understands.
+    """A hint to one device: attribute *code* of the *extension*, and its *value*.
 
-    A driver checks the value. It ignores attributes that it does not know, and values that make no
-    sense.
+    The value is bytes that only the driver understands and checks. A driver ignores unknown
+    attributes and invalid values.
     """
 
     extension: str

@@ -25,7 +25,7 @@ NO_TOKEN: Final = bytes(BYTE_SIZE_OF_CACHE_TOKEN)
 
 
 class CancelToken:
-    """A flag for running work to check. Setting it twice is harmless; it cannot be cleared."""
+    """A flag for running work to check. It can be set again, but not cleared."""
 
     __slots__ = ("_event",)
 

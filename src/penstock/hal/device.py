@@ -67,8 +67,7 @@ class Device(Protocol):
         ...
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        """One answer for each operation of the entry subgraph, in order, with reasons for
-        rejections.
+        """One answer for each operation of the entry subgraph, in order. A rejection has a reason.
 
         Pure and quick: equal models give equal answers, and nothing is compiled. If an operation is
         accepted, `prepare_model` must accept it too, in any combination of accepted operations.
@@ -102,11 +101,11 @@ class Device(Protocol):
         ...
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-        """Allocates driver-managed memory for *roles*: (token > 0, unique among live buffers;
-        buffer).
+        """Allocates driver-managed memory for *roles*. Returns (token, buffer).
 
-        Raises `InvalidArgument` where roles contradict each other or *desc*, `GeneralFailure` when
-        the driver has no memory domains, `ResourceExhausted*` when it has no room.
+        The token is positive and unique among live buffers. Raises `InvalidArgument` if roles
+        contradict each other or *desc*, `GeneralFailure` if the driver has no memory domains,
+        `ResourceExhausted*` if it has no room.
         """
         ...
 
@@ -116,8 +115,10 @@ class Device(Protocol):
 
 
 class DeviceBase:
-    """The optional members of `Device`; a driver's class inherits it and adds the rest:
-    `name`, `version`, `supported_operations` and `prepare_model`.
+    """The optional members of `Device`, with their defaults.
+
+    A driver's class inherits it and adds `name`, `version`, `supported_operations` and
+    `prepare_model`.
     """
 
     type: DeviceType = DeviceType.OTHER

@@ -256,7 +256,7 @@ class DescriptorFence:
         return driver_error_classes().get(status, GeneralFailure)(text)
 
     def close(self) -> None:
-        """Gives the descriptor back; twice is harmless. Not while another thread waits."""
+        """Closes the descriptor. No other thread may be waiting. A second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -271,7 +271,8 @@ class FenceSignal:
     def __init__(self, end: socket.socket) -> None:
         self._fd = -1
         check_kind(end, socket.socket, "a fence is signalled by one end of a socket pair")
-        # Not the socket object, which complains where it dies in a cycle before this one closes it.
+        # Not the socket object: it warns if the garbage collector finds it in a cycle before it is
+        # closed.
         self._fd = end.detach()
         self._lock = threading.Lock()
 
@@ -293,7 +294,7 @@ class FenceSignal:
                 self._shut()
 
     def close(self) -> None:
-        """Fails the fence unless it was signalled; twice is harmless."""
+        """Fails the fence unless it was signalled. A second call does nothing."""
         with self._lock:
             self._shut()
 

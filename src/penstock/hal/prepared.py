@@ -167,7 +167,7 @@ class OutOfProcessModel(Protocol):
 
 
 def retain_model(prepared: Any, model: Model) -> None:
-    """Gives *model* to *prepared* where that is an `OutOfProcessModel`."""
+    """Gives *model* to *prepared* if that is an `OutOfProcessModel`."""
     if (retain := getattr(prepared, "retain", None)) is not None:
         retain(model)
 

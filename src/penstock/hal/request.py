@@ -87,8 +87,9 @@ NO_VALUE_ARGUMENT: Final = NoValue()
 
 
 class Request(msgspec.Struct, frozen=True, weakref=True):
-    """One argument for every input and output of the prepared model, state ports included, in
-    the order of its entry subgraph's `inputs` and `outputs`.
+    """One argument for every input and output of the prepared model, state ports included.
+
+    They are in the order of its entry subgraph's `inputs` and `outputs`.
     """
 
     inputs: tuple[RequestArgument, ...]
@@ -151,8 +152,10 @@ class ExecutionResult(msgspec.Struct, frozen=True):
 
 
 class ArgumentCopy(msgspec.Struct, frozen=True):
-    """A copy of one argument on its way to a device or back: of the input, or the output (*out*),
-    number *argument* of the request. *start_ns* is on the clock of `time.perf_counter_ns`.
+    """A copy of one argument on its way to a device or back.
+
+    It is argument *argument* of the request's inputs, or of its outputs (*out*). *start_ns* is on
+    the clock of `time.perf_counter_ns`.
     """
 
     argument: int

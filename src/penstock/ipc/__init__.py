@@ -1,1 +1,1 @@
-"""A device in another process, made indistinguishable from one here: messages, codec, both ends."""
+"""Devices in other processes, used like local ones: messages, codec, both ends."""

@@ -106,8 +106,9 @@ class Session:
         return self._gone
 
     def exit_fd(self) -> int | None:
-        """See `Channel.exit_fd`. Raises `DeadObject` once the session is closed, and
-        `ResourceExhaustedTransient`.
+        """See `Channel.exit_fd`.
+
+        Raises `DeadObject` once the session is closed, and `ResourceExhaustedTransient`.
         """
         with self._turn:
             if self._closed:

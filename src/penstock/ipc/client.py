@@ -98,8 +98,9 @@ class Described:
 
 
 class RemoteDevice(Described):
-    """A `Device` behind *channel*. A value that cannot be sent or decoded is `InvalidArgument`, a
-    malformed reply `GeneralFailure`.
+    """A `Device` behind *channel*.
+
+    A value that cannot be sent or decoded is `InvalidArgument`, a malformed reply `GeneralFailure`.
     """
 
     def __init__(self, channel: Channel, deadline_ns: int | None = None) -> None:
@@ -406,7 +407,7 @@ class RemoteBuffer(RemoteObject):
 
     @contextmanager
     def _pool_copy(self, memory: Memory) -> Iterator[PoolCopy | None]:
-        """A copy of *memory*, where another process would not map it."""
+        """A copy of *memory*, if another process would not map it."""
         twin = pool_copy_of(memory) if self.channel.copies_arrays else None
         if twin is None:
             yield None

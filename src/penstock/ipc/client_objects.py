@@ -69,7 +69,10 @@ class ClientObjects:
         *,
         loops: bool = False,
     ) -> wire.Made:
-        """Gives *value* a number. Raises `ResourceExhaustedPersistent` beyond `MAX_OBJECTS`."""
+        """Registers *value* and returns its number.
+
+        Raises `ResourceExhaustedPersistent` beyond `MAX_OBJECTS`.
+        """
         if value is None:
             raise GeneralFailure(f"the driver succeeded, and there is no {kind}")
         made = ClientObject(kind, value, lease, token, tokens, loops)
@@ -96,8 +99,9 @@ class ClientObjects:
 
     @contextmanager
     def using(self, tokens: Sequence[int]) -> Iterator[None]:
-        """Keeps the buffers of *tokens*, which must be this client's, open during the block: a
-        driver may give the token of a closed buffer to another client.
+        """Keeps the buffers of *tokens*, which must be this client's, open during the block.
+
+        Otherwise a driver could give the token of a closed buffer to another client.
         """
         if not tokens:
             yield
@@ -144,8 +148,9 @@ class ClientObjects:
         return close
 
     def close(self) -> None:
-        """Closes every object: rings first, then the newest. A buffer that a run uses is closed
-        when that run ends.
+        """Closes every object: rings first, then the newest.
+
+        A buffer that a run uses is closed when that run ends.
         """
         with self._lock:
             objects, self._objects = list(self._objects.values()), {}

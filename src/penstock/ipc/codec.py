@@ -77,9 +77,10 @@ class Opaque(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One message: its bytes, its handles, and for a call its deadline (monotonic time). An answer
-    has the copies of the call's arrays, by the number of the handle, and whether the call *failed*.
-    A call that *may_end_early* writes no memory of the caller: see `StoppedProcess`.
+    """One message: its bytes, its handles, and for a call its deadline (monotonic time).
+
+    An answer has the copies of the call's arrays, by the number of the handle, and whether the call
+    *failed*. A call that *may_end_early* writes no memory of the caller: see `StoppedProcess`.
     """
 
     data: bytes

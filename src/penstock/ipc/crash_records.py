@@ -1,5 +1,6 @@
-"""How host processes ended: their last output, and records of crashes, the newest of which
-`penstock doctor --last-crash` shows.
+"""How host processes ended: their last output, and records of crashes.
+
+`penstock doctor --last-crash` shows the newest record.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ TAIL_BYTES: Final = 16_384
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A call under way at a crash: its name, device and version, and the model: digests of
-    structure and constants in hexadecimal, and operations as `number (TYPE, name)`.
+    """A call in progress at a crash: its name, device and version, and the model.
+
+    The model is given by digests of structure and constants in hexadecimal, and by its operations
+    as `number (TYPE, name)`.
     """
 
     call: str
@@ -72,8 +75,10 @@ class Underway(NamedTuple):
 
 
 class Crash(msgspec.Struct, frozen=True):
-    """How the process of a driver ended. *when* is seconds since 1970, *deaths* how often it has
-    died in a row in *program*, which used it and alone keeps to a quarantine.
+    """How the process of a driver ended.
+
+    *when* is seconds since 1970. *deaths* counts consecutive deaths in *program*, the process that
+    used the driver; a quarantine applies to that process alone.
     """
 
     driver: str
@@ -150,7 +155,7 @@ def crash_directory() -> str:
 
 
 def last_crash() -> Crash | None:
-    """The newest crash that was kept; None where there is none that can be read."""
+    """The newest stored crash; None if no record can be read."""
     try:
         directory = crash_directory()
     except Unreadable:

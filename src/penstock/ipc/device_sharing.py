@@ -1,5 +1,6 @@
-"""One device for several users: a priority queue of its executions (NNAPI section 7.3), and
-prepared models that the clients of a host process share.
+"""One device for several users: a priority queue of its executions, and shared models.
+
+The queue follows NNAPI section 7.3. The clients of a host process share prepared models.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class _Waiter:
 
 
 class Scheduler:
-    """Lets *limit* executions at a time onto *device*. Safe from any thread. A thread that already
-    has a slot passes: its execution is nested.
+    """Limits *device* to *limit* executions at a time. Safe from any thread.
+
+    A thread that already has a slot gets no second one: its execution is nested.
     """
 
     def __init__(self, device: Device, limit: int) -> None:
@@ -77,8 +79,9 @@ class Scheduler:
         return len(self._waiting)
 
     def enter(self, config: ExecutionConfig) -> bool:
-        """Waits for a slot; True if `leave` has to return it. Raises `Cancelled` or
-        `MissedDeadlinePersistent`: the driver was not called.
+        """Waits for a slot. Returns True if `leave` has to return it.
+
+        Raises `Cancelled` or `MissedDeadlinePersistent`: the driver was not called.
         """
         thread = threading.get_ident()
         if thread in self._holders:
@@ -250,7 +253,7 @@ class ClientDevice:
         return getattr(self._shared, name)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
-        """As the shared device's, where this client has not got the same already."""
+        """As the shared device's, unless this client already has the same model."""
         made = self._shared.prepare_model(model, config)
         with self._lock:
             known = self._mine.get(made.entry)
@@ -303,7 +306,7 @@ class SharedPreparedModel:
         return getattr(self.inner, name)
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Closes the client's model. A second call does nothing."""
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed:

@@ -140,8 +140,9 @@ class HostConnection:
         return True
 
     def kill(self, why: str) -> None:
-        """Kills a useless host for the reason *why*: calls of its clients raise `DeadObject`. A
-        process that may not be a host keeps running; only this connection ends.
+        """Kills an unusable host for the reason *why*: calls of its clients raise `DeadObject`.
+
+        A process that may not be a host keeps running; only this connection ends.
         """
         self._condemned = why
         self.session.end(f"the process of driver {self.place.name} ({self.pid}) was killed: {why}")

@@ -94,8 +94,9 @@ class SocketDirectory:
         self._fd = fd
 
     def connect(self, name: str, seconds: float) -> socket.socket | None:
-        """A connection to the host that listens as *name*; None if none does. Raises `TimeoutError`
-        if it does not accept in time, and `OSError`.
+        """A connection to the host that listens as *name*; None if none does.
+
+        Raises `TimeoutError` if it does not accept in time, and `OSError`.
         """
         if sys.platform == "win32":
             raise OSError(errno.ENOSYS, LINUX_ONLY)
@@ -111,8 +112,9 @@ class SocketDirectory:
         return sock
 
     def listen(self, name: str) -> socket.socket:
-        """A socket that listens as *name*; replaces an abandoned one. Raises `AddressInUse` if a
-        host listens, or is being started, and `OSError`.
+        """A socket that listens as *name*; replaces an abandoned one.
+
+        Raises `AddressInUse` if a host listens, or is being started, and `OSError`.
         """
         if sys.platform == "win32":
             raise OSError(errno.ENOSYS, LINUX_ONLY)
@@ -219,8 +221,9 @@ def prepare() -> None:
 
 
 def listen(path: str) -> int:
-    """The descriptor of a socket that listens at *path*. Replaces an abandoned socket. Raises
-    `OSError` if one is in use, for any other file, and if others can write the directory.
+    """The descriptor of a socket that listens at *path*. Replaces an abandoned socket.
+
+    Raises `OSError` if one is in use, for any other file, and if others can write the directory.
     """
     if sys.platform == "win32":
         raise OSError("a service needs Unix sockets")
@@ -245,9 +248,10 @@ def listen(path: str) -> int:
 
 
 def connect_service(name: str, path: str) -> socket.socket:
-    """A connection to the service of driver *name* at *path*. Raises `DeviceUnavailable` if none
-    listens, or the listener may be an impostor: it must own the socket, in a directory that only it
-    or root can write.
+    """A connection to the service of driver *name* at *path*.
+
+    Raises `DeviceUnavailable` if none listens, or the listener may be an impostor: it must own the
+    socket, in a directory that only it or root can write.
     """
     if sys.platform == "win32":
         raise DeviceUnavailable(f"driver {name}: a service needs Unix sockets")
@@ -275,8 +279,8 @@ def untrusted(path: Path, user: int) -> str | None:
         status = directory.stat()
         if status.st_uid not in {0, user}:
             return f"directory {directory} belongs to user {status.st_uid}"
-        # In a directory such as /tmp nobody can rename another user's file, but any user can create
-        # it first.
+        # In a directory such as /tmp no user can rename another user's file, but any user can
+        # create it first.
         is_kept = depth > 0 and status.st_mode & stat.S_ISVTX
         if status.st_mode & 0o022 and not is_kept:
             return f"directory {directory} can be written by others"

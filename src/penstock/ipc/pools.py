@@ -1,8 +1,8 @@
-"""Memory pools for another process: constants in sealed descriptors, and copies of pools that may
-shrink, since a host process maps no such memory.
+"""Memory pools for another process: sealed constants, and copies of pools that may shrink.
 
-Files and memory without a seal against shrinking are read and written by system calls: these fail
-when a file has become shorter, and do not kill the process.
+A host process maps no memory that may shrink. Files and memory without a seal against shrinking are
+read and written by system calls: these fail if a file has become shorter, and do not kill the
+process.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class PoolCopy:
         return self._move(start, nbytes, out=True)
 
     def close(self) -> None:
-        """Gives back the copy; twice is harmless."""
+        """Frees the copy. A second call does nothing."""
         self._content = np.empty(0, np.uint8)
         self._pool.close()
 
@@ -309,7 +309,7 @@ class CopiedRequest(Closing):
             self._note(position, moved, began, out=True)
 
     def close(self) -> None:
-        """Gives back the copies; twice is harmless."""
+        """Frees the copies. A second call does nothing."""
         for twin in self._pool_copies:
             twin.close()
 

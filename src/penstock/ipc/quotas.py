@@ -138,9 +138,10 @@ class Account:
             return self._used
 
     def memory(self, fd: int, end: int) -> Charge:
-        """Charges the bytes up to *end* of the memory behind *fd*, that it has or may grow to have:
-        in full to whom maps it first. Raises `ResourceExhaustedTransient` if over quota. Other
-        descriptors are free.
+        """Charges the bytes up to *end* of the memory behind *fd*, present or future.
+
+        The first account that maps the memory pays in full. Raises `ResourceExhaustedTransient` if
+        over quota. Other descriptors are free.
         """
         try:
             status = os.fstat(fd)
@@ -211,8 +212,10 @@ class Account:
 
 
 class Accounts:
-    """The accounts of a host. A connection may use `lent_limit_mib` or half of the memory, as may
-    all connections of one user of a *service*; all connections half as much again.
+    """The accounts of a host.
+
+    A connection may use `lent_limit_mib` or half of the memory. The same limit holds for all
+    connections of one user of a *service*. All connections together may use half as much again.
     """
 
     def __init__(self, *, service: bool = False) -> None:
@@ -260,7 +263,10 @@ class Lease:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Closes it, now or when the last run that uses it has ended; twice is harmless."""
+        """Closes it, now or when the last run that uses it has ended.
+
+        A second call does nothing.
+        """
         with self._lock:
             first, self._over = not self._over, True
             if not first or self._users:

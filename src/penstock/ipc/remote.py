@@ -1,4 +1,4 @@
-"""Objects on the device's side of the wire, and the calls that everything there is asked by."""
+"""Objects on the device's side of a channel, and the calls to them."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class Channel:
         raise NotImplementedError
 
     def exit_fd(self) -> int | None:
-        """A descriptor, the caller's to close, that becomes readable when the other process ends (a
-        pidfd). With one, executions go through shared memory.
+        """A descriptor that becomes readable when the other process ends (a pidfd).
+
+        The caller closes it. With one, executions go through shared memory.
         """
         return None
 
@@ -95,7 +96,7 @@ class RemoteObject:
             raise ClosedError(f"{type(self).__name__} used after close()")
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Closes the object. A second call does nothing."""
         if self._close.detach() is not None:
             _close(self.channel, self._number)
 

@@ -65,9 +65,10 @@ MOST_DEATHS_OF_A_MODEL: Final = 3
 
 
 class IsolatedDevice(Described):
-    """One device of the driver in the host process of *supervisor*. A call that finds the process
-    dead is retried once on the restarted process. If the restarted device has another name, version
-    or capabilities, every call raises `GeneralFailure`.
+    """One device of the driver in the host process of *supervisor*.
+
+    A call that finds the process dead is retried once on the restarted process. If the restarted
+    device has another name, version or capabilities, every call raises `GeneralFailure`.
     """
 
     isolated: Final = True
@@ -134,8 +135,10 @@ class IsolatedDevice(Described):
         self._host.kill(why)
 
     def _brief(self, name: str, model: Model | None, call: Callable[[RemoteDevice], T]) -> T:
-        """A call that no driver needs long for. Without an answer within `driver_timeout_ms` the
-        process is killed: `DeadObject`. `MissedDeadlineTransient` at half of the compile's time.
+        """A call that every driver answers quickly.
+
+        Without an answer within `driver_timeout_ms` the process is killed: `DeadObject`. Raises
+        `MissedDeadlineTransient` at half of the compile's time.
         """
         limit_ms = knobs.driver_timeout_ms()
         limit_ns = time.monotonic_ns() + limit_ms * 1_000_000
@@ -182,8 +185,9 @@ class IsolatedDevice(Described):
         return result
 
     def remote(self, deadline_ns: int | None = None) -> RemoteDevice:
-        """The device in the running, or newly started, process. Raises `DeadObject` if there is
-        none, `GeneralFailure` if the device has changed.
+        """The device in the running, or newly started, process.
+
+        Raises `DeadObject` if there is none, `GeneralFailure` if the device has changed.
         """
         if not self._host.session.end_reason:
             return self._remote
@@ -238,8 +242,9 @@ class IsolatedDevice(Described):
 
 
 class IsolatedPreparedModel:
-    """A prepared model that is prepared again, from the model that it retained, after its process
-    has died. A model from a cache has to be given to `retain`; without it the first death is final.
+    """A prepared model that is prepared again after its process has died, from the retained model.
+
+    A model from a cache has to be given to `retain`; without it the first death is final.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ class Doorbell:
         return False
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Closes both descriptors. A second call does nothing."""
         self._close()
 
 
@@ -177,7 +177,7 @@ class Listener:
         if timeout_ns is None:
             found = [fd for fd, _ in self._poll.poll()]
         elif self._fds:
-            # To the microsecond, where `poll` rounds up to milliseconds.
+            # Precise to the microsecond; `poll` rounds up to milliseconds.
             found = select.select(self._fds, (), (), max(0, timeout_ns) / 1e9)[0]
         else:
             found = [fd for fd, _ in self._poll.poll(-(-max(0, timeout_ns) // NS_PER_MS))]
@@ -227,13 +227,17 @@ MIN_SLOT_BYTES: Final = 256
 MAX_SLOT_BYTES: Final = 1 << 20
 
 REQUEST: Final = struct.Struct("<QQQQQQQ")
-"""A request: number, kind, number of the bound request, deadline (`time.monotonic_ns()`; 0: none),
-loop timeout in nanoseconds (0: none), flags, and the length of the payload that follows.
+"""Header of a request.
+
+Number, kind, number of the bound request, deadline (`time.monotonic_ns()`; 0: none), loop timeout
+in nanoseconds (0: none), flags, and the length of the payload that follows.
 """
 
 ANSWER: Final = struct.Struct("<QQQqqQ")
-"""An answer: its number, its kind, nanoseconds that it took, nanoseconds on the device and in the
-driver (-1: unknown), and the length of the payload that follows.
+"""Header of an answer.
+
+Its number, its kind, nanoseconds that it took, nanoseconds on the device and in the driver (-1:
+unknown), and the length of the payload that follows.
 """
 
 LONGEST_LOOP_NS: Final = 2**63 - 1
@@ -307,8 +311,9 @@ class Region:
     """The mapped region of a ring: *data* its bytes, *words* the same as words."""
 
     def __init__(self, fd: int, layout: Layout) -> None:
-        """Maps *fd*, which stays the caller's. Raises `InvalidArgument` if it has another size or
-        may shrink, `ResourceExhaustedTransient`.
+        """Maps *fd*, which the caller keeps and closes.
+
+        Raises `InvalidArgument` if it has another size or may shrink, `ResourceExhaustedTransient`.
         """
         layout.check()
         self.layout = layout
@@ -331,7 +336,7 @@ class Region:
         return bytes(self.data[at : at + nbytes])
 
     def close(self) -> None:
-        """Unmaps; twice is harmless."""
+        """Unmaps the region. A second call does nothing."""
         self.words.release()
         self.data.release()
         self._map.close()
@@ -362,8 +367,10 @@ def create_region(layout: Layout) -> int:
 
 
 class Watch:
-    """Waits for the other side's word *index* to change; *waits* is the word by which this side
-    asks to be woken, *spin_ns* the time to spin before sleeping.
+    """Waits for the other side's word *index* to change.
+
+    *waits* is the word by which this side asks to be woken, *spin_ns* the time to spin before
+    sleeping.
     """
 
     def __init__(
@@ -375,8 +382,9 @@ class Watch:
         self._together = False
 
     def spin(self, seen: int, budget_ns: int) -> int:
-        """The word once it changes from *seen*, or *seen* after *budget_ns*. Yields first if the
-        other side last answered on this processor.
+        """The word once it changes from *seen*, or *seen* after *budget_ns*.
+
+        Yields first if the other side last answered on this processor.
         """
         words, index = self._words, self._index
         value: int
@@ -437,7 +445,7 @@ class Watch:
 def publish(
     region: Region, watch: Watch, word: int, number: int, waits: int, bell: Doorbell
 ) -> None:
-    """Writes *number* to *word*, and wakes the other side where its word *waits* asks for it."""
+    """Writes *number* to *word*, and wakes the other side if its word *waits* asks for it."""
     region.words[word] = number
     if TOTAL_STORE_ORDER:
         watch.order()

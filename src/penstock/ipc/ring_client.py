@@ -72,8 +72,10 @@ class Pace:
 
 
 class RingClient:
-    """Requests and answers by number; for one thread at a time. *life_fd*, closed with it, is
-    readable when the other process has ended; *end_reason* also knows a process that hangs.
+    """Requests and answers by number; for one thread at a time.
+
+    *life_fd*, closed with it, is readable when the other process has ended. *end_reason* also
+    detects a process that hangs.
     """
 
     def __init__(

@@ -28,12 +28,14 @@ IDLE_SECONDS: Final = 10.0
 """A ring that was not needed for so long is closed, while others are used."""
 
 REFUSED_SECONDS: Final = 1.0
-"""How long no ring is asked for after the device's side, or this one, had no room for one."""
+"""Seconds without further attempts after one side had no room for a ring."""
 
 
 class Rings:
-    """The rings to the device behind *channel*. Thread-safe. The last used ring is reused first. A
-    ring with an abandoned run is not used until that has ended.
+    """The rings to the device behind *channel*. Thread-safe.
+
+    The last used ring is reused first. A ring with an abandoned run is not used until that has
+    ended.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -63,8 +65,10 @@ class Rings:
             self._put_back(found)
 
     def open(self, deadline_ns: int | None = None) -> Ring | None:
-        """A ring for one user, by the deadline; None if the channel cannot show the other process's
-        end. Raises `ResourceExhaustedTransient`.
+        """A ring for one user, by the deadline.
+
+        None if the channel cannot show the other process's end. Raises
+        `ResourceExhaustedTransient`.
         """
         life_fd = self._channel.exit_fd()
         return None if life_fd is None else opened(self._channel, life_fd, deadline_ns)
@@ -191,8 +195,10 @@ class RingBurst:
         self._closed = False
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        """As `Burst.execute`, and `ClosedError` after `close`. After `MissedDeadline*` or
-        `Cancelled`, outputs in pools may be written until the next call of this burst returns.
+        """As `Burst.execute`, and `ClosedError` after `close`.
+
+        After `MissedDeadline*` or `Cancelled`, outputs in pools may be written until the next call
+        of this burst returns.
         """
         if not self._running.acquire(blocking=False):
             raise GeneralFailure("this burst is executing already")

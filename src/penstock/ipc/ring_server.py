@@ -61,7 +61,7 @@ class LentPool:
             raise
 
     def region(self) -> NDArray:
-        """Its bytes; raises `GeneralFailure` where it cannot be mapped."""
+        """The mapped bytes. Raises `GeneralFailure` if the memory cannot be mapped."""
         with self._lock:
             if self._region is None:
                 self._region = map_memory(self.memory).array
@@ -266,7 +266,7 @@ class RingServer:
             raise
 
     def close(self) -> None:
-        """Ends the thread after the run under way, if there is one; twice is harmless."""
+        """Ends the thread after the current run, if there is one. A second call does nothing."""
         with self._ending:
             if not self._closed:
                 self._closed = True

@@ -68,9 +68,10 @@ class _Lent(NamedTuple):
 
 
 class Staging:
-    """The shared memory of one connection. An array in a memory pool is lent once and then passed
-    by its location; any other is copied into a pool of this object. *lend* and *release* send
-    messages. Thread-safe.
+    """The shared memory of one connection. Thread-safe.
+
+    An array in a memory pool is shared once and then passed by its location. Any other array is
+    copied into a pool of this object. *lend* and *release* send messages.
     """
 
     def __init__(self, lend: Lender, release: Callable[[wire.MemoryId], None]) -> None:
@@ -84,8 +85,10 @@ class Staging:
     def stage(
         self, arrays: Sequence[NDArray], deadline_ns: int | None = None, unit: int = ALIGNMENT
     ) -> Staged:
-        """*arrays* in shared memory, copied ones at multiples of *unit* bytes. Raises `WireError`
-        for an array of no operand, `TimeoutError` if lending misses the deadline.
+        """Places *arrays* in shared memory, copied ones at multiples of *unit* bytes.
+
+        Raises `WireError` for an array that cannot be an operand, `TimeoutError` if sharing misses
+        the deadline.
         """
         staged = Staged(self, arrays, deadline_ns, unit)
         try:
@@ -228,13 +231,16 @@ class Staged:
             self._copy(index, array, self._content(array, at), out=True)
 
     def give_back(self) -> None:
-        """Lets the next call have the memory; twice is harmless."""
+        """Returns the memory for the next call. A second call does nothing."""
         pool, self._pool = self._pool, None
         if pool is not None:
             self._staging.put_back(pool)
 
     def discard(self) -> None:
-        """Lets no other call have memory that the other side may not have; twice is harmless."""
+        """Excludes memory from reuse that the other side may not have.
+
+        A second call does nothing.
+        """
         pool, self._pool = self._pool, None
         if pool is not None:
             self._staging.discard(pool)

@@ -85,8 +85,10 @@ KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "OMP_", "OPENBLAS_", "MKL_")
 
 
 class NotStarted(DeviceUnavailable):
-    """No process accepted this client. *output* is the end of the started process's output. None
-    *died* if there was none, or it runs and refuses, as if its driver cannot be loaded.
+    """No process accepted this client.
+
+    *output* is the end of the started process's output. *died* is False if no process was started,
+    or if it runs and refuses, for example because its driver cannot be loaded.
     """
 
     def __init__(self, message: str, output: str = "", *, died: bool = True) -> None:
@@ -352,8 +354,10 @@ def _end(process: int, place: Place) -> bool:
 def _greeted(
     connection: Connection, sock: socket.socket, place: Place, patience: float | None
 ) -> Received:
-    """The answer to a greeting. Raises `DeviceUnavailable` without one in the time of a start;
-    `_Silent` if a stopped process of this user does not answer for *patience*.
+    """The answer to a greeting.
+
+    Raises `DeviceUnavailable` without one in the time of a start; `_Silent` if a stopped process of
+    this user does not answer for *patience*.
     """
     limit = knobs.driver_start_ms()
     until = time.monotonic_ns() + limit * 1_000_000
@@ -433,7 +437,7 @@ def _enter(
 
 
 def _process_of(sock: socket.socket, told: int) -> int | None:
-    """The process at the other end, where the kernel and the host agree on it."""
+    """The process at the other end, if the kernel and the host agree on it."""
     process, _ = peer(sock)
     return process if process == told else None
 

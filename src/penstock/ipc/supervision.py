@@ -78,7 +78,7 @@ class Supervisor:
 
     @property
     def quarantined(self) -> str:
-        """Why the driver is not started for now; empty where it may be."""
+        """Why the driver is in quarantine; empty if it is not."""
         left = self._quarantined_until - time.monotonic()
         if left <= 0:
             return ""
@@ -102,9 +102,10 @@ class Supervisor:
         return host if host is not None and not host.session.end_reason else None
 
     def connection(self, deadline_ns: int | None = None) -> HostConnection:
-        """The connection to the host, started if need be; waits for a short backoff that ends
-        before the deadline. Raises `DeadObject` if it may not be started, could not be, or not by
-        the deadline.
+        """The connection to the host, which is started if necessary.
+
+        Waits for a short backoff that ends before the deadline. Raises `DeadObject` if the host may
+        not be started, fails to start, or is not ready by the deadline.
         """
         if self._process != os.getpid():
             raise StateError("the process of a driver belongs to the process that was forked")

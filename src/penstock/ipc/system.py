@@ -134,7 +134,7 @@ def open_process(pid: int) -> int:
 
 
 def kill_process(pidfd: int) -> None:
-    """Ends the process of a descriptor at once. Raises `ProcessLookupError` where it has ended."""
+    """Ends the process of a descriptor at once. Raises `ProcessLookupError` if it has ended."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     import signal
@@ -246,8 +246,9 @@ _unstarted: set[object] = set()
 
 
 def start_thread(work: Callable[..., object], *arguments: Any) -> None:
-    """Starts a daemon thread that does *work*, without waiting: it may never run, see
-    `unstarted_threads`. Raises `RuntimeError` or `MemoryError`.
+    """Starts a daemon thread that does *work*, without waiting.
+
+    It may never run, see `unstarted_threads`. Raises `RuntimeError` or `MemoryError`.
     """
     birth = object()
     _unstarted.add(birth)
@@ -259,7 +260,7 @@ def start_thread(work: Callable[..., object], *arguments: Any) -> None:
 
 
 def start_thread_or_run(work: Callable[..., object], *arguments: Any) -> None:
-    """As `begin`; where there is no room for a thread, *work* is done at once."""
+    """As `start_thread`. Without room for a thread, it does *work* at once in this thread."""
     try:
         start_thread(work, *arguments)
     except (RuntimeError, MemoryError):

@@ -37,8 +37,10 @@ CHUNK: Final = 1 << 20
 
 
 class Received(NamedTuple):
-    """One frame. Its *descriptors* are the receiver's to close; -1 is a rejected one (see
-    `accepted`). Not *complete*: this process had no room for them, and has none.
+    """One frame.
+
+    The receiver closes its *descriptors*; -1 is a rejected one (see `accepted`). If the frame is
+    not *complete*, this process had no room for the descriptors, and the list is empty.
     """
 
     data: bytes

@@ -90,8 +90,9 @@ class MemoryForm(Form, frozen=True):
 
 
 class LentForm(msgspec.Struct, frozen=True, tag="lent"):
-    """A `HostMemory` at *location* in the request's pools, which the device's side maps: an array
-    of *dtype* (its name) and *shape*.
+    """A `HostMemory` at *location* in the request's pools, which the device's side maps.
+
+    It is an array of *dtype* (its name) and *shape*.
     """
 
     location: DataLocation
@@ -109,8 +110,9 @@ class RequestForm(Form, frozen=True):
 
 
 class RingRequest(Form, frozen=True):
-    """A `Request` to *target*, a prepared model or burst, in a slot of a ring: *pools* are numbers
-    of lent pools, since a slot has no handles.
+    """A `Request` to *target*, a prepared model or burst, in a slot of a ring.
+
+    *pools* are numbers of shared pools, since a slot has no handles.
     """
 
     target: ObjectId
@@ -378,8 +380,9 @@ class DescriptorForm(Form, frozen=True, tag="fd"):
 
 
 class ConstantsForm(Form, frozen=True, tag="constants"):
-    """A pool of constants: *size* bytes of a memfd from byte *offset* on. The receiver maps a
-    sealed one and copies others. *kind* is the sender's name of the memory.
+    """A pool of constants: *size* bytes of a memfd from byte *offset* on.
+
+    The receiver maps a sealed one and copies others. *kind* is the sender's name of the memory.
     """
 
     place: int

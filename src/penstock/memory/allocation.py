@@ -44,15 +44,15 @@ class RoleUser(Protocol):
     """An object with inputs and outputs that buffers can be allocated for: a `CompiledModel`."""
 
     def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
-        """The input or output of that name or position. Raises `InputError` where there is none."""
+        """The input or output of that name or position. Raises `InputError` if there is none."""
         ...
 
 
 class InputRole(Struct, frozen=True, eq=False):
-    """The buffer is to be input *name* (or position) of *compiled*, in a share of *frequency* of
-    its runs, (0, 1].
+    """The buffer is to be input *name* (or position) of *compiled*.
 
-    Raises `InputError` for another frequency.
+    *frequency* is the share of its runs that use the buffer, in (0, 1]. Raises `InputError` for
+    another frequency.
     """
 
     compiled: Any

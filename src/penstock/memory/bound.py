@@ -1,6 +1,4 @@
-"""The caller's memory as the input or output of a run, passed to devices without a copy if they can
-map it.
-"""
+"""The caller's memory as input or output of a run, zero-copy for devices that can map it."""
 
 from __future__ import annotations
 
@@ -40,14 +38,16 @@ class StepUse(Struct, frozen=True, eq=False):
 
 @runtime_checkable
 class Bindable(Protocol):
-    """Memory of the caller that is given where an array is: as an input, or in `out=`."""
+    """Memory of the caller that is accepted instead of an array: as an input, or in `out=`."""
 
     def bind_argument(
         self, user: object, kind: Kind, index: int, operand: Operand
     ) -> BoundMemory | NDArray:
-        """The memory in one run of *user*, a compiled model, as input or output *index*, which
-        *operand* describes: an array if the host can view it, else a `BoundMemory`. Raises
-        `InputError`, `StateError` for an input without a value, `ClosedError`.
+        """Binds the memory for one run of *user*, a compiled model, as input or output *index*.
+
+        *operand* describes that input or output. Returns an array if the host can view the memory,
+        else a `BoundMemory`. Raises `InputError`, `StateError` for an input without a value,
+        `ClosedError`.
         """
         ...
 
@@ -102,7 +102,7 @@ class BoundMemory:
         """A run that was to write it by its argument has failed."""
 
     def gone(self) -> DeadObject | None:
-        """The error that names it, where it ended with the device that had it."""
+        """The error that names the memory, if it was lost with its device."""
         return None
 
     def notes(self) -> list[str]:
@@ -141,7 +141,7 @@ class BoundPool(BoundMemory):
         return PoolArgument(place, self.shape or ())
 
     def check(self, device: Device) -> None:
-        """Raises `GeneralFailure` where *device* does not map this kind of memory."""
+        """Raises `GeneralFailure` if *device* does not map this kind of memory."""
         if self._memory.name not in mappable_kinds(device):
             raise GeneralFailure(f"device {device.name} maps no {self._memory.name} memory")
 

@@ -181,7 +181,7 @@ class DeviceBuffer(Closing):
         return BoundBuffer(self, self._name, self._initialized() if kind == "input" else None)
 
     def close(self) -> None:
-        """Frees it; twice is harmless. Runs that use it go on."""
+        """Frees the buffer. Runs that use it continue. A second call does nothing."""
         self._closed = True
         self._release()
 

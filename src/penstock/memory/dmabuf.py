@@ -40,7 +40,7 @@ class Kernel(Protocol):
 
 
 class LinuxKernel:
-    """The system's own calls; every one fails where it has no dma-bufs."""
+    """The system's calls. Each one fails on a system without dma-bufs."""
 
     def open(self, path: str) -> int:
         return os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))

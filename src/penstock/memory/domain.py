@@ -55,9 +55,11 @@ class Stored(Struct, eq=False):
 
 
 class MemoryDomain:
-    """The buffers of one device. Thread-safe. *interface_of* knows the device's prepared models.
-    Without *dynamic*, buffers of unknown size are rejected; *capacity* bounds the bytes of all.
-    Drivers with another layout override `encode` and `decode`.
+    """The buffers of one device. Thread-safe.
+
+    *interface_of* looks up the device's prepared models. Without *dynamic*, buffers of unknown size
+    are rejected. *capacity* bounds the bytes of all buffers. Drivers with another layout override
+    `encode` and `decode`.
     """
 
     def __init__(
@@ -82,7 +84,8 @@ class MemoryDomain:
         return token, buffer
 
     def claim(self, prepared: object, request: Request) -> Claim:
-        """The buffers of *request* to *prepared*, during a `with` block around the execution.
+        """A context manager that claims the buffers of *request* to *prepared* for an execution.
+
         Raises `InvalidArgument` for a bad token, role, dimensions, or a buffer that is both written
         and used; `GeneralFailure` for an input without a value. No buffer changes then.
         """
@@ -125,7 +128,7 @@ class MemoryDomain:
             self._used = wanted
 
     def find(self, token: int) -> ManagedBuffer:
-        """The live buffer of that token; `InvalidArgument` where there is none."""
+        """The live buffer of that token. Raises `InvalidArgument` if there is none."""
         buffer = self._buffers.get(token)
         if buffer is None:
             raise InvalidArgument(f"no live buffer has the token {token}")
@@ -206,7 +209,7 @@ class ManagedBuffer:
             domain.reserve(0, self._nbytes)
 
     def begin(self, event: BufferEvent) -> Stored:
-        """The value, held until `end`; `GeneralFailure` where there is none."""
+        """The value, kept until `end`. Raises `GeneralFailure` if there is none."""
         with self._domain.lock:
             if self._closed:
                 raise GeneralFailure("the buffer is closed")

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 ROW_ALIGNMENT: Final = 64
-"""Bytes that the rows of allocated images are a multiple of, where whole pixels allow."""
+"""Rows of allocated images are a multiple of this many bytes, if whole pixels allow it."""
 
 BITS_PER_PIXEL: Final[dict[int, int]] = {
     Format.BLOB: 8,
@@ -180,8 +180,10 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @contextmanager
     def lock(self, *, write: bool = False) -> Iterator[NDArray]:
-        """The bytes as flat uint8 during the block, read-only unless *write*. Raises `InputError`
-        if the memory cannot be mapped so, `ResourceExhaustedTransient`, `ClosedError`.
+        """The bytes as flat uint8 during the block, read-only unless *write*.
+
+        Raises `InputError` if the memory cannot be mapped in that way,
+        `ResourceExhaustedTransient`, `ClosedError`.
         """
         if write is not False and write is not True:
             raise InputError(f"write must be true or false, not {write!r}")

@@ -96,10 +96,10 @@ def plan_arena(requests: Iterable[ArenaRequest], dynamic: Iterable[int] = ()) ->
 def lay_out(
     sizes: Iterable[int], preference: MemoryPreference, start: int = 0
 ) -> tuple[list[tuple[int, int]], int]:
-    """(offset, padding) of values of *sizes* bytes one after the other, and where the last one with
-    its padding ends.
+    """Places values of *sizes* bytes one after the other.
 
-    Raises `ShapeOverflow` beyond 64-bit sizes.
+    Returns (offset, padding) of each value, and the end of the last one with its padding. Raises
+    `ShapeOverflow` beyond 64-bit sizes.
     """
     places, end = [], start
     for size in sizes:
@@ -250,7 +250,7 @@ class PoolLayout:
         return MemoryPool.anonymous(self.nbytes)
 
     def views(self, pool: MemoryPool) -> dict[str, NDArray]:
-        """Name -> its array in *pool*. Raises `InputError` where that is no pool, or too small."""
+        """Arrays in *pool* by name. Raises `InputError` if it is no pool, or too small."""
         if not isinstance(pool, MemoryPool):
             raise InputError(f"views of a layout lie in a MemoryPool, not in {type(pool).__name__}")
         return {

@@ -266,7 +266,7 @@ class Mapping(Closing):
 
     @property
     def array(self) -> NDArray:
-        """The region as flat uint8, read-only where its handle does not let it be written."""
+        """The region as flat uint8, read-only unless its handle allows writing."""
         if self._array is None:
             raise ClosedError("mapping used after close()")
         return self._array
@@ -351,7 +351,7 @@ def size_of(fd: int) -> int:
     if size := os.fstat(fd).st_size:
         return size
     try:
-        # The size of a dma-buf is where its end is.
+        # The size of a dma-buf is the position of its end.
         end = os.lseek(fd, 0, os.SEEK_END)
         os.lseek(fd, 0, os.SEEK_SET)
     except OSError:

@@ -48,11 +48,11 @@ class MemoryPool(Closing):
 
     @classmethod
     def anonymous(cls, nbytes: int) -> MemoryPool:
-        """A pool of *nbytes* zero bytes that belongs to no file: a memfd sealed against resizing,
-        or an unlinked temporary file where there are none. Its memory is `ashmem`.
+        """A pool of *nbytes* zero bytes that belongs to no file. Its memory is `ashmem`.
 
-        Raises `InputError` for a size that is negative or beyond `MAX_POOL_BYTES`,
-        `ResourceExhaustedTransient` when the system has no room or no descriptor left.
+        It is a memfd sealed against resizing, or an unlinked temporary file on systems without
+        memfds. Raises `InputError` for a size that is negative or beyond `MAX_POOL_BYTES`,
+        `ResourceExhaustedTransient` if the system has no room or no descriptor left.
         """
         check_size(nbytes)
         nbytes = int(nbytes)
@@ -147,11 +147,10 @@ class MemoryPool(Closing):
         return bool(self._prot & PROT_READ)
 
     def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int], offset: int = 0) -> NDArray:
-        """An array of *dtype* and *shape* over the pool's bytes from *offset* on, writable unless
-        `readonly`.
+        """An array of *dtype* and *shape* over the pool's bytes from *offset* on.
 
-        Raises `InputError` where it would not fit, holds Python objects, or the pool cannot be
-        read.
+        It is writable unless `readonly`. Raises `InputError` if it does not fit, holds Python
+        objects, or the pool cannot be read.
         """
         size = self.nbytes
         try:
@@ -180,8 +179,9 @@ class MemoryPool(Closing):
 
     @property
     def buffer(self) -> memoryview:
-        """All bytes by Python's buffer protocol, read-only where the pool is. From Python 3.12 on,
-        `memoryview(pool)` is the same.
+        """All bytes by Python's buffer protocol, read-only if the pool is.
+
+        From Python 3.12 on, `memoryview(pool)` is the same.
         """
         return memoryview(self._map().data)
 
@@ -189,7 +189,7 @@ class MemoryPool(Closing):
         return self.buffer
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> NDArray:
-        """All bytes as flat uint8, not copied unless NumPy is asked to."""
+        """All bytes as flat uint8, not copied unless NumPy requests a copy."""
         return np.array(self._map(), dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:

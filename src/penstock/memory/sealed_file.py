@@ -41,11 +41,10 @@ _DESCRIPTORS = ("/dev/", "/proc/")
 
 
 def open_file(name: str) -> io.FileIO:
-    """The file at *name*, open for reading: a regular file, or a pipe that this process was handed
-    as a descriptor.
+    """Opens the file at *name* for reading: a regular file, or an inherited pipe.
 
-    Raises `OSError`; with EINVAL for a device, which may never end, and for a named pipe, which may
-    never be written.
+    The pipe is one that this process got as a descriptor. Raises `OSError`; with EINVAL for a
+    device, which may never end, and for a named pipe, which may never be written.
     """
     # Without O_NONBLOCK, opening a named pipe waits until another process opens its other end.
     file = open(name, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115  # the caller closes it
@@ -76,11 +75,11 @@ def _is_descriptor(name: str) -> bool:
 
 
 class SealedFile:
-    """The bytes of a file, read-only: *view* for as long as any view of it lives.
+    """The bytes of a file, read-only: *view* is valid as long as any view of it lives.
 
-    *fd* is the sealed memfd behind it, or None where there is none (private memory, or a plain
-    mapping). The descriptor is closed when this object dies; the memory stays until the last view
-    of it dies.
+    *fd* is the sealed memfd behind it, or None without one (private memory, or a plain mapping).
+    The descriptor is closed when this object is freed; the memory stays until its last view is
+    freed.
     """
 
     def __init__(self, view: memoryview, fd: int | None = None, *, mapped: bool = False) -> None:
@@ -177,7 +176,7 @@ class _Bound:
         self._left = self._stream if size is None else max(size, self._stream)
 
     def take(self, count: int) -> int:
-        """*count* bytes were read. Raises `LimitExceeded` where these are too many."""
+        """Counts *count* bytes as read. Raises `LimitExceeded` if there are too many."""
         self._left -= count
         if self._left < 0:
             raise LimitExceeded(
@@ -234,7 +233,7 @@ def _write(chunks: Iterable[bytes | memoryview], fd: int) -> int:
 
 
 def _send(file: io.FileIO, fd: int, bound: _Bound) -> int:
-    """Copies the rest of *file* inside the kernel; where that cannot be, through memory."""
+    """Copies the rest of *file* inside the kernel if possible, else through memory."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, "sendfile into a memfd is Linux's")
     size = 0

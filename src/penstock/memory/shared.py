@@ -132,8 +132,10 @@ def kept_memory(memory: Memory) -> SharedMemory | None:
 
 
 def anonymous_fd(nbytes: int, name: str) -> int:
-    """A descriptor of *nbytes* zero bytes that belong to no file: a memfd sealed against resizing,
-    or an unlinked temporary file where there are none. Raises `ResourceExhaustedTransient`.
+    """A descriptor of *nbytes* zero bytes that belong to no file.
+
+    It is a memfd sealed against resizing, or an unlinked temporary file on systems without memfds.
+    Raises `ResourceExhaustedTransient`.
     """
     try:
         return _anonymous_fd(nbytes, name)

@@ -78,7 +78,7 @@ class OnDevice:
         return loss_of(self._buffer)
 
     def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
-        # Its token may be another buffer's where the driver's process is another one.
+        # In another process of the driver, the token may belong to another buffer.
         if self.lost:
             raise DeadObject(self.lost)
         for declared in self._uses:

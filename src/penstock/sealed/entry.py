@@ -120,7 +120,7 @@ def kept_by(keeper: Keeper) -> None:
 
 
 def keeper() -> Keeper | None:
-    """The process that holds the key for this one; None where this one does."""
+    """The process that holds the key for this process; None if this process holds it."""
     return _keepers[0] if _keepers else None
 
 
@@ -201,8 +201,10 @@ def read_header(handle: Handle, *, file_system: FileSystem = SYSTEM_FILES) -> He
 
 
 def read_first(files: FileSystem, file: CacheFile, *, whole: bool = True) -> tuple[bytes, int]:
-    """The first 256 bytes of *file*, zeros where it has none, and its size. With *whole* it must be
-    a regular file that is long enough: else `NotRegularFile`, `WrongLength`. Raises `Unreadable`.
+    """The first 256 bytes of *file*, padded with zeros, and its size.
+
+    With *whole* it must be a regular file that is long enough: else `NotRegularFile`,
+    `WrongLength`. Raises `Unreadable`.
     """
     content = bytearray(HEADER_BYTES)
     with naming(file, "read"):
@@ -277,7 +279,7 @@ def load_entry(trust: Trust, files: Sequence[CacheFile], lent: Lent) -> LoadedEn
 
 
 def _check_written(trust: Trust, files: Sequence[CacheFile]) -> None:
-    """Raises `NotYetWritten` where every file is empty."""
+    """Raises `NotYetWritten` if every file is empty."""
     sizes = set()
     for file in files:
         with naming(file, "read"):

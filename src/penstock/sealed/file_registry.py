@@ -198,7 +198,7 @@ class FileRegistry:
                 files.close(fd)
 
     def _opened(self) -> int | None:
-        """A descriptor of the file; None where there is none."""
+        """A descriptor of the file; None if there is none."""
         try:
             return self._files.open(self.path, os.O_RDONLY | _NONBLOCK)
         except FileNotFoundError:

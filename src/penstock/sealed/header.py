@@ -32,10 +32,12 @@ class Kind(enum.IntEnum):
 
 
 class Header(Struct, frozen=True):
-    """The header of a cache file. *entry* (16 bytes) is shared by an entry's files; *registry* (16
-    bytes) lists it since its count *sequence*. *token*, *binding* and the digests *driver* and
-    *version* are 32 bytes each. The file is number *number* of the *models* or *datas* files of its
-    *kind*; *root* is `merkle_root` of *length* bytes of payload.
+    """The header of a cache file.
+
+    *entry* (16 bytes) is shared by an entry's files. *registry* (16 bytes) lists it since its count
+    *sequence*. *token*, *binding* and the digests *driver* and *version* are 32 bytes each. The
+    file is number *number* of the *models* or *datas* files of its *kind*. *root* is `merkle_root`
+    of *length* bytes of payload.
     """
 
     kind: int

@@ -121,9 +121,9 @@ class KeyringStore:
 
 
 def system_key_store() -> KeyringStore | None:
-    """The system's key store; None where there is none that answers in time without a prompt.
+    """The system's key store; None if none answers in time without a prompt.
 
-    Asked once a process: later calls return the first answer.
+    Tried once in a process: later calls return the first result.
     """
     global _asked, _found  # noqa: PLW0603  # one answer a process
     with _lock:
@@ -182,7 +182,7 @@ def _unlocked() -> bool:
 
 
 def within(limit_s: float, question: Callable[..., T], *arguments: str) -> T:
-    """The answer to *question*, asked in another thread. Raises `TimeoutError`."""
+    """The result of *question*, called in another thread. Raises `TimeoutError`."""
     answer: list[T] = []
     failure: list[BaseException] = []
 
@@ -295,8 +295,8 @@ class FileKeyStore:
         return self.refresh() if self._known is None else self._known
 
     def refresh(self) -> bytes:
-        # Without a lock, which a child that is forked meanwhile would wait for in vain: of two
-        # threads that find different keys, the next one to ask settles it.
+        # Without a lock: a child that is forked meanwhile would wait for it forever. If two threads
+        # find different keys, the next reader's key is used.
         self._known = key = self._read_or_create()
         return key
 
@@ -385,10 +385,10 @@ def _is_key(status: FileStatus) -> bool:
 
 
 def default_key_store(directory: StrPath, choose: Callable[[], str]) -> KeyStore:
-    """The user's key store: the system's where it answers and *choose*() allows it, else a file in
-    *directory*.
+    """The user's key store: the system's, or a file in *directory*.
 
-    The system's store is asked at most once a process.
+    The system's store is used if it answers and *choose*() allows it. It is tried at most once in a
+    process.
     """
     if choose() == "auto":
         from penstock.sealed.keys import system_key_store

@@ -62,7 +62,7 @@ class Sealing(Protocol):
         token: bytes,
         binding: bytes,
     ) -> LoadedEntry:
-        """The verified entry. Raises a `CacheError` where there is none."""
+        """The verified entry. Raises a `CacheError` if there is none."""
         ...
 
 
@@ -172,9 +172,11 @@ class LateWriter:
             return SaveReport(reason=reason_of(error))
 
     def load(self, *, timeout: float = 0.0) -> LoadedEntry:
-        """The verified contents, perhaps written late by another process; the next `write` replaces
-        that entry. Raises as `Seal.load`, `NoEntry` if the files were replaced or removed,
-        `Unreadable` if a writer held the lock for *timeout* seconds, `ClosedError` after `close`.
+        """The verified contents, perhaps written late by another process.
+
+        The next `write` replaces that entry. Raises as `Seal.load`, `NoEntry` if the files were
+        replaced or removed, `Unreadable` if a writer held the lock for *timeout* seconds,
+        `ClosedError` after `close`.
         """
         with self._mutex:
             models, datas = self._usable()
@@ -184,7 +186,10 @@ class LateWriter:
             return loaded
 
     def close(self) -> None:
-        """Gives the handles back; a write that waits for its lock is dropped. Twice is harmless."""
+        """Closes the handles.
+
+        A write that waits for its lock is dropped. A second call does nothing.
+        """
         self._closing.set()
         with self._mutex:
             self._release()

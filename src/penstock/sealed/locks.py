@@ -102,7 +102,7 @@ def lock(
 
 
 def unlock(fd: int, *, locks: Locking = SYSTEM_LOCKS) -> None:
-    """Releases the lock; harmless without one. Closing *fd* releases it in any case."""
+    """Releases the lock, if there is one. Closing *fd* releases it in any case."""
     with suppress(OSError):
         locks.unlock(fd)
 

@@ -85,7 +85,7 @@ class Registry(Protocol):
     """
 
     def state(self) -> RegistryState | None:
-        """The verified state; None where there is no registry yet."""
+        """The verified state; None if there is no registry yet."""
         ...
 
     def open(self) -> RegistryState:
@@ -149,7 +149,7 @@ class Measures:
         return self._of(self._keys.refresh())
 
     def other_than(self, used: Measure) -> Measure | None:
-        """By the key that took the place of the one in *used*; None where none did."""
+        """The measure by the key that replaced the one in *used*; None if none did."""
         try:
             measure = self.renewed()
         except Unreadable:
@@ -162,7 +162,7 @@ class Measures:
             self._highest[key] = max(count, self._highest.get(key, 0))
 
     def store(self, key: bytes, count: int) -> None:
-        """As `seen`, for all processes where the key store keeps counts."""
+        """As `seen`, for all processes if the key store keeps counts."""
         self.seen(key, count)
         self._keys.store_count(self._name, count)
 
@@ -276,7 +276,7 @@ class Contents:
         return self.head + body
 
     def find(self, token: bytes, entry: bytes) -> Row | None:
-        """The row of that token and entry; None where there is none."""
+        """The row of that token and entry; None if there is none."""
         at = self._place(token, entry)
         return None if at < 0 else self._row(at, _count_files(self.table[:at]))
 
@@ -306,12 +306,12 @@ class Contents:
         return self._changed(table, files)
 
     def without(self, token: bytes, entries: Collection[bytes]) -> Contents:
-        """Without the rows of *entries* of *token*; itself where there are none."""
+        """The contents without the rows of *entries* of *token*; itself if there are none."""
         table, files = self._cut(token, entries)
         return self if len(table) == len(self.table) else self._changed(table, files)
 
     def emptied(self) -> Contents:
-        """Without any row; itself where there are none."""
+        """The contents without any row; the same object if there are none."""
         return self._changed(b"", b"") if self.table else self
 
     def _changed(self, table: bytes, files: bytes) -> Contents:
@@ -319,7 +319,7 @@ class Contents:
         return Contents(self.owner, self.key, state, table, files)
 
     def _place(self, token: bytes, entry: bytes) -> int:
-        """Where the record of that row begins in the table; -1 where there is none."""
+        """The offset of that row's record in the table; -1 if there is none."""
         if (len(token), len(entry)) != (32, 16):
             return -1
         at = self.table.find(wanted := token + entry)

@@ -82,9 +82,10 @@ def move_directory_away(path: str) -> bool:
 
 @contextmanager
 def exclusively(path: str, seconds: float, files: FileSystem) -> Iterator[None]:
-    """Holds the lock of the file at *path*, exclusive for all processes and threads, during the
-    block. Raises `Unreadable` after *seconds*. This process does not fork meanwhile, since a child
-    would hold the lock after its parent's death.
+    """Holds the lock of the file at *path* during the block.
+
+    The lock excludes all processes and threads. Raises `Unreadable` after *seconds*. This process
+    does not fork meanwhile, since a child would hold the lock after its parent's death.
     """
     until = time.monotonic() + seconds
     pause = _SHORTEST_PAUSE_SECONDS

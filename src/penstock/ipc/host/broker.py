@@ -45,8 +45,8 @@ MOST_REASON: Final = 512
 class Launched(NamedTuple):
     """The parent's view of the new process: the child *process* to wait for.
 
-    The descriptor reports the exit status of the driver's process. It is -1 where the child is that
-    process. *said* is what was already read from it.
+    The descriptor *told* reports the exit status of the driver's process. It is -1 if the child is
+    that process. *said* is the part of the report that was already read.
     """
 
     process: int
@@ -261,7 +261,7 @@ class Met:
 
 
 class Broker:
-    """Keeps the driver's process: passes it clients by *guests*, seals for it by *asked*."""
+    """Manages the driver's process: sends it clients over *guests*, seals for it over *asked*."""
 
     def __init__(
         self, launched: Launched, guests: Any, asked: socket.socket, wanted: Wanted

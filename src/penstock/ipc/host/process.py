@@ -1,5 +1,7 @@
-"""A driver's process from its start to its end: it makes the devices, serves the clients that its
-parent (`broker`) gives it, and ends when that has none left.
+"""A driver's process from start to end.
+
+It makes the devices, serves the clients that its parent (`broker`) sends, and ends after the last
+of them.
 """
 
 from __future__ import annotations
@@ -62,8 +64,9 @@ class Guest:
         self.is_admitted = self.is_gone = False
 
     def greet(self) -> None:
-        """Some thread sees to it from now on, and closes the connection. Raises `EOFError` where it
-        has hung up.
+        """Marks the connection as owned by a thread, which closes it.
+
+        Raises `EOFError` if the peer has disconnected.
         """
         with self._lock:
             if self.is_gone:
@@ -83,7 +86,7 @@ class Guest:
             self._gone(self)
 
     def hang_up(self) -> None:
-        """Ends its calls, and does not count it any more, also where none of its threads can."""
+        """Ends its calls and removes it from the count, even if none of its threads can."""
         self.connection.shut()
         if self._client is not None:
             self._client.finish()
@@ -276,7 +279,7 @@ class Host:
             os.write(self._woken, b"\0")
 
     def _part(self) -> NoReturn:
-        """Ends the process, also where a call or a device does not end."""
+        """Ends the process, even if a call or a device does not end."""
         try:
             start_thread(self._close_devices)
             time.sleep(PARTING_SECONDS)

@@ -275,7 +275,7 @@ def _pairs(records: Sequence[FileRecord]) -> tuple[tuple[bytes, int], ...]:
 
 
 class ParentKeeper:
-    """The driver's end: a `penstock.sealed.entry.Keeper` that asks the parent over *sock*."""
+    """The driver's end: a `penstock.sealed.entry.Keeper` that sends requests over *sock*."""
 
     def __init__(self, sock: socket.socket, origin: str) -> None:
         sock.settimeout(ANSWER_SECONDS)

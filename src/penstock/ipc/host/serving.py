@@ -57,9 +57,10 @@ class _Job(NamedTuple):
 
 
 class Client:
-    """Serves one accepted client with a dispatcher for each device. One thread reads the next
-    message, hands the reading to another, and makes the call itself: no call waits for another, and
-    none changes threads.
+    """Serves one accepted client with a dispatcher for each device.
+
+    One thread reads the next message, passes the reading to another thread, and makes the call
+    itself. No call waits for another, and none changes threads.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Client:
             self._begin_thread()
 
     def _begin_thread(self) -> None:
-        """Raises `RuntimeError` where there is no room for another."""
+        """Starts another thread. Raises `RuntimeError` if there is no room for one."""
         start_thread(self._work)
         self._threads += 1
         self._idle += 1

@@ -42,7 +42,7 @@ class Leaving:
             return self._ends[0]
 
     def tell(self) -> None:
-        """The client has left; twice is harmless."""
+        """Records that the client has disconnected. A second call does nothing."""
         with self._lock:
             if not self.is_told and self._ends:
                 os.close(self._ends.pop())

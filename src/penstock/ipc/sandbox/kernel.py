@@ -237,8 +237,9 @@ CAPABILITIES_VERSION: Final = 0x2008_0522
 
 
 def enter_namespaces() -> None:
-    """Moves this process, which has one thread, and its later children to new namespaces. Raises
-    `OSError` if the kernel refuses; this process is unusable then.
+    """Moves this process, which has one thread, and its later children to new namespaces.
+
+    Raises `OSError` if the kernel refuses; this process is unusable then.
     """
     if sys.platform == "win32":
         raise OSError("namespaces are Linux's")
@@ -317,7 +318,7 @@ OF_FILES: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 
 
 def landlock_version() -> int:
-    """The version of the kernel's interface, 0 where it has none."""
+    """The version of the kernel's Landlock interface, 0 without Landlock."""
     if sys.platform != "linux":
         return 0
     try:

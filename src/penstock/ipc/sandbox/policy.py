@@ -118,6 +118,7 @@ _held: list[int] = []
 
 def scratch_directory() -> str | None:
     """A new private directory, this process's temporary one from now on; None if there can be none.
+
     First removes directories of processes that have ended.
     """
     if sys.platform != "linux":
@@ -244,7 +245,7 @@ ACCELERATORS: Final = (
     "/dev/dma_heap",
     "/dev/udmabuf",
 )
-"""Device files of accelerators, read and written where they exist."""
+"""Device files of accelerators, readable and writable if they exist."""
 
 MOST_MODULES: Final = 4096
 """Names that are looked at in a directory of which modules alone are shown."""

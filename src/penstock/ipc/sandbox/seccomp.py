@@ -107,7 +107,7 @@ def _halved(borders: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
 
 
 def _uses(uses: Uses, pid: int, otherwise: list[Instruction]) -> list[Instruction]:
-    """Allowed where all checks of one of *uses* pass."""
+    """Allows the call if all checks of one of *uses* pass."""
     program: list[Instruction] = []
     for use in uses:
         passed = _answer(ALLOW)
@@ -239,7 +239,7 @@ def list_refusals(listener: int) -> None:
 
 
 def name_of(number: int) -> str:
-    """The call by name where the list has it, for some of its uses; else by number."""
+    """The call by name if the list has it, for some of its uses; else by number."""
     found = kernel.architecture()
     if found is None:
         return f"system call {number}"

@@ -14,7 +14,9 @@ Numbers = tuple[int | None, int | None]
 
 
 class Architecture(NamedTuple):
-    """*audit* is the kernel's number (`AUDIT_ARCH_*`), *column* its place in the tables, *last* the
+    """Numbers of one architecture.
+
+    *audit* is the kernel's number (`AUDIT_ARCH_*`), *column* its place in the tables, *last* the
     newest call in them: C libraries accept `ENOSYS` for newer ones.
     """
 
@@ -40,8 +42,10 @@ WHOLE: Final = 0xFFFF_FFFF
 
 
 class Check(NamedTuple):
-    """The low or *high* 32 bits of a call's *argument*, masked, are one of *values*, or none of
-    them if *refused*. Memory behind pointers cannot be checked.
+    """A check of the low or *high* 32 bits of a call's *argument*.
+
+    Masked, they must be one of *values*, or none of them if *refused*. Memory behind pointers
+    cannot be checked.
     """
 
     argument: int
@@ -52,7 +56,7 @@ class Check(NamedTuple):
 
 
 Uses = tuple[tuple[Check, ...], ...]
-"""A call is allowed where all checks of one of these pass."""
+"""A call is allowed if all checks of one of these pass."""
 
 ALLOWED: Final[dict[str, Numbers]] = {
     # Its own memory.
@@ -277,9 +281,10 @@ MEMBARRIER: Final = (0, 8, 16, 32, 64)
 """Between the threads of the process alone."""
 
 IOCTL_TYPES: Final = tuple(ord(c) << 8 for c in "TEXf\x12\x89\x94")
-"""Groups of requests of terminals, input, file systems, disks and sockets
-(`Documentation/userspace-api/ioctl`): typing in the user's place, and attributes of files that were
-opened for reading.
+"""Forbidden groups of requests: terminals, input, file systems, disks and sockets.
+
+They could type in the user's place, or change attributes of files that were opened for reading
+(`Documentation/userspace-api/ioctl`).
 """
 IOCTL_REQUESTS: Final = (0x4004_7602, 0x4008_7602)
 """FS_IOC_SETVERSION, in a group that accelerators have too."""

@@ -36,7 +36,7 @@ ST_RELATIME: Final = 4096
 MOUNT_POINTS: Final = ("/tmp", "/mnt", "/media", "/srv", "/run", "/var")  # noqa: S108  # no file is made there
 """Directories that systems have. The view is mounted at one of them, and hides its content."""
 IN_MEMORY: Final = "/scratch"
-"""Temporary files, where there is no directory for them: the disk is full, or there is no home."""
+"""Temporary files, if no directory can hold them: the disk is full, or there is no home."""
 
 USED: Final = ("/dev/", "/sys/")
 """Devices are written."""
