@@ -1,8 +1,9 @@
 """Limits NumPy's BLAS to a single thread while the reference driver runs.
 
-OpenBLAS divides a product among a pool of threads, one for each processor, and waits for the last
-of them. If other programs use the processors, this wait costs 10 to 100 times the product itself.
-The pool would also exceed `num_threads`, and the order of its sums would depend on the machine.
+OpenBLAS divides a product among a pool of threads, one for each processor, and waits for the
+slowest thread. If other programs use the processors, this wait takes 10 to 100 times as long as the
+product itself. The pool would also exceed `num_threads`, and the order of its sums would depend on
+the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LEAST_DIVIDED: Final = 9216
 """The least number of multiply-accumulates that OpenBLAS divides: a matrix times a vector."""
 
 POSIX_THREADS: Final = 1
-"""The result of `openblas_get_parallel` for an OpenBLAS with threads of its own, also on
+"""The result of `openblas_get_parallel` for an OpenBLAS that creates threads itself, also on
 Windows.
 """
 
@@ -39,7 +40,7 @@ MULTIPLYING: Final = frozenset(
     or module in {"detection.regions", "sound", "stablehlo.products"}
     for key in keys.split()
 )
-"""Rows of the operation table that are computed with matrix products."""
+"""Rows of the operation table whose kernels use matrix products."""
 
 
 def may_divide(model: Model) -> bool:
@@ -79,7 +80,7 @@ class Pool(Struct, frozen=True):
 class SingleThread:
     """A context in which NumPy's BLAS computes on the calling thread.
 
-    It is thread-safe and may be entered by several threads: the last one to leave restores the
+    It is thread-safe, and several threads may enter it: the last thread that leaves restores the
     pool's size. Meanwhile NumPy products in other threads of the process are limited too, because
     OpenBLAS has one size for all threads. (threadpoolctl supports only one thread that sets it.)
     """
@@ -96,9 +97,7 @@ class SingleThread:
             os.register_at_fork(after_in_child=self._after_fork)
 
     def find(self) -> None:
-        """Looks for the pool, which `__enter__` needs. The first call takes part of a
-        millisecond.
-        """
+        """Finds the pool, which `__enter__` needs. The first call takes part of a millisecond."""
         with self._lock:
             if not self._found:
                 self._pool, self._found = self._find(), True
@@ -136,8 +135,8 @@ def find_pool() -> Pool | None:
     """The pool of the OpenBLAS that NumPy uses. None for another BLAS, and for an OpenBLAS without
     threads or with OpenMP's, whose size is per thread.
     """
-    # `PyDLL` keeps Python's lock during a call: to release and reacquire it takes longer than the
-    # call.
+    # `PyDLL` does not release Python's lock during a call. Releasing and reacquiring it would take
+    # longer than the call.
     from ctypes import PyDLL
 
     for path in _libraries():
@@ -157,8 +156,8 @@ def find_pool() -> Pool | None:
 
 
 def _libraries() -> list[Path]:
-    """Files that may contain the functions of NumPy's BLAS: a library in NumPy's wheel, or the one
-    that NumPy is linked with.
+    """Files that may contain the functions of NumPy's BLAS: a library in NumPy's wheel, or the
+    library that NumPy is linked with.
     """
     package = Path(np.__file__).parent
     brought = [

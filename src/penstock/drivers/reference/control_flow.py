@@ -21,8 +21,8 @@ from penstock.ir import NDArray
 
 @kernel("IF")
 def if_else(site: Site) -> Kernel:
-    """Runs one of two subgraphs on the inputs after the condition, by the condition's first
-    element.
+    """Runs one of two subgraphs, selected by the condition's first element. Its inputs are those
+    after the condition.
     """
     then = site.subgraphs(site.attributes.integer("then_subgraph_index"))
     otherwise = site.subgraphs(site.attributes.integer("else_subgraph_index"))
@@ -62,8 +62,8 @@ def while_loop(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_CASE")
 def case(site: Site) -> Kernel:
-    """Runs one of several subgraphs on the inputs after the index; the last one if the index is out
-    of range.
+    """Runs one of several subgraphs, selected by the index. If the index is out of range, the last
+    one runs.
     """
     branches = [site.subgraphs(i) for i in site.attributes.integers("branch_subgraph_indices")]
     require(bool(branches), "STABLEHLO_CASE without branches")

@@ -54,7 +54,7 @@ class ReferenceDevice(DeviceBase):
     type = DeviceType.CPU
     capabilities = Capabilities()
 
-    # `supported_operations` keeps its kernels for the `prepare_model` that usually follows.
+    # `supported_operations` caches its kernels for the `prepare_model` that usually follows.
     _examined: tuple[weakref.ref[Model], list[Kernel | str]] | None = None
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class ReferenceDevice(DeviceBase):
 
 
 class PreparedReference(PreparedModelBase):
-    """A program, and the model it was compiled from."""
+    """A program, with its source model."""
 
     def __init__(self, device: ReferenceDevice, model: Model, program: Program) -> None:
         self.device, self.model, self._program = device, model, program
@@ -168,7 +168,7 @@ class PreparedReference(PreparedModelBase):
         return ExecutionResult(shapes, timing)
 
     def _operations(self, clock: list[int] | None, began: int) -> tuple[OperationTiming, ...]:
-        """The time of each operation, by the *clock* of `Program.run`."""
+        """The time of each operation, from the *clock* of `Program.run`."""
         return tuple(
             OperationTiming((at,), operation.key, start - began, end - start)
             for at, (operation, (start, end)) in enumerate(

@@ -1,9 +1,9 @@
 """The contract between the reference driver and its operations.
 
 An operation has a *builder*, registered under its row of the operation table. The builder gets a
-`Site` (an operation in its place in a model), prepares what does not depend on the run, and returns
-a `Kernel`. It raises `Unsupported` for what it does not compute; the driver reports the message as
-its reason.
+`Site` (an operation with its operands in a model). It prepares everything that does not depend on
+the run, and returns a `Kernel`. It raises `Unsupported` for operations that it cannot compute, and
+the driver reports the message as its reason.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ Inputs: TypeAlias = "Sequence[NDArray | None]"
 Outputs: TypeAlias = "Sequence[NDArray]"
 
 Kernel: TypeAlias = "Callable[[Inputs], Outputs]"
-"""Computes one operation: from the arrays of its inputs (None for an omitted one; constants
-included) to the arrays of its outputs, in their true shapes. An output may be an input, or a view
-of one; inputs are never written. A kernel is stateless and thread-safe.
+"""Computes one operation.
+
+Its arguments are the arrays of its inputs (None for an omitted one; constants included). It returns
+the arrays of its outputs, in their actual shapes. An output may be an input, or a view of an input.
+Inputs are never written. A kernel is stateless and thread-safe.
 """
 
 Builder: TypeAlias = "Callable[[Site], Kernel]"
@@ -66,10 +68,10 @@ def _no_graphs(index: int) -> Subgraph:
 
 
 class Site(Struct, frozen=True, eq=False):
-    """One operation in its place.
+    """One operation with its operands in a model.
 
     An omitted optional input is None in *inputs*, or missing at the end. *values* returns the value
-    of a constant input by its position, None for others.
+    of a constant input by its position, None for other inputs.
     """
 
     operation: Operation
@@ -92,7 +94,7 @@ class Site(Struct, frozen=True, eq=False):
         return self.operation.attributes
 
     def has(self, index: int) -> bool:
-        """Whether input *index* is given."""
+        """Whether input *index* is present."""
         operand = self.inputs[index] if index < len(self.inputs) else None
         return operand is not None and operand.has_value
 
@@ -143,8 +145,10 @@ def require(condition: bool, reason: str) -> None:
 
 
 class _Kernels(Mapping[str, Builder]):
-    """Builders by row of the operation table (`Operation.key`). A builder's module is imported when
-    its row is first looked up: a network uses few rows, and importing all would slow every start.
+    """Builders by row of the operation table (`Operation.key`).
+
+    A builder's module is imported when its row is first looked up. A network uses few rows, and
+    importing all modules would slow every start.
     """
 
     def __init__(self) -> None:
@@ -185,8 +189,8 @@ def kernel(*keys: str) -> Callable[[Builder], Builder]:
 def function(
     *keys: str, inputs: int = 0
 ) -> Callable[[Callable[[Site, Inputs], Outputs]], Callable[[Site, Inputs], Outputs]]:
-    """Registers the decorated function of a site and its inputs under *keys*, for operations with
-    nothing to check or prepare. The first *inputs* inputs are required.
+    """Registers the decorated function of a site and its inputs under *keys*. For operations that
+    need no check and no preparation. The first *inputs* inputs are required.
     """
 
     def register(compute: Callable[[Site, Inputs], Outputs]) -> Callable[[Site, Inputs], Outputs]:
@@ -203,7 +207,7 @@ def function(
 
 
 def _absent(operation: Operation) -> str:
-    """The operation's key, and for a custom operation what the user can do."""
+    """The operation's key, and for a custom operation a hint for the user."""
     kind, _, code = operation.key.partition(":")
     if kind != "CUSTOM":
         return operation.key
@@ -235,7 +239,7 @@ def _widened_site(site: Site) -> Site | None:
 
 
 def _narrowed(run: Kernel, outputs: Sequence[Operand]) -> Kernel:
-    """The kernel of a widened site, with float16 arrays at its ends."""
+    """The kernel of a widened site, with float16 arrays as inputs and outputs."""
     halves = [o.dtype is DType.FLOAT16 for o in outputs]
 
     def compute(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -257,10 +261,10 @@ def _is_half(array: NDArray) -> bool:
 
 
 def build(site: Site) -> Kernel:
-    """The kernel of *site*. Raises `Unsupported` with the reason if there is none. An operation
+    """The kernel of *site*. Raises `Unsupported` with the reason if it has none. An operation
     without a float16 kernel is computed in float32.
 
-    Infinities and NaN are ordinary values: NumPy's warnings are off while preparing and running.
+    Infinities and NaN are ordinary values: NumPy's warnings are off during preparation and runs.
     """
     builder = KERNELS.get(site.operation.key)
     if builder is None:

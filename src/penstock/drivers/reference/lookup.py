@@ -1,7 +1,7 @@
-"""Rows of tables picked by id, combined by weight or found by key; hash tables; and SKIP_GRAM, the
-n-grams of a string's words.
+"""Rows of tables selected by id, combined by weight or found by key; hash tables; and SKIP_GRAM,
+the n-grams of a string's words.
 
-A hash table is a vector of keys and one of values. Of equal keys the first counts.
+A hash table is a vector of keys and a vector of values. Of equal keys the first one counts.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def rows_of(table: NDArray, ids: NDArray) -> NDArray:
 
 @kernel("EMBEDDING_LOOKUP")
 def embedding_lookup(site: Site) -> Kernel:
-    """Rows selected by id. If the output is float32, rows of 8 bits and less are dequantised by the
-    table's scale, a scale of each row, or a scale of each block. Other rows are copied.
+    """Rows selected by id.
+
+    If the output is float32, rows of 8 bits and less are dequantised by the table's scale, by one
+    scale for each row, or by one scale for each block. Other rows are copied.
     """
     table, target = site.input(1), site.output().dtype
     if site.has(2):
@@ -91,11 +93,11 @@ COMBINERS: Final = frozenset({"SUM", "MEAN", "SQRTN"})
 
 @kernel("EMBEDDING_LOOKUP_SPARSE")
 def embedding_lookup_sparse(site: Site) -> Kernel:
-    """Weighted sums of rows, one for each run of ids whose index vectors are equal but for the last
-    element.
+    """Weighted sums of rows, one for each run of consecutive ids. The index vectors of a run are
+    equal but for the last element.
 
-    MEAN divides a sum by the sum of its weights, SQRTN by the root of the sum of their squares. A
-    later run with the indices of an earlier one is added to its result, and both are divided.
+    MEAN divides a sum by the sum of its weights, SQRTN by the root of the sum of their squares. If
+    a later run has the indices of an earlier one, it is added to that result, and both are divided.
     """
     combiner = site.attributes.text("combiner")
     require(combiner in COMBINERS, f"EMBEDDING_LOOKUP_SPARSE with combiner {combiner}")
@@ -143,8 +145,11 @@ def _divide(total: NDArray, combiner: str, weights: NDArray) -> None:
 
 @kernel("HASHTABLE_LOOKUP")
 def hashtable_lookup(site: Site) -> Kernel:
-    """The values of the queried keys, which are sorted, and whether each key was found; zeros or
-    empty strings if not. Among equal keys, the one that a binary search meets first counts.
+    """The values of the queried keys, and whether each key was found. The table's keys must be
+    sorted.
+
+    The value of a missing key is zero or an empty string. Of equal keys, the one that a binary
+    search finds first counts.
     """
     empty = b"" if site.output().dtype is DType.STRING else 0
     hits = site.output(1).dtype.numpy
@@ -162,7 +167,9 @@ def hashtable_lookup(site: Site) -> Kernel:
 
 
 def _halve(keys: NDArray, queries: NDArray) -> NDArray:
-    """The position that a binary search of *keys* finds for each query; -1 if there is none."""
+    """The position that a binary search of *keys* finds for each query; -1 if the key is
+    missing.
+    """
     low, high = np.zeros(len(queries), np.int64), np.full(len(queries), len(keys))
     found = np.full(len(queries), -1)
     for _ in range(len(keys).bit_length()):
@@ -176,7 +183,7 @@ def _halve(keys: NDArray, queries: NDArray) -> NDArray:
 
 
 Finder = Callable[[NDArray], NDArray]
-"""The positions of queried keys, flat; the number of keys for one that is not found."""
+"""The positions of queried keys, flat. The position of a missing key is the number of keys."""
 
 
 @kernel("HASHTABLE_FIND")
@@ -224,17 +231,18 @@ def hashtable_size(site: Site, inputs: Inputs) -> Outputs:
 
 MOST_BYTES: Final = 1 << 28
 OVERHEAD: Final = 64
-"""The memory overhead of an n-gram besides its text."""
+"""The memory overhead of an n-gram, in bytes, without its text."""
 
 SPACES: Final = frozenset(b" \t\n\v\f\r")
 
 
 @function("SKIP_GRAM")
 def skip_gram(site: Site, inputs: Inputs) -> Outputs:
-    """`ngram_size` words of the first string in their order, with up to `max_skip_size` words
-    omitted between two of them. With `include_all_ngrams`, each run of fewer words follows those
-    that begin with it. A string of fewer words has no n-grams. Raises `LimitExceeded` beyond
-    `MOST_BYTES`.
+    """The n-grams: `ngram_size` words of the first string, in order, with up to `max_skip_size`
+    omitted words between two of them.
+
+    With `include_all_ngrams`, shorter n-grams follow the n-grams that begin with the same words. A
+    string with too few words has no n-grams. Raises `LimitExceeded` beyond `MOST_BYTES`.
     """
     attributes = site.attributes
     size, skip = attributes.integer("ngram_size"), attributes.integer("max_skip_size")

@@ -1,7 +1,7 @@
 """LSH_PROJECTION: locality-sensitive hashes of the rows of a tensor.
 
-The hash is FarmHash's 64-bit fingerprint (Fingerprint64, its "na" variant), computed of many byte
-strings of one length at once.
+The hash is FarmHash's 64-bit fingerprint (Fingerprint64, its "na" variant). It is computed for many
+byte strings of one length at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ AT_ONCE: Final = 1 << 22
 
 @kernel("LSH_PROJECTION")
 def lsh_projection(site: Site) -> Kernel:
-    """For each number of *hash*, one bit: whether the weighted sum of the fingerprints of the
-    input's rows, each after the number's bytes, is positive. SPARSE makes one number of a hash
-    function's bits, the first bit highest, plus the function's index shifted left by the number of
-    bits.
+    """One bit for each number of *hash*: whether a weighted sum of the fingerprints of the input's
+    rows is positive. Each fingerprint is computed from the number's bytes, followed by the row's.
+
+    SPARSE combines the bits of one hash function into a number, the first bit highest. It adds the
+    function's index, shifted left by the number of bits.
     """
     sparse = site.attributes.text("type") == "SPARSE"
     strings = site.input(1).dtype is DType.STRING
@@ -57,7 +58,7 @@ def _rows(items: NDArray) -> NDArray:
 
 
 def _string_rows(items: NDArray) -> NDArray:
-    """The bytes of a string tensor, with its header, in as many equal pieces as it has rows."""
+    """The bytes of a string tensor, with its header, divided equally among its rows."""
     packed = np.frombuffer(pack_strings(items), np.uint8)
     size = len(packed) // len(items)
     return packed[: size * len(items)].reshape(len(items), size)

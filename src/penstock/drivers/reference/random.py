@@ -67,8 +67,8 @@ def words(key: int, stream: int, position: int, count: int) -> NDArray:
 
 
 def uniforms(bits: NDArray) -> NDArray:
-    """float32 in [0, 1), one a word: its lowest 23 bits as the fraction of a number from 1 to 2,
-    less 1.
+    """float32 in [0, 1), one for each word. The word's lowest 23 bits are the fraction of a number
+    in [1, 2), from which 1 is subtracted.
     """
     fraction = (bits & np.uint32(0x7FFFFF)) | np.uint32(127 << 23)
     return np.asarray(fraction.view(np.float32) - np.float32(1))
@@ -98,7 +98,7 @@ MOST_NUMBERS: Final = 1 << 28
 
 MASK: Final = 2**64 - 1
 AT_ONCE: Final = 1 << 20
-"""How many numbers are made, or compared with classes, in one step."""
+"""Greatest number of numbers that are generated, or compared with classes, in one step."""
 
 BLOCKS_PER_SAMPLE: Final = 512
 """Number of blocks that MULTINOMIAL reserves for each sample; samples of a row are rounded up to a
@@ -108,8 +108,8 @@ multiple of 4.
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """The *seeds* of one operation, None if the model gives none; *place* distinguishes it from
-    other operations.
+    """The *seeds* of one operation; None if the model has none. *place* distinguishes the operation
+    from others.
     """
 
     seeds: tuple[int, int] | None
@@ -144,7 +144,7 @@ class Generator:
         make: Callable[[NDArray], NDArray],
         dtype: np.dtype[Any],
     ) -> NDArray:
-        """Raises `LimitExceeded` for more than `MOST_NUMBERS`, before anything is allocated."""
+        """Raises `LimitExceeded` for more than `MOST_NUMBERS`, before memory is allocated."""
         if count > MOST_NUMBERS:
             raise LimitExceeded(f"{count} random numbers at once; {MOST_NUMBERS} is the limit")
         key, stream = self.seeds or self._own_seeds()
@@ -206,9 +206,10 @@ def fill(site: Site) -> Kernel:
 
 @kernel("MULTINOMIAL")
 def multinomial(site: Site) -> Kernel:
-    """Samples classes with probabilities proportional to the exponentials of their finite logits,
-    less the greatest of a row: the first class whose running sum, in float64, exceeds a uniform
-    part of the total.
+    """Samples classes with probabilities proportional to the exponentials of their logits.
+
+    Logits that are not finite are ignored, and the greatest of a row is subtracted first. The
+    sample is the first class whose running sum, in float64, exceeds a uniform part of the total.
     """
     generator, dtype = Generator.of(site), site.output().dtype.numpy
     site.require_types(site.input(0).dtype is DType.FLOAT32)
@@ -248,8 +249,8 @@ def _draw(logits: NDArray, parts: NDArray) -> NDArray:
 
 @kernel("RANDOM_MULTINOMIAL")
 def random_multinomial(site: Site) -> Kernel:
-    """int32 [batches, samples]; logits that are not finite are never drawn. Equal seeds give equal
-    classes in every run; seeds of 0 and 0 are none (`Generator`).
+    """int32 [batches, samples]. Logits that are not finite are never drawn. Equal seeds produce
+    equal classes in every run. Seeds of 0 and 0 mean no seed (`Generator`).
     """
     site.require_types(site.input(0).dtype.is_float)
     read, samples = reader(site.input(0), "logits"), site.attributes.integer("samples")

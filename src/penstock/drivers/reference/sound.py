@@ -18,7 +18,7 @@ AT_ONCE = 1 << 22
 """Numbers transformed in one step."""
 
 FLOOR = 1e-12
-"""The least energy of a channel whose logarithm is taken."""
+"""The least energy of a channel. Smaller energies are raised to it before the logarithm."""
 
 MEL_BREAK = 700.0
 MEL_SCALE = 1127.0
@@ -97,9 +97,10 @@ def _mel(frequency: float | NDArray) -> NDArray:
 
 def mel_filters(options: Mfcc, bins: int, rate: float) -> NDArray | None:
     """Weights [bins, channels] of triangles that overlap by half, evenly spaced in mel between the
-    two frequency limits. *rate* is in samples a second; bin 0 and what lies outside the limits have
-    no weight. None where the spectrum ends below the upper limit: then TFLite's coefficients are
-    all 0.
+    two frequency limits.
+
+    *rate* is in samples a second. Bin 0 and bins outside the limits have no weight. None if the
+    spectrum ends below the upper limit: then TFLite's coefficients are all 0.
     """
     low, high = options.lower_frequency_limit, options.upper_frequency_limit
     if not (bins > 1 and rate > 0 and 0 <= low < high):

@@ -100,9 +100,11 @@ def best_first(scores: NDArray) -> NDArray:
 
 
 def suppress(boxes: NDArray, limit: int, iou: float) -> NDArray:
-    """Greedy suppression: indexes of the *boxes* [n, 4], given best first, that are kept. A box
-    that overlaps a kept earlier box by *iou* or more is dropped. *limit* is the greatest number of
-    kept boxes; negative for no limit.
+    """Greedy suppression: indexes of the *boxes* [n, 4] that are kept. The boxes are sorted, best
+    first.
+
+    A box is dropped if it overlaps a kept earlier box by *iou* or more. *limit* is the greatest
+    number of kept boxes; a negative *limit* means no limit.
     """
     room = len(boxes) if limit < 0 else min(limit, len(boxes))
     threshold = np.float32(iou)
@@ -194,7 +196,7 @@ def generate_proposals(site: Site) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Proposer:
-    """The parameters of the operation; a limit of 0 or less is no limit."""
+    """The parameters of the operation. A limit of 0 or less means no limit."""
 
     strides: tuple[float, float]
     limit_before: int
@@ -213,7 +215,7 @@ class Proposer:
         )
 
     def place(self, anchors: NDArray, height: int, width: int) -> NDArray:
-        """*anchors* [n, 4] moved to each place of a map: [height * width * n, 4]."""
+        """*anchors* [n, 4] moved to each position of a map: [height * width * n, 4]."""
         across = np.arange(width, dtype=np.float32) * np.float32(self.strides[0])
         down = np.arange(height, dtype=np.float32) * np.float32(self.strides[1])
         x, y = np.meshgrid(across, down)
@@ -224,7 +226,7 @@ class Proposer:
     def propose(
         self, anchors: NDArray, scores: NDArray, deltas: NDArray, size: NDArray
     ) -> tuple[NDArray, NDArray]:
-        """Scores and boxes that are kept of one image."""
+        """Scores and boxes of one image after suppression."""
         order = best_first(scores)
         if self.limit_before > 0:
             order = order[: self.limit_before]

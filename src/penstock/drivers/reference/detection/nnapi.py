@@ -21,7 +21,7 @@ Decay = Callable[[NDArray], NDArray]
 
 
 _GONE: Final = np.float32(-np.inf)
-"""The score of a box that was chosen or dropped."""
+"""The score of a box that was already chosen or dropped."""
 
 
 class KeptBoxes(NamedTuple):
@@ -91,7 +91,7 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chooser:
-    """The parameters of a suppression; a negative *limit* is no limit."""
+    """The parameters of a suppression. A negative *limit* means no limit."""
 
     least: float
     limit: int
@@ -146,8 +146,8 @@ class Chooser:
         return self._decay(boxes[order], scores[order], order)
 
     def _decay(self, boxes: NDArray, scores: NDArray, order: NDArray) -> KeptBoxes:
-        """Chooses the best remaining box, which lowers the scores of the others, until none is
-        left.
+        """Repeatedly chooses the best remaining box, which lowers the scores of the others, until
+        no box remains.
         """
         factors, least = self._factors(), np.float32(self.least_after)
         room = len(boxes) if self.limit < 0 else min(self.limit, len(boxes))
@@ -189,8 +189,8 @@ class Detections(NamedTuple):
 
 @kernel("DETECTION_POSTPROCESSING")
 def detection_postprocessing(site: Site) -> Kernel:
-    """Scores, boxes (y1, x1, y2, x2) and classes of each image's detections, zero beyond the last,
-    and how many there are. Class 0 is the background, never detected.
+    """Scores, boxes (y1, x1, y2, x2) and classes of each image's detections, zero beyond the last
+    one, and their number. Class 0 is the background, never detected.
     """
     for index in range(3):
         site.require_types(site.input(index).dtype in FLOATING)

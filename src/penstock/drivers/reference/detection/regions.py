@@ -94,7 +94,7 @@ class Regions:
 
 
 MOST_POINTS: Final = 4096
-"""The greatest number of sampling points of a cell along one axis. More points cost time and hardly
+"""The greatest number of sampling points of a cell along one axis. More points take time and hardly
 change results.
 """
 
@@ -251,7 +251,7 @@ REACH = np.float32(1.5)
 
 @kernel("HEATMAP_MAX_KEYPOINT")
 def heatmap_max_keypoint(site: Site) -> Kernel:
-    """Scores [n, keypoints], and places (x, y) within the boxes [n, keypoints, 2]."""
+    """Scores [n, keypoints], and positions (x, y) within the boxes [n, keypoints, 2]."""
     read_maps = reader(site.input(0), "heat maps")
     read_boxes = reader(site.input(1), "boxes")
     write_scores = writer(site.output(0), "scores")

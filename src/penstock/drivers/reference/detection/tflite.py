@@ -25,7 +25,8 @@ class Chosen(NamedTuple):
 def overlaps(box: NDArray, boxes: NDArray) -> NDArray:
     """Intersection over union of *box* [4] with each of *boxes* [n, 4], float32.
 
-    Boxes are two opposite corners (y1, x1, y2, x2) in any order; one without area overlaps nothing.
+    Boxes are two opposite corners (y1, x1, y2, x2) in any order. A box without area overlaps no
+    box.
     """
     y = np.sort(boxes[:, 0::2], axis=1)
     x = np.sort(boxes[:, 1::2], axis=1)
@@ -58,8 +59,9 @@ def suppress(
     A candidate that overlaps a chosen box by *iou* or more is dropped. With *sigma* > 0 a smaller
     overlap lowers its score by exp(-overlap**2 / (2 sigma)), and the candidate returns to the queue
     (Bodla et al., "Soft-NMS", 2017). As in TFLite, a chosen box returns to the queue too, and its
-    overlap with itself drops it; a box without area overlaps nothing, so it is chosen as often as
-    there is room. Equal scores leave the queue in the order of TFLite's own binary heap (`_pop`).
+    overlap with itself drops it. A box without area overlaps no box, so it is chosen again until
+    *limit* is reached. Equal scores leave the queue in the order of TFLite's own binary heap
+    (`_pop`).
     """
     decay = np.float32(-0.5) / np.float32(sigma) if sigma > 0 else np.float32(0)
     queue: list[_Candidate] = []
@@ -90,8 +92,8 @@ _NOTHING: Final = np.empty(0, np.float32)
 def _lowered(
     score: float, shared: NDArray, iou: np.float32, least: np.float32, decay: np.float32
 ) -> float | None:
-    """The score after these overlaps, latest choice first; None if one of them is too large. Stops
-    once the score has reached *least*.
+    """The score after these overlaps, latest choice first; None if one overlap is too large. Stops
+    once the score is at most *least*.
     """
     value = np.float32(score)
     for overlap in shared:
@@ -234,7 +236,7 @@ def decode(encodings: NDArray, anchors: NDArray, options: DetectionPostProcess) 
 def suppress_sorted(
     boxes: NDArray, scores: NDArray, limit: int, least: float, iou: float
 ) -> list[int]:
-    """At most *limit* boxes with scores of *least* or more, best first; each drops those after it
+    """At most *limit* boxes with scores of *least* or more, best first. Each box drops later boxes
     that overlap it by more than *iou*. Equal scores keep their order.
     """
     order = np.argsort(-scores, kind="stable")

@@ -88,7 +88,7 @@ def _plain(site: Site, function: Pair) -> Kernel:
         greatest = float(np.finfo(dtype.numpy).max)
         low = -greatest if low is None else low
         high = greatest if high is None else high
-    # A bound below zero wraps in an unsigned type.
+    # A bound below zero would wrap in an unsigned type.
     kind = np.dtype(np.float32) if dtype.is_float else dtype.numpy
     wide = np.float64 if dtype.is_float else np.int64
     least = None if low is None else np.array(low, wide).astype(kind)
@@ -113,7 +113,7 @@ def _truncated_quotient(a: NDArray, b: NDArray) -> NDArray:
 
 @dataclass(frozen=True, slots=True)
 class _Quantizations:
-    """Scales (as float32) and zero points of a, b and the result, and the range that clamps the
+    """Scales (as float32) and zero points of a, b and the result, and the clamping range of the
     result.
     """
 
@@ -145,7 +145,7 @@ def _quantizations(site: Site) -> _Quantizations:
 
 def _quantized_sum(site: Site, subtract: bool) -> Kernel:
     """Scales both operands to 2**-20 (int16: 2**-15) of twice the larger scale, adds and rescales.
-    What exceeds 32 bits saturates (TFLite's own result is undefined there).
+    Results beyond 32 bits saturate (TFLite's own result is undefined there).
     """
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = (float(s) for s in these.scales)
@@ -217,11 +217,11 @@ def _quantized_product(site: Site) -> Kernel:
 
 
 def _quantized_quotient(site: Site) -> Kernel:
-    """`a` times the reciprocal of `b`, with all the bits that `a` leaves free. int16 operands of
-    one shape are computed in float32.
+    """`a` times the reciprocal of `b`, with as many bits as `a` leaves free. int16 operands of one
+    shape are computed in float32.
 
-    Quotients shifted out completely are 0; those that exceed 32 bits saturate (TFLite's own are
-    undefined there).
+    A quotient whose bits are all shifted out is 0. A quotient beyond 32 bits saturates (TFLite's
+    own result is undefined there).
     """
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = these.scales
@@ -253,9 +253,10 @@ Pair = Callable[[NDArray, NDArray], NDArray]
 
 
 def with_pair(compute: Pair, *, whole: bool = False) -> Kernel:
-    """The kernel of an elementwise function of two arrays, which broadcasts them. 16-bit floats are
-    computed as float32 and rounded. A function that depends on more than the elements at one
-    position is *whole*.
+    """The kernel of an elementwise function of two arrays, which broadcasts them.
+
+    16-bit floats are computed as float32 and rounded. A function is *whole* if its result depends
+    on more than the elements at one position.
     """
     apply = _whole if whole else by_parts
 
@@ -274,7 +275,9 @@ def _whole(compute: Pair, a: NDArray, b: NDArray) -> NDArray:
 
 
 def check_types(site: Site, types: Collection[DType]) -> DType:
-    """The one type of both inputs and the output; `Unsupported` unless it is one of *types*."""
+    """The common type of both inputs and the output. Raises `Unsupported` unless it is one of
+    *types*.
+    """
     dtypes = {site.input(0).dtype, site.input(1).dtype, site.output().dtype}
     site.require_types(len(dtypes) == 1 and dtypes <= set(types))
     return site.output().dtype

@@ -40,7 +40,7 @@ ORDERED: Final = frozenset(
 def compare(site: Site) -> Kernel:
     """Compares real values; quantised values are compared in fixed point.
 
-    Scales of 1 and more, which TFLite's kernels do not define, compare like the others.
+    TFLite's kernels do not define scales of 1 and more. They are compared like other scales.
     """
     name, dtype = site.operation.type, site.input(0).dtype
     function = COMPARISONS[name]
@@ -89,8 +89,10 @@ def _logical_not(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
 
 @kernel("SELECT", "SELECT_V2")
 def select(site: Site) -> Kernel:
-    """`a` where the condition holds, else `b`. SELECT: values of one shape, and a condition of rank
-    0, or of rank 1 that selects rows, or of their shape. SELECT_V2 broadcasts.
+    """`a` if the condition is true, otherwise `b`.
+
+    SELECT: the values have one shape. The condition has rank 0, or rank 1 and selects rows, or the
+    shape of the values. SELECT_V2 broadcasts.
     """
     require(
         site.input(1).dtype is site.input(2).dtype is site.output().dtype, "SELECT of two types"
@@ -136,7 +138,7 @@ def minimum(site: Site) -> Kernel:
 
 def _chosen(extreme: np.ufunc, better: np.ufunc, a: NDArray, b: NDArray) -> NDArray:
     result: NDArray = np.asarray(extreme(a, b))
-    # Choosing element by element is slow, and only needed if there are NaNs or infinities.
+    # Elementwise selection is slow, and needed only if there are NaNs or infinities.
     return result if np.isfinite(result.sum()) else np.where(better(a, b), a, b)
 
 
@@ -177,8 +179,8 @@ def power(site: Site) -> Kernel:
 
 
 def _integer_power(a: NDArray, b: NDArray) -> NDArray:
-    """As TFLite: with one broadcast exponent, a wrapping integer product; otherwise a power of
-    doubles, which is -2**31 if int32 cannot hold it.
+    """As TFLite: with one broadcast exponent, a wrapping integer product. Otherwise a power of
+    doubles, which is -2**31 if int32 cannot represent it.
     """
     if (b < 0).any():
         raise ValueError("POW of integers by a negative exponent")

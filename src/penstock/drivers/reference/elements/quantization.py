@@ -44,7 +44,7 @@ STORED: Final = frozenset(
 """Types of stored quantised values."""
 
 BELOW_HALF: Final = np.array(np.nextafter(np.float32(0.5), np.float32(0)))
-"""Added before truncation, this number rounds halves away from zero."""
+"""The number that is added before truncation to round halves away from zero."""
 
 SIGN: Final = np.uint32(1 << 31)
 
@@ -136,7 +136,7 @@ def _vectors(quantization: Quantization, operand: Operand) -> tuple[NDArray, NDA
 
 
 def _quantize(target: Operand) -> Kernel:
-    """Values beyond the range saturate; NaN becomes the zero point."""
+    """Quantises real values. Values beyond the range saturate; NaN becomes the zero point."""
     scales, zero_points = _vectors(_quantization(target), target)
     limits, dtype = integer_range(target.dtype), target.dtype.numpy
 
@@ -188,13 +188,17 @@ def _requantize(source: Operand, target: Operand) -> Kernel:
 
 
 LEAST_TOLERANCE: Final = 0.1
-"""With a smaller tolerance, differences are returned but never fail the run."""
+"""The least tolerance at which a difference fails the run. With a smaller tolerance, differences
+are only returned.
+"""
 
 
 @kernel("CUSTOM:NumericVerify")
 def numeric_verify_kernel(site: Site) -> Kernel:
-    """The dequantised input less the reference. With `log_if_failed` a difference of more than
-    `tolerance` quantisation steps (of 0 for float16) fails the run.
+    """The dequantised input minus the reference.
+
+    With `log_if_failed` a difference of more than `tolerance` quantisation steps (of 0 for float16)
+    fails the run.
     """
     options = numeric_verify(site.attributes)
     operand = site.input(0)

@@ -23,7 +23,7 @@ from penstock.ir.operations.requirements import of_tensor
 
 Axes = tuple[int, ...]
 Reduce = Callable[[NDArray, Axes], NDArray]
-"""Reduces the given axes; they stay as dimensions of size 1."""
+"""Reduces the given axes, which remain as dimensions of size 1."""
 
 PLAIN: Final = frozenset({DType.FLOAT32, DType.INT32, DType.INT64})
 
@@ -101,8 +101,10 @@ def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
 
 
 def _divided(mantissa: int, shift: int, count: int) -> tuple[int, int]:
-    """A multiplier divided by *count*. It is first shifted left by as many bits as *count* has and
-    the shift allows, so that the truncating division loses little.
+    """A multiplier divided by *count*.
+
+    It is first shifted left, so that the truncating division loses little: by as many bits as
+    *count* has and the shift allows.
     """
     more = min(count.bit_length() - 1, 32, 31 + shift)
     return (mantissa << more) // count, shift - more
@@ -117,7 +119,7 @@ def extreme(site: Site) -> Kernel:
         return _any_or_all(site, np.logical_or if largest else np.logical_and)
     site.require_types(dtype in PLAIN | QUANTIZED)
     if dtype in QUANTIZED:
-        # Per-channel scales count as none, as in LiteRT's kernel.
+        # As in LiteRT's kernel, per-channel scales count as no quantisation.
         given, made = (of_tensor(o.quantization) for o in (site.input(0), site.output()))
         require(given == made, f"{site.operation.type} to another scale or zero point")
     largest = site.operation.type == "REDUCE_MAX"
@@ -126,7 +128,8 @@ def extreme(site: Site) -> Kernel:
     start = dtype.numpy.type(limits.min if largest else limits.max)
 
     def reduce(x: NDArray, axes: Axes) -> NDArray:
-        # A reduction of all axes starts from the first element, others from the least finite value.
+        # A reduction of all axes starts from the first element, other reductions from the least
+        # finite value.
         if x.size and len(axes) == x.ndim:
             return np.asarray(function.reduce(x, axes, keepdims=True))
         return np.asarray(function.reduce(x, axes, keepdims=True, initial=start))

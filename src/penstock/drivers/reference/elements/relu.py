@@ -58,7 +58,7 @@ def relu(site: Site) -> Kernel:
 
 @kernel("LEAKY_RELU")
 def leaky_relu(site: Site) -> Kernel:
-    """`x` where it is not negative, `alpha * x` elsewhere."""
+    """`x` if it is not negative, otherwise `alpha * x`."""
     alpha = np.float32(site.attributes.number("alpha"))
     if site.input(0).dtype is DType.FLOAT32:
         if 0 < alpha <= 1:
@@ -82,8 +82,8 @@ def leaky_relu(site: Site) -> Kernel:
 
 @kernel("PRELU")
 def prelu(site: Site) -> Kernel:
-    """`x` where it is not negative, `alpha * x` elsewhere, alpha broadcast; int16 has int8
-    slopes.
+    """`x` if it is not negative, otherwise `alpha * x`, with alpha broadcast. int16 inputs have
+    int8 slopes.
     """
     dtype, sloped_by = site.input(0).dtype, site.input(1).dtype
     site.require_types(sloped_by is (DType.INT8 if dtype is DType.INT16 else dtype))

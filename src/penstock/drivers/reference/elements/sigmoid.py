@@ -28,7 +28,7 @@ RealFunction = Callable[[NDArray], NDArray]
 
 LOW: Final = np.float32(-9.0)
 HIGH: Final = np.float32(16.619047164916992)
-"""Beyond this magnitude, LOGISTIC equals its asymptote."""
+"""Above this magnitude, LOGISTIC equals its asymptote."""
 
 _SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
 
@@ -55,7 +55,7 @@ def tanh(site: Site) -> Kernel:
 
 @kernel("ELU")
 def elu(site: Site) -> Kernel:
-    """`x` where it is not negative, `exp(x) - 1` elsewhere."""
+    """`x` if it is not negative, otherwise `exp(x) - 1`."""
     site.require_types(site.input(0).dtype is not DType.UINT8)
     return _by_type(site, _elu, _elu)
 
@@ -76,8 +76,10 @@ def _by_type(
     site: Site, function: RealFunction, rounded: RealFunction, short: Collection[str] = ()
 ) -> Kernel:
     """The kernel for float32, int8 and uint8, and for the *short* floats, which are computed as
-    float32. *rounded* is *function* as C's mathematical library computes it: every step is rounded
-    to float32.
+    float32.
+
+    *rounded* is *function* as C's mathematical library computes it: every step is rounded to
+    float32.
     """
     given = site.input(0).dtype
     site.require_types(given is site.output().dtype)
@@ -230,7 +232,7 @@ _LARGE: Final = (
      2.33520497626869185e-3),
 )  # fmt: skip
 _LARGEST: Final = 26.5
-"""erfc underflows beyond this number."""
+"""The number above which erfc underflows."""
 
 
 def complementary_error_function(x: NDArray) -> NDArray:

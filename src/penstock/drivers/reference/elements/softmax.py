@@ -37,7 +37,7 @@ from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
 
 DISTANCES: Final = np.arange(256)
-"""The distances of 8-bit values from the greatest value of their row."""
+"""The differences between 8-bit values and the greatest value of their row."""
 
 
 WIDE: Final = Quantization((2.0**-16,), (-(2**15),))
@@ -101,9 +101,9 @@ def _float_log_softmax(x: NDArray) -> NDArray:
 
 
 class _Scaling(NamedTuple):
-    """Converts the distances of 8-bit values from their row's greatest to Q5 numbers.
+    """Converts the differences between 8-bit values and their row's greatest value to Q5 numbers.
 
-    *radius* is the greatest distance whose exponential is not 0; *scaled* are the negative Q5
+    *radius* is the greatest difference whose exponential is not 0. *scaled* are the negative Q5
     numbers of `DISTANCES`, 0 beyond the radius.
     """
 

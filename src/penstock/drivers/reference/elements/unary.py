@@ -35,7 +35,7 @@ NEGATED: Final = frozenset(
 
 @kernel("NEG")
 def neg(site: Site) -> Kernel:
-    """-x of the stored values, as TFLite computes it for quantised operands too."""
+    """-x of the stored values. TFLite computes it so for quantised operands too."""
     site.require_types(site.input(0).dtype in NEGATED)
     return elementwise(np.negative)
 
@@ -94,7 +94,7 @@ def rsqrt(site: Site) -> Kernel:
 
 
 def _not_negative(inner: Kernel, zero_point: int, name: str) -> Kernel:
-    """*inner*, which raises for stored values below *zero_point*."""
+    """*inner* with a check: it raises for stored values below *zero_point*."""
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         if (np.asarray(inputs[0]) < zero_point).any():
@@ -150,7 +150,7 @@ FLOATS_OF: Final = {
     "FLOOR": {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16},
     "ROUND": {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16},
 }
-"""The float types of functions that support more than float32."""
+"""Element types of functions that support more float types than float32."""
 
 _FUNCTIONS: Final[dict[str, Function]] = {
     "SQUARE": np.square,

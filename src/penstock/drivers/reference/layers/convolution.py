@@ -1,5 +1,6 @@
 """CONV_2D: images NHWC, filters [out, height, width, in].
-There are groups where `in` divides the image's depth.
+
+If the image's depth is a multiple of `in`, the convolution has groups.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ Form: TypeAlias = Callable[[Site], Prepare]
 
 def layer_by_types(site: Site, real: Form, quantized: Form, hybrid: Form | None = None) -> Kernel:
     """The kernel of a layer (image, weights, optional bias) in the form that its types select.
-    Raises `Unsupported` if they select none of the given forms.
+    Raises `Unsupported` if none of the given forms matches the types.
     """
     source, weights, target = site.input(0), site.input(1), site.output()
     if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
@@ -234,7 +235,7 @@ def channels_first(site: Site) -> bool:
 
 
 def to_nhwc(image: NDArray, first: bool) -> NDArray:
-    """A view of *image* with the channels last. *first* says that they come first. Raises
+    """A view of *image* with the channels last. *first* says that they are first in *image*. Raises
     `ShapeMismatch` unless the image has four dimensions.
     """
     if image.ndim != 4:

@@ -130,20 +130,22 @@ def conv_3d_transpose(site: Site) -> Kernel:
 
 MOST_PADDED: Final = 2**26
 PADDED_SHARE: Final = 8
-"""Padding may make `MOST_PADDED` elements, or this many times the number of elements."""
+"""Padding may create `MOST_PADDED` elements, or this many times the number of elements."""
 
 Window: TypeAlias = Sequence[Axis]
 """One axis for each spatial dimension."""
 
 
 def check_padded(elements: int, before: int) -> None:
-    """Raises `ShapeMismatch` if padding grows *before* elements to far more *elements*."""
+    """Raises `ShapeMismatch` if padding enlarges *before* elements to far more *elements*."""
     if elements > max(MOST_PADDED, PADDED_SHARE * before):
         raise ShapeMismatch(f"an operand of {before} elements padded to {elements}")
 
 
 def pad(volume: NDArray, window: Window) -> NDArray:
-    """*volume* with zero padding, cropped to the windows' reach; a view if nothing is padded."""
+    """*volume* with zero padding, cropped to the elements that windows read. A view if nothing is
+    padded.
+    """
     cut = (slice(None), *(slice(axis.size + min(axis.after, 0)) for axis in window))
     volume = volume[cut]
     if not any(axis.before or axis.after > 0 for axis in window):

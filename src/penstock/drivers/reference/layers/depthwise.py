@@ -1,8 +1,8 @@
 """DEPTHWISE_CONV_2D, and NNAPI's GROUPED_CONV_2D, which convolves each group of channels with
-filters of its own.
+separate filters.
 
-Images are NHWC. Depthwise filters are [1, height, width, out]: each input channel has out / in of
-its own.
+Images are NHWC. Depthwise filters are [1, height, width, out]: each input channel has out / in
+filters.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from penstock.interrupts import watched
 from penstock.ir import NDArray
 
 STRIP_BYTES: Final = 1 << 18
-"""Bytes of one strip of output rows: small enough that its sums stay in the cache."""
+"""Size, in bytes, of one strip of output rows. It is so small that its sums stay in the cache."""
 
 STRIP_ROWS: Final = 8
-"""The least rows of a strip: rows that two strips read are converted twice."""
+"""Least number of rows of a strip. Rows that two strips read are converted twice."""
 
 
 @kernel("DEPTHWISE_CONV_2D")
@@ -198,7 +198,8 @@ def _hybrid_layer(site: Site) -> Prepare:
             rows = quantize_rows(flattened(image), asymmetric=True)
             for index, values in enumerate(rows.values.reshape(image.shape)):
                 scale, offset = rows.scales[index], rows.offsets[index]
-                # Both scales are one factor here; CONV_2D applies them one after the other.
+                # Both scales are combined into one factor here. CONV_2D applies them one after the
+                # other.
                 factors, one = scaling * scale, np.ones(1, np.float32)
                 finish = HybridFinish(columns.sums, factors, bias, activation, one, offset)
                 padded = pad(values[None], *window, int(offset))

@@ -141,8 +141,8 @@ def _quantized_layer(site: Site) -> Prepare:
 
 
 def _hybrid_layer(site: Site) -> Prepare:
-    """FULLY_CONNECTED is the only layer of TFLite that applies TANH and SIGN_BIT (1 for negative
-    values, else 0).
+    """Prepares a hybrid layer. FULLY_CONNECTED is the only layer of TFLite that applies TANH and
+    SIGN_BIT (1 for negative values, else 0).
     """
     activation = fused_activation(site)
     unclamped = activation in {"TANH", "SIGN_BIT"}
@@ -185,7 +185,9 @@ INTEGER = frozenset({DType.INT8, DType.INT16, DType.UINT8})
 
 @kernel("BATCH_MATMUL")
 def batch_matmul(site: Site) -> Kernel:
-    """Float, int32, quantised (int8, int16), hybrid products, and int8 ones kept in int32."""
+    """Float, int32, quantised (int8, int16) and hybrid products, and int8 products with int32
+    results.
+    """
     a, b, target = site.input(0), site.input(1), site.output()
     if a.dtype.is_float and b.dtype is a.dtype is target.dtype:
         return _float(site)
@@ -201,7 +203,7 @@ def batch_matmul(site: Site) -> Kernel:
 
 
 def _operands(site: Site, inputs: Sequence[NDArray | None]) -> tuple[NDArray, NDArray]:
-    """The two operands, transposed as the attributes say."""
+    """The two operands, transposed by the attributes."""
     a, b = given(inputs[0]), given(inputs[1])
     if site.attributes.flag("adj_x"):
         a = a.swapaxes(-1, -2)
@@ -246,10 +248,11 @@ def _magnitude(operand: Operand, zero_point: int) -> int:
 
 
 def _quantized(site: Site) -> Kernel:
-    """Scales multiply in float32; sums of 16-bit inputs have 64 bits.
+    """Products of quantised operands. Scales are multiplied in float32; sums of 16-bit inputs have
+    64 bits.
 
     TFLite's kernel supports one scale of each operand. It reads a per-channel scale of the right
-    operand as 0, so every product is zero, and none needs to be computed.
+    operand as 0. Every product is then zero, and none is computed.
     """
     a, b, target = site.input(0), site.input(1), site.output()
     left, right = tensor_quantization(a, "a factor"), b.quantization
@@ -305,10 +308,10 @@ def _centred(values: NDArray, zero_point: int, dtype: np.dtype[np.generic]) -> N
 
 
 def _hybrid(site: Site) -> Kernel:
-    """Each row of the left operand is quantised over its own range.
+    """The hybrid product: each row of the left operand is quantised over its own range.
 
-    As in TFLite, per-channel scales of the right operand belong to the product's columns, in order,
-    whatever their dimension is; extra ones are ignored.
+    As in TFLite, per-channel scales of the right operand apply to the product's columns, in order,
+    whatever their dimension is. Extra scales are ignored.
     """
     b = site.input(1)
     if b.quantization is None:
@@ -361,8 +364,8 @@ def hadamard_rotation(site: Site) -> Kernel:
 
 @kernel("CUSTOM:odml.scaled_dot_product_attention")
 def scaled_dot_product_attention(site: Site) -> Kernel:
-    """Attention of heads; consecutive heads of queries share a head of keys and values. A cap
-    limits the scaled products by a hyperbolic tangent before the mask is added.
+    """Attention of heads. Consecutive heads of queries share a head of keys and values. If there is
+    a cap, a hyperbolic tangent limits the scaled products before the mask is added.
     """
     options = dot_product_attention(site.attributes)
     cap = np.float32(options.logit_cap)

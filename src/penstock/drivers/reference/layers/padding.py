@@ -13,7 +13,7 @@ from penstock.ir import Attributes, NDArray
 
 MAX_PADDED_BYTES: Final = 1 << 28
 MAX_GROWTH: Final = 64
-"""Larger padded images are refused: such windows are an attack, not a network."""
+"""Greatest size of a padded image. Larger windows occur only in hostile files, and are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Axis:
         return (self.extent - 1) * self.dilation + 1
 
     def trimmed(self) -> Axis:
-        """The same without elements that are padding for every window, for windows without
-        dilation.
+        """The same window without elements that are padding in every position. Only for windows
+        without dilation.
         """
         front = max(0, self.before - (self.outputs - 1) * self.stride)
         back = max(0, self.extent - self.before - self.size)
@@ -58,8 +58,8 @@ def slide(size: int, extent: int, stride: int, dilation: int, padding: str) -> A
     """The window along a dimension of *size* elements, padded as *padding* says (NNAPI section
     8.1).
 
-    SAME gives ceil(size / stride) positions, with the odd element of padding at the end; VALID
-    gives as many as fit. A negative *after* is the number of last elements that no window reaches.
+    SAME has ceil(size / stride) positions, with the odd element of padding at the end. VALID has as
+    many positions as fit. A negative *after* is the number of last elements that no window reaches.
     """
     reach = (extent - 1) * dilation + 1
     if padding == "SAME":
@@ -105,7 +105,7 @@ class Steps:
 
 
 def pad(image: NDArray, rows: Axis, columns: Axis, value: float) -> NDArray:
-    """*image* (NHWC) with its padding filled with *value*, cropped to the windows' reach; a view if
+    """*image* (NHWC) with padding of *value*, cropped to the elements that windows read. A view if
     nothing is padded.
     """
     image = image[:, : rows.size + min(rows.after, 0), : columns.size + min(columns.after, 0)]

@@ -1,9 +1,10 @@
 """AVERAGE_POOL_2D, MAX_POOL_2D and L2_POOL_2D over NHWC images, and MediaPipe's custom operators.
 
-Padding takes no part in pooling. MediaPipe's operators are a transposed convolution with bias,
-pooling that records the places of the greatest values, and its inverse. An index counts the places
-of a pooling window column by column. It is an unsigned 32-bit number whose bits are stored in the
-float tensor, as in XNNPACK's argmax pooling, which runs these operators in LiteRT.
+Padding elements are ignored in pooling. MediaPipe's operators are a transposed convolution with
+bias, pooling that records the positions of the greatest values, and its inverse. A position is an
+index into the pooling window, counted column by column. It is an unsigned 32-bit number whose bits
+are stored in the float tensor. XNNPACK's argmax pooling, which runs these operators in LiteRT, does
+the same.
 """
 
 from __future__ import annotations
@@ -177,8 +178,9 @@ def _spread_size(size: int, extent: int, stride: int, padding: str) -> int:
 
 @kernel("CUSTOM:MaxPoolingWithArgmax2D")
 def max_pooling_with_argmax(site: Site) -> Kernel:
-    """The greatest value of each window, and its position there; the first of equal ones. As in
-    XNNPACK, NaN counts only as the first element of a window, and is then the greatest.
+    """The greatest value of each window, and its position there. Of equal values the first one
+    counts. As in XNNPACK, NaN counts only as the first element of a window, and is then the
+    greatest.
     """
     _require_float(site)
     options = windowed_pool(site.attributes)
@@ -206,7 +208,7 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
 
 @kernel("CUSTOM:MaxUnpooling2D")
 def max_unpooling(site: Site) -> Kernel:
-    """Writes each value at its position in its window of the output; all other elements are
+    """Writes each value at its position in its window of the output. All other elements are
     zero.
     """
     _require_float(site)

@@ -161,8 +161,8 @@ def _mixed(
     dtype: Any,
     mix: Callable[[NDArray, NDArray, Any, NDArray], None],
 ) -> NDArray:
-    """Images whose rows are mixed by *mix* from two rows of *picture* and the distance from the
-    first one.
+    """Images whose rows *mix* interpolates, from two rows of *picture* and the distance from the
+    first row.
     """
     batch, _, _, channels = picture.shape
     out = np.empty((batch, len(rows.lower), len(columns.lower), channels), dtype)

@@ -71,8 +71,8 @@ def spread(
     out: NDArray,
     finish: Finish,
 ) -> None:
-    """Fills *out* [batch, height, width, channels]: each element of *image* times the filters,
-    added to the elements that they reach.
+    """Fills *out* [batch, height, width, channels]. Each element of *image*, times the filters, is
+    added to the output elements in its window.
 
     *columns* [channels, height, width, depth] and *image* have the type of the computation. Padding
     is that of the convolution from *out*'s size to the image's.
@@ -102,9 +102,7 @@ def _overlap(picture: NDArray, columns: NDArray, stride: tuple[int, int]) -> NDA
 
 
 def _crop(sums: NDArray, axes: list[Axis], shape: tuple[int, ...]) -> NDArray:
-    """The part of *sums* that belongs to the output; zeros where no element of the image
-    reaches.
-    """
+    """The part of *sums* that belongs to the output. Outputs outside every window are zero."""
     height, width = shape[1:3]
     top, left = axes[0].before, axes[1].before
     part = sums[top : top + height, left : left + width]

@@ -51,8 +51,8 @@ def wrapped(values: NDArray) -> NDArray:
 
 
 def round_half_away(real: float) -> float:
-    """Rounds to the nearest integer, halves away from zero: C's round(), which Python and NumPy do
-    not have.
+    """Rounds to the nearest integer, halves away from zero. This is C's round(), which Python and
+    NumPy do not have.
     """
     whole = math.floor(abs(real))
     return math.copysign(whole + (abs(real) - whole >= 0.5), real)
@@ -61,7 +61,7 @@ def round_half_away(real: float) -> float:
 def round_half_away_from_zero(values: NDArray) -> NDArray:
     """Rounds floats to the nearest integers, halves away from zero, in the same type.
 
-    Adds the greatest number below one half: one half itself would round 0.49999997 to 1.
+    Adds the greatest number below one half, because one half would round 0.49999997 to 1.
     """
     half = np.nextafter(values.dtype.type(0.5), values.dtype.type(0))
     result: NDArray = np.asarray(values + np.copysign(half, values))

@@ -1,7 +1,7 @@
 """Hybrid (dynamic-range) layers: float inputs are quantised at run time for integer weights.
 
-Each row, one element of the batch, has a scale of its own, and an offset if it is quantised
-asymmetrically. Sums are integers; both scales convert them to floats (TFLite's quantised tensor
+Each row is one element of the batch. It has its own scale, and an offset if it is quantised
+asymmetrically. Sums are integers. Both scales convert them to floats (TFLite's quantised tensor
 utilities).
 """
 
@@ -67,7 +67,7 @@ def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
 
 
 def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, Numbers]:
-    """The values of `quantize_rows` less their row's offset, as float32, and the scales, [rows, 1]
+    """The values of `quantize_rows` minus their row's offset, as float32, and the scales, [rows, 1]
     or one number. The magnitude is at most `reach_of` the mode.
     """
     scales, inverse, offsets, unbounded = _ranges(rows, asymmetric=asymmetric)
@@ -80,14 +80,15 @@ def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, Numbers]:
 
 
 def reach_of(*, asymmetric: bool) -> int:
-    """The greatest magnitude of a quantised value less its offset."""
+    """The greatest magnitude of a quantised value minus its offset."""
     return 255 if asymmetric else 127
 
 
 _Ranges: TypeAlias = tuple[Numbers, Numbers, Numbers, bool]
-"""For each row the step, its inverse and the offset: [rows, 1] float32, or numbers for a single
-row, which is faster; and whether an inverse is infinite. Only an infinite one takes a value beyond
-a symmetric range.
+"""For each row the step, its inverse and the offset; and whether any inverse is infinite.
+
+The numbers are [rows, 1] float32, or scalars for a single row, which is faster. Only with an
+infinite inverse can a value exceed a symmetric range.
 """
 
 
@@ -132,7 +133,7 @@ def _asymmetric(least: NDArray, greatest: NDArray) -> _Ranges:
 
 
 def _asymmetric_row(row: NDArray) -> _Ranges:
-    """`_asymmetric` for one row."""
+    """As `_asymmetric`, for one row."""
     least, greatest = np.minimum.reduce(row, axis=None), np.maximum.reduce(row, axis=None)
     low, high = min(float(least), 0.0), max(float(greatest), 0.0)
     steps = float(np.float32(high - low)) / 255.0
@@ -159,8 +160,8 @@ def _limit(values: NDArray, low: Numbers, high: Numbers) -> None:
 
 
 def weight_values(values: NDArray, operand: Operand) -> NDArray:
-    """Integer weights, int64. Hybrid weights are symmetric; uint8 weights are the bytes of int8
-    ones.
+    """Integer weights, int64. Hybrid weights are symmetric. uint8 weights are the bytes of int8
+    weights.
     """
     if operand.dtype is DType.UINT8:
         return values.view(np.int8).astype(np.int64)

@@ -33,8 +33,8 @@ def stored_values(dtype: DType) -> NDArray:
 
 
 def by_bits(values: NDArray, dtype: DType) -> NDArray:
-    """*values*, one for each of `stored_values`, reordered so that the bits of a stored value, as
-    an unsigned number, are its index.
+    """*values*, one for each of `stored_values`, reordered for lookup. The index is the bits of a
+    stored value as an unsigned number.
     """
     result: NDArray = np.roll(values, integer_range(dtype)[0])
     return result
@@ -151,7 +151,9 @@ FLOATING: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 STORED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 
 Read: TypeAlias = "Callable[[NDArray | None], NDArray]"
-"""Converts the stored values of an input to float32 values, which must not be written."""
+"""Converts the stored values of an input to float32 values. The caller must not write to the
+result.
+"""
 
 Write: TypeAlias = Callable[[NDArray], NDArray]
 """Converts float32 values to the stored values of an output."""

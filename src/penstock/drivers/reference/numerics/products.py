@@ -1,4 +1,4 @@
-"""Matrix products of small integers through floating-point BLAS, where that is exact.
+"""Matrix products of small integers through floating-point BLAS, if that is exact.
 
 A sum of integer products is exact in any order if every partial sum is exact. The bound is the sum
 of the weights' magnitudes times the greatest input: below 2**24 in float32, below 2**53 in float64.
@@ -18,11 +18,11 @@ from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 TILE_BYTES: Final = 1 << 22
-"""Work memory for the left side of a product; a single row may exceed it."""
+"""Work memory, in bytes, for the left side of a product. A single row may exceed it."""
 
 Finish: TypeAlias = Callable[[NDArray, NDArray], None]
-"""Converts sums [rows, columns] to results of the same shape, its second argument; may overwrite
-the sums.
+"""Converts sums [rows, columns], the first argument, to results of the same shape in the second.
+May overwrite the sums.
 """
 
 
@@ -30,7 +30,7 @@ Multiply: TypeAlias = Callable[[NDArray, NDArray], NDArray]
 """[rows, depth] times [columns, depth] to fresh sums [rows, columns]."""
 
 ORDERED_TILE_ROWS: Final = 256
-"""The factor by which ordered sums reduce work memory: blocks stay in the cache."""
+"""Divisor of the work memory of ordered sums: their blocks must stay in the cache."""
 
 
 def exact_dtype(bound: float) -> np.dtype[Any]:
@@ -56,7 +56,7 @@ class SignedInput:
         self.zero_point = zero_point - 128 if self._flip else zero_point
 
     def signed(self, values: NDArray) -> NDArray:
-        """uint8 values less 128, as int8; others as they are."""
+        """uint8 values minus 128, as int8; other types unchanged."""
         return (values ^ np.uint8(0x80)).view(np.int8) if self._flip else values
 
 
@@ -97,16 +97,16 @@ def multiply_wide(left: NDArray, columns: NDArray) -> NDArray:
 
 
 def multiply_in_order(left: NDArray, columns: NDArray) -> NDArray:
-    """The same in float32; each sum begins at zero, and products are added in order, each rounded:
-    bit for bit as TFLite's reference kernels.
+    """The same sums in float32. Each sum begins at zero, and products are added in order, each
+    rounded: bit for bit as TFLite's reference kernels.
     """
     return _step_by_step(left, columns, None, _add_rounded)
 
 
 def multiply_fused(left: NDArray, columns: NDArray, bias: NDArray | None) -> NDArray:
-    """The same, but every sum begins at its column's bias, and each product is added before it is
-    rounded (IEEE 754 fusedMultiplyAdd, computed in float64: only a sum within 2**-29 of a tie may
-    round differently).
+    """The same sums, but each begins at its column's bias, and each product is added before it is
+    rounded (IEEE 754 fusedMultiplyAdd). Computed in float64: only a sum within 2**-29 of a tie may
+    round differently.
     """
     return _step_by_step(left, columns, bias, _add_fused)
 
@@ -167,7 +167,9 @@ def multiply_rows(
 
 
 def tiles(count: int, nbytes: int) -> Iterator[slice]:
-    """Slices of *count* items of *nbytes* each that stay within `TILE_BYTES`, one item at least."""
+    """Slices of *count* items of *nbytes* each. Each slice has at most `TILE_BYTES`, but at least
+    one item.
+    """
     step = max(1, TILE_BYTES // max(1, nbytes))
     for start in watched(range(0, count, step)):
         yield slice(start, min(start + step, count))

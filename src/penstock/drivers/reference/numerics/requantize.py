@@ -1,9 +1,9 @@
 """Accumulators of integer products to stored values, bit for bit as TFLite's reference kernels, and
 the ranges of fused activations.
 
-Most accumulators fit float64 arithmetic exactly, and NumPy runs that several times faster than
-64-bit integer arithmetic. A `Requantizer` proves from bounds, when it is made, that float64 is
-exact; otherwise it computes in integers.
+Most accumulators can be computed exactly in float64, and NumPy does that several times faster than
+in 64-bit integers. The constructor of a `Requantizer` proves from bounds that float64 is exact. If
+it cannot, the requantizer computes in integers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ cache.
 """
 
 PERIOD: Final = 1 << 11
-"""The least length of per-channel vectors, which are repeated for few channels: NumPy needs long
-inner loops.
+"""The least length of per-channel vectors. Vectors of few channels are repeated, because NumPy
+needs long inner loops.
 """
 
 
@@ -69,8 +69,8 @@ class Requantizer:
             self._prepare(np.asarray(bound, np.float64))
 
     def __call__(self, accumulators: NDArray, out: NDArray) -> None:
-        """Fills *out* [rows, channels] from *accumulators* of the same shape, of any numeric type
-        that holds them exactly.
+        """Fills *out* [rows, channels] from *accumulators* of the same shape, whose numeric type
+        must represent them exactly.
         """
         if not out.size:
             return
@@ -87,11 +87,12 @@ class Requantizer:
         """Decides whether float64 is exact, and computes the vectors of `_in_floats`.
 
         Products with the mantissa over 2**31 are multiples of 2**-31, so below 2**22 they are
-        exact. They stay below it if accumulators do, or else wherever the result does not saturate:
-        what does not has fewer than *bits* bits after the right shift, and rounding is monotone, so
-        that what is beyond 2**22 saturates either way. Ties of the second rounding are pushed away
-        from zero by a factor that is too small to move anything else across a half. Wide products
-        are multiples of 2**(shift - 15) below 2**52 of them, and so is what is added to them.
+        exact. They are below 2**22 if the accumulators are. Otherwise only results that do not
+        saturate matter: these have fewer than *bits* bits after the right shift. Rounding is
+        monotone, so values beyond 2**22 saturate with and without the rounding error. A factor
+        moves ties of the second rounding away from zero. It is too small to move any other value
+        across a half. Wide products are multiples of 2**(shift - 15) below 2**52 of them, and so
+        are the numbers that are added to them.
         """
         bias, total = self._bias, bound + np.abs(self._bias.astype(np.float64))
         left, right = np.maximum(self._shifts, 0), np.maximum(-self._shifts, 0)
@@ -202,7 +203,7 @@ class RealRequantizer:
         self._wraps = bool(np.any(reach >= (2.0**63 if wide else 2.0**31)))
 
     def __call__(self, accumulators: NDArray, out: NDArray) -> None:
-        """Fills *out* [rows, channels] from *accumulators* of the same shape, which hold
+        """Fills *out* [rows, channels] from *accumulators* of the same shape, which contain
         integers.
         """
         if self._wraps:
@@ -244,7 +245,7 @@ def activation_bounds(activation: str) -> tuple[float | None, float | None]:
 
 
 def fused_activation(site: Site) -> str:
-    """The fused activation of *site*. Raises `Unsupported` for one that TFLite does not have."""
+    """The fused activation of *site*. Raises `Unsupported` if TFLite does not have it."""
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
     return activation
@@ -270,7 +271,7 @@ def clamp_to_finite(values: NDArray, activation: str) -> NDArray:
 
 
 def integer_range(dtype: DType) -> tuple[int, int]:
-    """(least, greatest) value that an integer type holds."""
+    """(least, greatest) value of an integer type."""
     bits = dtype.bits or 0
     if dtype.value.startswith("u"):
         return 0, 2**bits - 1

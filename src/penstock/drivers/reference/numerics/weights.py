@@ -30,16 +30,16 @@ REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 Layer = Callable[[NDArray], NDArray]
-"""Computes one layer, whose weights are prepared, from its input."""
+"""Computes one layer from its input. The layer's weights are prepared."""
 
 Prepare = Callable[[NDArray, "NDArray | None"], Layer]
-"""Prepares a layer with these weights and bias."""
+"""Prepares a layer with given weights and bias."""
 
 
 def layer_kernel(site: Site, prepare: Prepare) -> Kernel:
     """The kernel of a layer whose inputs are an image, weights and an optional bias.
 
-    Constant weights and bias are prepared once, others at each run.
+    Constant weights and bias are prepared once, computed ones in each run.
     """
     weights, bias, biased = site.constant(1), site.constant(2), site.has(2)
     if weights is not None and (bias is not None or not biased):
@@ -51,7 +51,7 @@ def layer_kernel(site: Site, prepare: Prepare) -> Kernel:
 
 
 def flattened(array: NDArray) -> NDArray:
-    """*array* as rows along its first dimension, also if it is empty."""
+    """*array* as rows along its first dimension; also for an empty array."""
     return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
@@ -77,7 +77,7 @@ def weight_quantization(operand: Operand) -> Quantization:
 
 
 def centred(values: NDArray, operand: Operand) -> NDArray:
-    """Stored weights less their zero point, as int32."""
+    """Stored weights minus their zero point, as int32."""
     wide: NDArray = values.astype(np.int32)
     wide -= weight_quantization(operand).zero_point
     return wide
@@ -86,8 +86,8 @@ def centred(values: NDArray, operand: Operand) -> NDArray:
 def channel_scales(operand: Operand, axis: int) -> NDArray:
     """The weights' scales, float64: one, or one for each channel along *axis*.
 
-    For matrices, TFLite's kernels ignore the quantised dimension: they take the scales as those of
-    the channels, in order, and ignore extra ones. Raises `Unsupported` for other weights quantised
+    For matrices, TFLite's kernels ignore the quantised dimension. They apply the scales to the
+    channels, in order, and ignore extra scales. Raises `Unsupported` for other weights quantised
     along another dimension, and for too few scales.
     """
     quantization = operand.quantization
@@ -111,7 +111,7 @@ def channel_scales(operand: Operand, axis: int) -> NDArray:
 class Scaling:
     """The scaling of one quantised layer, from sums of stored products to stored outputs.
 
-    *axis* is the dimension of the filters that has a scale for each element; *wide* sums have 64
+    *axis* is the dimension of the filters with one scale for each element. *wide* sums have 64
     bits.
     """
 

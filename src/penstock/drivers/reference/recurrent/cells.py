@@ -1,5 +1,5 @@
-"""Shared by recurrent cells: fused activations, products with float, hybrid or diagonal weights,
-and sequences, batch or time first, forward or backward.
+"""Parts that recurrent cells share: fused activations, products with float, hybrid or diagonal
+weights, and sequences, batch or time first, forward or backward.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ def activation_function(name: str) -> Activation:
 
 REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 HYBRID: Final = frozenset({DType.INT8, DType.UINT8})
-"""Types of integer weights with real activations."""
+"""Types of the integer weights of hybrid products."""
 
 Arrays: TypeAlias = Mapping[int, NDArray]
-"""The given inputs, by position."""
+"""The inputs that are present, by position."""
 
 Product: TypeAlias = Callable[[NDArray], NDArray]
-"""Vectors [rows, depth] float32 to fresh sums [rows, columns] float32."""
+"""Multiplies vectors [rows, depth] float32 by weights. Returns new sums [rows, columns] float32."""
 
 
 States: TypeAlias = Sequence[NDArray]
 
 
 class Direction(Protocol):
-    """A cell with its parameters prepared."""
+    """One direction of a cell, with its parameters prepared."""
 
     def run(
         self, source: NDArray, auxiliary: NDArray | None, states: States, *, backward: bool = False
@@ -93,8 +93,10 @@ def single_direction(
     states: Sequence[int],
     make: Callable[[Arrays], Direction],
 ) -> Kernel:
-    """The kernel of the cell that *make* makes of its *parameters*, for the operation type
-    *one_step*, or a sequence in other types. *parameters* and *states* are positions of inputs.
+    """The kernel of the cell that *make* builds from its *parameters*.
+
+    It computes one step for the operation type *one_step*, and a sequence for other types.
+    *parameters* and *states* are positions of inputs.
     """
     sequence = site.operation.type != one_step
     time_major = sequence and site.attributes.flag("time_major")
@@ -122,8 +124,10 @@ def both_directions(
     weighted: bool,
     make: Callable[[Arrays], tuple[Direction, Direction]],
 ) -> Kernel:
-    """The kernel of a forward and a backward cell, with half of the *states* each. A *weighted*
-    input *auxiliary* joins both directions; one without weights is the backward cell's input.
+    """The kernel of a forward and a backward cell, with half of the *states* for each.
+
+    If an input *auxiliary* is *weighted*, it joins both directions. Without weights it is the
+    backward cell's input.
     """
     time_major, merged = (site.attributes.flag(n) for n in ("time_major", "merge_outputs"))
     if weighted:
@@ -151,17 +155,17 @@ def both_directions(
 
 
 def _shaped(after: States, before: States) -> list[NDArray]:
-    """The states in the shapes that they came in."""
+    """The states in their original shapes."""
     return [new.reshape(old.shape) for new, old in zip(after, before, strict=True)]
 
 
 def with_parameters(
     site: Site, positions: Sequence[int], prepare: Callable[[Arrays], Kernel]
 ) -> Kernel:
-    """The kernel that *prepare* makes of the given inputs among *positions*: once if all are
-    constant, else in each run.
+    """The kernel that *prepare* builds from the present inputs among *positions*: once if all are
+    constant, otherwise in each run.
 
-    What *prepare* refuses is refused when the model is prepared, if shapes are known.
+    If shapes are known, errors of *prepare* are raised when the model is prepared.
     """
     present = [i for i in positions if site.has(i)]
     constants = {i: value for i in present if (value := site.constant(i)) is not None}
@@ -181,7 +185,7 @@ def check_real(site: Site, *positions: int) -> None:
 
 
 def real_results(site: Site, results: Sequence[NDArray]) -> list[NDArray]:
-    """*results*, as many as there are outputs, in the outputs' types."""
+    """*results* for all outputs of the operation, in the outputs' types."""
     pairs = zip(results, site.outputs, strict=False)
     return [array.astype(operand.dtype.numpy, copy=False) for array, operand in pairs]
 
@@ -245,8 +249,8 @@ def _diagonal(weights: NDArray) -> Product:
 
 
 def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -> Product:
-    """Rows are quantised at run time; sums are multiplied by the row's scale times the weights'
-    scale.
+    """The product of rows that are quantised at run time. Sums are multiplied by the row's scale
+    times the weights' scale.
     """
     values = [weight_values(w, o) for w, o in zip(weights, operands, strict=True)]
     columns = Columns(np.concatenate(values), reach_of(asymmetric=asymmetric)).values

@@ -170,9 +170,7 @@ def basic_lstm(site: Site) -> Kernel:
 
 
 def _results(site: Site, *results: NDArray) -> list[NDArray]:
-    """Activation, state, joined input and gates; then activation and state again, as the new
-    ones.
-    """
+    """Activation, state, joined input and gates; then the new activation and the new state."""
     pairs = zip((*results, *results[:2]), site.outputs, strict=False)
     return [array.astype(operand.dtype.numpy, copy=False) for array, operand in pairs]
 
@@ -211,7 +209,7 @@ def _integer(site: Site) -> Kernel:
 
 
 def _rounded_up(sums: NDArray, mantissa: int, shift: int) -> NDArray:
-    """Scales as TFLite's matrix products do: both roundings are to the nearest, halves up."""
+    """Scales as TFLite's matrix products: both roundings are to the nearest, halves up."""
     right = max(-shift, 0)
     high = saturating_rounding_doubling_high_mul(sums << max(shift, 0), mantissa)
     return (high + ((1 << right) >> 1)) >> right
@@ -245,8 +243,10 @@ def stepped(gates: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
 
 @kernel("QUANTIZED_16BIT_LSTM")
 def quantized_16bit_lstm(site: Site) -> Kernel:
-    """The integer kernel with a matrix for each gate. NNAPI fixes scales and zero points: 1/128 and
-    128 for the activations, 2**-11 for the cell state, and for biases the weights' scale over 128.
+    """The integer kernel with one matrix for each gate.
+
+    NNAPI fixes scales and zero points: 1/128 and 128 for the activations, 2**-11 for the cell
+    state, and the weights' scale over 128 for biases.
 
     NNAPI puts the recurrent weights before the input's, and the input before the previous output.
     The first columns of the joined weights multiply the input, whichever matrix they come from.

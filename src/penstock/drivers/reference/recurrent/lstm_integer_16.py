@@ -1,8 +1,8 @@
-"""Integer long short-term memories whose sums of products become int16 gates at once, and the parts
-shared with int8 products: scaled products, the update of the cell, clips.
+"""Integer long short-term memories whose sums of products become int16 gates directly, and the
+parts shared with int8 products: scaled products, the update of the cell, clips.
 
 Bit for bit as TFLite's kernels for int8 activations and an int16 cell state with five intermediate
-results; their scales are float32 numbers. NNAPI's QUANTIZED_LSTM is the same cell.
+results. Their scales are float32 numbers. NNAPI's QUANTIZED_LSTM is the same cell.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ INT8_MAGNITUDE = 128
 
 
 def scale_of(site: Site, position: int) -> np.float32:
-    """The one scale of an input, as float32."""
+    """The scale of an input that has one scale, as float32."""
     return np.float32(quantization_of(site, position).scale)
 
 
@@ -68,7 +68,7 @@ def clamp_8(values: NDArray) -> NDArray:
 
 
 def quantized_clip(clip: float, scale: float, dtype: DType) -> int:
-    """A clip in steps of *scale*, truncated, within the type; 0 for none."""
+    """A clip in steps of *scale*, truncated to the type's range; 0 means no clip."""
     if not clip > 0:
         return 0
     least, greatest = (LEAST, GREATEST) if dtype is DType.INT16 else (-128, 127)
@@ -111,9 +111,9 @@ class ScaledProduct:
 def updated_cell(
     cell: NDArray, forget: NDArray, admit: NDArray | None, new: NDArray, cell_power: int, clip: int
 ) -> NDArray:
-    """The int16 cell state after one step; its scale is 2**cell_power, gates are in Q0.
+    """The int16 cell state after one step. Its scale is 2**cell_power, and gates are in Q0.
 
-    Without an input gate it is 32767 - forget.
+    Without an input gate, that gate is 32767 - forget.
     """
     kept = _wrapped(rounding_divide_by_pot(forget * cell, 15))
     if admit is None:
@@ -134,7 +134,7 @@ GATE_SCALE = np.float32(2.0**-12)
 """Scale of a gate before its activation: Q3."""
 
 RESOLUTION = 1 << 10
-"""Steps of a normalised value, and of a mean, in one step of the sums."""
+"""Numbers of steps of a normalised value, and of a mean, in one step of the sums."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ PARAMETERS: Final = 17
 @dataclass(frozen=True, slots=True)
 class Positions:
     """Positions of inputs: *first* of the 17 parameters, *norms* of the four layer normalisation
-    coefficients, *auxiliary* of the four weights of an auxiliary input, where it may have one.
+    coefficients, *auxiliary* of the four weights of an auxiliary input, if the operation may have
+    one.
     """
 
     first: int
@@ -74,7 +75,7 @@ class Positions:
         return self.norms + gate
 
     def all(self) -> list[int]:
-        """Every position of a parameter, given or not."""
+        """Every position of a parameter, present or omitted."""
         return list(self._all())
 
     def _all(self) -> Iterator[int]:
@@ -87,8 +88,8 @@ class Positions:
 def gates_of(site: Site, positions: Positions, arrays: Arrays) -> list[int]:
     """The gates of this direction: all, or all but the input gate (CIFG).
 
-    TFLite's kernels treat empty input weights as none (their pointer is null): the input gate is
-    coupled. Raises `Unsupported`, as TFLite does, for a gate with only some of its parameters.
+    TFLite's kernels treat empty input weights as omitted (their pointer is null): the input gate is
+    coupled. Like TFLite, raises `Unsupported` for a gate with only some of its parameters.
     """
     coupled = not site.has(positions.weights(INPUT))
     gates = [FORGET, CELL, OUTPUT] if coupled else [INPUT, FORGET, CELL, OUTPUT]
@@ -113,7 +114,7 @@ def _all_or_none(site: Site, positions: list[int | None], what: str) -> None:
 
 
 def clip_of(site: Site, name: str) -> float:
-    """An upper bound of magnitudes, 0 for none. Raises `Unsupported` for a negative one."""
+    """An upper bound of magnitudes; 0 means no bound. Raises `Unsupported` for a negative one."""
     clip = site.attributes.number(name)
     if not clip >= 0:
         raise Unsupported(f"a {name} of {clip}")
@@ -222,7 +223,7 @@ class RealMemory:
         return hidden, cell
 
     def _normalise(self, sums: NDArray, gates: slice) -> None:
-        """Layer normalisation of some gates, where there is one, in place."""
+        """Layer normalisation in place, of the gates that have it."""
         if self._norm is None:
             return
         part = sums[:, gates]
@@ -234,5 +235,5 @@ class RealMemory:
 
 
 def _stacked(site: Site, arrays: Arrays, positions: list[int]) -> NDArray:
-    """Vectors of parameters, one a row."""
+    """Parameter vectors as rows of a matrix."""
     return np.stack([real_values(arrays[p], site.input(p)) for p in positions])

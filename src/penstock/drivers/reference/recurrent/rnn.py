@@ -136,7 +136,9 @@ def svdf(site: Site) -> Kernel:
 
 
 def _slide(state: NDArray, newest: NDArray, memory: int) -> NDArray:
-    """The state [batch, filters, memory] with the oldest values gone and *newest* behind."""
+    """The state [batch, filters, memory] without the oldest values, and with *newest* at the
+    end.
+    """
     batch, filters = newest.shape
     before = state.reshape(batch, filters, memory)
     return np.concatenate([before[:, :, 1:], newest[:, :, None].astype(state.dtype)], axis=2)
@@ -172,10 +174,11 @@ def _real(site: Site) -> Kernel:
 
 
 def _integer(site: Site) -> Kernel:
-    """Both scalings go through quantised multipliers of ratios that are taken in float32.
+    """The integer kernel of SVDF. Both scalings use quantised multipliers of ratios computed in
+    float32.
 
-    Sums over time wrap at 32 bits. RELU alone is known, and left to the output's type: TFLite's
-    kernel takes it that the output's zero point is the least value there is.
+    Sums over time wrap at 32 bits. The only activation is RELU, which the output's type applies:
+    TFLite's kernel assumes that the output's zero point is the least value of the type.
     """
     activation = site.attributes.text("fused_activation_function")
     require(activation == "RELU", f"an integer SVDF with the activation {activation}")

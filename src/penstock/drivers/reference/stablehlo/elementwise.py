@@ -1,7 +1,7 @@
-"""StableHLO's functions of single elements.
+"""StableHLO's elementwise functions.
 
-Operands have one shape; a scalar beside an array is taken for each of its elements, so that a
-region may be run on many elements at once (`Region`).
+Operands have one shape. A scalar is combined with each element of an array, so that a region may
+run on many elements at once (`Region`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def aligned(arrays: Sequence[NDArray | None]) -> list[NDArray]:
 
 
 def elementwise(dtype: DType, function: Function) -> Kernel:
-    """The kernel of a function of elements of type *dtype*, which keeps it."""
+    """The kernel of an elementwise function whose result has the type *dtype* of its operands."""
     target = dtype.numpy
     wide = np.dtype(np.float32) if dtype in SMALL else target
 
@@ -54,7 +54,7 @@ def elementwise(dtype: DType, function: Function) -> Kernel:
 
 
 def one_type(site: Site, types: frozenset[DType]) -> DType:
-    """The type of all operands and of the result. Raises `Unsupported` unless it is one of
+    """The common type of all operands and the result. Raises `Unsupported` unless it is one of
     *types*.
     """
     dtype = site.output().dtype
@@ -210,7 +210,7 @@ def clamp(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_SELECT")
 def select(site: Site) -> Kernel:
-    """The first value where the condition holds, else the second."""
+    """The first value if the condition is true, otherwise the second."""
     site.require_types(site.input(1).dtype is site.input(2).dtype is site.output().dtype)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:

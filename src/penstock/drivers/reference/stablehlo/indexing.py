@@ -54,8 +54,8 @@ class Slices:
     dropped: tuple[int, ...]
 
     def check(self, shape: tuple[int, ...], length: int, *, inside: bool) -> None:
-        """Raises `ShapeMismatch` unless slices and index vectors of *length* match an operand of
-        *shape*; with *inside*, slices must fit into it.
+        """Raises `ShapeMismatch` unless slices and index vectors of *length* fit an operand of
+        *shape*. With *inside*, slices must lie within it.
         """
         if len(shape) != len(self.sizes) or any(
             size < 0 or (inside and size > whole)
@@ -72,7 +72,7 @@ class Slices:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Sizes of the dimensions that slices have."""
+        """The sizes of the dimensions that slices keep."""
         return tuple(size for at, size in enumerate(self.sizes) if at not in self.dropped)
 
     def starts(self, vectors: NDArray, shape: tuple[int, ...], *, clamped: bool) -> list[Any]:
@@ -106,7 +106,9 @@ class Slices:
 
 
 def _interleaved(batch: int, places: Sequence[int], rank: int) -> list[int]:
-    """The order of dimensions that puts those after the first *batch* at *places* of the whole."""
+    """The order of dimensions that puts the dimensions after the first *batch* at *places* of the
+    result.
+    """
     _distinct(places, rank, "slice dimensions")
     first, rest = iter(range(batch)), iter(range(batch, rank))
     order = {place: next(rest) for place in places}

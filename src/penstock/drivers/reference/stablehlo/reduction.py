@@ -1,7 +1,7 @@
 """Reductions by a region, over dimensions and over windows, STABLEHLO_SORT, and TFLite's
 REDUCE_WINDOW.
 
-A region is a subgraph of scalars. Where the result is the same, it runs on many elements at once.
+A region is a subgraph of scalars. If the result is the same, it runs on many elements at once.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def combiner(graph: Subgraph) -> Combine | None:
 def region(site: Site, attribute: str, arguments: int) -> Apply:
     """The subgraph that *attribute* of *site* names, applied element by element.
 
-    Raises `Unsupported` if it takes another number of arguments, or has an unsupported operation.
+    Raises `Unsupported` if it has another number of arguments, or an unsupported operation.
     """
     index = site.attributes.integer(attribute)
     graph = site.graphs(index)
@@ -123,7 +123,7 @@ def _one_by_one(run: Kernel, dtypes: list[np.dtype[Any]], *arrays: NDArray) -> l
 
 
 LOOKS: Final = 1024
-"""How many window positions are computed between two checks of the deadline."""
+"""Number of window positions that are computed between two checks of the deadline."""
 
 
 @kernel("STABLEHLO_REDUCE")
@@ -161,7 +161,9 @@ def halved(rows: list[NDArray], apply: Apply) -> list[NDArray]:
 
 
 def _operand_count(site: Site) -> int:
-    """The operands of an operation whose inputs are operands and as many initial values."""
+    """The operands of an operation whose inputs are operands, followed by an equal number of
+    initial values.
+    """
     count = len(site.outputs)
     require(count > 0 and len(site.inputs) == 2 * count, f"{len(site.inputs)} inputs")
     return count

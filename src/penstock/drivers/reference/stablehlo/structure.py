@@ -151,9 +151,11 @@ def pad(site: Site) -> Kernel:
 def padded(
     x: NDArray, value: NDArray, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
 ) -> NDArray:
-    """*x* with *interior* copies of *value* between adjacent elements along each dimension, *low*
-    and *high* at its ends; negative numbers crop. Raises `ShapeMismatch` if more would be cropped
-    than there is, or more than `MOST_ELEMENTS` made.
+    """*x* with *interior* copies of *value* between adjacent elements along each dimension, and
+    *low* and *high* copies at its ends. Negative numbers crop.
+
+    Raises `ShapeMismatch` if more elements would be cropped than exist, or more than
+    `MOST_ELEMENTS` created.
     """
     if not len(low) == len(high) == len(interior) == x.ndim or min(interior, default=0) < 0:
         raise ShapeMismatch(

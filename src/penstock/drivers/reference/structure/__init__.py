@@ -1,1 +1,1 @@
-"""Operations that arrange, join, cut, select and create elements."""
+"""Operations that arrange, join, slice, select and create elements."""

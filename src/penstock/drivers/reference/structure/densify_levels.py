@@ -103,8 +103,8 @@ def descend(levels: Sequence[Level], rank: int, count: int) -> tuple[NDArray, li
     """The leaves of the tree: their positions among *count* values, and their indexes along each
     axis.
 
-    Raises `InputError` if the tree has more nodes than the next level's segments, or the values: so
-    the tree is never larger than they are.
+    Raises `InputError` if the tree has more nodes than the next level's segments, or than values.
+    The tree is therefore never larger than the input.
     """
     nodes = np.zeros(1, np.int64)
     places = [np.zeros(1, np.int64) for _ in range(rank)]
@@ -130,7 +130,7 @@ def descend(levels: Sequence[Level], rank: int, count: int) -> tuple[NDArray, li
 
 
 def _check_reach(levels: Sequence[Level], nodes: int, count: int) -> None:
-    """Checks that the next dense levels do not make more of *nodes* than there is data for."""
+    """Checks that the next dense levels do not multiply *nodes* beyond the amount of data."""
     for level in levels:
         if level.segments is not None:
             count = len(level.segments) - 1

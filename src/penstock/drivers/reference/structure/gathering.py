@@ -107,7 +107,7 @@ def scatter_nd(site: Site) -> Kernel:
 
 
 def _each_once(parts: tuple[NDArray, ...], shape: tuple[int, ...]) -> bool:
-    """Whether all index vectors are distinct, so that adding needs no order."""
+    """Whether all index vectors are distinct, so that the order of additions does not matter."""
     if not parts or not parts[0].size:
         return False
     places = np.sort(np.ravel_multi_index(parts, shape[: len(parts)]), axis=None)
@@ -120,7 +120,7 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
 
 @function("SPARSE_TO_DENSE", inputs=4)
 def sparse_to_dense(_: Site, inputs: Inputs) -> Outputs:
-    """A default everywhere except at index vectors, which get values (or one value)."""
+    """An array of the default, with values (or one value) written at index vectors."""
     indices, values = np.asarray(inputs[0]), np.asarray(inputs[2])
     shape = dimensions(inputs[1])
     result = _zeros(shape, values.dtype)

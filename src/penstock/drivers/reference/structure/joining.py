@@ -80,7 +80,7 @@ def _rescaled(stored: NDArray, given: Quantization, made: Quantization) -> NDArr
 
 @kernel("PACK")
 def pack(site: Site) -> Kernel:
-    """Inputs of one shape stacked along a new axis."""
+    """Stacks inputs of one shape along a new axis."""
     axis = site.attributes.integer("axis")
     return lambda inputs: (np.stack([np.asarray(x) for x in inputs], axis),)
 
@@ -127,7 +127,7 @@ MASKS: Final = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shr
 
 @function("SLICE", inputs=3)
 def slice_block(_: Site, inputs: Inputs) -> Outputs:
-    """A block from begin, of a size; -1 reaches to the end."""
+    """The block that begins at `begin` with the given size. A size of -1 extends to the end."""
     x, begins, sizes = np.asarray(inputs[0]), dimensions(inputs[1]), dimensions(inputs[2])
     if not len(begins) == len(sizes) == x.ndim:
         raise ShapeMismatch(f"SLICE by {len(begins)} begins of a shape {x.shape}")
@@ -142,8 +142,10 @@ def slice_block(_: Site, inputs: Inputs) -> Outputs:
 
 @function("STRIDED_SLICE", inputs=4)
 def strided_slice(site: Site, inputs: Inputs) -> Outputs:
-    """Every stride-th element from begin to end in each dimension. Masks by position: open bounds,
-    one ellipsis, new dimensions, and dimensions that keep one element and are removed.
+    """Every stride-th element from begin to end in each dimension.
+
+    Masks are bits by position. They stand for open bounds, one ellipsis, new dimensions, and
+    dimensions that are reduced to one element and removed.
     """
     attributes = site.attributes
     x = np.asarray(inputs[0])

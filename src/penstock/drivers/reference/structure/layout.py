@@ -1,5 +1,5 @@
-"""Dimensions reordered, padded, mirrored, repeated and reversed; space traded for batch or depth;
-and the diagonals of batches of matrices.
+"""Dimensions reordered, padded, mirrored, repeated and reversed; space exchanged for batch or
+depth; and the diagonals of batches of matrices.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def pad(site: Site) -> Kernel:
 
 
 def _zero(operand: Operand) -> int:
-    """The stored value of 0. Quantisation parameters of types that kernels do not quantise are
-    ignored, and so are per-channel ones.
+    """The stored value of 0. Quantisation is ignored for types that kernels do not quantise, and if
+    it is per channel.
     """
     quantization = operand.quantization
     if operand.dtype not in QUANTIZED or quantization is None or quantization.per_channel:
@@ -63,7 +63,7 @@ def _zero(operand: Operand) -> int:
 
 
 def padded(x: NDArray, pads: Sequence[tuple[int, int]], value: NDArray | int) -> NDArray:
-    """*x* with *value* around it."""
+    """*x*, padded with *value*."""
     if len(pads) != x.ndim or any(min(pair) < 0 for pair in pads):
         raise ShapeMismatch(f"paddings {pads} of an input of shape {x.shape}")
     shape = [size + sum(pair) for size, pair in zip(x.shape, pads, strict=True)]
@@ -106,8 +106,8 @@ def tile(_: Site, inputs: Inputs) -> Outputs:
 
 @function("DILATE", inputs=3)
 def dilate(_: Site, inputs: Inputs) -> Outputs:
-    """Inserts copies of a scalar, one fewer than the dilation, between adjacent elements along each
-    dimension.
+    """Inserts copies of a scalar between adjacent elements along each dimension. Their number is
+    the dilation minus one.
     """
     x, factors = np.asarray(inputs[0]), dimensions(inputs[1])
     if len(factors) != x.ndim or min(factors, default=1) < 1:

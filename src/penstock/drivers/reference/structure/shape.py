@@ -26,7 +26,7 @@ from penstock.ir.types import PACKED
 from penstock.memory.limits import check_bytes
 
 MOST_ELEMENTS: Final = 2**31 - 1
-"""The greatest number that TFLite's 32-bit sizes can hold."""
+"""The greatest number that TFLite's 32-bit sizes can represent."""
 
 
 def dimensions(value: NDArray | None) -> tuple[int, ...]:
@@ -63,9 +63,7 @@ def checked(shape: Sequence[int], what: str) -> tuple[int, ...]:
 
 @function("RESHAPE")
 def reshape(site: Site, inputs: Inputs) -> Outputs:
-    """The same elements in another shape; a vector of dimensions takes precedence over the
-    attribute.
-    """
+    """The same elements in another shape. A shape vector overrides the attribute."""
     attribute = site.attributes.integers("new_shape")
     fixed = () if attribute == (0,) else attribute
     given = inputs[1] if len(inputs) > 1 else None
@@ -74,8 +72,8 @@ def reshape(site: Site, inputs: Inputs) -> Outputs:
 
 
 def _reshaped(x: NDArray, target: tuple[int, ...]) -> NDArray:
-    """One dimension may be -1, for the remainder. As in LiteRT, if there is a dimension of 0, the
-    remainder is that of the other dimensions.
+    """*x* in the shape *target*. One dimension may be -1, for the remainder. As in LiteRT,
+    dimensions of 0 are left out when the remainder is computed.
     """
     if target.count(-1) > 1 or any(d < -1 for d in target):
         raise ShapeMismatch(f"{target} is not a target shape: at most one dimension may be -1")
@@ -134,7 +132,7 @@ def broadcast_args(site: Site) -> Kernel:
 
 @kernel("DENSIFY")
 def densify(site: Site) -> Kernel:
-    """The loader has expanded sparse constants already: returns the input."""
+    """Returns the input. The loader has already expanded sparse constants."""
     require(site.input(0).dtype is site.output().dtype, "DENSIFY to another type")
     return lambda inputs: (np.asarray(inputs[0]),)
 
