@@ -79,7 +79,7 @@ _SUBMODULES: Final = frozenset(
         "tflite",
     )
 )
-"""Public submodules, loaded on first use; not part of `import *`."""
+"""Public submodules, loaded on first use. Not part of `import *`."""
 
 keep_quiet()
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, and words for their errors."""
+"""Checks of arguments, and text for their errors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Final, TypeGuard
 from penstock.errors import InputError, MissedDeadlinePersistent
 
 LONGEST_SECONDS: Final = 2_000_000.0
-"""Some 23 days: what the system's calls wait at a time, in milliseconds, has 31 bits."""
+"""About 23 days. System calls take a wait time of 31 bits in milliseconds."""
 
 
 def check_kind(value: object, kind: type | tuple[type, ...], wanted: str) -> None:
-    """Raises `InputError`, "*wanted*, not <class of value>", unless *value* is of a *kind*; truth
-    values are no numbers.
+    """Raises `InputError`, "*wanted*, not <class of value>", unless *value* is of a *kind*.
+
+    A bool does not count as a number.
     """
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -22,8 +23,10 @@ def check_kind(value: object, kind: type | tuple[type, ...], wanted: str) -> Non
 
 
 def path_of(value: object, wanted: str) -> str:
-    """*value*, text or an `os.PathLike`, as text. Raises `InputError`, which begins with *wanted*,
-    for anything else and for what no file can be called.
+    """*value*, a string or `os.PathLike`, as a string.
+
+    Raises `InputError`, which begins with *wanted*, for another type and for an impossible file
+    name.
     """
     try:
         if not isinstance(value, str | os.PathLike):
@@ -41,15 +44,14 @@ def path_of(value: object, wanted: str) -> str:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether *value* is one, NaN and truth values not."""
+    """Whether *value* is a number. NaN and bool are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124  # NaN is not
 
 
 def deadline_of(timeout: object, now_ns: int) -> int | None:
-    """A monotonic deadline *timeout* seconds from now; a timeout of more than `LONGEST_SECONDS` has
-    none.
+    """The monotonic deadline *timeout* seconds from now; None above `LONGEST_SECONDS`.
 
-    Raises `InputError` for what is no number, `MissedDeadlinePersistent` where no time is left.
+    Raises `InputError` for what is no number, `MissedDeadlinePersistent` if no time is left.
     """
     if timeout is None:
         return None
@@ -61,6 +63,6 @@ def deadline_of(timeout: object, now_ns: int) -> int | None:
 
 
 def there_are(names: Sequence[str]) -> str:
-    """`there are 'a', 'b'`; of one `there is only 'a'`, of none `there are none`."""
+    """`there are 'a', 'b'`; for one name `there is only 'a'`, for none `there are none`."""
     shown = ", ".join(map(repr, names)) or "none"
     return f"there is only {shown}" if len(names) == 1 else f"there are {shown}"

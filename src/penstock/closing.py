@@ -1,4 +1,4 @@
-"""Objects that a `with` block closes, and errors that are kept without their frames."""
+"""Closing of objects by a `with` block, and errors stored without their frames."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Raised = TypeVar("Raised", bound=BaseException)
 
 
 class Closable(Protocol):
-    """Has a `close`."""
+    """An object with `close`."""
 
     def close(self) -> None: ...
 
 
 class Closing:
-    """A `Closable` that is closed when its block ends, however it ends."""
+    """A `Closable` that its `with` block closes, also after an exception."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ class Closing:
 
 
 def without_frames(error: Raised) -> Raised:
-    """*error* as a value to keep: it and its causes no longer hold the frames that they passed.
+    """Removes the traceback frames from *error* and its causes, and returns it for storing.
 
     Frames would keep files and mappings alive until the garbage collector runs.
     """

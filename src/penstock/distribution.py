@@ -9,24 +9,23 @@ from contextvars import ContextVar
 from typing import Final
 
 DISTRIBUTION: Final = "penstock-nn"
-"""The distribution on the package index, normalised. The index's `penstock` is another project."""
+"""The distribution's normalised name on the package index. `penstock` there is another project."""
 
 FOREIGN: Final = "penstock"
 """Another project's distribution with the same import name, which overwrites this one."""
 
 BY_THE_PROGRAM: Final = "registered by the program"
-"""The origin of a device that no entry point brought: an object that the program made itself."""
+"""The origin of a device object that the program made, without an entry point."""
 
 FALLBACK_DEVICE: Final = "reference"
-"""The device of last resort, NNAPI's CPU path, which Penstock always brings."""
+"""The device of last resort, which is part of Penstock (NNAPI's CPU path)."""
 
 
 def install_command(extra: str) -> str:
-    """The shell command that adds *extra*, an optional dependency group of pyproject.toml, to the
-    Penstock that is installed.
+    """The shell command that installs *extra*, an optional dependency group of pyproject.toml.
 
-    pip takes an installed distribution that satisfies the name for it, and asks the index for the
-    packages of the group alone: the command works for an installation from a checkout too.
+    pip accepts the installed distribution as satisfying the name, and gets only the group's
+    packages from the index. So the command also works for an installation from a checkout.
     """
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
@@ -35,18 +34,17 @@ _origin: ContextVar[str] = ContextVar("penstock_origin", default=BY_THE_PROGRAM)
 
 
 def current_origin() -> str:
-    """The origin of the devices that are being made in this context:
-    `distribution:entry-point-name=value`, or `BY_THE_PROGRAM`.
+    """The origin of devices made in this context.
 
-    A device that makes its seal later than itself keeps this text, and makes the seal in a block of
-    `made_by`.
+    It is `distribution:entry-point-name=value`, or `BY_THE_PROGRAM`. A device that makes its seal
+    later stores this text, and makes the seal in a block of `made_by`.
     """
     return _origin.get()
 
 
 @contextmanager
 def made_by(origin: str) -> Iterator[None]:
-    """Devices that are made in the block, and what they make, are of *origin*."""
+    """Within the block, devices and what they make have the origin *origin*."""
     token = _origin.set(origin)
     try:
         yield
@@ -54,12 +52,12 @@ def made_by(origin: str) -> Iterator[None]:
         _origin.reset(token)
 
 
-# By id: a foreign device may be equal to another, or not hashable.
+# Keyed by id, because a foreign device may be unhashable or equal to another.
 _known: Final[dict[int, tuple[Callable[[], object], str]]] = {}
 
 
 def remember_origin(device: object, origin: str) -> None:
-    """Notes that *device* is of *origin*, as long as it lives."""
+    """Records *origin* for *device*, as long as the device lives."""
     key = id(device)
     try:
         found: Callable[[], object] = weakref.ref(device, lambda _: _known.pop(key, None))

@@ -40,7 +40,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 from penstock.faults import Fault
 
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""The system's errors for a process without a free file descriptor."""
+"""Error numbers for a process, or a system, without a free file descriptor."""
 NO_DESCRIPTOR_LEFT: Final = (
     "no file descriptor is left in this process: raise its limit with 'ulimit -n'"
 )
@@ -56,11 +56,11 @@ class PenstockError(Exception):
 
 
 class Place(NamedTuple):
-    """A place in a model, as far as it is known. `str` gives it in words.
+    """A place in a model, as far as known. `str` gives it as text.
 
-    *operation* and *operand* are indexes in the model, *operator* and *tensor* in the file that it
-    came from. *type* is an operation's type, *name* the name of the operation or operand. *text*
-    is the part of the place that has no number: "main", "signature 'x'".
+    *operation* and *operand* are indexes in the model; *operator* and *tensor* are indexes in its
+    file. *type* is an operation's type, *name* the name of the operation or operand. *text* is the
+    part of the place without an index: "main", "signature 'x'".
     """
 
     subgraph: int | None = None
@@ -83,10 +83,10 @@ class Place(NamedTuple):
 
 
 class ModelError(PenstockError, ValueError):
-    """The model, or the file it came from, is at fault.
+    """The model, or its file, is at fault.
 
-    *where* is the place in the model, *offset* the byte in the file, where either is known; both
-    are part of the message. *fault* is what is wrong, where it has a code.
+    *where* is the place in the model, *offset* the byte in the file, if known; the message includes
+    both. *fault* is the fault's code, if it has one.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ModelError(PenstockError, ValueError):
         super().__init__(f"{place}: {message}" if place else self.message)
 
     def at(self, where: Place | str | None) -> Self:
-        """The same error, at *where*."""
+        """A copy of the error with the place *where*."""
         return type(self)(self.fault or self.message, where=where, offset=self.offset)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,7 +126,7 @@ class IndexOutOfRange(ModelError):
 
 
 class LimitExceeded(ModelError):
-    """Reading on would use more memory, work or depth than a file of this size may ask for."""
+    """The file requires more memory, work or depth than a file of this size may."""
 
 
 class UnknownOperator(ModelError):
@@ -138,19 +138,19 @@ class UnknownType(ModelError):
 
 
 class UnknownSignature(ModelError):
-    """The model has no signature, or subgraph, of the name asked for."""
+    """The model has no signature, or subgraph, of the requested name."""
 
 
 class InvalidOperand(ModelError):
-    """An operand contradicts itself: lifetime, value, size or type."""
+    """An operand is inconsistent: lifetime, value, size or type."""
 
 
 class InvalidOperation(ModelError):
-    """An operation breaks its signature: number or type of inputs or outputs."""
+    """An operation violates its signature: number or type of inputs or outputs."""
 
 
 class InvalidAttribute(ModelError):
-    """An attribute is missing, unknown, of the wrong type or out of its range."""
+    """An attribute is missing, unknown, of the wrong type or out of range."""
 
 
 class InvalidQuantization(ModelError):
@@ -166,7 +166,7 @@ class InvalidMetadata(ModelError):
 
 
 class InvalidSignature(ModelError):
-    """A signature names an operand or subgraph that does not exist, or a name twice."""
+    """A signature names an unknown operand or subgraph, or uses a name twice."""
 
 
 class ShapeOverflow(ModelError):
@@ -174,27 +174,29 @@ class ShapeOverflow(ModelError):
 
 
 class ShapeMismatch(ModelError):
-    """Shapes of an operation's operands do not fit together."""
+    """The shapes of an operation's operands are incompatible."""
 
 
 class CyclicModel(ModelError):
-    """An operation reads what is only written later, or subgraphs call each other in a cycle."""
+    """An operation reads a value that is written only later, or subgraphs call each other in a
+    cycle.
+    """
 
 
 class DuplicateWriter(ModelError):
-    """Two operations write one operand, or one writes an input or a constant."""
+    """Two operations write the same operand, or one writes an input or a constant."""
 
 
 class UnwrittenOperand(ModelError):
-    """An operand is read or is an output, and nothing ever writes it."""
+    """An operand is read or is an output, but no operation writes it."""
 
 
 class NotExportable(ModelError):
-    """The target format has no form for this part of the model."""
+    """The target format cannot represent this part of the model."""
 
 
 class NotLowerable(ModelError):
-    """A valid part of a model of another vocabulary that the IR has no form for."""
+    """The IR cannot represent a valid part of a model in another vocabulary."""
 
 
 class InputError(PenstockError, ValueError):
@@ -217,7 +219,7 @@ class ErrorStatus(enum.IntEnum):
 
     @property
     def is_unavailable(self) -> bool:
-        """Whether the driver's process is dead, or did not answer in time."""
+        """Whether the driver's host process is dead, or did not answer in time."""
         return self in {
             ErrorStatus.DEAD_OBJECT,
             ErrorStatus.MISSED_DEADLINE_TRANSIENT,
@@ -226,7 +228,7 @@ class ErrorStatus(enum.IntEnum):
 
 
 class RefusalCode(enum.Enum):
-    """Why a device did not get an operation."""
+    """Why a device does not run an operation."""
 
     UNSUPPORTED = "unsupported"  # the device's own answer
     SHAPE_UNKNOWN = "shape_unknown"  # it needs a shape that is known only at run time
@@ -253,9 +255,9 @@ _FORMS: Final = {RefusalCode.NO_ANSWER: "cannot be asked: {}"}
 
 
 class Refusal(NamedTuple):
-    """Why a device did not get an operation: `str` gives it in words, which have the *detail*.
+    """Why a device does not run an operation. `str` gives the reason as text, including *detail*.
 
-    *status* is that of the driver's error, where one was raised instead of an answer.
+    *status* is the status of the driver's error, if the driver raised one instead of answering.
     """
 
     code: RefusalCode
@@ -268,15 +270,15 @@ class Refusal(NamedTuple):
 
     @property
     def is_unavailable(self) -> bool:
-        """Whether the device could not be asked because its driver's process is unavailable."""
+        """Whether the device did not answer because its host process is unavailable."""
         return self.status is not None and self.status.is_unavailable
 
 
 class PlacementError(PenstockError):
-    """No allowed device can run some operation.
+    """No permitted device can run an operation.
 
-    *where* is the operation, where it is one. *refusals* lists device -> why not, *reasons* the
-    same in words.
+    *where* is the operation, if the error is about one. *refusals* maps each device to its reason;
+    *reasons* has the same as text.
     """
 
     def __init__(
@@ -299,7 +301,7 @@ class PlacementError(PenstockError):
 
 
 class DriverError(PenstockError):
-    """A driver refused or failed; exactly one subclass per `ErrorStatus` other than NONE.
+    """A driver rejected a call or failed; one subclass for each `ErrorStatus` except NONE.
 
     *copies* are the argument copies made for the failed execution (`penstock.hal.ArgumentCopy`).
     *said* is the driver's own `penstock.compilation.failing.DriverMessage`, if the message adds
@@ -318,7 +320,7 @@ class DeviceUnavailable(DriverError):
 
 
 class GeneralFailure(DriverError):
-    """The driver failed, or lacks the feature."""
+    """The driver failed, or does not support the feature."""
 
     status = ErrorStatus.GENERAL_FAILURE
 
@@ -343,7 +345,7 @@ class OutputInsufficientSize(DriverError):
 
 
 class InvalidArgument(DriverError):
-    """The model, configuration or request breaks the HAL's rules."""
+    """The model, configuration or request violates the HAL's rules."""
 
     status = ErrorStatus.INVALID_ARGUMENT
 
@@ -365,7 +367,7 @@ class MissedDeadlinePersistent(MissedDeadline):
 
 
 class ResourceExhausted(DriverError, MemoryError):
-    """The device has no room for this model or run."""
+    """The device has no memory for this model or run."""
 
 
 class ResourceExhaustedTransient(ResourceExhausted):
@@ -387,13 +389,13 @@ class DeadObject(DriverError):
 
 
 def driver_error_classes() -> dict[ErrorStatus, type[DriverError]]:
-    """Every HAL status but NONE, with its one class."""
+    """Every HAL status except NONE, with its class."""
     every = [k for kind in DriverError.__subclasses__() for k in (kind, *kind.__subclasses__())]
     return {kind.status: kind for kind in reversed(every) if "status" in vars(kind)}
 
 
 class CacheError(PenstockError):
-    """A cache entry cannot be used; reaches callers of `penstock.cache` only.
+    """A cache entry cannot be used. Only callers of `penstock.cache` see it.
 
     The message is `<Name>: sentence`, with the name of the class.
     """
@@ -403,27 +405,27 @@ class CacheError(PenstockError):
 
 
 class NoEntry(CacheError):
-    """Nothing is cached for this model, device and configuration."""
+    """The cache has no entry for this model, device and configuration."""
 
 
 class NotYetWritten(CacheError):
-    """The entry is there, and its driver has not written it yet."""
+    """The entry exists, but its driver has not written it yet."""
 
 
 class IngredientChanged(CacheError):
-    """The caller's token is the entry's, the model too, and something else of the key is not."""
+    """The entry has the caller's token and model, but another ingredient of the key differs."""
 
 
 class SealBroken(CacheError):
-    """Cached bytes are not the bytes that were sealed."""
+    """The cached bytes differ from the bytes that were sealed."""
 
 
 class WrongLength(CacheError):
-    """A cache file is shorter or longer than what was sealed."""
+    """A cache file is shorter or longer than the sealed length."""
 
 
 class NotRegularFile(CacheError):
-    """A cache file is a link, has a second name, or is no file at all."""
+    """A cache file is a link, has a second name, or is no regular file."""
 
 
 class Unreadable(CacheError):
@@ -435,11 +437,11 @@ class ReadOnly(Unreadable):
 
 
 class TokenCollision(CacheError):
-    """The token is the entry's, and what the token stands for is not."""
+    """The entry has the caller's token, but was made from something else."""
 
 
 class ForeignEntry(CacheError):
-    """A cache file is of another token, driver or entry, or in another's place."""
+    """A cache file belongs to another token, driver or entry, or to another position."""
 
 
 class OtherVersion(CacheError):
@@ -447,27 +449,27 @@ class OtherVersion(CacheError):
 
 
 class RegistryMissing(CacheError):
-    """No registry knows the entry: it was lost, or never was."""
+    """The entry is in no registry: the registry was lost, or never existed."""
 
 
 class RolledBack(CacheError):
-    """The entry or the registry was replaced by one that was in use before."""
+    """The entry or the registry was replaced by an older version of itself."""
 
 
 class CapsuleError(PenstockError, ValueError):
-    """A file is no failure capsule, or a damaged one; or a failure does not fit one."""
+    """A file is no valid failure capsule, or a failure does not fit into one."""
 
 
 class WireError(PenstockError):
-    """Bytes are not a message of the wire protocol, or a value cannot be made one."""
+    """Bytes are no message of the wire protocol, or a value cannot be encoded as one."""
 
 
 class ClosedError(PenstockError):
-    """Used after `close()`."""
+    """The object was used after `close()`."""
 
 
 class StateError(PenstockError):
-    """The call is not legal in the object's present state."""
+    """The call is invalid in the object's present state."""
 
 
 class Cancelled(PenstockError):
@@ -475,7 +477,7 @@ class Cancelled(PenstockError):
 
 
 class NotAvailable(PenstockError):
-    """A documented argument whose feature this version does not have yet."""
+    """A documented argument whose feature this version does not implement yet."""
 
 
 class DelegateError(PenstockError, RuntimeError):
@@ -492,5 +494,5 @@ class DelegateError(PenstockError, RuntimeError):
 
 
 def counted(number: int, noun: str, nouns: str = "") -> str:
-    """`1 step`, `2 steps`; *nouns* is a plural that has more to it than an s."""
+    """`1 step`, `2 steps`; *nouns* is an irregular plural."""
     return f"{number} {noun if number == 1 else nouns or noun + 's'}"

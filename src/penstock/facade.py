@@ -1,7 +1,6 @@
-"""Packages that list names and load each name's module when the name is first asked for.
+"""Packages that load a module when one of its names is first used.
 
-A process loads of a package only what it comes to use, which is most of the time that a warm start
-takes.
+A process then loads only the modules that it uses. Importing is most of the time of a warm start.
 """
 
 from __future__ import annotations

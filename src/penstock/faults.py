@@ -1,4 +1,4 @@
-"""Faults of a model that callers tell apart: codes with their facts."""
+"""Faults of a model that callers distinguish: codes with their data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class FaultCode(enum.Enum):
-    """Faults of a model that callers tell apart by code. The value is the form of their words."""
+    """Faults of a model that callers distinguish by code. The value is the format of the text."""
 
     SCHEMA_VERSION = "the schema version is {found}; only {known} is known"
     NO_SUBGRAPH = "the file has no subgraph"
@@ -17,7 +17,7 @@ class FaultCode(enum.Enum):
 
 
 class Fault:
-    """A fault of a model: its code, and the numbers that its words name. `str` gives the words."""
+    """A fault of a model: its code and the numbers in its text. `str` gives the text."""
 
     __slots__ = ("code", "facts")
 

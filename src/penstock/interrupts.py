@@ -1,9 +1,8 @@
-"""The deadline and the cancel token of the call that a thread is in, for the loops that may run
-long within it.
+"""The deadline and cancel token of the current thread's call, checked in long loops.
 
-`Device.supported_operations`, validation and the writers of engines' formats take neither: they
-look at those of the compile that they are part of. Outside of `interruptible` nothing is looked at,
-and nothing is raised.
+`Device.supported_operations`, validation, and the writers of engines' formats have no parameters
+for them. They check those of the compile that calls them. Outside `interruptible` nothing is
+checked or raised.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from penstock.errors import MissedDeadline, MissedDeadlinePersistent
 T = TypeVar("T")
 
 STRIDE: Final = 32
-"""Items of a loop between two looks at the clock."""
+"""Loop iterations between two checks."""
 
 MANY: Final = 2_000
-"""Operations whose objects a collection of garbage may look at for some hundredths of a second."""
+"""Operations from which on a garbage collection may take some hundredths of a second."""
 
 LATE: Final = "the compile's timeout had passed before every step was compiled"
 
 
 class Cancellation(Protocol):
-    """What `penstock.hal.CancelToken` is to this module."""
+    """The part of `penstock.hal.CancelToken` that this module uses."""
 
     def check(self) -> None:
         """Raises `Cancelled` once the token is set."""
@@ -62,9 +61,11 @@ def interruptible(
     late: type[MissedDeadline] = MissedDeadlinePersistent,
     told: str = LATE,
 ) -> Iterator[None]:
-    """In this block, and thread, `checkpoint` raises *late*, with the words *told*, once
-    *deadline_ns*, of `time.monotonic_ns`, has passed, or `Cancelled` once *cancel* is set. Without
-    either, the limits of the block around it hold.
+    """Within the block, in this thread, `checkpoint` raises once a limit is reached.
+
+    It raises *late*, with the text *told*, once *deadline_ns* of `time.monotonic_ns` has passed,
+    and `Cancelled` once *cancel* is set. Without either, the limits of the enclosing block stay in
+    force.
     """
     if deadline_ns is None and cancel is None:
         yield
@@ -77,7 +78,7 @@ def interruptible(
 
 
 class _Collections:
-    """Python's cyclic garbage collections, which calls of several threads may hold back at once."""
+    """Pauses Python's cyclic garbage collection; calls in several threads may pause it at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,9 +104,10 @@ _collections: Final = _Collections()
 
 @contextmanager
 def punctual(operations: int) -> Iterator[None]:
-    """A block of `interruptible` that handles so many *operations*. Where they are many and there
-    is a deadline, Python collects no cyclic garbage meanwhile: it looks at every object that there
-    is, for seconds, and cannot be interrupted.
+    """A block of `interruptible` that handles so many *operations*.
+
+    With many operations and a deadline, it pauses cyclic garbage collection. A collection visits
+    every object, takes seconds, and cannot be interrupted.
     """
     limits = _current.get()
     if limits is None or limits.deadline_ns is None or operations < MANY:
@@ -119,7 +121,7 @@ def punctual(operations: int) -> Iterator[None]:
 
 
 def checkpoint() -> None:
-    """Raises `MissedDeadline*` or `Cancelled` where the call that this thread is in has to end."""
+    """Raises `MissedDeadline*` or `Cancelled` if the current thread's call must end."""
     limits = _current.get()
     if limits is not None:
         limits.check()
@@ -132,15 +134,13 @@ def current_deadline() -> int | None:
 
 
 def polled(items: Iterable[T]) -> Iterable[T]:
-    """*items* with a `checkpoint` before every 32nd; as they are outside of `interruptible`."""
+    """*items* with a `checkpoint` before every 32nd; unchanged outside `interruptible`."""
     limits = _current.get()
     return items if limits is None else _polled(items, limits)
 
 
 def watched(items: Iterable[T]) -> Iterable[T]:
-    """*items*, with a `checkpoint` before each: for loops of which one round may take
-    milliseconds.
-    """
+    """*items* with a `checkpoint` before each, for loops whose iterations may take milliseconds."""
     limits = _current.get()
     return items if limits is None else _polled(items, limits, 1)
 

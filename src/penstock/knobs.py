@@ -1,8 +1,8 @@
-"""Every setting, in one typed table. Nobody else reads the environment.
+"""Every setting, in one typed table. No other module reads the environment.
 
-A value is looked up when it is used: an argument beats `override`, which beats the environment
-(`PENSTOCK_<NAME>`), which beats the settings file (`knobs.toml` in the user's configuration
-directory), which beats the default.
+A value is looked up when it is used. The order of precedence is: an argument, `override`, the
+environment (`PENSTOCK_<NAME>`), the settings file (`knobs.toml` in the user's configuration
+directory), the default.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ T = TypeVar("T", int, float, str, bool)
 ENVIRONMENT_PREFIX: Final = "PENSTOCK_"
 
 MOST: Final = 2.0**40
-"""Of MiB and of counts."""
+"""Maximum of counts and of MiB."""
 MOST_SECONDS: Final = 31_536_000.0
-"""A year."""
+"""Maximum of seconds: one year."""
 SHOWN: Final = 100
 """Characters of a value that an error quotes."""
 
@@ -37,10 +37,10 @@ _context: ContextVar[Mapping[str, object]] = ContextVar(
 
 
 class Knob(Struct, Generic[T], frozen=True):
-    """One setting: its name, type, default and what it does. Call it to read it.
+    """One setting: its name, type, default and description. Call it to read its value.
 
-    A value is one of *choices*, if there are any. A number is finite and from *least* to *most*. A
-    *directory* is an absolute path, or one below a home directory: the program and the host
+    A value is one of *choices*, if any. A number is finite and from *least* to *most*. A
+    *directory* is an absolute path, or one below a home directory, because the program and the host
     processes read it from different working directories. *pairs* are NAME=VALUE, separated by
     commas.
     """
@@ -56,13 +56,15 @@ class Knob(Struct, Generic[T], frozen=True):
     pairs: bool = False
 
     def __call__(self, argument: T | None = None) -> T:
-        """The value in force, *argument* first. Raises `InputError` for an invalid value."""
+        """The effective value; *argument* takes precedence. Raises `InputError` for an invalid
+        value.
+        """
         if argument is not None:
             return argument
         return self._parse(*self.source())
 
     def source(self) -> tuple[object, str]:
-        """The raw value in force, and where it comes from."""
+        """The effective raw value, and its source."""
         if self.name in (context := _context.get()):
             return context[self.name], "context"
         if (text := os.environ.get(self.variable)) is not None:
@@ -100,22 +102,24 @@ class Knob(Struct, Generic[T], frozen=True):
         return value
 
     def _beyond(self, value: float) -> str:
-        """The limit that *value* exceeds, in words; empty if none."""
+        """The limit that *value* exceeds, as text; empty if none."""
         if self.least is not None and not self.least <= value:
             return f"{self.least:g} or more"
         return "" if abs(value) <= self.most else f"{self.most:,.0f} at most"
 
 
 class DriverSetting(Struct, frozen=True):
-    """A setting that a driver owns: one of the `NAME=VALUE` of the knob `driver_settings`. Call it
-    to read it. *name* begins with the driver's; the first of *choices* is the default.
+    """A setting that a driver owns: one `NAME=VALUE` of the knob `driver_settings`.
+
+    Call it to read its value. *name* begins with the driver's name; the first of *choices* is the
+    default.
     """
 
     name: str
     choices: tuple[str, ...]
 
     def __call__(self) -> str:
-        """The value in force. Raises `InputError` for a value that is not one of *choices*."""
+        """The effective value. Raises `InputError` for a value that is not one of *choices*."""
         pairs = (part.partition("=") for part in driver_settings().split(","))
         values = {name.strip(): value.strip() for name, _, value in pairs}
         value = values.get(self.name, self.choices[0])
@@ -126,7 +130,7 @@ class DriverSetting(Struct, frozen=True):
 
 
 def _is_anchored(path: str) -> bool:
-    """Whether *path* names the same directory from any working directory; empty is the default."""
+    """Whether *path* is the same directory from any working directory. Empty is the default."""
     return not path or path.startswith("~") or os.path.isabs(path)
 
 
@@ -172,7 +176,9 @@ def check() -> None:
 
 
 def settings_file() -> Mapping[str, object]:
-    """The content of the settings file; empty if there is none. `InputError` if it is not TOML."""
+    """The content of the settings file; empty without a file. Raises `InputError` for
+    invalid TOML.
+    """
     if (path := settings_path()) is None:
         return MappingProxyType({})
     try:
@@ -184,7 +190,7 @@ def settings_file() -> Mapping[str, object]:
 
 @lru_cache(maxsize=1)
 def settings_path() -> str | None:
-    """Where the settings file is looked for; None for a user without a home directory."""
+    """The path of the settings file; None for a user without a home directory."""
     try:
         return os.path.join(user_directory("config"), "knobs.toml")
     except Unreadable:
@@ -200,8 +206,8 @@ def user_directory(kind: Literal["cache", "config", "state"]) -> str:
     Raises `Unreadable` for a user without a home directory.
     """
     if sys.platform == "linux":
-        # The XDG Base Directory Specification, short enough to spare every start the import of
-        # platformdirs.
+        # Follows the XDG Base Directory Specification; importing platformdirs would slow every
+        # start.
         given, home = os.environ.get(f"XDG_{kind.upper()}_HOME", ""), os.environ.get("HOME", "")
         if given.startswith("/"):
             return os.path.join(given, "penstock")
@@ -214,7 +220,7 @@ def user_directory(kind: Literal["cache", "config", "state"]) -> str:
         found: str = find("penstock", appauthor=False)
     except RuntimeError:
         found = ""
-    # Some versions of platformdirs leave the `~` of a user without a home as it is.
+    # Some versions of platformdirs leave `~` in the path for a user without a home.
     if not os.path.isabs(found):
         raise Unreadable(
             f"this user has no home directory, and so no {kind} directory: set HOME or "
@@ -224,10 +230,10 @@ def user_directory(kind: Literal["cache", "config", "state"]) -> str:
 
 
 def absolute(path: str) -> str:
-    """*path* made absolute, with `~` expanded and empty parts removed. `..` stays: it may lead out
-    of a link.
+    """*path* made absolute, with `~` expanded and empty parts removed.
 
-    Raises `InputError` for the home of an unknown user.
+    `..` is kept, because it may leave a link's target. Raises `InputError` for the home of an
+    unknown user.
     """
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
@@ -262,7 +268,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
 
 
 def _knob(name: str, default: T, doc: str, **limits: Any) -> Knob[T]:
-    """A knob that is in `KNOBS`; *limits* are further fields of `Knob`."""
+    """Makes a knob and adds it to `KNOBS`; *limits* are further fields of `Knob`."""
     knob = _knobs[name] = Knob(name, type(default), default, doc, **limits)
     return knob
 

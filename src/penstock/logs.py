@@ -1,9 +1,9 @@
-"""Loggers of the standard library that cost nothing until somebody listens, and text of other
-processes and files made safe to show: none of its characters can command a terminal.
+"""Loggers that cost nothing until logging is used, and safe display of foreign text.
 
-Importing `logging` is a sixteenth of a warm start. A process that never imported it has set no
-level, handler or filter, and what reached the null handler of the logger `penstock` there would be
-dropped: so nothing is made of it.
+Importing `logging` takes a sixteenth of a warm start. A process that never imported it has no
+level, handler or filter, so the null handler of the logger `penstock` would drop every record.
+Therefore no record is made. Text of other processes and files is escaped, so that its characters
+cannot control a terminal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Log:
         self._name = name
 
     def debug(self, message: str, *arguments: object) -> None:
-        """*message* is a format of printf's kind for *arguments*, as for all of `logging`."""
+        """Logs *message*, a printf-style format for *arguments*, as in `logging`."""
         self._pass_on("DEBUG", message, arguments)
 
     def info(self, message: str, *arguments: object) -> None:
@@ -40,12 +40,14 @@ class Log:
 
             keep_quiet()
             number: int = getattr(logging, level)
-            # The place that a record names is the caller of `debug`, `info` or `warning`.
+            # The stack level makes the record name the caller of `debug`, `info` or `warning`.
             logging.getLogger(self._name).log(number, message, *arguments, stacklevel=3)
 
 
 def keep_quiet() -> None:
-    """Gives the logger `penstock` a null handler, as libraries do, if `logging` is imported."""
+    """Gives the logger `penstock` a null handler, as is usual for libraries, if `logging` is
+    imported.
+    """
     if "logging" in sys.modules:
         import logging
 
@@ -55,9 +57,10 @@ def keep_quiet() -> None:
 
 
 def printable(text: str) -> str:
-    r"""*text* with whatever is no character to be seen as an escape, but tabulators and ends of
-    lines: ESC is `\x1b`, and so are controls of the direction of text, other ends of lines, and
-    bytes of a file's name that are no text (Python's `str.isprintable`).
+    r"""*text* with unprintable characters escaped, except tabs and newlines.
+
+    ESC becomes `\x1b`. Text direction controls, other line endings and undecodable bytes of file
+    names are escaped too (Python's `str.isprintable`).
     """
     if text.isprintable():
         return text
@@ -65,7 +68,7 @@ def printable(text: str) -> str:
 
 
 def printable_json(encoded: str) -> str:
-    """JSON of one line, with the same characters as JSON's own escapes: it says the same."""
+    """One line of JSON with unprintable characters as JSON escapes. The content is the same."""
     return _JSON_STRING.sub(
         lambda found: "".join(c if c.isprintable() else _json_escape(c) for c in found[0]), encoded
     )

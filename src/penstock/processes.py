@@ -1,4 +1,4 @@
-"""A process by its number, and by what no later process of the same number has."""
+"""Identifies a process by its number and by data that a later process of that number lacks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from msgspec import Struct
 
 
 class Process(Struct, frozen=True):
-    """The process *pid* that *started* at this tick of the system *boot*, in the process
-    *namespace*; each is empty where the platform does not tell.
+    """The process *pid* that *started* at this tick of the system *boot*, in the pid *namespace*.
+
+    A field is empty if the platform does not provide it.
     """
 
     pid: int
@@ -21,7 +22,7 @@ class Process(Struct, frozen=True):
     namespace: str = ""
 
     def ended(self) -> bool | None:
-        """Whether it is gone; None of one that cannot be seen from here."""
+        """Whether the process has ended; None if it is invisible from this process."""
         if self.boot != (here := boot()):
             return True if here else None
         if self.namespace != namespace():
@@ -32,26 +33,26 @@ class Process(Struct, frozen=True):
 
 
 def this_process() -> Process:
-    """The process that asks."""
+    """The current process."""
     pid = os.getpid()
     return Process(pid, started(pid), boot(), namespace())
 
 
 def boot() -> str:
-    """What names this run of the system; empty where nothing does."""
+    """The identifier of this system boot; empty if unavailable."""
     return _text("/proc/sys/kernel/random/boot_id").strip()
 
 
 def namespace() -> str:
-    """What names the set of processes that this one can see; empty where there is one only."""
+    """The identifier of the pid namespace; empty if the platform has none."""
     with suppress(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
     return ""
 
 
 def started(pid: int) -> str:
-    """When process *pid* started, in ticks; empty where nothing tells, or where there is none."""
-    # The second field is the program's name in parentheses, which may hold any.
+    """The start time of process *pid* in ticks; empty if unknown or if there is no such process."""
+    # The second field is the program's name in parentheses, which may contain any character.
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else ""
 

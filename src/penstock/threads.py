@@ -1,4 +1,4 @@
-"""How many threads this process may use."""
+"""The number of threads that this process may use."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ MOST_A_CORE: Final = 4
 
 
 def allowed_threads(argument: int | None = None) -> int:
-    """*argument*, else the knob `num_threads`, else `OMP_NUM_THREADS`, bounded by CPU affinity and
-    by the cgroup's CPU quota (cgroup v2 `cpu.max`); at least 1. A number that was asked for holds
-    up to `MOST_A_CORE` for each of the machine's cores: engines wait for each other spinning.
+    """The thread count: *argument*, else the knob `num_threads`, else a default; at least 1.
+
+    The default is the number of processors that CPU affinity and the cgroup's CPU quota allow
+    (cgroup v2 `cpu.max`), or `OMP_NUM_THREADS` if lower. An explicit number may be up to
+    `MOST_A_CORE` for each core of the machine, because engines' threads spin while they wait for
+    each other.
     """
     most = MOST_A_CORE * (os.cpu_count() or 1)
     if argument is not None:
@@ -35,7 +38,7 @@ def allowed_threads(argument: int | None = None) -> int:
 
 
 def allowed_processors() -> int:
-    """Processors that CPU affinity and the cgroup's CPU quota let this process use; at least 1."""
+    """Processors that CPU affinity and the cgroup's CPU quota allow this process; at least 1."""
     limit = _affinity()
     if (quota := _cgroup_quota()) is not None:
         limit = min(limit, max(1, math.ceil(quota)))

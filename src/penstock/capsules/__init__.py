@@ -1,4 +1,4 @@
-"""Failure capsules: all that a maintainer needs to repeat a failure, in one file."""
+"""Failure capsules: one file with everything needed to reproduce a failure."""
 
 from penstock.capsules.archive import Capsule, Manifest, dump, parse, read, write
 

@@ -1,4 +1,4 @@
-"""A capsule: its manifest, and the archive that it is read from and written to."""
+"""The capsule file: its manifest, and reading and writing the archive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.ir.builder import pack_strings
 from penstock.ir.subgraph import unpack_strings
 
 FORMAT: Final = 1
-"""Raised when a reader of this version would misunderstand a capsule."""
+"""Incremented when an older reader would misunderstand a capsule."""
 
 Text = Annotated[str, Meta(max_length=65_536)]
 Count = Annotated[int, Meta(ge=0, lt=2**48)]
@@ -32,7 +32,9 @@ Stage: TypeAlias = Literal["compile", "execute", "verify", "crash"]
 
 
 class Environment(Struct, frozen=True):
-    """Where it failed: versions of *packages*, and the *knobs* that were not at their defaults."""
+    """The environment of the failure: versions of *packages*, and *knobs* that differ from
+    defaults.
+    """
 
     python: Text
     implementation: Text
@@ -43,7 +45,7 @@ class Environment(Struct, frozen=True):
 
 
 class DeviceRecord(Struct, frozen=True):
-    """The device that failed, as it describes itself."""
+    """The metadata of the device that failed."""
 
     name: Text
     version: Text
@@ -52,7 +54,7 @@ class DeviceRecord(Struct, frozen=True):
 
 
 class OperationRecord(Struct, frozen=True):
-    """An operation that failed: *index* in the entry subgraph, *type*, and *name* if asked for."""
+    """An operation that failed: *index* in the entry subgraph, *type*, and *name* if requested."""
 
     index: Count
     type: Text
@@ -60,10 +62,10 @@ class OperationRecord(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """What failed, and where.
+    """A failure and its place.
 
     *stage* is "compile", "execute", "verify" (a result that departs from the reference's), or
-    "crash". *error* is what the driver said, *distance* how far off the result is, in words.
+    "crash". *error* is the driver's error, *distance* the error of the result as text.
     """
 
     stage: Stage
@@ -74,8 +76,10 @@ class Failure(Struct, frozen=True):
 
 
 class ModelRecord(Struct, frozen=True):
-    """Which model it was, without anything of it: digests, as digits, and how many operations its
-    entry has. *constants* is empty where their digest was not known.
+    """Identifies the model without containing any of it.
+
+    It has digests, as hexadecimal digits, and the number of operations in the entry. *constants* is
+    empty if their digest was not known.
     """
 
     structure: Text
@@ -84,8 +88,9 @@ class ModelRecord(Struct, frozen=True):
 
 
 class ArrayRecord(Struct, frozen=True):
-    """An array beside the manifest: raw little-endian elements in C order in the member *file*;
-    strings as TFLite packs them. *dtype* is a `DType`'s name.
+    """An array in the archive, as raw little-endian elements in C order in the member *file*.
+
+    Strings are packed as TFLite packs them. *dtype* is a `DType`'s name.
     """
 
     file: Text
@@ -99,11 +104,11 @@ Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
 class CaseRecord(Struct, frozen=True):
-    """The failing step alone: the member *model*, a `.tflite` file, what goes in, what should come
-    out and what did.
+    """The failing step: the member *model* (a `.tflite` file), its inputs, expected and actual
+    results.
 
-    *left_out* has the shape of each input where the capsule holds no input data: then *inputs*,
-    *expected* and *got* are empty, and whoever replays the step draws its inputs.
+    *left_out* has the shape of each input if the capsule has no input data. Then *inputs*,
+    *expected* and *got* are empty, and a replay uses random inputs.
     """
 
     model: Text
@@ -115,11 +120,11 @@ class CaseRecord(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """All of a capsule but models and arrays.
+    """The contents of a capsule except models and arrays.
 
-    *plan* and *receipt* are those of `ExecutionPlan.to_json` and `Receipt.to_json`, *crash* what is
-    known of a driver's process that died, as JSON. *no_case* says why there is no *case*. *created*
-    is in seconds since the epoch.
+    *plan* and *receipt* are those of `ExecutionPlan.to_json` and `Receipt.to_json`. *crash* is the
+    record of a dead host process, as JSON. *no_case* says why there is no *case*. *created* is in
+    seconds since the epoch.
     """
 
     format: int = FORMAT
@@ -145,7 +150,7 @@ class Capsule(Struct, frozen=True, eq=False):
     got: Sequence[NDArray] = ()
 
     def show(self) -> str:
-        """The failure in a few lines, without a line end."""
+        """The failure in a few lines, without a final newline."""
         failure, environment = self.manifest.failure, self.manifest.environment
         which = ", ".join(f"{o.index} ({o.type})" for o in failure.operations[:4])
         if len(failure.operations) > 4:
@@ -175,10 +180,10 @@ class Capsule(Struct, frozen=True, eq=False):
 
 
 MOST_BYTES: Final = 1 << 30
-"""A capsule's whole file."""
+"""Maximum size of a capsule's file."""
 MOST_MANIFEST_BYTES: Final = 16 << 20
 MOST_CRASH_BYTES: Final = 4 << 20
-"""Of what a manifest tells of a driver's process that died: commands show it as it is told."""
+"""Maximum size of a manifest's crash record, which commands print in full."""
 MOST_MEMBERS: Final = 4096
 MOST_DIRECTORY_BYTES: Final = 1 << 20
 
@@ -192,8 +197,10 @@ _OPAQUE: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 
 
 def write(path: str | os.PathLike[str], capsule: Capsule) -> None:
-    """Writes *capsule* to *path*, for its owner alone where the file is new. Raises `CapsuleError`
-    for one that is too large, `InputError` for what is no path or no capsule, and `OSError`.
+    """Writes *capsule* to *path*. A new file is readable by its owner only.
+
+    Raises `CapsuleError` for a capsule that is too large, `InputError` for an argument that is no
+    path or no capsule, and `OSError`.
     """
     name = path_of(path, "a capsule is written to a path")
     content = dump(capsule)
@@ -202,8 +209,9 @@ def write(path: str | os.PathLike[str], capsule: Capsule) -> None:
 
 
 def dump(capsule: Capsule) -> bytes:
-    """The bytes of a capsule's file; equal capsules give equal bytes. Raises `CapsuleError` for one
-    that is too large, `InputError` for what is no `Capsule`.
+    """The bytes of a capsule's file. Equal capsules give equal bytes.
+
+    Raises `CapsuleError` for a capsule that is too large, `InputError` for what is no `Capsule`.
     """
     check_kind(capsule, Capsule, "a Capsule is needed")
     check_kind(capsule.manifest, Manifest, "a Capsule has a Manifest")
@@ -236,8 +244,10 @@ def dump(capsule: Capsule) -> bytes:
 
 
 def read(path: str | os.PathLike[str]) -> Capsule:
-    """The capsule in the file at *path*. Raises `CapsuleError` for what is none, `InputError` for
-    what is no path, and `OSError`.
+    """Reads the capsule in the file at *path*.
+
+    Raises `CapsuleError` for a file that is no capsule, `InputError` for what is no path, and
+    `OSError`.
     """
     name = path_of(path, "a capsule is read from a path")
     status = os.stat(name)
@@ -248,15 +258,17 @@ def read(path: str | os.PathLike[str]) -> Capsule:
             f"it has {counted(status.st_size, 'byte')}; a capsule has {MOST_BYTES} at most"
         )
     with open(name, "rb", opener=_without_waiting) as file:
-        # Another file may stand there since it was looked at.
+        # The file may have been replaced after the check.
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise CapsuleError("it is not a regular file")
         return parse(file.read(MOST_BYTES + 1))
 
 
 def parse(content: bytes) -> Capsule:
-    """The capsule that *content* is. Raises `CapsuleError`, which names what is wrong; `InputError`
-    for what are no bytes; nothing else comes out.
+    """Parses the bytes of a capsule.
+
+    Raises `CapsuleError`, which names the fault, and `InputError` for what are no bytes. Raises
+    nothing else.
     """
     check_kind(content, (bytes, bytearray), "a capsule is read from bytes")
     members = _members(content)
@@ -285,7 +297,7 @@ def _manifest(encoded: bytes) -> Manifest:
         told = msgspec.json.decode(encoded, type=_Version)
         if told.format != FORMAT:
             raise CapsuleError(f"it is of format {told.format}; this version reads format {FORMAT}")
-        # What is kept as it stands, as plan and receipt are, is looked at by nobody else.
+        # Raw JSON, such as plan and receipt, is checked nowhere else.
         str(encoded, "utf-8")
         manifest = msgspec.json.decode(encoded, type=Manifest)
         if len(manifest.crash) > MOST_CRASH_BYTES:
@@ -304,7 +316,9 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 def _members(content: bytes) -> dict[str, bytes]:
-    """The members of the archive, none compressed. The directory is measured before it is read."""
+    """The members of the archive, which must not be compressed. Checks the directory's
+    size first.
+    """
     if len(content) > MOST_BYTES:
         raise CapsuleError(f"it is longer than {MOST_BYTES} bytes")
     if len(content) < _END.size:
@@ -350,7 +364,7 @@ def _members(content: bytes) -> dict[str, bytes]:
 
 
 def _take(members: dict[str, bytes], name: str) -> bytes:
-    """Removes and returns member *name*: an array used often would grow large in memory."""
+    """Removes and returns member *name*. Used once only: a repeated array would use much memory."""
     if name not in members:
         raise CapsuleError(f"its manifest names {name!r}, which is not in it, or names it twice")
     return members.pop(name)
@@ -383,7 +397,7 @@ def _array(members: dict[str, bytes], record: ArrayRecord) -> NDArray:
         )
     if dtype is DType.BOOL and any(raw.translate(None, b"\0\1")):
         raise CapsuleError(f"{record.file} has bytes that are neither true nor false")
-    # A shape with a zero may have any other dimension: NumPy has the last word.
+    # A shape with a zero may have any other dimension, so NumPy makes the final check.
     try:
         return np.frombuffer(bytearray(raw), dtype.numpy).reshape(record.shape)
     except ValueError as error:
@@ -419,7 +433,7 @@ def _dtype_of(array: NDArray) -> DType:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Opens without waiting for leases of other users or for a pipe's writer."""
+    """Opens a file without waiting for another user's lease or for a pipe's writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -1,4 +1,4 @@
-"""The last failures of drivers here: a few capsules in the state directory, for the user alone."""
+"""Stores the last driver failures as capsules in the state directory, readable by the user only."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from penstock.sealed.places import make_private_directory, state_directory
 log = Log(__name__)
 
 FAILURES: Final = "failures"
-"""The directory of kept failures below the state directory."""
+"""The directory of stored failures below the state directory."""
 
 MOST_KEPT: Final = 8
 MOST_KEPT_BYTES: Final = 64 << 20
-"""A failure that is larger is kept without its step."""
+"""A larger failure is stored without its step."""
 TOO_LARGE: Final = "the step has {} bytes, too many to be kept"
 ENDING: Final = ".capsule"
 
@@ -36,8 +36,10 @@ _writers: WeakSet[threading.Thread] = WeakSet()
 
 
 class StepFailure(Struct, frozen=True, eq=False):
-    """A *step* that *device* failed at. *inputs* are copies where the knob `keep_failure_data` is
-    on, else None; *shapes* are theirs in any case, with 1 for a dimension that was not known yet.
+    """The failure of *device* at *step*.
+
+    *inputs* are copies if the knob `keep_failure_data` is on, else None. *shapes* are their shapes
+    in either case, with 1 for a dimension that was not yet known.
     """
 
     stage: Stage
@@ -55,8 +57,9 @@ def noted(
     error: str,
     values: Mapping[int, NDArray] | None = None,
 ) -> tuple[StepFailure, ...]:
-    """The failure, to be kept with what is known at the end; none with the knob `keep_failures`
-    off. *values* has the operands of the planned model. Raises nothing.
+    """The failure, to be stored later; empty if the knob `keep_failures` is off.
+
+    *values* has the operands of the planned model. Raises nothing.
     """
     import numpy as np
 
@@ -81,7 +84,7 @@ def noted(
 def keep(
     failure: StepFailure, plan: ExecutionPlan, receipt: str | None, accuracy: AccuracyClass
 ) -> None:
-    """Keeps *failure* of a step of *plan*; nothing is raised where that cannot be done."""
+    """Stores *failure* of a step of *plan*. Raises nothing if it cannot be stored."""
     try:
         _save(_capsule(failure, plan, receipt, accuracy), state_directory())
     except Exception as failed:  # noqa: BLE001  # as above
@@ -91,8 +94,9 @@ def keep(
 def keep_soon(
     failure: StepFailure, plan: ExecutionPlan, receipt: Callable[[], str], accuracy: AccuracyClass
 ) -> None:
-    """As `keep`, in a thread of its own: no run waits for the disk. *receipt* is called there. A
-    program that ends waits for what is being written.
+    """Stores as `keep` does, in a background thread, so that no run waits for the disk.
+
+    *receipt* is called in that thread. A program that ends waits for pending writes.
     """
     try:
         state = state_directory()
@@ -116,14 +120,14 @@ def keep_soon(
 
 
 def wait() -> None:
-    """Until what this process is writing has been written."""
+    """Waits until this process's pending writes have ended."""
     for writer in list(_writers):
         if writer.is_alive() and writer is not threading.current_thread():
             writer.join()
 
 
 def keep_capsule(capsule: Capsule) -> None:
-    """The same for a capsule; it loses its arrays where the knob `keep_failure_data` is off."""
+    """Stores a capsule. Its arrays are dropped if the knob `keep_failure_data` is off."""
     try:
         if knobs.keep_failures():
             kept = capsule if knobs.keep_failure_data() else _without_arrays(capsule)
@@ -133,7 +137,7 @@ def keep_capsule(capsule: Capsule) -> None:
 
 
 def last() -> str | None:
-    """The path of the failure that was kept last; None where there is none."""
+    """The path of the last stored failure; None if there is none."""
     wait()
     try:
         directory = os.path.join(state_directory(), FAILURES)
@@ -144,7 +148,7 @@ def last() -> str | None:
 
 
 def clear() -> int:
-    """Removes what was kept, and returns how many there were. Raises `OSError`."""
+    """Removes the stored failures; returns their number. Raises `OSError`."""
     wait()
     directory = os.path.join(state_directory(), FAILURES)
     names = _names(directory)
@@ -175,7 +179,7 @@ def _capsule(
 
 
 def _constant_bytes(model: Model) -> int:
-    """The bytes of the constants of *model*, which its file will hold."""
+    """The bytes of the constants of *model*, which are part of its file."""
     places = {o.location for s in model.subgraphs for o in s.operands if o.location is not None}
     return sum(place.length for place in places)
 
@@ -214,7 +218,7 @@ def _without_case(capsule: Capsule, why: str) -> Capsule:
 
 
 def _without_arrays(capsule: Capsule) -> Capsule:
-    """*capsule* with the shapes of its inputs in place of its arrays."""
+    """*capsule* with the shapes of its inputs instead of its arrays."""
     from msgspec.structs import replace
 
     case = capsule.manifest.case
@@ -226,7 +230,7 @@ def _without_arrays(capsule: Capsule) -> Capsule:
 
 
 def _names(directory: str) -> list[str]:
-    """What is kept, the newest last. A directory that cannot be read holds nothing."""
+    """The names of stored failures, the newest last. Empty if the directory is unreadable."""
     try:
         return sorted(name for name in os.listdir(directory) if name.endswith(ENDING))
     except OSError:

@@ -1,4 +1,4 @@
-"""What a capsule is made of: a failed step, or the crash of a driver's process."""
+"""Makes capsules from a failed step, or from the crash of a host process."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 
 
 class Case(Struct, frozen=True, eq=False):
-    """The failing step as a *model* with its *inputs*, and what is *expected* of it and what it
-    *got*, where known.
+    """The failing step as a *model* with its *inputs*, the *expected* results and the actual ones,
+    *got*.
 
-    Without input data *inputs* is None, and *shapes* has the shape of each.
+    Results are None if unknown. Without input data, *inputs* is None, and *shapes* has the shape of
+    each input.
     """
 
     model: Model
@@ -53,7 +54,9 @@ class Case(Struct, frozen=True, eq=False):
 
 
 class Told(Struct, frozen=True):
-    """What failed: *operations* of *model* at *stage*; the driver's words, or the error's size."""
+    """The failure: *operations* of *model* at *stage*, and the driver's error or the
+    error's size.
+    """
 
     stage: Stage
     model: Model
@@ -73,8 +76,10 @@ def make(
     no_case: str = "",
     names: bool = False,
 ) -> Capsule:
-    """The capsule of a failure of *device*. *receipt* is `Receipt.to_json`'s. Names of files, of
-    users and of what the network's author named are left out; *names* keeps the last of these.
+    """The capsule of a failure of *device*.
+
+    *receipt* is that of `Receipt.to_json`. Names of files, of users, and those given by the
+    network's author are removed; *names* keeps the author's names.
     """
     scrubber = Scrubber(names_of(told.model), keep_names=names)
     operations = tuple(
@@ -117,7 +122,9 @@ def make(
 
 
 def _exported(case: Case, *, names: bool) -> tuple[bytes, Case]:
-    """The step as a file, and *case* with the arrays and shapes that the file takes and gives."""
+    """The step as a file, and *case* with the arrays and shapes of that file's inputs and
+    outputs.
+    """
     from penstock.export.tflite import write
     from penstock.export.tflite.state import named, positions_in_file, with_state
 
@@ -135,7 +142,7 @@ def _exported(case: Case, *, names: bool) -> tuple[bytes, Case]:
 
 
 def _zeros(case: Case) -> list[NDArray]:
-    """Zeros for each input of *case*, as the state of its operations; they take no memory."""
+    """Zeros for each input of *case*, as the state of its operations. They use no memory."""
     return [
         np.broadcast_to(np.zeros((), operand.dtype.numpy), shape)
         for operand, shape in zip(case.model.inputs, case.shapes, strict=True)
@@ -161,14 +168,15 @@ def _drop_names(plan: dict[str, Any]) -> None:
 
 
 TOGETHER_SECONDS: Final = 600.0
-"""A crash of the device that failed belongs to the failure where they lie no farther apart."""
+"""Seconds within which a crash and a failure of the same device belong together."""
 
 _OPERATION: Final = re.compile(r"(\d+) \((\S+), (.*)\)", re.DOTALL)
 
 
 def with_crash(capsule: Capsule | None) -> Capsule | None:
-    """*capsule* with the last crash, where that is of its device and of its time; the crash alone
-    where there is no capsule, or an older one; None where there is neither.
+    """*capsule* with the last crash, if it is of the same device and time.
+
+    The crash alone if there is no capsule, or an older one. None if there is neither.
     """
     crash = last_crash()
     if crash is None:
@@ -183,7 +191,7 @@ def with_crash(capsule: Capsule | None) -> Capsule | None:
 
 
 def of_crash(crash: Crash) -> Capsule:
-    """A capsule that tells of *crash*, and has no step."""
+    """A capsule for *crash* without a step."""
     call = crash.underway[0] if crash.underway else None
     operations = () if call is None else tuple(map(_operation, call.operations))
     device = DeviceRecord(
@@ -208,7 +216,7 @@ def _attached(capsule: Capsule, crash: Crash) -> Capsule:
 
 
 def _told(crash: Crash) -> msgspec.Raw:
-    """The record of the crash, without what it names."""
+    """The record of the crash, without private names."""
     told: dict[str, Any] = msgspec.to_builtins(crash)
     names = {_name(o) for call in crash.underway for o in call.operations}
     for call in told["underway"]:

@@ -1,4 +1,4 @@
-"""What a capsule says of the machine and the model, with what is private taken out."""
+"""The capsule's description of machine and model, with private data removed."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from penstock.ir import Model, Subgraph
 from penstock.ir.digest import digest_structure
 
 SHORTEST: Final = 3
-"""Names of fewer letters are left alone outside quotes: they are in half of all words."""
+"""Shorter names are removed only inside quotes, because they are part of many words."""
 
 _PART: Final = r"""[^\s'"`<>|:;,()\[\]{}]"""
 _SPACE: Final = (
     r"""[ ](?=[^\s'"`<>|:;,()\[\]{}]*[\\/]|[^\s'"`<>|:;,()\[\]{}/\\]+\.[A-Za-z]\w{0,9}\b(?!\.\w))"""
 )
-"""A space within a path: what follows leads to a directory, or to the ending of a name."""
+"""A space within a path: the text after it ends in a directory or in a file extension."""
 
 _REST: Final = rf"(?:{_PART}|{_SPACE})*"
 _PATH: Final = re.compile(
     rf"(?<![\w/.])(?:file:/)?(?:~|/){_PART}*/{_REST}"
     rf"|(?<!\w)[A-Za-z]:[\\/](?:{_PART}|:|{_SPACE})+|\\\\(?:{_PART}|:|{_SPACE})+"
 )
-"""Paths from the root, a home or a drive on, two names long or more."""
+"""Paths that begin at the root, a home or a drive, and have at least two names."""
 
 _QUOTED_PATH: Final = re.compile(r"""(['"`])((?:file:)?(?:~|[/\\]|[A-Za-z]:[\\/])[^'"`\n]*)\1""")
 _QUOTED: Final = re.compile(r"""(['"])(.*?)\1""")
@@ -46,14 +46,13 @@ _LONG_WORD: Final = re.compile(r"""[^\s'"(),\[\]{}<>]+""")
 _WORD: Final = re.compile(r"\w+")
 
 ORDINARY: Final = frozenset({"root", "user", "admin", "runner", "nobody", "python", "penstock"})
-"""Names of users that name nobody, and that are words as well."""
+"""User names that identify no person and are also ordinary words."""
 
 
 class Scrubber:
-    """Takes private names out of text. *names* are the network's own; none are taken out where
-    names were asked for.
+    """Removes private names from text. *names* are the network's own; empty to keep those names.
 
-    Never complete: an error may quote anything in a form of its own.
+    It cannot be complete: an error may quote anything in a form of its own.
     """
 
     def __init__(self, names: Iterable[str] = (), *, keep_names: bool = False) -> None:
@@ -89,7 +88,7 @@ class Scrubber:
         return f"{found[1]}{self._words[inside]}{found[1]}" if inside in self._words else found[0]
 
     def _unnamed(self, found: re.Match[str]) -> str:
-        """A word without spaces, or the parts of it that are names."""
+        """Replaces a word without spaces, or the parts of it that are names."""
         word = found[0]
         bare = word.rstrip(".:;,")
         if len(bare) > SHORTEST and bare in self._words:
@@ -115,13 +114,13 @@ class Scrubber:
 
 
 def _unplaced(found: re.Match[str]) -> str:
-    """A quoted path, spaces and all; what is one name long tells nothing."""
+    """Replaces a quoted path, including its spaces. A path of a single name reveals nothing."""
     separators = found[2].count("/") + found[2].count("\\")
     return f"{found[1]}<path>{found[1]}" if separators > 1 or found[2][0] == "~" else found[0]
 
 
 def names_of(model: Model) -> set[str]:
-    """Everything in *model* that its author named."""
+    """All names in *model* that its author gave."""
     names: set[str] = set()
     for subgraph in model.subgraphs:
         names.add(subgraph.name)
@@ -133,7 +132,7 @@ def names_of(model: Model) -> set[str]:
 
 
 def nameless(model: Model) -> Model:
-    """*model* with numbers in the place of its names, and nothing that computes nothing."""
+    """*model* with numbers instead of names, without operations that have no effect."""
     return Model(
         tuple(_nameless(subgraph, at) for at, subgraph in enumerate(model.subgraphs)),
         model.pools,
@@ -153,7 +152,7 @@ def _nameless(subgraph: Subgraph, at: int) -> Subgraph:
 
 
 def _known() -> list[tuple[str, str]]:
-    """Texts that tell who runs this, and on what; the longest first."""
+    """Texts that identify the user or the machine, the longest first."""
     import platform
 
     found: dict[str, str] = {}
@@ -167,7 +166,7 @@ def _known() -> list[tuple[str, str]]:
 
 
 def _places() -> list[str]:
-    """Directories that tell who runs this; the longest first, for one may lie in another."""
+    """Directories that identify the user. Longest first, because one may contain another."""
     places = {os.path.expanduser("~"), tempfile.gettempdir(), sys.prefix, _here()}
     return sorted((p for p in places if len(p) > SHORTEST), key=lambda p: (-len(p), p))
 
@@ -194,14 +193,14 @@ PACKAGES: Final = (
     *(DISTRIBUTION, "numpy", "ml-dtypes", "msgspec", "flatbuffers"),
     *("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx"),
 )
-"""Whose versions count: what Penstock needs, and the engines."""
+"""Packages whose versions matter: the requirements of Penstock, and the engines."""
 
 PLACES: Final = frozenset({"cache_dir", "state_dir"})
-"""Knobs that are paths: a capsule says only that they are set. Others lose the paths in them."""
+"""Knobs that are paths. A capsule records only that they are set. Paths in others are removed."""
 
 
 def environment() -> Environment:
-    """That of the process, without the name of the machine or of anybody."""
+    """The environment of this process, without names of the machine or of persons."""
     return Environment(
         platform.python_version(),
         platform.python_implementation(),
@@ -213,13 +212,15 @@ def environment() -> Environment:
 
 
 def device_record(device: Device) -> DeviceRecord:
-    """What *device* says of itself."""
+    """The metadata of *device*."""
     return DeviceRecord(device.name, device.version, device.type.value, device.feature_level)
 
 
 def model_record(model: Model) -> ModelRecord:
-    """Which model it is, told by digests alone. That of its constants is empty unless it is known
-    already: hashing them takes long, and a caller may be waiting.
+    """Identifies the model by digests only.
+
+    The digest of its constants is empty unless already known, because hashing takes long and a
+    caller may be waiting.
     """
     known = "digest" in vars(model)
     constants = model.digest.constants.hex() if known else ""
@@ -229,7 +230,7 @@ def model_record(model: Model) -> ModelRecord:
 
 def penstock_version() -> Text:
     """The version of this Penstock."""
-    # Not imported: the top package imports this one.
+    # Read from `sys.modules`: an import would be circular.
     found: str = sys.modules["penstock"].__version__
     return found
 
