@@ -33,7 +33,7 @@ PER_CHANNEL: Final = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 @dataclass(frozen=True, slots=True)
 class FinishedSubgraph:
-    """A finished model; its pool and subgraph numbers count *pools* and *referenced*."""
+    """A finished model. Its pool and subgraph numbers index *pools* and *referenced*."""
 
     subgraph: NnapiSubgraph
     pools: tuple[ConstantPool, ...]
@@ -154,7 +154,7 @@ OWN_POOL: Final = -1
 
 @dataclass(slots=True)
 class Packing:
-    """Packs the constants of one model into pools; large values go to a pool of the model's own."""
+    """Packs the constants of one model into pools. Large values go to a separate pool."""
 
     own: bytearray = field(default_factory=bytearray)
     pools: list[ConstantPool] = field(default_factory=list)
@@ -179,13 +179,13 @@ class Packing:
         return slot.described()
 
     def finished(self, subgraph: NnapiSubgraph) -> FinishedSubgraph:
-        """*subgraph* with everything that was packed."""
+        """*subgraph* with all packed constants."""
         own = (ConstantPool(memoryview(self.own).toreadonly()),) if self.own else ()
         return FinishedSubgraph(subgraph, (*self.pools, *own), tuple(self.models))
 
 
 def _place(item: Item, items: list[Item], places: dict[int, int]) -> int:
-    """The index of *item* among *items*; appends it if it is new."""
+    """The index of *item* in *items*; appends it if it is new."""
     if id(item) not in places:
         places[id(item)] = len(items)
         items.append(item)
@@ -193,7 +193,7 @@ def _place(item: Item, items: list[Item], places: dict[int, int]) -> int:
 
 
 def assemble(main: FinishedSubgraph, *, relaxed: bool = False) -> NnapiModel:
-    """*main* and every model it refers to, directly or not, as one value."""
+    """*main* and every model that it refers to, directly or indirectly, as one value."""
     every, numbers = [main], {id(main): -1}
     for model in every:
         for other in model.referenced:
@@ -227,9 +227,10 @@ def _renumbered(
 def in_run_order(
     operands: Sequence[OperandSlot], operations: Sequence[NnapiOperation]
 ) -> list[int]:
-    """A topological order of the operations (NNAPI section 1.5): of several ready operations, the
-    last to become ready comes first. Raises BAD_DATA for a cycle, and for an operand that nothing
-    writes.
+    """A topological order of the operations (NNAPI section 1.5).
+
+    Of several ready operations, the last to become ready comes first. Raises BAD_DATA for a cycle,
+    and for an operand that no operation writes.
     """
     computed = {NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_OUTPUT}
     readers: dict[int, list[int]] = {}
@@ -264,8 +265,10 @@ UNUSED: Final = NnapiOperand(OperandType.FLOAT32, (), NnapiLifetime.SUBGRAPH_INP
 
 
 def check_operation(operation: NnapiOperation, operands: Sequence[OperandSlot]) -> None:
-    """Raises BAD_DATA for an operation that no model can have: number and types of its operands. If
-    its scalars and optional operands are set by now, also checks dimensions, scales and ranges.
+    """Raises BAD_DATA for an operation that is invalid in every model.
+
+    Checks number and types of operands. If its scalars and optional operands are set by now, also
+    checks dimensions, scales and ranges.
     """
     inputs = [operands[i] for i in operation.inputs]
     outputs = [operands[i] for i in operation.outputs]
@@ -280,7 +283,7 @@ def check_operation(operation: NnapiOperation, operands: Sequence[OperandSlot]) 
         try:
             lower(assemble(_alone(operation, operands)))
         except NotLowerable:
-            # What it needs may be what the rest of the model tells: finishing the model decides.
+            # The rest of the model may supply what the operation lacks. `Model.finish` decides.
             return
 
 
@@ -290,7 +293,7 @@ def _is_settled(
     inputs: Sequence[OperandSlot],
     outputs: Sequence[OperandSlot],
 ) -> bool:
-    """Whether later calls cannot change the operation's validity, and it can stand alone."""
+    """Whether the operation can be checked alone: later calls cannot change its validity."""
     written = set(operation.outputs)
     optional = {match.inputs.get(a.name) for a in match.form.inputs if a.optional}
     return (

@@ -94,8 +94,9 @@ class DeviceType(IntEnum):
 
 
 class DurationCode(IntEnum):
-    """What `Execution.get_duration` measures: time on the device or in its driver; the FENCED codes
-    without the wait for dependencies.
+    """What `Execution.get_duration` measures: time on the device or in its driver.
+
+    The FENCED codes exclude the wait for dependencies.
     """
 
     ON_HARDWARE = 0
@@ -275,7 +276,7 @@ def code_of(error: PenstockError | MemoryError) -> ResultCode:
 
 
 def driver_error(error: NnapiError) -> DriverError:
-    """The driver error that stands for *error* outside NNAPI: `GeneralFailure` for most codes."""
+    """The driver error that represents *error* outside NNAPI: `GeneralFailure` for most codes."""
     statuses = {
         code: status for status, code in STATUS_CODES.items() if status is not ErrorStatus.NONE
     }
@@ -285,7 +286,7 @@ def driver_error(error: NnapiError) -> DriverError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turns a `PenstockError` into an `NnapiError`, `MemoryError` into OUT_OF_MEMORY."""
+    """Converts a `PenstockError` to an `NnapiError`, and `MemoryError` to OUT_OF_MEMORY."""
     try:
         yield
     except NnapiError:

@@ -92,11 +92,11 @@ class Compilation(Closing, Ported):
     def create_for_devices(
         cls, model: Model, devices: Sequence[Device | HalDevice | DeviceInfo | str]
     ) -> Self:
-        """A compilation on *devices* alone, in order of preference: handles, names or device
-        objects. There is no fallback, neither now nor in a run.
+        """A compilation for *devices* only, in order of preference, without fallback.
 
-        Raises UNEXPECTED_NULL for None among them, BAD_DATA for an empty list, and for a device
-        that is listed twice, unknown or unusable.
+        *devices* are handles, names or device objects. There is no fallback in a run either. Raises
+        UNEXPECTED_NULL for None among them, BAD_DATA for an empty list, and for a device that is
+        listed twice, unknown or unusable.
         """
         made = cls(model)
         made._wanted, made._devices = choose_devices(devices)
@@ -114,8 +114,10 @@ class Compilation(Closing, Ported):
         self._priority = parameters.code(Priority, priority, "the priority")
 
     def set_timeout(self, duration: int) -> None:
-        """Limits `finish` to *duration* nanoseconds; 0 is no limit. BAD_DATA unless the compilation
-        names a single device. Devices below feature level 4 ignore deadlines.
+        """Limits `finish` to *duration* nanoseconds; 0 is no limit.
+
+        Raises BAD_DATA unless the compilation names a single device. Devices below feature level 4
+        ignore deadlines.
         """
         self._check_open()
         nanoseconds = parameters.whole(duration, "the timeout", 0, 2**64 - 1)
@@ -128,14 +130,13 @@ class Compilation(Closing, Ported):
         token: bytes,
         trust_token: bool = False,
     ) -> None:
-        """Caches compiled artefacts in *directory*, under 32 bytes that the caller chose for the
+        """Caches compiled artefacts in *directory*, under the caller's token of 32 bytes for the
         model.
 
-        If the directory cannot be used, nothing is cached, and the receipt says so; an impossible
-        name is logged. An entry of another model with the same token is a miss. *trust_token* skips
-        that check for models too large to read at each start: the token must then change whenever
-        the model does, or answers may be another model's (`docs/nnapi.md` explains how to choose
-        one).
+        If the directory cannot be used, nothing is cached, and the receipt says so; an invalid name
+        is logged. An entry of another model with the same token is a miss. *trust_token* skips that
+        check for models too large to read at each start. The token must then change whenever the
+        model does, or answers may be another model's (`docs/nnapi.md` explains how to choose one).
         """
         self._check_open()
         if directory is None:
@@ -159,12 +160,12 @@ class Compilation(Closing, Ported):
     def set_caching_from_fds(
         self, model_cache: Sequence[int], data_cache: Sequence[int], token: bytes
     ) -> None:
-        """As `set_caching`, in files that the caller opened read-write; the descriptors are
+        """As `set_caching`, in files that the caller opened read-write. The descriptors are
         duplicated now.
 
         The device determines their number (`hal.Device.cache_files_needed`); with another number
-        nothing is loaded or saved. For a plan of one step only. Raises BAD_DATA for a descriptor
-        that is not open.
+        nothing is loaded or saved. Only a plan of one step can use it. Raises BAD_DATA for a
+        descriptor that is not open.
         """
         self._check_open()
         lists = [
@@ -195,9 +196,10 @@ class Compilation(Closing, Ported):
         data: object,
         length: int | None = None,
     ) -> None:
-        """Adds a hint for the device: attribute number *attribute_code_within_extension* of an
-        extension, with *length* bytes of the buffer *data* (all without *length*). They are copied
-        now, and are part of the cache key. A driver ignores attributes that it does not know.
+        """Adds a hint for the device: one attribute of an extension.
+
+        The value is *length* bytes of the buffer *data* (all without *length*), copied now. It is
+        part of the cache key. A driver ignores attributes that it does not know.
 
         Raises BAD_DATA unless the compilation names a single device that offers the extension, for
         a repeated attribute and an empty value; UNEXPECTED_NULL if *data* is None.
@@ -213,8 +215,8 @@ class Compilation(Closing, Ported):
     def finish(self) -> None:
         """Compiles. A second call is BAD_STATE, even after a failure.
 
-        Raises BAD_DATA if an operation has no device; else the result code of the driver that
-        failed, if there is no fallback.
+        Raises BAD_DATA if no device supports an operation; otherwise, without fallback, the result
+        code of the driver that failed.
         """
         self._check_open()
         self._sealed = "has failed"
@@ -223,7 +225,7 @@ class Compilation(Closing, Ported):
                 cache = self._cache if self._cache is not None else False
                 self._compiled = self._compile(self._ir, self._timeout(), cache)
         finally:
-            # Descriptors serve this compile alone, whatever becomes of it.
+            # The descriptors serve this compile only, whether it succeeds or fails.
             self._close_owned()
         self._sealed = "is finished"
 
@@ -250,7 +252,9 @@ class Compilation(Closing, Ported):
         return self._devices[0] if len(self._devices) == 1 else None
 
     def only_device(self, what: str) -> HalDevice:
-        """The single device; BAD_DATA, naming *what* needs it, unless there is exactly one."""
+        """The single device. Raises BAD_DATA, naming *what* needs it, unless there is exactly
+        one.
+        """
         if (device := self.single_device) is None:
             raise bad_data(f"{what} needs a compilation for exactly one device")
         return device
@@ -264,7 +268,7 @@ class Compilation(Closing, Ported):
         return port(kind, index, self.ports(kind))
 
     def compiled_without(self, omitted: frozenset[int]) -> CompiledModel:
-        """The model compiled without these optional inputs, once. Raises BAD_DATA."""
+        """The model compiled without these optional inputs; compiled once. Raises BAD_DATA."""
         whole = self.compiled
         if not omitted:
             return whole
@@ -301,7 +305,9 @@ class Compilation(Closing, Ported):
         return max([LEAST_PADDING, *(c.padding for c in self._users(index, "output"))])
 
     def close(self) -> None:
-        """Frees it, finished or not, after runs in flight. A second call has no effect."""
+        """Frees the compilation, finished or not, after runs in flight. A second call has no
+        effect.
+        """
         self._sealed = "is closed"
         compiled, self._compiled = self._compiled, None
         with self._lock:

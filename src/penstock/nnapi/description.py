@@ -66,8 +66,10 @@ class OperandType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExtensionType:
-    """An operand type of a vendor's extension: number *code* within *extension*, with *byte_size*
-    bytes an element (NNAPI section 8.6). Only the extension's drivers interpret the bytes.
+    """An operand type of a vendor's extension (NNAPI section 8.6).
+
+    It has number *code* within *extension*, and *byte_size* bytes per element. Only the extension's
+    drivers interpret the bytes.
     """
 
     extension: str
@@ -91,7 +93,7 @@ class ExtensionType:
 
     @property
     def dtype(self) -> DType:
-        """Bytes; an element's bytes are the last dimension in the IR."""
+        """UINT8. An element's bytes are the last dimension in the IR."""
         return DType.UINT8
 
     @property
@@ -153,7 +155,7 @@ _LEVELS: Final[Mapping[OperandType, int]] = {
 
 
 class NnapiLifetime(enum.Enum):
-    """Who writes an operand, and when (NNAPI section 6.1)."""
+    """How an operand gets its value, and when (NNAPI section 6.1)."""
 
     TEMPORARY_VARIABLE = "temporary"
     SUBGRAPH_INPUT = "input"
@@ -182,9 +184,9 @@ class ChannelQuantization:
 class NnapiOperand:
     """One operand.
 
-    *dimensions* is () for a scalar. None in a place is an unknown dimension (NNAPI writes 0), None
-    as a whole an unknown rank; 0 is a real dimension, which NNAPI allows only in a run. A
-    CONSTANT_COPY has *value*, a CONSTANT_POOL *location*, both little-endian and dense; a SUBGRAPH
+    *dimensions* is () for a scalar. None for one dimension means unknown (NNAPI writes 0). None for
+    the whole means an unknown rank. 0 is a real dimension, which NNAPI allows only in a run. A
+    CONSTANT_COPY has *value*, a CONSTANT_POOL *location*, both little-endian and dense. A SUBGRAPH
     has *subgraph*, an index into `NnapiModel.referenced`. *extension_data* belongs to operands of
     extension types.
     """

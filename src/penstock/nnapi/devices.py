@@ -1,9 +1,9 @@
 """The devices of NNAPI's object model, and the vendor extensions that they offer (NNAPI section
 8.6).
 
-An identifier has 32 bits: the high 16 are the extension's prefix, from 1 to 32767, the low 16 the
-number of the operation or operand type within the extension. An extension gets its prefix on first
-use, and keeps it for the life of the process.
+An identifier has 32 bits. The high 16 bits are the extension's prefix, from 1 to 32767. The low 16
+bits are the number of the operation or operand type within the extension. An extension gets its
+prefix on first use, and keeps it for the life of the process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Offer:
 
 
 class Registry:
-    """The prefixes of extensions, and devices that are not installed. Thread-safe."""
+    """The prefixes of extensions, and the devices that are not installed. Thread-safe."""
 
     def __init__(self) -> None:
         self._given: dict[str, tuple[Extension, ...]] = {}
@@ -60,11 +60,11 @@ class Registry:
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        """Renews the lock in a forked child: another thread of the parent may have held it."""
+        """Renews the lock in a forked child, because a thread of the parent may have held it."""
         self._lock = Lock()
 
     def give(self, device: str, extensions: Iterable[Extension]) -> None:
-        """Registers the *extensions* of a device object that no installed driver has."""
+        """Registers the *extensions* of a device object that belongs to no installed driver."""
         with self._lock:
             self._given[device] = tuple(extensions)
 
@@ -186,8 +186,10 @@ def with_attribute(
     device: HalDevice,
     given: tuple[object, object, object, object],
 ) -> tuple[ExtensionAttribute, ...]:
-    """*attributes* and one more for *device*: *given* are the extension's name, the number, the
-    value and its length. Raises as `Compilation.add_extension_attribute`.
+    """*attributes* with one more for *device*.
+
+    *given* are the extension's name, the number, the value and its length. Raises as
+    `Compilation.add_extension_attribute`.
     """
     name = parameters.text(given[0], "the extension's name")
     code = parameters.code_within(given[1], "the number of the attribute")
@@ -209,7 +211,9 @@ def with_attribute(
 
 
 def operand_type(value: object) -> AnyType:
-    """An operand type by its member or number; an extension's by its number in this process."""
+    """An operand type, given by its member or number, or an extension's, given by its number in
+    this process.
+    """
     if value is None:
         raise unexpected_null("the operand's type")
     if isinstance(value, OperandType):
@@ -226,8 +230,9 @@ def operand_type(value: object) -> AnyType:
 
 
 def operation_type(value: object) -> str:
-    """The NNAPI name of an operation that is given by member, number or name, or the key of an
-    extension's operation that is given by its number in this process.
+    """The NNAPI name of an operation, given by member, number or name.
+
+    For an extension's operation, given by its number in this process, the extension's key.
     """
     if isinstance(value, str):
         if value in OperationCode.__members__:
@@ -302,12 +307,14 @@ class Device:
 
 
 def get_device_count() -> int:
-    """How many devices a compilation uses if it names none."""
+    """The number of devices that a compilation uses if it names none."""
     return len(_listed())
 
 
 def get_device(index: int) -> Device:
-    """Device *index* of these, the reference device last. Raises BAD_DATA for a greater index."""
+    """Device *index* of these; the reference device is last. Raises BAD_DATA for a greater
+    index.
+    """
     devices = _listed()
     place = parameters.whole(index, "the device's index", 0)
     if place >= len(devices):
@@ -330,7 +337,7 @@ def get_runtime_feature_level() -> FeatureLevel:
 
 
 def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
-    """The listed handles, names or device objects, as the runtime takes them and as devices.
+    """The given handles, names or device objects, in the runtime's form and as devices.
 
     Raises UNEXPECTED_NULL for None among them, BAD_DATA for an empty list, and for a device that is
     listed twice, unknown or unusable.
@@ -344,9 +351,10 @@ def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
 
 
 def register_extensions(device: HalDevice) -> None:
-    """Registers the extensions of *device*: an object for `Compilation.create_for_devices` that no
-    installed driver has. It replaces another device of its name. Raises BAD_DATA if it is not
-    usable.
+    """Registers the extensions of *device*, an object for `Compilation.create_for_devices`.
+
+    The object belongs to no installed driver. It replaces another device of its name. Raises
+    BAD_DATA if it is not usable.
     """
     (chosen,) = choose_devices([device])[1]
     with translated():

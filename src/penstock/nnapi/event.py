@@ -23,11 +23,10 @@ from penstock.nnapi.codes import (
 
 
 class Event(Closing):
-    """Something that ends once, with success or a result code: `ANeuralNetworksEvent` (NNAPI
-    section 7.2).
+    """The completion of a run or fence: `ANeuralNetworksEvent` (NNAPI section 7.2).
 
-    Created by `Execution.start_compute`, `Execution.start_compute_with_dependencies` and
-    `create_from_sync_fence_fd`.
+    It ends once, with success or a result code. Created by `Execution.start_compute`,
+    `Execution.start_compute_with_dependencies` and `create_from_sync_fence_fd`.
     """
 
     def __init__(self, ending: Ending) -> None:
@@ -36,9 +35,11 @@ class Event(Closing):
 
     @classmethod
     def create_from_sync_fence_fd(cls, sync_fence_fd: int) -> Self:
-        """The event of a sync fence: a descriptor that `poll` reports as readable once it is
-        signalled, and in error if it failed. The descriptor is duplicated. Raises BAD_DATA for a
-        negative descriptor and one that is not open.
+        """The event of a sync fence.
+
+        The fence is a descriptor that `poll` reports as readable once it is signalled, and in error
+        if it failed. The descriptor is duplicated. Raises BAD_DATA for a negative descriptor and
+        one that is not open.
         """
         number = parameters.whole(sync_fence_fd, "the sync fence", -(2**31), 2**31 - 1)
         if number < 0:
@@ -47,8 +48,10 @@ class Event(Closing):
             return cls(ForeignFence(number))
 
     def wait(self) -> None:
-        """Waits for the end. Raises the `NnapiError` of a failed execution, at each call; OP_FAILED
-        for a fence that failed without a code.
+        """Waits for completion.
+
+        Raises the `NnapiError` of a failed execution, at each call; OP_FAILED for a fence that
+        failed without a code.
         """
         failure = self.outcome(None)
         if failure is not None:
@@ -56,12 +59,14 @@ class Event(Closing):
 
     @property
     def fence(self) -> Fence:
-        """The fence that is signalled at the end, for runs that wait for it."""
+        """The fence that is signalled on completion, for runs that wait for it."""
         self._check_open()
         return self._ending.fence
 
     def outcome(self, timeout_ns: int | None) -> NnapiError | None:
-        """What `wait` raises. Raises `TimeoutError` if it takes longer than *timeout_ns*."""
+        """The error that `wait` raises. Raises `TimeoutError` if it takes longer than
+        *timeout_ns*.
+        """
         self._check_open()
         if not self._ending.wait(timeout_ns):
             raise TimeoutError("the event has not ended yet")
@@ -69,16 +74,17 @@ class Event(Closing):
         return None if failure is None else NnapiError(failure.code, failure.message)
 
     def get_sync_fence_fd(self) -> int:
-        """A descriptor that `poll` reports as readable after the end; the caller closes it. An
-        event that `create_from_sync_fence_fd` makes of it, in any process, also reports a failure.
-        Raises BAD_DATA unless the execution was started with dependencies, or the event was made
-        from such a descriptor.
+        """A descriptor that `poll` reports as readable after completion; the caller closes it.
+
+        `create_from_sync_fence_fd` makes an event of it in any process, which also reports a
+        failure. Raises BAD_DATA unless the execution was started with dependencies, or the event
+        was made from such a descriptor.
         """
         self._check_open()
         return self._ending.fence_fd()
 
     def close(self) -> None:
-        """Waits for an execution in flight and frees the event. May be called twice."""
+        """Waits for an execution in flight and frees the event. A second call has no effect."""
         if not self._closed:
             self._closed = True
             self._ending.close()
@@ -89,10 +95,10 @@ class Event(Closing):
 
 
 class Ending:
-    """The end of an event."""
+    """The completion behind an event."""
 
     failure: NnapiError | None = None
-    """The error that it ended with; None before the end, and after success."""
+    """The error of a failure; None before completion, and after success."""
 
     @property
     def fence(self) -> Fence:
@@ -100,7 +106,7 @@ class Ending:
         raise NotImplementedError
 
     def wait(self, timeout_ns: int | None) -> bool:
-        """Whether it ended within *timeout_ns*; None waits without limit."""
+        """Whether it completes within *timeout_ns*; None waits without limit."""
         raise NotImplementedError
 
     def fence_fd(self) -> int:
@@ -108,7 +114,7 @@ class Ending:
         raise bad_data("the event has no sync fence: only executions with dependencies have one")
 
     def close(self) -> None:
-        """Frees it."""
+        """Frees its resources."""
 
 
 class ForeignFence(Ending):
@@ -136,12 +142,12 @@ class ForeignFence(Ending):
 
 
 class Started(Ending):
-    """Runs *work* in a thread of its own; it raises `NnapiError` if it fails."""
+    """Runs *work* in a new thread. *work* raises `NnapiError` if it fails."""
 
     def __init__(self, work: Callable[[], object], *, fenced: bool) -> None:
         self._work, self._fenced = work, fenced
         self._done = EventFence()
-        # A fence that is never signalled must not keep the process alive.
+        # A thread that waits for an unsignalled fence must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="penstock-nnapi", daemon=True)
         self._thread.start()
 

@@ -89,12 +89,12 @@ class Execution(Closing):
         *,
         type: OperandDesc | None = None,
     ) -> None:
-        """Sets input *index* to the value in *buffer*: an array of the operand's dtype, or any
-        contiguous buffer of its bytes. None omits an optional operand.
+        """Sets input *index* to the value in *buffer*. None omits an optional operand.
 
-        *length* in bytes is the buffer's by default. It is exactly the value's size, or more if
-        padding is enabled. *type* states the dimensions that the model leaves unknown; then all
-        must be known.
+        *buffer* is an array of the operand's dtype, or any contiguous buffer of its bytes. *length*
+        in bytes is by default that of the buffer. It must be exactly the value's size, or at least
+        that size if padding is enabled. *type* states the dimensions that the model leaves unknown;
+        then all must be known.
         """
         self._bind_buffer("input", index, buffer, length, type)
 
@@ -106,9 +106,10 @@ class Execution(Closing):
         *,
         type: OperandDesc | None = None,
     ) -> None:
-        """Has output *index* written to *buffer*, as for an input; None drops it.
+        """Sets the buffer that output *index* is written to, as for an input. None drops the
+        output.
 
-        If the shape is unknown, *buffer* may have any length from 1 byte; a run whose value does
+        If the shape is unknown, *buffer* may have any length from 1 byte. A run whose value does
         not fit raises OUTPUT_INSUFFICIENT_SIZE.
         """
         self._bind_buffer("output", index, buffer, length, type)
@@ -124,8 +125,8 @@ class Execution(Closing):
     ) -> None:
         """Sets input *index* to the value in *length* bytes of *memory* from byte *offset*.
 
-        Both are 0 for hardware buffers that are not BLOBs, and for memory made from a descriptor,
-        which must have the role. Raises BAD_DATA for bytes outside *memory*.
+        Both must be 0 for hardware buffers that are not BLOBs, and for memory made from a
+        descriptor. The latter must have the role. Raises BAD_DATA for bytes outside *memory*.
         """
         self._bind_memory("input", index, memory, offset, length, type)
 
@@ -138,12 +139,14 @@ class Execution(Closing):
         *,
         type: OperandDesc | None = None,
     ) -> None:
-        """Has output *index* written to *memory*, as for an input."""
+        """Sets the memory that output *index* is written to, as for an input."""
         self._bind_memory("output", index, memory, offset, length, type)
 
     def set_timeout(self, duration: int) -> None:
-        """Limits a run to *duration* nanoseconds; 0 is no limit. BAD_DATA unless the compilation
-        names a single device. Devices below feature level 4 ignore deadlines.
+        """Limits a run to *duration* nanoseconds; 0 is no limit.
+
+        Raises BAD_DATA unless the compilation names a single device. Devices below feature level 4
+        ignore deadlines.
         """
         with self._preparing():
             nanoseconds = parameters.whole(duration, "the timeout", 0, GREATEST_DURATION)
@@ -164,13 +167,14 @@ class Execution(Closing):
             self._measure = wanted
 
     def set_reusable(self, reusable: bool) -> None:
-        """Sets whether it may run again after a run, with the same arguments."""
+        """Sets whether the execution may run several times, with the same arguments."""
         with self._preparing():
             self._reusable = parameters.flag(reusable, "reusable")
 
     def enable_input_and_output_padding(self, enable: bool) -> None:
-        """Sets whether buffers may be longer than their values; the device may use the rest as
-        scratch space. BAD_STATE once an argument is set.
+        """Sets whether buffers may be longer than their values.
+
+        The device may use the rest as scratch space. BAD_STATE once an argument is set.
         """
         with self._preparing():
             wanted = parameters.flag(enable, "enable")
@@ -204,19 +208,19 @@ class Execution(Closing):
         self._carry_out(self._deadline_ns())
 
     def start_compute(self) -> Event:
-        """Runs in a thread. The event's `wait` raises what `compute` raises of the run."""
+        """Runs in a thread. The event's `wait` raises the errors of the run."""
         self._begin()
         return self._started(partial(self._carry_out, self._deadline_ns()), fenced=False)
 
     def start_compute_with_dependencies(
         self, dependencies: Sequence[Event], duration: int = 0
     ) -> Event:
-        """Runs once every event of *dependencies* has ended well; the returned event has a sync
+        """Runs after every event of *dependencies* has succeeded. The returned event has a sync
         fence.
 
-        A failed dependency fails the run with OP_FAILED. *duration* limits the run from then on, in
-        nanoseconds; 0 is no limit. Raises BAD_DATA for a *duration* unless the compilation names a
-        single device, and for an output of unknown shape.
+        A failed dependency fails the run with OP_FAILED. *duration* limits the run after the wait,
+        in nanoseconds; 0 is no limit. Raises BAD_DATA for a *duration* unless the compilation names
+        a single device, and for an output of unknown shape.
         """
         events = check_events(dependencies)
         after_ns = parameters.whole(duration, "the duration", 0, GREATEST_DURATION)
@@ -228,7 +232,9 @@ class Execution(Closing):
         return self._started(work, fenced=True)
 
     def burst_compute(self, burst: Burst) -> None:
-        """As `compute`, in *burst*: BAD_DATA if it is another compilation's, BAD_STATE if busy."""
+        """As `compute`, in *burst*. BAD_DATA if the burst belongs to another compilation,
+        BAD_STATE if it is busy.
+        """
         used = parameters.instance(burst, Burst, "the burst")
         entered = used.enter(self._compilation)
         try:
@@ -238,8 +244,9 @@ class Execution(Closing):
             used.leave()
 
     def get_output_operand_rank(self, index: int) -> int:
-        """The rank of output *index* in the last run, even if the output did not fit. BAD_STATE
-        unless a run has succeeded, or failed for lack of room.
+        """The rank of output *index* in the last run, even if the output did not fit.
+
+        BAD_STATE unless a run has succeeded, or an output was too small.
         """
         return len(self._shape(index))
 
@@ -251,15 +258,17 @@ class Execution(Closing):
         return shape
 
     def is_output_sufficient(self, index: int) -> bool:
-        """Whether output *index* fitted in the last run. NNAPI returns OUTPUT_INSUFFICIENT_SIZE
-        beside rank and dimensions if it did not.
+        """Whether output *index* fitted in the last run.
+
+        If it did not, NNAPI returns OUTPUT_INSUFFICIENT_SIZE together with rank and dimensions.
         """
         answer, place = self._answered(index)
         return answer.sufficient[place]
 
     def get_duration(self, duration_code: DurationCode | int) -> int:
-        """Nanoseconds of the last run, `UNKNOWN_DURATION` if the device did not report them.
-        BAD_STATE unless the run was measured and succeeded.
+        """Nanoseconds of the last run; `UNKNOWN_DURATION` if the device did not report them.
+
+        BAD_STATE unless the run was timed and succeeded.
         """
         code = parameters.code(DurationCode, duration_code, "the duration's code")
         with self._changed:
@@ -275,7 +284,9 @@ class Execution(Closing):
 
     @property
     def receipt(self) -> Receipt:
-        """The receipt of the last run; BAD_STATE unless it succeeded, or lacked room."""
+        """The receipt of the last run. BAD_STATE unless it succeeded, or an output was too
+        small.
+        """
         with self._changed:
             if self._answer is None:
                 raise bad_state("no run has answered")
@@ -299,7 +310,9 @@ class Execution(Closing):
 
     @contextmanager
     def _preparing(self) -> Iterator[None]:
-        """A call that is legal before the first run only; no run begins within it."""
+        """A block for a call that is legal only before the first run. No run can begin within
+        it.
+        """
         with self._changed:
             if self._closed:
                 raise bad_state("the execution is closed")
@@ -345,7 +358,7 @@ class Execution(Closing):
         )
 
     def _begin(self, *, fenced: bool = False) -> None:
-        """Enters the state of computation, if a run is legal now."""
+        """Enters the computation state. Raises BAD_STATE if a run is not legal now."""
         with self._changed:
             if self._closed:
                 raise bad_state("the execution is closed")
@@ -425,7 +438,7 @@ class Execution(Closing):
         settings: dict[str, Any] = {
             "timeout": None if left is None else left / 1e9,
             "measure": self._measure,
-            # No time at all is the shortest there is.
+            # A timeout of 0 becomes the shortest one, 1 ns.
             "loop_timeout": max(self._loop_timeout_ns, 1) / 1e9,
             "extension_attributes": self._attributes,
         }
@@ -434,14 +447,14 @@ class Execution(Closing):
         return (compiled if burst is None else burst).run(values, out=out, **settings)
 
     def _reused_for(self, compiled: CompiledModel) -> CompiledBurst:
-        """A burst that keeps the arguments of runs of *compiled*, and has drivers bind them."""
+        """A burst that keeps the arguments of runs of *compiled*. Drivers bind the arguments."""
         if self._series is None:
             with translated():
                 self._series = burst_of(compiled.executable, ReusedRequests)
         return self._series
 
     def _note(self, outputs: Sequence[Binding], answer: Answer | None) -> None:
-        """Updates memories made from descriptors after a run that gave *answer*, or failed."""
+        """Updates memories made from descriptors after a run that returned *answer*, or failed."""
         succeeded = answer is not None and all(answer.sufficient)
         for place, binding in enumerate(outputs):
             memory = binding.memory
@@ -473,10 +486,10 @@ class Execution(Closing):
 
 
 def get_default_loop_timeout() -> int:
-    """Default time limit of each WHILE in nanoseconds."""
+    """Default timeout of each WHILE in nanoseconds."""
     return DEFAULT_LOOP_TIMEOUT_NS
 
 
 def get_maximum_loop_timeout() -> int:
-    """Greatest time limit of a WHILE in nanoseconds."""
+    """Greatest timeout of a WHILE in nanoseconds."""
     return MAXIMUM_LOOP_TIMEOUT_NS

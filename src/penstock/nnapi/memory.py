@@ -1,4 +1,4 @@
-"""`Memory`: bytes shared by several objects: of a file, a hardware buffer, or a device."""
+"""`Memory`: bytes that several objects share: of a file, a hardware buffer, or a device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Memory(Closing):
         """Maps *size* bytes of *fd* from byte *offset*, shared with other mappings.
 
         *protect* consists of `mmap`'s `PROT_READ` and `PROT_WRITE`, or is 0. *fd* is duplicated.
-        Nothing is mapped until a value is read or written; UNMAPPABLE then if it cannot be. Raises
+        The file is mapped when a value is first read or written; UNMAPPABLE if that fails. Raises
         BAD_DATA for a size of 0, a descriptor that is negative or not open, other protections, a
         negative offset, and bytes outside the file.
         """
@@ -67,9 +67,10 @@ class Memory(Closing):
 
     @classmethod
     def create_from_hardware_buffer(cls, buffer: HardwareBuffer) -> Self:
-        """The bytes of a BLOB *buffer*, which may then be closed. Any other buffer is an image and
-        must outlive the memory: an input or output of an execution as a whole, never a constant,
-        never copied.
+        """The bytes of a BLOB *buffer*, which the caller may then close.
+
+        Any other buffer is an image and must outlive the memory. It can only be a whole input or
+        output of an execution, never a constant, and cannot be copied.
         """
         parameters.instance(buffer, HardwareBuffer, "the hardware buffer")
         with translated():
@@ -80,11 +81,12 @@ class Memory(Closing):
 
     @classmethod
     def create_from_desc(cls, desc: MemoryDesc) -> Self:
-        """Memory for the roles of *desc*, which must be finished: memory of the device that serves
-        all roles, if it has memory domains. Otherwise a pool of the same size, if no compilation
-        names its devices and the size is known; else OP_FAILED.
+        """Memory for the roles of *desc*, which must be finished.
 
-        It is used in the declared roles alone, as a whole, and holds no value at first.
+        It is memory of the device that serves all roles, if that device has memory domains.
+        Otherwise it is a pool of the same size, provided that no compilation names its devices and
+        the size is known; else OP_FAILED. Only the declared roles may use it, as a whole. It holds
+        no value at first.
         """
         from penstock.nnapi.memory_desc import allocate
 
@@ -97,7 +99,7 @@ class Memory(Closing):
 
     @property
     def is_initialized(self) -> bool:
-        """Whether it holds a value; memory made from a descriptor holds none at first."""
+        """Whether it holds a value. Memory made from a descriptor holds none at first."""
         return self._rules.initialized
 
     @property
@@ -134,7 +136,7 @@ class Memory(Closing):
 
     @property
     def is_whole(self) -> bool:
-        """Whether executions use all of it, without offset and length."""
+        """Whether executions use it as a whole, without offset and length."""
         return self.is_managed or isinstance(self._store, ImageStore)
 
     @property
@@ -144,7 +146,7 @@ class Memory(Closing):
 
     @property
     def store(self) -> Store:
-        """Where its bytes are; BAD_STATE after `close`."""
+        """The storage of its bytes; BAD_STATE after `close`."""
         if self._closed:
             raise bad_state("the memory is closed")
         return self._store

@@ -63,11 +63,11 @@ class MemoryDesc(Closing):
         self._sealed = ""
 
     def add_input_role(self, compilation: Ported, index: int, frequency: float = 1.0) -> None:
-        """The memory will be input *index* of executions of *compilation*, in this share of them: 0
-        < *frequency* <= 1.
+        """Declares that the memory will be input *index* of executions of *compilation*.
 
-        Raises BAD_DATA for an unfinished compilation, an unknown index, a frequency out of range, a
-        repeated role, and an operand that contradicts earlier roles or dimensions.
+        *frequency* is the share of executions that use it: 0 < *frequency* <= 1. Raises BAD_DATA
+        for an unfinished compilation, an unknown index, a frequency out of range, a repeated role,
+        and an operand that contradicts earlier roles or dimensions.
         """
         self._add(compilation, "input", index, frequency)
 
@@ -76,8 +76,10 @@ class MemoryDesc(Closing):
         self._add(compilation, "output", index, frequency)
 
     def set_dimensions(self, dimensions: Sequence[int | None]) -> None:
-        """Adds to the shape of the roles: 0 or None is an unknown dimension, an empty list an
-        unknown rank. Raises BAD_DATA if they contradict each other; a scalar has no dimensions.
+        """Refines the shape of the roles: 0 or None is an unknown dimension, an empty list an
+        unknown rank.
+
+        Raises BAD_DATA if they contradict each other; a scalar has no dimensions.
         """
         self._check_open()
         given = parameters.dimensions(parameters.listed(dimensions, "the dimensions"), tensor=True)
@@ -113,7 +115,7 @@ class MemoryDesc(Closing):
 
     @property
     def shape(self) -> Shape:
-        """The shape by roles and dimensions together; BAD_STATE unless it is finished."""
+        """The shape from roles and dimensions together; BAD_STATE unless it is finished."""
         self._check_finished()
         return self._shape
 
@@ -156,7 +158,7 @@ log = Log(__name__)
 
 
 def allocate(desc: object) -> tuple[Store, Rules]:
-    """Store and rules for `Memory.create_from_desc`."""
+    """Allocates the storage for `Memory.create_from_desc`. Returns it with its rules."""
     desc = parameters.instance(desc, MemoryDesc, "the descriptor")
     roles, operand, shape = desc.roles, desc.operand, desc.shape
     rules = DeviceRules(roles, operand, shape)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The value of a memory: its *operand* and *shape*, and its bytes, 0 if unknown."""
+    """The value of a memory: its *operand*, its *shape*, and its size in bytes, 0 if unknown."""
 
     size: int = 0
     operand: NnapiOperand | None = None
@@ -34,7 +34,7 @@ class Metadata:
 
 
 class Rules:
-    """The permitted uses of one memory, and what is known of its value."""
+    """The permitted uses of one memory, and the known facts about its value."""
 
     initialized = True
 
@@ -43,7 +43,7 @@ class Rules:
         return Metadata()
 
     def check_constant(self, offset: int, length: int) -> None:
-        """Raises BAD_DATA unless a constant may lie there."""
+        """Raises BAD_DATA unless the memory may hold a constant."""
         raise NotImplementedError
 
     def check_argument(
@@ -56,11 +56,11 @@ class Rules:
         """Raises OP_FAILED unless a value of *shape* can be read now."""
 
     def take(self, metadata: Metadata) -> None:
-        """Notes the value that will be written; BAD_DATA if this memory cannot hold it."""
+        """Records the value that will be written. Raises BAD_DATA if this memory cannot hold it."""
 
 
 class SizedRules(Rules):
-    """Bytes of known size: parts of them serve any purpose."""
+    """Bytes of known size. Any part of them may have any use."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -86,7 +86,7 @@ class SizedRules(Rules):
 
 
 class ImageRules(Rules):
-    """A hardware buffer that is not a BLOB: an input or output as a whole."""
+    """A hardware buffer that is not a BLOB: a whole input or output."""
 
     def check_constant(self, offset: int, length: int) -> None:
         raise bad_data("a constant cannot lie in a hardware buffer that is no BLOB")
@@ -110,8 +110,8 @@ class Role:
 class DeviceRules(Rules):
     """Memory made for *roles*: values of *operand*, of shapes that refine *initial*.
 
-    It holds nothing at first. A value that a copy or an execution has written can be read, in its
-    own shape, until the next write fails.
+    It holds nothing at first. A value that a copy or an execution wrote can be read, in its own
+    shape, until the next write fails.
     """
 
     def __init__(self, roles: Collection[Role], operand: NnapiOperand, initial: Shape) -> None:
@@ -195,7 +195,7 @@ class PoolStore:
             raise NnapiError(ResultCode.UNMAPPABLE, str(error)) from error
 
     def writable(self) -> NDArray:
-        """The same for writing; UNMAPPABLE if they are read-only."""
+        """All bytes as flat uint8 for writing; UNMAPPABLE if they are read-only."""
         found = self.content()
         if not found.flags.writeable:
             raise NnapiError(ResultCode.UNMAPPABLE, "the memory was made without PROT_WRITE")
@@ -203,7 +203,9 @@ class PoolStore:
 
     @contextmanager
     def used(self, *, write: bool) -> Iterator[None]:
-        """A block in which the CPU reads the bytes, or also writes them; a dma-buf is told so."""
+        """A block in which the CPU reads the bytes, or also writes them. Brackets the access for
+        a dma-buf's exporter.
+        """
         memory = self.pool.memory
         fd = memory.handle.fd if memory.name == HARDWARE_BUFFER_BLOB else -1
         if fd < 0 or not dmabuf.begin(fd, write=write):
@@ -215,7 +217,7 @@ class PoolStore:
             dmabuf.end(fd, write=write)
 
     def place(self, kind: str) -> Any:
-        """What a run takes instead of an array over `content`; None for nothing."""
+        """What a run gets instead of an array over `content`; None if it gets the array."""
         return None
 
     def close(self) -> None:

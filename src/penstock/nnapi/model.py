@@ -43,10 +43,10 @@ from penstock.runtime.planning import trusted
 class Model(Closing):
     """A model under construction, then finished: `ANeuralNetworksModel` (NNAPI section 1.4).
 
-    Operands are numbered as they are added. `finish` validates and lowers the model; before it the
-    model can only be changed, after it only be used. Every call raises `NnapiError`: BAD_STATE at
-    the wrong time, UNEXPECTED_NULL for a None without meaning, BAD_DATA for a broken rule. A failed
-    call leaves the model unchanged; a failed `finish` makes it invalid.
+    Operands are numbered as they are added. `finish` validates and lowers the model. Before
+    `finish` the model can only be changed, afterwards only be used. Every call raises `NnapiError`:
+    BAD_STATE at the wrong time, UNEXPECTED_NULL for an invalid None, BAD_DATA for a broken rule. A
+    failed call leaves the model unchanged; a failed `finish` makes it invalid.
 
     Not thread-safe until it is finished.
     """
@@ -154,7 +154,7 @@ class Model(Closing):
         slot.set(NnapiLifetime.CONSTANT_POOL, memory=pool, offset=start, length=needed)
 
     def set_operand_value_from_model(self, index: int, model: Model) -> None:
-        """Makes the operand stand for a finished *model*, for IF or WHILE."""
+        """Makes the operand refer to a finished *model*, for IF or WHILE."""
         self._check_open()
         slot = self._slot(index)
         slot.set(NnapiLifetime.SUBGRAPH, model=finished_model(model).finished)
@@ -162,11 +162,11 @@ class Model(Closing):
     def set_operand_extension_data(
         self, index: int, data: object, length: int | None = None
     ) -> None:
-        """Attaches data to an operand of an extension type: *length* bytes of the buffer *data*
-        (all without *length*), copied now. None removes them.
+        """Attaches data to an operand of an extension type.
 
-        Raises BAD_DATA for an operand of another type, an empty buffer, and more than 1 MiB;
-        UNEXPECTED_NULL for a *length* without a buffer.
+        The data are *length* bytes of the buffer *data* (all without *length*), copied now. None
+        removes them. Raises BAD_DATA for an operand of another type, an empty buffer, and more than
+        1 MiB; UNEXPECTED_NULL for a *length* without a buffer.
         """
         self._check_open()
         slot = self._slot(index)
@@ -187,8 +187,10 @@ class Model(Closing):
     def get_extension_operation_type(
         self, extension_name: str, operation_code_within_extension: int
     ) -> int:
-        """The number of an extension's operation in this process, for `add_operation`. Only the
-        device knows whether the operation exists: see `get_supported_operations_for_devices`.
+        """The number of an extension's operation in this process, for `add_operation`.
+
+        Only the device knows whether the operation exists: see
+        `get_supported_operations_for_devices`.
         """
         return self._identifier(extension_name, operation_code_within_extension, "operation")
 
@@ -199,8 +201,10 @@ class Model(Closing):
     def add_operation(
         self, type: OperationCode | int | str, inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
-        """Adds an operation, in any order. Number and types of its operands are checked now, as is
-        everything that later calls cannot change; `finish` checks the rest.
+        """Adds an operation, in any order.
+
+        Checks number and types of its operands, and everything else that later calls cannot change.
+        `finish` checks the rest.
         """
         self._check_open()
         operation = NnapiOperation(
@@ -242,13 +246,14 @@ class Model(Closing):
 
     def relax_computation_float32_to_float16(self, allow: bool) -> None:
         """Sets whether float32 may be computed with the range and precision of float16.
-        Compilations then accept every device's arithmetic (the accuracy class "relaxed").
+
+        Compilations then accept the arithmetic of every device (the accuracy class "relaxed").
         """
         self._check_open()
         self._relaxed = parameters.flag(allow, "allow")
 
     def finish(self) -> None:
-        """Sorts, validates and lowers the model. BAD_DATA makes it invalid for good."""
+        """Sorts, validates and lowers the model. After BAD_DATA the model stays invalid."""
         self._check_open()
         self._sealed = "invalid"
         try:
@@ -275,7 +280,7 @@ class Model(Closing):
     def get_supported_operations_for_devices(
         self, devices: Sequence[Device | HalDevice | str]
     ) -> list[bool]:
-        """For each operation, in the order of adding, whether *devices* together support it."""
+        """For each operation, in order of addition, whether *devices* together support it."""
         model = self.lowered
         _, chosen = choose_devices(devices)
         with translated():
@@ -313,7 +318,9 @@ class Model(Closing):
         return self._relaxed
 
     def close(self) -> None:
-        """Frees it, finished or not. Its compilations stay valid. A second call has no effect."""
+        """Frees the model, finished or not. Its compilations stay valid. A second call has no
+        effect.
+        """
         self._release()
         self._operands, self._operations, self._sealed = [], [], "closed"
         self._finished = self._lowered = None
@@ -343,8 +350,9 @@ def finished_model(model: object) -> Model:
 
 
 def policy_of(model: Model, *, allow_fallback: bool = True) -> Policy:
-    """The policy for a compile of *model*: NNAPI's placement, and its accuracy. A model with
-    extensions does not fall back to the processor (NNAPI section 4.6).
+    """The policy for compiling *model*: NNAPI's placement, and the model's accuracy.
+
+    A model with extensions does not fall back to the processor (NNAPI section 4.6).
     """
     accuracy: AccuracyClass = "relaxed" if model.is_relaxed else "faithful"
     allow = allow_fallback and not uses_extensions(model.lowered)

@@ -1,4 +1,4 @@
-"""Checks what callers pass, and converts it; a wrong argument raises `NnapiError`."""
+"""Checks and converts arguments of callers. A wrong argument raises `NnapiError`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Code = TypeVar("Code", bound=IntEnum)
 Handle = TypeVar("Handle")
 
 MAX_LISTED: Final = 1 << 20
-"""Greatest length of a caller's list; real models are far below it."""
+"""Greatest length of a caller's list. Real models stay far below it."""
 
 
 def instance(value: object, kind: type[Handle], what: str) -> Handle:
-    """*value*, which is a *kind*."""
+    """*value*, which must be a *kind*."""
     if value is None:
         raise unexpected_null(what)
     if not isinstance(value, kind):
@@ -33,7 +33,7 @@ def instance(value: object, kind: type[Handle], what: str) -> Handle:
 
 
 def whole(value: object, what: str, low: int = -(2**31), high: int = 2**32 - 1) -> int:
-    """A whole number of *low* to *high*."""
+    """A whole number from *low* to *high*."""
     if value is None:
         raise unexpected_null(what)
     try:
@@ -46,7 +46,7 @@ def whole(value: object, what: str, low: int = -(2**31), high: int = 2**32 - 1) 
 
 
 def real(value: object, what: str) -> float:
-    """A number; its operand limits the range."""
+    """A number; the type of its operand limits the range."""
     if value is None:
         raise unexpected_null(what)
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -102,8 +102,10 @@ def code_within(value: object, what: str) -> int:
 
 
 def extension_bytes(data: object, length: object, what: str) -> bytes:
-    """*length* bytes of the buffer *data*, all without *length*; b"" for None. Raises BAD_DATA for
-    an empty buffer and for more than `MAX_DATA`, UNEXPECTED_NULL for a length without a buffer.
+    """*length* bytes of the buffer *data*, all without *length*; b"" for None.
+
+    Raises BAD_DATA for an empty buffer and for more than `MAX_DATA`, UNEXPECTED_NULL for a length
+    without a buffer.
     """
     size = None if length is None else whole(length, f"the length of {what}", 0, 2**63)
     if data is None:

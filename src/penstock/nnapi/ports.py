@@ -26,8 +26,8 @@ MAX_LENGTH: Final = 0xFFFFFFFF
 class OperandDesc:
     """A description of an operand: `ANeuralNetworksOperandType`.
 
-    *type* and *dimensions* are as for `Model.add_operand`: 0 or None is unknown. An execution takes
-    one if the model leaves dimensions unknown.
+    *type* and *dimensions* are as for `Model.add_operand`: 0 or None is unknown. An execution
+    accepts one if the model leaves dimensions unknown.
     """
 
     type: AnyType | int
@@ -50,7 +50,7 @@ class Port:
 
 
 class Ported(ABC):
-    """The owner of a memory's role: a `Compilation`, as the memory's rules see it."""
+    """The owner of a memory's role: a `Compilation`, in the view of the memory's rules."""
 
     @property
     @abstractmethod
@@ -81,7 +81,7 @@ def port(kind: Kind, index: object, operands: Sequence[NnapiOperand]) -> Port:
 
 
 def refined(port: Port, given: OperandDesc | None) -> Shape:
-    """The shape of *port* in one execution, which describes it as *given* (NNAPI section 1.4).
+    """The shape of *port* in one execution, where *given* describes it (NNAPI section 1.4).
 
     Raises BAD_DATA if *given* has another type, scale, zero point or rank, or contradicts a known
     dimension.
@@ -113,7 +113,7 @@ def refined(port: Port, given: OperandDesc | None) -> Shape:
 
 
 def merged(one: Shape, other: Shape, what: str) -> Shape:
-    """NNAPI's merge rule (section 6.4): the shape that both allow, or BAD_DATA."""
+    """NNAPI's merge rule (section 6.4): the merged shape. Raises BAD_DATA for a contradiction."""
     if one is None or other is None:
         return other if one is None else one
     if len(one) != len(other) or any(

@@ -28,7 +28,9 @@ from penstock.nnapi.codes import NnapiError, ResultCode, translated
 from penstock.nnapi.values import Binding
 
 Run: TypeAlias = "Callable[[list[Any], list[Any] | None], Outputs]"
-"""Runs a compiled model on inputs in order; the second argument has places for outputs, or None."""
+"""Runs a compiled model on inputs in order. The second argument has preallocated outputs, or
+None.
+"""
 
 
 LEFT_OUT: Final = "memory of a device serves the model with all of its inputs, and one is left out"
@@ -45,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Fences that a run waits for, and its time limit after that in nanoseconds, 0 for none."""
+    """The fences that a run waits for, and its timeout after the wait in nanoseconds (0: none)."""
 
     fences: tuple[Fence, ...]
     after_ns: int
@@ -57,7 +59,9 @@ class Waiting:
         out: list[Any] | None,
         settings: dict[str, Any],
     ) -> Outputs:
-        """Runs *compiled* with *settings*; the drivers wait if all shapes are known."""
+        """Runs *compiled* with *settings*. If all shapes are known, the drivers wait for the
+        fences.
+        """
         from penstock.execution.fenced import await_fences, run_fenced
 
         after = self.after_ns / 1e9 or None
@@ -80,12 +84,12 @@ class Waiting:
 def carry_out(
     inputs: Sequence[Binding], outputs: Sequence[Binding], operands: Sequence[Operand], run: Run
 ) -> Answer:
-    """Runs on the *inputs* that are not omitted and writes *outputs*; *operands* describe them as
-    compiled.
+    """Runs on the *inputs* that are not omitted and writes *outputs*.
 
-    With an omitted input, device memory is copied: it belongs to the model with all inputs. An
-    output that does not fit is not written. Raises `NnapiError`: OP_FAILED if an output has another
-    shape than its argument, or the run's result code.
+    *operands* describe them as compiled. With an omitted input, device memory is copied, because it
+    belongs to the model with all inputs. An output that does not fit is not written. Raises
+    `NnapiError`: OP_FAILED if an output has another shape than its argument, or the run's result
+    code.
     """
     copies: list[CopyReceipt] = []
     direct = not any(binding.is_omitted for binding in inputs)
@@ -109,7 +113,7 @@ def carry_out(
 
 
 def _shape_of(result: Any, operand: Operand) -> tuple[int, ...]:
-    """The dimensions of an output of a run; an image has none of its own."""
+    """The dimensions of a run's output. An image has no dimensions of its own."""
     if isinstance(result, HardwareBuffer):
         return static_shape(plain_dimensions(operand)) or ()
     return tuple(result.shape if operand.extension is None else result.shape[:-1])
@@ -137,7 +141,7 @@ def _value(binding: Binding, copies: list[CopyReceipt], direct: bool) -> Any:
 
 
 def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
-    """Where a run writes an output directly; None if that is not possible."""
+    """The array that a run writes an output to directly; None if that is not possible."""
     if binding.is_omitted:
         return None
     if (place := binding.place()) is not None:
@@ -157,7 +161,7 @@ def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
 def _deliver(
     binding: Binding, result: NDArray, copies: list[CopyReceipt], shape: tuple[int, ...]
 ) -> bool:
-    """Copies *result* of this shape to its place; returns whether it fitted."""
+    """Copies *result* of this shape to the caller's memory. Returns whether it fitted."""
     if (place := binding.place()) is not None:
         count = put_value(place, _contiguous(result, copies))
         copies.append(CopyReceipt(result.nbytes, "host", place.device or "pool", LEFT_OUT))

@@ -1,4 +1,4 @@
-"""Values that callers pass: constants and arguments (NNAPI sections 1.4 and 6.2)."""
+"""Values from callers: constants and arguments (NNAPI sections 1.4 and 6.2)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCALARS: Final = {
 
 
 def value_bytes(value: object, kind: AnyType) -> memoryview:
-    """The bytes of a constant, read-only; the caller's own memory if it is contiguous.
+    """The bytes of a constant, read-only; zero-copy if the caller's memory is contiguous.
 
     *value* is a NumPy array of the operand's dtype, a buffer of raw bytes (also an array of uint8,
     and any array for an extension type), or one number for a scalar operand.
@@ -57,7 +57,7 @@ def value_bytes(value: object, kind: AnyType) -> memoryview:
 
 
 def constant_pool(memory: object) -> ConstantPool:
-    """Constants in *memory*, without a copy: a `Memory`, a `MemoryPool`, a `hal.Memory`, or any
+    """Constants in *memory*, zero-copy: a `Memory`, a `MemoryPool`, a `hal.Memory`, or any
     contiguous buffer (an mmap).
 
     Raises UNEXPECTED_NULL for None, BAD_DATA for device memory, hardware buffers that are not BLOBs
@@ -117,9 +117,10 @@ def _readonly(array: NDArray) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One argument: a caller's *content* (flat uint8), or *length* bytes from byte *offset* of a
-    *memory*, or neither if it is omitted. *shape* is the execution's; unknown dimensions of an
-    output are None.
+    """One argument of an execution.
+
+    It is a caller's *content* (flat uint8), or *length* bytes from byte *offset* of a *memory*, or
+    neither if it is omitted. *shape* is the execution's; unknown dimensions of an output are None.
     """
 
     port: Port
@@ -140,13 +141,15 @@ class Binding:
         return None if self.memory is None else self.memory.store.place(self.port.kind)
 
     def used(self) -> AbstractContextManager[None]:
-        """A block in which the CPU reads or writes the memory, which is told so."""
+        """A block in which the CPU reads or writes the memory, bracketed for a dma-buf."""
         if self.memory is None or not isinstance(store := self.memory.store, PoolStore):
             return nullcontext()
         return store.used(write=self.port.kind == "output")
 
     def bytes(self) -> NDArray:
-        """The bytes of the value with their padding. Raises UNMAPPABLE if they are not visible."""
+        """The bytes of the value with their padding. Raises UNMAPPABLE if the host cannot map
+        them.
+        """
         if self.content is not None:
             return self.content
         if self.memory is None:
@@ -160,14 +163,16 @@ class Binding:
         return found
 
     def array(self) -> NDArray | None:
-        """The value's place as an array; None if its shape is unknown or it is misaligned."""
+        """The argument's memory as an array; None if its shape is unknown or it is misaligned."""
         shape = static_shape(self.shape)
         return None if shape is None else self.array_of(shape)
 
     def array_of(self, shape: tuple[int, ...]) -> NDArray | None:
-        """The place as an array of this shape, created once; None also without room for it."""
+        """The memory as an array of this shape, created once. None if it is too small or
+        misaligned.
+        """
         if shape in self._arrays:
-            # A memory that was closed meanwhile is not used.
+            # Raises BAD_STATE if the memory was closed meanwhile.
             _ = self.memory and self.memory.store
             return self._arrays[shape]
         needed = size_of(self.port.operand, shape) or 0
@@ -181,7 +186,7 @@ class Binding:
         return value
 
     def value(self) -> NDArray:
-        """A copy of an input whose place is misaligned."""
+        """A copy of an input whose memory is misaligned."""
         shape = static_shape(self.shape) or ()
         needed = size_of(self.port.operand, shape) or 0
         copied = np.array(self.bytes()[:needed])
@@ -189,7 +194,7 @@ class Binding:
 
 
 def _viewed(content: NDArray, port: Port, dimensions: tuple[int, ...]) -> NDArray:
-    """Bytes as the array that a run takes for a value of these dimensions."""
+    """Bytes as the array that a run uses for a value of these dimensions."""
     kind = port.operand.type
     value: NDArray = content.view(kind.dtype.numpy).reshape(ir_shape(kind, dimensions))
     return value
@@ -198,7 +203,9 @@ def _viewed(content: NDArray, port: Port, dimensions: tuple[int, ...]) -> NDArra
 def bind_buffer(
     port: Port, given: OperandDesc | None, buffer: object, length: object, *, padded: bool
 ) -> Binding:
-    """*port* in a caller's *buffer*, *length* bytes, None for all; omitted for None."""
+    """The argument of *port* in a caller's *buffer*: *length* bytes, None for all. None omits
+    it.
+    """
     size = None if length is None else parameters.whole(length, "the length", 0, MAX_LENGTH)
     if buffer is None:
         if size:
@@ -227,7 +234,7 @@ def bind_memory(
     *,
     padded: bool,
 ) -> Binding:
-    """*port* in *length* bytes of *memory* from byte *offset*; 0 and 0 for all of it."""
+    """The argument of *port* in *length* bytes of *memory* from *offset*; 0 and 0 for all of it."""
     found = usable_memory(memory)
     start = parameters.whole(offset, "the offset", 0, MAX_LENGTH)
     size = parameters.whole(length, "the length", 0, MAX_LENGTH)

@@ -1,7 +1,7 @@
 """Convolution and pooling.
 
-Explicit padding that no implicit scheme gives becomes a PAD before the convolution, or a SLICE
-after it. Pooling ignores elements in the padding, explicit as implicit.
+Explicit padding that matches no implicit scheme becomes a PAD before the convolution, or a SLICE
+after a transposed one. Pooling ignores padding elements, explicit and implicit.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def depthwise_conv_2d(op: OperationLowering) -> None:
     B=BIASES,
 )
 def transpose_conv_2d(op: OperationLowering) -> None:
-    """With explicit padding: everything the filter reaches, from which the padding is cut."""
+    """With explicit padding: computes everything that the filter reaches, then crops the
+    padding.
+    """
     check_weights(op, 0)
     data, weights = image(op), op.tensor("filter")
     strides, padding = strides_of(op), padding_of(op)
@@ -132,7 +134,7 @@ def transpose_conv_2d(op: OperationLowering) -> None:
 
 
 def _full_extent(op: OperationLowering, data: int, weights: int, strides: tuple[int, int]) -> int:
-    """NHWC shape of all that a transposed convolution writes to: (n - 1) * stride + filter."""
+    """NHWC shape of everything that a transposed convolution writes: (n - 1) * stride + filter."""
     filters = [op.dimension(weights, i) for i in range(3)]
     if None in filters:
         raise NotLowerable("explicit padding of a TRANSPOSE_CONV_2D whose filter only a run tells")
@@ -144,7 +146,7 @@ def _full_extent(op: OperationLowering, data: int, weights: int, strides: tuple[
 
 
 def _target_shape(op: OperationLowering) -> tuple[int, ...] | None:
-    """The output's NHWC shape, if it is known; the argument has it in the operation's layout."""
+    """The output's NHWC shape, if known. The argument has it in the operation's layout."""
     value = op.constant("output_shape")
     if value is None:
         if op.flag("nchw"):
@@ -157,7 +159,7 @@ def _target_shape(op: OperationLowering) -> tuple[int, ...] | None:
 
 
 def _cut(op: OperationLowering, result: int, sides: Sides) -> int:
-    """*result* without the padding."""
+    """*result* with the padding cropped."""
     (top, bottom), (left, right) = sides
     if not any((top, bottom, left, right)):
         return result
@@ -176,7 +178,7 @@ FORMS = tuple(
     for padding in PADDINGS
 )
 MAX_ONES = 1 << 16
-"""Elements of an image of ones that is a constant; a larger one is computed in the run."""
+"""Greatest size of an image of ones that is stored as a constant. A run computes larger ones."""
 
 Steps = dict[str, int]
 
@@ -224,8 +226,10 @@ def max_pool_2d(op: OperationLowering) -> None:
 
 
 def _mean_pool(op: OperationLowering) -> None:
-    """With explicit padding: the mean of the padded image over that of a padded image of ones; for
-    L2 the norm over the root of that mean.
+    """Pooling by the mean with explicit padding: the mean of the padded image over that of a padded
+    image of ones.
+
+    For L2 pooling: the norm over the root of that mean.
     """
     data, padding, steps = _window(op)
     if padding.scheme != "EXPLICIT":
@@ -255,7 +259,7 @@ lowers("L2_POOL_2D", level=1, form=FORMS, T="f32 f16@3")(_mean_pool)
 
 
 def _ones(op: OperationLowering, data: int) -> int:
-    """Ones of the size of an image, [1, height, width, 1]."""
+    """Ones of an image's size, [1, height, width, 1]."""
     shape, dtype = op.shape(data), op.dtype(data)
     height, width = (None, None) if shape is None else shape[1:3]
     if height is not None and width is not None and height * width <= MAX_ONES:

@@ -18,7 +18,10 @@ SUPPRESSIONS: Final = ("HARD", "LINEAR", "GAUSSIAN")
 
 
 def _forms(text: str) -> tuple[str, str]:
-    """*text* for real numbers, and for quantised ones: in it F is a value, C a corner of a box."""
+    """*text* as a form for real numbers, and as a form for quantised ones.
+
+    In *text* F is a value, C a corner of a box.
+    """
     real = text.replace(":C", ":F")
     return real, text.replace(":F", ":Q").replace(":C", ":q16a")
 

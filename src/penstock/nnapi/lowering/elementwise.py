@@ -78,8 +78,9 @@ def mul(op: OperationLowering) -> None:
 
 @lowers("DIV", level=2, form=FUSED, T="f32 f16@3 i32@4")
 def div(op: OperationLowering) -> None:
-    """Integers are divided rounding down. Zero divisors become ones: a division by zero must not
-    fail, and its quotient is undefined.
+    """Integer division rounds down. Divisors of 0 are replaced by 1.
+
+    A division by zero must not fail, and its quotient is undefined.
     """
     _require_plain(op)
     if op.types["T"] is not OperandType.TENSOR_INT32:
@@ -95,7 +96,7 @@ def div(op: OperationLowering) -> None:
 
 
 def _extreme(op: OperationLowering) -> None:
-    """Quantised operands take the result's scale first, which keeps their order."""
+    """Quantised operands are first converted to the result's scale, which preserves their order."""
     result = op.result_type()
     op.finish(op.type, [op.requantized(x, result) for x in op.named_tensors("ab")])
 
@@ -105,7 +106,7 @@ for _name in ("MAXIMUM", "MINIMUM"):
 
 
 def _compare(op: OperationLowering) -> None:
-    """The IR orders numbers only: booleans become integers."""
+    """The IR compares numbers only, so booleans become integers."""
     pair = op.named_tensors("ab")
     if op.types["T"] is OperandType.TENSOR_BOOL8 and op.type not in {"EQUAL", "NOT_EQUAL"}:
         pair = [op.cast(x, DType.INT32) for x in pair]
@@ -118,7 +119,9 @@ for _name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQ
 
 @lowers("SELECT", level=3, form="condition:b8 a:T b:T -> result:T", T=MANY)
 def select(op: OperationLowering) -> None:
-    """Condition and values have one shape. Quantised values take the result's scale first."""
+    """Condition and values have one shape. Quantised values are first converted to the result's
+    scale.
+    """
     shapes = [op.shape_of(name) for name in ("condition", "a", "b")]
     known = {s for s in shapes if s is not None and None not in s}
     op.require(len(known) <= 1, "condition and values have one shape")
@@ -129,7 +132,7 @@ def select(op: OperationLowering) -> None:
 
 @lowers("RSQRT", level=3, form=UNARY, T="f16 f32 q8@7 q8s@7")
 def rsqrt(op: OperationLowering) -> None:
-    """The IR has it for signed 8-bit values: unsigned ones are converted there and back."""
+    """The IR supports signed 8-bit values only. Unsigned ones are converted there and back."""
     x, result = op.tensor("x"), op.result_type()
     if op.types["T"] is OperandType.TENSOR_QUANT8_ASYMM:
         moved = op.emit("RSQRT", [signed(op, x)], signed_type(result))

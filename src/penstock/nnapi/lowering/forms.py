@@ -1,18 +1,22 @@
-"""Forms: which operands an operation takes, written as one line each.
+"""Forms: the operands that an operation takes, one line for each signature.
 
     "input:T filter:W/4 bias:B/1 padding:i [nchw:b@3 [dilation_w:i>0 dilation_h:i>0]] -> output:T"
 
-An argument is `name:kind`. A kind is a short name of an operand type (`KINDS`), `real` for the
-float scalar that goes with the first tensor's type (FLOAT16 beside TENSOR_FLOAT16, FLOAT32
-otherwise), or a variable: arguments of one variable share one of the types listed beside the form.
-After the kind may stand:
+An argument is `name:kind`. A kind is one of three:
+
+- a short name of an operand type (`KINDS`);
+- `real`, the float scalar that matches the first tensor's type (FLOAT16 for TENSOR_FLOAT16, FLOAT32
+  otherwise);
+- a variable: arguments of one variable share one of the types listed with the form.
+
+After the kind may follow:
 
 - `/2` or `/1-4`: the rank that a tensor must have, if it is known;
 - `>0`: a scalar must be above 0;
 - `@3`: the feature level that introduced the argument;
 - `?`: the argument may be omitted (NO_VALUE); `*`: any number of arguments; `+`: one or more.
 
-Arguments in brackets at the end may be left out, all of one pair of brackets together.
+Arguments in brackets at the end are optional; one pair of brackets is present or absent as a whole.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ _ARGUMENT: Final = re.compile(
 )
 
 Levels = Mapping[AnyType, int]
-"""Operand types, each with the feature level that allows it."""
+"""Operand types, each with the feature level that introduced it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One signature. *ends* are the numbers of arguments after which the list may end."""
+    """One signature. *ends* are the permitted numbers of arguments."""
 
     inputs: tuple[Argument, ...]
     ends: frozenset[int]
@@ -79,7 +83,9 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How operands fill a form: first places, number of repeats, types of the variables."""
+    """An assignment of operands to a form: first places, number of repeats, types of the
+    variables.
+    """
 
     form: Form
     inputs: Mapping[str, int]
@@ -89,7 +95,7 @@ class Match:
 
 
 class Misfit(Exception):  # never leaves this package's matching
-    """Why operands do not fill a form; *depth* is how many of them do."""
+    """Operands do not match a form; *depth* is the number that do."""
 
     def __init__(self, message: str, depth: int) -> None:
         super().__init__(message)
@@ -97,7 +103,7 @@ class Misfit(Exception):  # never leaves this package's matching
 
 
 def parse_form(text: str) -> Form:
-    """The form that *text* writes."""
+    """Parses *text* as a form."""
     left, arrow, right = text.partition("->")
     if not arrow:
         raise ValueError(f"form without outputs: {text!r}")
@@ -107,7 +113,7 @@ def parse_form(text: str) -> Form:
 
 
 def parse_types(text: str) -> Levels:
-    """The types of a variable: short names, `@n` the feature level from which each may be used."""
+    """The types of a variable: short names; `@n` is the feature level that introduced the use."""
     found: dict[AnyType, int] = {}
     for word in text.split():
         name, _, level = word.partition("@")
@@ -152,7 +158,7 @@ def match_form(
     outputs: Sequence[NnapiOperand],
     feature_level: int,
 ) -> Match:
-    """How the operands fill *form*; raises `Misfit` if they do not."""
+    """The assignment of the operands to *form*; raises `Misfit` if they do not match."""
     types: dict[str, AnyType] = {}
     places, repeats = _fill(
         "input", form.inputs, form.ends, inputs, variables, types, feature_level

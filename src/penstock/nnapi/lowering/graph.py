@@ -1,4 +1,6 @@
-"""Builds IR subgraphs operation by operation, and infers shapes and small values on the way."""
+"""Builds IR subgraphs operation by operation, with shape inference and constant folding of small
+values.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class ModelAssembly:
         self._subgraphs[index] = subgraph
 
     def finished(self, index: int) -> Subgraph:
-        """Subgraph *index*; `InvalidOperation` if it is under construction: it refers to itself."""
+        """Subgraph *index*. Raises `InvalidOperation` if it is under construction, so refers to
+        itself.
+        """
         found = self._subgraphs[index]
         if found is None:
             raise InvalidOperation("a subgraph refers to itself")
@@ -62,14 +66,14 @@ class ModelAssembly:
     def constant(
         self, value: NDArray, name: str, quantization: Quantization | None, dtype: DType | None
     ) -> Operand:
-        """A constant operand; large ones go to a pool of the model's own."""
+        """A constant operand. Large constants go to a separate pool of the model."""
         data, kind = pack(value, dtype)
         return self.settled(
             Operand(kind, value.shape, Lifetime.CONSTANT_COPY, name, quantization, data)
         )
 
     def settled(self, operand: Operand) -> Operand:
-        """*operand*; a large value moves to a pool of the model's own."""
+        """*operand*. A large value moves to a separate pool of the model."""
         if operand.value is None or len(operand.value) <= MAX_COPIED_VALUE:
             return operand
         self._own += bytes(-len(self._own) % ALIGNMENT)
@@ -130,7 +134,7 @@ class Context:
         return self.outputs[index][0]
 
     def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
-        """The shapes with which the subgraph was lowered; shape inference handles others."""
+        """The shapes that the subgraph was lowered with. Shape inference handles other shapes."""
         target = self.graph.assembly.finished(subgraph)
         return [target.operands[i].shape for i in target.outputs]
 
@@ -161,7 +165,7 @@ class SubgraphBuilder:
         return self.add(self.assembly.constant(value, name, quantization, dtype))
 
     def omitted(self) -> int:
-        """The operand that stands for an omitted input."""
+        """The operand that represents an omitted input."""
         if self._omitted is None:
             self._omitted = self.add(OMITTED)
         return self._omitted
@@ -196,7 +200,7 @@ class SubgraphBuilder:
         return indexes
 
     def folded(self, index: int) -> int:
-        """The operand as a constant if its value is known; its operation is dropped then."""
+        """The operand as a constant if its value is known; its operation is then dropped."""
         value = self._values.get(index)
         if value is None or not self.operations or self.operations[-1].outputs != (index,):
             return index
@@ -206,7 +210,9 @@ class SubgraphBuilder:
         return index
 
     def refine(self, index: int, declared: Shape, name: str) -> None:
-        """Joins the inferred shape with the declared one; `ShapeMismatch` if they differ."""
+        """Merges the inferred shape with the declared one. Raises `ShapeMismatch` if they
+        contradict.
+        """
         operand = self.operands[index]
         shape = joined(operand.shape, declared)
         if shape != operand.shape or not operand.name:
@@ -262,7 +268,7 @@ class Scope(Protocol):
 
 
 def joined(inferred: Shape, declared: Shape) -> Shape:
-    """The shape that both allow; `ShapeMismatch` if none does."""
+    """The merged shape. Raises `ShapeMismatch` if the shapes contradict each other."""
     if inferred is None or declared is None:
         return declared if inferred is None else inferred
     if len(inferred) != len(declared):
@@ -278,7 +284,7 @@ def joined(inferred: Shape, declared: Shape) -> Shape:
 
 
 def show(shape: Shape) -> str:
-    """A shape for people."""
+    """A shape as text for messages."""
     if shape is None:
         return "unknown rank"
     return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"

@@ -34,7 +34,7 @@ def reshape(op: OperationLowering) -> None:
 
 @lowers("SQUEEZE", level=2, form="x:T/1-4 dims:i32? -> y:T", same="x y", T=OLD)
 def squeeze(op: OperationLowering) -> None:
-    """The IR's dimensions are an attribute; if they are unknown, the declared shape counts."""
+    """The IR's dimensions are an attribute. If they are unknown, the declared shape is used."""
     x, dims = op.tensor("x"), op.constant("dims")
     if op.given("dims") and dims is None:
         declared = op.declared(0)
@@ -79,7 +79,7 @@ def pad(op: OperationLowering) -> None:
     Q="q8 q8s@4",
 )
 def pad_v2(op: OperationLowering) -> None:
-    """The value beside quantised tensors is a stored one."""
+    """For quantised tensors the padding value is a stored value."""
     _check_paddings(op)
     x, paddings, value = op.named_tensors(("x", "paddings", "value"))
     if "Q" in op.types:
@@ -178,7 +178,7 @@ def strided_slice(op: OperationLowering) -> None:
 
 
 def _check_strides(op: OperationLowering) -> None:
-    """No stride is 0; a dropped dimension has one element, and a stride above 0."""
+    """No stride is 0. A dropped dimension has one element, and a stride above 0."""
     for name in ("begin", "end", "strides"):
         op.require_numbers(name, "x")
     shape, mask = op.shape_of("x"), op.integer("shrink_mask")
@@ -208,7 +208,7 @@ def _check_strides(op: OperationLowering) -> None:
 
 @lowers("CONCATENATION", level=1, form="parts:T+ axis:i -> y:T", T=OLD)
 def concatenation(op: OperationLowering) -> None:
-    """Parts of another quantisation than the result's take that first."""
+    """Inputs with another quantisation than the result's are first converted to it."""
     parts = op.tensors("parts")
     ranks = [r for r in map(op.rank, parts) if r is not None]
     for rank in ranks:

@@ -49,8 +49,10 @@ def hashtable_lookup(op: OperationLowering) -> None:
     I="any",
 )
 def lsh_projection(op: OperationLowering) -> None:
-    """Hashes the bytes of float32 seeds. The deprecated sparse form has no offset for each hash
-    function: the IR's offset is subtracted again.
+    """Hashes the bytes of float32 seeds.
+
+    The deprecated sparse form has no offset for each hash function, so the IR's offset is
+    subtracted.
     """
     kind = op.integer("type")
     if kind not in {SPARSE_DEPRECATED, DENSE, SPARSE}:

@@ -48,7 +48,9 @@ def if_else(op: OperationLowering) -> None:
 
 @lowers("WHILE", level=4, form="condition:model body:model arguments:any* -> results:any*")
 def while_loop(op: OperationLowering) -> None:
-    """Inputs that the body does not return are passed through; local state stays inside."""
+    """Inputs that the body does not return are passed through. Local state stays inside the
+    loop.
+    """
     arguments, outputs = op.arguments("arguments"), op.results()
     taken, given = op.interface("body")
     passed = len(taken) - len(given)
@@ -69,7 +71,7 @@ def while_loop(op: OperationLowering) -> None:
         body_subgraph_index=op.subgraph("body", passed),
     )
     for value, result in zip(values, results, strict=True):
-        # Values that stay inside the loop have no other source of their extension type.
+        # Values that stay inside the loop get their extension type from nowhere else.
         op.graph.annotate(result, op.ir(value).extension)
     for place in range(len(outputs)):
         op.bind(place, results[place])
@@ -83,15 +85,15 @@ def lower(
     feature_level: int = MAXIMUM_FEATURE_LEVEL,
     omitted: AbstractSet[int] = NOTHING,
 ) -> Model:
-    """*model* in the operations of the IR, its inputs and outputs in their order.
+    """*model* in operations of the IR; its inputs and outputs keep their order.
 
     *feature_level* (1 to 8) limits the model; `description.EXPERIMENTAL` allows everything.
-    *omitted* are positions of main inputs for optional operands without a value in the run; the
-    result does not have them.
+    *omitted* are positions of main inputs for optional operands that have no value in the run; the
+    result lacks these inputs.
 
     Raises a `ModelError` for the first rule of NNAPI that *model* breaks, with the place and
-    NNAPI's numbers: first structure and operands (NNAPI sections 8.1 and 8.4), then each
-    operation's rules. Raises `NotLowerable` for a valid model that the IR cannot express.
+    NNAPI's numbers. Structure and operands are checked first (NNAPI sections 8.1 and 8.4), then
+    each operation's rules. Raises `NotLowerable` for a valid model that the IR cannot express.
     """
     return lower_traced(model, feature_level, omitted)[0]
 
@@ -101,7 +103,9 @@ def lower_traced(
     feature_level: int = MAXIMUM_FEATURE_LEVEL,
     omitted: AbstractSet[int] = NOTHING,
 ) -> tuple[Model, tuple[range, ...]]:
-    """As `lower`; also returns which IR operations each operation of the main subgraph became."""
+    """As `lower`. Also returns the IR operations that each operation of the main subgraph
+    became.
+    """
     check_structure(model, feature_level)
     for position in omitted:
         if not 0 <= position < len(model.main.inputs):
@@ -152,7 +156,7 @@ class SubgraphLowering:
         self._values: dict[int, int] = {}
 
     def run(self, passed: int) -> Subgraph:
-        """The IR subgraph; the last *passed* inputs are outputs too, after its own."""
+        """The IR subgraph. After its own outputs follow the last *passed* inputs."""
         given = [i for i in self._source.inputs if i not in self._omitted]
         inputs = [self.value(i) for i in given]
         for at, operation in enumerate(self._source.operations):

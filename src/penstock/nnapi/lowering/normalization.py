@@ -76,8 +76,8 @@ for _name in ("ARGMAX", "ARGMIN"):
 
 @lowers("TOPK_V2", level=3, form="x:T k:i -> values:T indices:i32", same="x values", T=ORDERED)
 def top_k(op: OperationLowering) -> None:
-    """Among equals NNAPI puts the larger index first, the IR the smaller: the last axis is reversed
-    before, and the indices count from its end.
+    """Reverses the last axis and converts the indices: NNAPI prefers the larger index among
+    equals, the IR the smaller.
     """
     x, types = op.tensor("x"), op.result_types()
     axis = op.known_rank(x) - 1
@@ -93,7 +93,9 @@ def top_k(op: OperationLowering) -> None:
 
 
 def along_last(op: OperationLowering, compute: Callable[[int], int]) -> None:
-    """Binds *compute* of the input with its `axis` moved to the end, and moved back."""
+    """Binds the result of *compute*: the input's `axis` is moved to the end before, and back
+    after.
+    """
     x, axis = op.tensor("x"), op.integer("axis", -1)
     rank = op.rank(x)
     if axis in {-1, None if rank is None else rank - 1}:
@@ -127,7 +129,7 @@ def softmax(op: OperationLowering) -> None:
 
 @lowers("LOG_SOFTMAX", level=3, form="x:T beta:real>0 axis:i -> y:T", T="f16 f32")
 def log_softmax(op: OperationLowering) -> None:
-    """The IR has it for beta 1: for another the logits are multiplied first."""
+    """The IR supports beta 1 only. For another beta the logits are multiplied first."""
     beta = op.real("beta")
 
     def compute(x: int) -> int:
@@ -152,7 +154,9 @@ def l2_normalization(op: OperationLowering) -> None:
     T="f32 f16@3",
 )
 def local_response_normalization(op: OperationLowering) -> None:
-    """The IR has it for images: fewer dimensions get leading ones, removed afterwards."""
+    """The IR supports images only. Fewer dimensions get leading ones, which are removed
+    afterwards.
+    """
     _require_images(op)
     radius = op.integer("radius")
     if radius < 0:

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from penstock.nnapi.lowering.forms import Match
 
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6")
-"""Fuse codes by number (NNAPI section 1.1)."""
+"""Fused activations by code (NNAPI section 1.1)."""
 
 PADDINGS: Final[Mapping[int, Literal["SAME", "VALID"]]] = {1: "SAME", 2: "VALID"}
-"""Implicit padding schemes by number."""
+"""Implicit padding schemes by code."""
 
 SCALARS: Final = frozenset({"i", "b", "f", "h", "real"})
 """Kinds of a form's arguments that are scalars."""
 
 
 class OperationLowering:
-    """One NNAPI operation being lowered; names are its form's, numbers IR operands."""
+    """One NNAPI operation during lowering. Names are those of its form, numbers are IR operands."""
 
     def __init__(self, scope: Scope, operation: NnapiOperation, match: Match) -> None:
         self._scope, self.operation, self.match = scope, operation, match
@@ -60,7 +60,7 @@ class OperationLowering:
         return self._scope.operand(self.operation.inputs[self.match.inputs[name]])
 
     def tensor(self, name: str) -> int:
-        """The IR operand of an input; an omitted one is the operand that stands for omission."""
+        """The IR operand of an input, which for an omitted input represents the omission."""
         if not self.given(name):
             return self.graph.omitted()
         return self._scope.value(self.operation.inputs[self.match.inputs[name]])
@@ -178,7 +178,7 @@ class OperationLowering:
         return None if shape is None else len(shape)
 
     def known_rank(self, index: int) -> int:
-        """The rank of an operand; `NotLowerable` if only a run determines it."""
+        """The rank of an operand. Raises `NotLowerable` if it is only known at run time."""
         rank = self.rank(index)
         if rank is None:
             raise NotLowerable(
@@ -240,11 +240,13 @@ class OperationLowering:
         return self._scope.subgraph(self.operand(name).subgraph, passed)
 
     def require_takes(self, name: str, arguments: Sequence[NnapiOperand]) -> None:
-        """The subgraph's inputs have the arguments' types, quantisation and known dimensions."""
+        """Checks that the subgraph's inputs have the arguments' types, quantisation and known
+        dimensions.
+        """
         self._require_alike(name, "takes", self.interface(name)[0], arguments)
 
     def require_gives(self, name: str, results: Sequence[NnapiOperand]) -> None:
-        """The same for the subgraph's first outputs."""
+        """The same check for the subgraph's first outputs."""
         self._require_alike(name, "gives", self.interface(name)[1][: len(results)], results)
 
     def _require_alike(
@@ -264,7 +266,9 @@ class OperationLowering:
             self.require(alike, f"operand {place} that {name} {verb} is of another type")
 
     def check(self, same: Sequence[str]) -> None:
-        """Checks the form's ranks and signs, and one quantisation for *same*."""
+        """Checks the form's ranks and signs, and that all operands in *same* have one
+        quantisation.
+        """
         if same:
             self.require_same_quantization(*same)
         for argument in self.match.form.inputs:
@@ -281,7 +285,7 @@ class OperationLowering:
             raise InvalidOperation(f"{self.type}: {reason}")
 
     def require_rank(self, name: str, low: int, high: int | None = None) -> None:
-        """The rank of an input, if it is known, is *low*, or between *low* and *high*."""
+        """Checks the rank of an input, if known: *low*, or between *low* and *high*."""
         rank, high = self.rank(self.tensor(name)), low if high is None else high
         if rank is not None and not low <= rank <= high:
             wanted = str(low) if low == high else f"{low} to {high}"
@@ -306,7 +310,7 @@ class OperationLowering:
             raise InvalidQuantization(f"{self.type} needs one scale and zero point: {listed}")
 
     def require_quantization(self, name: str, scale: float, zero_point: int) -> None:
-        """An operand has exactly this scale and zero point, if its type has any."""
+        """Checks that an operand has exactly this scale and zero point, if its type has any."""
         (operand,) = self._named(name)
         if not operand.type.is_quantized:
             return
@@ -317,7 +321,7 @@ class OperationLowering:
             )
 
     def _named(self, name: str) -> list[NnapiOperand]:
-        """The NNAPI operands of an argument or output, all of a repeated one."""
+        """The NNAPI operands of an argument or output; all operands of a repeated one."""
         written = name in self.match.outputs
         form, side = self.match.form, self.operation.outputs if written else self.operation.inputs
         first = (self.match.outputs if written else self.match.inputs)[name]
@@ -360,7 +364,9 @@ class OperationLowering:
         /,
         **attributes: AttributeValue,
     ) -> int:
-        """As `emit`, for shape computations: a constant if the value is known already."""
+        """As `emit`, for shape computations: the result is a constant if its value is known
+        already.
+        """
         return self.graph.folded(self.emit(kind, inputs, output, **attributes))
 
     def finish(self, kind: str, inputs: Sequence[int], /, **attributes: AttributeValue) -> None:
@@ -370,9 +376,10 @@ class OperationLowering:
             self.bind(place, result)
 
     def pass_through(self, kind: str = "", /, **changed: AttributeValue) -> None:
-        """Finishes with the IR operation *kind*, by default of the same name: the form's tensors in
-        order are its inputs, the scalars its attributes, apart from those *changed*. An
-        `activation` is the fused one, `nchw` the data layout.
+        """Finishes with the IR operation *kind*, by default of the same name.
+
+        The form's tensors in order are its inputs; the scalars are its attributes, except those in
+        *changed*. An `activation` becomes the fused one, `nchw` the data layout.
         """
         inputs: list[int] = []
         attributes: dict[str, AttributeValue] = {}
@@ -389,7 +396,8 @@ class OperationLowering:
         self.finish(kind or self.type, inputs, **attributes, **changed)
 
     def bind(self, at: int | str, result: int) -> None:
-        """An output of the NNAPI operation, by place or name, is the IR operand *result*.
+        """Binds the IR operand *result* to an output of the NNAPI operation, given by place or
+        name.
 
         Raises `ShapeMismatch` if its shape is not the one that the model declares.
         """

@@ -64,8 +64,10 @@ def _clips(op: OperationLowering) -> dict[str, float]:
 
 
 def parameters(op: OperationLowering, prefix: str = "") -> list[int]:
-    """The IR operands of one direction's weights and biases, checked: what belongs together is
-    given together. Without an input gate there is no peephole into it.
+    """The IR operands of one direction's weights and biases.
+
+    Checks that dependent tensors are given together: without an input gate there is no peephole
+    into it.
     """
 
     def given(name: str) -> bool:
@@ -95,7 +97,9 @@ def parameters(op: OperationLowering, prefix: str = "") -> list[int]:
 
 
 def _lstm(op: OperationLowering, **attributes: AttributeValue) -> list[int]:
-    """The operation with the arguments that LSTM and its sequence form share: its three results."""
+    """The operation with the arguments that LSTM and its sequence form share. It has three
+    results.
+    """
     return op.emit_many(
         op.type,
         [
@@ -122,7 +126,7 @@ LIMITS: Final = "activation:i cell_clip:real proj_clip:real"
     T=TYPES,
 )
 def lstm(op: OperationLowering) -> None:
-    """The scratch buffer, which NNAPI leaves undefined, is zero."""
+    """The scratch buffer, undefined in NNAPI, is set to zero."""
     op.bind_wanted(("output", "new_output_state", "new_cell_state"), _lstm(op))
     gates = len(GATES) if op.given("input_to_input") else len(GATES) - 1
     state = op.tensor("cell_state")
@@ -144,7 +148,7 @@ def unidirectional_sequence_lstm(op: OperationLowering) -> None:
 
 
 def _bidirectional(inputs: str, states: Iterable[str]) -> tuple[str, ...]:
-    """Forms with one output for both directions or two, without states and with them."""
+    """Forms with one output for both directions or two outputs, with and without states."""
     new_states = " ".join(f"new_{name}:T@4" for name in states)
     outputs = ("output:T", "output:T backward_output:T")
     return tuple(f"{inputs} -> {o} {s}" for s in ("", new_states) for o in outputs)
@@ -156,7 +160,7 @@ def _emit_bidirectional(
     states: Iterable[str],
     **attributes: AttributeValue,
 ) -> None:
-    """Appends the operation and binds its outputs. The IR's always has the states."""
+    """Appends the operation and binds its outputs. The IR's operation always has the states."""
     merged = op.flag("merge_outputs")
     op.require(
         merged != op.wants("backward_output"),
@@ -276,7 +280,7 @@ def bidirectional_sequence_rnn(op: OperationLowering) -> None:
     T=TYPES,
 )
 def svdf(op: OperationLowering) -> None:
-    """NNAPI's state makes room for the next values before a run ends, the IR's when one begins."""
+    """NNAPI shifts the state before a run ends, the IR when a run begins."""
     time = op.shape_of("weights_time")
     if time is None or None in time:
         raise NotLowerable("an SVDF whose filters' shape is known only when it runs")

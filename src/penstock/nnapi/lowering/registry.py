@@ -2,8 +2,8 @@
 
     maps("LOGICAL_AND", level=3, form="a:b8 b:b8 -> result:b8")
 
-An operation that the IR does not have in the same form has a function, which checks what the form
-cannot say and writes the operation with operations of the IR:
+If the IR has no operation of the same form, a function does the lowering. It checks the rules that
+the form cannot express, and composes the operation from IR operations:
 
     @lowers("ELU", level=4, form="x:T alpha:real -> y:T", T="f16 f32")
     def elu(op: OperationLowering) -> None: ...
@@ -63,7 +63,9 @@ class Rule:
     def match(
         self, inputs: Sequence[NnapiOperand], outputs: Sequence[NnapiOperand], feature_level: int
     ) -> Match:
-        """How these operands fill one of the forms; `InvalidOperation` says why none is filled."""
+        """The assignment of these operands to one of the forms. `InvalidOperation` says why none
+        matches.
+        """
         if self.level > feature_level:
             wanted = "an experimental level" if self.level == EXPERIMENTAL else str(self.level)
             raise InvalidOperation(
@@ -111,15 +113,17 @@ def lowers(
 def maps(
     *names: str, to: str = "", level: int, form: str | Sequence[str], same: str = "", **types: str
 ) -> None:
-    """Registers operations that become one IR operation, *to* or one of the same name: it takes the
-    form's tensors in order, and its scalars as attributes (`OperationLowering.pass_through`).
+    """Registers operations that become one IR operation, *to* or one of the same name.
+
+    It gets the form's tensors in order, and the scalars as attributes
+    (`OperationLowering.pass_through`).
     """
     for name in names:
         lowers(name, level=level, form=form, same=same, **types)(lambda op: op.pass_through(to))
 
 
 def rules() -> Mapping[str, Rule]:
-    """Every rule by its operation's name."""
+    """Every rule, by its operation's name."""
     for family in FAMILIES:
         import_module(f"penstock.nnapi.lowering.{family}")
     return _RULES
@@ -135,8 +139,8 @@ def rule_of(name: str) -> Rule:
     return found
 
 
-# Operations of vendors' extensions go to the IR unchanged: only a driver knows their rules (NNAPI
-# section 8.4).
+# Operations of vendors' extensions are passed to the IR unchanged: only a driver knows their rules
+# (NNAPI section 8.4).
 _EXTENSION_LEVEL: Final = 3
 
 _ANYTHING: Final = Form(
@@ -148,7 +152,7 @@ _ANYTHING: Final = Form(
 
 
 def _lower_extension(op: OperationLowering) -> None:
-    """One EXTENSION operation. Raises `NotLowerable` for an operand that is a model."""
+    """Lowers one EXTENSION operation. Raises `NotLowerable` for an operand that is a model."""
     name, code = split_key(op.type) or ("", 0)
     if any(operand.type is OperandType.SUBGRAPH for operand in op.arguments("operands")):
         raise NotLowerable(f"{op.type} has an operand that stands for a model")

@@ -63,7 +63,7 @@ LIFETIMES: Final = {
 def check_operand(
     operand: NnapiOperand, pools: Sequence[ConstantPool], subgraphs: int, feature_level: int
 ) -> None:
-    """Raises the `ModelError` of the first rule that the operand alone breaks."""
+    """Raises the `ModelError` of the first rule that the operand itself breaks."""
     kind = operand.type
     if kind.feature_level > feature_level:
         raise InvalidOperand(

@@ -16,7 +16,7 @@ PADS: Final = "left:i right:i top:i bottom:i"
 LAYOUT: Final = "nchw:b@3"
 QUANT8: Final = frozenset({OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED})
 BIAS_TOLERANCE: Final = 1e-6
-"""Of the larger of bias scale and product: how far they may be apart (NNAPI section 8.1)."""
+"""Greatest difference of bias scale and product, relative to the larger one (NNAPI section 8.1)."""
 
 Sides = tuple[tuple[int, int], tuple[int, int]]
 """Elements of padding (before, after) of height and width."""
@@ -24,7 +24,7 @@ Sides = tuple[tuple[int, int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How windows meet the borders: an implicit scheme, or explicit *sides*."""
+    """How windows handle borders: an implicit scheme, or explicit *sides*."""
 
     scheme: Literal["SAME", "VALID", "EXPLICIT"]
     sides: Sides = ((0, 0), (0, 0))
@@ -41,7 +41,9 @@ class Padding:
         strides: tuple[int, int],
         dilations: tuple[int, int] = (1, 1),
     ) -> Padding:
-        """Explicit padding as the equivalent implicit scheme, if there is one. *image* is NHWC."""
+        """The implicit scheme that equals the explicit padding, if there is one. *image* is
+        NHWC.
+        """
         if self.scheme != "EXPLICIT":
             return self
         if self.sides == ((0, 0), (0, 0)):
@@ -95,7 +97,7 @@ def bind_image(op: OperationLowering, result: int, output: int | str = 0) -> Non
 
 
 def padded(op: OperationLowering, index: int, sides: Sides) -> int:
-    """An NHWC image with zeros around it: stored, the zero point."""
+    """An NHWC image surrounded by zeros; quantised ones store the zero point."""
     (top, bottom), (left, right) = sides
     if not any((top, bottom, left, right)):
         return index
@@ -103,8 +105,10 @@ def padded(op: OperationLowering, index: int, sides: Sides) -> int:
 
 
 def check_weights(op: OperationLowering, channels: int) -> None:
-    """Checks that filter and bias fit the input: types, dimension of channel scales, scale of the
-    bias. *channels* is the filter's dimension of output channels.
+    """Checks that filter and bias fit the input.
+
+    Checks types, the dimension of channel scales, and the scale of the bias. *channels* is the
+    filter's dimension of output channels.
     """
     data, weights, bias = (op.operand(n) for n in ("input", "filter", "bias"))
     per_channel = weights.type is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
@@ -156,7 +160,9 @@ def check_bias_scale(
 
 
 def needs_signed(op: OperationLowering) -> bool:
-    """Whether unsigned activations meet channel scales, which the IR has for signed ones."""
+    """Whether unsigned activations meet channel scales. The IR supports those for signed ones
+    only.
+    """
     weights = op.operand("filter").type
     return (
         weights is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
@@ -182,8 +188,9 @@ def signed(op: OperationLowering, index: int) -> int:
 def finish_weighted(
     op: OperationLowering, kind: str, inputs: list[int], data: int, **attributes: str | int | bool
 ) -> int:
-    """Appends the operation with weights, over signed values if `needs_signed`; returns its result,
-    of the output's type. *data* is the place of the image among *inputs*.
+    """Appends the operation with weights and returns its result, of the output's type.
+
+    It computes on signed values if `needs_signed`. *data* is the position of the image in *inputs*.
     """
     result = op.result_type()
     if not needs_signed(op):
