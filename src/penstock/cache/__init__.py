@@ -1,8 +1,7 @@
-"""The compilation cache: what a compile left behind, found again, verified by its driver,
-explained.
+"""The compilation cache: finds, verifies and explains the results of earlier compiles.
 
-`CacheInfo` says where a compile's cache is, `Cache` looks after a directory. A driver never sees
-any of this: it gets open files. docs/cache-directory.md has the layout.
+`CacheInfo` says where a compile's cache is; `Cache` maintains a directory. A driver sees only open
+files. docs/cache-directory.md describes the layout.
 """
 
 from importlib import import_module
@@ -24,7 +23,9 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Each name, and `engine`, on first use: a compile that hits loads only what a hit needs."""
+    """Loads each name, and `engine`, on first use: a compile that hits loads only what a
+    hit needs.
+    """
     if name == "engine":
         return import_module(f"{__name__}.engine")
     if name not in _HOMES:

@@ -1,4 +1,4 @@
-"""Looking after a cache directory: what is in it, whether it is sound, why something is not."""
+"""Maintenance of a cache directory: lists, verifies, explains and removes entries."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _MOST_LOOKS: Final = 20
 
 
 class _Gone:
-    """An entry that is not there any more, or another at each look."""
+    """Marks an entry that was removed, or replaced at each check."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
     """One entry of a cache directory.
 
-    *token* is the 32 bytes that name it, *model_cache* and *data_cache* are its files, *nbytes*
-    what they and the index take, *created* and *used* seconds since the epoch. What the index
-    tells, and is empty without a sound one: *device* and *version*, whose artefact it is;
-    *ingredients*, name -> text of all that it was compiled from; *binding*, their digest;
-    *compile_ns*, how long that took.
+    *token* is the 32 bytes that name it. *model_cache* and *data_cache* are its files, *nbytes* the
+    size of these and the index, *created* and *used* seconds since the epoch. The other fields come
+    from the index, and are empty without an authentic one. *device* and *version* are those of the
+    driver. *ingredients* maps name to text for everything the entry was compiled from, and
+    *binding* is their digest. *compile_ns* is the duration of the compile.
     """
 
     token: bytes
@@ -62,11 +62,12 @@ class CacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Whether a compile would find its entry, *found*, and why not: *reason* is `<Name>: sentence`.
+    """Whether a compile would find its entry (*found*), and if not why: *reason* is `<Name>:
+    sentence`.
 
-    *token* is what the entry is, or would be, named by (the caller's own, where it was compiled
-    under one) and *ingredients* what the key is made of. Where there is no such entry *nearest* is
-    the index record of the one that differs least, and *changed* names the ingredients that differ.
+    *token* names the entry, existing or not (the caller's own token, if it was compiled under one).
+    *ingredients* are those of the key. If there is no such entry, *nearest* is the index record of
+    the most similar entry, and *changed* names the ingredients that differ.
     """
 
     token: bytes
@@ -78,10 +79,10 @@ class Explanation:
 
 
 class Removed(list[CacheEntry]):
-    """The entries that went, and *kept*: how many others could not be removed, the first for
-    *reason*.
+    """The removed entries, and *kept*: how many others could not be removed; *reason* is the
+    first's.
 
-    *reason* is `<Name>: sentence`; entries in use at the moment are not counted.
+    *reason* is `<Name>: sentence`. Entries in use are not counted.
     """
 
     def __init__(self, entries: Iterable[CacheEntry] = (), kept: int = 0, reason: str = "") -> None:
@@ -90,10 +91,10 @@ class Removed(list[CacheEntry]):
 
 
 class Cache:
-    """The compilation cache in *directory*; None is the one of `compile(cache=True)`.
+    """The compilation cache in *directory*; None is the directory of `compile(cache=True)`.
 
-    Safe beside any number of compiles in other processes: an entry that one of them uses at the
-    moment is left alone. Nothing here makes a directory that is not there: it is an empty cache.
+    Safe while other processes compile: an entry in use is left alone. Methods do not create a
+    missing directory; it counts as an empty cache.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
@@ -102,17 +103,16 @@ class Cache:
         self._cache = CacheDirectory(self.directory)
 
     def entries(self) -> list[CacheEntry]:
-        """Every entry, the one used last first. Raises `Unreadable`."""
+        """Every entry, the most recently used first. Raises `Unreadable`."""
         found = sorted(self._scan(), key=lambda group: group.used_ns, reverse=True)
         return [self._entry(group) for group in found]
 
     def verify(self) -> list[tuple[CacheEntry, CacheError | None]]:
-        """Each entry, with None where a driver would accept it, else the error that it would be
-        refused with.
+        """Each entry, with None if a driver would accept it, else the error that rejects it.
 
-        Entries that others remove meanwhile, or replace at every look, are left out. Reads every
-        file and compares it with what its driver's registry lists. Raises `Unreadable` for a
-        directory that cannot be listed.
+        Reads every file and compares it with its driver's registry. Entries that other processes
+        remove or keep replacing are left out. Raises `Unreadable` for a directory that cannot be
+        listed.
         """
         verdicts = [(entry, self._verified(entry)) for entry in self.entries()]
         return [(entry, defect) for entry, defect in verdicts if not isinstance(defect, _Gone)]
@@ -127,14 +127,14 @@ class Cache:
         operations: Sequence[int] | None = None,
         shapes: Mapping[int, Sequence[int]] | None = None,
     ) -> Explanation:
-        """Whether a compile of *model* on *device* would find its entry, and if not, what has
+        """Explains whether a compile of *model* on *device* would find its entry, and if not what
         changed.
 
-        *step* and *operations* are the part that *device* gets, a model of its own and its indexes
-        in *model*; None is the whole. *shapes* are the input shapes given for the compile, by input
-        position. For a model that is to be loaded and partitioned, and for devices by name, there
-        is `penstock.runtime.explain.explain_model`. *config* None is what a compile with no further
-        arguments asks for. Raises `InputError` for something else than these.
+        *step* and *operations* are the part that *device* gets: a model of its own, and the
+        operations' indexes in *model*. None is the whole model. *shapes* are the input shapes given
+        for the compile, by input position. *config* None is that of a compile without further
+        arguments. For a model that must be loaded and partitioned, or for devices by name, use
+        `penstock.runtime.explain.explain_model`. Raises `InputError` for an invalid argument.
         """
         if not isinstance(model, Model):
             raise InputError(f"model must be a Model, not {type(model).__name__}")
@@ -170,11 +170,11 @@ class Cache:
         return Explanation(token, ingredients, False, reason, nearest, changed)
 
     def gc(self, max_bytes: int | None = None) -> Removed:
-        """Removes the entries unused for longest until at most *max_bytes* are left, and what dead
-        processes left.
+        """Evicts the least recently used entries until at most *max_bytes* are left.
 
-        None is the knob `cache_limit_mib`. Returns the entries that went, and what could not be
-        removed; those in use stay. Raises `Unreadable`.
+        Also removes what dead processes left. *max_bytes* None is the knob `cache_limit_mib`.
+        Entries in use are kept. Returns the removed entries and what could not be removed. Raises
+        `Unreadable`.
         """
         if max_bytes is None:
             limit = knobs.cache_limit_mib()
@@ -184,10 +184,10 @@ class Cache:
         return self._collect(max_bytes)
 
     def clear(self) -> Removed:
-        """Removes every entry that nobody uses at the moment, also from the drivers' registries,
-        and what was measured of placements.
+        """Removes every entry not in use, also from the drivers' registries, and measured
+        placements.
 
-        Returns the entries that went, and what could not be removed. Raises `Unreadable`.
+        Returns the removed entries and what could not be removed. Raises `Unreadable`.
         """
         from penstock.cache.verdicts import Verdicts
 
@@ -241,7 +241,7 @@ class Cache:
         )
 
     def _verified(self, entry: CacheEntry) -> CacheError | _Gone | None:
-        """The defect of the entry; others may replace or remove it meanwhile."""
+        """The defect of the entry. Other processes may replace or remove it during the check."""
         store = self._cache.store
         names = [path.name for path in (*entry.model_cache, *entry.data_cache)]
         for _ in range(_MOST_LOOKS):

@@ -1,4 +1,4 @@
-"""Claims of lease holders, marks of open lock files, and removing lock files that nobody uses."""
+"""Lease claims, marks of open lock files, and removal of unused lock files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from penstock.sealed.locks import lock, unlock
 
 MOST_CLAIM_BYTES: Final = 4096
 _MOST_PID: Final = (1 << 32) - 1
-# What two looks at one clock may seem to differ by the wrong way round, in seconds.
+# Largest backward difference, in seconds, between two readings of one clock.
 _SLACK: Final = 1.0
 
 
 class Now(NamedTuple):
-    """What the clocks say: *wall*, seconds since the epoch, which anybody may set, and *up*,
-    seconds since the system *boot* began, which nobody can; 0 and empty where the platform has no
-    such clock.
+    """Readings of the clocks.
+
+    *wall* is in seconds since the epoch, by a clock that users can set. *up* is in seconds since
+    the system *boot* began, by a clock that cannot be set. They are 0 and empty if the platform has
+    no such clock.
     """
 
     wall: float
@@ -39,14 +41,16 @@ class Now(NamedTuple):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What the holder of a lease says of itself in the lease file.
+    """What the holder of a lease writes to the lease file about itself.
 
-    The process *pid* that *started* at this tick of the system *boot*, in the process *namespace*
-    (each empty where the platform does not tell), claims the entry for *seconds*, *until* this
-    second since the epoch; it began when the system was *up* for so many seconds, 0 where that is
-    not known. With *late* its driver will write the *models* and *datas* files some time before
-    then; where it is also *marked* it has given that up once no opening of the entry's lock is
-    (`penstock.cache.claim`).
+    The process has the number *pid*, *started* at this tick of the system *boot*, in the process
+    *namespace* (each empty if the platform does not provide it). It claims the entry for *seconds*,
+    *until* this second since the epoch. The claim began when the system was *up* for so many
+    seconds, 0 if unknown.
+
+    With *late*, its driver writes the *models* and *datas* files before the claim ends. If it is
+    also *marked*, the driver has given up once no open file description of the entry's lock is
+    marked (`penstock.cache.claim`).
     """
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=_MOST_PID)]
@@ -75,7 +79,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def late_writers(self, models: int, datas: int, *, marked: bool) -> Claim:
-        """The same process's claim while its driver is still to write the files."""
+        """The claim of the same process while its driver has not yet written the files."""
         return structs.replace(self, late=True, models=models, datas=datas, marked=marked)
 
     def pack(self) -> bytes:
@@ -83,23 +87,23 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def unpack(cls, content: bytes) -> Claim | None:
-        """The claim; None for bytes that are none."""
+        """Parses a claim; None for invalid bytes."""
         try:
             return msgspec.json.decode(content, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def over(self, now: Now) -> bool:
-        """Whether the lease has expired. A clock that was set back ends no lease."""
+        """Whether the lease has expired. Setting the clock back does not end a lease."""
         if self._same_clock(now):
             return not now.up - self.up < self.seconds
         return not now.wall < self.until
 
     def expired(self, now: Now, most: float) -> bool:
-        """Whether a late writer has had its time, of which it gets at most *most* seconds, whatever
-        it claims.
+        """Whether a late writer's time has passed. It gets at most *most* seconds, whatever it
+        claims.
 
-        Nobody waits for it on a clock that was set back to before it began.
+        If the clock was set back to before the claim began, the time counts as passed.
         """
         began = self.up if (same := self._same_clock(now)) else self.until - self.seconds
         age = (now.up if same else now.wall) - began
@@ -109,12 +113,12 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return self.up > 0 and now.up > 0 and self.boot == now.boot != ""
 
     def dead(self) -> bool:
-        """Whether the process is known to have ended. An invisible one counts as alive."""
+        """Whether the process is known to have ended. An invisible process counts as alive."""
         return Process(self.pid, self.started, self.boot, self.namespace).ended() is True
 
 
 def uptime() -> float:
-    """Seconds since the system began, also while it slept; 0 where nothing tells."""
+    """Seconds since the system booted, including sleep; 0 if unknown."""
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return 0.0
@@ -123,18 +127,18 @@ def uptime() -> float:
 if sys.platform == "linux":
     import fcntl
 
-# struct flock of a 64-bit Linux: type, whence, start, length, process.
+# struct flock of 64-bit Linux: type, whence, start, length, process.
 _FLOCK: Final = struct.Struct("=hh4xqqi4x")
 _AT: Final = 1 << 40
 _SUPPORTED: Final = sys.maxsize > 1 << 32
 
 
 def mark(fd: int) -> bool:
-    """Marks the open file description of *fd*; False where there are no such marks.
+    """Marks the open file description of *fd*; False if the platform does not support marks.
 
-    Call it while another opening of the file is locked exclusively: on file systems where the two
-    kinds of lock are one (NFS) that refuses the mark, which nobody could tell from a reader's lock
-    there.
+    Call it while another open file description holds the exclusive lock. On file systems where both
+    kinds of lock are the same (NFS) the mark then fails, because it could not be told from a
+    reader's lock.
     """
     if sys.platform == "linux" and _SUPPORTED:
         with suppress(OSError):
@@ -144,7 +148,7 @@ def mark(fd: int) -> bool:
 
 
 def is_marked(fd: int, *, unknown: bool = True) -> bool:
-    """Whether another open file description of the file is marked; *unknown* if that is unknown."""
+    """Whether another open file description of the file is marked; *unknown* if not detectable."""
     if sys.platform == "linux" and _SUPPORTED:
         with suppress(OSError):
             found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, _AT, 1, 0))
@@ -154,19 +158,19 @@ def is_marked(fd: int, *, unknown: bool = True) -> bool:
 
 
 MOST_LOCK_FILES: Final = 1024
-"""Lock files in the directory; with one more, locks that nobody uses are removed."""
+"""Maximum lock files in the directory. One more causes the removal of unused locks."""
 
 MOST_REMOVED: Final = 256
-"""How far below that number a removal goes, and how many files beyond it are looked at."""
+"""Lock files removed below that limit, and files examined beyond it."""
 
 _OURS: Final = re.compile(r"[0-9a-f]{64}\.(lock|lease)")
 
 
 def make_room(directory: str, files: FileSystem, now: Callable[[], Now]) -> None:
-    """Makes room for one more lock file in *directory*: leases that are over go, and beyond the
-    limit the oldest locks that nobody uses.
+    """Makes room for one more lock file in *directory*.
 
-    Those stay that somebody holds, whose opening is marked, or that say that a late writer will
+    Removes expired leases. Beyond the limit it also removes the oldest unused locks. A lock is kept
+    if a process holds it, if an open file description of it is marked, or if a late writer will
     still write its entry. Raises `OSError`.
     """
     found = files.names(directory, MOST_LOCK_FILES + MOST_REMOVED)
@@ -202,7 +206,7 @@ def _remove_unused(path: str, files: FileSystem, now: Callable[[], Now]) -> None
 
 
 def _is_awaited(path: str, fd: int, files: FileSystem, now: Callable[[], Now]) -> bool:
-    """Whether the claim of a late writer that may still write stands in a lease file."""
+    """Whether a lease file has the claim of a late writer that may still write."""
     claim = Claim.unpack(read_small(files, fd, MOST_CLAIM_BYTES))
     if claim is None or not claim.late or claim.expired(now(), knobs.late_write_seconds()):
         return False
@@ -218,6 +222,6 @@ def _is_marked(lease: str, files: FileSystem) -> bool:
 
 
 def _unlink(path: str, fd: int, files: FileSystem) -> None:
-    """Removes the file unless another has taken its name since it was opened."""
+    """Removes the file, unless its name belongs to another file since it was opened."""
     if files.status_of(path).identity == files.status(fd).identity:
         files.unlink(path)

@@ -1,4 +1,4 @@
-"""A cache directory: entries found, leased, explained."""
+"""A cache directory: finds, leases and explains entries."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _KINDS: Final = ("model", "data")
 
 
 class CacheDirectory:
-    """The cache in directory *path*. Making one touches nothing; the directory is made by the first
-    lease.
+    """The cache in directory *path*. The first lease creates the directory; the constructor does
+    nothing.
 
     Thread-safe, and safe with any number of processes on one directory. *keys* seals the indexes;
-    None is the user's key store. *clock* gives seconds since the epoch, *uptime* those since the
-    system began, *seals* another `Seal` of a driver version, and *locks* names another directory
-    for the locks of entries than the one in the state directory.
+    None is the user's key store. *clock* gives seconds since the epoch, *uptime* seconds since
+    boot. *seals* makes another `Seal` of a driver version. *locks* is a directory for the locks of
+    entries, instead of the one in the state directory.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CacheDirectory:
         self.path = os.fspath(path)
         place = None if locks is None else os.fspath(locks)
         self.store = Store(self.path, files, keys, clock, uptime, seals, place)
-        # By token: the first file's name and what stood there when this object looked last.
+        # By token: the first file's name, and its version when this object last opened the entry.
         self._seen: dict[bytes, tuple[str, FileVersion | None]] = {}
         self._not_leased: dict[bytes, str] = {}
 
@@ -69,17 +69,16 @@ class CacheDirectory:
         deadline_ns: int | None = None,
         cancel: CancelToken | None = None,
     ) -> OpenFiles:
-        """The entry's files, open for reading and writing. No process of this user publishes or
-        writes it until they are closed.
+        """Opens the entry's files for reading and writing.
 
-        In a directory that can only be read the files are open for reading, without a lock for the
-        driver. Where the state directory can have no locks nothing keeps a writer out, and the seal
-        alone tells.
+        While they are open, no process of this user publishes or writes the entry. In a read-only
+        directory the files are open for reading, without a lock for the driver. If the state
+        directory cannot have locks, only the seal detects a concurrent write.
 
-        *needed* are the numbers of model and data cache files. Raises `NoEntry`, `NotYetWritten`
-        where all files are empty or somebody is writing them, well before *deadline_ns* of the
-        monotonic clock, `NotRegularFile` for a link in place of one, `Unreadable`, `Cancelled`
-        within 50 ms.
+        *needed* are the numbers of model and data cache files. Raises `NoEntry`. Raises
+        `NotYetWritten` if all files are empty or are being written; that happens well before
+        *deadline_ns* of the monotonic clock. Raises `NotRegularFile` for a link instead of a file,
+        `Unreadable`, and `Cancelled` within 50 ms.
         """
         store, names = self.store, file_names(token, *needed)
         if not any(names):
@@ -116,16 +115,16 @@ class CacheDirectory:
     def lease(
         self, token: bytes, *, wait_ns: int | None = None, cancel: CancelToken | None = None
     ) -> Lease | None:
-        """The right to compile the entry of *token*; None where another process of this user has
-        it, and there is no use in waiting.
+        """Acquires the right to compile the entry of *token*.
 
-        Waits for a living holder at most *wait_ns* nanoseconds and the knob `lease_seconds`, and
-        never beyond the holder's own deadline; `why_not_leased` says which it was. A holder that
-        dies gives it up, and one that does not say who it is gets a second. Where the lease has
-        `waited`, look again before compiling.
+        None if another process of this user holds it and waiting is no use; `why_not_leased` has
+        the reason. Waits for a living holder at most *wait_ns* nanoseconds and the knob
+        `lease_seconds`, and never beyond the holder's own deadline. A holder that dies loses the
+        lease. A holder that has not written its claim gets a second. If the lease has `waited`,
+        look the entry up again before compiling.
 
-        Raises `Unreadable` when the directory cannot be made, or the state directory can have no
-        locks, `Cancelled` within 50 ms.
+        Raises `Unreadable` if the directory cannot be made, or if the state directory cannot have
+        locks. Raises `Cancelled` within 50 ms.
         """
         from penstock.cache.lease import take_lease
 
@@ -136,19 +135,19 @@ class CacheDirectory:
         return found
 
     def why_not_leased(self, token: bytes) -> str:
-        """Why `lease` last gave None for *token*, in a sentence."""
+        """Why the last `lease` for *token* returned None, in a sentence."""
         return self._not_leased.get(token, "")
 
     def record(
         self, token: bytes, *, deadline_ns: int | None = None, cancel: CancelToken | None = None
     ) -> IndexRecord | None:
-        """What the entry was compiled from; None where nothing trustworthy says it.
+        """The entry's index record; None if there is no authentic one.
 
-        Waits for who is writing the entry as `open` does, and raises `Cancelled` likewise.
+        Waits for a writer of the entry as `open` does. Raises `Cancelled` as `open` does.
         """
         if (record := self.store.read_record(token)) is not None:
             return record
-        # It is not there while the entry is being replaced.
+        # The index is missing while the entry is being replaced.
         try:
             held = self._lock_to_read(token, file_names(token, 1, 0)[0], deadline_ns, cancel)
         except CacheError:
@@ -160,11 +159,11 @@ class CacheDirectory:
                 self.store.locks.release(held)
 
     def records(self) -> list[IndexRecord]:
-        """Every entry's index record, the last used first; empty without a directory."""
+        """Every entry's index record, the most recently used first; empty without a directory."""
         return list(self._records())
 
     def nearest(self, ingredients: Mapping[str, str]) -> IndexRecord | None:
-        """Of the 256 records used last the most similar to *ingredients*, same model first."""
+        """The record most similar to *ingredients*, the same model first, of the 256 used last."""
         structure = ingredients.get("structure")
         return min(
             islice(self._records(briefly=True), _NEAREST_AMONG),
@@ -190,10 +189,9 @@ class CacheDirectory:
         yield from (record for record in records if record is not None)
 
     def touch(self, token: bytes) -> bool:
-        """Notes that the entry was used now; False where it has no index, or one that cannot be
-        read.
+        """Records that the entry was used now; False if it has no readable index.
 
-        Never raises: a directory may be read-only.
+        Never raises: the directory may be read-only.
         """
         if not self.store.looks_like_index(token):
             return False
@@ -202,10 +200,10 @@ class CacheDirectory:
         return True
 
     def restore(self, record: IndexRecord) -> bool:
-        """Writes the index of the entry that `open` found last again; whether it did.
+        """Writes the index again for the entry that `open` found last; returns whether it did.
 
-        It does not, and waits for nobody, where others use the entry, have replaced it, or have
-        written its index; the first cache file then notes that the entry was used. *record*'s
+        It does not wait. It does nothing if other processes use the entry, have replaced it, or
+        have written its index. Then the time of the first cache file records the use. *record*'s
         `created` becomes the time of that file. Never raises.
         """
         from penstock.cache.lease import restore
@@ -227,7 +225,7 @@ class CacheDirectory:
         deadline_ns: int | None,
         cancel: CancelToken | None,
     ) -> int | None:
-        """A descriptor of the entry's lock file, locked; None where there can be no lock."""
+        """A descriptor of the entry's lock file, locked; None if the lock is impossible."""
         store, name = self.store, lock_name(token)
         take = partial(
             store.locks.take,
@@ -240,7 +238,7 @@ class CacheDirectory:
             try:
                 held = take(create=False)
             except FileNotFoundError:
-                # Nor is a lock file made for every token that somebody asks for.
+                # A lookup of an unknown token must not create a lock file.
                 if not _any_there(store, names):
                     raise NoEntry("nothing is cached here") from None
                 held = take(create=True)

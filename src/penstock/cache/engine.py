@@ -1,4 +1,4 @@
-"""The blob cache, as a part of the compilation cache (`penstock.blobcache`)."""
+"""The blob cache as a part of the compilation cache (`penstock.blobcache`)."""
 
 from penstock.blobcache import BlobCache, PersistentBlobCache
 

@@ -1,4 +1,4 @@
-"""Which entries go when there are too many, and what processes that died left behind."""
+"""Eviction of entries, and removal of files that dead processes left."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from penstock.sealed.files import FileStatus, read_small
 
 MOST_NAMES: Final = 65_536
 MOST_FILES: Final = 16_384
-"""Names, and entry files, that a compile looks at: others may fill the directory."""
+"""Maximum names and entry files that a compile examines; other users may fill the directory."""
 
 _OTHERS_SECONDS: Final = 86_400.0
-"""How long another user's unpublished or unwritten files are left alone: his lease is unseen."""
+"""Seconds for which another user's unpublished or unwritten files are kept: the lease is
+invisible.
+"""
 
 MOST_REMOVED: Final = 256
-"""Entries and orphans that a compile removes: the next one goes on."""
+"""Maximum entries and orphans that a compile removes; the next compile continues."""
 
 
 class Found:
@@ -44,7 +46,7 @@ class Found:
         self.status: dict[str, FileStatus] = {}
 
     def names(self, *roles: Role) -> list[str]:
-        """The published files of these roles, in order of their numbers."""
+        """The published files of these roles, in the order of their numbers."""
         return [name for (role, _), name in sorted(self.files.items()) if role in roles]
 
     @property
@@ -57,19 +59,20 @@ class Found:
 
     @property
     def written(self) -> bool:
-        """Whether any cache file holds anything."""
+        """Whether any cache file has content."""
         return any(self.status[name].size for name in self.names("model", "data"))
 
     @property
     def used_ns(self) -> int:
-        """When it was used last: the index tells, else the newest file."""
+        """The time of the last use: that of the index, else that of the newest file."""
         names = self.names("index") or self.names("model", "data")
         return max((self.status[name].modified_ns for name in names), default=0)
 
 
 def scan(store: Store, *, briefly: bool = False) -> list[Found]:
-    """All that the directory holds by token, or *briefly* so much of it as a compile has time for;
-    files with other names are nobody's. Raises `OSError`.
+    """The files of the directory, by token. Files with other names are ignored.
+
+    *briefly* limits the scan to what a compile has time for. Raises `OSError`.
     """
     found: dict[bytes, Found] = {}
     left = MOST_FILES if briefly else sys.maxsize
@@ -101,11 +104,12 @@ def collect(
     *,
     briefly: bool = False,
 ) -> list[bytes]:
-    """Removes the entries unused for longest until at most *most_bytes* are left, and every orphan.
+    """Evicts the least recently used entries until at most *most_bytes* are left.
 
-    Entries that somebody reads, writes or compiles stay, and so does *keep*; and *briefly* what
-    there is no time for, which later compiles remove. Returns the tokens of the entries that went;
-    *refused* gets those of what could not be removed, and why. Raises `OSError`, `Unreadable`.
+    Also removes every orphan. Entries that a process reads, writes or compiles are kept, and so is
+    *keep*. *briefly* limits the work; later compiles continue. Returns the tokens of the removed
+    entries. *refused* receives the tokens that could not be removed, with reasons. Raises
+    `OSError`, `Unreadable`.
     """
     refused = {} if refused is None else refused
     found = scan(store, briefly=briefly)
@@ -136,7 +140,7 @@ def collect(
         left -= 1
         if left < 0:
             return gone
-        # Nobody uses the locks of earlier versions, which lay beside the entries.
+        # Locks of earlier versions, which were next to the entries and are no longer used.
         store.unlink_quietly(of_old)
         if swept:
             with _noting(store, group, refused):
@@ -146,7 +150,7 @@ def collect(
 
 @contextmanager
 def _noting(store: Store, group: Found, refused: dict[bytes, str]) -> Iterator[None]:
-    """Records the block's failure: one entry that stays does not keep the others."""
+    """Records a failure of the block, so that one entry does not prevent the removal of others."""
     try:
         yield
     except CacheError as error:
@@ -156,11 +160,11 @@ def _noting(store: Store, group: Found, refused: dict[bytes, str]) -> Iterator[N
 
 
 def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
-    """Removes an entry, files, index, lock and registry row, unless somebody uses it; whether it
-    did.
+    """Removes an entry with its index, lock and registry row; returns whether it did.
 
-    With *only_if_dead* it stays while a late writer may still write it. A directory in place of one
-    of its files stays alone, and is raised as `IsADirectoryError`. Raises `OSError`, `CacheError`.
+    An entry in use is kept. With *only_if_dead* it is also kept while a late writer may still write
+    it. A directory in place of one of its files is kept and raises `IsADirectoryError`. Raises
+    `OSError`, `CacheError`.
     """
     token = group.token
     entries: set[bytes] = set()
@@ -187,12 +191,12 @@ def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
 
 
 def _sweep(store: Store, group: Found) -> None:
-    """Removes what belongs to no entry, unless somebody compiles it right now."""
+    """Removes files that belong to no entry, unless a process compiles the entry now."""
     token = group.token
     with _exclusively(store, token) as held:
         if not held:
             return
-        # Whoever made them held the lease.
+        # The process that made them held the lease.
         store.unlink_quietly(
             name for name in group.temporaries if not _are_anothers(store, group, [name])
         )
@@ -202,7 +206,7 @@ def _sweep(store: Store, group: Found) -> None:
 
 
 def _are_anothers(store: Store, group: Found, names: Iterable[str]) -> bool:
-    """Whether another user made one of the files recently enough to be still compiling."""
+    """Whether another user made one of the files so recently that the compile may still run."""
     if sys.platform == "win32":
         return False
     since_ns = (store.clock() - _OTHERS_SECONDS) * 1e9
@@ -214,7 +218,7 @@ def _are_anothers(store: Store, group: Found, names: Iterable[str]) -> bool:
 
 
 def _unchanged(store: Store, group: Found) -> bool:
-    """Whether nobody published or used the entry since it was looked at."""
+    """Whether the entry was neither published nor used since the scan."""
     try:
         return all(
             store.files.status_of(store.at(name)) == group.status[name]
@@ -226,18 +230,18 @@ def _unchanged(store: Store, group: Found) -> bool:
 
 @contextmanager
 def _exclusively(store: Store, token: bytes) -> Iterator[bool]:
-    """Holds lease and lock for the block, which is entered with whether nobody else had either.
+    """Holds lease and lock for the block. The value is whether no other process held either.
 
-    The lease file goes at the end, unless a late writer's claim stands there. Only who holds a lock
-    may remove its file, and only once: the name is free for another's from then on.
+    The lease file is removed at the end, unless it has a late writer's claim. Only the holder of a
+    lock may remove its file, and only once: afterwards the name may belong to another file.
     """
     with ExitStack() as stack:
         for name in (lease_name(token), lock_name(token)):
             try:
                 fd = store.locks.take(name, exclusive=True, create=True, timeout=0)
             except (OSError, CacheError):
-                # A disk that is full must let itself be emptied; a file that is not there, nobody
-                # holds.
+                # On a full disk no lock file can be made, but removal must work. A lock file that
+                # does not exist is held by no process.
                 if store.locks.exists(name):
                     raise
                 continue
@@ -256,8 +260,9 @@ def _remove_lease(store: Store, token: bytes) -> None:
 
 
 def awaited_claim(store: Store, token: bytes) -> Claim | None:
-    """The claim of the late writer that the entry waits for: it is there and empty, and the writer
-    has it open, lives as far as can be told, and has time left.
+    """The claim of the late writer that the entry waits for; None if there is none.
+
+    The entry exists and is empty, the writer has its lock open, counts as alive, and has time left.
     """
     with suppress(OSError, CacheError):
         fd = store.locks.open(lease_name(token))

@@ -1,4 +1,4 @@
-"""The sealed index beside an entry: what it was compiled from, so that a miss can be explained."""
+"""The sealed index of an entry: what it was compiled from, so that a miss can be explained."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _DOMAIN: Final = b"penstock cache index\0"
 
 
 class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an entry beside its files.
+    """The metadata of an entry.
 
-    *token* and *binding* are 64 hexadecimal digits, *ingredients* name -> text of all that the key
-    is made of, *models* and *datas* the numbers of files, *created* seconds since the epoch,
-    *compile_ns* how long the driver took, *penstock* the version that wrote it.
+    *token* and *binding* are 64 hexadecimal digits. *ingredients* maps name to text for every
+    ingredient of the key. *models* and *datas* are the numbers of files, *created* is in seconds
+    since the epoch, *compile_ns* is the duration of the compile, *penstock* the version that wrote
+    it.
     """
 
     token: Digits
@@ -42,13 +43,13 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_record(record: IndexRecord, key: bytes) -> bytes:
-    """The bytes of an index file: JSON of the record, and its HMAC-SHA-256 under *key*."""
+    """The bytes of an index file: the record as JSON, and its HMAC-SHA-256 under *key*."""
     content = msgspec.json.encode(record)
     return sealed("record", content, _seal(content, key)) + b"\n"
 
 
 def unpack_record(content: bytes, key: bytes, token: bytes) -> IndexRecord | None:
-    """The record, if it is authentic and of *token*; None for anything else."""
+    """The record, if it is authentic and of *token*; else None."""
     if (found := unsealed("record", content, lambda record: _seal(record, key))) is None:
         return None
     try:

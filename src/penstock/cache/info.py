@@ -1,4 +1,4 @@
-"""`CacheInfo`: where a compile's cache is, and the caller's token."""
+"""`CacheInfo`: the place of a compile's cache, and the caller's token."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 
 class CacheInfo:
-    """A cache directory, and optionally the caller's 32-byte token in place of the derived one.
+    """A cache directory, and optionally the caller's 32-byte token instead of the derived one.
 
-    Without a token the key is the content of the model and all that a compile depends on. With one,
-    entries are named by NNAPI's recipe (NNAPI sections 2.2 and 2.3), what the token was given to is
-    checked all the same, and another model's entry is a miss named `TokenCollision`. *trust_token*
-    leaves the model out of that check, for models too large to hash at each start: the token must
-    then change whenever the model does, or a compile may fail, and answers may be the other
-    model's.
+    Without a token, the key is the content of the model and everything else that a compile depends
+    on. With a token, entries are named by NNAPI's recipe (NNAPI sections 2.2 and 2.3). The
+    ingredients are still checked, and another model's entry is a miss named `TokenCollision`.
+
+    *trust_token* omits the model from that check, for models too large to hash at each start. The
+    token must then change whenever the model does. Otherwise a compile may fail, or the results may
+    be those of the other model.
 
     Immutable. *directory* is None for files of `from_fds`. Raises `InputError` for a token of
-    another length, or a trusted one that is not given.
+    another length, and for *trust_token* without a token.
     """
 
     __slots__ = ("data_cache", "model_cache", "place", "token", "trust_token")
@@ -53,16 +54,17 @@ class CacheInfo:
     def from_fds(
         cls, model_cache: Sequence[int] = (), data_cache: Sequence[int] = (), *, token: bytes
     ) -> CacheInfo:
-        """Files that the caller has opened, read-write, as many as the one device of the plan
+        """A cache in files that the caller opened, read-write, as many as the plan's one device
         needs.
 
-        They are read, or written in place, by the compile they are given to, and stay the caller's,
-        who may close them after it: nothing is named, locked, renamed or evicted, no compile goes
-        on in the background, and shapes that are compiled later are not cached. Another number than
-        the device needs only means that nothing is loaded or saved (NNAPI section 2.4,
-        `setCachingFromFds`), and so does a plan in which several steps cache. A descriptor that can
-        only be read serves a load, which needs no more; after a miss the compile is not saved, as
-        the receipt says. Raises `InputError` for a descriptor that is not open, for two of one
+        The compile that receives them reads them, or writes them in place. They belong to the
+        caller, who may close them afterwards. No file is named, locked, renamed or evicted, no
+        background compile runs, and shapes compiled later are not cached.
+
+        With another number of files than the device needs, nothing is loaded or saved (NNAPI
+        section 2.4, `setCachingFromFds`). The same holds for a plan in which several steps cache. A
+        read-only descriptor is enough for a load; after a miss the compile is not saved, and the
+        receipt says so. Raises `InputError` for a descriptor that is not open, for two of the same
         file, or for too many.
         """
         checked = _checked_token(token)
@@ -128,7 +130,9 @@ def _rebuild(directory: str, token: bytes | None, trust_token: bool) -> CacheInf
 
 
 def checked_directory(directory: object) -> str:
-    """*directory*, absolute. Raises `InputError` for an invalid path or an unknown home."""
+    """*directory* as an absolute path. Raises `InputError` for an invalid path or an
+    unknown home.
+    """
     path = path_of(directory, "a cache directory must be a path")
     if not path:
         raise InputError("a cache directory must be a path, and an empty one names none")

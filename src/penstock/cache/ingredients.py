@@ -1,7 +1,6 @@
-"""What a cache key is made of: every ingredient by name, and the tokens derived from them.
+"""The ingredients of a cache key, by name, and the tokens derived from them.
 
-Nothing here depends on where a file lies, how large it is or when it was written: a model is its
-content.
+A file's path, size and time have no influence: the key depends on the model's content.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from penstock.ir import Model
 from penstock.ir.digest import Form, digest_structure
 
 CACHE_SCHEMA: Final = "1"
-"""Raised if equal ingredients no longer give equal artefacts, or if the layout changes."""
+"""Incremented if equal ingredients no longer give equal artefacts, or if the layout changes."""
 
 PLACEMENT_SCHEMA: Final = "3"
-"""Raised if equal ingredients of a measured placement no longer mean equal plans."""
+"""Incremented if equal ingredients of a measured placement no longer mean equal plans."""
 
 MODEL_INGREDIENTS: Final = frozenset({"structure", "constants", "step"})
-"""Those that say which model it is; they are left out where the caller's token is trusted."""
+"""Ingredients that identify the model; omitted if the caller's token is trusted."""
 
 DERIVED_INGREDIENTS: Final = frozenset({"step"})
-"""Those that follow from others: named as a cause only where nothing else differs."""
+"""Ingredients that follow from others; named as a cause only if no other differs."""
 
 _FEW_WORDS: Final = 4
 _TOKEN_DOMAIN: Final = b"penstock cache token\0"
@@ -53,13 +52,12 @@ def ingredients_of(
     shapes: Mapping[int, Sequence[int]] | None = None,
     trust_token: bool = False,
 ) -> dict[str, str]:
-    """Every ingredient of the key under which *device* caches its part of *model*, name -> readable
-    text.
+    """Every ingredient of the key of *device*'s part of *model*: name to readable text.
 
-    *step* is the part as a model of its own and *operations* the indexes that it has in *model*;
-    None is the whole. *shapes* are the input shapes given for this compile, by input position;
-    those that *model* declares itself make no difference. With *trust_token* the ingredients of
-    `MODEL_INGREDIENTS` are left out, and no constant is read.
+    *step* is the part as a model of its own and *operations* are its indexes in *model*; None is
+    the whole model. *shapes* are the input shapes given for this compile, by input position. Shapes
+    that *model* declares itself have no influence. With *trust_token* the ingredients of
+    `MODEL_INGREDIENTS` are omitted, and no constant is read.
     """
     found = {} if trust_token else _model_ingredients(model, step)
     found["partition"] = describe_operations(operations, len(model.operations))
@@ -94,9 +92,9 @@ def placement_key(
     shapes: Mapping[int, Sequence[int]],
     demands: Mapping[str, object],
 ) -> str:
-    """The key, 64 digits, of the placement of *model* that was measured on *devices*.
+    """The key, 64 digits, of the measured placement of *model* on *devices*.
 
-    *shapes* are the input shapes given for the compile; *demands* are what a policy asks for.
+    *shapes* are the input shapes given for the compile; *demands* are the policy's requirements.
     """
     digest = model.digest
     ingredients = {
@@ -157,23 +155,22 @@ def describe_operations(operations: Sequence[int] | None, count: int) -> str:
 
 
 def derived_token(ingredients: Mapping[str, str]) -> bytes:
-    """The token that stands for all *ingredients*: 32 bytes."""
+    """The token derived from all *ingredients*: 32 bytes."""
     return _digest(_TOKEN_DOMAIN, ingredients)
 
 
 def binding_of(ingredients: Mapping[str, str]) -> bytes:
-    """The digest of all *ingredients* that a driver seals beside a token: 32 bytes."""
+    """The digest of all *ingredients*, 32 bytes, which a driver seals with a token."""
     return _digest(_BINDING_DOMAIN, ingredients)
 
 
 def nnapi_token(
     token: bytes, device: Device, config: PrepareConfig, operations: Sequence[int] | None = None
 ) -> bytes:
-    """NNAPI's own derivation from a caller's 32 bytes (NNAPI section 2.2).
+    """NNAPI's derivation from a caller's 32 bytes (NNAPI section 2.2).
 
-    *operations* are those of the step where the plan has several (a compound plan), else None.
-    Names and versions are not delimited, as there: what the runtime adds to tell such entries apart
-    is the binding.
+    *operations* are those of the step if the plan has several steps (a compound plan), else None.
+    As in NNAPI, names and versions are not delimited; the binding distinguishes such entries.
     """
     sha = hashlib.sha256(token)
     for index in operations or ():
@@ -200,7 +197,7 @@ def changed_ingredients(before: Mapping[str, str], now: Mapping[str, str]) -> li
 
 
 def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Every change of `changed_ingredients` in words."""
+    """Every change of `changed_ingredients` as text."""
     return ", ".join(
         describe_change(name, before.get(name), now.get(name))
         for name in changed_ingredients(before, now)
@@ -208,7 +205,7 @@ def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def describe_change(name: str, before: str | None, now: str | None) -> str:
-    """One change in words: digests are cut short, of long lists only what differs is named."""
+    """One change as text. Digests are shortened; of long lists only the differences are named."""
     if before is not None and now is not None and len(before.split()) > _FEW_WORDS:
         had, has = set(before.split()), set(now.split())
         gone, new = sorted(had - has), sorted(has - had)
@@ -248,10 +245,10 @@ def cpu_features() -> str:
 
 
 def _features() -> list[str]:
-    """Linux's features of the first processor; elsewhere the processor's name."""
+    """Linux's features of the first processor; on other systems the processor's name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            # Each further processor would cost the kernel time, and they are alike.
+            # All processors have the same features, and each one read costs the kernel time.
             first = takewhile(str.strip, islice(lines, 200))
             words = (line.partition(":")[2] for line in first if _names_features(line))
             return sorted({word for text in words for word in text.split()})
@@ -264,7 +261,9 @@ def _names_features(line: str) -> bool:
 
 
 def no_entry(nearest: Mapping[str, str] | None, now: Mapping[str, str]) -> NoEntry:
-    """Why nothing is cached for the ingredients *now*; *nearest* are those of the nearest entry."""
+    """Why the cache has no entry for the ingredients *now*; *nearest* are those of the nearest
+    entry.
+    """
     changed = changed_ingredients(nearest or {}, now)
     if nearest is None or not changed:
         return NoEntry("nothing is cached here")

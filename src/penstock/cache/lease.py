@@ -32,12 +32,11 @@ _DEAD_SECONDS: Final = 1.0
 
 
 class Lease(Closing):
-    """Held by one compile of an entry at a time, in all processes and threads:
-    `CacheDirectory.lease` gives it.
+    """The right to compile one entry, from `CacheDirectory.lease`.
 
-    It goes with `close`, at the end of a `with` block, or with the process. *waited* says that
-    somebody else had it meanwhile, or has changed the entry since `open` was called: it may be
-    there by now.
+    Only one compile holds it at a time, across all processes and threads. It ends with `close`, at
+    the end of a `with` block, or with the process. *waited* means that another process held it
+    meanwhile, or has changed the entry since `open`. The entry may exist by now.
     """
 
     def __init__(self, store: Store, token: bytes, fd: int, *, waited: bool) -> None:
@@ -48,10 +47,11 @@ class Lease(Closing):
         self._pending: list[OpenFiles] = []
 
     def create(self, needed: tuple[int, int]) -> OpenFiles:
-        """New, empty files for *needed* model and data cache files, not to be found by anybody yet.
+        """New, empty files for *needed* model and data cache files, invisible to readers until
+        published.
 
-        Raises `Unreadable` for a directory that is full or cannot be written, `ReadOnly` where its
-        permissions or its mount say so.
+        Raises `Unreadable` for a directory that is full or cannot be written, `ReadOnly` if its
+        permissions or its mount forbid writing.
         """
         self._check_open()
         store, made = self._store, list[str]()
@@ -79,19 +79,18 @@ class Lease(Closing):
         deadline_ns: int | None = None,
         cancel: CancelToken | None = None,
     ) -> None:
-        """Puts *files* where readers find them, all of them or none, in place of what was there
-        before.
+        """Publishes *files* as the entry, all of them or none, and replaces the previous entry.
 
-        *record* says what they were compiled from. With *late* the driver has kept duplicates and
-        will write them, or write them again, within the knob `late_write_seconds`. An entry that
-        was replaced is forgotten; then entries beyond the knob `cache_limit_mib` go, and what
-        processes that died left.
+        *record* describes what they were compiled from. With *late*, the driver has kept duplicates
+        and writes them, or writes them again, within the knob `late_write_seconds`. A replaced
+        entry is removed from its registry. Then entries beyond the knob `cache_limit_mib` are
+        evicted, and files of dead processes removed.
 
-        Nobody may hold the entry open through `CacheDirectory.open` in this thread. Raises
-        `Unreadable` when the files cannot be published, not before *deadline_ns* of the monotonic
-        clock either, or are larger than the whole cache may be, `NotYetWritten` when they are all
-        empty and not *late*, `Cancelled` within 50 ms while others use the entry. They are gone
-        then, the old entry stands or is gone too, and *files* still has to be closed.
+        This thread must not hold the entry open through `CacheDirectory.open`. Raises `Unreadable`
+        if the files cannot be published, also not before *deadline_ns* of the monotonic clock, or
+        are larger than the whole cache may be. Raises `NotYetWritten` if all are empty and not
+        *late*, `Cancelled` within 50 ms while other processes use the entry. After an error the
+        files are removed, and the old entry is intact or removed. *files* must still be closed.
         """
         self._check_open()
         if not files.temporaries:
@@ -129,12 +128,12 @@ class Lease(Closing):
             collect(store, limit << 20 if limit > 0 else None, keep=self._token, briefly=True)
 
     def discard(self, files: OpenFiles) -> None:
-        """Removes files that are not going to be published."""
+        """Removes files that will not be published."""
         self._store.unlink_quietly(files.temporaries)
         files.temporaries = ()
 
     def close(self) -> None:
-        """Gives the lease up and removes what was created and not published. Twice is harmless."""
+        """Ends the lease and removes files that were not published. A second call does nothing."""
         if self._fd is None:
             return
         fd, self._fd = self._fd, None
@@ -149,15 +148,17 @@ class Lease(Closing):
             self._store.locks.release(fd)
 
     def late_writer(self) -> str | None:
-        """Which process is still going to write the entry, in words; None where none is, or where
-        it has written.
+        """The process that will still write the entry, as text; None if there is none.
 
-        Files that are published now replace what it was going to write, and its write is dropped.
+        If files are published now, they replace those of that process, and its later write is
+        dropped.
         """
         return None if self._awaited is None else f"process {self._awaited.pid}"
 
     def begin(self) -> None:
-        """Writes the holder, unless a late writer's claim is there. Raises `OSError`."""
+        """Writes the holder's claim, unless the file has a late writer's claim. Raises
+        `OSError`.
+        """
         self._awaited = awaited_claim(self._store, self._token)
         if self._awaited is None:
             self._write(Claim.of_this_process(self._store.now(), knobs.lease_seconds()))
@@ -173,7 +174,7 @@ class Lease(Closing):
             raise StateError("the lease was given up before")
 
     def _check(self, files: OpenFiles, *, late: bool) -> bool:
-        """Whether all files are empty."""
+        """Checks *files*; returns whether all are empty."""
         sizes = files.sizes()
         if not any(sizes) and not late:
             raise NotYetWritten("the driver wrote nothing into its cache files")
@@ -205,7 +206,9 @@ class Lease(Closing):
         )
 
     def _replace(self, files: OpenFiles, record: IndexRecord) -> None:
-        """Under the entry's lock. Until the last rename readers find, and refuse, mixed files."""
+        """Replaces the entry under its lock. Until the last rename, readers find and reject mixed
+        files.
+        """
         store, token = self._store, self._token
         names = [n for names in file_names(token, record.models, record.datas) for n in names]
         replaced = store.entry_ids(token, record)
@@ -228,7 +231,7 @@ class Lease(Closing):
         store.forget(token, record, replaced - store.entry_ids(token, record))
 
     def _leave_to_late_writer(self, record: IndexRecord, *, marked: bool) -> None:
-        """Others may recompile an entry that does not load, but not one still to be written."""
+        """Writes the late writer's claim: other processes must not recompile a pending entry."""
         claim = Claim.of_this_process(self._store.now(), knobs.late_write_seconds())
         claim = claim.late_writers(record.models, record.datas, marked=marked)
         with suppress(OSError):
@@ -254,10 +257,10 @@ def take_lease(
     cancel: CancelToken | None,
     seen: tuple[str, FileVersion | None] | None,
 ) -> Lease | str:
-    """See `CacheDirectory.lease`; *seen* is a file of the entry, and what stood there at the last
-    look.
+    """Implements `CacheDirectory.lease`; *seen* is a file of the entry and its version when last
+    opened.
 
-    In place of None it gives the sentence of `CacheDirectory.why_not_leased`.
+    Returns the sentence of `CacheDirectory.why_not_leased` instead of None.
     """
     name = lease_name(token)
     store.make_directory()
@@ -293,7 +296,7 @@ def take_lease(
 
 
 class _Waiting:
-    """How long to wait for a lease's holder, and why no longer."""
+    """Decides how long to wait for a lease's holder, and why to stop."""
 
     def __init__(self, store: Store, wait_ns: int | None, cancel: CancelToken | None) -> None:
         self._store, self._cancel = store, cancel
@@ -301,7 +304,7 @@ class _Waiting:
         self.seconds = seconds if wait_ns is None else min(seconds, wait_ns / 1e9)
         self._fd = -1
         self._holder: Claim | None = None
-        # Why its time is over, what it claims, and since when that is known.
+        # Why the holder's time is over, its claim, and since when that is known.
         self._past: tuple[str, Claim | None, float] | None = None
 
     def look_at(self, fd: int) -> None:
@@ -318,14 +321,15 @@ class _Waiting:
         if not (why := self._why_past(claim)):
             self._past = None
             return False
-        # Before a holder has written its claim, none, or that of one before it, may stand there.
+        # A new holder may not have written its claim yet; the file is empty or has the previous
+        # claim.
         now = time.monotonic()
         if self._past is None or self._past[:2] != (why, claim):
             self._past = why, claim, now
         return now - self._past[2] > _DEAD_SECONDS
 
     def reason(self) -> str:
-        """Why the lease was not to be had, in a sentence."""
+        """Why the lease was not acquired, in a sentence."""
         if self._past is not None:
             return self._past[0]
         who = "another process" if self._holder is None else f"process {self._holder.pid}"
@@ -352,8 +356,9 @@ class _Waiting:
 def restore(
     store: Store, token: bytes, record: IndexRecord, first: str, seen: FileVersion | None
 ) -> bool:
-    """See `CacheDirectory.restore`; *first* is a file of the entry, *seen* what stood there when it
-    was opened.
+    """Implements `CacheDirectory.restore`.
+
+    *first* is a file of the entry, *seen* its version when it was opened.
     """
     with suppress(OSError, CacheError):
         held = store.locks.take(lock_name(token), exclusive=True, create=False, timeout=0)

@@ -1,8 +1,8 @@
 """The lock files of a cache directory's entries, in a directory that only this user can write.
 
-Whoever can open a file can hold a lock on it for ever, so that nothing here lies in the cache
-directory, which others may write. A lock file has no content but a lease's claim; one that is
-removed is made again when it is needed.
+A process that can open a file can hold a lock on it for ever. Therefore the locks are not in the
+cache directory, which others may write. A lock file has no content except a lease's claim. A
+removed one is made again when needed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ROUNDS: Final = 64
 class LockFiles:
     """The locks of the cache directory *path*, by the file names of `penstock.cache.naming`.
 
-    They lie in *place*, a directory that is made for its owner alone; None is `locks` in the state
-    directory. Their names there are digests of the cache directory's identity and the given name,
-    so that all paths of one directory lead to the same lock. *now* tells which claims of late
-    writers are still good. Thread-safe.
+    They are in the directory *place*, which only its owner can read; None is `locks` in the state
+    directory. A lock's file name is a digest of the cache directory's identity and the given name,
+    so all paths of one directory have the same lock. *now* decides which claims of late writers are
+    still valid. Thread-safe.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LockFiles:
     ) -> None:
         self._path, self._files, self._given = path, files, place
         self._now = now
-        # What was asked for, and the directory that was made for it.
+        # The requested path, and the directory made for it.
         self._made = "", ""
 
     def take(
@@ -53,14 +53,14 @@ class LockFiles:
         should_stop: Callable[[], bool] | None = None,
         opened: Callable[[int], None] | None = None,
     ) -> int | None:
-        """A descriptor of the lock file *name*, locked; None if it could not be had in *timeout*
+        """A descriptor of the lock file *name*, locked; None if that took more than *timeout*
         seconds.
 
-        Another file may have taken the name meanwhile, since who removes an entry removes its lock:
-        then the new one is locked. With *create* one is made where there is none, and a link in its
-        place goes. *opened* is told of each descriptor before it is waited for. Raises
-        `FileNotFoundError` without the file or the cache directory, `OSError`, `Unreadable` where
-        no such directory can be had or nothing can be locked there.
+        If the file was replaced meanwhile (removing an entry removes its lock), the new file is
+        locked. With *create* a missing file is made, and a link in its place is removed. *opened*
+        is called with each descriptor before the wait. Raises `FileNotFoundError` without the file
+        or the cache directory, `OSError`, and `Unreadable` if the lock directory cannot be made or
+        does not support locks.
         """
         until = time.monotonic() + timeout
         rounds = 0
@@ -95,41 +95,43 @@ class LockFiles:
             self.close(fd)
 
     def close(self, fd: int) -> None:
-        """Closes *fd*, whatever the system says to it."""
+        """Closes *fd* and ignores errors."""
         with suppress(OSError):
             self._files.close(fd)
 
     def open(self, name: str) -> int:
-        """The lock file opened again, unlocked. Raises as `take`, and `FileNotFoundError`."""
+        """Opens the lock file again, unlocked. Raises as `take`, and `FileNotFoundError`."""
         return self._open(self.path_of(name), create=False)
 
     def lend(self, name: str) -> CacheHandle | None:
-        """The lock file opened, or made, for a driver alone; None if that fails."""
+        """Opens or makes the lock file for the driver only; None if that fails."""
         with suppress(OSError, CacheError):
             return CacheHandle(self._open(self.path_of(name), create=True))
         return None
 
     def is_current(self, fd: int, name: str) -> bool:
-        """Whether *name* still names the file that *fd* has open. Raises `OSError`,
-        `Unreadable`.
-        """
+        """Whether *name* still refers to the file open as *fd*. Raises `OSError`, `Unreadable`."""
         return self._names(self.path_of(name), fd)
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file; False where that cannot be told."""
+        """Whether the lock file exists; False if unknown."""
         with suppress(OSError, CacheError):
             self._files.status_of(self.path_of(name))
             return True
         return False
 
     def remove(self, name: str) -> None:
-        """Removes the file if possible; one that stays is unused. Only for its holder."""
+        """Removes the file if possible. Only the lock's holder may call it. A file left over is
+        harmless.
+        """
         with suppress(OSError, CacheError):
             self._files.unlink(self.path_of(name))
 
     def path_of(self, name: str) -> str:
-        """Where the lock file *name* of the cache directory lies. Raises `OSError` for a cache
-        directory that is not there, `Unreadable` where there can be no lock files.
+        """The path of the lock file *name* of the cache directory.
+
+        Raises `OSError` if the cache directory does not exist, `Unreadable` if lock files are
+        impossible.
         """
         device, number = self._files.identity_of(self._path)
         entry, role = os.path.splitext(name)
@@ -173,7 +175,7 @@ class LockFiles:
         try:
             return open_cache_file(path, create=True, files=self._files)
         except FileNotFoundError:
-            # Somebody has removed the directory since it was made.
+            # The directory was removed after it was made.
             self._made = "", ""
             self._directory()
             return open_cache_file(path, create=True, files=self._files)

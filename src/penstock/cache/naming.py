@@ -18,10 +18,10 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMBER_OF_CACHE_FILES)]
 Role: TypeAlias = Literal["model", "data", "index", "lock", "lease"]
 
 VERDICTS: Final = "placements"
-"""The directory of measured placements below the cache directory."""
+"""The directory of measured placements, below the cache directory."""
 
 DRIVER_VERDICTS: Final = "driver-verdicts"
-"""The directory, below the state directory, of what drivers were found to compute wrongly."""
+"""The directory of verdicts on drivers, below the state directory."""
 
 _DIGITS: Final = "0123456789abcdef"
 _LETTERS: Final = "ABCDEFGHIJKLMNOP"
@@ -39,8 +39,10 @@ _NAME: Final = r"([A-P]{64})(?:([12])(0|[1-9][0-9]?)|(\.json|\.lock|\.lease))(\.
 
 
 class ParsedName(Struct, frozen=True):
-    """What a file name says: the entry's *token*, the file's *role*, its *number* among the files
-    of its kind, and whether it is *temporary*: not published yet.
+    """The parts of a file name.
+
+    *token* is the entry's token, *role* the file's role, *number* its number among the files of its
+    kind. *temporary* means not published yet.
     """
 
     token: bytes
@@ -50,8 +52,10 @@ class ParsedName(Struct, frozen=True):
 
 
 def letters_of(token: bytes) -> str:
-    """The 64 letters that begin the name of every file of *token*: A to P for each half byte, the
-    low one first (NNAPI section 2.3). Raises `InputError` for a token that is not 32 bytes long.
+    """The 64 letters at the start of every file name of *token*.
+
+    A to P for each half byte, the low one first (NNAPI section 2.3). Raises `InputError` for a
+    token that is not 32 bytes long.
     """
     if len(token) != BYTE_SIZE_OF_CACHE_TOKEN:
         raise InputError(f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {len(token)}")
@@ -68,32 +72,34 @@ def file_names(token: bytes, models: int, datas: int) -> tuple[tuple[str, ...], 
 
 
 def index_name(token: bytes) -> str:
-    """The sealed index: what the entry was compiled from."""
+    """The name of the sealed index."""
     return f"{letters_of(token)}.json"
 
 
 def lock_name(token: bytes) -> str:
-    """Locked shared by readers, exclusively for publication and late writes."""
+    """The name of the lock: readers hold it shared, publication and late writes hold it
+    exclusively.
+    """
     return f"{letters_of(token)}.lock"
 
 
 def lease_name(token: bytes) -> str:
-    """Locked exclusively by who compiles."""
+    """The name of the lease, which the compiling process holds exclusively."""
     return f"{letters_of(token)}.lease"
 
 
 def short_name(name: str) -> str:
-    """*name* for messages: of 64 letters or digits only the first."""
+    """*name* for messages: 64 letters or digits are shortened to the first ones."""
     return name if len(name) < BYTE_SIZE_OF_CACHE_TOKEN * 2 else f"{name[:8]}...{name[64:]}"
 
 
 def temporary_name(name: str) -> str:
-    """A name for what will be renamed to *name*, different each time."""
+    """A unique temporary name for a file that will be renamed to *name*."""
     return f"{name}.{os.urandom(8).hex()}.tmp"
 
 
 def parse_name(name: str) -> ParsedName | None:
-    """What *name* says; None for a name that no cache gave."""
+    """Parses a file name; None for a name that is not of a cache file."""
     if (found := re.fullmatch(_NAME, name)) is None:
         return None
     letters, kind, digits, suffix, temporary = found.groups()
@@ -110,16 +116,16 @@ _SEAL_DIGITS: Final = 64
 
 
 def sealed(name: str, record: bytes, seal: str) -> bytes:
-    """The file of the JSON value *record* under *name*; *seal* are 64 digits that authenticate
-    it.
+    """The file content for the JSON value *record* under *name*. *seal* is its seal of 64
+    digits.
     """
     return _beginning(name) + record + _BEFORE_SEAL + seal.encode() + _END
 
 
 def unsealed(name: str, content: bytes, seal: Callable[[bytes], str]) -> bytes | None:
-    """The record in *content*, if its seal is what *seal* makes of it; None for anything else.
+    """The record in *content*, if its seal equals the result of *seal*; else None.
 
-    White space at the end does not count.
+    White space at the end is ignored.
     """
     content = content.rstrip()
     begin, end = len(_beginning(name)), len(content) - len(_END) - _SEAL_DIGITS

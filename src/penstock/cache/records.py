@@ -1,4 +1,4 @@
-"""Small sealed records by key, one file each, in a directory of their own."""
+"""Small sealed records by key: one file for each, in a separate directory."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ R = TypeVar("R", bound=Record)
 
 
 MOST_REMOVED: Final = 256
-"""Records that saving another one removes: whoever can write in the directory can fill it."""
+"""Maximum records that one save removes, because others may fill the directory."""
 
 
 class SealedRecords(Generic[R]):
-    """The records of type *kind* in the directory *name* below *directory*, sealed for *domain*
-    with the user's key.
+    """The records of type *kind* in the directory *name* below *directory*.
 
-    *key* gives that key; None takes the key store's. No more than *most* are kept; the oldest go
-    first. One that is altered, cut short, of another key or domain, or not readable counts as not
-    there.
+    They are sealed for *domain* with the user's key. *key* returns that key; None uses the key
+    store's. At most *most* are kept; the oldest are removed first. A record that is altered,
+    truncated, of another key or domain, or unreadable counts as missing.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class SealedRecords(Generic[R]):
         self._files, self._key = files, key or self._store.key
 
     def load(self, key: str) -> R | None:
-        """The record under *key*; None where there is none to be trusted."""
+        """The record under *key*; None if there is no authentic one."""
         try:
             fd = open_cache_file(self._name(key), files=self._files)
             try:
@@ -72,7 +71,7 @@ class SealedRecords(Generic[R]):
             return None
 
     def save(self, record: R) -> None:
-        """Stores *record* under its key. Raises `Unreadable`; the former record then stays."""
+        """Stores *record* under its key. Raises `Unreadable`; the previous record is then kept."""
         encoded = msgspec.json.encode(record)
         content = sealed("verdict", encoded, self._seal(encoded))
         if len(content) > MOST_BYTES:
@@ -84,26 +83,26 @@ class SealedRecords(Generic[R]):
             self._drop_oldest()
 
     def every(self) -> list[R]:
-        """All that can be trusted, the newest first. Raises `Unreadable`.
+        """All authentic records, the newest first. Raises `Unreadable`.
 
-        Of a directory that somebody filled, *most* and `MOST_REMOVED` names are looked at.
+        At most *most* plus `MOST_REMOVED` names are examined, because others may fill the
+        directory.
         """
         with self._store.naming("read"):
             keys = self._keys()
         return sorted(filter(None, map(self.load, keys)), key=lambda record: -record.created)
 
     def untrusted(self) -> list[str]:
-        """The keys of those that count as not there although their files are, sorted; as many are
-        looked at as by `every`.
+        """The sorted keys of files that are not authentic records.
 
-        Raises `Unreadable`.
+        Examines as many names as `every`. Raises `Unreadable`.
         """
         with self._store.naming("read"):
             keys = self._keys()
             return sorted(k for k in keys if self.load(k) is None and self._stands(k))
 
     def remove(self, key: str) -> None:
-        """Removes the record under *key*; without one nothing happens. Raises `Unreadable`."""
+        """Removes the record under *key*, if there is one. Raises `Unreadable`."""
         with self._store.naming("emptied"):
             try:
                 self._files.unlink(self._name(key))
@@ -111,7 +110,7 @@ class SealedRecords(Generic[R]):
                 return
 
     def clear(self) -> int:
-        """Removes every record, and returns how many there were. Raises `Unreadable`."""
+        """Removes every record; returns the number removed. Raises `Unreadable`."""
         with self._store.naming("emptied"):
             names = self._names()
             for name in names:
@@ -122,7 +121,7 @@ class SealedRecords(Generic[R]):
         return os.path.join(self._path, f"{key}.json")
 
     def _stands(self, key: str) -> bool:
-        """Whether there is a file: another process may have removed it meanwhile."""
+        """Whether the file exists; another process may have removed it."""
         try:
             self._files.status_of(self._name(key))
         except FileNotFoundError:

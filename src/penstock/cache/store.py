@@ -1,4 +1,4 @@
-"""One cache directory's files, locks and key: what reading, publishing and evicting are made of."""
+"""One cache directory's files, locks and key, as used by reading, publishing and eviction."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from penstock.sealed.seal import Seal
 
 LOCK_SECONDS: Final = 10.0
-"""Most seconds to wait for an entry's lock, whose holder only reads, renames or writes files."""
+"""Maximum seconds to wait for an entry's lock, whose holder only reads, renames or writes files."""
 
 LOCK_SHARE: Final = 0.125
-"""Largest share of the time to the deadline for one such wait: a compile has several."""
+"""Largest share of the time to the deadline for one such wait; a compile has several."""
 
 LEASE_SHARE: Final = 0.5
-"""As `LOCK_SHARE`, for the wait for another compile: the rest must do for one without it."""
+"""As `LOCK_SHARE`, for the wait for another compile. The rest must suffice to compile alone."""
 
 FileVersion: TypeAlias = tuple[tuple[int, int], int, int]
 
@@ -48,15 +48,17 @@ _INDEX_ENDING: Final = 80
 
 
 def seconds_left(deadline_ns: int | None, most: float, share: float) -> float:
-    """The seconds a wait may last: *most*, and that *share* of the time to *deadline_ns*."""
+    """The seconds of a wait: at most *most*, and at most *share* of the time to *deadline_ns*."""
     if deadline_ns is None:
         return most
     return min(most, max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9 * share))
 
 
 class Store:
-    """The directory *path* through *files*, with the user's key from *keys*, or the default key
-    store, and the *locks* of its entries in the directory of that name, or in the state directory.
+    """The directory *path*, accessed through *files*, with the user's key and the locks of entries.
+
+    The key is from *keys*, or the default key store. The locks are in the directory *locks*, or in
+    the state directory.
     """
 
     def __init__(
@@ -74,11 +76,11 @@ class Store:
         self.locks = LockFiles(path, files, locks, self.now)
 
     def at(self, name: str) -> str:
-        """The path of the file *name* of the directory."""
+        """The path of the file *name* in the directory."""
         return os.path.join(self.path, name)
 
     def seal(self, device: str, version: str, needed: tuple[int, int], source: str) -> Seal:
-        """The seal of that driver version, of the origin *source*, which knows its registry."""
+        """The seal of that driver version, of the origin *source*, with its registry."""
         if self._seals is not None:
             return self._seals(device, version, needed)
         from penstock.sealed.seal import Seal
@@ -87,7 +89,7 @@ class Store:
             return Seal(device, version, files=needed, keys=self._keys, file_system=self.files)
 
     def seal_of(self, record: IndexRecord) -> Seal:
-        """The seal of the driver version whose entry *record* describes."""
+        """The seal of the driver version of *record*'s entry."""
         needed = record.models, record.datas
         return self.seal(record.device, record.version, needed, record.source)
 
@@ -102,14 +104,16 @@ class Store:
         return self._keys.key()
 
     def now(self) -> Now:
-        """What the clocks say."""
+        """The present clock readings."""
         from penstock import processes
         from penstock.cache import claim
 
         return claim.Now(self.clock(), (self._uptime or claim.uptime)(), processes.boot())
 
     def make_directory(self) -> None:
-        """Makes the directory, and those above it, for their owner alone. Raises `Unreadable`."""
+        """Makes the directory and its parents, accessible to their owner only. Raises
+        `Unreadable`.
+        """
         with self.naming("made"):
             self._make(self.path)
             if os.path.islink(self.path) and not os.path.exists(self.path):
@@ -132,7 +136,9 @@ class Store:
         return Renaming(lambda error: self.unreadable(error, act))
 
     def unreadable(self, error: OSError, act: str) -> Unreadable:
-        """*error* of the directory, which cannot be *act*; names a directory in a file's place."""
+        """*error* as an `Unreadable`: the directory cannot be *act*. Names a directory in a file's
+        place.
+        """
         path = error.filename2 or error.filename
         if isinstance(error, IsADirectoryError) and isinstance(path, str | os.PathLike):
             above, name = os.path.split(os.fspath(path))
@@ -144,7 +150,7 @@ class Store:
         return Unreadable(f"the cache directory {self.path} cannot be {act}: {said}")
 
     def close(self, fd: int) -> None:
-        """Closes *fd*, whatever the system says to it: what matters was synced."""
+        """Closes *fd* and ignores errors: the important data was synced before."""
         with suppress(OSError):
             self.files.close(fd)
 
@@ -155,25 +161,27 @@ class Store:
         return False
 
     def version_of(self, name: str) -> FileVersion | None:
-        """Identity, size and time of a file, which change if it is replaced; None for none."""
+        """Identity, size and time of a file, which change if it is replaced; None if it is
+        missing.
+        """
         with suppress(OSError):
             status = self.files.status_of(self.at(name))
             return status.identity, status.size, status.modified_ns
         return None
 
     def unlink(self, name: str) -> None:
-        """Removes the name if it is there."""
+        """Removes the file if it exists."""
         with suppress(FileNotFoundError):
             self.files.unlink(self.at(name))
 
     def unlink_quietly(self, names: Iterable[str]) -> None:
-        """Removes what can be removed: the next sweep may do the rest."""
+        """Removes the files that can be removed; the next sweep may remove the rest."""
         for name in names:
             with suppress(OSError):
                 self.files.unlink(self.at(name))
 
     def read_record(self, token: bytes) -> IndexRecord | None:
-        """The entry's index; None where it is missing, unreadable or altered."""
+        """The entry's index record; None if it is missing, unreadable or altered."""
         from penstock.cache.index import MOST_INDEX_BYTES, unpack_record
 
         try:
@@ -187,7 +195,7 @@ class Store:
             return None
 
     def looks_like_index(self, token: bytes) -> bool:
-        """Whether an index of *token* begins and ends as it should. The seal is not checked."""
+        """Whether the index of *token* has a valid beginning and end. The seal is not checked."""
         try:
             fd = open_cache_file(self.at(index_name(token)), files=self.files)
             try:
@@ -205,7 +213,7 @@ class Store:
         return begins and _ends_with_a_seal(bytes(ending))
 
     def write_record(self, token: bytes, record: IndexRecord) -> None:
-        """Writes the entry's index. Raises `OSError`, `CacheError`; the old one then stands."""
+        """Writes the entry's index. Raises `OSError`, `CacheError`; the old index is then kept."""
         from penstock.cache.index import pack_record
 
         name = index_name(token)
@@ -225,11 +233,11 @@ class Store:
             raise
 
     def touch(self, name: str) -> None:
-        """Sets when the file was changed to now. Raises `OSError`."""
+        """Sets the file's modification time to now. Raises `OSError`."""
         self.files.touch(self.at(name), int(self.clock() * 1e9))
 
     def entry_ids(self, token: bytes, record: IndexRecord) -> set[bytes]:
-        """The ids of the entries that the published files say they belong to."""
+        """The entry ids in the headers of the published files."""
         with ExitStack() as stack:
             handles = []
             for names in file_names(token, record.models, record.datas):
@@ -243,7 +251,7 @@ class Store:
     def ids_in(
         self, handles: Iterable[CacheHandle], token: bytes, record: IndexRecord
     ) -> set[bytes]:
-        """The ids of the entries that open files say they belong to."""
+        """The entry ids in the headers of open files."""
         seal = self.seal_of(record)
         found: set[bytes] = set()
         for handle in handles:
@@ -253,8 +261,9 @@ class Store:
         return found
 
     def forget(self, token: bytes, record: IndexRecord, entries: set[bytes]) -> None:
-        """Drops *entries* from their driver's registry: put back, their files are refused. At worst
-        they stay listed.
+        """Removes *entries* from their driver's registry, so that restored files are rejected.
+
+        If it fails, they stay listed.
         """
         if not entries:
             return
@@ -265,13 +274,14 @@ class Store:
 
 
 class OpenFiles(Closing):
-    """An entry's *model* and *data* cache files, open for reading and writing, and its *lock* file,
-    opened for the driver alone: a `PrepareConfig`'s `model_cache`, `data_cache` and `lock`. In a
-    directory that can only be read the files are open for reading, and *lock* is None: nothing can
-    be written later.
+    """An entry's *model* and *data* cache files, open for reading and writing, and its *lock* file.
 
-    Close it, or use it in a `with` block, when the driver's call has returned; what the driver
-    duplicated stays open. Closing twice is harmless.
+    They are a `PrepareConfig`'s `model_cache`, `data_cache` and `lock`; *lock* is opened for the
+    driver only. In a read-only directory the files are open for reading, and *lock* is None,
+    because nothing can be written later.
+
+    Close it, or use it in a `with` block, when the driver's call has returned. The driver's
+    duplicates stay open. A second close does nothing.
     """
 
     def __init__(
@@ -286,7 +296,7 @@ class OpenFiles(Closing):
     ) -> None:
         self.model, self.data, self.lock = tuple(model), tuple(data), lock
         self.temporaries = temporaries
-        """The names of files that are not published yet, in the order of the handles."""
+        """The names of unpublished files, in the order of the handles."""
         self._store, self._held, self._open = store, held, True
 
     @property
@@ -295,7 +305,7 @@ class OpenFiles(Closing):
         return (*self.model, *self.data)
 
     def sizes(self) -> list[int]:
-        """The bytes in each file now. Raises `OSError`."""
+        """The present size of each file in bytes. Raises `OSError`."""
         return [self._store.files.status(handle.fd).size for handle in self.handles]
 
     def close(self) -> None:
@@ -310,7 +320,7 @@ class OpenFiles(Closing):
 
 
 def _ends_with_a_seal(content: bytes) -> bool:
-    """Whether *content*, of which white space at the end does not count, ends as an index does."""
+    """Whether *content* ends as an index does. White space at the end is ignored."""
     content = content.rstrip()
     before, digits = content[: -64 - len(_SEAL_ENDS)], content[: -len(_SEAL_ENDS)][-64:]
     return (

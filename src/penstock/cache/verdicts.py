@@ -1,4 +1,4 @@
-"""Verdicts kept here, sealed: the best measured placement, and what a driver computes wrongly."""
+"""Stored, sealed verdicts: the best measured placement, and what a driver computes wrongly."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.sealed.places import state_directory
 
 MOST_VERDICTS: Final = 1024
 MOST_DRIVER_VERDICTS: Final = 256
-"""Verdicts of each kind that are kept; the oldest go first."""
+"""Maximum stored verdicts of each kind; the oldest are removed first."""
 
 SHORT: Final = 12
-"""Digits of a key that messages show."""
+"""Digits of a key in messages."""
 
 Fault: TypeAlias = Literal["wrong", "not_finite", "not_repeatable"]
 Words = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -36,7 +36,7 @@ FAULTS: Final[dict[Fault, str]] = {
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The device of each operation in the fastest measured placement, for one accuracy class.
 
-    *report* is what was measured, as the writer encoded it. *created* is in seconds since the
+    *report* has the measurements, as the writer encoded them. *created* is in seconds since the
     epoch, *penstock* the version that wrote it. *model* is the hexadecimal digest of the model
     before shapes were put into it.
     """
@@ -51,7 +51,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdicts(SealedRecords[Verdict]):
-    """The measured placements below one cache directory; as `SealedRecords`."""
+    """The measured placements below one cache directory; see `SealedRecords`."""
 
     def __init__(
         self,
@@ -67,9 +67,10 @@ class Verdicts(SealedRecords[Verdict]):
 class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """*version* of *device* computes operations of these *forms* wrongly.
 
-    Several forms: only if all of them are compiled together. *types* are the operations' types, in
-    order. *accuracy* is the least class that the results break, *reason* what was measured, in
-    words. *created* is in seconds since the epoch, *penstock* the version that found it.
+    With several forms, only if all of them are compiled together. *types* are the operations'
+    types, in order. *accuracy* is the lowest class that the results violate, *reason* the
+    measurement as text. *created* is in seconds since the epoch, *penstock* the version that found
+    it.
     """
 
     key: Digits
@@ -84,7 +85,9 @@ class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
     penstock: str = ""
 
     def covered(self, forms: Sequence[Form]) -> list[int]:
-        """The positions in *forms*, a model's operations, that it covers; none if it lacks one."""
+        """The positions in *forms*, a model's operations, that the verdict covers; empty if one is
+        missing.
+        """
         found = [[at for at, form in enumerate(forms) if own.fits(form)] for own in self.forms]
         return sorted({at for each in found for at in each}) if all(found) else []
 
@@ -101,7 +104,7 @@ class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverVerdicts(SealedRecords[DriverVerdict]):
-    """The verdicts on drivers below *directory*, None for the state directory; as
+    """The verdicts on drivers below *directory* (None: the state directory); see
     `SealedRecords`.
     """
 
