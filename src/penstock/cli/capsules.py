@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SHOWN_OPERATIONS: Final = 4
 LONGEST_NAME: Final = 60
-"""Characters of an operation's name in the list of a crashed call."""
+"""Characters of an operation's name in the list of a crash's operations."""
 
 
 def show_last_crash(output: Output) -> None:
@@ -67,7 +67,7 @@ def show_last_crash(output: Output) -> None:
 
 
 def _few(operations: Sequence[str]) -> str:
-    """The first *operations*, and how many more there are."""
+    """The first of *operations*, and the number of the others."""
     from penstock.ipc.crash_records import MOST_OPERATIONS
 
     text = ", ".join(shortened(one, LONGEST_NAME) for one in operations[:SHOWN_OPERATIONS])
@@ -138,7 +138,7 @@ def write_capsule(
     names: bool,
     seed: int | None,
 ) -> None:
-    """Writes the capsule *name*, of the last stored failure or one reproduced now."""
+    """Writes the capsule *name*, of the last stored failure or one that is reproduced now."""
     target = files.target("--capsule", name)
     if target is None:
         raise UsageError("--capsule needs the name of a file")
@@ -179,7 +179,7 @@ def describe(capsule: Capsule) -> dict[str, Any]:
     """The capsule for `--json`: its manifest without plan and receipt."""
     import msgspec
 
-    # Neither is decoded: a capsule may come from an untrusted source.
+    # Plan and receipt are not decoded, because a capsule may come from an untrusted source.
     left_out = dict.fromkeys(("plan", "receipt"), msgspec.Raw(b"null"))
     manifest = msgspec.structs.replace(capsule.manifest, **left_out)
     data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest))
@@ -292,7 +292,7 @@ def show_verdicts(output: Output, found: Sequence[DriverVerdict]) -> None:
 
 
 def in_words(types: Sequence[str]) -> str:
-    """The first few operation types, and how many more there are."""
+    """The first operation types, and the number of the others."""
     more = len(types) - MOST_TYPES
     return ", ".join(types[:MOST_TYPES]) + (f" and {more} more" if more > 0 else "")
 
@@ -306,7 +306,9 @@ def describe_verdict(verdict: DriverVerdict) -> dict[str, Any]:
 
 
 def forget(output: Output, beginning: str) -> None:
-    """Removes the verdict with this beginning, or "all". Raises `UsageError` unless it is one."""
+    """Removes the verdict with this prefix, or "all". Raises `UsageError` unless exactly one has
+    it.
+    """
     from penstock.cache.verdicts import DriverVerdicts
 
     store = DriverVerdicts()

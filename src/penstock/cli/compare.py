@@ -160,8 +160,9 @@ def _progress(output: Output, device: str) -> Iterator[Callable[[str], None]]:
 
 
 def write_case(path: Path, departure: Departure) -> list[str]:
-    """Writes the cut-out operations, and their arrays beside them; returns the file names.
-    Operations that TFLite cannot express are left out, and only the arrays are written.
+    """Writes the extracted operations, and their arrays; returns the file names.
+
+    For operations that TFLite cannot express only the arrays are written.
     """
     import numpy as np
 
@@ -184,7 +185,9 @@ def write_case(path: Path, departure: Departure) -> list[str]:
 
 
 def _plain(array: NDArray) -> NDArray:
-    """*array* without pickling: strings of fixed length, types that NumPy lacks as bytes."""
+    """*array* for storage without pickling: strings of fixed length; types that NumPy lacks as
+    bytes.
+    """
     import numpy as np
 
     if array.dtype.kind == "O":

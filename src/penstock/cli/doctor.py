@@ -54,7 +54,7 @@ def devices(context: typer.Context) -> None:
 
 
 def usable(device: DeviceInfo) -> str:
-    """`yes` or `when named`, each perhaps with `(simulated)`, or `no: ` and the reason."""
+    """`yes` or `when named`, optionally with `(simulated)`, or `no: ` and the reason."""
     if not device.usable:
         return f"no: {device.reason}"
     named = "when named" if device.only_when_named else "yes"
@@ -62,7 +62,7 @@ def usable(device: DeviceInfo) -> str:
 
 
 def brought_by(device: DeviceInfo) -> str:
-    """The device's driver, with its distribution unless that is Penstock."""
+    """The device's driver, with its distribution if that is not Penstock."""
     source = device.source
     if source.distribution in {"", DISTRIBUTION}:
         return device.driver
@@ -291,7 +291,9 @@ def examine() -> dict[str, Any]:
 
 
 def fits() -> list[dict[str, Any]]:
-    """Each built-in delegate, its device, whether it fits here, and why; the best fit first."""
+    """Each built-in delegate, its device, whether it suits this machine, and why; the most
+    suitable first.
+    """
     from penstock.delegates.fitting import fitting
 
     return [
@@ -309,8 +311,9 @@ def doubts(found: Sequence[DeviceInfo]) -> list[str]:
 
 
 def foreign_distribution() -> list[str]:
-    """A problem if another project's distribution installs the same import package. It cannot be
-    reported if that distribution has overwritten this module.
+    """A problem if another project's distribution installs the same import package.
+
+    If that distribution has overwritten this module, the problem cannot be reported.
     """
     if (found := installed(FOREIGN)) is None:
         return []
@@ -332,9 +335,10 @@ def installed(package: str) -> str | None:
 
 
 def limits(cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
-    """Processors, threads and memory that this process may use; None if there is no limit, or a
-    setting keeps it from being known. Reads cgroup v2 files (`cpu.max`, `memory.max`), else those
-    of v1.
+    """Processors, threads and memory that this process may use.
+
+    None if there is no limit, or a setting prevents finding it. Reads cgroup v2 files (`cpu.max`,
+    `memory.max`), otherwise those of v1.
     """
     from penstock.runtime import allowed_threads
 
@@ -373,7 +377,7 @@ def _cgroup_memory(cgroup: Path) -> int | None:
     text = _read(cgroup / "memory.max") or _read(cgroup / "memory" / "memory.limit_in_bytes")
     if text is None or not text.isdigit():
         return None
-    # cgroup v1 says "no limit" with the largest multiple of the page size.
+    # cgroup v1 represents "no limit" by the largest multiple of the page size.
     return int(text) if int(text) < 2**60 else None
 
 

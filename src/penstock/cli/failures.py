@@ -45,7 +45,9 @@ class OutputError(PenstockError):
 
 
 class Unfinished(PenstockError):
-    """The command has printed everything, its JSON object too, and still fails with *code*."""
+    """The command has printed everything, including its JSON object, and still fails with
+    *code*.
+    """
 
     def __init__(self, text: str, code: int = WORK_FAILED) -> None:
         super().__init__(text)
@@ -74,7 +76,9 @@ def exit_code(error: BaseException) -> int:
 
 
 def message(error: BaseException) -> str:
-    """The error in one line. The class is named if Penstock did not raise it deliberately."""
+    """The error in one line. It names the class of an error that Penstock did not raise
+    deliberately.
+    """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
@@ -90,14 +94,14 @@ def message(error: BaseException) -> str:
 
 
 def of_descriptors(error: BaseException) -> bool:
-    """Whether no file descriptor is left. Importing a module opens a file, too."""
+    """Whether the process has no file descriptor left. Importing a module needs one, too."""
     if isinstance(error, OSError):
         return error.errno in NO_DESCRIPTOR
     return isinstance(error, ImportError) and os.strerror(errno.EMFILE) in str(error)
 
 
 def of_the_output(error: BaseException) -> bool:
-    """Whether *error* is about the standard output; an error about a file names the file."""
+    """Whether *error* is about the standard output: an error about a file names the file."""
     return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
 
 
@@ -109,8 +113,9 @@ def name(error: BaseException) -> str:
 
 @contextmanager
 def reading(path: object, unreadable: str) -> Iterator[None]:
-    """Turns any exception of a library about a damaged file into a `FileError` that begins with
-    *unreadable*. Silences the library's warnings.
+    """A block that converts any exception of a library about a damaged file to a `FileError`.
+
+    The message begins with *unreadable*. The block also silences the library's warnings.
     """
     try:
         with warnings.catch_warnings():
@@ -126,7 +131,7 @@ def reading(path: object, unreadable: str) -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """The system's reason why a file could not be read, or a plainer one."""
+    """The system's reason why a file could not be read, or a clearer one."""
     if error.errno == errno.EISDIR:
         return "is a directory; name a file"
     return error.strerror or str(error) or type(error).__name__

@@ -28,7 +28,7 @@ MAX_BYTES: Final = 16 * 2**20
 def target(option: str, name: str | None, endings: tuple[str, ...] = ()) -> Path | None:
     """The file that *option* names; None for None. Checked before the work begins.
 
-    Raises `UsageError` for an empty name and one without any of the *endings* (of any case),
+    Raises `UsageError` for an empty name and for one without any of the *endings* (in any case),
     `OutputError` if the file cannot be created or overwritten.
     """
     if name is None:
@@ -62,8 +62,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """One label a line; the line's number, from 0, is the class. Raises `FileError`."""
-    # Importing this loads NumPy, which a command without labels does not need.
+    """The labels, one per line; the line number, from 0, is the class. Raises `FileError`."""
+    # The import loads NumPy, which a command without labels does not need.
     from penstock.memory.sealed_file import open_file
 
     try:
@@ -103,7 +103,7 @@ def write_out(path: Path, found: Answer, fed: Fed, results: Results) -> None:
         named = {k: _plain(path, a) for k, a in zip(keys, results.arrays, strict=True)}
 
         def save() -> None:
-            # Given a name, NumPy appends ".npz" to one that ends in ".NPZ".
+            # NumPy appends ".npz" to a name that ends in ".NPZ".
             with path.open("wb") as stream:
                 np.savez(stream, allow_pickle=False, **named)
 
@@ -116,7 +116,7 @@ def write_out(path: Path, found: Answer, fed: Fed, results: Results) -> None:
 
 
 def _plain(path: Path, array: NDArray) -> NDArray:
-    """*array* in a form that needs no pickling: strings as bytes of one length."""
+    """*array* for storage without pickling: strings become bytes of one length."""
     import numpy as np
 
     if not array.dtype.hasobject:
@@ -138,7 +138,7 @@ def write_trace(path: Path, compiled: CompiledModel, outputs: Outputs, loaded: L
 
 
 def takes_arrays(path: Path) -> bool:
-    """Whether the name asks for arrays instead of a picture."""
+    """Whether the name requests arrays instead of a picture."""
     return path.suffix.lower() in ARRAYS
 
 

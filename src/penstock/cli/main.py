@@ -1,4 +1,4 @@
-"""The application: root options, commands, and how errors are reported."""
+"""The application: root options, commands, and error reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.cli.settings import knobs
 from penstock.logs import printable
 
 EVERYWHERE: Final = ("--json", "--debug")
-"""Root options that are accepted anywhere on the line."""
+"""Root options that are accepted anywhere on the command line."""
 
 EPILOG: Final = (
     "Every command takes --json (one JSON object instead of tables) and --debug (a traceback with "
@@ -35,7 +35,7 @@ EPILOG: Final = (
 
 
 class PenstockGroup(TyperGroup):
-    """The root command: accepts `EVERYWHERE`, and reports errors as a line and an exit code."""
+    """The root command: accepts `EVERYWHERE`, and reports errors as one line and an exit code."""
 
     def main(
         self,
@@ -49,7 +49,7 @@ class PenstockGroup(TyperGroup):
         given = hoist(list(sys.argv[1:] if args is None else args))
         try:
             if sys.stdout is None:
-                # Its descriptor is closed, and Python prints nowhere then.
+                # Its descriptor is closed. Python then does not print anywhere.
                 raise failures.OutputError("the output", "the standard output is closed")
             code = super().main(
                 given, prog_name or "penstock", complete_var, False, windows_expand_args, **extra
@@ -62,7 +62,7 @@ class PenstockGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            # Typer makes a silent exit of it.
+            # Typer would exit silently on it.
             raise failures.Interrupted("interrupted") from error
 
 
@@ -74,7 +74,7 @@ def hoist(args: list[str]) -> list[str]:
 
 
 def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
-    """Prints *error* as one line on stderr, with *debug* its traceback, and exits."""
+    """Prints *error* as one line on stderr, with *debug* also its traceback, and exits."""
     if isinstance(error, BrokenPipeError):
         abandon_stdout()
         sys.exit(failures.WORK_FAILED)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model, its file, how long loading took, and when it began (`time.perf_counter_ns`)."""
+    """A model, its file, the load time, and the start of loading (`time.perf_counter_ns`)."""
 
     model: Model
     path: str
@@ -108,7 +108,7 @@ def open_fed(
     *,
     random: bool = True,
 ) -> Opened:
-    """Loads *model* and reads *inputs*; without any they are drawn, if *random*.
+    """Loads *model* and reads *inputs*. Without inputs it generates random ones, if *random*.
 
     Raises `FileError` and `UsageError`.
     """
@@ -141,12 +141,12 @@ def compile_model(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     assumed: Mapping[str, tuple[int, ...]] | None = None,
 ) -> tuple[CompiledModel, int]:
-    """The compiled model, and the nanoseconds that compiling took.
+    """The compiled model, and the compile time in nanoseconds.
 
-    Unknown dimensions get the shapes of *arrays*, which stand for *operands*, and *shapes* by input
-    name; *assumed* are those that nobody gave. *cache*, *tune* and *progress* are
-    `penstock.compile`'s. Raises `UsageError` for a device or an accuracy class that does not exist,
-    and `FileError` about the file at *path* from a `ModelError`.
+    Unknown dimensions get the shapes of *arrays*, the values of *operands*, and *shapes* by input
+    name. *assumed* are those that the user did not give. *cache*, *tune* and *progress* are
+    arguments of `penstock.compile`. Raises `UsageError` for a device or an accuracy class that does
+    not exist, and `FileError` about the file at *path* for a `ModelError`.
     """
     known = {**shapes_of(operands, arrays), **(shapes or {})}
     check_devices(devices or ())
@@ -186,8 +186,10 @@ def warn_of_settings(output: Output) -> None:
 
 
 def check_devices(names: Iterable[str]) -> None:
-    """Raises `UsageError` for the first name that no device has. Raises `InputError` before that
-    for a knob with an impossible value: it may be why a driver did not start.
+    """Raises `UsageError` for the first name that no device has.
+
+    For a knob with an invalid value it raises `InputError` first: the knob may be the reason why a
+    driver did not start.
     """
     from penstock.runtime.discovery import unknown_device
 

@@ -123,7 +123,7 @@ UNKNOWN_DIMENSION: Final = 1
 
 
 def assumed(operand: Operand) -> tuple[int, ...] | None:
-    """The input's shape with unknown dimensions as 1, as for `random`; None for any rank."""
+    """The input's shape with unknown dimensions as 1, as for `random`; None for an unknown rank."""
     if operand.shape is None:
         return None
     return tuple(UNKNOWN_DIMENSION if d is None else d for d in operand.shape)
@@ -141,7 +141,7 @@ def shapes_of(operands: Sequence[Operand], arrays: Sequence[NDArray]) -> dict[st
 def assumed_shapes(
     model: Model, signature: str | None, given: Mapping[str, tuple[int, ...]] | None
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes that `random` has for inputs without a *given* or known shape, by name."""
+    """The shapes that `random` uses for inputs without a *given* or known shape, by name."""
     from penstock.execution.interface import interface_of
     from penstock.ir.types import is_static
 

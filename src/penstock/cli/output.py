@@ -1,4 +1,4 @@
-"""What commands print: tables and lines for people, one JSON object for programs.
+"""The output of commands: tables and lines for people, one JSON object for programs.
 
 Names and labels come from untrusted files: none of their characters may control a terminal.
 """
@@ -34,10 +34,11 @@ PIPE_WIDTH: Final = 2000
 """Columns if no terminal reports its width, so that nothing is wrapped or cut."""
 
 NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?%| [a-zA-Z/]+)?")
-"""A number, perhaps with a unit. A column of numbers is right-aligned."""
+"""A number, optionally with a unit. A column of numbers is right-aligned."""
 
 FONT_FACE: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
-"""rich's pictures load a font from the network; without it a viewer takes its own monospaced font.
+"""rich's pictures load a font from the network. Without it a viewer uses its own monospaced
+font.
 """
 
 
@@ -88,7 +89,7 @@ class Output:
                 return
             with self._console.capture() as printed:
                 self._console.print(table)
-            # Programs and files have no use for a column's padding up to its widest cell.
+            # For programs and files a column is not padded to its widest cell.
             for line in printed.get().splitlines():
                 self._console.print(Text(line.rstrip()), soft_wrap=True)
 
@@ -175,7 +176,7 @@ def _is_number(text: str) -> bool:
 
 
 def jsonable(value: Any) -> Any:
-    """*value* in JSON's types: arrays become lists, NaN and infinities null."""
+    """*value* in JSON's types: arrays become lists, NaN and infinities become null."""
     if isinstance(value, Mapping):
         return {str(k): jsonable(v) for k, v in value.items()}
     if hasattr(value, "tolist"):
@@ -219,12 +220,12 @@ def size(nbytes: float) -> str:
 
 
 def percentage(share: float) -> str:
-    """A share of 1 in percent, or `NaN`."""
+    """A fraction of 1 in percent, or `NaN`."""
     return "NaN" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def shortened(text: str, width: int = 40) -> str:
-    """*text*, cut to *width* characters; `--json` has all of it."""
+    """*text*, cut to *width* characters; `--json` has the whole text."""
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
@@ -238,7 +239,7 @@ STAGES: Final = {
 
 @contextmanager
 def compile_bar(output: Output, name: str = "") -> Iterator[ProgressCallback | None]:
-    """The *progress* argument of `penstock.compile`, behind *name*; None if no bar is visible."""
+    """The *progress* argument of `penstock.compile`, labelled *name*; None if no bar is visible."""
     bar = output.progress()
     if bar.disable:
         yield None
@@ -264,12 +265,14 @@ def words(event: ProgressEvent) -> str:
 
 
 ORDINARY: Final = ("NO_ENTRY", "NOT_YET_WRITTEN", "INGREDIENT_CHANGED")
-"""Codes of expected misses; any other code rejected an existing entry."""
+"""Codes of expected misses. Any other code means that an existing entry was rejected."""
 
 
 def show_cache(output: Output, receipt: Receipt) -> None:
-    """Prints a line for each device and cache outcome of a compile: hit, or miss and why. Steps
-    that missed under one code share a line with the first one's reason.
+    """Prints a line for each device and cache outcome of a compile: a hit, or a miss and its
+    reason.
+
+    Steps that missed with the same code share one line with the first step's reason.
     """
     grouped: dict[tuple[object, ...], Counter[CacheOutcome]] = {}
     for step in receipt.steps:

@@ -106,8 +106,9 @@ def plan(
 def refusals(
     model: Model, devices: Sequence[str] | None, policy: Policy | None
 ) -> tuple[list[dict[str, Any]], str]:
-    """For each operation, as `--json` prints it: the *devices* that support it, and why the others
-    do not. Also returns a remedy, "" if none is known.
+    """For each operation, as in `--json`: the *devices* that support it, and the others' reasons.
+
+    Also returns a remedy, "" if none is known.
     """
     from penstock.ir import infer_shapes
     from penstock.partitioning.greedy import laxer_class
@@ -137,9 +138,9 @@ def refusals(
 def report_refusals(
     output: Output, operations: list[dict[str, Any]], error: PlacementError, remedy: str
 ) -> NoReturn:
-    """Prints what every device says of every operation.
+    """Prints every device's answer for every operation.
 
-    Raises `Unfinished`, which ends with *remedy*; *error* itself if every operation has a device.
+    Raises `Unfinished` with *remedy* at its end, or *error* itself if every operation has a device.
     """
     homeless = [o for o in operations if not o["devices"]]
     if not homeless:

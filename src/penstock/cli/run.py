@@ -229,8 +229,9 @@ def report(
 ) -> None:
     """Prints the assumptions, the answer, the plan, the cache and the times.
 
-    *compared* are the answers under several schemes, which agree. *error* is what the command ends
-    with, for `--json`. Without *shown* the answer decides nothing, and is null in `--json`.
+    *compared* are the answers under several schemes, which agree. *error* is the error that the
+    command ends with, for `--json`. Without *shown* the answer decides nothing, and is null in
+    `--json`.
     """
     before = [*fed.notes, *(compared.notes(fed) if compared is not None else schemes.inferred(fed))]
     after = [*empty_devices(compiled.plan), *compiled.receipt.notes, *found.notes]
@@ -266,7 +267,7 @@ def report(
 
 
 def error_type(error: Unfinished) -> str:
-    """The error class that `--json` names if a run fails after printing everything."""
+    """The error class that `--json` names if a run fails after everything was printed."""
     return (UsageError if error.code == failures.USAGE else OutputError).__name__
 
 

@@ -1,4 +1,4 @@
-"""Answers under each possible normalisation, for `penstock run` if no scheme is known."""
+"""Answers under each possible normalisation, for `penstock run` if the scheme is unknown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
 
 COMPARABLE: Final = "classification"
-"""The task whose answers can be compared between schemes: by their best class."""
+"""The task whose answers can be compared between schemes, by their best class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Comparison:
 def refuse_unstated(fed: Fed, task: str, *, may_be_classes: bool) -> None:
     """Raises `UsageError` if no scheme is stated and the answers of *task* cannot be compared.
 
-    *may_be_classes*: the outputs look like scores of classes, whatever the recognised task.
+    *may_be_classes*: the outputs may be class scores, whatever the recognised task.
     """
     if not fed.unstated or task == COMPARABLE or may_be_classes:
         return
@@ -149,8 +149,7 @@ def refuse_unstated(fed: Fed, task: str, *, may_be_classes: bool) -> None:
 def compare(
     compiled: CompiledModel, fed: Fed, results: Results, found: Answer
 ) -> Comparison | None:
-    """The classes under every possible scheme of *fed*; None if there is one scheme and the task is
-    known.
+    """The classes under every possible scheme of *fed*; None for a single scheme and a known task.
 
     *results* and *found* belong to the first scheme. Each further run starts from the model's
     initial state. If the classes differ, the excluded schemes are run as well, for display.
@@ -176,7 +175,7 @@ def compare(
 
 
 def inferred(fed: Fed) -> list[str]:
-    """A note for each picture for which one scheme is left."""
+    """A note for each picture with a single remaining scheme."""
     return [
         f"{p.preparation.because}: normalized as {p.preparation.schemes[0].name}; --normalize says "
         "otherwise"

@@ -1,4 +1,4 @@
-"""`penstock knobs`, and where the compilation cache keeps its files."""
+"""`penstock knobs`, and the directories of the compilation cache."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from penstock.knobs import (
 
 
 def places() -> dict[str, str | None]:
-    """The cache directory, the state directory, the *key_store* of the seals' key (`file`, or the
-    system's `keyring`), and where the key is. None if a setting keeps it from being known. Creates
-    nothing.
+    """The directories and key of the cache; each is None if a setting prevents finding it.
+
+    The cache directory, the state directory, the *key_store* of the seals' key (`file`, or the
+    system's `keyring`), and the key's location. Creates nothing.
     """
     from penstock.cache.info import default_directory
     from penstock.sealed.places import SEALS, state_directory
@@ -48,15 +49,19 @@ def places() -> dict[str, str | None]:
 
 
 class Unwritable(NamedTuple):
-    """An unwritable cache directory, and why. If it is *used*, its entries still give hits."""
+    """An unwritable cache directory, and the reason. If it is *used*, its entries still give
+    hits.
+    """
 
     text: str
     used: bool
 
 
 def unwritable_places() -> list[Unwritable]:
-    """The cache and the state directory, if they cannot be created or written. A temporary file
-    tests each, since permissions do not show quotas, mounts and special file systems.
+    """The cache and state directories that cannot be created or written.
+
+    A temporary file tests each, because permissions do not show quotas, mounts and special file
+    systems.
     """
     from penstock.cache.info import default_directory
     from penstock.sealed.places import state_directory
@@ -103,7 +108,7 @@ def _holds_something(path: Path) -> bool:
 
 
 def unknown_places() -> list[str]:
-    """Why there is no cache or state directory, for each that the system has no place for."""
+    """Why there is no cache or state directory, for each for which the system has no location."""
     from penstock.cache.info import default_directory
     from penstock.sealed.places import state_directory
 
@@ -118,7 +123,7 @@ def unknown_places() -> list[str]:
 
 
 def settings_place() -> str | None:
-    """Where the settings file is looked for; None without a home directory."""
+    """The path of the settings file; None without a home directory."""
     path = settings_path()
     return None if path is None else str(path)
 
@@ -160,7 +165,7 @@ def knobs(context: typer.Context) -> None:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """One knob for `--json`: *value* is None if *problem* says why it cannot be used."""
+    """One knob for `--json`: *value* is None if *problem* says why it is invalid."""
     knob = KNOBS[name]
     value, source, problem = None, "settings file", None
     try:
@@ -187,7 +192,7 @@ def describe(name: str) -> dict[str, Any]:
 
 @contextmanager
 def without_nonsense() -> Iterator[None]:
-    """A block in which invalid knobs for isolation count as not set."""
+    """A block in which invalid knobs for isolation are ignored."""
     wrong = [name for name in OF_ISOLATION if describe(name)["problem"] is not None]
     with override(**{name: KNOBS[name].default for name in wrong}):
         yield
@@ -206,7 +211,7 @@ def shown(knob: dict[str, Any]) -> object:
 
 
 def place(source: str) -> str:
-    """Where a value comes from; the variable's name follows from the knob's."""
+    """The source of a value. The variable's name follows from the knob's."""
     return "environment" if source.startswith("environment") else source
 
 

@@ -1,4 +1,4 @@
-"""Turns a model's outputs into an answer in its task's words. docs/tasks.md has the rules."""
+"""Converts a model's outputs to an answer in its task's terms. docs/tasks.md has the rules."""
 
 from penstock.cli.answers.base import Answer, Results
 from penstock.cli.answers.classification import REMEDY, why_undecided

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The outputs of one run, and how to read them.
+    """The outputs of one run, and how to interpret them.
 
-    *operands* describe *arrays*, one each; *indexes* are the operands' places in the model's entry
-    subgraph. *labels* name the classes, if there are any. *top* bounds lists; boxes and key points
-    with a score below *minimum* are not shown.
+    *operands* describe *arrays*, one each; *indexes* are the operands' indexes in the model's entry
+    subgraph. *labels* name the classes, if known. *top* limits lists. Boxes and key points with a
+    score below *minimum* are not shown.
     """
 
     model: Model
@@ -49,8 +49,9 @@ class Results:
 
 
 class Answer:
-    """A task's answer: *data* for `--json`, *notes* on how it was read from the outputs.
-    *mislabelled* says why labels do not fit the classes; "" if they do.
+    """A task's answer: *data* for `--json`, *notes* on how the outputs were interpreted.
+
+    *mislabelled* says why labels do not match the classes; "" if they do.
     """
 
     task = ""

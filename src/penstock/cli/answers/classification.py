@@ -1,4 +1,4 @@
-"""Classification, outputs that decide no class, and the summary of outputs without a task."""
+"""Classification, undecided outputs, and the summary of outputs without a task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 ROUNDING: Final = 1e-3
-"""How far outside [0, 1] rounding may put a probability."""
+"""How far outside [0, 1] a probability may be because of rounding."""
 
 
 class Classification(Answer):
@@ -40,8 +40,10 @@ class Classification(Answer):
 
 
 def probabilities(values: NDArray) -> tuple[NDArray, str]:
-    """*values* as probabilities, and a note on what was done to them. Values in [0, 1] are
-    probabilities already; others count as logits and go through softmax. NaN stays NaN.
+    """*values* as probabilities, and a note on the conversion.
+
+    Values in [0, 1] are probabilities already. Others count as logits and go through softmax. NaN
+    stays NaN.
     """
     real = np.asarray(values, np.float64)
     known = real[~np.isnan(real)]
@@ -54,8 +56,10 @@ def probabilities(values: NDArray) -> tuple[NDArray, str]:
 
 
 def checked_labels(results: Results, classes: int) -> tuple[str, Results]:
-    """Drops the labels of *results* unless there are as many as *classes*, and says why; "" if they
-    fit. Another number may shift all names, for example by a background class.
+    """Drops the labels of *results* unless their number equals *classes*. Returns the reason, "" if
+    it does.
+
+    Another number may shift all names, for example by a background class.
     """
     if results.labels is None or len(results.labels) == classes:
         return "", results
@@ -73,15 +77,16 @@ REMEDY: Final = (
 )
 
 NAMED: Final = 5
-"""How many of the classes with an equal score are named."""
+"""How many of the classes with equal scores are named."""
 
 BY_MAXIMUM: Final = frozenset({"classification", "segmentation"})
-"""Tasks whose answer is the place of a maximum, which a single NaN makes arbitrary."""
+"""Tasks whose answer is the position of a maximum. A single NaN makes it arbitrary."""
 
 
 def why_undecided(results: Results, task: str) -> str:
-    """Why the outputs decide nothing about *task*: values that are NaN, or a tie; "" if they
-    decide. 8-bit outputs often tie, since their steps do not separate two likely classes.
+    """Why the outputs decide nothing about *task*: NaN values or a tie; "" if they decide.
+
+    8-bit outputs often tie, because two likely classes may fall into one quantisation step.
     """
     if task == "outputs":
         return ""
@@ -125,7 +130,7 @@ LONGEST: Final = 60
 
 
 class Summary(Answer):
-    """Least, mean and greatest real value of each output; of strings the first few."""
+    """Least, mean and greatest real value of each output; for strings the first few."""
 
     task = "outputs"
 

@@ -29,11 +29,11 @@ LIMBS: Final = (
     (12, 14),
     (14, 16),
 )
-"""Pairs of COCO key points that a line joins."""
+"""Pairs of COCO key points that a line connects."""
 
 MASK_OPACITY: Final = 0.55
 LEGEND_HEIGHT: Final = 16
-"""Least height of a line of the legend, in pixels."""
+"""Minimum height of a line of the legend, in pixels."""
 
 Corners: TypeAlias = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels."""
@@ -66,8 +66,9 @@ def draw_boxes(picture: Image.Image, boxes: Sequence[Mapping[str, Any]]) -> Imag
 
 
 def free_place(wanted: Corners, taken: Sequence[Corners], size: tuple[int, int]) -> Corners:
-    """*wanted* moved into a picture of *size*, and down past the places *taken*, from the top again
-    at the bottom. If no place is free, it keeps its place.
+    """*wanted*, moved into a picture of *size* and down past the positions in *taken*.
+
+    At the bottom it continues from the top. If no position is free, it is not moved.
     """
     left, top, right, bottom = wanted
     width, height = right - left, bottom - top
@@ -93,7 +94,7 @@ def draw_mask(
     classes: npt.NDArray[np.int64],
     legend: Sequence[Mapping[str, Any]] = (),
 ) -> Image.Image:
-    """A copy of *picture* with every class but 0 tinted, and the lines of *legend* that fit."""
+    """A copy of *picture* with every class but 0 tinted, and as many lines of *legend* as fit."""
     palette = np.array([colour.rgb for colour in COLOURS], np.uint8)
     # Class 0 gets a number beyond the colours, so that it differs from the first colour.
     small = np.where(classes == 0, len(COLOURS), classes % len(COLOURS)).astype(np.uint8)

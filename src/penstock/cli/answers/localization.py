@@ -1,10 +1,10 @@
-"""Answers about places in a picture: boxes, masks, and seventeen key points of one person.
+"""Answers about positions in a picture: boxes, masks, and seventeen key points of one person.
 
-Key points have COCO's names and order. MoveNet gives [1, 1, 17, 3]: y, x, score, positions as
-shares of the picture. PoseNet gives heat maps [1, h, w, 17] and offsets [1, h, w, 34], y of all key
-points before x. Each key point lies at its heat map's maximum times the output stride, plus the
-offset there, in pixels of the model's input (Papandreou et al., "PersonLab", 2018, section 3.1,
-single person).
+Key points have COCO's names and order. MoveNet returns [1, 1, 17, 3]: y, x, score, with positions
+relative to the picture's size. PoseNet returns heat maps [1, h, w, 17] and offsets [1, h, w, 34],
+with y of all key points before x. A key point's position is its heat map's maximum times the output
+stride, plus the offset at the maximum, in pixels of the model's input (Papandreou et al.,
+"PersonLab", 2018, section 3.1, single person).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPERATION = "CUSTOM:TFLite_Detection_PostProcess"
 
 
 class Detection(Answer):
-    """Boxes [ymin, xmin, ymax, xmax] as shares of the picture's height and width, best first."""
+    """Boxes [ymin, xmin, ymax, xmax] relative to the picture's height and width, best first."""
 
     task = "detection"
 
@@ -81,9 +81,11 @@ class Detection(Answer):
 
 
 def detection_order(results: Results) -> tuple[int, int, int, int] | None:
-    """The positions of boxes, classes, scores and count among the outputs; None for no such
-    detector. The model's `TFLite_Detection_PostProcess` names them; otherwise four float outputs of
-    the shapes [1, n, 4], [1, n], [1, n], [1] count in this order.
+    """The positions of boxes, classes, scores and count among the outputs; None if it is no such
+    detector.
+
+    The model's `TFLite_Detection_PostProcess` names them. Otherwise four float outputs with the
+    shapes [1, n, 4], [1, n], [1, n], [1] are taken in this order.
     """
     for operation in results.model.operations:
         if operation.key == OPERATION and set(operation.outputs[:4]) <= set(results.indexes):
@@ -137,8 +139,10 @@ class Segmentation(Answer):
 
 
 def class_map(results: Results) -> npt.NDArray[np.int64]:
-    """[height, width] class numbers of the first output: the largest score of each pixel. An output
-    with one value a pixel has the class itself (integers), or 1 for values of at least 0.5.
+    """[height, width] class numbers of the first output: the largest score of each pixel.
+
+    An output with one value per pixel contains the class itself (integers), or 1 for values of at
+    least 0.5.
     """
     array = results.arrays[0]
     if array.ndim == 4 and array.shape[-1] > 1:
@@ -153,7 +157,9 @@ def class_map(results: Results) -> npt.NDArray[np.int64]:
 
 def is_class_map(results: Results) -> bool:
     """Whether the one output has class scores [1, h, w, c] or class numbers [1, h, w(, 1)] of
-    pixels. Three channels count as colours unless there are three labels.
+    pixels.
+
+    Three channels count as colours unless there are three labels.
     """
     if len(results.arrays) != 1:
         return False
@@ -188,7 +194,7 @@ COUNT: Final = len(KEY_POINTS)
 
 
 class Pose(Answer):
-    """The key points, each with its position as shares of the picture's height and width."""
+    """The key points, each with its position relative to the picture's height and width."""
 
     task = "pose"
 
@@ -252,7 +258,7 @@ def heat_maps(results: Results) -> tuple[int, int] | None:
 
 
 def decode(results: Results, heat_position: int, offset_position: int) -> NDArray:
-    """[17, 3]: y and x as shares of the model's input, and score, at each heat map's maximum."""
+    """[17, 3]: y and x relative to the model's input, and score, at each heat map's maximum."""
     heat, offsets = results.real(heat_position)[0], results.real(offset_position)[0]
     height, width = (int(d) for d in heat.shape[:2])
     image_height, image_width = _input_size(results)

@@ -1,4 +1,4 @@
-"""Recognises the task that a model's outputs answer, and checks a task that the caller names."""
+"""Recognises the task that a model's outputs solve, and checks a task that the user names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.ir.model import show_shape
 
 
 def misfit(results: Results, task: str) -> str:
-    """What *task* needs and the outputs lack; "" if they fit."""
+    """What *task* needs but the outputs lack; "" if they fit."""
     if task not in _NEEDS:
         return ""
     needed, fits = _NEEDS[task]
@@ -67,7 +67,7 @@ def _class_a_pixel(results: Results) -> bool:
 
 
 def _is_numeric(results: Results, count: int) -> bool:
-    """Whether there are at least *count* outputs, the first of them numeric."""
+    """Whether there are at least *count* outputs, and the first of them is numeric."""
     first = results.operands[:count]
     return len(first) == count > 0 and all(o.dtype.is_float or o.dtype.is_integer for o in first)
 
@@ -111,7 +111,7 @@ _TO_PROBABILITIES: Final = frozenset({"SOFTMAX", "LOGISTIC"})
 
 
 MOST_CLASSES: Final = 100_000
-"""A longer vector does not count as scores of classes."""
+"""A longer vector does not count as class scores."""
 
 
 def recognise(results: Results) -> str:
@@ -128,7 +128,9 @@ def recognise(results: Results) -> str:
 
 
 def answer(results: Results, task: str | None = None) -> Answer:
-    """The answer for *task*, by default the recognised one. Raises `UsageError` for a misfit."""
+    """The answer for *task*, by default the recognised one. Raises `UsageError` if the outputs
+    do not fit.
+    """
     chosen = task or recognise(results)
     if chosen not in TASKS:
         raise UsageError(f"--task {chosen!r} is not one of {', '.join(TASKS)}")
@@ -138,14 +140,14 @@ def answer(results: Results, task: str | None = None) -> Answer:
 
 
 def _is_classifier(results: Results) -> bool:
-    """Whether one output has one value a class, with labels or from a softmax or logistic."""
+    """Whether one output has one value per class, with labels or from a softmax or logistic."""
     if len(results.arrays) != 1:
         return False
     array, dtype = results.arrays[0], results.operands[0].dtype
     numeric = dtype.is_float or dtype.is_integer
     if not numeric or array.ndim == 0:
         return False
-    # A convolution down to one place keeps its height and width: [1, classes, 1, 1].
+    # A convolution down to one position keeps its height and width: [1, classes, 1, 1].
     classes = array.shape[1] if array.ndim == 4 and array.shape[2:] == (1, 1) else array.shape[-1]
     if classes < 2 or array.size != classes:
         return False
@@ -153,7 +155,7 @@ def _is_classifier(results: Results) -> bool:
 
 
 def may_be_classes(results: Results) -> bool:
-    """Whether the output looks like scores of classes, [1, n]; it may also be an embedding."""
+    """Whether the output may be class scores, [1, n]; it may also be an embedding."""
     if len(results.arrays) != 1:
         return False
     shape, operand = results.arrays[0].shape, results.operands[0]
@@ -162,7 +164,7 @@ def may_be_classes(results: Results) -> bool:
 
 
 def _origin(results: Results) -> str | None:
-    """The operation that computes an output, before any that only rearrange or rescale it."""
+    """The operation that computes an output, skipping those that only reshape or rescale it."""
     writers = {o: operation for operation in results.model.operations for o in operation.outputs}
     operation = writers.get(results.indexes[0])
     while operation is not None and operation.type in _PASSING:

@@ -72,13 +72,15 @@ OPTIONS: Final = {
     "shapes=": "--shape NAME=N,N,...",
     "the policy asks": "the policy (--accuracy) asks",
 }
-"""Names in Python, and their spelling on the command line."""
+"""Argument names in Python, and their spelling on the command line."""
 
 
 def why_nothing_is_cached(
     path: str, compiled: CompiledModel, wanted: Sequence[str] | None
 ) -> list[str]:
-    """Notes if no device that runs the model caches: why the caching devices do not run it."""
+    """Notes for a model that only devices without caching run: why the caching devices do not
+    run it.
+    """
     from penstock.compilation.entry import why_not_cached
     from penstock.runtime import manager
 
@@ -95,7 +97,7 @@ def why_nothing_is_cached(
 
 
 def most_frequent(placed: Sequence[Mapping[str, str]], device: str) -> str:
-    """The most frequent reason against *device*, and how many operations have it."""
+    """The most frequent reason why *device* does not run operations, and their number."""
     ((reason, count),) = Counter(reasons.get(device, "") for reasons in placed).most_common(1)
     for argument, option in OPTIONS.items():
         reason = reason.replace(argument, option)
@@ -150,7 +152,7 @@ def explain(
     )
     for each in steps:
         nearest = each.explanation.nearest
-        # Compared with another model's entry everything differs, which does not help.
+        # A comparison with another model's entry does not help: everything differs.
         if nearest is not None and "structure" not in each.explanation.changed:
             output.line(f"step {each.step.index}, against entry {nearest.token[:SHORT]}:")
             rows = [readable(*change) for change in changes(each)]
@@ -198,7 +200,7 @@ def changes(each: ExplainedStep) -> list[tuple[str, str, str]]:
 
 
 def readable(ingredient: str, was: str, now: str) -> tuple[str, str, str]:
-    """A change for people: only differing processor features, and a word for an empty value."""
+    """A change in words: only the differing processor features; a word for an empty value."""
     if ingredient == "cpu_features":
         had, has = was.split(), now.split()
         was = " ".join(word for word in had if word not in has)
@@ -275,7 +277,7 @@ def prewarm(
     )
     if problems:
         code = max((exit_code(one.error) for one in warmed if one.error), default=WORK_FAILED)
-        # One problem is printed by the line that ends the command, several above it.
+        # One problem is in the line that ends the command; several are printed before it.
         text = problems[0] if len(problems) == 1 else f"{len(problems)} problems, named above"
         raise Unfinished("; ".join(problems) if output.as_json else text, code)
 
@@ -357,9 +359,10 @@ def not_saved(step: StepReceipt, path: str) -> str:
 
 
 def outcome(step: StepReceipt) -> tuple[str, str]:
-    """The outcome and, for a miss, the reason: `hit`; `compiled, saved`; `compiled, not saved`;
-    `not compiled` if the driver compiles at the first run; `not cached` if the device has no cache
-    files.
+    """The outcome, and the reason for a miss.
+
+    One of `hit`; `compiled, saved`; `compiled, not saved`; `not compiled` if the driver compiles at
+    the first run; `not cached` if the device has no cache files.
     """
     cache = step.cache
     if cache.outcome == "hit":

@@ -1,4 +1,4 @@
-"""The cache directory and the entries of a command."""
+"""The cache directory and the entries that a command names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from penstock.cache import Cache, CacheEntry
 
 SHORT: Final = 12
-"""Hexadecimal digits of a token in tables. Any unique beginning names the entry."""
+"""Hexadecimal digits of a token in tables. Any unique prefix names the entry."""
 
 
 def open_cache(directory: str | None) -> Cache:
-    """The cache in *directory*, None for the user's. Raises `UsageError` if it does not exist."""
+    """The cache in *directory*; None is the user's. Raises `UsageError` if it does not exist."""
     from penstock.cache import Cache
 
     if directory is None:
@@ -29,7 +29,7 @@ def open_cache(directory: str | None) -> Cache:
 
 
 def named_directory(directory: str) -> Path:
-    """The directory that `--dir` names; it may not exist. Raises `UsageError` for a wrong name."""
+    """The directory in `--dir`, which may not exist. Raises `UsageError` for an invalid name."""
     path = Path(directory).expanduser()
     if not directory:
         raise UsageError("--dir needs the name of a directory")
@@ -39,8 +39,10 @@ def named_directory(directory: str) -> Path:
 
 
 def find(entries: Sequence[CacheEntry], beginning: str) -> CacheEntry:
-    """The entry whose token begins so, in hexadecimal digits or the letters of its file names; a
-    path of one of its files also names it. Raises `UsageError` unless exactly one matches.
+    """The entry whose token has this prefix, in hexadecimal digits or the letters of its file
+    names.
+
+    The path of one of its files also names it. Raises `UsageError` unless exactly one matches.
     """
     from penstock.cache.naming import letters_of
 
@@ -60,12 +62,12 @@ def find(entries: Sequence[CacheEntry], beginning: str) -> CacheEntry:
 
 
 def short(entry: CacheEntry) -> str:
-    """The beginning of the token that tables show."""
+    """The prefix of the token that tables show."""
     return entry.token.hex()[:SHORT]
 
 
 def owner(entry: CacheEntry) -> str:
-    """The device of the entry by its index."""
+    """The device that the entry's index names."""
     return entry.device or "not known"
 
 

@@ -140,7 +140,7 @@ def row(entry: CacheEntry) -> tuple[str, ...]:
 
 
 def compile_time(entry: CacheEntry) -> str:
-    """How long the driver compiled."""
+    """The driver's compile time."""
     return milliseconds(entry.compile_ns) if entry.device else "not known"
 
 

@@ -1,4 +1,4 @@
-"""`penstock cache verify`, `gc` and `clear`: checks entries, and removes them."""
+"""`penstock cache verify`, `gc` and `clear`: verify entries, and remove them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def verify(
 
 
 def verified_placements(cache: Cache) -> list[tuple[str, CacheError | None]]:
-    """The key of each measured placement; None if a compile would use it, else why not."""
+    """The key of each measured placement; None if a compile would use it, otherwise the reason
+    why not.
+    """
     from penstock.cache.verdicts import Verdicts
 
     verdicts = Verdicts(cache.directory)
@@ -86,12 +88,12 @@ def verified_placements(cache: Cache) -> list[tuple[str, CacheError | None]]:
 
 
 def is_refused(error: CacheError | None) -> bool:
-    """Whether an entry is wrong. One that its driver has not written yet is only a miss."""
+    """Whether an entry is invalid. One that its driver has not written yet is only a miss."""
     return error is not None and not isinstance(error, NotYetWritten)
 
 
 def describe_verified(entry: CacheEntry, error: CacheError | None) -> dict[str, object]:
-    """A verified entry for `--json`: *error* is null for a sound one."""
+    """A verified entry for `--json`: *error* is null if the entry is valid."""
     return {
         "token": entry.token.hex(),
         "device": entry.device or None,
@@ -156,7 +158,9 @@ def clear(
 
 
 def forget(output: Output, cache: Cache, beginning: str) -> None:
-    """Removes the measured placement with this beginning. Raises `UsageError` unless it is one."""
+    """Removes the measured placement with this prefix. Raises `UsageError` unless exactly one
+    has it.
+    """
     from penstock.cache.verdicts import Verdicts
 
     verdicts = Verdicts(cache.directory)
@@ -173,7 +177,9 @@ def forget(output: Output, cache: Cache, beginning: str) -> None:
 
 
 def report(output: Output, cache: Cache, removed: Removed) -> None:
-    """Prints what was removed and what is left. Raises `Unfinished` if something remains."""
+    """Prints what was removed and what remains. Raises `Unfinished` if something could not be
+    removed.
+    """
     left = cache.entries()
     if removed:
         output.table(

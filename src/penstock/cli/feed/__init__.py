@@ -1,4 +1,4 @@
-"""Turns files on the command line into arrays for a model's inputs."""
+"""Converts files on the command line to arrays for a model's inputs."""
 
 from penstock.cli.feed.arguments import Fed, Wishes, feed
 from penstock.cli.feed.model_inputs import Slot, slots_of

@@ -1,4 +1,4 @@
-"""INPUT arguments: which file fills which input, and how it is read."""
+"""INPUT arguments: which file is for which input, and how it is read."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class FedPicture:
 
 @dataclass(slots=True)
 class Fed:
-    """The arrays made of the arguments, one an input; a picture is prepared by its first scheme.
+    """The arrays made from the arguments, one per input. A picture is prepared by its first scheme.
 
-    *picture* is the last picture, upright and in its own size (a Pillow image). *sources* says
+    *picture* is the last picture, upright and in its original size (a Pillow image). *sources* says
     where each input's values come from. *assumed* has the shapes that `random` chose for unknown
-    dimensions, by input name. *notes* lists assumptions and changes; *questions* what is unknown
-    and changes the answer, each with the option that sets it. *kinds* are the kinds of files.
+    dimensions, by input name. *notes* lists assumptions and changes. *questions* lists unknown
+    facts that change the answer, each with the option that sets it. *kinds* are the kinds of files.
     """
 
     arrays: list[NDArray] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Fed:
 
     @property
     def unstated(self) -> list[FedPicture]:
-        """The pictures whose normalisation neither the caller nor the file states."""
+        """The pictures whose normalisation is stated by neither the user nor the file."""
         return [p for p in self.pictures if not p.preparation.is_stated]
 
     @property
@@ -106,7 +106,7 @@ class Fed:
 
     @property
     def excluded(self) -> dict[str, str]:
-        """The usual schemes that are impossible for all of them, each with the reason."""
+        """The usual schemes that are excluded for all of them, each with the reason."""
         found = {n: why for p in self.unstated for n, why in p.preparation.excluded.items()}
         return {name: why for name, why in found.items() if name not in self.schemes}
 
@@ -120,7 +120,7 @@ class Fed:
         return arrays
 
     def assumption(self) -> list[str]:
-        """A note on each assumed scheme, for commands that do not interpret the picture."""
+        """A note for each assumed scheme, for commands that do not interpret the picture."""
         return [
             f"{p.preparation.because}: {p.preparation.schemes[0].name} is taken (--normalize)"
             for p in self.unstated
@@ -140,8 +140,9 @@ class Fed:
 def feed(arguments: Sequence[str], slots: Sequence[Slot], wishes: Wishes) -> Fed:
     """An array for each of *slots* from INPUT arguments, in order.
 
-    An `.npz` file fills all remaining inputs, and so does a last `random`. Raises `FileError` for a
-    file that is missing, unreadable or does not fit, `UsageError` for a wrong count.
+    An `.npz` file supplies all remaining inputs, and so does `random` as the last argument. Raises
+    `FileError` for a file that is missing, unreadable or does not fit, `UsageError` for a wrong
+    number of arguments.
     """
     fed = Fed()
     generator = np.random.default_rng(wishes.seed)
@@ -233,7 +234,9 @@ def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None
 
 
 def kind_of(path: InputFile) -> Kind:
-    """The kind by suffix, else by first bytes, else a picture. Raises `FileError`."""
+    """The kind of a file: by suffix, otherwise by first bytes, otherwise a picture. Raises
+    `FileError`.
+    """
     try:
         with path.open("rb") as stream:
             beginning = stream.read(12)

@@ -1,4 +1,4 @@
-"""Reads INPUT files: pipes into memory, arrays without pickles. Also draws random values."""
+"""Reads INPUT files: pipes into memory, arrays without pickles. Also generates random values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMPTY: Final = "the file is empty; copy or download it again"
 
 
 class Piped:
-    """The content of a pipe, under the pipe's name."""
+    """The content of a pipe, with the pipe's name."""
 
     def __init__(self, path: Path, content: SealedFile) -> None:
         self._path, self._content = path, content
@@ -37,7 +37,7 @@ class Piped:
         return self._path.suffix
 
     def open(self, mode: Literal["rb"]) -> BinaryIO:
-        """The content from its beginning, any number of times."""
+        """The content from its beginning; can be called repeatedly."""
         return io.BytesIO(self._content.view)
 
 
@@ -64,7 +64,7 @@ def input_file(name: str) -> InputFile:
 
 
 MAX_BYTES: Final = 2**31
-"""An array of more bytes is refused before it is read."""
+"""An array of more bytes is rejected before it is read."""
 
 CHUNK: Final = 2**20
 
@@ -80,11 +80,10 @@ def read_npy(path: InputFile, operand: Operand) -> NDArray:
 
 
 def read_npz(path: InputFile, operands: list[Operand]) -> list[NDArray]:
-    """An array for each of *operands*, by name, or by position where the file has exactly as many.
-    Entries whose names begin with `expected/` and are no input's are left: they are what `compare`
-    expects of the model.
+    """An array for each of *operands*, by name, or by position if the file has exactly as many.
 
-    Raises `FileError`.
+    Ignores entries whose names begin with `expected/` and match no input: they are expected outputs
+    for `compare`. Raises `FileError`.
     """
     with (
         reading(path, "not an .npz file"),
@@ -131,8 +130,8 @@ def _header(
     except (OSError, zipfile.BadZipFile, zlib.error):
         raise
     except Exception as error:
-        # NumPy evaluates the header as Python source, and its error would be in the words of
-        # Python's parser.
+        # NumPy evaluates the header as Python source. Its error would be a message of Python's
+        # parser.
         what = f"{entry}is not" if entry else "not"
         raise FileError(
             path, f"{what} an .npy file, or its header is damaged; numpy.save writes one"
@@ -172,8 +171,10 @@ def check(
 
 
 def random_array(operand: Operand, generator: np.random.Generator) -> NDArray:
-    """Values of the operand's type: floats in [-1, 1); 8- and 16-bit integers over their range,
-    wider ones 0 or 1 (they are often indexes); booleans; short words. Unknown dimensions are 1.
+    """Random values of the operand's type.
+
+    Floats are in [-1, 1); 8- and 16-bit integers use their whole range; wider ones are 0 or 1,
+    because they are often indexes. Also booleans and short words. Unknown dimensions are 1.
     """
     if (shape := assumed(operand)) is None:
         raise UsageError(f"input {operand.name!r} has no fixed rank; random cannot fill it")

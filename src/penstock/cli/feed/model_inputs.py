@@ -1,4 +1,4 @@
-"""The inputs of a model, and the first operations on each: arithmetic, range, and what follows."""
+"""The inputs of a model, and the first operations on each: arithmetic, range, and consumer."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _SPATIAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The real values that an input takes without clipping.
+    """The real values that an input can hold without clipping.
 
     *quantized*: the bounds come from a scale and a zero point. *symmetric*: the stored type is
-    signed with zero point 0, so the bounds give only the greatest magnitude; values below zero need
-    not occur.
+    signed with zero point 0. The bounds then give only the greatest magnitude; values below zero
+    may not occur.
     """
 
     low: float
@@ -55,12 +55,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class FirstOperations:
-    """What the first operations reveal of an input.
+    """What the first operations reveal about an input.
 
-    Leading arithmetic with constants turns a real value x into `scale * x + offset`; both have one
-    element, or one for each channel. *bounds* are those of the first quantisation or clipping, in
-    the input's real values. *operation* is the first one that combines elements, None for none or
-    several; it reads the operand *value*, number *index*.
+    Leading arithmetic with constants converts a real value x to `scale * x + offset`. Both have one
+    element, or one per channel. *bounds* are those of the first quantisation or clipping, in the
+    input's real values. *operation* is the first one that combines elements; None if there is none
+    or several. It reads the operand *value*, as its input number *index*.
     """
 
     index: int
@@ -77,8 +77,9 @@ class FirstOperations:
 
 
 def first_operations(model: Model, operand: int, channel_axis: int | None) -> FirstOperations:
-    """The first operations of the entry subgraph of *model* on operand *operand*. *channel_axis* is
-    the axis of the picture's channels, None for none.
+    """The first operations of the entry subgraph of *model* on operand *operand*.
+
+    *channel_axis* is the axis of the picture's channels, None if it has none.
     """
     path = _Path(model, operand, channel_axis)
     for _ in range(MOST):
@@ -103,7 +104,7 @@ def quantized_bounds(dtype: DType, quantization: Quantization) -> Bounds | None:
 
 
 class _Path:
-    """Follows an input through element-by-element operations."""
+    """Follows an input through element-wise operations."""
 
     def __init__(self, model: Model, operand: int, channel_axis: int | None) -> None:
         self.model, self.at, self.axis = model, operand, channel_axis
@@ -125,7 +126,7 @@ class _Path:
         return FirstOperations(self.at, value, self.scale, self.offset, bounds, operation)
 
     def follow(self, operation: Operation) -> bool:
-        """Follows *operation* if it treats each element by itself; else returns False."""
+        """Follows *operation* if it is element-wise; otherwise returns False."""
         rule = _RULES.get(operation.type)
         if rule is None or not rule(self, operation):
             return False
@@ -145,7 +146,7 @@ class _Path:
         return np.asarray(value, np.float64)
 
     def per_channel(self, value: Values) -> Values | None:
-        """*value* as one number or one a channel; None if it varies along another axis."""
+        """*value* as one number or one per channel; None if it varies along another axis."""
         if value.size == 1:
             return value.reshape(1)
         rank = len(self.model.operands[self.at].shape or ())
@@ -177,7 +178,7 @@ class _Path:
         limit = float(other.reshape(-1)[0])
         bound = (limit - float(self.offset[0])) / float(self.scale[0])
         if self.offset_rounded is not None and operation.type == "MAXIMUM":
-            # What was added since the rounding is the zero point.
+            # The sum added since the rounding is the zero point.
             added = abs(float(self.offset[0]) - self.offset_rounded)
             self.zero_point_0 = limit < 0 and added < 0.5
         self.clipped.setdefault("low" if operation.type == "MAXIMUM" else "high", bound)
@@ -249,7 +250,7 @@ class _Path:
             self.bounds = replace(bounds, low=float(low), high=float(high))
 
     def _clip_bounds(self) -> Bounds | None:
-        """The bounds of a pair MAXIMUM, MINIMUM, by which ONNX quantises."""
+        """The bounds of a pair MAXIMUM, MINIMUM, which ONNX uses for quantisation."""
         low, high = self.clipped.get("low"), self.clipped.get("high")
         if low is None or high is None or not low < high:
             return None
@@ -261,7 +262,9 @@ class _Path:
 def _composed(
     kind: str, scale: Values, offset: Values, number: Values, *, first: bool
 ) -> tuple[Values, Values]:
-    """Scale and offset after an operation with *number*; *first* if the value comes first."""
+    """Scale and offset after an operation with *number*. *first*: the value is the first
+    operand.
+    """
     with np.errstate(all="ignore"):
         if kind == "ADD":
             return scale, offset + number
@@ -277,7 +280,7 @@ def _long(operand: Operand) -> tuple[int | None, ...]:
 
 
 def _moved(before: Operand, after: Operand, axis: int | None) -> int | None:
-    """The place of *axis* after dimensions of 1 are added or removed; None otherwise."""
+    """The position of *axis* after dimensions of 1 are added or removed; None for other changes."""
     old, new = before.shape, after.shape
     if axis is None or old is None or new is None or _long(before) != _long(after):
         return None
@@ -306,7 +309,7 @@ _RULES: Final[Mapping[str, Callable[[_Path, Operation], bool]]] = MappingProxyTy
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One input of *model*, with the caller's name and shape, and its *metadata*."""
+    """One input of *model*, with the name and shape that the user sees, and its *metadata*."""
 
     operand: Operand
     model: Model
@@ -315,7 +318,9 @@ class Slot:
 
     @property
     def content(self) -> str:
-        """The content by the metadata: "image", "audio", "feature", "bounding_box", or ""."""
+        """The content according to the metadata: "image", "audio", "feature", "bounding_box", or
+        "".
+        """
         return self.metadata.content if self.metadata is not None else ""
 
     def first_operations(self, channel_axis: int | None = None) -> FirstOperations:
@@ -326,7 +331,7 @@ class Slot:
 def slots_of(model: Model, interface: Interface, operands: Sequence[Operand]) -> list[Slot]:
     """A slot for each of *operands*, the inputs of *interface*."""
     indexes, metadata = model.entry.ordinary_inputs, model.metadata.inputs
-    # Metadata describes the file's first subgraph alone.
+    # Metadata describes only the file's first subgraph.
     described = model.main == 0
     return [
         Slot(

@@ -68,7 +68,7 @@ def _imagenet(x: Floats) -> Floats:
 
 
 def _standardized(x: Floats, mean: Floats, std: Floats) -> Floats:
-    # Numbers that float32 cannot hold give infinities or NaN, which `store` refuses by name.
+    # Numbers that overflow float32 become infinities or NaN, which `store` rejects by name.
     with np.errstate(all="ignore"):
         return (x - mean) / std
 
@@ -76,7 +76,7 @@ def _standardized(x: Floats, mean: Floats, std: Floats) -> Floats:
 def mean_std(
     name: str, mean: tuple[float, ...], std: tuple[float, ...], *, bgr: bool = False
 ) -> Normalization:
-    """(x - mean) / std, one value for all channels or one a channel."""
+    """(x - mean) / std, with one value for all channels or one per channel."""
     channels = max(len(mean), len(std))
     parts = [",".join(f"{v:g}" for v in values) for values in (mean, std)]
     return Normalization(
@@ -115,7 +115,7 @@ SCHEMES: Final = {
 
 
 def usual(channels: int) -> tuple[Normalization, ...]:
-    """The usual schemes of training, which are compared if the file does not state one."""
+    """The schemes that are usual in training. They are compared if the file does not state one."""
     return (UNIT, PM1, F255, IMAGENET, CAFFE) if channels == 3 else (UNIT, PM1, F255)
 
 

@@ -1,4 +1,4 @@
-"""Decodes pictures, turns them upright, and fits them to an input's channels and size."""
+"""Decodes pictures, rotates them upright, and converts them to an input's channels and size."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from penstock.ir import NDArray, Operand
 
 FORMATS: Final = ("PNG", "JPEG", "BMP")
 DEEPEST: Final = 65535
-"""White in a picture of 16 bits a channel."""
+"""White in a picture of 16 bits per channel."""
 
 FLAT: Final = 0.01
-"""A picture with a smaller range, as a share of black to white, is noted as nearly flat."""
+"""A picture is reported as nearly flat if its range is a smaller share of black to white."""
 
 MAX_PIXELS: Final = 64 * 2**20
 """A picture with more pixels is rejected before it is decoded."""
 
 ENLARGED: Final = 8
 DISTORTED: Final = 3
-"""A picture is noted as stretched beyond these factors: of a side, and between the sides."""
+"""A picture is reported as stretched beyond these factors: of a side, and between the sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Layout:
 def layout(operand: Operand) -> Layout | None:
     """The picture layout of an input; None if its shape is not a picture's.
 
-    There are 1, 3 or 4 channels; they come last if both places are possible. N is 1; a height or
-    width of 1 is not a picture. A single unknown first dimension of three is a batch of sequences,
-    not a height.
+    It has 1, 3 or 4 channels, which are the last axis if both positions are possible. N is 1. A
+    shape with a height or width of 1 is not a picture. If only the first of three dimensions is
+    unknown, it is a batch of sequences, not a height.
     """
     found = _layout(operand.shape or ())
     return found if found is not None and 1 not in {found.height, found.width} else None
@@ -76,9 +76,9 @@ def read_picture(path: InputFile) -> Image.Image:
 
 
 def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
-    """The upright picture as 8-bit RGB, and notes on what is lost. Raises `FileError`."""
+    """The upright picture as 8-bit RGB, and notes on lost information. Raises `FileError`."""
     with reading(path, "the picture cannot be decoded"), path.open("rb") as stream:
-        # Pillow's own limit only warns, up to twice its size.
+        # Above its limit Pillow only warns, up to twice the limit.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             opened = Image.open(stream, formats=FORMATS)
@@ -98,7 +98,7 @@ def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
 
 def _left_out(picture: Image.Image) -> list[str]:
     notes = []
-    # Telephones store a preview or a brightness map beside a photograph.
+    # Phones store a preview or a brightness map with a photograph.
     if picture.format == "PNG" and (number := getattr(picture, "n_frames", 1)) > 1:
         notes.append(f"the file is an animation of {number} pictures; the first is fed")
     if picture.has_transparency_data and _least_alpha(picture) < 255:
@@ -119,7 +119,7 @@ def _least_alpha(picture: Image.Image) -> int:
 
 
 def stretched(picture: Image.Image, shape: Layout) -> list[str]:
-    """A note if the picture is so much enlarged or distorted that the answer may mean little."""
+    """A note if the picture is enlarged or distorted so much that the answer may mean little."""
     width, height = shape.width or picture.width, shape.height or picture.height
     across, down = width / picture.width, height / picture.height
     if max(across, down) <= ENLARGED and max(across, down) <= DISTORTED * min(across, down):

@@ -1,7 +1,7 @@
-"""How a picture becomes the values of an input: the schemes that the file states or leaves open.
+"""Determines how a picture becomes the values of an input: the schemes that are stated or possible.
 
-Indirect evidence from training only excludes schemes. It never decides about a detection or a
-segmentation, whose answers cannot be compared.
+Indirect evidence from training can only exclude schemes. It never decides about a detection or a
+segmentation, because their answers cannot be compared.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OTHER_RANGES: Final = (
     mean_std("128,1", (128.0,), (1.0,)),
     mean_std("127.5,255", (127.5,), (255.0,)),
 )
-"""Less usual schemes with an unmistakable range: [-128, 127] and [-0.5, 0.5]."""
+"""Rare schemes with an unmistakable range: [-128, 127] and [-0.5, 0.5]."""
 
 SUBTRACTED: Final = (
     mean_std("123.68,116.779,103.939,1,1,1", (123.68, 116.779, 103.939), (1.0, 1.0, 1.0)),
@@ -61,10 +61,10 @@ SUBTRACTED: Final = (
 class Preparation:
     """The possible schemes of one input.
 
-    *source* names the origin of a single scheme: the caller's option, or a statement of the file;
-    "indications" if all others were excluded, and "" for several. *because* is the reason in words.
-    *excluded* has the impossible usual schemes, each with its reason. *as_bytes*: the input stores
-    the picture's bytes.
+    *source* names the origin of a single scheme: the user's option, or a statement of the file. It
+    is "indications" if all others were excluded, and "" for several schemes. *because* is the
+    reason in words. *excluded* has the excluded usual schemes, each with its reason. *as_bytes*:
+    the input stores the picture's bytes.
     """
 
     schemes: tuple[Normalization, ...]
@@ -75,7 +75,7 @@ class Preparation:
 
     @property
     def is_stated(self) -> bool:
-        """Whether the caller or the file states the scheme."""
+        """Whether the user or the file states the scheme."""
         return self.source not in {"", "indications"}
 
 
@@ -89,10 +89,10 @@ def prepare(
 ) -> Preparation:
     """How a picture of *channels* (1 or 3) becomes the values of *operand*.
 
-    The caller's request comes first. An integer input takes the scheme of its quantised range, else
-    of the metadata; without quantisation it takes bytes. A float input takes the scheme of the
-    metadata, the first quantisation and the leading arithmetic, if these agree. Raises `UsageError`
-    for a scheme that the input cannot take.
+    The user's option has priority. An integer input takes the scheme of its quantised range,
+    otherwise of the metadata; without quantisation it takes bytes. A float input takes the scheme
+    on which the metadata, the first quantisation and the leading arithmetic agree. Raises
+    `UsageError` for a scheme that the input cannot take.
     """
     if requested is not None:
         _check_requested(operand, requested)
@@ -126,7 +126,7 @@ def _check_requested(operand: Operand, requested: Normalization) -> None:
 def _statements(
     operand: Operand, channels: int, metadata: TensorMetadata | None, first: FirstOperations
 ) -> list[tuple[Normalization, Source, str]]:
-    """The statements of the file, each with its source and in words; the first counts most."""
+    """The statements of the file, each with its source and in words. The first has priority."""
     found: list[tuple[Normalization, Source, str]] = []
     said = metadata_scheme(metadata, channels)
     if said is not None:
@@ -153,7 +153,9 @@ def _objections(
     first: FirstOperations,
     model: Model,
 ) -> list[tuple[Normalization, Source, str]]:
-    """The schemes that the file allows, if they exclude that of a first quantization alone."""
+    """The schemes that the file allows, if they exclude the scheme that only a first
+    quantisation suggests.
+    """
     if [source for _, source, _ in stated] != ["quantization"]:
         return []
     excluded = excluded_by_indications(model, first, channels)
@@ -164,7 +166,7 @@ def _objections(
 
 
 def metadata_scheme(metadata: TensorMetadata | None, channels: int) -> Normalization | None:
-    """The metadata's normalization, named as in `--normalize`; None if there is no usable one."""
+    """The metadata's normalisation, named as in `--normalize`; None if there is no usable one."""
     if metadata is None or metadata.normalization is None:
         return None
     mean, std = metadata.normalization
@@ -178,7 +180,7 @@ def metadata_scheme(metadata: TensorMetadata | None, channels: int) -> Normaliza
 
 
 def range_scheme(bounds: Bounds | None, channels: int) -> Normalization | None:
-    """The scheme whose values fill *bounds*, within 2 % of its width; None for none or several."""
+    """The scheme whose values span *bounds*, within 2 % of its width; None for none or several."""
     if bounds is None or bounds.symmetric:
         return None
     known: list[Normalization] = [PM1, UNIT, F255, *OTHER_RANGES]
@@ -193,11 +195,11 @@ def range_scheme(bounds: Bounds | None, channels: int) -> Normalization | None:
 
 
 def arithmetic_scheme(first: FirstOperations, channels: int) -> Normalization | None:
-    """The scheme that leads to a usual range after the graph's leading arithmetic; None for none or
+    """The scheme that gives a usual range after the graph's leading arithmetic; None for none or
     several.
 
-    A usual range is that of a usual scheme. Failing that, 0 must lie at a plausible mean of
-    pictures, and 1 must be a plausible standard deviation.
+    A usual range is that of a usual scheme. Otherwise 0 must be a plausible mean of pictures, and 1
+    must be a plausible standard deviation.
     """
     if first.is_identity or first.scale.size not in {1, channels} or bool(np.any(first.scale <= 0)):
         return None
@@ -301,10 +303,12 @@ TF_SLIM: Final = re.compile(
 """TF-Slim's tensor names in networks for which its `preprocessing_factory` prepares [-1, 1]."""
 
 BATCH_NORM: Final = re.compile(r"FusedBatchNorm|batch_normalization|BatchNorm/")
-"""Names that TensorFlow's converter leaves on a convolution with a folded batch normalization."""
+"""Names that TensorFlow's converter gives to a convolution with a folded batch normalisation."""
 
 BEYOND: Final = 16.0
-"""How much the outputs of a batch normalization vary: by its gamma, which is trained from 1."""
+"""Standard deviation of a batch normalisation's outputs: its gamma, which starts at 1 in
+training.
+"""
 
 PIXEL_STD: Final = 64.0
 NEIGHBOURS: Final = 0.95
@@ -312,11 +316,13 @@ CHANNELS: Final = 0.9
 """Standard deviation of photographs' pixels, and correlation of neighbours and channels."""
 
 LARGEST_KERNEL: Final = 1024
-"""A larger kernel's response is not computed: its covariance has the square of its elements."""
+"""The response of a larger kernel is not computed: its covariance has the square of its
+elements.
+"""
 
 
 def excluded_by_indications(model: Model, first: FirstOperations, channels: int) -> dict[str, str]:
-    """The usual schemes that cannot have trained the network, by name, each with the reason."""
+    """The usual schemes that cannot have been used in training, by name, each with the reason."""
     names = _names(model, first)
     if first.is_identity and channels == 3 and TF_SLIM.search(names):
         reason = "its tensors have the names of a TF-Slim network, which is trained on pm1"

@@ -1,4 +1,4 @@
-"""Whether an input can be a picture or a sound, and what it looks like otherwise."""
+"""Whether an input can be a picture or a sound, and what it resembles otherwise."""
 
 from __future__ import annotations
 
@@ -38,12 +38,16 @@ LOUDEST_16_BIT: Final = (4000.0, 40000.0)
 """Greatest magnitudes of a quantised range: samples in [-1, 1), and 16-bit samples."""
 
 LEAST_SWING: Final = 0.2
-"""The least share of the longer side of zero that a sound's range reaches on the shorter side."""
+"""A sound's range must extend on both sides of zero: the shorter side by this share of the
+longer.
+"""
 
 
 def no_picture(slot: Slot, layout: Layout | None, first: FirstOperations, *, insist: bool) -> str:
-    """Why this input is no picture, and what it looks like; "" if it may be one. With *insist* the
-    caller states the normalisation, and only an input without room for a picture is rejected.
+    """Why this input is no picture, and what it resembles; "" if it may be one.
+
+    *insist*: the user states the normalisation. Then only an input with no picture layout is
+    rejected.
     """
     operand, content = slot.operand, slot.content
     here = f"input {operand.name!r} is {show_operand(operand)}"
@@ -66,7 +70,9 @@ def no_picture(slot: Slot, layout: Layout | None, first: FirstOperations, *, ins
 
 
 def no_sound(slot: Slot, samples: int | None, first: FirstOperations) -> str:
-    """Why this input of *samples* values is no sound, and what it looks like, or ""."""
+    """Why this input of *samples* values is no sound, and what it resembles; "" if it may be
+    one.
+    """
     operand, content = slot.operand, slot.content
     here = f"input {operand.name!r} is {show_operand(operand)}"
     if content in CONTENT and content != "audio":
@@ -83,7 +89,7 @@ def no_sound(slot: Slot, samples: int | None, first: FirstOperations) -> str:
 
 
 def amplitude(bounds: Bounds | None) -> float | None:
-    """The real value of full scale: 1, 32768 for 16-bit samples, None for no waveform."""
+    """The real value of full scale: 1, or 32768 for 16-bit samples; None if it is no waveform."""
     if bounds is None:
         return 1.0
     shorter, longer = sorted((-bounds.low, bounds.high))
@@ -170,7 +176,7 @@ def _span(bounds: Bounds) -> str:
 
 
 def _looks(shape: Shape) -> str:
-    """What a shape looks like, as the end of a sentence."""
+    """What a shape resembles, as the end of a sentence."""
     each = shape[1:] if shape and len(shape) > 1 and shape[0] is None else shape
     long = [d for d in each or () if d != 1]
     if len(long) == 3 and long[-1] in {3, 4}:

@@ -28,18 +28,19 @@ SHORTEST: Final = 0.01
 NO_WAV: Final = "not a PCM WAV file of 8 to 32 bits (a converter makes one)"
 
 WIDTHS: Final = range(1, 5)
-"""Possible bytes of a sample."""
+"""Permitted sizes of a sample in bytes."""
 
 SPEECH_RATE: Final = 16000
-"""Samples a second of nearly all speech networks, assumed if the model states no rate."""
+"""The sample rate in Hz of nearly all speech networks, assumed if the model states none."""
 
 OTHER_RATES: Final = (8000, 11025, 22050, 44100, 48000)
 """Other usual rates. An input of whole seconds at one of them was probably made for it."""
 
 
 class Sound(NamedTuple):
-    """An input's *array* for a sound, *notes* on the changes, and a *question* if the model may
-    need another rate ("" if not).
+    """An input's *array* for a sound, *notes* on the changes, and a *question*.
+
+    The question is "" unless the model may need another rate.
     """
 
     array: NDArray
@@ -51,8 +52,8 @@ def waveform_length(operand: Operand) -> int | None:
     """How many samples an input takes, 0 for an unknown length; None if its shape is not a
     waveform's.
 
-    A waveform has one dimension that is not 1: [n], [1, n], [1, n, 1], ... An unknown first
-    dimension beside others is a batch, of which one is fed.
+    A waveform has one dimension that is not 1: [n], [1, n], [1, n, 1], ... If only the first of
+    several dimensions is unknown, it is a batch; one element of it is supplied.
     """
     shape = operand.shape
     if shape is None or not shape:
@@ -62,7 +63,9 @@ def waveform_length(operand: Operand) -> int | None:
 
 
 def _single(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """The shape of one batch element: an unknown first dimension of several becomes 1."""
+    """The shape of one batch element: if there are several dimensions, an unknown first one
+    becomes 1.
+    """
     return (1, *shape[1:]) if shape[0] is None and len(shape) > 1 else shape
 
 
@@ -137,7 +140,7 @@ def _doubt_of_rate(rate: int, frames: int, wanted: int) -> str:
 
 
 def _has_frame(opened: wave.Wave_read, frame: int) -> bool:
-    """Whether the file contains all of *frame*; rewinds it."""
+    """Whether the file contains the complete *frame*. Rewinds the file."""
     if frame < 0:
         return True
     opened.setpos(frame)
