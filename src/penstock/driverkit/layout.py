@@ -1,9 +1,9 @@
-"""The layout pass: which values of a subgraph lie channels first, decided before a node is made.
+"""The layout pass: decides which values of a subgraph are channels first, before nodes are made.
 
 TFLite has channels last (NHWC; NWC for sequences). Engines convolve channels first (NCHW, NCW). The
 pass goes over the operations once. A rule's policy chooses the layout in which the operation reads
-each operand and makes each result; the pass knows in which layouts every value exists by then. A
-TRANSPOSE is needed only where an operation reads a value in a layout that it does not exist in.
+each operand and makes each result. The pass records the layouts in which every value exists. A
+TRANSPOSE is needed only if an operation reads a value in a layout that does not exist yet.
 
 A rule's emitter reads the decision from `Site.layout` and never looks at its neighbours.
 """

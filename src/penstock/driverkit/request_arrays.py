@@ -10,7 +10,7 @@ Every driver needs this, and each rule below is part of the contract of `penstoc
 - `OutputInsufficientSize`, and memory that cannot be written, are raised before the first output
   changes.
 
-There are two ways to give results. A driver that computes into memory of its own calls
+There are two ways to return results. A driver that computes into memory of its own calls
 `write_results`. An engine that writes its outputs itself, in static shapes, gets arrays over the
 caller's memory from `bound_arrays`.
 """

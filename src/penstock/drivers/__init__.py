@@ -1,1 +1,1 @@
-"""The built-in drivers. Each could be a distribution of its own: nothing imports them by name."""
+"""The built-in drivers. Each could be a separate distribution: no package imports them by name."""

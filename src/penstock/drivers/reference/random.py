@@ -1,11 +1,10 @@
-"""Random numbers, bit for bit as TFLite's where the model gives seeds, and
-STABLEHLO_RNG_BIT_GENERATOR.
+"""Random numbers, bit for bit as TFLite's if the model has seeds, and STABLEHLO_RNG_BIT_GENERATOR.
 
 The generators are counter-based (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy
-as 1, 2, 3", SC'11). Of TFLite's operations, the generator's position is state of the network: a
-count of its blocks. Without seeds the knob `random_seed` is the key; where it is not set, each run
-takes a new key from the system's entropy. StableHLO's state is a key and the next counter, in
-words of 64 bits.
+as 1, 2, 3", SC'11). For TFLite's operations, the generator's position is state of the network: a
+count of its blocks. Without seeds, the knob `random_seed` is the key. If it is not set, each run
+takes a new key from the system's entropy. StableHLO's state is a key and the next counter, in words
+of 64 bits.
 """
 
 from __future__ import annotations
@@ -277,7 +276,7 @@ def random_multinomial(site: Site) -> Kernel:
 
 
 def _running_sums(logits: NDArray) -> NDArray:
-    """Running sums of the exponentials of each row's finite logits, less the greatest, float64."""
+    """Running sums of the exponentials of each row's finite logits minus the greatest, float64."""
     finite = np.isfinite(logits)
     if not finite.any(axis=1).all():
         raise InputError("a row of logits has no class that can be drawn")

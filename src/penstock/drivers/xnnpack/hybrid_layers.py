@@ -8,7 +8,7 @@ kernels are slow. There are two rewrites.
 `expand` writes the quantisation as float operations, which XNNPACK computes as IEEE 754 defines.
 FULLY_CONNECTED keeps its int8 weights: two more columns with zero weights make each row span
 exactly 255. XNNPACK spreads its own 8 bits over that span, so its step is 1 and its rounding
-changes nothing. Other layers become float layers over whole numbers: while the sums stay below
+changes nothing. Other layers become float layers over integers: as long as sums are below
 2**24, every partial sum is exact in any order. Either way the results equal the reference's.
 
 `split_pixels` is for convolutions that XNNPACK quantises as TFLite does, each image over its own

@@ -1,6 +1,6 @@
 """Copies of a state's tensors into and out of an interpreter, adjacent tensors in one copy.
 
-A state has many small tensors. Where they are adjacent on both sides, with only unused bytes
+A state has many small tensors. If they are adjacent on both sides, with only unused bytes
 between them (`penstock.hal.PaddedBytes`), one copy of the whole range replaces a copy of each.
 """
 

@@ -82,7 +82,7 @@ def _pad_with(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _mirror_pad(context: ShapeContext) -> Sequence[Shape]:
-    """A padding is at most the dimension, less one if the edge is not repeated."""
+    """A padding is at most the dimension, or one less if the edge is not repeated."""
     shape = context.shape(0)
     result = _pad(context)
     pads = paddings(context, 1, None)

@@ -1,7 +1,7 @@
-"""Which subgraph enters which, and which network state each of them reads and writes.
+"""The calls between subgraphs, and the network state that each subgraph reads and writes.
 
 State in a TFLite file is in variable tensors and in resource variables (named by VAR_HANDLE). This
-module follows it through control flow; `states` then makes it explicit.
+module follows it through control flow. Then `states` makes it explicit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALLS: Final = frozenset({"CALL", "STABLEHLO_COMPOSITE"})
 RANDOM_OPERATORS: Final = frozenset({"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"})
 
 ENTERED_ANEW: Final = frozenset({"random", "tensor"})
-"""Kinds of state that start again from the initial value at each entry of a subgraph."""
+"""Kinds of state that restart from the initial value at each entry of a subgraph."""
 
 MAX_PASSES: Final = 2 * MAX_DEPTH
 STATE_PER_OPERAND: Final = 8
@@ -105,25 +105,27 @@ def tensor_state(subgraph: RawSubgraph, tensor: int) -> Key:
 
 
 def table_state(table: Key) -> tuple[Key, Key, Key]:
-    """Keys, values and whether they are imported, of a table with content of run time."""
+    """The keys and values of a table that is filled at run time, and whether they are imported."""
     return replace(table, kind="keys"), replace(table, kind="values"), replace(table, kind="filled")
 
 
 class StateUse(Struct):
-    """The state that each subgraph touches and writes, itself or through subgraphs that it enters;
-    all in one order.
+    """The state that each subgraph touches and writes, directly or through subgraphs that it
+    enters. All are in one order.
     """
 
     touched: list[dict[Key, None]]
     written: list[dict[Key, None]]
     restarted: frozenset[int]
-    """Subgraphs whose random operators restart at each entry. Those of a loop's body go on from
-    round to round, those of an entry subgraph from run to run.
+    """Subgraphs whose random operators restart at each entry.
+
+    Random operators in a loop's body continue from round to round, those in an entry subgraph from
+    run to run.
     """
 
 
 def find_state(subgraphs: list[RawSubgraph], order: list[int]) -> StateUse:
-    """The state of every subgraph. Subgraphs that one operation may enter share what they touch."""
+    """The state of every subgraph. Subgraphs that one operation may enter touch the same state."""
     use = StateUse([{} for _ in subgraphs], [{} for _ in subgraphs], _restarted(subgraphs))
     for subgraph in subgraphs:
         _local(subgraph, use)
@@ -159,7 +161,7 @@ def _restarted(subgraphs: list[RawSubgraph]) -> frozenset[int]:
 
 
 def _put_in_order(use: StateUse) -> None:
-    """Subgraphs that one operation enters must take and give their state in the same order."""
+    """Subgraphs that one operation enters must receive and return their state in the same order."""
     places: dict[Key, int] = {}
     for touched in use.touched:
         for key in touched:
@@ -210,7 +212,7 @@ def _state_of(
 
 
 def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
-    """Spreads state over one operator; returns how many values of state it will pass."""
+    """Propagates state over one operator. Returns the number of state values that it will pass."""
     touched: dict[Key, None] = {}
     written: dict[Key, None] = {}
     for target in operator.targets:
@@ -242,10 +244,10 @@ def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
 
 
 def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:
-    """An operand of the type of each resource variable, as it is read, else as it is assigned; and
-    of the keys and values of each table with unknown content.
+    """One operand for each resource variable, with the type that is read, or else assigned. Also
+    operands for the keys and values of each table with unknown content.
 
-    Dimensions on which readers and writers differ are unknown.
+    Dimensions that differ between readers and writers are unknown.
     """
     types: dict[Key, Operand] = {}
     read: set[Key] = set()
@@ -271,7 +273,7 @@ def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:
 
 
 def _agree(types: dict[Key, Operand], key: Key, operand: Operand, operator: RawOperator) -> Operand:
-    """The first operand for *key*; raises `InvalidOperand` where *operand* has another type."""
+    """The first operand for *key*. Raises `InvalidOperand` if *operand* has another type."""
     known = types.setdefault(key, operand)
     if known.dtype is not operand.dtype:
         what = "a variable" if key.kind == "resource" else "a table"
@@ -295,7 +297,9 @@ def value_of(operator: RawOperator) -> int:
 
 
 def common_shape(a: Shape, b: Shape) -> Shape:
-    """The dimensions that two shapes share; others are unknown, as is the rank where it differs."""
+    """The dimensions that are equal in two shapes. Other dimensions are unknown. If the ranks
+    differ, the rank is unknown.
+    """
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))

@@ -1,7 +1,7 @@
 """The content of a TFLite file: tensors, operators and signatures under the file's own numbers.
 
-For interfaces that show the file itself, beside the model that `reader.load` makes of it. Nothing
-is lowered, renamed or left out. Only what cannot be shown at all is refused.
+It is for interfaces that show the file itself besides the model from `reader.load`. Nothing is
+lowered, renamed or left out. Only content that cannot be shown is rejected.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LevelEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparsityEntry:
-    """How a sparse tensor's stored values lie in it (TFLite schema, `SparsityParameters`)."""
+    """The positions of a sparse tensor's stored values (TFLite schema, `SparsityParameters`)."""
 
     traversal_order: tuple[int, ...]
     block_map: tuple[int, ...] | None
@@ -76,7 +76,7 @@ class SparsityEntry:
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorEntry:
     """One tensor. *signature* is its `shape_signature` (-1: unknown) or None. *data* is the place
-    of its constant value in the file, None for a tensor without one.
+    of its constant value in the file; None if it has no value.
     """
 
     name: str
@@ -89,7 +89,7 @@ class TensorEntry:
     data: DataLocation | None
 
     def constant(self, pool: ConstantPool) -> NDArray:
-        """The constant value, read-only; of a sparse tensor the stored values alone, flat."""
+        """The constant value, read-only. For a sparse tensor, only the stored values, flat."""
         if self.data is None:
             raise InvalidOperand(f"tensor {self.name!r} has no constant value")
         shape = self.shape
@@ -101,8 +101,8 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """One operator: its name (a custom operator's own) and tensor indexes, -1 for an omitted input.
-    *resource* is the name of VAR_HANDLE's resource.
+    """One operator: its name (for a custom operator, its own name) and tensor indexes, -1 for an
+    omitted input. *resource* is the name of VAR_HANDLE's resource.
     """
 
     name: str
@@ -134,7 +134,7 @@ class SignatureEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Catalog:
-    """A whole file. Signatures are in the file's order, with those that `load` leaves out."""
+    """A whole file. Signatures are in the file's order, including those that `load` omits."""
 
     pool: ConstantPool
     subgraphs: tuple[SubgraphEntry, ...]

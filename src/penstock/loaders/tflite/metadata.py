@@ -33,7 +33,7 @@ ENTRY_MEMORY: Final = 160
 
 
 def read_metadata(file: File) -> Metadata:
-    """The metadata of *file*; `InvalidMetadata` when it cannot be read."""
+    """The metadata of *file*. Raises `InvalidMetadata` if it cannot be read."""
     entries: dict[str, bytes] = {}
     for index, table in enumerate(file.tables("metadata")):
         where = f"metadata {index} ({table['name'] or ''})"
@@ -49,16 +49,16 @@ def read_metadata(file: File) -> Metadata:
 
 
 def read_archive(file: File) -> dict[str, bytes]:
-    """The files of the zip archive at the end of *file*; empty when there is none.
+    """The files of the zip archive at the end of *file*; empty if there is no archive.
 
-    All together may take what the knob metadata_limit_mib allows (`LimitExceeded`).
+    Raises `LimitExceeded` if they exceed the knob `metadata_limit_mib` together.
     """
     if END_OF_ARCHIVE not in file.tail(ARCHIVE_END):
         return {}
     import zipfile
     import zlib
 
-    # What zipfile and zlib raise on damaged archives, besides their own errors.
+    # Exceptions of zipfile and zlib on damaged archives, besides their own error classes.
     damaged = (EOFError, OSError, ValueError, IndexError, OverflowError, NotImplementedError)
     limit = knobs.metadata_limit_mib() * MIB
     files: dict[str, bytes] = {}

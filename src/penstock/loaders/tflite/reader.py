@@ -1,10 +1,10 @@
 """A TFLite file to a `Model`.
 
-Constants that the file does not hold plainly are made here too. A sparse tensor
+This module also computes constants that the file stores in another form. A sparse tensor
 (`SparsityParameters`) is made dense. Weights quantised block by block along their rows have one
-scale a block in a tensor of its own (`BlockwiseQuantization`). LiteRT reads it in two operators,
-which here take it as another, last input; elsewhere the weights are bare integers. Their zero
-points, which LiteRT does not read, are 0.
+scale for each block, in a separate tensor (`BlockwiseQuantization`). LiteRT uses these scales in
+two operators, which here get them as an additional last input. For other operators the weights are
+plain integers. Their zero points, which LiteRT does not read, are 0.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ STATEFUL_OPERATORS = frozenset(
     | {"SVDF", "RNN", "UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN"}
     | {"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM"}
 )
-"""Operators that keep state, or read or change it, whatever their operands are."""
+"""Operators that have state, or read or change it, whatever their operands are."""
 
 
 def recognizes(content: memoryview) -> bool:
@@ -80,8 +80,8 @@ def recognizes(content: memoryview) -> bool:
 
 
 def may_begin(head: memoryview, size: int | None) -> bool:
-    """Whether a file of *size* bytes (None: unknown) that begins with *head* is a TFLite file.
-    Raises as `load` for one whose root is outside.
+    """Whether a file of *size* bytes (None: unknown) that begins with *head* is a TFLite file. If
+    its root is outside the file, raises the error that `load` raises.
     """
     if not recognizes(head):
         return False
@@ -118,7 +118,9 @@ def _metadata(file: File) -> Metadata:
 
 
 def _once_each(metadata: Metadata, inputs: tuple[int, ...]) -> Metadata:
-    """*metadata* with one description an input, where the file lists a tensor more than once."""
+    """*metadata* with one description for each input of the model. The file may list a tensor
+    several times.
+    """
     if len(set(inputs)) == len(inputs) or len(metadata.inputs) != len(inputs):
         return metadata
     first = dict(zip(reversed(inputs), reversed(metadata.inputs), strict=True))
@@ -126,7 +128,7 @@ def _once_each(metadata: Metadata, inputs: tuple[int, ...]) -> Metadata:
 
 
 class _Dense:
-    """Dense forms of sparse constants; all together may take *left* bytes."""
+    """Dense forms of sparse constants. Their total size is limited to *left* bytes."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -189,7 +191,7 @@ def _subgraph(
 
 
 def _intermediates(operator: RawOperator, operands: list[Operand]) -> Mapping[str, AttributeValue]:
-    """Scales and zero points of the intermediates of an integer LSTM; scale 0 for none."""
+    """Scales and zero points of the intermediates of an integer LSTM. Scale 0 means none."""
     found = [None if i < 0 else operands[i].quantization for i in operator.intermediates]
     if not any(found):
         return {"intermediate_scales": (), "intermediate_zero_points": ()}
@@ -213,7 +215,8 @@ def _signatures(file: File, lowered: Lowered, raw: list[RawSubgraph]) -> dict[st
             n for named, known in zip(ends, real, strict=True) for n, i in named if i not in known
         ]
         if stray:
-            # Tools that change a graph's ends leave such signatures behind. The graph is valid.
+            # Tools that change a graph's inputs or outputs leave such signatures. The graph is
+            # valid.
             log.warning(
                 "%s is left out: %s is no input or output of subgraph %d", where, stray[0], subgraph
             )
@@ -242,7 +245,7 @@ def _ends(
 def lower(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
     """Lowers all subgraphs of a file with content *data*.
 
-    *zero_limit* bounds the bytes of the initial values that the file does not hold.
+    *zero_limit* limits the bytes of initial values that are not in the file.
     """
     if any(map(_needs_more, raw)):
         from penstock.loaders.tflite.states import lower_states
@@ -253,7 +256,7 @@ def lower(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
 
 
 def _needs_more(subgraph: RawSubgraph) -> bool:
-    """Whether *subgraph* may have state or enters another."""
+    """Whether *subgraph* may have state or enters another subgraph."""
     return bool(subgraph.variables) or any(
         operator.type in STATEFUL_OPERATORS or operator.targets or operator.mutated
         for operator in subgraph.operators
@@ -267,8 +270,8 @@ INDEX_MEMORY: Final = 8
 
 
 def dense_size(dtype: DType, shape: tuple[int, ...], limit: int) -> int:
-    """Bytes the dense form takes. Raises `InvalidSparsity` or `LimitExceeded`, before anything is
-    allocated.
+    """Size, in bytes, of the dense form. Raises `InvalidSparsity` or `LimitExceeded` before memory
+    is allocated.
     """
     bits = dtype.bits
     if bits is None or dtype in PACKED:
@@ -282,7 +285,9 @@ def dense_size(dtype: DType, shape: tuple[int, ...], limit: int) -> int:
 
 
 def densify(file: File, sparsity: Values, stored: memoryview, dense: NDArray) -> None:
-    """Fills *dense* (zeros, of the tensor's shape) with the values *stored* as *sparsity* says."""
+    """Fills *dense* (zeros, of the tensor's shape) with the values *stored*, at the positions of
+    *sparsity*.
+    """
     shape = dense.shape
     values = np.frombuffer(stored[: len(stored) // dense.itemsize * dense.itemsize], dense.dtype)
     order, blocks = _levels(sparsity, shape)
@@ -324,8 +329,8 @@ def _levels(sparsity: Values, shape: tuple[int, ...]) -> tuple[tuple[int, ...], 
 def _expand(
     file: File, metadata: Values, nodes: int, limit: int, room: int
 ) -> tuple[NDArray, NDArray]:
-    """Parent and index of every node of the next level, of which there may be *room*
-    (`LimitExceeded`).
+    """Parent and index of every node of the next level. Raises `LimitExceeded` if the level has
+    more than *room* nodes.
     """
     if metadata["format"] == DENSE:
         size = metadata["dense_size"]
@@ -398,7 +403,7 @@ def _places(
 
 
 class Blocks(Struct, frozen=True):
-    """The tensor of the scales of a tensor, and how many elements share one."""
+    """The tensor with the scales of a tensor, and the number of elements that share one scale."""
 
     scales: int
     size: int

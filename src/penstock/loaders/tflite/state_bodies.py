@@ -32,7 +32,7 @@ from penstock.loaders.tflite.calls import (
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
 CONTROL_FLOW: Final = CALLS | BRANCHES | LOOPS
-"""Operators that pass values, and so state, to subgraphs."""
+"""Operators that pass values to subgraphs, and therefore state."""
 
 
 class FileState(Protocol):
@@ -113,10 +113,10 @@ class StateBody(Body):
         )
 
     def listed_inputs(self) -> list[int]:
-        """The inputs that hold values.
+        """The inputs that have values.
 
-        A tensor listed more than once is one input of an entry subgraph. Where an operation passes
-        the values, the tensor takes the last of them (LiteRT), and nothing reads the others.
+        A tensor that an entry subgraph lists several times is one input. If an operation passes the
+        values, the tensor gets the last of them (LiteRT), and the others are not read.
         """
         inputs = [i for i in self.raw.inputs if i not in self.raw.handles]
         if len(set(inputs)) == len(inputs):
@@ -136,7 +136,7 @@ class StateBody(Body):
         return list(use.touched[index] if role == "body" else use.written[index])
 
     def ports(self) -> list[StatePort]:
-        """State ports: resource variables that are read, variable tensors, then what is only
+        """State ports: resource variables that are read, variable tensors, then state that is only
         written.
         """
         keys = sorted(self.state_in, key=lambda k: k.kind == "tensor")
@@ -185,16 +185,16 @@ class StateBody(Body):
         self.emit(operator.type, inputs, outputs, operator)
 
     def entering(self, key: Key) -> int:
-        """The operand that passes *key* to a subgraph: the value of the state, and for a generator
-        the beginning of its sequence.
+        """The operand that passes *key* to a subgraph: the value of the state, or for a generator
+        the start of its sequence.
         """
         if key.kind == "random":
             return self.add(Operand(DType.INT64, (), Lifetime.CONSTANT_COPY, value=bytes(8)))
         return self.value(key)
 
     def leaving(self, key: Key) -> int:
-        """The operand that returns *key* from a subgraph. Generators and variable tensors start
-        again at each entry of a subgraph (LiteRT), so nothing reads what they return.
+        """The operand that returns *key* from a subgraph. Generators and variable tensors restart
+        at each entry of a subgraph (LiteRT), so the values that they return are not read.
         """
         if key.kind in ENTERED_ANEW:
             return self.add(self.lowering.state_operand(key))
@@ -231,7 +231,9 @@ class StateBody(Body):
         self.append("IF", inputs, outputs, attributes, operator.origin)
 
     def random(self, operator: RawOperator) -> None:
-        """A random operator, with the position of its generator as state where that is kept."""
+        """A random operator. If its generator's position is state, it is an additional input and
+        output.
+        """
         if len(operator.inputs) != RANDOM_INPUTS[operator.type] or len(operator.outputs) != 1:
             raise InvalidOperation(
                 f"has {len(operator.inputs)} inputs and {len(operator.outputs)} outputs",
@@ -256,7 +258,7 @@ class StateBody(Body):
         self.changed[key] = None
 
     def read(self, tensor: int) -> int:
-        """The operand that holds tensor *tensor* now."""
+        """The current operand of tensor *tensor*."""
         if tensor in self.raw.variables:
             return self.value(tensor_state(self.raw, tensor))
         return super().read(tensor)
@@ -275,7 +277,7 @@ class StateBody(Body):
         return self.add(Operand(like.dtype, like.shape, quantization=like.quantization))
 
     def value(self, key: Key) -> int:
-        """The operand that holds the state *key*: its state input unless it was changed."""
+        """The operand with the state *key*: its state input, unless it was changed."""
         if key not in self.current:
             own = key.kind == "tensor" and key.subgraph == self.raw.index
             if own and key.number < len(self.raw.operands):

@@ -248,9 +248,9 @@ Table: TypeAlias = "tuple[Operand, Operand]"
 def lower_tables(subgraphs: list[RawSubgraph]) -> None:
     """Rewrites the operators of hash tables with constant content; `resolve_handles` has run.
 
-    TFLite imports keys and values once; later imports do nothing, and nothing else changes a table.
-    A table with a constant import is therefore a pair of constants: HASHTABLE_FIND takes keys,
-    values, query and default, HASHTABLE_SIZE the keys. Other tables are state.
+    TFLite imports keys and values once. Later imports have no effect, and no other operator changes
+    a table. A table with a constant import is therefore a pair of constants: HASHTABLE_FIND takes
+    keys, values, query and default, HASHTABLE_SIZE the keys. Other tables are state.
     """
     kinds = ("HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE")
     users = [(s, o) for s in subgraphs for o in s.operators if o.type in kinds]

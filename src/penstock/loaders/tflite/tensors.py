@@ -193,8 +193,8 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
             )
         full = _dimensions(tensor, dtype)
         place = file.buffer(tensor["buffer"], "")
-        # The schema's tensor of unknown rank; where the rank follows, it is a scalar's none or any
-        # other.
+        # The schema has this form for a tensor of unknown rank. If it follows later, the rank may
+        # be any, also a scalar's.
         is_declared = bool(full) or tensor["has_rank"] or place is not None
         quantization = read_quantization(
             tensor["quantization"], dtype, full if is_declared else None

@@ -133,7 +133,7 @@ def stored_weights(
 
 
 def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
-    """The int32 bias; zeros where there is none."""
+    """The int32 bias; zeros if there is none."""
     if not site.has(bias):
         return np.zeros(channels, np.int32)
     return site.value(bias, "its bias").reshape(-1)

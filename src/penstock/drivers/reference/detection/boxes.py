@@ -53,7 +53,7 @@ def check_batches(indexes: NDArray, count: int) -> None:
 def overlaps(a: NDArray, b: NDArray) -> NDArray:
     """Intersection over union of each of *a* [n, 4] with each of *b* [m, 4]: [n, m].
 
-    It is 0 where the union has no area.
+    It is 0 if the union has no area.
     """
     shared = _shared(a, b, 0)
     shared *= _shared(a, b, 1)

@@ -261,7 +261,7 @@ class Detector:
 
     @property
     def places(self) -> int:
-        """The number of detections that the outputs can hold."""
+        """The greatest number of detections that fit in the outputs."""
         return self.limit if self.regular else self.limit * self.classes_each
 
     def decode(self, deltas: NDArray, anchors: NDArray) -> NDArray:

@@ -159,7 +159,7 @@ def taps(starts: NDArray, steps: NDArray, cells: int, points: int, size: int) ->
     """The taps of regions that begin at *starts* and have cells *steps* long, on *size* pixels.
 
     Each cell has *points* sampling points, evenly spread; each point reads the two pixels around
-    it. Where a cell's points share pixels, their weights are added up.
+    it. If a cell's points share pixels, their weights are added up.
     """
     edges = steps[:, None] * np.arange(cells, dtype=np.float32) + starts[:, None]
     inner = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)

@@ -103,7 +103,7 @@ def _plain(site: Site, function: Pair) -> Kernel:
 
 
 def _truncated_quotient(a: NDArray, b: NDArray) -> NDArray:
-    """Quotients truncated toward zero; -2**31 / -1, which int32 cannot hold, saturates."""
+    """Quotients truncated toward zero; -2**31 / -1, which exceeds int32, saturates."""
     if not b.all():
         raise ZeroDivisionError("DIV of integers by zero")
     size = np.abs(a.astype(np.int64)) // np.abs(b.astype(np.int64))

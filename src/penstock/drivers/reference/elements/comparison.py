@@ -240,7 +240,7 @@ def bitwise_xor(site: Site) -> Kernel:
 
 @kernel("RIGHT_SHIFT")
 def right_shift(site: Site) -> Kernel:
-    """`a` shifted right by `b` bits; `b` is clamped to 0 and the width less one."""
+    """`a` shifted right by `b` bits; `b` is clamped to 0 and the width minus one."""
     types = {DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32}
     bits = check_types(site, types).bits or 0
     return with_pair(lambda a, b: np.right_shift(a, np.clip(b, 0, bits - 1)))

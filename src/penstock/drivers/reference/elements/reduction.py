@@ -78,7 +78,7 @@ def _mean(x: NDArray, axes: Axes) -> NDArray:
 
 
 def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
-    """The sum of values less the zero point, rescaled; the mean's divisor is part of the
+    """The sum of values minus the zero point, rescaled; the mean's divisor is part of the
     multiplier.
     """
     given = tensor_quantization(site.input(0), "the input")

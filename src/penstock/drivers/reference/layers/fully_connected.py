@@ -242,7 +242,7 @@ def _stored_values(site: Site) -> Kernel:
 
 
 def _magnitude(operand: Operand, zero_point: int) -> int:
-    """The greatest magnitude of a stored value less the zero point."""
+    """The greatest magnitude of a stored value minus the zero point."""
     least, greatest = integer_range(operand.dtype)
     return max(greatest - zero_point, zero_point - least)
 

@@ -84,8 +84,8 @@ def rounding_divide_by_pot(x: NDArray, exponent: NDArray | int) -> NDArray:
     """Quotient of *x* and 2**exponent to the nearest, halves away from zero; *x* is an int64 array,
     *exponent* >= 0.
     """
-    # Half of the divisor, less one for negative x: x >> 63 is -1 for negative x. For an exponent of
-    # 0, 1 << e >> 1 is 0.
+    # Half of the divisor, minus one for negative x: x >> 63 is -1 for negative x. For an exponent
+    # of 0, 1 << e >> 1 is 0.
     exponent = np.asarray(exponent, np.int64)
     half = (np.int64(1) << exponent) >> 1
     result: NDArray = np.asarray(x + half)

@@ -65,7 +65,7 @@ def prelu(call: Call) -> Value:
 
 
 def _exponential(x: Tensor, alpha: float, gamma: float = 1.0) -> Tensor:
-    """Gamma * (x where positive, else alpha * (exp(x) - 1))."""
+    """Gamma * (x if positive, otherwise alpha * (exp(x) - 1))."""
     if alpha == 1.0:
         found = x.fn("ELU")
     else:
@@ -167,7 +167,7 @@ def _flattened(call: Call, x: Value, axis: int, kind: str, attributes: dict[str,
 
 @operator("Hardmax")
 def hardmax(call: Call) -> Value:
-    """1 at the first largest element along an axis, else 0."""
+    """1 at the first largest element along an axis, otherwise 0."""
     x = call.tensor(0)
     rank, dims = x.rank or 0, x.shape or ()
     axis = call.own_axis(x, 1 if call.version < 13 else -1)
