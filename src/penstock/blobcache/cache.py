@@ -14,7 +14,7 @@ from penstock.errors import InputError
 
 
 class Buffer(Protocol):
-    """Anything that has bytes: bytes, bytearray, memoryview, mmap, a contiguous NumPy array."""
+    """Any object with bytes: bytes, bytearray, memoryview, mmap, a contiguous NumPy array."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -62,7 +62,7 @@ class BlobCache:
         return list(self._entries)
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """The entries of now, in the order of `keys`. No use of them."""
+        """The current entries, in the order of `keys`. Does not count as a use."""
         return list(self._entries.items())
 
     def set(self, key: Buffer, value: Buffer) -> bool:
@@ -91,7 +91,7 @@ class BlobCache:
         return True
 
     def get(self, key: Buffer) -> bytes | None:
-        """The value; None when there is none."""
+        """The value; None if there is none."""
         found = self.peek(key)
         if found is not None:
             self._entries.move_to_end(_bytes(key))
@@ -132,7 +132,7 @@ class BlobCache:
         return len(found), buffer
 
     def delete(self, key: Buffer) -> bool:
-        """Frees an entry; whether there was one."""
+        """Frees an entry. Returns whether there was one."""
         if (own := _bytes(key)) not in self._entries:
             return False
         self._remove(own)
@@ -146,11 +146,14 @@ class BlobCache:
         self._total = 0
 
     def flattened_size(self) -> int:
-        """Bytes that `flatten` gives."""
+        """Size in bytes of the result of `flatten`."""
         return flat.flattened_size(self._entries.items(), self.version)
 
     def flatten(self) -> bytes:
-        """All entries as bytes, in the layout of `penstock.blobcache.flat`. No use of them."""
+        """All entries as bytes, in the layout of `penstock.blobcache.flat`.
+
+        Does not count as a use.
+        """
         return flat.flatten(self._entries.items(), self.version)
 
     def flatten_into(self, buffer: Buffer) -> int:
@@ -199,7 +202,7 @@ class BlobCache:
 
 
 def fill(buffer: Buffer | None, value: bytes) -> bool:
-    """Writes *value* to the start of *buffer* if it fits; whether it did."""
+    """Writes *value* to the start of *buffer* if it fits. Returns whether it did."""
     if buffer is None or (view := memoryview(buffer)).nbytes < len(value):
         return False
     view.cast("B")[: len(value)] = value

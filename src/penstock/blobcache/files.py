@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
-    """Seconds, waiting, and doing something later."""
+    """A clock: seconds, waiting, and timers."""
 
     def now(self) -> float:
         """Seconds on a monotonic clock."""
@@ -61,7 +61,7 @@ _OWNER_ONLY: Final = 0o600
 
 
 class Files(Protocol):
-    """Operations on files; they raise `OSError`. Children do not inherit descriptors."""
+    """Operations on files. They raise `OSError`. Child processes do not inherit descriptors."""
 
     def open_read(self, path: Path) -> int:
         """A descriptor for reading an existing regular file; a symbolic link is not followed."""
@@ -79,7 +79,7 @@ class Files(Protocol):
         """Reads at most *size* bytes from the end of the last read on; empty at the end."""
 
     def write(self, fd: int, data: memoryview) -> int:
-        """Writes a first part of *data*; its size."""
+        """Writes a first part of *data*. Returns its size."""
 
     def sync(self, fd: int) -> None:
         """Returns once the written data survives a loss of power."""
@@ -94,10 +94,13 @@ class Files(Protocol):
         """Removes a file's name."""
 
     def sync_directory(self, path: Path) -> None:
-        """Returns when the names in a directory survive a loss of power."""
+        """Returns once the names in a directory survive a loss of power."""
 
     def try_lock(self, fd: int) -> bool:
-        """Locks the file of `open_lock` against other openings; False if one has the lock."""
+        """Locks the file of `open_lock` exclusively.
+
+        Returns False if another opening has the lock.
+        """
 
     def is_current(self, fd: int, path: Path) -> bool:
         """Whether *path* still names the file that *fd* has open."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 POLYNOMIAL: Final = 0x82F63B78
-_SHORT: Final = 1024  # bytes below which NumPy does not pay
+_SHORT: Final = 1024  # bytes below which NumPy is slower
 _LOG_WORDS: Final = 6
 _WORDS: Final = 1 << _LOG_WORDS  # of 4 bytes, in a lane
 
@@ -163,7 +163,7 @@ class Version:
 
 
 def flattened_size(entries: Entries, version: Version) -> int:
-    """Bytes that `flatten` makes of *entries*."""
+    """Size in bytes of the result of `flatten`."""
     sizes = (_align(_ENTRY.size + len(k) + len(v)) for k, v in entries)
     return _align(_BASE + len(version.build.encode())) + sum(sizes)
 

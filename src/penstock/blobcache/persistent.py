@@ -95,7 +95,7 @@ class PersistentBlobCache:
 
     def _renew_locks(self) -> None:
         self._saving = threading.Lock()  # held while the file is written; taken before the other
-        self._lock = threading.RLock()  # guards all that follows; never held while writing
+        self._lock = threading.RLock()  # guards all attributes below; never held while writing
         self._cancel_timer: Callable[[], None] | None = None
 
     def _forget(self) -> None:
@@ -134,7 +134,7 @@ class PersistentBlobCache:
 
     @property
     def path(self) -> Path | None:
-        """Where the file is, or will be."""
+        """Path of the file, which may not exist yet."""
         return None if self._store is None else self._store.path
 
     def set_path(self, path: str | os.PathLike[str] | None) -> None:

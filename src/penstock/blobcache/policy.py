@@ -17,7 +17,7 @@ class Select(enum.Enum):
     """Which entry is evicted first."""
 
     RANDOM = "random"
-    """Any, each as likely as the others."""
+    """Evicts a random entry, each with equal probability."""
     LRU = "lru"
     """Evicts the entry whose last use is longest ago: a `set`, or a `get` that copied the value."""
 
@@ -26,7 +26,7 @@ class Capacity(enum.Enum):
     """How much is evicted if an entry does not fit."""
 
     HALVE = "halve"
-    """Down to half of the total. An entry that does not fit then either is not stored."""
+    """Down to half of the total. An entry that still does not fit is not stored."""
     FIT = "fit"
     """Until the new entry fits."""
     FIT_HALVE = "fit_halve"

@@ -63,8 +63,8 @@ class BufferRole(msgspec.Struct, frozen=True):
 class Buffer(Protocol):
     """One allocation in the driver's memory.
 
-    It starts uninitialised; a successful `copy_from` or an output of a successful execution
-    initialises it, a failed one of either leaves it uninitialised.
+    It starts uninitialised. A successful `copy_from`, or an output of a successful execution,
+    initialises it. A failed one leaves it uninitialised.
     """
 
     def copy_to(self, destination: Memory) -> None:

@@ -59,7 +59,7 @@ class ExtensionAttribute(msgspec.Struct, frozen=True):
 
 
 def fault_of_extensions(extensions: Sequence[Extension]) -> str | None:
-    """Which well-typed extension is invalid, and why; None if none is."""
+    """Name and fault of the first invalid, well-typed extension; None if all are valid."""
     if len(extensions) > MAX_EXTENSIONS:
         return f"{len(extensions)} extensions are offered; {MAX_EXTENSIONS} are possible"
     names = set[str]()
@@ -174,7 +174,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     then queues executions only if runs of different priorities compete.
     """
     only_when_named: bool = False
-    """Whether the device is left out unless the caller names it (test and measuring devices)."""
+    """Whether only callers that name the device get it (test and measuring devices)."""
     alignment: int = 64
     """Preferred alignment of arguments in bytes, a power of two."""
     padding: int = 64
@@ -182,7 +182,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     dispatch_ns: int = 5_000
     """Nanoseconds of one execution of a prepared model beyond its operations."""
     transfer_bytes_per_second: float = 4e9
-    """How fast tensor data reaches or leaves a device that does not share host memory."""
+    """Throughput of tensor data to or from a device that does not share host memory."""
     families: tuple[str, ...] = ()
     """Names of the hardware and engine families of the device ("cuda", "hexagon")."""
     extensions: tuple[Extension, ...] = ()
@@ -195,7 +195,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     accuracy_basis: str = ""
-    """Which version of the engine the declared accuracy classes were derived with, and how."""
+    """Engine version with which the declared accuracy classes were measured, and how."""
     accuracy_doubt: str = ""
     """Why the declared accuracy classes may not hold: another engine version is installed.
 

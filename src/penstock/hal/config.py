@@ -33,7 +33,7 @@ class CancelToken:
         self._event = threading.Event()
 
     def set(self) -> None:
-        """Asks for cancellation: calls that hold this token raise `Cancelled` soon afterwards."""
+        """Requests cancellation: calls that hold this token raise `Cancelled` soon afterwards."""
         self._event.set()
 
     def is_set(self) -> bool:
@@ -58,10 +58,10 @@ ProgressCallback: TypeAlias = Callable[[ProgressEvent], None]
 
 
 class CacheHandle:
-    """An open cache file, read-write, lent for the call (NNAPI section 2.3).
+    """An open cache file, read-write, borrowed for the call (NNAPI section 2.3).
 
-    A driver that keeps it duplicates *fd*; it does not rely on the file offset and truncates before
-    it writes. No message contains *fd* as a number, so this is not a struct.
+    A driver that keeps it duplicates *fd*. It does not rely on the file offset, and truncates
+    before it writes. No message contains *fd* as a number, so this is not a struct.
     """
 
     __slots__ = ("fd",)

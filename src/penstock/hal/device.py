@@ -51,7 +51,7 @@ class Device(Protocol):
 
     @property
     def feature_level(self) -> int:
-        """NNAPI feature level the driver speaks, 1 to 8."""
+        """NNAPI feature level that the driver supports, 1 to 8."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Device(Protocol):
         ...
 
     def check(self) -> str | None:
-        """Why the device cannot work here, or None when it can. Cheap: opens no device."""
+        """Why the device cannot be used on this system, or None. Cheap: opens no device."""
         ...
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
@@ -127,7 +127,7 @@ class DeviceBase:
     hal_version: int = HAL_VERSION
 
     def check(self) -> str | None:
-        """Optional. The default works everywhere."""
+        """Optional. The default accepts every system."""
         return None
 
     def cache_files_needed(self) -> tuple[int, int]:

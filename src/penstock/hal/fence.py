@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 
 CANCEL_POLL_NS: Final = 10_000_000
-"""How often a wait for a fence looks at its cancel token."""
+"""Nanoseconds between two checks of the cancel token while a run waits for a fence."""
 
 
 class FenceStatus(enum.Enum):
-    """The state of a fence (NNAPI section 7.2); UNKNOWN if its descriptor is none, or closed."""
+    """The state of a fence (NNAPI section 7.2); UNKNOWN if its descriptor is invalid or closed."""
 
     ACTIVE = "active"
     SIGNALLED = "signalled"
@@ -151,7 +151,7 @@ def check_wait(timeout_ns: object) -> None:
     """Raises `InputError` unless it is a number of nanoseconds, or None: wait without a limit."""
     if timeout_ns is None or type(timeout_ns) is int:
         return
-    # Not a number is not itself.
+    # Only NaN differs from itself.
     if isinstance(timeout_ns, bool) or not isinstance(timeout_ns, Real) or timeout_ns != timeout_ns:  # noqa: PLR0124  # as said
         raise InputError(f"a wait is a number of nanoseconds, or None, not {timeout_ns!r}")
 
@@ -266,7 +266,10 @@ class DescriptorFence:
 
 
 class FenceSignal:
-    """The end that signals a `DescriptorFence`; closed unsignalled, that fails `DeadObject`."""
+    """The end that signals a `DescriptorFence`.
+
+    If it is closed unsignalled, that fails: `DeadObject`.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._fd = -1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Burst(Protocol):
-    """A series of executions on one prepared model, one at a time, resources kept between them."""
+    """A series of executions on one prepared model, one at a time, which reuses resources."""
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         """As `PreparedModel.execute`; `GeneralFailure` if another run of this burst is active."""
@@ -31,7 +31,7 @@ class Burst(Protocol):
 
 
 class ReusableExecution(Protocol):
-    """A request bound once, executed many times, one run at a time."""
+    """A request that is bound once and executed often, one run at a time."""
 
     def execute(self, config: ExecutionConfig) -> ExecutionResult: ...
 

@@ -186,7 +186,7 @@ class Session:
                 self._exit()
 
     def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Ends the session; calls *then* once the calls under way have returned. Call it once."""
+        """Ends the session; calls *then* once the current calls have returned. Call it once."""
         self.end("the connection to the driver's process is closed")
         with self._turn:
             self._closed, self._then = True, then
@@ -298,7 +298,7 @@ class Session:
     def _read(self, call: _Call, until_ns: int | None) -> None:
         while not self._gone:
             self._deliver(self._connection.receive(until_ns))
-            # Messages for other calls, however many, must not hold this call.
+            # This call must not wait for messages of other calls, however many.
             is_over = until_ns is not None and time.monotonic_ns() >= until_ns
             if call.answer is not None or call.events or is_over:
                 return
@@ -322,7 +322,7 @@ class Session:
                 call.events.append(message.event)
             else:
                 assert isinstance(message, wire.Answer)
-                # A session that ends clears its calls at any time.
+                # The end of the session may clear its calls at any time.
                 self._calls.pop(message.call, None)
                 if call.is_abandoned:
                     close_all(received.descriptors)
@@ -469,7 +469,7 @@ class _Table:
                 descriptor = as_descriptor(fence)
             except OSError as error:
                 raise ResourceExhaustedTransient(f"no descriptor for a fence: {error}") from error
-            # Keeps it open until the call has been sent.
+            # Keeps the descriptor open until the call has been sent.
             self._fences.append(descriptor)
             return wire.FenceForm(self._place(descriptor.fileno()))
         if callable(handle):

@@ -62,7 +62,7 @@ from penstock.ir import Model
 M = TypeVar("M", bound=Burst | ReusableExecution)
 
 MOST_CHARACTERS: Final = 1024
-"""Characters that the name, or the version, of a device may have."""
+"""Most characters of a device's name, or its version."""
 
 
 class Described:
@@ -104,7 +104,7 @@ class RemoteDevice(Described):
     """
 
     def __init__(self, channel: Channel, deadline_ns: int | None = None) -> None:
-        """Asks for the device's properties, by the deadline."""
+        """Requests the device's properties, by the deadline."""
         self._channel = channel
         self._closed = False
         self._rings = Rings(channel)
@@ -317,7 +317,7 @@ class Repeating(Protocol):
     """A prepared model whose runs are retried if its process dies."""
 
     def current(self) -> RemotePreparedModel:
-        """The one in the running process."""
+        """The model in the running process."""
         ...
 
     def run(

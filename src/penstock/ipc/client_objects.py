@@ -1,4 +1,4 @@
-"""The objects of a device that one client has, by the numbers that it knows them by."""
+"""One client's objects of a device, by number."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ClientObjects:
         self._numbers = itertools.count(1)
         self._tokens: set[int] = set()
         self._used: Counter[int] = Counter()
-        # Buffers to be closed when no run uses them any more, and objects being closed.
+        # Buffers to close once no run uses them, and objects that are being closed.
         self._late: dict[int, ClientObject] = {}
         self._closing = 0
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class ClientObjects:
         return found
 
     def find(self, number: wire.ObjectId, *kinds: Kind) -> Any:
-        """The device's own object of that number; raises as `get`."""
+        """The device's own object of that number. Raises as `get`."""
         return self.get(number, *kinds).value
 
     @contextmanager
@@ -133,7 +133,7 @@ class ClientObjects:
         return found
 
     def detach(self, number: wire.ObjectId) -> Callable[[], None] | None:
-        """As `take`, but returns a function that closes the object, which may take long."""
+        """As `take`, but returns a function that closes the object, which may be slow."""
         found = self.take(number)
         if found is None:
             return None

@@ -58,7 +58,7 @@ LARGE: Final = 1 << 20
 _large: Final = threading.Lock()
 
 _handles: Final = threading.local()
-"""`unpacker` has the handles of the call that this thread decodes."""
+"""The `unpacker` of this thread has the handles of the call that it decodes."""
 
 MOST_TOLD: Final = 1 << 14
 """Most characters of an error's message that are sent: it may repeat the other side's text."""
@@ -71,7 +71,7 @@ class Descriptor(NamedTuple):
 
 
 class Opaque(NamedTuple):
-    """Something in a table of handles that only this process can understand."""
+    """A handle that only this process can use."""
 
     value: object
 
@@ -92,7 +92,7 @@ class Frame(NamedTuple):
 
 
 class Packer:
-    """HAL values to forms; the handles they need gather in `handles`."""
+    """Converts HAL values to forms, and collects their handles in `handles`."""
 
     def __init__(self) -> None:
         self.handles: list[object] = []
@@ -292,7 +292,7 @@ def encode(
 
 
 def decode_call(data: bytes, take: Unpacker | None = None) -> wire.Call:
-    """The call that *data* is, with handles of *take*, or `WireError`."""
+    """The call in *data*, with handles of *take*. Raises `WireError`."""
     _handles.unpacker = Unpacker(()) if take is None else take
     try:
         return _decode(_CALLS, data) if len(data) <= LARGE else _decode_alone(_CALLS, data)
@@ -301,7 +301,7 @@ def decode_call(data: bytes, take: Unpacker | None = None) -> wire.Call:
 
 
 def decode_reply(data: bytes) -> wire.Reply:
-    """The reply that *data* is, or `WireError`. No text in it contains terminal commands."""
+    """The reply in *data*. No text in it contains terminal commands. Raises `WireError`."""
     return _believed(_decode(_REPLIES, data))
 
 
@@ -321,7 +321,7 @@ def decode_to_client(data: bytes) -> wire.ToClient:
 
 
 def decode_notice(data: bytes) -> wire.Notice:
-    """The notice that *data* is, or `WireError`."""
+    """The notice in *data*. Raises `WireError`."""
     return _decode(_NOTICES, data)
 
 
@@ -367,7 +367,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 
 
 def _decode_alone(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
-    """As `_decode`, one at a time and without garbage collection: the heartbeat stops meanwhile."""
+    """As `_decode`, one at a time and without garbage collection. The heartbeat pauses."""
     with _large:
         collects = gc.isenabled()
         gc.disable()

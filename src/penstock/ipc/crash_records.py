@@ -25,10 +25,10 @@ from penstock.sealed.places import make_private_directory, state_directory
 log = Log("penstock.ipc")
 
 MOST_KEPT: Final = 20
-"""Crashes kept; of more the oldest go."""
+"""Most stored crashes; older ones are deleted."""
 
 MOST_OPERATIONS: Final = 64
-"""Operations of a model that a crash names."""
+"""Most operations of a model that a crash record names."""
 
 SUFFIX: Final = ".crash.json"
 

@@ -16,7 +16,7 @@ from penstock.errors import DeadObject
 
 CHECK_NS: Final = 100_000_000
 SHORTEST_CHECK_NS: Final = 5_000_000
-"""The interval of checks during a call, an eighth of the time left, has these limits."""
+"""Limits of the interval between checks of a call: an eighth of the time left."""
 
 RESTART_NS: Final = 1_000_000_000
 """Minimum nanoseconds to start a new host process and get an answer."""
@@ -90,10 +90,10 @@ class StoppedProcess:
         self._half_ns = now + max(0, deadline_ns - now) // 2
         self._since_ns: int | None = None
         self.next_ns = self._after(now)
-        """When the next check is due."""
+        """Time of the next check."""
 
     def check(self) -> None:
-        """Raises `DeadObject` if the call is to be given up."""
+        """Raises `DeadObject` if the call should stop waiting."""
         now = self._clock()
         if now < self.next_ns:
             return

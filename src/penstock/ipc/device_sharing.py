@@ -46,7 +46,7 @@ POLL_SECONDS: Final = 0.01
 
 
 class _Waiter:
-    """One run that waits for a slot."""
+    """One queued run."""
 
     __slots__ = ("granted", "order", "signal")
 
@@ -121,7 +121,7 @@ class Scheduler:
             self._count += 1
             waiter = _Waiter((RANKS[config.priority], self._count))
             heapq.heappush(self._waiting, waiter)
-            # A slot may have been given back since this thread looked.
+            # A slot may have been returned since this thread checked.
             self._grant()
         try:
             self._await(waiter, config)
@@ -180,7 +180,7 @@ class SharingDevice:
         self._scheduler = _scheduler_of(device)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the device's."""
+        """All other attributes are the device's."""
         return getattr(self._device, name)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
@@ -249,7 +249,7 @@ class ClientDevice:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the device's."""
+        """All other attributes are the device's."""
         return getattr(self._shared, name)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
@@ -273,7 +273,7 @@ class _Entry:
 
 
 class SharedPreparedModel:
-    """One client's hold on a prepared model."""
+    """One client's reference to a prepared model."""
 
     def __init__(self, device: SharingDevice, entry: _Entry) -> None:
         self._device, self._entry = device, entry
@@ -302,7 +302,7 @@ class SharedPreparedModel:
         return self._entry.prepared
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the device's own."""
+        """All other attributes are the device's own."""
         return getattr(self.inner, name)
 
     def close(self) -> None:

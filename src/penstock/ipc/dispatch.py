@@ -1,4 +1,4 @@
-"""The device's side of the wire: decodes a call, makes it on the device, encodes the reply."""
+"""The device's side of a channel: decodes a call, makes it on the device, encodes the reply."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ C = TypeVar("C", PrepareConfig, ExecutionConfig)
 logger: Final = logging.getLogger(__name__)
 
 MAX_FENCES: Final = 256
-"""Fenced executions of one client under way at a time."""
+"""Most fenced executions of one client in progress at a time."""
 
 MAX_RINGS: Final = 256
 """Most rings of one client whose threads run at a time."""
 
 MAX_LENT_POOLS: Final = 4096
-"""Pools that one client lends its rings at a time, including those kept only by a bound request."""
+"""Most pools that one client's rings use, including those that only a bound request keeps."""
 
 LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
 """Operations that end only by their data, a deadline, a loop timeout or a cancellation."""
@@ -84,7 +84,7 @@ class _Context(NamedTuple):
 class Dispatcher:
     """Answers the calls of one client to *device*, from several threads at once.
 
-    A client can use only its own objects and tokens; others are `InvalidArgument`, and so is a
+    A client can use only its own objects and tokens. Others are `InvalidArgument`, and so is a
     memory that *admit* rejects. It closes the device only if it *owns_device*. A cache entry of one
     *owner* is invalid for others.
     """
@@ -231,7 +231,7 @@ class Dispatcher:
             context.lease.kept = True
             used.callback(context.lease.close)
             if not fence.wait(0):
-                # If no thread can be started, this one waits: the run still uses everything.
+                # If no thread can be started, this one waits: the run still uses its arguments.
                 start_thread_or_run(_release_after, fence, used.pop_all())
         return wire.Fenced(context.pack.handle(fence))
 
@@ -302,7 +302,7 @@ class Dispatcher:
 
     def _prepare_config(self, config: PrepareConfig, stop: CancelToken | None) -> PrepareConfig:
         config = _stoppable(config, stop)
-        # Threads are the machine's, and engines do not limit how many they start.
+        # Threads are shared by the machine, and engines do not limit how many they start.
         if config.num_threads is not None and config.num_threads > MOST_THREADS:
             config = replace(config, num_threads=MOST_THREADS)
         if not self._owner or len(config.binding) != BYTE_SIZE_OF_CACHE_TOKEN:
@@ -382,7 +382,7 @@ def _buffer_bytes(desc: BufferDesc, roles: Sequence[BufferRole]) -> int:
     """Bytes of a buffer of known shape; 0 for one that its driver rejects, with its reason."""
     try:
         made = validate_allocate(desc, roles, lambda prepared: getattr(prepared, "model", None))
-    except FOREIGN:  # a driver's prepared model may have anything for a model
+    except FOREIGN:  # a driver's prepared model may have any value as model
         return 0
     return made.nbytes or 0
 

@@ -36,20 +36,23 @@ from penstock.logs import Log, printable
 log = Log("penstock.ipc")
 
 LOOK_SECONDS: Final = 0.25
-"""How often a host is looked at."""
+"""Seconds between two checks of a host."""
 
 LINE_BYTES: Final = 4096
-"""Bytes of one line of a host's output that enter the log."""
+"""Most bytes of one line of a host's output that are logged."""
 
 MOST_CHUNKS: Final = 64
 """Chunks of 64 KiB of output read at a time, so that a flood cannot hide the host's end."""
 
 END_SECONDS: Final = 3.0
-"""How long closing the last connection waits for the end of a host that is a child."""
+"""Seconds to wait for the end of a child host after the last connection was closed."""
 
 
 class HostConnection:
-    """A host that has accepted this client. *ended* is called once if the host dies, with how."""
+    """A host that has accepted this client.
+
+    If the host dies, *ended* is called once with the cause.
+    """
 
     def __init__(self, place: Place, ended: Callable[[HostConnection, str], None]) -> None:
         self.place = place
@@ -94,7 +97,7 @@ class HostConnection:
 
     @property
     def devices(self) -> int:
-        """How many devices the driver has."""
+        """The driver's number of devices."""
         return self._started.devices
 
     @property
@@ -151,7 +154,7 @@ class HostConnection:
                 kill_process(self._started.pidfd)
 
     def _refuse(self) -> None:
-        """Leaves a host that cannot be watched."""
+        """Disconnects from a host that cannot be watched."""
         started = self._started
         started.connection.close()
         if started.child:
@@ -205,12 +208,12 @@ class HostConnection:
                 self._over(self._how_it_ended())
                 return
             if self.session.end_reason:
-                # Its end may show on the socket first.
+                # The socket may show its end first.
                 ended = self._wait_for_end(1.0)
                 self._over(self._how_it_ended() if ended else self._killed(self.session.end_reason))
                 return
             now = time.monotonic()
-            # A process that was itself stopped has not watched meanwhile.
+            # This process may itself have been stopped, and missed heartbeats.
             silent += min(now - before, 4 * LOOK_SECONDS)
             before = now
             if (told := self._heartbeat.read()) != beats:
@@ -238,7 +241,7 @@ class HostConnection:
         self._ended(self, how)
 
     def _killed(self, why: str) -> str:
-        """Ends a host that is of no use any more."""
+        """Ends an unusable host."""
         if self._started.pidfd >= 0:
             with contextlib.suppress(OSError):
                 kill_process(self._started.pidfd)

@@ -36,7 +36,7 @@ MOST_DAYS: Final = 30
 """Directories of other machines, and from before this system's start, are removed after this."""
 
 LOCK_SECONDS: Final = 2.0
-"""How long others may take to start processes, one after the other."""
+"""Seconds that other clients have to start processes, one after the other."""
 
 BACKLOG: Final = 128
 
@@ -143,7 +143,7 @@ class SocketDirectory:
         return known is not None
 
     def _path(self, name: str) -> str:
-        # The address of a socket is shorter than paths may be.
+        # A socket's address must be shorter than a path may be.
         return f"/proc/self/fd/{self._fd}/{name}"
 
     @contextmanager
@@ -206,7 +206,7 @@ SOCKET_MODE: Final = 0o666
 """Any process that reaches the socket may connect. Its directory and `--users` restrict that."""
 
 CONNECT_SECONDS: Final = 10.0
-"""How long a service may have no room for another connection."""
+"""Seconds that a service may be too busy to accept a connection."""
 
 KEPT: Final = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "LD_LIBRARY_PATH")
 KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_")

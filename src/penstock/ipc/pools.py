@@ -211,7 +211,7 @@ WHOLE: Final = 1 << 62
 
 
 class PoolCopy:
-    """A *memory* that may shrink, and `given`: an empty copy that is passed instead of it."""
+    """A *memory* that may shrink, and `given`: an empty copy that replaces it."""
 
     def __init__(self, memory: Memory, fd: int) -> None:
         self._fd, self._offset = fd, 0
@@ -238,7 +238,7 @@ class PoolCopy:
         self.given = Memory(memory.name, handle, memory.size)
 
     def fill(self, start: int = 0, nbytes: int = WHOLE) -> int:
-        """Copies that part in, and gives how much of it there was; raises `GeneralFailure`."""
+        """Copies the part in. Returns the bytes copied. Raises `GeneralFailure`."""
         return self._move(start, nbytes, out=False)
 
     def empty(self, start: int = 0, nbytes: int = WHOLE) -> int:
@@ -347,7 +347,7 @@ class CopiedRequest(Closing):
             return
         start, nbytes = place.offset, place.length
         if request.pools[place.pool].name == HARDWARE_BUFFER:
-            # Its place in the request is empty: all of an image is the value.
+            # The request has no place for an image: all of it is the value.
             start, nbytes = 0, WHOLE
         if out and not twin.writable:
             raise GeneralFailure(f"output {position} lies in a pool that cannot be written")

@@ -29,10 +29,10 @@ PAGE_TABLE_SHARE: Final = 512
 """Bytes of memory that one byte of a page table maps: pages of 4096 have entries of 8."""
 
 MAX_MAPPED: Final = 1 << 13
-"""Mappings of one account at a time; a process can have about 65,000."""
+"""Most mappings of one account at a time; a process can have about 65,000."""
 
 LEAST_COUNTED: Final = 4096
-"""Messages of no more bytes are not counted."""
+"""Messages up to this size are not counted."""
 
 
 class _Part(NamedTuple):
@@ -65,7 +65,7 @@ NOTHING: Final = Charge(deque())
 
 
 class SharedCharge:
-    """The charge for a pool of constants that several hold; the last holder releases it."""
+    """The charge for a pool of constants with several holders; the last one releases it."""
 
     def __init__(self, charge: Charge) -> None:
         self._charge, self._holders = charge, 1
@@ -193,7 +193,7 @@ class Account:
             return Charge(book.returned, _Part(self, nbytes, None))
 
     def pay(self, nbytes: int) -> None:
-        """Adds bytes here and to the accounts around; under the book's lock."""
+        """Adds bytes here and to the enclosing accounts. The caller holds the book's lock."""
         self._used += nbytes
         if self._within is not None:
             self._within.pay(nbytes)
@@ -228,7 +228,7 @@ class Accounts:
         """The account of a new connection."""
         within = self.total
         if self._service:
-            # No step of two: the threads that greet run side by side.
+            # Must be a single step: the threads that greet clients run in parallel.
             made = Account(self._limit, "the connections of one user", within)
             within = self._users.setdefault(user, made)
         return Account(self._limit, "one connection", within)
@@ -329,7 +329,7 @@ MAX_PREPARED: Final = 1024
 """Prepared models that one client may have at a time on one device."""
 
 MOST_THREADS: Final = os.cpu_count() or 1
-"""Threads that a client may have one of them compute on: as many as there are processors."""
+"""Most threads for one client's model: the number of processors."""
 
 
 def threads_of_all(processors: int) -> int:
@@ -342,7 +342,7 @@ def threads_of_all(processors: int) -> int:
 
 
 MAX_THREADS: Final = threads_of_all(MOST_THREADS)
-"""Threads that all of them on one device may compute on: engines keep some for each model."""
+"""Most threads for all models on one device: engines keep some for each model."""
 
 BYTES_OF_FORM: Final = 16
 """Bytes of memory that one byte of a model's message becomes, rounded up."""
@@ -411,7 +411,7 @@ class Preparations:
             self._threads -= threads
 
     def _read_more(self, pool: ConstantPool, length: int) -> int:
-        """How many bytes more than *pool* has are read of it from now on."""
+        """Counts *length* more bytes as read from *pool*. Returns those beyond its size."""
         with self._lock:
             before = self._read.get(pool, 0)
             self._read[pool] = before + length

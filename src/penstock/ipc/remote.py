@@ -71,10 +71,10 @@ class Channel:
         return None
 
     def end(self, reason: str) -> None:
-        """The other process has ended, or breaks the rules of a ring."""
+        """Records that the other process has ended, or broke the protocol of a ring."""
 
     def prefer(self, preference: MemoryPreference) -> None:
-        """How the device would have arrays aligned and padded."""
+        """Sets the device's preferred alignment and padding of arrays."""
 
 
 class RemoteObject:
@@ -87,7 +87,7 @@ class RemoteObject:
 
     @property
     def number(self) -> wire.ObjectId:
-        """Its number on the wire; raises `ClosedError` after `close`."""
+        """Its number in messages. Raises `ClosedError` after `close`."""
         self._check_open()
         return self._number
 
@@ -110,7 +110,7 @@ class RemoteRing(RemoteObject):
 
 
 class RemotePool(RemoteObject):
-    """A memory that the device's side knows."""
+    """A memory that is shared with the device's side."""
 
 
 def open_ring(
@@ -121,7 +121,7 @@ def open_ring(
     layout: Layout,
     deadline_ns: int | None = None,
 ) -> RemoteRing:
-    """Opens a ring to the device behind *channel*; the descriptors stay the caller's."""
+    """Opens a ring to the device behind *channel*. The caller closes the descriptors."""
 
     def call(pack: Packer) -> wire.Call:
         return wire.OpenRing(
@@ -136,7 +136,7 @@ def open_ring(
 
 
 def lend_pool(channel: Channel, memory: Memory, deadline_ns: int | None = None) -> RemotePool:
-    """Lends *memory* to the device's side. Raises `InvalidArgument` if that does not map it."""
+    """Shares *memory* with the device's side. Raises `InvalidArgument` if it cannot map it."""
     if channel.copies_arrays and may_shrink(memory):
         raise InvalidArgument(f"a {memory.name} memory that may shrink is not lent")
 
@@ -185,7 +185,7 @@ def recording_copies(carried: CopiedRequest, request: Request) -> Iterator[None]
 
 
 def copied_for(channel: Channel, request: Request) -> CopiedRequest:
-    """*request* as the device's side gets it: another process maps no memory that may shrink."""
+    """*request* for the device's side: another process maps no memory that may shrink."""
     return CopiedRequest(request, copies=channel.copies_arrays)
 
 

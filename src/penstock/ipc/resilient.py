@@ -86,7 +86,7 @@ class IsolatedDevice(Described):
 
     @property
     def pid(self) -> int | None:
-        """The process that the driver runs in now; None if it runs in none."""
+        """The process that runs the driver now; None if there is none."""
         host = self.supervisor.running
         return None if host is None else host.pid
 
@@ -131,7 +131,7 @@ class IsolatedDevice(Described):
             self._remote.trim()
 
     def abandon(self, why: str) -> None:
-        """Kills the process, which runs on with an abandoned call; the next call restarts it."""
+        """Kills the process, which still runs an abandoned call. The next call restarts it."""
         self._host.kill(why)
 
     def _brief(self, name: str, model: Model | None, call: Callable[[RemoteDevice], T]) -> T:
@@ -163,7 +163,7 @@ class IsolatedDevice(Described):
         call: Callable[[RemoteDevice], T],
         deadline_ns: int | None = None,
     ) -> T:
-        """Makes *call*, and repeats it if the process dies; records a restart."""
+        """Makes *call*, and retries it if the process dies. Records a restart."""
         if deadline_ns is None:
             deadline_ns = current_deadline()
         host = self._host
@@ -281,20 +281,20 @@ class IsolatedPreparedModel:
         return self._remote.cache_report
 
     def retain(self, model: Model) -> None:
-        """Keeps *model*, which it was prepared from."""
+        """Keeps *model*, the source of this prepared model."""
         self._model = model
         self._call = self._call._replace(model=model)
 
     @property
     def model(self) -> Model | None:
-        """The model that it was prepared from, if known."""
+        """The source model, if known."""
         return self._model
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         return self.run(lambda remote: remote.execute(request, config), request, config)
 
     def _end_late_run(self, error: Exception) -> None:
-        """Kills the process if it continues a run that has failed here with *error*."""
+        """Kills the process if it still runs an execution that failed here with *error*."""
         if self.ends_with_its_call and str(error) in {NOT_ANSWERED, NOT_STOPPED, UNANSWERED}:
             self.device.abandon(str(error))
 
@@ -339,7 +339,7 @@ class IsolatedPreparedModel:
         request: Request,
         config: ExecutionConfig,
     ) -> ExecutionResult:
-        """The result of *call*, which executes *request*; repeated if the process dies of it."""
+        """The result of *call*, which executes *request*. Retried if the process dies of it."""
         try:
             result, incidents, copies = self._retrying("execute", call, request, config)
         except (MissedDeadlineTransient, Cancelled) as error:
@@ -500,7 +500,7 @@ def names_buffers(request: Request) -> bool:
 
 
 def session_of(remote: RemoteDevice | RemotePreparedModel) -> Session:
-    """The connection to the process that *remote* lives in."""
+    """The connection to the process of *remote*."""
     channel = remote.channel
     assert isinstance(channel, DeviceChannel)
     return channel.session

@@ -56,7 +56,7 @@ FD_SETSIZE: Final = 1024
 """`select` accepts descriptors below this number."""
 
 DRAINED: Final = 4096
-"""Bytes of ringing that are forgotten at a time."""
+"""Bytes of a doorbell that are cleared at a time."""
 
 NOT_ON_WINDOWS: Final = "doorbells need descriptors that can be polled, which Windows has not"
 
@@ -190,7 +190,7 @@ class Listener:
 
 
 def _end(fd: int) -> socket.socket | None:
-    """The socket that *fd* is; None of a pipe."""
+    """The socket of *fd*; None for a pipe."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode) and pipes_take_no_wait():
         return None
@@ -253,7 +253,7 @@ BIND: Final = 2
 DONE: Final = 1
 """Answer kind of an execution that returns only its times."""
 REPLY: Final = 2
-"""The payload is a reply, as the codec makes them: `Executed`, `Failure` or `Stopped`."""
+"""The payload is a reply of the codec: `Executed`, `Failure` or `Stopped`."""
 
 CLOSED: Final = 2**64 - 1
 """Value of `ANSWERED` once the device's side accepts no more requests."""
@@ -264,13 +264,13 @@ STOPPABLE: Final = 2
 PRIORITY_SHIFT: Final = 2
 """Flags from this bit on are the index of the priority."""
 LINGER: Final = 1 << 4
-"""The next request is likely soon: the device's side looks for it before it sleeps."""
+"""The next request is likely soon: the device's side spins for it before it sleeps."""
 MAX_FLAGS: Final = 1 << 5
 
 TOTAL_STORE_ORDER: Final = platform.machine().lower() in {"x86_64", "amd64", "i386", "i686", "x86"}
 
 LOOKS: Final = range(10)
-"""Looks at a word between two at the clock."""
+"""Reads of a word between two reads of the clock."""
 
 LOOKING_NS: Final = 25_000
 """How long one side spins before it yields the processor to the other side."""
@@ -343,7 +343,10 @@ class Region:
 
 
 def create_region(layout: Layout) -> int:
-    """The descriptor of a new region, the caller's; raises `ResourceExhaustedTransient`."""
+    """The descriptor of a new region, which the caller closes.
+
+    Raises `ResourceExhaustedTransient`.
+    """
     try:
         if sys.platform == "linux":
             import fcntl

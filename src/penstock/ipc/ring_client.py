@@ -25,38 +25,38 @@ from penstock.ipc.ring import ANSWER, REQUEST, Doorbell, Listener, Region, Watch
 from penstock.ipc.transport import close_all
 
 CANCEL_LOOK_NS: Final = 5_000_000
-"""How often a wait for an answer looks at the cancel token."""
+"""Nanoseconds between two checks of the cancel token during a wait for an answer."""
 
 STOP_GRACE_NS: Final = 100_000_000
 """Nanoseconds the device has to answer after its cancel token was set."""
 
 LONG_NS: Final = 1_000_000_000
-"""Runs that take longer are as long as this to the next call's patience."""
+"""Longer runs count as this long in the estimate for the next call."""
 
 LONG_ENOUGH_NS: Final = 1_000_000
-"""Longer runs are slept through but for their end: spinning would cost more than it saves."""
+"""Longer runs: the client sleeps until shortly before their end, since spinning costs more."""
 
 NAP_SHARE: Final = 32
-"""The last part of the usual time that is not slept through."""
+"""Part of the usual time, at its end, during which the client does not sleep."""
 
 NAP_MARGIN_NS: Final = 150_000
 """Nanoseconds that waking a thread takes."""
 
 CHEAP_NS: Final = 10_000
-"""A way there and back that is not worth trying the other for."""
+"""A round trip this short is not compared with the other way of waiting."""
 
 MOST_WAY_NS: Final = 500_000
 """Longer round trips count as this: one missed time slice must not decide."""
 
 TRY_EVERY: Final = 16
-"""Calls of which one tries the way that has cost more."""
+"""Every n-th call tries the way of waiting that has been slower."""
 
 MOST_FALSE_ALARMS: Final = 10_000
 """Most times that one wait may be woken without an answer."""
 
 
 _looking = threading.Lock()
-"""One thread of a process looks for answers at a time: more would keep each other from running."""
+"""Only one thread of a process spins for answers at a time: more would slow each other down."""
 
 NOT_ANSWERED: Final = "the device had not answered by the deadline"
 NOT_STOPPED: Final = "the cancel token was set, and the device did not stop"
@@ -272,7 +272,7 @@ class RingClient:
         took_ns = min(took_ns, LONG_NS)
         longer = took_ns - pace.usual_ns
         pace.usual_ns += longer // (8 if longer > 0 else 2)
-        # Quick to believe that a way has become short, slow that it has become long.
+        # The estimate falls quickly and rises slowly.
         way = self._way_ns
         further = min(max(passed_ns - took_ns, 0), MOST_WAY_NS) - way[looked]
         way[looked] += further // (8 if further > 0 else 2)
@@ -322,7 +322,7 @@ _process = object()
 
 
 def _forked() -> None:
-    global _process, _looking  # the one place that changes them
+    global _process, _looking  # the only code that changes them
     _process, _looking = object(), threading.Lock()
 
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 MOST_RINGS: Final = 16
-"""Rings for executions that are no burst's: as many run at a time without a message each."""
+"""Most rings for executions outside bursts: as many run at a time without a message each."""
 
 IDLE_SECONDS: Final = 10.0
-"""A ring that was not needed for so long is closed, while others are used."""
+"""Seconds after which an unused ring is closed, while others are used."""
 
 REFUSED_SECONDS: Final = 1.0
 """Seconds without further attempts after one side had no room for a ring."""
@@ -162,7 +162,7 @@ def _close_all(process: int, *rings: list[Ring]) -> None:
 
 
 def opened(channel: Channel, life_fd: int, deadline_ns: int | None = None) -> Ring:
-    """A ring to the device behind *channel*, by the deadline. *life_fd* is the ring's."""
+    """A ring to the device behind *channel*, by the deadline. The ring owns *life_fd*."""
     from penstock.ipc.remote import open_ring
 
     layout = DEFAULT_LAYOUT
@@ -206,7 +206,7 @@ class RingBurst:
             if self._closed:
                 raise ClosedError("burst used after close()")
             if config.attributes:
-                # They may be longer than a slot of the ring.
+                # Attributes may be longer than a slot of the ring.
                 return self._remote.execute(request, config)
             bound = self._latest
             if bound is None or not bound.is_for(request):
@@ -220,7 +220,7 @@ class RingBurst:
             self._running.release()
 
     def ping(self) -> None:
-        """One empty request and its answer: the way there and back alone."""
+        """Sends one empty request and waits for its answer: the round trip alone."""
         with self._running:
             self._ring.ping()
 

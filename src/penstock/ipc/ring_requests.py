@@ -63,7 +63,7 @@ class BoundRequest:
         self._pools: tuple[Memory, ...] = ()
 
     def sent(self) -> None:
-        """The device's side has it."""
+        """Whether the device's side has it."""
         self.kind, self.payload = ring.RUN, b""
 
     def drop(self) -> None:
@@ -135,7 +135,7 @@ def _same_forms(forms: tuple[_Form, ...], arguments: tuple[RequestArgument, ...]
 
 
 _Known: TypeAlias = tuple[Any, tuple[int, ...], tuple[int, ...] | None]
-"""An argument to compare others with: an array's are weak, so that it may go."""
+"""An argument to compare others with. Arrays are weak references, so that they can be freed."""
 
 
 def key_of(target: int, request: Request) -> tuple[Any, ...]:
@@ -193,7 +193,7 @@ PAGE: Final = 4096
 
 
 class _Lent(NamedTuple):
-    """A memory that the device's side knows as *pool*; *watch* finalizes it with the memory."""
+    """A memory that the device's side has as *pool*; *watch* finalizes it with the memory."""
 
     pool: RemotePool
     watch: weakref.finalize[..., Any]
@@ -315,7 +315,7 @@ class Ring:
         return RemoteResult(result.output_shapes, result.timing, tuple(copies))
 
     def ping(self) -> None:
-        """One empty request and its answer: the way there and back alone."""
+        """Sends one empty request and waits for its answer: the round trip alone."""
         self._client.call(ring.EMPTY)
 
     def forget(self, target: int) -> None:
@@ -339,13 +339,12 @@ class Ring:
         """After a call failed: drops the state that the failure may have invalidated."""
         if self._client.broken is not None:
             # A ring shows that a process ended before the connection does. A process that breaks
-            # the
-            # rules has to end.
+            # the protocol has to end.
             self._channel.end(str(error))
             return
         behind = self._client.is_behind
         if bound.kind == ring.BIND or (behind and bound.is_staged):
-            # The device's side may have been unable to map it, or still write to it.
+            # The device's side may have been unable to map it, or may still write to it.
             for key in [key for key, each in self._bound.items() if each is bound]:
                 self._drop(key)
             if bound.is_staged:
@@ -359,7 +358,7 @@ class Ring:
         return None
 
     def _staged_in(self, nbytes: int) -> MemoryPool:
-        """The pool that arrays are copied to, of at least *nbytes*."""
+        """The staging pool for copied arrays, of at least *nbytes*."""
         if self._staging is None or self._staging.nbytes < nbytes:
             self._drop_staging()
             size = max(nbytes + -nbytes % PAGE, LEAST_BYTES)

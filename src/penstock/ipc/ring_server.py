@@ -159,19 +159,19 @@ _REQUESTS: Final = msgspec.msgpack.Decoder(wire.RingRequest)
 
 
 MAX_BOUND: Final = 64
-"""Bound requests of one ring."""
+"""Most bound requests of one ring."""
 
 NEVER: Final = 1 << 64
 """The number of a request that no word cancels."""
 
 MAX_MESSAGE: Final = 512
-"""Characters of an error's message that may be cut to fit into a slot."""
+"""Most characters of an error's message, which may be cut to fit into a slot."""
 
 MOST_FALSE_ALARMS: Final = 10_000
 """Most consecutive times that a client may ring without a request."""
 
 CLOSING_SECONDS: Final = 1.0
-"""How long closing waits for a run under way; the thread ends after that run in any case."""
+"""Seconds that closing waits for a run in progress; the thread ends after that run in any case."""
 
 LINGER_SHARE: Final = 16
 """The part of a long run's time for which the thread spins for the next request."""
@@ -179,7 +179,7 @@ LINGER_SHARE: Final = 16
 MOST_LINGER_NS: Final = 1_000_000
 
 _spinning: Final = threading.Lock()
-"""One thread of a process looks for requests at a time: more would keep each other from running."""
+"""Only one thread of a process spins for requests at a time: more would slow each other down."""
 
 logger: Final = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ UseTokens: TypeAlias = Callable[[tuple[int, ...]], AbstractContextManager[None]]
 
 
 class RingCancel(CancelToken):
-    """A token set by a word in shared memory, unless *number* is `NEVER`, or once *is_over*."""
+    """A token that a shared word sets (unless *number* is `NEVER`), or that *is_over* sets."""
 
     __slots__ = ("_is_over", "_number", "_words")
 
@@ -213,7 +213,7 @@ class RingCancel(CancelToken):
         try:
             return self._is_over() or bool(self._words[ring.CANCELLED] >= self._number)
         except ValueError:
-            # The ring is over, and with it the run.
+            # The ring has ended, and with it the run.
             return True
 
     def check(self) -> None:

@@ -38,14 +38,14 @@ ALIGNMENT: Final = 64
 """Alignment and padding of each array (NNAPI section 5.3) unless a device prefers more."""
 
 MOST_ALIGNMENT: Final = 4096
-"""More is not to be had: memory begins with a page."""
+"""The highest alignment possible: memory begins at a page."""
 
 LEAST_BYTES: Final = 1 << 16
 MOST_FREE: Final = 4
-"""Pools kept for the next calls."""
+"""Most pools kept for later calls."""
 
 Lender = Callable[[int, int, int, int | None], None]
-"""Lends memory: number, descriptor, size, deadline; raises `TimeoutError` at the deadline."""
+"""Shares memory: number, descriptor, size, deadline. Raises `TimeoutError` at the deadline."""
 
 
 def unit_of(preference: MemoryPreference) -> int:
@@ -61,7 +61,7 @@ class _Pool(NamedTuple):
 
 
 class _Lent(NamedTuple):
-    """Memory of the caller that the other side has as *number*; the pool begins at byte *begin*."""
+    """Memory that the other side has as *number*; the pool begins at byte *begin*."""
 
     number: wire.MemoryId
     begin: int
@@ -126,7 +126,7 @@ class Staging:
         return _Pool(number, pool, pool.view(np.uint8, pool.nbytes))
 
     def put_back(self, pool: _Pool) -> None:
-        """The next call may have it."""
+        """Returns the pool for the next call."""
         with self._lock:
             self._free.append(pool)
             full = self._closed or len(self._free) > MOST_FREE
@@ -139,7 +139,7 @@ class Staging:
         self, array: NDArray, deadline_ns: int | None = None
     ) -> tuple[wire.MemoryId, int] | None:
         """The number of the pool that *array* lies in, and its offset there."""
-        # The other side views a place as its type, for which an engine needs it aligned.
+        # The other side views the place as its type, so an engine needs it aligned.
         place = pool_of(array) if array.flags.aligned else None
         if place is None:
             return None
@@ -260,7 +260,7 @@ class Staged:
 
 
 def check(array: NDArray) -> None:
-    """Raises `WireError` for an array that no operand has."""
+    """Raises `WireError` for an array that cannot be an operand."""
     kind = dtype_of(array.dtype)
     if kind is None or array.dtype.hasobject or kind.numpy != array.dtype:
         raise WireError(f"an array of {array.dtype} cannot be sent")
@@ -269,7 +269,7 @@ def check(array: NDArray) -> None:
 
 
 def _lendable(memory: Memory) -> tuple[int, int] | None:
-    """The descriptor that lends *memory*, and its offset there; None if it may shrink."""
+    """The descriptor that shares *memory*, and its offset there; None if it may shrink."""
     match memory.name, memory.handle:
         case "ashmem", int(fd):
             return fd, 0
@@ -281,7 +281,7 @@ def _lendable(memory: Memory) -> tuple[int, int] | None:
 
 
 MAX_STAGED_BYTES: Final = 1 << 40
-"""Bytes that one request may stage: sizes beyond it are mistakes."""
+"""Most bytes that one request may stage: larger sizes are mistakes."""
 
 LentArgument: TypeAlias = PoolArgument | TokenArgument | wire.LentForm | NoValue
 
@@ -358,7 +358,7 @@ def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALI
 
 
 class Borrower:
-    """The device's side of lent arrays. *regions* return the bytes of each pool, called once."""
+    """The device's side of shared arrays. *regions* return the bytes of each pool, called once."""
 
     def __init__(self, regions: Sequence[Callable[[], NDArray]]) -> None:
         self._regions = regions

@@ -52,20 +52,20 @@ from penstock.logs import Log, printable
 log = Log("penstock.ipc")
 
 ABOVE: Final = 16
-"""The least number of descriptors passed to a new process: above those it gets there."""
+"""Descriptors passed to a new process are numbered from here on, above those of its protocol."""
 
 ATTEMPTS: Final = 20
 """How often a client retries while a host is ending, or another client is starting one."""
 
 END_SECONDS: Final = 3.0
-"""How long a host that was killed may take to end."""
+"""Seconds that a killed host has to end."""
 
 MOST_DESCRIPTORS: Final = 2
 """Most descriptors with one message of a host: those of `welcome`, or a fence."""
 
 HOST: Final = ("-P", "-m", "penstock.ipc.host")
 ALONE: Final = (*HOST, "--alone")
-"""For its first client and no others."""
+"""Serves only its first client."""
 
 KEPT: Final = (
     "PATH",
@@ -292,7 +292,7 @@ def _spawn(place: Place, settings: Mapping[str, str], passed: Sequence[int], out
         try:
             high += [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, ABOVE) for fd in (output, *passed)]
         except OSError as error:
-            # The system calls a number invalid that is beyond the limit of descriptors.
+            # For a number beyond the limit of descriptors, the system reports an invalid argument.
             if error.errno != errno.EINVAL:
                 raise
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
@@ -400,14 +400,14 @@ def _enter(
         if not 0 <= answer.devices <= MAX_DEVICES:
             raise WireError(f"{answer.devices} devices; the limit is {MAX_DEVICES}")
         if not is_memory(descriptors[1]):
-            # Reading a pipe, or a file of a process's own making, may never end.
+            # Reading a pipe, or a file that a process created, may never end.
             close_all([descriptors.pop()])
             descriptors.append(os.open(os.devnull, os.O_RDONLY))
         known = pid if pid is not None else _process_of(sock, answer.broker)
         if known is not None:
             pidfd = open_process(known)
             if pid is None and connection.is_over():
-                # Its number may be another process's already.
+                # The number may already belong to another process.
                 raise EOFError("it ended while it took a client on")
         return Started(
             connection,

@@ -28,7 +28,7 @@ MOST_WAITED: Final = 2.0
 """Seconds of backoff that a call waits for; it fails at once if that is longer."""
 
 MOST_DEATHS: Final = 6
-"""Deaths in a row, without a successful call between them, until the driver is quarantined."""
+"""Consecutive deaths, without a successful call between them, before quarantine."""
 
 QUARANTINE_SECONDS: Final = 600.0
 
@@ -69,7 +69,7 @@ class Supervisor:
         self._process = os.getpid()
         self.starts = 0
         self.ends = 0
-        """How many processes have died."""
+        """Number of processes that died."""
 
     def __repr__(self) -> str:
         host = self.running
@@ -92,7 +92,7 @@ class Supervisor:
 
     @property
     def last_end(self) -> str:
-        """How the last process that died did."""
+        """How the last process that died ended."""
         return self._last
 
     @property
@@ -147,7 +147,7 @@ class Supervisor:
         return start.host
 
     def _begin(self, start: _Start) -> None:
-        """Starts the host in its own thread, so that later calls find it if this one gives up."""
+        """Starts the host in a thread, so that later calls find it if this one gives up."""
         late = None
         try:
             host = self.running or self._started()

@@ -47,7 +47,7 @@ def memory_file(name: str, *, sealable: bool = False) -> int:
 
 
 def is_memory(fd: int) -> bool:
-    """Whether a descriptor is of memory, so that reading it never blocks."""
+    """Whether a descriptor is memory, so that reading it never blocks."""
     if sys.platform != "linux":
         return False
     import fcntl
@@ -87,7 +87,7 @@ def connect_within(sock: socket.socket, address: str | bytes, seconds: float) ->
 def is_stopped(process: int) -> bool:
     """Whether a process was stopped by a signal, or by a debugger."""
     try:
-        # The name of its program, in parentheses, may hold anything.
+        # The program's name, in parentheses, may contain any character.
         after = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2]
     except OSError:
         return False
@@ -240,7 +240,7 @@ else:
 
 
 PATIENCE_SECONDS: Final = 5.0
-"""How long a thread may take until it runs."""
+"""Seconds a new thread has to start running."""
 
 _unstarted: set[object] = set()
 
@@ -391,7 +391,7 @@ def accepted(fd: int) -> int:
         # Only the first one: a client may send as many as it likes.
         log.warning(FUSE_DESCRIPTOR)
         _closers.append(fd)
-        # If no thread can be started now, the next descriptor starts it.
+        # If no thread can be started now, the next such descriptor starts it.
         try:
             start_thread(_close_in_background)
         except (RuntimeError, MemoryError):

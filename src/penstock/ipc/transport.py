@@ -27,13 +27,13 @@ from penstock.ipc import wire
 from penstock.ipc.system import LINUX_ONLY, accepted
 
 HEADER: Final = struct.Struct("<IQ")
-"""How many descriptors a frame has, and how many bytes."""
+"""Number of a frame's descriptors, and of its bytes."""
 
 BATCH: Final = 128
 """Descriptors in one kernel message. Linux allows at most 253."""
 
 CHUNK: Final = 1 << 20
-"""Bytes that memory for a frame grows by, as they arrive."""
+"""Bytes by which a frame's memory grows as they arrive."""
 
 
 class Received(NamedTuple):
@@ -247,7 +247,7 @@ class Connection:
     def _push(
         self, data: bytes | memoryview, descriptors: Sequence[int], deadline_ns: int | None
     ) -> int:
-        """Sends some of *data*, with the descriptors: at least one byte."""
+        """Sends a part of *data*, at least one byte, with the descriptors."""
         if sys.platform == "win32":
             raise OSError(LINUX_ONLY)
         beside = []
@@ -314,7 +314,7 @@ class Connection:
             return data
 
     def _wait(self, events: int, deadline_ns: int | None) -> None:
-        """Until something may be possible. Raises `TimeoutError` at the deadline."""
+        """Waits until the socket may be ready. Raises `TimeoutError` at the deadline."""
         if sys.platform == "win32":
             raise OSError(LINUX_ONLY)
         fd = self._socket.fileno()
@@ -331,7 +331,7 @@ class Connection:
 
 
 def _check_open(descriptors: Iterable[int]) -> None:
-    """Before a frame begins that could not be ended."""
+    """Raises `GeneralFailure` for a closed descriptor, before any part of the frame is sent."""
     for fd in descriptors:
         try:
             os.fstat(fd)

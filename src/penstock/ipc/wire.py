@@ -36,10 +36,10 @@ from penstock.ir import DataLocation, DType, Signature, Subgraph, Variable
 from penstock.memory import HardwareBufferDescription
 
 WIRE_VERSION: Final = 6
-"""Raised whenever a message changes its form."""
+"""Increased whenever a message changes its form."""
 
 MAX_FRAME: Final = 32 << 20
-"""The largest message. Constants and tensors are not in it. Reading it blocks the process."""
+"""Bytes of the largest message, without constants and tensors. Reading it blocks the process."""
 
 MAX_HANDLES: Final = 4096
 """Most handles that one message may carry."""
@@ -56,7 +56,7 @@ CallId: TypeAlias = int
 """The number that a client gives a call; its answer has the same."""
 
 MemoryId: TypeAlias = int
-"""The number that a client lends memory under."""
+"""The client's number for memory that it shares."""
 
 
 def check_length(nbytes: int) -> None:
@@ -70,7 +70,7 @@ class Form(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class ModelForm(Form, frozen=True):
-    """A model without its metadata, which does not compute; *pools* are handles."""
+    """A model without its metadata, which does not affect results; *pools* are handles."""
 
     subgraphs: tuple[Subgraph, ...]
     pools: tuple[Handle, ...]
@@ -131,21 +131,21 @@ class RoleForm(Form, frozen=True):
 
 
 class Describe(Form, frozen=True, tag="describe"):
-    """The first call: answered by `Description`."""
+    """The first call. The reply is `Description`."""
 
     wire_version: int
 
 
 class Check(Form, frozen=True, tag="check"):
-    """`Device.check`: answered by `Reason`."""
+    """`Device.check`. The reply is `Reason`."""
 
 
 class CacheFilesNeeded(Form, frozen=True, tag="cache_files_needed"):
-    """`Device.cache_files_needed`: answered by `CacheFiles`."""
+    """`Device.cache_files_needed`. The reply is `CacheFiles`."""
 
 
 class SupportedOperations(Form, frozen=True, tag="supported_operations"):
-    """`Device.supported_operations`: answered by `Supports`."""
+    """`Device.supported_operations`. The reply is `Supports`."""
 
     model: ModelForm
 
@@ -164,7 +164,7 @@ class PrepareFromCache(Form, frozen=True, tag="prepare_model_from_cache"):
 
 
 class Allocate(Form, frozen=True, tag="allocate"):
-    """`Device.allocate`: answered by `Allocated`."""
+    """`Device.allocate`. The reply is `Allocated`."""
 
     desc: BufferDesc
     roles: tuple[RoleForm, ...]
@@ -179,7 +179,7 @@ class Execute(Form, frozen=True, tag="execute"):
 
 
 class ExecuteFenced(Form, frozen=True, tag="execute_fenced"):
-    """`PreparedModel.execute_fenced`: answered by `Fenced`."""
+    """`PreparedModel.execute_fenced`. The reply is `Fenced`."""
 
     prepared: ObjectId
     request: RequestForm
@@ -202,14 +202,14 @@ class CreateReusableExecution(Form, frozen=True, tag="create_reusable_execution"
 
 
 class CopyTo(Form, frozen=True, tag="copy_to"):
-    """`Buffer.copy_to`: answered by `Done`."""
+    """`Buffer.copy_to`. The reply is `Done`."""
 
     buffer: ObjectId
     destination: MemoryForm
 
 
 class CopyFrom(Form, frozen=True, tag="copy_from"):
-    """`Buffer.copy_from`: answered by `Done`."""
+    """`Buffer.copy_from`. The reply is `Done`."""
 
     buffer: ObjectId
     source: MemoryForm
@@ -217,7 +217,7 @@ class CopyFrom(Form, frozen=True, tag="copy_from"):
 
 
 class Report(Form, frozen=True, tag="report"):
-    """`PreparedModel.cache_report`, which a late write changes: answered by `Reported`."""
+    """`PreparedModel.cache_report`, which a late write changes. The reply is `Reported`."""
 
     prepared: ObjectId
 
@@ -320,7 +320,7 @@ class Fenced(Form, frozen=True, tag="fenced"):
 
 
 class Done(Form, frozen=True, tag="done"):
-    """A call without a result succeeded."""
+    """Reply of a call without a result."""
 
 
 class Failure(Form, frozen=True, tag="failure"):
@@ -355,7 +355,7 @@ Reply: TypeAlias = (
 
 
 class Progress(Form, frozen=True, tag="progress"):
-    """An event for the progress callback of a call under way."""
+    """An event for the progress callback of a call in progress."""
 
     event: ProgressEvent
     call: CallId = 0
@@ -392,7 +392,7 @@ class ConstantsForm(Form, frozen=True, tag="constants"):
 
 
 class ArrayForm(Form, frozen=True, tag="array"):
-    """An array in memory that the client has lent under the number *memory*."""
+    """An array in memory that the client shares under the number *memory*."""
 
     memory: MemoryId
     offset: int
@@ -427,11 +427,11 @@ HandleForm: TypeAlias = (
 
 
 Handles: TypeAlias = Annotated[tuple[HandleForm, ...], msgspec.Meta(max_length=MAX_HANDLES)]
-"""A table of handles; a longer one is no message."""
+"""A table of handles. A message with a longer one is malformed."""
 
 
 class Hello(Form, frozen=True, tag="hello"):
-    """A client's first message: answered by `Welcome` or `Refused`."""
+    """A client's first message. The reply is `Welcome` or `Refused`."""
 
     wire_version: int
 
@@ -488,7 +488,7 @@ class Welcome(Form, frozen=True, tag="welcome"):
 
 
 class Refused(Form, frozen=True, tag="refused"):
-    """The host does not take the client on."""
+    """The host rejects the client."""
 
     reason: str
 

@@ -174,7 +174,7 @@ def _stored(
 
 
 def _asked_of(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-    """`Device.allocate` with its contract enforced."""
+    """Calls `Device.allocate` and enforces its contract."""
     try:
         token, buffer = device.allocate(desc, roles)
     except DriverError:

@@ -67,7 +67,7 @@ class BoundMemory:
 
     @property
     def array(self) -> NDArray | None:
-        """The value in place; None if the host cannot map it, or its shape is not known."""
+        """The value in its memory; None if the host cannot map it, or its shape is unknown."""
         return None
 
     @property
@@ -88,18 +88,18 @@ class BoundMemory:
         raise GeneralFailure(f"{self.name} cannot be read by the host")
 
     def stage(self, shape: tuple[int, ...], operand: Operand) -> NDArray | None:
-        """Host memory from which `write` copies fastest; None if any serves as well."""
+        """Host memory from which `write` copies fastest; None if any is equally fast."""
         return None
 
     def write(self, value: NDArray) -> None:
-        """Puts *value* there. Raises `DriverError`."""
+        """Copies *value* in. Raises `DriverError`."""
         raise GeneralFailure(f"{self.name} cannot be written by the host")
 
     def written(self, shape: tuple[int, ...]) -> None:
-        """A run has written it by its argument, a value of *shape*."""
+        """Records that a run has written a value of *shape* by its argument."""
 
     def lost(self) -> None:
-        """A run that was to write it by its argument has failed."""
+        """Records that a run that was to write it by its argument has failed."""
 
     def gone(self) -> DeadObject | None:
         """The error that names the memory, if it was lost with its device."""
@@ -163,7 +163,7 @@ class BoundPool(BoundMemory):
 
 
 class Viewed(Protocol):
-    """Memory that the host sees: a `MemoryPool`."""
+    """Memory that the host can view: a `MemoryPool`."""
 
     def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int], offset: int = 0) -> NDArray:
         """An array over its bytes from *offset* on."""
@@ -171,7 +171,7 @@ class Viewed(Protocol):
 
 
 class LentPool(BoundPool):
-    """A pool that the host can view: passed as host memory to devices that take that."""
+    """A pool that the host can view: passed as host memory to devices that accept that."""
 
     __slots__ = ("_pool",)
 
@@ -240,5 +240,5 @@ def extent_of(memory: Memory, kind: Kind, operand: Operand) -> tuple[tuple[int, 
 
 
 def place_of(kind: Kind, operand: Operand) -> str:
-    """The input or output as errors name it."""
+    """Name of the input or output in errors."""
     return f"{kind} {operand.name!r}"

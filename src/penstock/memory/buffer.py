@@ -1,4 +1,4 @@
-"""`DeviceBuffer`: memory of a device, as an application has it (NNAPI sections 6.4 to 6.6)."""
+"""`DeviceBuffer`: memory of a device, for applications (NNAPI sections 6.4 to 6.6)."""
 
 # ruff: noqa: SLF001  # functions and classes here are parts of one
 
@@ -68,7 +68,7 @@ class DeviceBuffer(Closing):
 
     @property
     def device(self) -> str | None:
-        """The name of the device that has it; None for a pool."""
+        """The name of its device; None for a pool."""
         return self._storage.device
 
     @property
@@ -229,7 +229,7 @@ class DeviceBuffer(Closing):
                 self._filled = False
 
     def _tell(self, nbytes: int, count: int, began: int, *, out: bool = False) -> None:
-        """Keeps receipts of *count* copies, the first of which has the time of all."""
+        """Stores receipts of *count* copies, the first of which has the time of all."""
         here = self.device or "pool"
         route = (here, "host") if out else ("host", here)
         spent = time.perf_counter_ns() - began
@@ -281,7 +281,7 @@ class DeviceBuffer(Closing):
                 f"{other.dtype.value} by {other.quantization}"
             )
         self._full(shape)
-        # Through memory of the host, as devices do not reach each other's.
+        # Through host memory, since devices cannot access each other's.
         with staging(shape, mine.dtype.numpy) as (pool, _):
             began = time.perf_counter_ns()
             count = source._asked(lambda: source._storage.copy_to(pool.memory))
@@ -374,7 +374,7 @@ class DeviceBuffer(Closing):
 
 
 def fetch_value(buffer: DeviceBuffer) -> tuple[NDArray, int]:
-    """As `DeviceBuffer.numpy`, and how many copies that took."""
+    """As `DeviceBuffer.numpy`, and the number of copies."""
     buffer._check_usable()
     shape = buffer._initialized()
     buffer._touched(read=True)
@@ -383,7 +383,7 @@ def fetch_value(buffer: DeviceBuffer) -> tuple[NDArray, int]:
 
 
 def put_value(buffer: DeviceBuffer, value: NDArray) -> int:
-    """As `DeviceBuffer.copy_from`; how many copies that took."""
+    """As `DeviceBuffer.copy_from`. Returns the number of copies."""
     buffer._check_usable()
     return buffer._copy_from_array(value, None)
 

@@ -72,7 +72,7 @@ class MemoryDomain:
         self._used = 0
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, ManagedBuffer]:
-        """As `Device.allocate`. Tokens count from 1; the one freed last is given out next."""
+        """As `Device.allocate`. Tokens count from 1; the last freed token is reused first."""
         allocation = validate_allocate(desc, roles, self._interface_of)
         nbytes = allocation.nbytes
         if nbytes is None and not self._dynamic:
@@ -93,12 +93,12 @@ class MemoryDomain:
 
     @property
     def live(self) -> int:
-        """How many buffers there are."""
+        """Number of live buffers."""
         return len(self._buffers)
 
     @property
     def used(self) -> int:
-        """Bytes that the buffers have, counted by their sizes."""
+        """Total bytes of the buffers."""
         return self._used
 
     def encode(self, array: NDArray) -> Any:
@@ -113,7 +113,7 @@ class MemoryDomain:
         return array
 
     def reserve(self, nbytes: int, instead_of: int = 0) -> None:
-        """Counts *nbytes* instead of others; raises `ResourceExhaustedTransient`."""
+        """Replaces a counted size by *nbytes*. Raises `ResourceExhaustedTransient`."""
         try:
             check_bytes(nbytes, "a device buffer")
         except LimitExceeded as error:
@@ -198,7 +198,7 @@ class ManagedBuffer:
             raise
 
     def close(self) -> None:
-        """As `penstock.hal.Buffer.close`. Executions that use it go on."""
+        """As `penstock.hal.Buffer.close`. Executions that use it continue."""
         domain = self._domain
         with domain.lock:
             if self._closed:
@@ -227,7 +227,7 @@ class ManagedBuffer:
             value.users -= 1
 
     def publish(self, content: Any, shape: tuple[int, ...], event: BufferEvent) -> None:
-        """Puts a value in place of the one before, unless the buffer was closed meanwhile."""
+        """Replaces the value, unless the buffer was closed meanwhile."""
         nbytes = bytes_of(self.dtype, shape) or 0
         with self._domain.lock:
             if self._closed:
@@ -241,7 +241,7 @@ class ManagedBuffer:
                 self._spare = old.content
 
     def lose(self, event: BufferEvent) -> None:
-        """A write has failed: there is no value any more."""
+        """Removes the value after a failed write."""
         with self._domain.lock:
             if not self._closed:
                 self._state = AFTER[self._state, event]
@@ -277,8 +277,8 @@ class ManagedBuffer:
 class Claim:
     """The buffers of one execution: `inputs` are the values by position, and results go to `put`.
 
-    When the block ends well, the results are the buffers' values; by an error every buffer that was
-    to be written loses its own.
+    When the block ends without an error, the results become the buffers' values. After an error,
+    every buffer that was to be written has no value.
     """
 
     def __init__(self, domain: MemoryDomain, prepared: object, request: Request) -> None:
@@ -314,13 +314,13 @@ class Claim:
         self._hold(request)
 
     def put(self, position: int, content: Any, shape: tuple[int, ...]) -> None:
-        """Makes *content*, in the driver's form and final from now on, output *position*."""
+        """Makes *content*, in the driver's form and unchanged from now on, output *position*."""
         self._written[position].check_fits(shape)
         self._results[position] = content, shape
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The positions of the outputs that buffers take."""
+        """Positions of the outputs that are buffers."""
         return tuple(self._written)
 
     def shape_of(self, position: int) -> Shape:

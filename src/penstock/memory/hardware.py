@@ -69,7 +69,7 @@ BITS_PER_PIXEL: Final[dict[int, int]] = {
     Format.R16G16_UINT: 32,
     Format.R10G10B10A10_UNORM: 64,
 }
-"""Of one pixel with its share of every plane, by format."""
+"""Bits of one pixel with its share of every plane, by format."""
 
 
 class HardwareBuffer(Closing, DescribedBuffer):

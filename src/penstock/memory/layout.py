@@ -18,7 +18,7 @@ from penstock.ir.types import MAX_BYTES, element_count, is_static, static_shape
 from penstock.memory.pool import MemoryPool
 
 MIN_ALIGNMENT: Final = 64
-"""Bytes that every offset is a multiple of: a cache line, and the widest vector in use."""
+"""Alignment of every offset in bytes: a cache line, and the widest vector in use."""
 
 
 class ArenaRequest(Struct, frozen=True):
@@ -260,7 +260,7 @@ class PoolLayout:
 
 
 def strictest(preferences: Iterable[MemoryPreference]) -> MemoryPreference:
-    """The greatest alignment and padding of all of them, at least 16 and 1."""
+    """The greatest alignment and padding of all preferences, at least 16 and 1."""
     alignment, padding = PLAIN.alignment, PLAIN.padding
     for preference in preferences:
         alignment = max(alignment, preference.alignment)

@@ -36,7 +36,7 @@ from penstock.ir import NDArray
 
 
 class HardwareBufferFormat(enum.IntEnum):
-    """Layouts of hardware buffers by Android's numbers (`AHardwareBuffer_Format`), not all."""
+    """Some layouts of hardware buffers, with Android's numbers (`AHardwareBuffer_Format`)."""
 
     R8G8B8A8_UNORM = 0x1
     R8G8B8X8_UNORM = 0x2
@@ -189,7 +189,7 @@ def _placed(array: NDArray) -> tuple[_Placed, int] | None:
 
 
 def live_mappings() -> int:
-    """How many regions this process has mapped by `map_memory` or a `MemoryPool` and still uses."""
+    """Number of regions in use that this process mapped by `map_memory` or a `MemoryPool`."""
     return len(_live)
 
 
@@ -403,7 +403,7 @@ def _region(memory: Memory, fd: int, offset: int, protection: int, *, fall_back:
         try:
             return map_region(fd, memory.size, kind, offset).array
         except PermissionError as error:
-            # Before Linux 6.7 a region sealed against writing can be mapped privately only.
+            # Before Linux 6.7 a region sealed against writing can only be mapped privately.
             told = str(error)
         except (OSError, ValueError, OverflowError) as error:
             told = f"descriptor {fd} of a {memory.name} memory: {error}"

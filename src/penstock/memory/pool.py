@@ -1,4 +1,4 @@
-"""`MemoryPool`: a shareable region of memory that a client owns and lends to drivers."""
+"""`MemoryPool`: a shareable region of memory that a client owns and passes to drivers."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ class MemoryPool(Closing):
         mapped = shared.map(self._fd, self._offset, writable=bool(self._prot & PROT_WRITE))
         self._bytes = mapped
         if self._shared is None:
-            # Closed meanwhile by another thread, which must not leave it mapped.
+            # Another thread closed it meanwhile; the mapping must not stay.
             self._bytes = None
         return mapped
 
@@ -271,7 +271,7 @@ def _flat(content: object) -> memoryview:
     """The bytes of an array or another buffer."""
     try:
         if isinstance(content, np.ndarray):
-            # Some element types are no formats of Python's buffers.
+            # Python's buffers do not support some element types.
             if not content.flags.c_contiguous or content.dtype.hasobject:
                 raise ValueError("it is not C-contiguous, or holds Python objects")
             return memoryview(content.reshape(-1).view(np.uint8).data)
@@ -284,7 +284,7 @@ def _flat(content: object) -> memoryview:
 
 
 def _open(file: str | os.PathLike[str] | int, prot: int) -> int:
-    """A descriptor of one's own."""
+    """A separate descriptor."""
     if isinstance(file, bool) or not isinstance(file, str | os.PathLike | int):
         raise InputError(
             "a memory pool is made of a path (str or PathLike) or a descriptor (int), not of "

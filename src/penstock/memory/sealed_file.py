@@ -26,7 +26,7 @@ from penstock.memory.shared import is_write_sealed, write_all
 
 CHUNK: Final = 1 << 22
 HEAD: Final = 4096
-"""Bytes at the beginning of a file that are judged before the rest is read."""
+"""Bytes at the beginning of a file that are checked before the rest is read."""
 
 Judge: TypeAlias = Callable[[bytes, "int | None"], None]
 """A check that raises to reject a file, by its first `HEAD` bytes and its size, if known."""
@@ -101,7 +101,7 @@ class SealedFile:
 
 
 def open_descriptors() -> int:
-    """How many descriptors living `SealedFile`s hold."""
+    """Number of descriptors that live `SealedFile`s hold."""
     return len(_open)
 
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from penstock.memory.mapping import HardwareBufferDescription
 
 MAX_POOL_BYTES: Final = 2**40
-"""No pool is larger: sizes beyond it are mistakes in the caller's arithmetic."""
+"""Most bytes of a pool: larger sizes are mistakes in the caller's arithmetic."""
 
 
 MOST_WRITTEN: Final = 1 << 26
-"""Bytes written by one call of the system."""
+"""Most bytes written by one system call."""
 
 
 class SharedMemory:
@@ -93,7 +93,7 @@ class DescribedBuffer(ABC):
 
 
 def check_size(nbytes: int) -> None:
-    """Raises `InputError` for a size that no pool can have."""
+    """Raises `InputError` for an invalid size of a pool."""
     if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer):
         raise InputError(f"the size of a pool is a whole number of bytes, not {nbytes!r}")
     if not 0 <= nbytes <= MAX_POOL_BYTES:

@@ -52,7 +52,7 @@ class Storage(Protocol):
         ...
 
     def copy_to(self, memory: Memory) -> int:
-        """Copies the value out; *memory* has exactly its size. How many copies that took."""
+        """Copies the value out; *memory* has exactly its size. Returns the number of copies."""
         ...
 
     def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> int:
@@ -220,7 +220,7 @@ def is_or_holds(prepared: object, one: PreparedModel) -> bool:
 
 @contextmanager
 def staging(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[tuple[MemoryPool, NDArray]]:
-    """A pool of the size of an array, and that array in it, which stays good after the block."""
+    """A pool of the size of an array, and that array in it, which stays valid after the block."""
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     with MemoryPool.anonymous(nbytes) as pool:
         yield pool, pool.view(dtype, shape)

@@ -72,11 +72,11 @@ class Signer(Protocol):
     """Signs headers with the user's key and verifies them. Thread-safe. Raises `Unreadable`."""
 
     def sign(self, header: Header) -> bytes:
-        """The 256 bytes of *header*, sealed with the key of now."""
+        """The 256 bytes of *header*, sealed with the current key."""
         ...
 
     def is_sealed(self, content: bytes) -> bool:
-        """Whether the user's key signed these 256 bytes, even a key stored meanwhile."""
+        """Whether the user's key signed these 256 bytes, even if it was stored meanwhile."""
         ...
 
 
@@ -99,7 +99,7 @@ class KeySigner:
 
 
 class Keeper(Protocol):
-    """Another process that holds the key and the registries: this one has neither."""
+    """Another process that holds the key and the registries; this process has neither."""
 
     @property
     def origin(self) -> str:
@@ -115,7 +115,7 @@ _keepers: list[Keeper] = []
 
 
 def kept_by(keeper: Keeper) -> None:
-    """From now on *keeper* holds the key for every seal of this process that was given none."""
+    """Makes *keeper* the holder of the key for seals of this process without their own."""
     _keepers[:] = [keeper]
 
 

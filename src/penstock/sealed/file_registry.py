@@ -59,8 +59,8 @@ class FileRegistry:
         self.path = path_of(path, "a registry lies in a file at a path")
         self.owner, self._files, self._wait_seconds = owner, files, wait_seconds
         self._measures = Measures(keys, owner.digits)
-        # Replaced, never changed: threads need no lock, which a child that is forked meanwhile
-        # would wait for in vain.
+        # Replaced, never changed: threads need no lock. A child forked meanwhile would wait for a
+        # lock forever.
         self._known: Contents | None = None
 
     def state(self) -> RegistryState | None:
@@ -204,7 +204,7 @@ class FileRegistry:
         except FileNotFoundError:
             return None
         except OSError:
-            # A link, a socket, or a mode that keeps its owner out; else the system failed.
+            # A link, a socket, or a mode that excludes its owner; any other error is the system's.
             with suppress(OSError):
                 _check(self._files.status_of(self.path))
             raise

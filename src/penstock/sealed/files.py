@@ -31,7 +31,7 @@ _LETTERS: Final = 64
 
 @runtime_checkable
 class Handle(Protocol):
-    """An open cache file, lent for the call: `hal.CacheHandle` is one."""
+    """An open cache file, borrowed for the call: `hal.CacheHandle` is one."""
 
     @property
     def fd(self) -> int: ...
@@ -86,11 +86,11 @@ class FileSystem(Locking, Protocol):
     def status(self, fd: int) -> FileStatus: ...
 
     def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
-        """Reads up to *buffer*'s bytes from *offset*; returns how many, 0 at the end."""
+        """Reads up to *buffer*'s bytes from *offset*. Returns the number, 0 at the end."""
         ...
 
     def write(self, fd: int, content: memoryview, offset: int) -> int:
-        """Writes some of *content* at *offset*; returns how many bytes."""
+        """Writes a part of *content* at *offset*. Returns the number of bytes."""
         ...
 
     def truncate(self, fd: int, size: int) -> None: ...
@@ -126,7 +126,7 @@ class FileSystem(Locking, Protocol):
         ...
 
     def names(self, directory: StrPath, most: int | None = None) -> list[str]:
-        """The names in *directory*, in no promised order; of more than *most*, that many."""
+        """Up to *most* names in *directory*, in any order."""
         ...
 
     def mkdir(self, path: StrPath, mode: int = 0o700) -> None: ...
@@ -305,13 +305,13 @@ def _whose(path: StrPath, error: OSError, files: FileSystem) -> str:
 
 
 def _shown(path: StrPath) -> str:
-    """The path for messages, of a token's letters only the first."""
+    """The path for messages, with only the first letters of a token."""
     above, name = os.path.split(os.fspath(path))
     return os.path.join(above, name if len(name) < _LETTERS else f"{name[:8]}...{name[_LETTERS:]}")
 
 
 def require_regular(files: FileSystem, fd: int, place: str) -> FileStatus:
-    """The status of a regular file of at most one name. Raises `NotRegularFile` for any other."""
+    """The status of a regular file with at most one name. Raises `NotRegularFile` for others."""
     status = files.status(fd)
     if not status.regular:
         raise NotRegularFile(f"{place} is not a regular file")
@@ -333,7 +333,7 @@ def read_exactly(files: FileSystem, fd: int, buffer: memoryview, offset: int) ->
 
 
 def read_small(files: FileSystem, fd: int, most: int) -> bytes:
-    """The whole file behind *fd*; empty when it has more than *most* bytes."""
+    """The whole file behind *fd*; empty if it has more than *most* bytes."""
     size = files.status(fd).size
     if size > most:
         return b""

@@ -111,7 +111,7 @@ class Header(Struct, frozen=True):
 
 
 def is_sealed(content: bytes, key: bytes) -> bool:
-    """Whether *key* sealed the 256 bytes *content*; the seal's place is fixed in all formats."""
+    """Whether *key* sealed the 256 bytes *content*; all formats have the seal at one offset."""
     return hmac.compare_digest(content[_SIGNED:], _seal(content[:_SIGNED], key))
 
 

@@ -328,7 +328,7 @@ class FileKeyStore:
         except FileNotFoundError:
             return "missing"
         except OSError:
-            # A link, a socket, or a mode that keeps its owner out; else the system failed.
+            # A link, a socket, or a mode that excludes its owner; any other error is the system's.
             with suppress(OSError):
                 if not _is_key(self._files.status_of(self.path)):
                     return "untrusted"

@@ -67,7 +67,7 @@ class Sealing(Protocol):
 
 
 class _Duplicate(NamedTuple):
-    """A `Handle` of the writer's own."""
+    """A `Handle` that the writer owns."""
 
     fd: int
 
@@ -200,7 +200,7 @@ class LateWriter:
         if self._failure:
             raise Unreadable(self._failure)
         if os.getpid() != self._process:
-            # It shares its parent's lock, which would keep neither out.
+            # It shares its parent's lock, which would exclude neither.
             raise StateError("the late writer is its parent process's")
         return self._handles[1 : 1 + self._models], self._handles[1 + self._models :]
 

@@ -126,7 +126,7 @@ def locked(
 
 
 _MOST_FORK_SECONDS: Final = 10.0
-"""How long a fork waits for changes of registries; a later child uses no locks of theirs."""
+"""Most seconds that a fork waits for changes of registries; a later child ignores their locks."""
 
 
 class ForkGate:
@@ -142,7 +142,7 @@ class ForkGate:
 
     @contextmanager
     def passed(self) -> Iterator[None]:
-        """While the block runs this process does not fork."""
+        """Prevents forks of this process during the block."""
         lock = self._lock
         with lock:
             yield

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 MOST_NAMES: Final = 4096
-"""How many names of the directory are looked at."""
+"""Most names of the directory that are checked."""
 _SUFFIXES: Final = (".sqlite", ".sqlite-wal", ".sqlite-shm", ".sqlite-journal")
 
 

@@ -23,7 +23,7 @@ from penstock.sealed.locks import FORK_GATE
 MOST_FILES: Final = 32
 """Most files of one kind in an entry (NNAPI section 2.1)."""
 MOST_ROWS: Final = 4096
-"""Rows a registry keeps; the oldest make room for a new one."""
+"""Most rows of a registry; a new row replaces the oldest."""
 
 _RECORD: Final = struct.Struct("<32sQ")
 FILE_RECORD_BYTES: Final = _RECORD.size
@@ -104,19 +104,19 @@ class Registry(Protocol):
         ...
 
     def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
-        """Removes the rows of *replaced* entries of the token: *entry*'s files are in place."""
+        """Removes the rows of the token's *replaced* entries: *entry*'s files are in place."""
         ...
 
     def find(self, token: bytes, entry: bytes) -> Row | None:
-        """The row, verified; None when there is none."""
+        """The row, verified; None if there is none."""
         ...
 
     def remove(self, token: bytes, entry: bytes) -> None:
-        """Forgets the row, if there is one: its files are refused from then on."""
+        """Removes the row, if there is one: its files are rejected from then on."""
         ...
 
     def rows(self) -> tuple[Row, ...]:
-        """Every row, verified, in no promised order."""
+        """Every row, verified, in any order."""
         ...
 
     def clear(self) -> None:
@@ -290,7 +290,10 @@ class Contents:
         return tuple(found)
 
     def with_row(self, row: Row) -> Contents:
-        """With *row* instead of one of its token and entry, without the oldest. `InputError`."""
+        """The contents with *row*, which replaces one of its token and entry, without the oldest.
+
+        Raises `InputError`.
+        """
         if (len(row.token), len(row.entry)) != (32, 16):
             raise InputError("a registry's row has a token of 32 bytes and an entry id of 16")
         if max(len(row.models), len(row.datas)) > MOST_FILES:
@@ -352,7 +355,7 @@ class Contents:
 
 
 def _count_files(table: bytes) -> int:
-    """How many files the rows of *table* have together."""
+    """Number of files of all rows of *table*."""
     size = _ENTRY.size
     return sum(table[_MODELS_AT::size]) + sum(table[_DATAS_AT::size])
 

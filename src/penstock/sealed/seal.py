@@ -74,7 +74,7 @@ class Seal:
 
     @property
     def registry(self) -> Registry:
-        """The driver version's registry. Raises `Unreadable` when it can have none."""
+        """The driver version's registry. Raises `Unreadable` if there can be none."""
         return self._trust().registry
 
     def save(
@@ -124,7 +124,7 @@ class Seal:
         if config.lock is None or not (config.model_cache or config.data_cache):
             return None
         try:
-            # Without a free descriptor it cannot be imported.
+            # It cannot be imported without a free descriptor.
             from penstock.sealed.late import LateWriter
         except Exception:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
             return None
@@ -162,7 +162,7 @@ class Seal:
         return entry_of(self._trust(), CacheFile(handle.fd, Kind.MODEL, 0), token)
 
     def forget(self, token: bytes, entry: bytes) -> None:
-        """Drops an entry that was replaced or removed: its files are refused from then on."""
+        """Drops an entry that was replaced or removed: its files are rejected from then on."""
         self.registry.remove(token, entry)
 
     def _save(

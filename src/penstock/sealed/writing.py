@@ -31,7 +31,7 @@ Expected: TypeAlias = tuple[bytes | None]
 
 
 class _Emptied(Exception):
-    """A save failed, for its cause, and the files were emptied."""
+    """A save failed for its cause, and the files were emptied."""
 
 
 def save_entry(
@@ -77,7 +77,7 @@ def _replaced(
         with naming(file, "written"):
             # Checked before any write: if one file cannot be written, the entry stays unchanged.
             trust.files.write(file.fd, memoryview(b""), 0)
-        # Where the system numbers no files, all have the number 0.
+        # On systems without file numbers, all files have the number 0.
         if status.identity[1] and (first := seen.setdefault(status.identity, file)) is not file:
             raise InvalidArgument(f"{first.place} and {file.place} are one file")
         old = entry_of(trust, file, token)
@@ -105,7 +105,7 @@ def _seal(
     roots: Sequence[bytes],
     replaced: set[bytes],
 ) -> bytes:
-    """Writes the files and changes the registry with them; the new entry's id."""
+    """Writes the files and changes the registry with them. Returns the new entry's id."""
     registry, entry = trust.registry, os.urandom(ENTRY_BYTES)
     lengths = [memoryview(payload).nbytes for payload in payloads]
     headers = _headers(trust, files, lent, entry, lengths, roots)
@@ -184,7 +184,7 @@ def _write(
 
 
 def _check_length(trust: Trust, file: CacheFile, payload: Payload) -> None:
-    """Raises `WrongLength` if the payload is misplaced: the file was opened to append."""
+    """Raises `WrongLength` if the payload is at a wrong offset: the file was opened to append."""
     with memoryview(payload) as view:
         wanted = HEADER_BYTES + view.nbytes if view.nbytes else 0
     if (size := trust.files.status(file.fd).size) != wanted:

@@ -1,1 +1,1 @@
-"""The process that a driver lives in: `python -m penstock.ipc.host`."""
+"""The host process, which runs a driver: `python -m penstock.ipc.host`."""

@@ -43,8 +43,8 @@ def main() -> None:
     def drive(apart: Measure, ready: Callable[[], None]) -> NoReturn:
         _drive(wanted, given, asking, broker, apart, ready)
 
-    # Before anything starts a thread, as NumPy does, and before anything of the driver's or of the
-    # key's is in memory.
+    # Before anything starts a thread, as NumPy does, and before the driver's code or the key is in
+    # memory.
     kept = [s for s in (guests, asked, wanted.first, wanted.listener) if s is not None]
     launched = launch(drive, apart=knobs.namespaces(), kept=kept)
     given.close()

@@ -82,7 +82,7 @@ def launch(
         os.close(tell)
         os.close(heard)
         os.waitpid(first, 0)
-        # Only now is this process the parent of the one in the namespaces, to end with.
+        # Only now is this process the parent of the one in the namespaces, and can end with it.
         with suppress(BrokenPipeError):
             os.write(say, READY)
         os.close(say)
@@ -109,7 +109,7 @@ def _nothing() -> None:
 
 
 def _launched(told: int) -> Launched | str:
-    """The first process in the namespaces once the driver's is set up; else why there is none."""
+    """The first process in the namespaces, once the driver's is set up; else the reason."""
     process, reason, said = 0, b"the process that tried them ended", b""
     while part := os.read(told, 1 << 12):
         said += part
@@ -211,7 +211,7 @@ ACCEPT_PAUSE: Final = 0.1
 BACKLOG: Final = 128
 
 MOST_SOCKETS: Final = 1024
-"""Clients, and those whom the driver's process refuses, at a time."""
+"""Most clients at a time, including those that the driver's process refuses."""
 
 DESCRIPTORS: Final = 3 * MOST_SOCKETS
 """Descriptor limit: two for each client, and some for the process."""
@@ -221,7 +221,7 @@ IN: Final = 1
 SCM_RIGHTS: Final = 1
 
 GUEST: Final = struct.Struct("=qi")
-"""With a client's socket: its user, and its number here, which is sent back if it failed."""
+"""Sent with a client's socket: its user and its number, which is returned on failure."""
 
 DRIVER_ENDED: Final = 128
 
@@ -283,7 +283,7 @@ class Broker:
             self._poll.register(listener, IN)
 
     def run(self) -> NoReturn:
-        """Until the driver's process has ended; this one ends as that did."""
+        """Runs until the driver's process has ended, then ends with its status."""
         _raise_limit()
         if knobs.sandbox_log():
             self._list_refusals()
@@ -350,7 +350,7 @@ class Broker:
             self._leave(Met(sock, process))
 
     def _hear(self) -> None:
-        """Which clients the driver's process had no descriptor for."""
+        """Reads which clients the driver's process had no descriptor for."""
         for _ in range(BACKLOG):
             try:
                 told = self._guests.recv(GUEST.size)
@@ -363,7 +363,7 @@ class Broker:
                 self._refused.add(number)
 
     def _give_again(self) -> None:
-        """Perhaps the driver's process has a descriptor now."""
+        """Sends refused clients again: the driver's process may have a descriptor now."""
         refused, self._refused = self._refused, set()
         for number in refused:
             met = self._met.get(number)
@@ -376,17 +376,17 @@ class Broker:
     def _leave(self, met: Met) -> None:
         for fd in met.descriptors:
             self._met.pop(fd, None)
-            # The driver's process has the same socket: closing it here does not take it from the
+            # The driver's process has the same socket: closing it here does not remove it from the
             # poll.
             with suppress(OSError):
                 self._poll.unregister(fd)
-        # Where its process has ended, a child of it may still have the other end.
+        # If its process has ended, a child of it may still have the other end.
         with suppress(OSError):
             met.sock.shutdown(socket.SHUT_RDWR)
         met.close()
 
     def _seal(self) -> None:
-        """Starts a thread that seals, and its imports, at the first question."""
+        """Starts a thread that seals at the first request; its imports happen there."""
         self._poll.unregister(self._asked)
         from penstock.ipc.host.sealing import Sealer
         from penstock.ipc.system import start_thread
@@ -398,7 +398,10 @@ class Broker:
             self._asked.close()
 
     def _list_refusals(self) -> None:
-        """Lists refusals in a thread, by a descriptor sent before the driver's code runs."""
+        """Lists rejected calls in a thread.
+
+        Its descriptor was sent before the driver's code runs.
+        """
         from penstock.ipc.sandbox.seccomp import list_refusals
         from penstock.ipc.system import start_thread
 
@@ -439,7 +442,7 @@ def _epoll() -> Any:
 
 
 def _raise_limit() -> None:
-    """Of descriptors, as far as the system lets this process."""
+    """Raises the limit of descriptors, as far as the system allows."""
     if sys.platform == "win32":
         return
     import resource
@@ -452,13 +455,13 @@ def _raise_limit() -> None:
 
 
 def give(guests: Any, descriptor: int, user: int = 0, number: int = 0) -> None:
-    """Sends a client's socket with its user and its *number* here. Raises `OSError`."""
+    """Sends a client's socket with its user and its *number*. Raises `OSError`."""
     rights = (socket.SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))
     guests.sendmsg([GUEST.pack(user, number)], [rights])
 
 
 def taken(guests: Any) -> tuple[int, int] | None:
-    """The next descriptor that was sent and its user; None at the end. `BlockingIOError`."""
+    """The next received descriptor and its user; None at the end. Raises `BlockingIOError`."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     while True:
@@ -470,5 +473,5 @@ def taken(guests: Any) -> tuple[int, int] | None:
         for _, _, content in beside:
             descriptor: int = array.array("i", content)[0]
             return descriptor, GUEST.unpack(data)[0]
-        # There was no room for it here.
+        # This process had no room for it.
         guests.send(data)

@@ -27,7 +27,7 @@ BEAT_SECONDS: Final = 1.0
 PAGE: Final = 4096
 
 BEATS_TO_START: Final = 5
-"""Beats within which a thread that was started runs."""
+"""Heartbeats within which a started thread must run."""
 
 MOST_OUTPUT: Final = 4 << 20
 """Bytes of output that are kept in memory at each beat."""
@@ -67,14 +67,14 @@ class Heartbeat:
     def _beat(self) -> None:
         try:
             pause = threading.Event()
-            # Several beats for the shortest silence that clients take for death.
+            # Several heartbeats within the shortest silence that clients count as death.
             interval = min(BEAT_SECONDS, knobs.driver_timeout_ms() / 5000)
             waiting: dict[object, int] = {}
             while True:
                 self._beats[0] += 1
                 if self._trims:
                     trim_output()
-                # Beats, not seconds: a process that was stopped has not beaten.
+                # Counts heartbeats, not seconds: a stopped process has no heartbeat.
                 waiting = {thread: waiting.get(thread, 0) + 1 for thread in unstarted_threads()}
                 if max(waiting.values(), default=0) > BEATS_TO_START:
                     end_process("a thread that was started does not run: no memory is left")
@@ -123,7 +123,7 @@ class HeartbeatView:
         self._last = 0
 
     def read(self) -> int:
-        """How many beats there have been."""
+        """The number of heartbeats so far."""
         beats = self._beats
         if beats is not None:
             self._last = beats[0]

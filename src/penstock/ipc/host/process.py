@@ -44,7 +44,7 @@ PARTING_SECONDS: Final = 2.0
 BACKLOG: Final = 128
 
 MAX_CLIENTS: Final = 512
-"""Connections that a host serves at a time."""
+"""Most connections that a host serves at a time."""
 
 MAX_CLIENTS_OF_USER: Final = 256
 """How many clients of a service may belong to one user."""
@@ -96,7 +96,7 @@ class Guest:
                 self.connection.close()
 
     def has_left(self) -> bool:
-        """Whether it has hung up; the event may be of an earlier socket with this number."""
+        """Whether it has disconnected. The event may be of an earlier socket with this number."""
         try:
             return self.connection.is_over()
         except (OSError, ValueError):
@@ -105,7 +105,7 @@ class Guest:
 
     def refuse(self) -> None:
         """Closes the connection of a process that is not accepted."""
-        # The process that it was accepted by has the socket too.
+        # The process that accepted it has the socket too.
         self.connection.shut()
         self.connection.close()
         self.leave()

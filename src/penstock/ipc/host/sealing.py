@@ -24,19 +24,19 @@ from penstock.sealed.registry import MOST_FILES, FileRecord, Owner, Registry, Re
 LENGTH: Final = struct.Struct("<I")
 
 MOST_ASKED: Final = 1 << 16
-"""Bytes of a question: an entry's row has 64 files at most."""
+"""Most bytes of a request: an entry's row has 64 files at most."""
 
 MOST_ANSWERED: Final = 24 << 20
-"""Bytes of an answer: a registry has 4,096 rows."""
+"""Most bytes of an answer: a registry has 4,096 rows."""
 
 MOST_NAME: Final = 1024
-"""Characters of a driver's name, and of its version."""
+"""Most characters of a driver's name, and of its version."""
 
 
 class Question(
     msgspec.Struct, frozen=True, tag_field="ask", array_like=False, forbid_unknown_fields=True
 ):
-    """Asked for the driver *driver* of version *version*."""
+    """A request for the driver *driver* of version *version*."""
 
     driver: str
     version: str
@@ -103,7 +103,7 @@ Asked: TypeAlias = State | Begin | Publish | Find | Remove | Rows | Clear | Sign
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):
-    """A row, as an answer has it."""
+    """A row of an answer."""
 
     token: bytes
     entry: bytes
@@ -159,10 +159,10 @@ def _exactly(sock: socket.socket, nbytes: int) -> bytes:
 T = TypeVar("T")
 
 MOST_OWNERS: Final = 16
-"""Names and versions that one host seals for: each has a registry, which is a file."""
+"""Most names and versions that one host seals for: each has a registry, which is a file."""
 
 ANSWER_SECONDS: Final = 60.0
-"""How long the broker may take for an answer: it waits for locks and for the key store."""
+"""Seconds that the broker has for an answer: it waits for locks and for the key store."""
 
 NO_MESSAGE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 """Errors that decoding raises. Text that is not UTF-8 raises `ValueError`."""
@@ -180,7 +180,7 @@ class Sealer:
         self._decoder = msgspec.msgpack.Decoder(Asked)
 
     def serve(self) -> None:
-        """Until the driver's end is closed, or sends something that is no question."""
+        """Serves until the driver's end is closed, or sends an invalid request."""
         try:
             while True:
                 question = self._decoder.decode(receive(self._sock, MOST_ASKED))
@@ -310,7 +310,7 @@ class ParentKeeper:
 
 
 class _Registry:
-    """A `penstock.sealed.registry.Registry` that the parent has."""
+    """A `penstock.sealed.registry.Registry` of the parent."""
 
     def __init__(self, keeper: ParentKeeper, owner: Owner) -> None:
         self._keeper, self._names = keeper, (owner.driver, owner.version)
@@ -348,7 +348,7 @@ class _Registry:
 
 
 class _Signer:
-    """A `penstock.sealed.entry.Signer` that the parent has."""
+    """A `penstock.sealed.entry.Signer` of the parent."""
 
     def __init__(self, keeper: ParentKeeper, owner: Owner) -> None:
         self._keeper, self._names = keeper, (owner.driver, owner.version)

@@ -39,13 +39,13 @@ from penstock.memory.shared import is_write_sealed
 logger: Final = logging.getLogger(__name__)
 
 MAX_CALLS: Final = 256
-"""Calls of one client that may be under way at a time."""
+"""Most calls of one client in progress at a time."""
 
 MAX_MEMORIES: Final = 4096
-"""Memories that one client may lend at a time."""
+"""Most memories that one client may share at a time."""
 
 MAX_DESCRIPTORS: Final = wire.MAX_HANDLES
-"""Descriptors that one client may have the host keep at a time, for calls and their objects."""
+"""Most descriptors that the host keeps for one client at a time, for calls and their objects."""
 
 
 class _Job(NamedTuple):
@@ -143,7 +143,7 @@ class Client:
             self._connection.close()
 
     def _next(self) -> _Job | None:
-        """The next call, this thread's to make; None when there is no client any more."""
+        """The next call, which this thread makes; None once the client has disconnected."""
         with self._turn:
             while not self._over:
                 try:
@@ -251,7 +251,7 @@ class Client:
                 raise WireError(FUSE_DESCRIPTOR)
             self._memories[lend.memory] = _mapped(received.descriptors[0], lend.size, self._account)
         except (WireError, DriverError) as error:
-            # Without its frames, which have this client.
+            # Without its traceback, whose frames keep this client.
             self._memories[lend.memory] = without_frames(error)
 
     def _drop(self, drop: wire.Drop) -> None:
@@ -347,7 +347,7 @@ class Client:
             case wire.ReportForm():
                 return lambda event: self._report(job.ask.call, event)
             case wire.FenceForm(place=place):
-                # One a descriptor: each keeps a duplicate.
+                # One for each descriptor: each keeps a duplicate.
                 fence = job.fences.get(place)
                 if fence is None:
                     fence = ClientFence(self._taken(job, place), self._leaving)

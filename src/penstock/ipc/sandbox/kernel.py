@@ -119,7 +119,7 @@ def die_with(parent: int) -> None:
 
 
 class Measure(NamedTuple):
-    """One barrier: whether it *holds*, and how far, or why not."""
+    """One barrier: whether it *holds*, and its extent, or why it does not hold."""
 
     name: str
     holds: bool
@@ -159,7 +159,7 @@ def drop_privileges() -> Measure:
 
 
 def detect_privileges() -> Measure:
-    """Whether the kernel has it."""
+    """Whether the kernel supports it."""
     if sys.platform != "linux":
         return Measure(PRIVILEGES, False, "Linux alone has it")
     try:
@@ -217,7 +217,7 @@ def limit(policy: SandboxPolicy) -> Measure:
 
 
 def detect_limits() -> Measure:
-    """Whether there are limits here."""
+    """Whether the system has limits."""
     if sys.platform == "win32":
         return Measure(LIMITS, False, "this system has none")
     return Measure(LIMITS, True, "available")
@@ -263,7 +263,7 @@ def held_namespaces() -> Measure:
 
 
 def detect_namespaces() -> Measure:
-    """Whether the kernel lets this user have them: tried in another process."""
+    """Whether the kernel allows this user namespaces: tried in another process."""
     if sys.platform != "linux":
         return Measure(NAMESPACES, False, "Linux alone has them")
     import subprocess
@@ -300,7 +300,7 @@ TRUNCATE: Final = 1 << 14
 IOCTL_DEV: Final = 1 << 15
 
 FILE_ACCESS: Final = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""Every access to files that the kernel knows, from each version of the interface on."""
+"""Every access to files that the kernel controls, by the interface's first version with it."""
 
 TCP: Final = 0b11
 """Binding and connecting, from version 4 on."""
@@ -328,7 +328,7 @@ def landlock_version() -> int:
 
 
 def detect_landlock() -> Measure:
-    """Whether the kernel has it."""
+    """Whether the kernel supports it."""
     found = landlock_version()
     if not found:
         return Measure(LANDLOCK, False, "the kernel has no Landlock, or it is switched off")

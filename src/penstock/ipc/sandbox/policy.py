@@ -18,7 +18,7 @@ from penstock.knobs import absolute, cache_dir, settings_path, user_directory
 from penstock.sealed.places import make_private_directory, state_directory
 
 MOST_ENTRIES: Final = 20_000
-"""Files and directories that one call removes."""
+"""Most files and directories that one call removes."""
 
 
 def empty(directory: int, most: int = MOST_ENTRIES) -> bool:
@@ -88,12 +88,12 @@ def _unlink(directory: int, name: str) -> int:
 
 
 def _lift(inner: int, name: str, directory: int, numbers: count[int]) -> int:
-    """Moves *name* of *inner* to *directory* under a free name; 1 if that is possible."""
+    """Moves *name* of *inner* to *directory* under a free name. Returns 1 if that is possible."""
     with suppress(OSError):
         os.rmdir(name, dir_fd=inner)
         return 1
     with suppress(OSError):
-        # Its entry for the directory above changes, for which it must be writable.
+        # The move changes its entry for the parent directory, so it must be writable.
         os.chmod(name, 0o700, dir_fd=inner)
     while True:
         free = f".{next(numbers)}"
@@ -248,10 +248,10 @@ ACCELERATORS: Final = (
 """Device files of accelerators, readable and writable if they exist."""
 
 MOST_MODULES: Final = 4096
-"""Names that are looked at in a directory of which modules alone are shown."""
+"""Most names that are read in a directory that is shown only for its modules."""
 
 DEFAULT_DESCRIPTORS: Final = 65_536
-"""Over twice the descriptors that one client may have a host hold."""
+"""More than twice the descriptors that a host may keep for one client."""
 
 
 class SandboxPolicy(NamedTuple):

@@ -79,7 +79,7 @@ def instructions(
     for numbers, uses in CHECKED.values():
         if (number := numbers[column]) is not None:
             decisions[number] = _uses(uses, pid, refused)
-    # Where the decision is another than for the number before.
+    # The decision differs from that for the number before.
     borders: list[tuple[int, list[Instruction]]] = []
     for number in range(architecture.last + 1):
         decision = decisions.get(number, refused)
@@ -198,7 +198,7 @@ NOTICE: Final = struct.Struct("=QIIiIQ6Q")
 ANSWER: Final = struct.Struct("=QqiI")
 
 MOST_SAID: Final = 1024
-"""Different refusals that are listed."""
+"""Most different rejections that are listed."""
 
 
 def list_refusals(listener: int) -> None:

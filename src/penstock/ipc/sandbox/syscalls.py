@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 Numbers = tuple[int | None, int | None]
-"""Of x86-64 and of aarch64."""
+"""Numbers on x86-64 and on aarch64."""
 
 
 class Architecture(NamedTuple):
@@ -36,7 +36,7 @@ X32_BIT: Final = 0x4000_0000
 """Set in the numbers of x86-64's third set of calls (x32)."""
 
 OWN: Final = -1
-"""Among a check's values: the number of the process itself."""
+"""A value in checks that stands for the process's own number."""
 
 WHOLE: Final = 0xFFFF_FFFF
 
@@ -265,7 +265,7 @@ OF_ITSELF: Final[dict[str, Numbers]] = {
 """Allowed if the first argument is the process itself, or 0 for the calling thread."""
 
 CLONE_THREAD: Final = 0x0001_0000 | 0x0000_0800 | 0x0000_0100
-"""With CLONE_SIGHAND and CLONE_VM, without which there is no thread."""
+"""With CLONE_SIGHAND and CLONE_VM, which every thread needs."""
 CLONE_NAMESPACES: Final = 0x7E02_0000
 
 SOCKET_FLAGS: Final = 0x0008_0800
@@ -275,7 +275,7 @@ FCNTL: Final = (*range(8), 36, 37, 38, 1027, 1030, 1031, 1032, 1033, 1034)
 """Duplicates, flags, locks, pipe sizes and seals; no owners, leases or notifications."""
 
 PRCTL: Final = (3, 4, 15, 16, 21, 22, 23, 29, 30, 38, 39, 41, 42, 47, *range(50, 57), 0x53564D41)
-"""Names of threads and of memory, dumping, timers, vectors, and giving up more."""
+"""Names of threads and of memory, dumping, timers, vectors, and dropping rights."""
 
 MEMBARRIER: Final = (0, 8, 16, 32, 64)
 """Between the threads of the process alone."""
@@ -295,7 +295,7 @@ CHECKED: Final[dict[str, tuple[Numbers, Uses]]] = {
     "clone": ((56, 220), ((Check(0, (CLONE_THREAD,), CLONE_THREAD | CLONE_NAMESPACES),),)),
     "kill": ((62, 129), ((Check(0, (OWN,)),),)),
     "tgkill": ((234, 131), ((Check(0, (OWN,)),),)),
-    # A stream or a sequence of packets between two ends has no other address to send to.
+    # A stream or a sequence of packets between two ends can only be sent to the other end.
     "socketpair": ((53, 199), ((Check(0, (1,)), Check(1, (1, 5), WHOLE & ~SOCKET_FLAGS)),)),
     "sendto": ((44, 206), ((Check(4, (0,)), Check(4, (0,), high=True)),)),
     "fcntl": ((72, 25), ((Check(1, FCNTL),),)),

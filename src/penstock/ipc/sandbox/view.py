@@ -42,10 +42,10 @@ USED: Final = ("/dev/", "/sys/")
 """Devices are written."""
 
 MOST_LINKS: Final = 40
-"""Links that a path may lead over, as the kernel has it."""
+"""Most links in a path, as in the kernel."""
 
 USERS: Final = "/etc/passwd"
-"""C libraries look for the user there: the view's has one line."""
+"""C libraries look up the user there: the view's file has one line."""
 
 PROCESSES: Final = "/proc"
 DEVICES: Final = "/sys"
@@ -54,7 +54,7 @@ GROUPS: Final = "/sys/fs/cgroup"
 
 
 class _View:
-    """The tree that is being built at *root*."""
+    """The tree under construction at *root*."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -197,7 +197,7 @@ def _show_system(view: _View, root: str) -> None:
         try:
             kernel.mount(kind, root + path, kind, NOSUID | NODEV | NOEXEC)
         except OSError:
-            # Parts of it are covered here, as in containers, and a new one would show them.
+            # Parts of it are hidden here, as in containers, and a new one would show them.
             view.show(path)
 
 
