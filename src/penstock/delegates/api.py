@@ -39,7 +39,7 @@ class DelegateFlags(enum.IntFlag):
 
     ALLOW_DYNAMIC_TENSORS: its kernels accept shapes that change, even in a run. Without it, a graph
     with such shapes rejects the delegate, and a resized input removes the delegate from the graph
-    and adds it again, with new kernels. REQUIRE_PROPAGATED_SHAPES asks for what Penstock always
+    and adds it again, with new kernels. REQUIRE_PROPAGATED_SHAPES requests what Penstock always
     does.
     """
 
@@ -170,7 +170,7 @@ def name_of(delegate: Delegate) -> str:
 
 
 def call(delegate: Delegate, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of *function*. Raises `DelegateError` for an exception of it.
+    """The result of *function*. Raises `DelegateError` if it raises an exception.
 
     A `DelegateError` of another delegate propagates unchanged.
     """

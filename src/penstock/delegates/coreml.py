@@ -34,16 +34,18 @@ CORE_ML: Final = {2: (10, 14), 3: (10, 15)}
 class CoreMLDelegate(KindDelegate):
     """Runs nodes with float32 and float16 tensors on Core ML.
 
-    *enabled_devices* "neural_engine", TFLite's default, requires a machine with a neural engine
-    that Core ML uses (an A12, an M1 or later); "all" takes any machine with Core ML. Core ML itself
-    chooses where it computes. *coreml_version* 2 or 3 requires at least that version; 0 takes the
-    installed one. The delegate takes at most *max_delegated_partitions* subsets (0: all) of at
-    least *min_nodes_per_partition* nodes, the largest first. *is_precision_loss_allowed* accepts
-    reduced precision (accuracy class `relaxed`); the neural engine computes in float16. *device* as
-    for `GpuDelegate`.
+    - *enabled_devices* "neural_engine", TFLite's default, requires a machine with a neural engine
+      that Core ML uses (an A12, an M1 or later); "all" takes any machine with Core ML. Core ML
+      itself chooses where it computes.
+    - *coreml_version* 2 or 3 requires at least that version; 0 takes the installed one.
+    - The delegate takes at most *max_delegated_partitions* subsets (0: all) of at least
+      *min_nodes_per_partition* nodes, the largest first.
+    - *is_precision_loss_allowed* accepts reduced precision (accuracy class `relaxed`); the neural
+      engine computes in float16.
+    - *device* is as for `GpuDelegate`.
 
-    Raises `DeviceUnavailable` if there is no such device, with what was sought and found;
-    `InputError` for a wrong option.
+    Raises `DeviceUnavailable` if there is no such device; the message lists the requirements and
+    the devices found. Raises `InputError` for a wrong option.
     """
 
     def __init__(

@@ -35,9 +35,10 @@ ALL_FLAGS: Final = 15
 
 
 class GpuExperimentalFlags(enum.IntFlag):
-    """TFLite's flags. ENABLE_QUANT accepts quantised nodes; CL_ONLY and GL_ONLY require a GPU of
-    the family "opencl" or "opengl"; ENABLE_SERIALIZATION keeps compiled artefacts in
-    *serialization_dir*.
+    """TFLite's flags.
+
+    ENABLE_QUANT accepts quantised nodes. CL_ONLY and GL_ONLY require a GPU of the family "opencl"
+    or "opengl". ENABLE_SERIALIZATION caches compiled artefacts in *serialization_dir*.
     """
 
     NONE = 0
@@ -50,18 +51,20 @@ class GpuExperimentalFlags(enum.IntFlag):
 class GpuDelegate(KindDelegate):
     """Runs nodes with float32, float16 and quantised 8-bit tensors on a GPU.
 
-    *is_precision_loss_allowed* True accepts the engine's own arithmetic and reduced precision
-    (accuracy class `relaxed`); False asks for `faithful`; None decides by the priorities: only
-    *inference_priority1* "max_precision" asks for `faithful`. "auto" leaves a priority open, and
-    all priorities after it. *inference_preference* "balanced" is "fast_single_answer".
-    *experimental_flags* are `GpuExperimentalFlags`. The delegate takes at most
-    *max_delegated_partitions* subsets, the largest first; TFLite's default is 1, and 0 takes all.
-    *serialization_dir* and *model_token* need ENABLE_SERIALIZATION. *device* is a device or its
-    name; None takes the fastest GPU of every installed driver, including devices that are otherwise
-    used only by name.
+    - *is_precision_loss_allowed* True accepts the engine's own arithmetic and reduced precision
+      (accuracy class `relaxed`); False requires `faithful`; None decides by the priorities: only
+      *inference_priority1* "max_precision" requires `faithful`.
+    - A priority "auto" leaves this priority and all later ones open.
+    - *inference_preference* "balanced" is "fast_single_answer".
+    - *experimental_flags* are `GpuExperimentalFlags`.
+    - *max_delegated_partitions* limits the subsets, the largest first; TFLite's default is 1, and 0
+      takes all.
+    - *serialization_dir* and *model_token* need ENABLE_SERIALIZATION.
+    - *device* is a device or its name. None takes the fastest GPU of every installed driver,
+      including devices that are otherwise used only by name.
 
-    Raises `DeviceUnavailable` if there is no such device, with what was sought and found;
-    `InputError` for a wrong option.
+    Raises `DeviceUnavailable` if there is no such device; the message lists the requirements and
+    the devices found. Raises `InputError` for a wrong option.
     """
 
     def __init__(

@@ -21,16 +21,17 @@ HEXAGON: Final = Kind("Hexagon DSP", ("accelerator",), ("hexagon",), "int8")
 class HexagonDelegate(KindDelegate):
     """Runs nodes with quantised 8-bit tensors on a Hexagon DSP. Needs no NNAPI.
 
-    *powersave_level* 0 asks for speed, a higher level for `low_power`. *debug_level* above 0 logs
-    why each node is not taken; *print_graph_debug* logs the plan of each subset,
-    *print_graph_profile* the receipt of each run. TFLite prints these texts; Penstock logs them at
-    INFO (`penstock.delegates.hexagon`). The delegate takes at most *max_delegated_partitions*
-    subsets (0: all) of at least *min_nodes_per_partition* nodes, the largest first.
-    *is_precision_loss_allowed* accepts the DSP's own rounding: accuracy class `relaxed`. *device*
-    as for `GpuDelegate`.
+    - *powersave_level* 0 prefers speed, a higher level `low_power`.
+    - *debug_level* above 0 logs why each node is not taken; *print_graph_debug* logs the plan of
+      each subset, *print_graph_profile* the receipt of each run. TFLite prints these texts;
+      Penstock logs them at INFO (`penstock.delegates.hexagon`).
+    - The delegate takes at most *max_delegated_partitions* subsets (0: all) of at least
+      *min_nodes_per_partition* nodes, the largest first.
+    - *is_precision_loss_allowed* accepts the DSP's own rounding: accuracy class `relaxed`.
+    - *device* is as for `GpuDelegate`.
 
-    Raises `DeviceUnavailable` if there is no such device, with what was sought and found;
-    `InputError` for a wrong option.
+    Raises `DeviceUnavailable` if there is no such device; the message lists the requirements and
+    the devices found. Raises `InputError` for a wrong option.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class HexagonDelegate(KindDelegate):
                 log.info("%s leaves node %d: %s", self.name, node, reason)
 
     def new_kernel(self) -> DriverKernel:
-        """A kernel that logs what the options ask for."""
+        """A kernel that logs what the options request."""
         return LoggingKernel(self)
 
 

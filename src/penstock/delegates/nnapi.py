@@ -34,16 +34,18 @@ DEFAULT_PARTITIONS: Final = 3
 class NnapiDelegate(DriverDelegate):
     """Gives the runtime the nodes that its devices support, and leaves the rest to the interpreter.
 
-    *accelerator_name* restricts it to one device; `DeviceUnavailable` lists the usable ones if none
-    has that name. *cache_dir* is the directory for compiled subsets. They are stored under
-    *model_token* (text or bytes) if given, otherwise under a key of their ingredients. Without
-    *cache_dir* nothing is cached; if it cannot be written, a warning is logged and every start
-    compiles. *execution_preference* "undefined" is "fast_single_answer". At most
-    *max_number_delegated_partitions* subsets are taken, the largest first; 0 or less takes all.
-    *disallow_nnapi_cpu* excludes the reference device, which corresponds to NNAPI's CPU path,
-    unless it is named, and turns fallback off; `DeviceUnavailable` if it is the only device. True
-    is TFLite's default, not Penstock's: here the reference device computes the rest in either case.
-    *allow_fp16* accepts reduced precision (the accuracy class `relaxed`).
+    - *accelerator_name* restricts it to one device; `DeviceUnavailable` lists the usable ones if
+      none has that name.
+    - *cache_dir* is the directory for compiled subsets. They are stored under *model_token* (text
+      or bytes) if given, otherwise under a key of their ingredients. Without *cache_dir* nothing is
+      cached. If it cannot be written, a warning is logged and every start compiles.
+    - *execution_preference* "undefined" is "fast_single_answer".
+    - *max_number_delegated_partitions* limits the subsets, the largest first; 0 or less takes all.
+    - *disallow_nnapi_cpu* excludes the reference device, which corresponds to NNAPI's CPU path,
+      unless it is named, and turns fallback off. `DeviceUnavailable` if it is the only device. True
+      is TFLite's default, not Penstock's: here the reference device computes the rest in either
+      case.
+    - *allow_fp16* accepts reduced precision (the accuracy class `relaxed`).
     """
 
     def __init__(

@@ -53,7 +53,7 @@ LEVEL_OF_DEADLINES: Final = 4
 
 LEAST_ALIGNMENT: Final = 16
 LEAST_PADDING: Final = 1
-"""In bytes: the least that a device may ask for (NNAPI section 4.9)."""
+"""The least alignment and padding, in bytes, that a device may request (NNAPI section 4.9)."""
 
 
 class Compilation(Closing, Ported):

@@ -223,7 +223,7 @@ def work(
     stack: str,
     state_directory: str,
 ) -> None:
-    """The child process: creates the cases, and runs them one by one from *start* on."""
+    """The child process: creates the cases, and runs them in order from case *start* on."""
     if sys.platform != "win32":
         os.setsid()
     os.environ[knobs.state_dir.variable] = state_directory

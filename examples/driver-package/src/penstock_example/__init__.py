@@ -1,7 +1,7 @@
 """A driver for Penstock.
 
-Nothing here opens a device or imports an engine: Penstock calls `create` whenever devices are
-listed.
+This module opens no device and imports no engine, because Penstock calls `create` whenever devices
+are listed.
 """
 
 from penstock_example.device import ExampleDevice

@@ -15,17 +15,18 @@ SUMS = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply}
 
 
 class ExampleDevice(KernelDevice):
-    """Element-wise arithmetic, RELU and LOGISTIC in float32, and the extension `com.example.fixed`,
-    on the processor.
+    """Element-wise arithmetic, RELU and LOGISTIC in float32, and `com.example.fixed`, on the
+    CPU.
     """
 
     name = "example"
-    # Changes with whatever changes a result: this package, its libraries, the hardware's features.
+    # Must change when results may change: with this package, its libraries, the hardware's
+    # features.
     version = f"1.0 (numpy {np.__version__})"
     type = DeviceType.CPU
     accuracy = "exact"
-    # Measured against the reference device, in round numbers: what is claimed here decides what it
-    # gets.
+    # Measured against the reference device, in round numbers. The claim decides which operations
+    # the device gets.
     capabilities = Capabilities(
         performance={"float32": PerformanceInfo(execution_time=0.8, power_usage=0.8)},
         default_performance=None,
@@ -34,7 +35,7 @@ class ExampleDevice(KernelDevice):
     )
 
     def check(self) -> str | None:
-        """Why the device cannot work on this machine, in a sentence; None: it can."""
+        """Why the device is not usable on this machine, in a sentence; None if it is."""
         return None
 
     @kernel("ADD", "SUB", "MUL")
@@ -48,7 +49,7 @@ class ExampleDevice(KernelDevice):
 
     @kernel("LOGISTIC")
     def logistic(self, site: Site, x: NDArray) -> NDArray:
-        # Of the two forms the one that cannot overflow.
+        # Uses the form that cannot overflow for the sign of x.
         small = np.exp(-np.abs(x))
         result: NDArray = np.where(x >= 0, 1 / (1 + small), small / (1 + small))
         return result
@@ -58,7 +59,7 @@ class ExampleDevice(KernelDevice):
         scaled = np.ldexp(x.astype(np.float64), fixed.bits_of(site.outputs[0]) or 0)
         down = site.hint(fixed.NAME, fixed.ROUNDING) == b"down"
         rounded = np.floor(scaled) if down else np.rint(scaled)
-        # Beyond 62 bits, and for what is no number, the nearest end or zero: no cast is undefined.
+        # Values beyond 62 bits are clamped and NaN becomes 0, because their casts are undefined.
         limit = float(1 << 62)
         return fixed.array_of(np.clip(np.nan_to_num(rounded), -limit, limit).astype(np.int64))
 
@@ -68,7 +69,7 @@ class ExampleDevice(KernelDevice):
         return np.ldexp(fixed.integers(x).astype(np.float64), -bits).astype(np.float32)
 
     def refuse(self, site: Site) -> str:
-        """Why an operation of valid types cannot be computed; empty if it can."""
+        """Why an operation of valid types cannot be computed; "" if it can."""
         if site.operation.key in {fixed.TO_FIXED_KEY, fixed.TO_FLOAT_KEY}:
             return _refuse_conversion(site)
         ranks = [len(o.shape or ()) for o in site.inputs if o is not None]
@@ -76,7 +77,7 @@ class ExampleDevice(KernelDevice):
 
 
 def _refuse_conversion(site: Site) -> str:
-    """Only the driver knows the form of its extension's operations: it checks everything."""
+    """Only the driver knows the form of its extension's operations, so it must check everything."""
     if len(site.inputs) != 1 or len(site.outputs) != 1:
         return (
             f"a conversion has 1 input and 1 output, not {len(site.inputs)} and {len(site.outputs)}"

@@ -1,5 +1,4 @@
-"""An extension of NNAPI: numbers of 64 bits with a fixed point, which no operand type of NNAPI's
-own has.
+"""An extension of NNAPI: 64-bit fixed-point numbers, for which NNAPI has no operand type.
 
 A vendor publishes these names and numbers; programs use them through `penstock.nnapi`:
 
@@ -20,19 +19,19 @@ from penstock.hal import Extension, ExtensionOperandType
 from penstock.ir import NDArray, Operand
 
 NAME: Final = "com.example.fixed"
-"""A vendor's own domain, reversed: no two vendors' extensions have one name."""
+"""A reversed domain name that the vendor owns, so that extension names are unique."""
 
 FIXED_TENSOR: Final = 0
 """Operand type: a tensor of 64-bit integers. Its extension data is `fraction_bits`."""
 
 TO_FIXED: Final = 0
-"""Operation: float32 to FIXED_TENSOR, rounded to the nearest, halves to even."""
+"""Operation: float32 to FIXED_TENSOR, rounded to nearest, ties to even."""
 
 TO_FLOAT: Final = 1
 """Operation: FIXED_TENSOR to float32."""
 
 ROUNDING: Final = 0
-"""Attribute of compilations and executions: b"down" has TO_FIXED round down."""
+"""Attribute of compilations and executions: with b"down" TO_FIXED rounds down."""
 
 MOST_BITS: Final = 52
 
@@ -42,14 +41,12 @@ TO_FLOAT_KEY: Final = f"EXTENSION:{NAME}:{TO_FLOAT}"
 
 
 def fraction_bits(count: int) -> bytes:
-    """The extension data of a FIXED_TENSOR whose lowest *count* bits stand behind the point."""
+    """The extension data of a FIXED_TENSOR with *count* fractional bits, the lowest ones."""
     return struct.pack("<I", count)
 
 
 def bits_of(operand: Operand | None) -> int | None:
-    """How many bits of a FIXED_TENSOR stand behind the point; None for another operand, and for
-    data that makes no sense.
-    """
+    """The number of fractional bits of a FIXED_TENSOR; None for another operand or invalid data."""
     kind = None if operand is None else operand.extension
     if kind is None or (kind.extension, kind.code) != (NAME, FIXED_TENSOR) or len(kind.data) != 4:
         return None

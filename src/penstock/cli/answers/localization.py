@@ -3,7 +3,7 @@
 Key points have COCO's names and order. MoveNet returns [1, 1, 17, 3]: y, x, score, with positions
 relative to the picture's size. PoseNet returns heat maps [1, h, w, 17] and offsets [1, h, w, 34],
 with y of all key points before x. A key point's position is its heat map's maximum times the output
-stride, plus the offset at the maximum, in pixels of the model's input (Papandreou et al.,
+stride, plus the offset at the maximum. It is in pixels of the model's input (Papandreou et al.,
 "PersonLab", 2018, section 3.1, single person).
 """
 

@@ -75,8 +75,8 @@ def read_sound(path: InputFile, slot: Slot, rate_taken: int | None = None) -> So
     PCM of 8 to 32 bits becomes real values in [-1, 1), or 32768 times as much if the input's
     quantised range is that of 16-bit samples. Channels are averaged. The sound is cut or padded
     with zeros to the input's length and never resampled. A float input gets the real values, a
-    quantised one their stored values, an int16 one without quantisation 16-bit samples.
-    *rate_taken* is the model's rate by the caller; otherwise the metadata's counts. Raises
+    quantised input their stored values, and an int16 input without quantisation 16-bit samples.
+    *rate_taken* is the model's rate if the user states it; otherwise the metadata's is used. Raises
     `FileError`, also if the input takes no waveform, or has another rate.
     """
     operand = slot.operand

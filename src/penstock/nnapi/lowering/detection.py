@@ -103,7 +103,7 @@ def box_with_nms_limit(op: OperationLowering) -> None:
 
 
 def _require_classes(op: OperationLowering, axis: int) -> None:
-    """There is at least one class beside the background."""
+    """Checks that there is at least one class in addition to the background."""
     classes = op.dimension(op.tensor("scores"), axis)
     if classes is not None and classes < 2:
         raise ShapeMismatch(f"scores of {classes} classes, the first of which is the background")

@@ -278,7 +278,7 @@ class Subjects:
         """Raises `NotCovered` if the device supports none."""
         if self._graphs is None:
             self._graphs = graphs_for(self._device, self._count, self._seed)
-            # At its first use an engine opens descriptors for good. It must do so before anything
+            # Engines open some descriptors permanently at first use. Trigger that before anything
             # is counted.
             attempt(self._graphs[0], self._device, fall_back=True, again=False)
         return self._graphs
