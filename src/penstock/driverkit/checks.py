@@ -118,7 +118,7 @@ LEAST_LENGTH: Final = 1e-6
 
 
 def check_logic(site: Site) -> AccuracyClass:
-    """The accuracy class of an operation on truth values."""
+    """The accuracy class of an operation on booleans."""
     for position in range(len(site.inputs)):
         site.shape(position)
         require(site.input(position).dtype is DType.BOOL, "only truth values are combined here")

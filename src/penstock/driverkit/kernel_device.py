@@ -108,11 +108,13 @@ class KernelDevice(DeviceBase):
     """A device whose operations are its methods marked with `kernel`. A subclass adds `name` and
     `version`.
 
-    An operation is supported if a kernel is marked for its type, the kernel accepts the element
-    type of every operand, its fused activation is one of `CLIPS` (on floats), and `refuse` returns
-    an empty text. A kernel gets read-only inputs in the shapes of the run. It returns arrays with
-    the element types and shapes of the operation's outputs. Any other result, and any exception,
-    fails the execution with the operation's name.
+    An operation is supported under four conditions. A kernel is marked for its type. The kernel
+    accepts the element type of every operand. The fused activation is one of `CLIPS` (on floats).
+    `refuse` returns an empty text.
+
+    A kernel gets read-only inputs in the shapes of the run. It returns arrays with the element
+    types and shapes of the operation's outputs. Any other result, and any exception, fails the
+    execution with the operation's name.
 
     Two kernels for one type in one class raise `InputError`. A subclass may override a kernel.
     *accuracy* is the accuracy class of the kernels.

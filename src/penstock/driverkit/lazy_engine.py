@@ -27,7 +27,7 @@ def message_of(error: BaseException, *, line: int) -> str:
 
 
 class LazyEngine(Generic[T]):
-    """The result of *load*, which is called once a process, on first use.
+    """The result of *load*, which is called once per process, on first use.
 
     The threads of an engine stay in the process that loaded it. A child process made by `fork` is
     refused with the reason *forked*, even if another thread was loading the engine at the moment of

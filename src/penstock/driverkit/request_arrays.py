@@ -77,7 +77,7 @@ def input_arrays(
 ) -> list[NDArray]:
     """One array for each input, in its shape in this run.
 
-    *copy_integers* copies integers and truth values. A kernel that checks indices before it uses
+    *copy_integers* copies integers and booleans. A kernel that checks indices before it uses
     them needs the copy, because another process may change shared memory in between.
     """
     arrays = []

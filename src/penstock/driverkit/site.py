@@ -146,7 +146,7 @@ class Site(msgspec.Struct, frozen=True):
         return len(self.input(position).shape or ())
 
     def flag(self, name: str) -> bool:
-        """Attribute *name*, a truth value; False if the operation does not have it."""
+        """Attribute *name*, a boolean; False if the operation does not have it."""
         return name in self.attributes and self.attributes.flag(name)
 
     def hint(self, extension: str, code: int) -> bytes | None:

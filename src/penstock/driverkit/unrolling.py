@@ -19,7 +19,7 @@ KEPT: Final = "_flattened"
 """The attribute in which a model caches its unrolled form."""
 
 WHOLE: Final = frozenset({DType.INT32, DType.INT64, DType.BOOL})
-"""Element types of the values that are folded: counters, indexes, truth values."""
+"""Element types of the values that are folded: counters, indexes, booleans."""
 
 MOST_OPERATIONS: Final = 4096
 """Greatest number of operations after the loops of a model are unrolled."""

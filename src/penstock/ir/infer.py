@@ -25,7 +25,7 @@ from penstock.ir.types import DType, NDArray, Shape
 from penstock.ir.validate import MAX_DEPTH
 
 MAX_FOLDED_BYTES: Final = 4096
-"""Greatest number of elements of a value that is followed. Shape computations are small."""
+"""Greatest size, in bytes, of a value that is followed. Shape computations are small."""
 
 MAX_CALLED_OPERATIONS: Final = 200_000
 """Greatest number of operations of referenced subgraphs that one inference visits."""

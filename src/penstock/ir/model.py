@@ -104,7 +104,7 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
         """The value of a constant operand: a read-only array of its dtype and shape.
 
         It is a view of the pool if the layout allows (whole-byte types). Packed types are unpacked
-        to one element a byte, strings to an object array of bytes.
+        to one element per byte, strings to an object array of bytes.
         """
         check_kind(operand, Operand, "the value of an Operand is asked for")
         return constant_array(self.pools, operand)

@@ -101,7 +101,7 @@ class Installation(msgspec.Struct, frozen=True):
 
 @functools.cache
 def find_installation() -> Installation:
-    """The installed ONNX Runtime, searched once a process."""
+    """The installed ONNX Runtime, searched once per process."""
     folder = package_folder(PACKAGE)
     if folder is None:
         return _nothing(f"ONNX Runtime is not installed: {INSTALL}")

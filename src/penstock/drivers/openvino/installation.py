@@ -88,7 +88,7 @@ def sums_exactly() -> bool:
 
 @functools.cache
 def find_installation() -> Installation:
-    """The installed OpenVINO, searched once a process."""
+    """The installed OpenVINO, searched once per process."""
     folder = package_folder(PACKAGE)
     if folder is None:
         missing = f"OpenVINO is not installed: {INSTALL}"

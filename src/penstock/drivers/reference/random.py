@@ -83,7 +83,7 @@ def wide_uniforms(bits: NDArray) -> NDArray:
 
 
 def normals(bits: NDArray) -> NDArray:
-    """float32 of mean 0 and deviation 1, two a pair of words, by Box and Muller's method."""
+    """float32 of mean 0 and deviation 1, two per pair of words, by Box and Muller's method."""
     pairs = uniforms(bits).reshape(-1, 2)
     logarithms = np.log(np.maximum(pairs[:, 0], LEAST_UNIFORM), dtype=np.float64)
     radius = np.sqrt(np.float32(-2) * logarithms.astype(np.float32))

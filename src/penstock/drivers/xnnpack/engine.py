@@ -34,7 +34,7 @@ LOADING: Final = (
 
 
 class _Engine:
-    """LiteRT's module, imported on first use, once a process."""
+    """LiteRT's module, imported on first use, once per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -29,7 +29,7 @@ keeps it alive.
 """
 
 MOST_KNOWN: Final = 4
-"""Number of sets of arrays that are remembered: a double-buffered state has two."""
+"""Greatest number of sets of arrays that are remembered. A double-buffered state has two."""
 
 Pieces: TypeAlias = list[tuple[NDArray, NDArray]]
 """Pairs of a tensor's view and the array that is copied to or from that view."""

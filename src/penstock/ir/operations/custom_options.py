@@ -72,7 +72,7 @@ class AudioSpectrogram(Struct, frozen=True):
 
 
 class Mfcc(Struct, frozen=True):
-    """Options of Mfcc; frequencies in Hz, whole numbers."""
+    """Options of Mfcc. Frequencies are integers, in Hz."""
 
     upper_frequency_limit: int
     lower_frequency_limit: int

@@ -86,10 +86,13 @@ class RawOperator(Struct):
 
 
 class Key(Struct, frozen=True):
-    """A piece of state: a resource variable by *container* and *name*, variable tensor *number* of
-    *subgraph*, hash table *number* (its keys, its values, and whether it is filled), whether
-    CALL_ONCE has entered *subgraph*, or the position of the generator of random operator *number*
-    of *subgraph*.
+    """Identifies a piece of state by *kind*.
+
+    - resource: the resource variable with *container* and *name*
+    - tensor: variable tensor *number* of *subgraph*
+    - table, keys, values, filled: hash table *number*, its content, and whether it is filled
+    - once: whether CALL_ONCE has entered *subgraph*
+    - random: the position of the generator of random operator *number* of *subgraph*
     """
 
     kind: Literal["resource", "tensor", "table", "keys", "values", "filled", "once", "random"]

@@ -323,7 +323,7 @@ def _check_select(site: Site) -> AccuracyClass:
 
 @rule("SELECT", "SELECT_V2", check=_check_select)
 def emit_select(graph: Graph, site: Site) -> None:
-    """The condition of SELECT may be one truth value for each row."""
+    """The condition of SELECT may be one boolean per row."""
     condition, shape = graph.get(site), site.shape()
     if site.operation.type == "SELECT" and len(shape) == 1:
         condition = graph.reshape(condition, (shape[0], *(1,) * (len(site.shape(1)) - 1)))
@@ -331,7 +331,7 @@ def emit_select(graph: Graph, site: Site) -> None:
     if site.output().dtype is not DType.BOOL:
         graph.put(site, graph.node("Where", condition, a, b))
         return
-    # ONNX Runtime has no Where of truth values.
+    # ONNX Runtime has no Where for booleans.
     chosen = graph.node("And", condition, a)
     other = graph.node("And", graph.node("Not", condition), b)
     graph.put(site, graph.node("Or", chosen, other))

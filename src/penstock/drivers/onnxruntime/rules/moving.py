@@ -144,7 +144,7 @@ def emit_pad(graph: Graph, site: Site) -> None:
 
 
 def _padded(graph: Graph, node: Value, pads: Value) -> Value:
-    """Pads; truth values are padded as int32."""
+    """Pads; booleans are padded as int32."""
     stored = graph.node("Cast", node, to=6)
     return graph.node("Cast", graph.node("Pad", stored, pads), to=9)
 

@@ -241,7 +241,7 @@ def _select_layout(site: Site, values: Values) -> Layout:
 
 @rule("SELECT", "SELECT_V2", check=_check_select, layout=_select_layout)
 def emit_select(graph: Graph, site: Site) -> None:
-    """The condition of SELECT may be one truth value a row."""
+    """The condition of SELECT may be one boolean per row."""
     condition, a, b = (operand_of(graph, site, p) for p in range(3))
     if _chooses_rows(site):
         condition = graph.reshape(condition, (*site.shape(0), *(1,) * (len(site.shape(1)) - 1)))

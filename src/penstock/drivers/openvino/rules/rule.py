@@ -64,7 +64,7 @@ def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
 
 
 def moved_or_plain(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
-    """As `moved`, also for int32 and truth values, which shapes and choices are computed from."""
+    """As `moved`, also for int32 and booleans, which shapes and choices are computed from."""
     every = [*operands, *site.outputs]
     for dtype in PLAIN:
         if all(o.dtype is dtype for o in every):

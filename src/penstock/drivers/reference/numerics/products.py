@@ -63,8 +63,8 @@ class SignedInput:
 class Columns:
     """The right side of products with integers of at most *magnitude*: [columns, depth], centred.
 
-    *bound* is the greatest magnitude of a sum in each column, *sums* the sum of each column's
-    weights, *values* the weights in a type in which all sums are exact.
+    *bound* is the greatest magnitude of a sum in each column, and *sums* is the sum of each
+    column's weights. *values* are the weights in a type in which all sums are exact.
     """
 
     def __init__(self, weights: NDArray, magnitude: int) -> None:

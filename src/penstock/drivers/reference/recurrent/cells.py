@@ -28,7 +28,7 @@ Activation: TypeAlias = Callable[[NDArray], NDArray]
 
 def logistic(x: NDArray) -> NDArray:
     """1 / (1 + exp(-x)), in place."""
-    # NumPy 2.4's `negative` reads wrong elements if it writes to a view of one element a row.
+    # NumPy 2.4's `negative` reads wrong elements if it writes to a view of one element per row.
     np.multiply(x, np.float32(-1), out=x)
     np.exp(x, out=x)
     x += np.float32(1)
