@@ -52,7 +52,7 @@ from penstock.logs import Log, printable
 log = Log("penstock.ipc")
 
 ABOVE: Final = 16
-"""Descriptors passed to a new process are numbered from here on, above those of its protocol."""
+"""Descriptors passed to a new process are numbered from here on, above their numbers in it."""
 
 ATTEMPTS: Final = 20
 """How often a client retries while a host is ending, or another client is starting one."""

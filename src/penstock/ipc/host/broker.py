@@ -400,7 +400,7 @@ class Broker:
     def _list_refusals(self) -> None:
         """Lists rejected calls in a thread.
 
-        Its descriptor was sent before the driver's code runs.
+        Their descriptor arrives before the driver's code runs.
         """
         from penstock.ipc.sandbox.seccomp import list_refusals
         from penstock.ipc.system import start_thread

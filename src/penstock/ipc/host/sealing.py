@@ -43,7 +43,7 @@ class Question(
 
 
 class State(Question, frozen=True, tag="state"):
-    """Request of `Registry.state`, or of `open` if the state is to be created."""
+    """Request of `Registry.state`, or of `open` if the registry is to be *made*."""
 
     made: bool = False
 

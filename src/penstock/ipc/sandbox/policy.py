@@ -300,7 +300,7 @@ class SandboxPolicy(NamedTuple):
         return [*SYSTEM_FILES, *whole, *modules, *self.read]
 
     def listed(self) -> list[str]:
-        """Directories on Python's search path that hold only data of the user.
+        """Directories on Python's search path that contain private data of the user.
 
         A process may read their modules, and nothing else. To import them it must be able to list
         the directories.
