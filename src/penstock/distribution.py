@@ -61,7 +61,7 @@ def remember_origin(device: object, origin: str) -> None:
     key = id(device)
     try:
         found: Callable[[], object] = weakref.ref(device, lambda _: _known.pop(key, None))
-    except TypeError:  # its class has slots, and none for that
+    except TypeError:  # its class has slots and no slot for weak references
         found = lambda: device  # noqa: E731
     _known[key] = found, origin
 

@@ -58,7 +58,7 @@ def started(pid: int) -> str:
 
 
 def _exists(pid: int) -> bool:
-    if sys.platform == "win32":  # where a signal of 0 would be a Ctrl-C
+    if sys.platform == "win32":  # there, signal 0 means Ctrl-C
         return True
     try:
         os.kill(pid, 0)

@@ -212,7 +212,7 @@ class Lease(Closing):
         store, token = self._store, self._token
         names = [n for names in file_names(token, record.models, record.datas) for n in names]
         replaced = store.entry_ids(token, record)
-        if sys.platform == "win32":  # where an open file cannot be renamed
+        if sys.platform == "win32":  # some systems cannot rename an open file
             files.close()
         begun = False
         try:

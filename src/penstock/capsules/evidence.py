@@ -76,7 +76,7 @@ def noted(
         kept = knobs.keep_failure_data()
         inputs = tuple(np.array(values[i]) for i in step.inputs) if kept else None
         return (StepFailure(stage, step, device, error, shapes, inputs),)
-    except Exception as failed:  # noqa: BLE001  # evidence must not change what the caller gets
+    except Exception as failed:  # noqa: BLE001  # evidence must not change the caller's result
         log.debug("a failure is not kept: %r", failed)
         return ()
 

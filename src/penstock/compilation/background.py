@@ -117,7 +117,7 @@ class PendingStep:
             made = self._make(self._config)
         except Cancelled:
             log.debug("a compile in the background was cancelled")
-        except Exception as error:  # noqa: BLE001  # the step goes on where it runs
+        except Exception as error:  # noqa: BLE001  # the step stays on its present device
             log.warning("a compile in the background failed: %s", describe(error))
         finally:
             with self._lock:

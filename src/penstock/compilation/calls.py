@@ -71,7 +71,7 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
             f"device {device.name} returned {type(prepared).__name__} from {method}, "
             "which is no prepared model"
         )
-    return prepared  # type: ignore[no-any-return]  # as far as can be known of a driver's object
+    return prepared  # type: ignore[no-any-return]  # not verifiable for a driver's object
 
 
 def concurrency_of(device: Device) -> int:

@@ -70,8 +70,9 @@ class DriverMessage(NamedTuple):
 
 
 def parse_message(words: str) -> DriverMessage:
-    """Splits the driver message *words* around the operation index. The only parser of such
-    messages: a driver's error has no field for an operation index.
+    """Splits the driver message *words* around the operation index.
+
+    No other code parses such messages. A driver's error has no field for an operation index.
     """
     found = _OPERATION.search(words)
     if found is None:
@@ -88,8 +89,7 @@ def final_error(
     allowed: bool = True,
     lost: bool = False,
 ) -> Kind:
-    """A copy of *error* whose message names the operation, the driver's cause and the missing
-    fallback.
+    """A copy of *error* for the caller, with the operation, the cause, and why nothing else ran it.
 
     The copy has the same class, and *error* as its cause. The message has three parts:
 
@@ -114,7 +114,7 @@ def final_error(
         made = copy.copy(error)
         made.args = (text, *error.args[1:])
         is_copied = str(made) == text
-    except FOREIGN:  # a driver's own class may do anything
+    except FOREIGN:  # an exception class of a driver may do anything
         is_copied = False
     if is_copied:
         made.__cause__ = error
@@ -184,7 +184,7 @@ def _named(step: ExecutionStep, at: int) -> str:
 
 
 def _why(step: ExecutionStep, others: Sequence[Failure], said: str, *, allowed: bool) -> str:
-    """Why no device repeats *step*."""
+    """Why no fallback device runs *step*."""
     if not allowed:
         return NOT_ALLOWED
     if not step.fallbacks:

@@ -44,10 +44,11 @@ def able_devices(
 ) -> Iterator[tuple[Device, ExecutionStep]]:
     """Yields the devices that can run *step* instead of its own device, in order of preference.
 
-    A device qualifies if the plan lists it in the step's `fallbacks`, it is among *devices*, and it
-    supports every operation of the step in the class *accuracy*. Each device comes with a copy of
-    the step for that device, whose `fallbacks` are the devices that follow. A reference device in a
-    host process is followed by the in-process one, `LAST_RESORT`, because the host process may die.
+    A device qualifies if it is in the step's `fallbacks` and among *devices*. It must also support
+    every operation of the step in the class *accuracy*. Each device comes with a copy of the step
+    for that device. The copy's `fallbacks` are the devices that follow; if there are none, its
+    `no_fallback` has the reason. A reference device in a host process is followed by the in-process
+    one, `LAST_RESORT`, because the host process may die.
     """
     fallbacks = step.fallbacks
     if FALLBACK_DEVICE in fallbacks and LAST_RESORT not in fallbacks:
@@ -85,8 +86,8 @@ def recover(
     the pairs of `able_devices`. *failures* receives one entry for each failed device, *device*
     first. Before each attempt, *tell* is called with the last failure and the next device.
 
-    If every attempt fails, raises *error* with the message of `final_error`. The same if no
-    fallback is *allowed*, or if memory that the step needs was *lost* with its device.
+    Raises *error* with the message of `final_error` if every attempt fails, if no fallback is
+    *allowed*, or if memory that the step needs was *lost* with its device.
     `MissedDeadline*` and `Cancelled` propagate unchanged, and no further device is tried.
     """
     failures.append(failure_of(device, error, step))

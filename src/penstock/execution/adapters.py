@@ -227,7 +227,7 @@ _registry = _Registry()
 
 def _forget() -> None:
     """Replaces the registry in a forked child, which lacks the parent's threads that held slots."""
-    global _registry  # noqa: PLW0603  # the locks of another process cannot be let go of
+    global _registry  # noqa: PLW0603  # locks held by threads of the parent cannot be released
     _registry = _Registry()
 
 

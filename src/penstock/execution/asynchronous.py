@@ -224,7 +224,7 @@ def _carry_out(future: RunFuture, run: Callable[[], Outputs]) -> None:
         return
     try:
         outputs = run()
-    except BaseException as error:  # noqa: BLE001  # the future's to raise
+    except BaseException as error:  # noqa: BLE001  # raised by the future
         future.set_exception(error)
     else:
         future.set_result(outputs)

@@ -138,7 +138,7 @@ def note_unavailable(
             made = replace(
                 receipt, fallback_from=missed[0].device, error=missed[0].error, failures=missed
             )
-            step = replace(step, receipt=made)  # noqa: PLW2901  # the same with another receipt
+            step = replace(step, receipt=made)  # noqa: PLW2901  # a copy with another receipt
         steps.append(step)
         unplaced |= {f.device: f.error for f in missed}
         failures = (*missed, *receipt.failures)

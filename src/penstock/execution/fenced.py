@@ -310,7 +310,7 @@ def start_fenced(
             run.end(
                 _run(executable, inputs, wait_for, out, state, config, timeout_after_fence), None
             )
-        except BaseException as error:  # noqa: BLE001  # the fence's, and the result's
+        except BaseException as error:  # noqa: BLE001  # reported by the fence and by `result`
             run.end(None, error)
 
     # A daemon thread: a fence that never signals must not keep the process from ending.

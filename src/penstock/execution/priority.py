@@ -74,7 +74,7 @@ _registry = _Registry()
 
 def _forget() -> None:
     """Replaces the registry in a forked child, whose lock another thread of the parent may hold."""
-    global _registry  # noqa: PLW0603  # the one fact that a child must learn
+    global _registry  # noqa: PLW0603  # the only code that replaces the registry
     _registry = _Registry()
 
 

@@ -264,7 +264,7 @@ class Kept(Places):
         self.values[operand] = array
         # Inlined `lent`, which saves a call on the hot path.
         view = array.view()
-        view.setflags(False)  # type: ignore[call-arg]  # as there
+        view.setflags(False)  # type: ignore[call-arg]  # as in `lent`
         self.readable[operand] = HostMemory(view)
         requests = self.requests
         for step in self._users.get(operand, ()):

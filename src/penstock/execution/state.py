@@ -303,7 +303,7 @@ class _Held:
 
 def _rebuild(model: Model, values: Mapping[int, NDArray]) -> State:
     state = State(model)
-    state._put(values)  # noqa: SLF001  # they are nobody else's
+    state._put(values)  # noqa: SLF001  # this state alone owns them
     return state
 
 

@@ -177,7 +177,7 @@ class Step(QueueUser):
                 continue
             # Inlined `lent`, which saves a call on the hot path.
             array = values[i].view()
-            array.setflags(False)  # type: ignore[call-arg]  # as there
+            array.setflags(False)  # type: ignore[call-arg]  # as in `lent`
             given.append(HostMemory(array))
         wanted: list[RequestArgument] = []
         for i, shape, dtype in self._kinds:

@@ -142,8 +142,8 @@ class Variant:
                 # Inlined `values`, which saves a call. No `strict=True`: it would double the time
                 # of this loop.
                 values = run.values = {}
-                for operand, array in zip(self.inputs, inputs):  # noqa: B905  # as many
-                    values[operand] = array  # noqa: PERF403  # a comprehension is a call
+                for operand, array in zip(self.inputs, inputs):  # noqa: B905  # equal lengths
+                    values[operand] = array  # noqa: PERF403  # a comprehension costs a call
             else:
                 values = run.values = self.values(run, inputs, out, state, turn)
             if self.slots:
@@ -162,14 +162,14 @@ class Variant:
             if out is None and run.bound is None and self.delivers_its_own:
                 values, results = run.values, []
                 for operand in self.outputs:
-                    results.append(values[operand])  # noqa: PERF401  # a comprehension is a call
+                    results.append(values[operand])  # noqa: PERF401  # a comprehension costs a call
             else:
                 results = self._results(run, out)
             if turn is not None and state is not None:
                 state.end_turn(turn)
             elif state is not None:
                 self._replace(state, run.values, run.copies)
-            return results  # noqa: TRY300  # what comes before may raise, too
+            return results  # noqa: TRY300  # the lines before may raise too
         except BaseException:
             if run.bound is not None:
                 from penstock.execution.targets import lose

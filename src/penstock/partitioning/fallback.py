@@ -28,8 +28,7 @@ def permit_fallback(
     operations: Sequence[Placement],
     policy: Policy,
 ) -> tuple[ExecutionStep, ...]:
-    """*steps* with their `fallbacks` filled in: the other candidates in order, then the reference
-    device.
+    """*steps* with their `fallbacks`: the other candidates in order, then the reference device.
 
     - A candidate qualifies if it supports every operation of the step. *table* holds the
       candidates' answers before small partitions were rejected.

@@ -244,4 +244,4 @@ def declared_cost(
     if performance is None:
         return math.inf
     value = performance.power_usage if energy else performance.execution_time
-    return value if value > 0 else math.inf  # also where it is not a number
+    return value if value > 0 else math.inf  # also for NaN

@@ -88,7 +88,7 @@ def cache_info(cache: object) -> tuple[CacheInfo | None, str]:
             log.warning("nothing is cached: %s", error.args[0])
             return None, str(error.args[0])
     if isinstance(cache, str | os.PathLike) and os.fspath(cache):
-        if os.path.isfile(cache):  # noqa: PTH113  # pathlib takes longer to import than a warm start has
+        if os.path.isfile(cache):  # noqa: PTH113  # importing pathlib is too slow for a warm start
             raise InputError(f"cache must be a directory, and {os.fspath(cache)!r} is a file")
         return CacheInfo(cache), ""
     raise InputError(f"cache must be true, false, a directory or a CacheInfo, not {cache!r}")

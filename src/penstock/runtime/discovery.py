@@ -468,7 +468,7 @@ class _Renewal:
 
     def __call__(self) -> None:
         if (owner := self._owner()) is not None:
-            owner._begin()  # noqa: SLF001  # the manager's own way to begin again
+            owner._begin()  # noqa: SLF001  # private to the manager and its fork handler
 
 
 def _refuse_unusable(info: DeviceInfo) -> None:

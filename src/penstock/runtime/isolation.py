@@ -328,7 +328,7 @@ _supervisors: dict[object, Supervisor] = {}
 
 def _forget() -> None:
     """Clears the registry in a forked child, which lacks its parent's connections."""
-    global _lock  # noqa: PLW0603  # another thread may have held it at the fork
+    global _lock  # noqa: PLW0603  # another thread may have held the lock at the fork
     _lock = threading.Lock()
     every = list(_supervisors.values())
     _supervisors.clear()

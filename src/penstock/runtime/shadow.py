@@ -122,7 +122,7 @@ class Worker(Generic[T]):
                 self._work(job)
             except Cancelled:
                 self._lost(job)
-            except Exception as error:  # noqa: BLE001  # the caller has his answer already
+            except Exception as error:  # noqa: BLE001  # the caller already has the result
                 self._lost(job)
                 self._tell(error)
 
