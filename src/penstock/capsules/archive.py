@@ -211,7 +211,7 @@ def write(path: str | os.PathLike[str], capsule: Capsule) -> None:
 def dump(capsule: Capsule) -> bytes:
     """The bytes of a capsule's file. Equal capsules give equal bytes.
 
-    Raises `CapsuleError` for a capsule that is too large, `InputError` for what is no `Capsule`.
+    Raises `CapsuleError` for a capsule that is too large, `InputError` for another type.
     """
     check_kind(capsule, Capsule, "a Capsule is needed")
     check_kind(capsule.manifest, Manifest, "a Capsule has a Manifest")
@@ -246,7 +246,7 @@ def dump(capsule: Capsule) -> bytes:
 def read(path: str | os.PathLike[str]) -> Capsule:
     """Reads the capsule in the file at *path*.
 
-    Raises `CapsuleError` for a file that is no capsule, `InputError` for what is no path, and
+    Raises `CapsuleError` for a file that is no capsule, `InputError` for an invalid path, and
     `OSError`.
     """
     name = path_of(path, "a capsule is read from a path")
@@ -267,7 +267,7 @@ def read(path: str | os.PathLike[str]) -> Capsule:
 def parse(content: bytes) -> Capsule:
     """Parses the bytes of a capsule.
 
-    Raises `CapsuleError`, which names the fault, and `InputError` for what are no bytes. Raises
+    Raises `CapsuleError`, which names the fault, and `InputError` for another type. Raises
     nothing else.
     """
     check_kind(content, (bytes, bytearray), "a capsule is read from bytes")

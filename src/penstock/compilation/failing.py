@@ -154,6 +154,7 @@ def driver_message_in(error: BaseException, part: Model, operations: Sequence[in
 
 
 def _said_by(error: BaseException) -> DriverMessage:
+    """The driver's message that `final_error` stored in *error*, else the parsed error text."""
     if isinstance(error, DriverError) and isinstance(error.said, DriverMessage):
         return error.said
     return parse_message(describe(error))
@@ -178,6 +179,7 @@ def _place(step: ExecutionStep, said: DriverMessage) -> tuple[str, str]:
 
 
 def _named(step: ExecutionStep, at: int) -> str:
+    """Operation *at* of the step: its index in the planned model, its type and its name."""
     entry = step.model.entry
     name = entry.operation_name(at)
     return f"{step.operations[at]} ({entry.operations[at].key}, {name!r})"

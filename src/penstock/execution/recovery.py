@@ -37,10 +37,10 @@ KEPT: Final = "kept for a capsule of the failure"
 
 
 class Recovery:
-    """The fallback devices of one step, each compiled for when first needed. Thread-safe.
+    """The fallback devices of one step, which is compiled for a device when first needed.
 
     *devices* maps names to the available devices. If *allowed* is False, no fallback runs. If
-    *plan* is given, the first failure of the step is saved for a capsule.
+    *plan* is given, the first failure of the step is saved for a capsule. Thread-safe.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class Recovery:
             prepared.close()
 
     def _others(self) -> Iterator[tuple[Device, ExecutionStep]]:
+        """The result of `able_devices`, computed once."""
         with self._lock:
             if self._able is None:
                 self._able = tuple(able_devices(self._step, self._devices, self._config.accuracy))
@@ -126,6 +127,7 @@ class Recovery:
     def _execute(
         self, device: Device, step: ExecutionStep, run: Run, began: int, failures: list[Failure]
     ) -> bool:
+        """Runs *step* on *device* and records it in *run*. Raises the driver's `DriverError`."""
         prepared = self._prepare(device, step, run)
         try:
             result = transfer(self._ports, prepared, run)
@@ -138,6 +140,7 @@ class Recovery:
         return True
 
     def _prepare(self, device: Device, step: ExecutionStep, run: Run) -> PreparedStep:
+        """The step compiled for *device*, by the first run that needs it, within its deadline."""
         config = run.config
         with self._lock:
             lane = self._lanes.setdefault(device.name, queue_of(device))

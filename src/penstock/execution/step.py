@@ -53,8 +53,8 @@ class Step(QueueUser):
     """A prepared step, executed any number of times, from any thread.
 
     The way to pass arguments is chosen once, here. Arrays are lent without a copy if the device
-    shares the host's memory and accepts host memory, no operand holds strings, and every output's
-    size is known before the run. Otherwise `transfer` passes the arguments.
+    shares the host's memory and accepts host memory. No operand may hold strings, and every
+    output's size must be known before the run. Otherwise `transfer` passes the arguments.
 
     *placed* are the operands that have a slot in the arena. *dynamic* are values between steps
     whose size is known only during the run. *states* are operands whose value comes from a `State`.
@@ -220,6 +220,7 @@ class Step(QueueUser):
         return False
 
     def _recovered(self) -> Recovery:
+        """The step's `Recovery`, made on the first failure."""
         with self._lock:
             if self._recovery is None:
                 self._recovery = self._alternatives.recovery_of(self.prepared.step, self.ports)

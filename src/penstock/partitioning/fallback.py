@@ -54,6 +54,7 @@ def no_device_after(name: str) -> str:
 def _permitted(
     step: ExecutionStep, table: SupportTable, policy: Policy, granted: bool
 ) -> ExecutionStep:
+    """*step* with its `fallbacks`. *granted*: the reference device may be one of them."""
     names = _others(step, table) + (FALLBACK_DEVICE,) * granted
     if _is_elsewhere(table) and (granted or step.device == FALLBACK_DEVICE):
         names += (LAST_RESORT,)
@@ -95,6 +96,7 @@ def _first(reasons: Iterable[str]) -> str:
 
 
 def _others(step: ExecutionStep, table: SupportTable) -> tuple[str, ...]:
+    """The other candidates that support every operation of *step*, without the reference."""
     return tuple(
         candidate.name
         for candidate in table.candidates
@@ -109,6 +111,11 @@ def _granted_to_reference(
     operations: Sequence[Placement],
     policy: Policy,
 ) -> set[int]:
+    """The indexes of the steps that may fall back to the reference device.
+
+    Smallest steps first, while the share of operations not on the reference, if all of them fell
+    back to it, is at least `min_coverage`.
+    """
     eligible = [
         step
         for step in steps
@@ -126,6 +133,7 @@ def _granted_to_reference(
 
 
 def _reference_may_run(table: SupportTable, operation: int, policy: Policy) -> bool:
+    """Whether the reference supports *operation*; by the policy alone if it is no candidate."""
     for candidate in table.candidates:
         if candidate.is_reference:
             return candidate.answers[operation].supported

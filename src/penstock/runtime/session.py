@@ -398,7 +398,7 @@ class _Session:
         return substitute_for(last, self.chosen, self.arguments.policy.accuracy)
 
     def _not_named(self, plan: ExecutionPlan) -> list[str]:
-        """Notes on steps that run on a device nobody named, with the first reason."""
+        """Notes on steps on devices that the caller did not name, with the first reason."""
         if any(device.name == FALLBACK_DEVICE for device in self.chosen):
             return []
         there = [p for p in plan.operations if p.device == FALLBACK_DEVICE]
