@@ -297,11 +297,11 @@ class Compilation(Closing, Ported):
         return max([LEAST_PADDING, *(c.padding for c in self._users(index, "input"))])
 
     def get_preferred_memory_alignment_for_output(self, index: int) -> int:
-        """As for an input."""
+        """The same for output *index*: the best alignment."""
         return max([LEAST_ALIGNMENT, *(c.alignment for c in self._users(index, "output"))])
 
     def get_preferred_memory_padding_for_output(self, index: int) -> int:
-        """As for an input."""
+        """The same for output *index*: the best padding."""
         return max([LEAST_PADDING, *(c.padding for c in self._users(index, "output"))])
 
     def close(self) -> None:

@@ -280,7 +280,7 @@ class Model(Closing):
     def get_supported_operations_for_devices(
         self, devices: Sequence[Device | HalDevice | str]
     ) -> list[bool]:
-        """For each operation, in order of addition, whether *devices* together support it."""
+        """Whether *devices* together support each operation, in order of addition."""
         model = self.lowered
         _, chosen = choose_devices(devices)
         with translated():

@@ -79,7 +79,7 @@ def pad(op: OperationLowering) -> None:
     Q="q8 q8s@4",
 )
 def pad_v2(op: OperationLowering) -> None:
-    """For quantised tensors the padding value is a stored value."""
+    """PAD_V2: the padding value of quantised tensors is a stored value."""
     _check_paddings(op)
     x, paddings, value = op.named_tensors(("x", "paddings", "value"))
     if "Q" in op.types:

@@ -212,7 +212,7 @@ CELL: Final = "weights:T/2 recurrent_weights:T/2 bias:T/1 hidden_state:T/2"
 
 
 def _rnn(op: OperationLowering) -> None:
-    """In the sequence form `time_major` is an integer, 0 or 1."""
+    """RNN and its sequence form, whose `time_major` is an integer, 0 or 1."""
     attributes: dict[str, AttributeValue] = {}
     if "time_major" in op.match.inputs:
         time_major = op.integer("time_major")

@@ -115,7 +115,7 @@ def _fails(method: str, error: ErrorStatus | Callable[[str], Exception]) -> Trou
 
 
 def _always_fails(method: str) -> Trouble:
-    """With a fallback: the reference's answer or an error. Without: an error each time."""
+    """*method* always fails. With fallback: the reference's answer or an error; else an error."""
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
         for graph, fall_back in itertools.product(graphs, (True, False)):

@@ -39,10 +39,10 @@ BINDING: Final = bytes(range(32, 64))
 
 RUNS: Final = 3
 PATIENCE_SECONDS: Final = 5.0
-"""Longer than run times of small models vary on a loaded machine."""
+"""Exceeds the variation of small models' run times on a loaded machine."""
 
 NO_FILE: Final = -1
-"""In place of flags: the handle's descriptor is closed."""
+"""Replaces flags: the handle's descriptor is closed."""
 CLOSED: Final = 1 << 20
 
 ODD_CALL: Final = (InvalidArgument, GeneralFailure)

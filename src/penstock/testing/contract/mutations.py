@@ -50,7 +50,7 @@ WRONG: Final[dict[str, Any]] = {
     "subgraphs": (1.5,),
     "floats": ("1",),
 }
-"""For each kind of attribute, a value of another kind."""
+"""Attribute values of a wrong kind, by the attribute's kind."""
 
 
 def model_mutations(model: Model) -> Iterator[ModelMutation]:

@@ -196,7 +196,7 @@ def check_prepare_before_a_far_deadline(device: Device) -> None:
 
 @SUITE.values
 def check_prepare_cancelled(device: Device) -> None:
-    """With a cancelled token preparing raises `Cancelled`, or finishes."""
+    """If its token is cancelled, preparing raises `Cancelled` or finishes."""
     token = CancelToken()
     token.set()
     with allowed("a cancelled prepare", Cancelled):

@@ -34,10 +34,10 @@ DTYPES: Final = tuple(DType(name) for name in (
 """The types of a value. Instructions accept float32 only; other types are passed through."""
 
 MOST_BYTES: Final = 1 << 30
-"""Of one value."""
+"""Limit of the bytes of one value."""
 MOST_RANK: Final = 32
 ALIGNMENT: Final = 16
-"""Of a constant in the weights."""
+"""Alignment in bytes of a constant in the weights."""
 
 _FORMAT: Final = 3
 _LENGTH: Final = struct.Struct("<Q")
