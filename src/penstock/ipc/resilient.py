@@ -185,9 +185,8 @@ class IsolatedDevice(Described):
         return result
 
     def remote(self, deadline_ns: int | None = None) -> RemoteDevice:
-        """The device in the running, or newly started, process.
-
-        Raises `DeadObject` if there is none, `GeneralFailure` if the device has changed.
+        """The device in the running, or newly started, process. Raises `DeadObject` if there is
+        none, `GeneralFailure` if the device has changed.
         """
         if not self._host.session.end_reason:
             return self._remote
@@ -243,7 +242,6 @@ class IsolatedDevice(Described):
 
 class IsolatedPreparedModel:
     """A prepared model that is prepared again after its process has died, from the retained model.
-
     A model from a cache has to be given to `retain`; without it the first death is final.
     """
 
@@ -359,9 +357,8 @@ class IsolatedPreparedModel:
         request: Request,
         config: ExecutionConfig,
     ) -> tuple[T, tuple[str, ...], tuple[ArgumentCopy, ...]]:
-        """The result of *call*, incidents, and copies made for failed attempts.
-
-        One death during the call, or while the model is prepared for it, is retried.
+        """The result of *call*, incidents, and copies made for failed attempts. One death during
+        the call, or while the model is prepared for it, is retried.
         """
         copies: list[ArgumentCopy] = []
 
@@ -467,10 +464,7 @@ class IsolatedPreparedModel:
     def current(
         self, deadline_ns: int | None = None, config: ExecutionConfig | None = None
     ) -> RemotePreparedModel:
-        """The prepared model in the running process.
-
-        `DeadObject` if it is not ready by the deadline.
-        """
+        """The model in the running process. `DeadObject` if it is not ready by the deadline."""
         left = remaining_seconds(deadline_ns)
         if not self._lock.acquire(timeout=-1 if left is None else left):
             raise DeadObject(

@@ -3,8 +3,7 @@
 Each call has one reply. Values without bytes (descriptors, cancel tokens, callbacks, fences, host
 arrays, pools of constants) are in a table of handles that travels with the message; the message
 holds their indices. The device's side numbers its objects: prepared models, bursts, executions and
-buffers. Messages contain the structs of `penstock.hal` unchanged; `penstock.ipc.codec` encodes and
-decodes.
+buffers. Messages contain structs of `penstock.hal` unchanged; `penstock.ipc.codec` converts them.
 """
 
 from __future__ import annotations
@@ -90,10 +89,7 @@ class MemoryForm(Form, frozen=True):
 
 
 class LentForm(msgspec.Struct, frozen=True, tag="lent"):
-    """A `HostMemory` at *location* in the request's pools, which the device's side maps.
-
-    It is an array of *dtype* (its name) and *shape*.
-    """
+    """A `HostMemory` at *location* in the request's pools: an array of *dtype* and *shape*."""
 
     location: DataLocation
     dtype: str
@@ -110,9 +106,8 @@ class RequestForm(Form, frozen=True):
 
 
 class RingRequest(Form, frozen=True):
-    """A `Request` to *target*, a prepared model or burst, in a slot of a ring.
-
-    *pools* are numbers of shared pools, since a slot has no handles.
+    """A `Request` to *target*, a prepared model or burst, in a slot of a ring. *pools* are
+    numbers of shared pools, since a slot has no handles.
     """
 
     target: ObjectId
@@ -380,9 +375,8 @@ class DescriptorForm(Form, frozen=True, tag="fd"):
 
 
 class ConstantsForm(Form, frozen=True, tag="constants"):
-    """A pool of constants: *size* bytes of a memfd from byte *offset* on.
-
-    The receiver maps a sealed one and copies others. *kind* is the sender's name of the memory.
+    """A pool of constants: *size* bytes of a memfd from byte *offset* on. The receiver
+    maps a sealed one and copies others. *kind* is the sender's name of the memory.
     """
 
     place: int
