@@ -29,9 +29,7 @@ MODULES = {
 
 
 def main() -> int:
-    """Runs the benchmarks. Returns 0 when every limit holds, 1 when one does not, 2 for an unknown
-    name.
-    """
+    """Runs the benchmarks. Returns 0: every limit holds, 1: one does not, 2: unknown name."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names",

@@ -117,9 +117,7 @@ def takes(session: Any, inputs: Sequence[Array]) -> bool:
 
 
 def resized(path: Path, inputs: Sequence[Array]) -> bytes:
-    """A `.tflite` file with its inputs resized to the shapes of *inputs*, as LiteRT does at run
-    time.
-    """
+    """A `.tflite` file resized to the shapes of *inputs*, as LiteRT does at run time."""
     import penstock
     from penstock.export.tflite import write
     from penstock.ir import infer_shapes
@@ -199,6 +197,4 @@ COMPETITORS: Final[Mapping[str, Mapping[str, Make]]] = {
     "onnxruntime": {"": onnxruntime},
     "openvino": {"": openvino, "accurate": partial(openvino, mode="ACCURACY")},
 }
-"""The configurations of each engine: the default, then the one to use if the accuracy class rejects
-the default.
-"""
+"""The configurations of each engine: the default, then the one to use if that is rejected."""

@@ -83,9 +83,7 @@ class Field:
         self.refused: dict[str, str] = {}
 
     def judge_ours(self, compiled: CompiledModel, devices: str) -> None:
-        """Judges Penstock's plan. The runtime compiles and tunes again for recorded cases of other
-        shapes.
-        """
+        """Judges Penstock's plan. Other shapes of recorded cases are compiled and tuned again."""
 
         def make(path: Path, threads: int, given: Sequence[Array]) -> Call:
             same = [a.shape for a in given] == [a.shape for a in self.inputs]

@@ -37,9 +37,7 @@ NATIVE: Final = {"tflite": "litert", "onnx": "onnxruntime"}
 
 
 def main() -> int:
-    """Runs the races. Returns 0 when every limit holds, 1 when one does not, 2 if the results
-    belong to another run.
-    """
+    """Runs the races. Returns 0: every limit holds, 1: one does not, 2: results of another run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument(
         "--results", type=Path, metavar="F", help="write F.json and F.md, race by race"
@@ -71,9 +69,7 @@ def show(row: Row) -> bool:
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """One row for each network, number of threads and class, then the geometric means by
-    competitor.
-    """
+    """One row per network, number of threads and class, then geometric means by competitor."""
     rounds = 5 if quick else ROUNDS
     named = os.environ.get("PENSTOCK_BENCH_ONLY", "")
     chosen = networks(named.split(",") if named else QUICK if quick else ())

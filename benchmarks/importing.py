@@ -1,6 +1,4 @@
-"""Import time of `penstock` over Python and NumPy, beside LiteRT's. Each import runs in a new
-process.
-"""
+"""Import time of `penstock` over Python and NumPy, beside LiteRT's. One process per import."""
 
 from __future__ import annotations
 

@@ -20,9 +20,7 @@ CALLS = ("set_tensor", "invoke", "get_tensor")
 
 
 def rows(model: Model, watch: Any, *, quick: bool) -> list[Row]:
-    """Microseconds of each call and of all three, on *watch*, a device with `spent_ns`; then
-    LiteRT's.
-    """
+    """Microseconds of each call and all three on *watch*, a device with `spent_ns`; LiteRT's."""
     content = write(model)
     count = 3000 if quick else 30_000
     ours = Interpreter(model_content=content, devices=[watch])

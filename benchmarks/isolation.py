@@ -337,9 +337,7 @@ def say(process: subprocess.Popen[str], word: str) -> str:
 
 
 def pss_mib(pid: int) -> float:
-    """The proportional share of memory of a process (PSS): shared pages are divided among their
-    users.
-    """
+    """The proportional share of a process's memory (PSS): users divide shared pages."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024

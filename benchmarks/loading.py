@@ -19,9 +19,7 @@ LIMIT_MS = 20.0
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Milliseconds per load: a real network if a corpus is available, and one with a single large
-    constant.
-    """
+    """Milliseconds per load: a real network, given a corpus, and one with one large constant."""
     with tempfile.TemporaryDirectory() as directory:
         subjects = {"one constant of 4 MB": loader(one_constant(Path(directory)))}
         if (path := corpus_model(NETWORK)) is not None:

@@ -1,6 +1,4 @@
-"""The reference driver compared with LiteRT's reference kernels on every `.tflite` network of the
-corpus, one core.
-"""
+"""The reference driver against LiteRT's reference kernels: `.tflite` networks, one core."""
 
 from __future__ import annotations
 

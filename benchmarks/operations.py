@@ -1,6 +1,4 @@
-"""The reference driver compared with LiteRT's reference kernels on single operations of many kinds,
-one core.
-"""
+"""The reference driver against LiteRT's reference kernels: single operations, one core."""
 
 from __future__ import annotations
 

@@ -69,9 +69,7 @@ class _Timed(NullPreparedModel):
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Microseconds of a run, of its driver, and their difference; the profile by function; the
-    interpreter.
-    """
+    """Microseconds of a run, its driver, the difference; profile by function; interpreter."""
     watch, image = Stopwatch(), np.zeros((1, 16), np.float32)
     inputs = {"x": image}
     whole: list[int] = []
@@ -115,9 +113,7 @@ def rows(*, quick: bool) -> list[Row]:
 
 
 def bursts(compiled: penstock.CompiledModel, watch: Stopwatch, *, quick: bool) -> list[Row]:
-    """Microseconds of a burst's run over its driver's: on the same arrays each time, and on new
-    arrays each time.
-    """
+    """Microseconds of a burst's run over its driver's: on the same arrays, and on new ones."""
     images = [np.zeros((1, 16), np.float32) for _ in range(2)]
     found = []
     with compiled.burst() as burst:

@@ -1,6 +1,4 @@
-"""The reference driver compared with LiteRT's reference kernels: MobileNetV2 1.0 224, int8, one
-core.
-"""
+"""The reference driver against LiteRT's reference kernels: MobileNetV2 1.0 224, int8, one core."""
 
 from __future__ import annotations
 

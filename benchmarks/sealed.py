@@ -44,9 +44,7 @@ sys.stdout.write(str(time.process_time() - began))
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """The ratio for a data file of 64 MiB; the load of a small entry with few and with many rows;
-    the import.
-    """
+    """Ratio for a data file of 64 MiB; load of a small entry with few and many rows; import."""
     return [
         verification(5 if quick else 15),
         small_load("load of 1 KiB", 1, 20 if quick else 200),
@@ -89,9 +87,7 @@ def first_load(rounds: int) -> Row:
 
 
 def save(rounds: int) -> Row:
-    """A save. It mostly waits for the disk: for the file's payload and header, and twice for the
-    registry.
-    """
+    """A save. Mostly waits for the disk: payload, header, and twice the registry."""
     with entry(bytes(1024)) as (seal, handle, _):
         fill(seal, MANY_ROWS)
         values = [

@@ -39,9 +39,7 @@ def entered(race: Race, *, by: str) -> list[str]:
 
 
 def ratio(race: Race, rival: str, ours: str = OURS) -> float:
-    """The median over the rounds of our time over the rival's. Both ran under the same load in each
-    round.
-    """
+    """The median over the rounds of our time over the rival's; both run under the same load."""
     rounds = zip(race["times"][ours], race["times"][rival], strict=True)
     found: float = statistics.median(mine / theirs for mine, theirs in rounds)
     return found
@@ -58,9 +56,7 @@ def limit(race: Race, rival: str) -> float:
 
 
 def lost(race: Race, *, by: str = "in_class") -> bool:
-    """Whether Penstock is beyond the class, or slower than the best competitor by more than the
-    limit.
-    """
+    """Whether Penstock is beyond the class, or slower than the limit allows."""
     if "failed" in race or not race["verdicts"][OURS][by]:
         return True
     rival = best(race, by=by)
@@ -68,9 +64,7 @@ def lost(race: Race, *, by: str = "in_class") -> bool:
 
 
 def means(races: Iterable[Race]) -> dict[str, tuple[float, int]]:
-    """The geometric mean of each competitor's time relative to Penstock, and the number of
-    networks.
-    """
+    """Geometric mean of each competitor's time relative to Penstock; number of networks."""
     found: dict[str, list[float]] = {}
     for race in races:
         if "failed" not in race and (race["macs"] or 0) > COUNTED_MACS:

@@ -48,9 +48,7 @@ class Phases:
 
 
 def finish(**told: object) -> None:
-    """Prints the measurements. With `hold` on the command line the process then waits for the end
-    of its input.
-    """
+    """Prints the measurements. With the argument `hold` it then waits for the end of its input."""
     clock, start_ms = time.perf_counter(), time.process_time() * 1000
     print(json.dumps({"start_ms": start_ms, "clock": clock, **told}), flush=True)
     if "hold" in sys.argv:

@@ -19,9 +19,7 @@ LONGEST_S: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One program with its arguments, extra *environment* variables, and *told* as its standard
-    input.
-    """
+    """One program: its arguments, extra *environment* variables, and *told* for its input."""
 
     program: str
     arguments: tuple[str, ...]

@@ -245,9 +245,7 @@ def result(dtype: DType) -> Pair:
 def parameters(
     drawing: Drawing, style: Style, filters: Sequence[int], axis: int
 ) -> tuple[int, int]:
-    """Weights with one scale per channel along *axis* (uint8: one scale and a zero point), and a
-    bias.
-    """
+    """Weights with one scale per channel along *axis* (uint8: one and a zero point); a bias."""
     count = filters[axis]
     values = drawing.values(style.weights, filters, -0.5, 0.5)
     if style.weights is F32:

@@ -45,9 +45,7 @@ def default_pair(dtype: DType) -> Pair:
 
 
 class Drawing:
-    """A model under construction: operands with random values. Shapes that are not given are
-    inferred.
-    """
+    """A model under construction: operands with random values. Missing shapes are inferred."""
 
     def __init__(self) -> None:
         self.builder = ModelBuilder()
@@ -91,9 +89,7 @@ class Drawing:
         scaled: Pair = None,
         **attributes: AttributeValue,
     ) -> int:
-        """Appends an operation and returns its result, with the scale and zero point *scaled* or
-        the default.
-        """
+        """Appends an operation and returns its result, with scale and zero point *scaled*."""
         made = (output, None, scaled or default_pair(output))
         return self.builder.operation(kind, inputs, [made], attributes)[0]
 

@@ -1,6 +1,4 @@
-"""MobileNetV2 1.0 of 224 x 224 pixels in float32, with random weights (Sandler et al., 2018, table
-2).
-"""
+"""MobileNetV2 1.0, 224 x 224 pixels, float32, random weights (Sandler et al., 2018, table 2)."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ class _Network:
         self.rng = np.random.default_rng(7)
 
     def constant(self, *shape: int, fan_in: int) -> int:
-        """Random weights that preserve the magnitude of values, or a bias of zeros if *fan_in* is
-        0.
-        """
+        """Random weights that preserve magnitudes, or a bias of zeros if *fan_in* is 0."""
         if not fan_in:
             return self.builder.constant(np.zeros(shape, np.float32))
         scale = np.sqrt(2.0 / fan_in)

@@ -64,9 +64,7 @@ def brightest_cell(stream: Stream) -> Model:
 
 @contextmanager
 def camera(path: str | None = None) -> Iterator[socket.socket]:
-    """Starts a camera's process. Returns it and the socket to it; it ends when the socket is
-    closed.
-    """
+    """Starts a camera's process; returns it and its socket. Closing the socket ends it."""
     ours, its = socket.socketpair()
     command = [sys.executable, "-m", "examples.camera.producer", str(its.fileno())]
     with ours:
@@ -97,9 +95,7 @@ def wrap(descriptors: list[int], stream: Stream) -> list[HardwareBuffer]:
 def watch(
     line: socket.socket, device: str, *, isolate: bool = False, frames: int = 10
 ) -> Iterator[tuple[int, int, int]]:
-    """For each of *frames* pictures: sequence number, brightest cell, and bytes copied to the
-    driver.
-    """
+    """Sequence number, brightest cell and bytes copied to the driver, for each picture."""
     stream, descriptors = receive_stream(line)
     with ExitStack() as stack:
         buffers = [stack.enter_context(buffer) for buffer in wrap(descriptors, stream)]

@@ -35,9 +35,7 @@ Ioctl = Callable[[int, int, bytearray], int]
 
 
 class Camera:
-    """Opens the camera at *path*. Raises `OSError` unless it fills dma-bufs with a supported pixel
-    format.
-    """
+    """Opens the camera at *path*. Raises `OSError` without dma-bufs in a supported format."""
 
     def __init__(
         self, path: str, width: int, height: int, count: int = 4, ioctl: Ioctl = fcntl.ioctl

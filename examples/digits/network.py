@@ -109,9 +109,7 @@ def gradients(parameters: Parameters, values: Forward, labels: npt.NDArray[np.in
 def _convolution(
     values: Forward, layer: int, source: Floats, back: Floats, filters: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Gradients of one convolution's filters, bias and input, from the gradient of its pooled
-    output.
-    """
+    """Gradients of a convolution's filters, bias and input, from its pooled output's."""
     output, pooled = values.convolved[layer], values.pooled[layer]
     largest = (output == spread(pooled)) & (output > 0)
     delta = grid(np.where(largest, spread(back), 0.0), GRADIENT_BITS)
@@ -124,9 +122,7 @@ def _convolution(
 def train(
     images: Floats, labels: npt.NDArray[np.int64], *, seed: int, epochs: int = EPOCHS
 ) -> Parameters:
-    """Stochastic gradient descent with momentum on [n, 8, 8, 1] images in [0, 1]. Weights stay on
-    the grid.
-    """
+    """Stochastic gradient descent with momentum on [n, 8, 8, 1] images; weights on the grid."""
     generator = np.random.default_rng(seed)
     parameters = initial(generator)
     velocity = [np.zeros_like(a) for a in parameters.arrays()]

@@ -306,9 +306,7 @@ def describe_verdict(verdict: DriverVerdict) -> dict[str, Any]:
 
 
 def forget(output: Output, beginning: str) -> None:
-    """Removes the verdict with this prefix, or "all". Raises `UsageError` unless exactly one has
-    it.
-    """
+    """Removes the one verdict with this prefix, or "all"; otherwise raises `UsageError`."""
     from penstock.cache.verdicts import DriverVerdicts
 
     store = DriverVerdicts()

@@ -185,9 +185,7 @@ def write_case(path: Path, departure: Departure) -> list[str]:
 
 
 def _plain(array: NDArray) -> NDArray:
-    """*array* for storage without pickling: strings of fixed length; types that NumPy lacks as
-    bytes.
-    """
+    """*array* without pickling: strings of fixed length; types that NumPy lacks as bytes."""
     import numpy as np
 
     if array.dtype.kind == "O":

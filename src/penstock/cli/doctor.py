@@ -291,9 +291,7 @@ def examine() -> dict[str, Any]:
 
 
 def fits() -> list[dict[str, Any]]:
-    """Each built-in delegate, its device, whether it suits this machine, and why; the most
-    suitable first.
-    """
+    """Each built-in delegate, its device, whether it fits, and why; the most suitable first."""
     from penstock.delegates.fitting import fitting
 
     return [

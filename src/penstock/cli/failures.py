@@ -45,9 +45,7 @@ class OutputError(PenstockError):
 
 
 class Unfinished(PenstockError):
-    """The command has printed everything, including its JSON object, and still fails with
-    *code*.
-    """
+    """The command has printed everything, also its JSON object, and still fails with *code*."""
 
     def __init__(self, text: str, code: int = WORK_FAILED) -> None:
         super().__init__(text)
@@ -76,9 +74,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def message(error: BaseException) -> str:
-    """The error in one line. It names the class of an error that Penstock did not raise
-    deliberately.
-    """
+    """The error in one line. Names the class if Penstock did not raise it deliberately."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())

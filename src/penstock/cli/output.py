@@ -37,9 +37,7 @@ NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?%| [a-zA-Z/]+)?")
 """A number, optionally with a unit. A column of numbers is right-aligned."""
 
 FONT_FACE: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
-"""rich's pictures load a font from the network. Without it a viewer uses its own monospaced
-font.
-"""
+"""rich's pictures load a font from the network; without it a viewer uses its monospaced font."""
 
 
 class Output:

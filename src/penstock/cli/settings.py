@@ -49,9 +49,7 @@ def places() -> dict[str, str | None]:
 
 
 class Unwritable(NamedTuple):
-    """An unwritable cache directory, and the reason. If it is *used*, its entries still give
-    hits.
-    """
+    """An unwritable cache directory, and why. If it is *used*, its entries still give hits."""
 
     text: str
     used: bool

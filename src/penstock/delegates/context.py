@@ -42,9 +42,7 @@ class DelegateTensor:
 
     @property
     def shape(self) -> Shape:
-        """The dimensions. Before a run None stands for an unknown dimension, or for an unknown
-        rank.
-        """
+        """The dimensions. Before a run, None is an unknown dimension, or an unknown rank."""
         return self._tensors.shape(self.index)
 
     @property
@@ -88,9 +86,7 @@ class DelegateTensor:
 
     @property
     def data_is_stale(self) -> bool:
-        """Whether the buffer has a newer value than host memory. A kernel sets it for its
-        outputs.
-        """
+        """Whether the buffer is newer than host memory. A kernel sets it for its outputs."""
         return self._tensors.is_stale(self.index)
 
     @data_is_stale.setter

@@ -137,9 +137,7 @@ def core_ml_missing(host: Host, version: int) -> str:
 
 
 def missing(info: DeviceInfo, enabled: str, version: int, host: Host) -> str:
-    """The first requested feature that is missing; "" if none is. *host* does not limit a
-    simulated device.
-    """
+    """The first missing requested feature, or "". *host* does not limit a simulated device."""
     real = not info.capabilities.simulated
     if real and version != LATEST and (reason := core_ml_missing(host, version)):
         return reason

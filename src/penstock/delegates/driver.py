@@ -170,9 +170,7 @@ class DriverDelegate(SimpleDelegate):
         self.reasons = reasons
 
     def refusals(self, model: Model) -> list[str]:
-        """Why no device of this delegate supports each operation of *model*; "" if a device
-        does.
-        """
+        """Why no device of this delegate supports each operation of *model*; "" if one does."""
         table = collect_support(model, trusted(self.devices, self.policy), self.policy)
         return [
             ""

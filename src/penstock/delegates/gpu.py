@@ -146,9 +146,7 @@ def _flags(given: int) -> GpuExperimentalFlags:
 
 
 def _check_priorities(priorities: tuple[str, ...]) -> None:
-    """Raises `InputError` unless the first is given, none is repeated, and none follows an
-    "auto".
-    """
+    """Raises `InputError` unless the first is given, none repeats, none follows an "auto"."""
     for number, priority in enumerate(priorities, 1):
         checked_choice(f"inference_priority{number}", priority, PRIORITIES)
     given = [p for p in priorities if p != "auto"]

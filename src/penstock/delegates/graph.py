@@ -39,9 +39,7 @@ class Subgraphs(Protocol):
         ...
 
     def run(self, subgraph: int, given: Sequence[NDArray]) -> list[NDArray]:
-        """Its outputs, in order, for the *given* inputs. Raises what a run of the interpreter
-        does.
-        """
+        """Its outputs, in order, for *given* inputs. Raises what an interpreter's run does."""
         ...
 
 
@@ -100,9 +98,7 @@ class DelegatedGraph:
 
     @property
     def context(self) -> DelegateContext:
-        """The delegates' view of the graph. Created each time: a stored one would be a reference
-        cycle.
-        """
+        """The delegates' view, created each time: a stored one would be a reference cycle."""
         return DelegateContext(self)
 
     @property
@@ -218,9 +214,7 @@ class DelegatedGraph:
     def replace(
         self, registration: DelegateRegistration, nodes: Iterable[int], delegate: Delegate
     ) -> None:
-        """Replaces *nodes* by kernels. Records a failure, so that `add` sees it even if the
-        delegate catches it.
-        """
+        """Replaces *nodes* by kernels. Records a failure, even if the delegate catches it."""
         if self._adding is None or delegate is not self._adding:
             raise StateError(
                 "nodes are replaced by a delegate's prepare, while it is added, and for itself"
@@ -252,9 +246,7 @@ class DelegatedGraph:
             self._add_again()
 
     def after_fork(self) -> None:
-        """Creates kernels and buffers again in a child process, because the old ones belong to
-        the parent.
-        """
+        """Creates kernels and buffers again in a child process: the parent owns the old ones."""
         self.tensors.forget()
         self._add_again()
 
@@ -392,9 +384,7 @@ class DelegatedGraph:
         return True
 
     def _computed(self, index: int) -> Node:
-        """Node *index*, if only operations of the model compute it; otherwise raises
-        `InputError`.
-        """
+        """Node *index*, if operations of the model compute it; otherwise `InputError`."""
         found = self.item(index)
         if isinstance(found, Kernel) or found.kept:
             reason = found.kept or "it is a kernel"

@@ -37,9 +37,7 @@ PACKAGE: Final = "ai_edge_litert"
 MODULE: Final = f"{PACKAGE}.interpreter"
 INSTALL: Final = install_command("xnnpack")
 OWN_NAME: Final = "penstock_litert_interpreter"
-"""The name for importing LiteRT's module while `penstock.tflite.install_aliases` occupies its
-own name.
-"""
+"""LiteRT's module name while `penstock.tflite.install_aliases` occupies its own name."""
 
 
 def find_litert() -> ModuleType | None:
@@ -322,9 +320,7 @@ class NativeKernel(DelegateKernel):
             log.warning(text, delegate.name, left)
 
     def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
-        """Copies inputs in, runs, copies outputs out. Raises `GeneralFailure` with LiteRT's
-        message.
-        """
+        """Copies in, runs, copies out. Raises `GeneralFailure` with LiteRT's message."""
         if self._runner is None:
             raise GeneralFailure("its kernel has been freed")
         results = self._runner.run([context.tensor(i).data for i in self._part.inputs])
@@ -347,9 +343,7 @@ def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Nat
 
 
 def loaded(kind: type[Made], library: str, options: Mapping[Any, Any] | None) -> Made:
-    """Creates a delegate of class *kind*. If the library refuses, the error names it, as in
-    LiteRT.
-    """
+    """A delegate of class *kind*. If the library refuses, the error names it, as in LiteRT."""
     try:
         return kind(library, options)
     except DelegateNotLoaded:

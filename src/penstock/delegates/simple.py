@@ -26,9 +26,7 @@ class DelegateKernel:
     """
 
     def init(self, context: DelegateContext, params: DelegateParams) -> None:
-        """Called once, when the nodes of *params* are replaced. *context* has the data of
-        constants.
-        """
+        """Called once, when the nodes of *params* are replaced; *context* has their constants."""
 
     def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
         """Called after `init` and after shape changes. The inputs' shapes are known."""

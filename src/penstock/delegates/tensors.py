@@ -112,9 +112,7 @@ class Tensors:
         return self._held.get(index, index)
 
     def data(self, index: int) -> NDArray:
-        """Its memory, up to date, writable for its writer only. Raises `StateError` if it has
-        none.
-        """
+        """Its memory, up to date, writable for its writer only. `StateError` if it has none."""
         self.make_readable(index)
         array = self._memory(index)
         if array is None:
@@ -139,9 +137,7 @@ class Tensors:
         return None if known is None else known.owner
 
     def set_handle(self, index: int, handle: int) -> None:
-        """Sets a tensor's buffer. The replaced one is freed later, unless it then holds a
-        tensor.
-        """
+        """Sets a tensor's buffer. The old one is freed later, unless it then holds a tensor."""
         buffered = self._own(index)
         number = _checked(handle)
         if buffered.owner is not None and buffered.handle not in (NULL_BUFFER_HANDLE, number):

@@ -252,9 +252,7 @@ class Compilation(Closing, Ported):
         return self._devices[0] if len(self._devices) == 1 else None
 
     def only_device(self, what: str) -> HalDevice:
-        """The single device. Raises BAD_DATA, naming *what* needs it, unless there is exactly
-        one.
-        """
+        """The single device. Raises BAD_DATA, naming *what* needs it, for none or several."""
         if (device := self.single_device) is None:
             raise bad_data(f"{what} needs a compilation for exactly one device")
         return device
@@ -305,9 +303,7 @@ class Compilation(Closing, Ported):
         return max([LEAST_PADDING, *(c.padding for c in self._users(index, "output"))])
 
     def close(self) -> None:
-        """Frees the compilation, finished or not, after runs in flight. A second call has no
-        effect.
-        """
+        """Frees it, finished or not, after runs in flight. A second call has no effect."""
         self._sealed = "is closed"
         compiled, self._compiled = self._compiled, None
         with self._lock:

@@ -211,9 +211,7 @@ def with_attribute(
 
 
 def operand_type(value: object) -> AnyType:
-    """An operand type, given by its member or number, or an extension's, given by its number in
-    this process.
-    """
+    """An operand type by its member or number; an extension's by its number in this process."""
     if value is None:
         raise unexpected_null("the operand's type")
     if isinstance(value, OperandType):
@@ -312,9 +310,7 @@ def get_device_count() -> int:
 
 
 def get_device(index: int) -> Device:
-    """Device *index* of these; the reference device is last. Raises BAD_DATA for a greater
-    index.
-    """
+    """Device *index*; the reference device is last. Raises BAD_DATA for a greater index."""
     devices = _listed()
     place = parameters.whole(index, "the device's index", 0)
     if place >= len(devices):

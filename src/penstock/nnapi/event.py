@@ -64,9 +64,7 @@ class Event(Closing):
         return self._ending.fence
 
     def outcome(self, timeout_ns: int | None) -> NnapiError | None:
-        """The error that `wait` raises. Raises `TimeoutError` if it takes longer than
-        *timeout_ns*.
-        """
+        """The error that `wait` raises. Raises `TimeoutError` after *timeout_ns*."""
         self._check_open()
         if not self._ending.wait(timeout_ns):
             raise TimeoutError("the event has not ended yet")

@@ -284,9 +284,7 @@ class Execution(Closing):
 
     @property
     def receipt(self) -> Receipt:
-        """The receipt of the last run. BAD_STATE unless it succeeded, or an output was too
-        small.
-        """
+        """The receipt of the last run. BAD_STATE unless it succeeded, or lacked room."""
         with self._changed:
             if self._answer is None:
                 raise bad_state("no run has answered")
@@ -310,9 +308,7 @@ class Execution(Closing):
 
     @contextmanager
     def _preparing(self) -> Iterator[None]:
-        """A block for a call that is legal only before the first run. No run can begin within
-        it.
-        """
+        """A block for a call that is legal only before the first run. No run begins in it."""
         with self._changed:
             if self._closed:
                 raise bad_state("the execution is closed")

@@ -203,9 +203,7 @@ class PoolStore:
 
     @contextmanager
     def used(self, *, write: bool) -> Iterator[None]:
-        """A block in which the CPU reads the bytes, or also writes them. Brackets the access for
-        a dma-buf's exporter.
-        """
+        """A block in which the CPU reads, or also writes, the bytes; bracketed for a dma-buf."""
         memory = self.pool.memory
         fd = memory.handle.fd if memory.name == HARDWARE_BUFFER_BLOB else -1
         if fd < 0 or not dmabuf.begin(fd, write=write):

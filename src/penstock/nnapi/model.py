@@ -318,9 +318,7 @@ class Model(Closing):
         return self._relaxed
 
     def close(self) -> None:
-        """Frees the model, finished or not. Its compilations stay valid. A second call has no
-        effect.
-        """
+        """Frees it, finished or not. Its compilations stay valid. A second call has no effect."""
         self._release()
         self._operands, self._operations, self._sealed = [], [], "closed"
         self._finished = self._lowered = None

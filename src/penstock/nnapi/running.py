@@ -28,9 +28,7 @@ from penstock.nnapi.codes import NnapiError, ResultCode, translated
 from penstock.nnapi.values import Binding
 
 Run: TypeAlias = "Callable[[list[Any], list[Any] | None], Outputs]"
-"""Runs a compiled model on inputs in order. The second argument has preallocated outputs, or
-None.
-"""
+"""Runs a compiled model on inputs in order, with preallocated outputs or None."""
 
 
 LEFT_OUT: Final = "memory of a device serves the model with all of its inputs, and one is left out"
@@ -59,9 +57,7 @@ class Waiting:
         out: list[Any] | None,
         settings: dict[str, Any],
     ) -> Outputs:
-        """Runs *compiled* with *settings*. If all shapes are known, the drivers wait for the
-        fences.
-        """
+        """Runs *compiled* with *settings*. If all shapes are known, drivers wait for fences."""
         from penstock.execution.fenced import await_fences, run_fenced
 
         after = self.after_ns / 1e9 or None

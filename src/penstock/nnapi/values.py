@@ -147,9 +147,7 @@ class Binding:
         return store.used(write=self.port.kind == "output")
 
     def bytes(self) -> NDArray:
-        """The bytes of the value with their padding. Raises UNMAPPABLE if the host cannot map
-        them.
-        """
+        """The bytes of the value with padding. UNMAPPABLE if the host cannot map them."""
         if self.content is not None:
             return self.content
         if self.memory is None:
@@ -168,9 +166,7 @@ class Binding:
         return None if shape is None else self.array_of(shape)
 
     def array_of(self, shape: tuple[int, ...]) -> NDArray | None:
-        """The memory as an array of this shape, created once. None if it is too small or
-        misaligned.
-        """
+        """The memory as an array, created once; None if it is too small or misaligned."""
         if shape in self._arrays:
             # Raises BAD_STATE if the memory was closed meanwhile.
             _ = self.memory and self.memory.store
@@ -203,9 +199,7 @@ def _viewed(content: NDArray, port: Port, dimensions: tuple[int, ...]) -> NDArra
 def bind_buffer(
     port: Port, given: OperandDesc | None, buffer: object, length: object, *, padded: bool
 ) -> Binding:
-    """The argument of *port* in a caller's *buffer*: *length* bytes, None for all. None omits
-    it.
-    """
+    """The argument of *port* in *buffer*: *length* bytes, None for all; omitted for None."""
     size = None if length is None else parameters.whole(length, "the length", 0, MAX_LENGTH)
     if buffer is None:
         if size:

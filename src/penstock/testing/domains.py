@@ -70,9 +70,7 @@ class PoolDomain(MemoryDomain):
 
 
 class DomainModel(PreparedModelBase):
-    """A prepared model whose requests may name buffers. The inner model gets the buffers as
-    pools.
-    """
+    """A prepared model whose requests may name buffers; the inner model gets pools."""
 
     def __init__(self, owner: DomainDevice, prepared: PreparedModel, model: Model) -> None:
         self.owner, self._prepared, self.model = owner, prepared, model

@@ -15,9 +15,7 @@ SUMS = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply}
 
 
 class ExampleDevice(KernelDevice):
-    """Element-wise arithmetic, RELU and LOGISTIC in float32, and `com.example.fixed`, on the
-    CPU.
-    """
+    """Element-wise arithmetic, RELU, LOGISTIC in float32, and `com.example.fixed`, on the CPU."""
 
     name = "example"
     # Must change when results may change: with this package, its libraries, the hardware's

@@ -128,9 +128,7 @@ def recognise(results: Results) -> str:
 
 
 def answer(results: Results, task: str | None = None) -> Answer:
-    """The answer for *task*, by default the recognised one. Raises `UsageError` if the outputs
-    do not fit.
-    """
+    """The answer for *task*, by default the recognised one. `UsageError` if it does not fit."""
     chosen = task or recognise(results)
     if chosen not in TASKS:
         raise UsageError(f"--task {chosen!r} is not one of {', '.join(TASKS)}")

@@ -78,9 +78,7 @@ OPTIONS: Final = {
 def why_nothing_is_cached(
     path: str, compiled: CompiledModel, wanted: Sequence[str] | None
 ) -> list[str]:
-    """Notes for a model that only devices without caching run: why the caching devices do not
-    run it.
-    """
+    """Notes if no device that runs the model caches: why the caching devices do not run it."""
     from penstock.compilation.entry import why_not_cached
     from penstock.runtime import manager
 

@@ -77,9 +77,7 @@ def verify(
 
 
 def verified_placements(cache: Cache) -> list[tuple[str, CacheError | None]]:
-    """The key of each measured placement; None if a compile would use it, otherwise the reason
-    why not.
-    """
+    """The key of each measured placement; None if a compile would use it, else why not."""
     from penstock.cache.verdicts import Verdicts
 
     verdicts = Verdicts(cache.directory)
@@ -158,9 +156,7 @@ def clear(
 
 
 def forget(output: Output, cache: Cache, beginning: str) -> None:
-    """Removes the measured placement with this prefix. Raises `UsageError` unless exactly one
-    has it.
-    """
+    """Removes the one measured placement with this prefix; otherwise raises `UsageError`."""
     from penstock.cache.verdicts import Verdicts
 
     verdicts = Verdicts(cache.directory)
@@ -177,9 +173,7 @@ def forget(output: Output, cache: Cache, beginning: str) -> None:
 
 
 def report(output: Output, cache: Cache, removed: Removed) -> None:
-    """Prints what was removed and what remains. Raises `Unfinished` if something could not be
-    removed.
-    """
+    """Prints what was removed and what remains. Raises `Unfinished` if something failed."""
     left = cache.entries()
     if removed:
         output.table(

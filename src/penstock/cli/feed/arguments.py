@@ -234,9 +234,7 @@ def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None
 
 
 def kind_of(path: InputFile) -> Kind:
-    """The kind of a file: by suffix, otherwise by first bytes, otherwise a picture. Raises
-    `FileError`.
-    """
+    """The kind by suffix, otherwise by first bytes, otherwise a picture. Raises `FileError`."""
     try:
         with path.open("rb") as stream:
             beginning = stream.read(12)

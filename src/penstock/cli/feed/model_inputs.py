@@ -262,9 +262,7 @@ class _Path:
 def _composed(
     kind: str, scale: Values, offset: Values, number: Values, *, first: bool
 ) -> tuple[Values, Values]:
-    """Scale and offset after an operation with *number*. *first*: the value is the first
-    operand.
-    """
+    """Scale and offset after an operation with *number*; *first* if the value is first."""
     with np.errstate(all="ignore"):
         if kind == "ADD":
             return scale, offset + number
@@ -318,9 +316,7 @@ class Slot:
 
     @property
     def content(self) -> str:
-        """The content according to the metadata: "image", "audio", "feature", "bounding_box", or
-        "".
-        """
+        """The content by the metadata: "image", "audio", "feature", "bounding_box", or ""."""
         return self.metadata.content if self.metadata is not None else ""
 
     def first_operations(self, channel_axis: int | None = None) -> FirstOperations:

@@ -153,9 +153,7 @@ def _objections(
     first: FirstOperations,
     model: Model,
 ) -> list[tuple[Normalization, Source, str]]:
-    """The schemes that the file allows, if they exclude the scheme that only a first
-    quantisation suggests.
-    """
+    """The schemes that the file allows, if they exclude that of a first quantisation alone."""
     if [source for _, source, _ in stated] != ["quantization"]:
         return []
     excluded = excluded_by_indications(model, first, channels)
@@ -306,9 +304,7 @@ BATCH_NORM: Final = re.compile(r"FusedBatchNorm|batch_normalization|BatchNorm/")
 """Names that TensorFlow's converter gives to a convolution with a folded batch normalisation."""
 
 BEYOND: Final = 16.0
-"""Standard deviation of a batch normalisation's outputs: its gamma, which starts at 1 in
-training.
-"""
+"""Standard deviation of a batch normalisation's outputs: gamma, 1 before training."""
 
 PIXEL_STD: Final = 64.0
 NEIGHBOURS: Final = 0.95
@@ -316,9 +312,7 @@ CHANNELS: Final = 0.9
 """Standard deviation of photographs' pixels, and correlation of neighbours and channels."""
 
 LARGEST_KERNEL: Final = 1024
-"""The response of a larger kernel is not computed: its covariance has the square of its
-elements.
-"""
+"""Larger kernels' responses are not computed: the covariance has the square of their elements."""
 
 
 def excluded_by_indications(model: Model, first: FirstOperations, channels: int) -> dict[str, str]:

@@ -38,9 +38,7 @@ LOUDEST_16_BIT: Final = (4000.0, 40000.0)
 """Greatest magnitudes of a quantised range: samples in [-1, 1), and 16-bit samples."""
 
 LEAST_SWING: Final = 0.2
-"""A sound's range must extend on both sides of zero: the shorter side by this share of the
-longer.
-"""
+"""The least share of a sound range's longer side that its other side of zero must reach."""
 
 
 def no_picture(slot: Slot, layout: Layout | None, first: FirstOperations, *, insist: bool) -> str:
@@ -70,9 +68,7 @@ def no_picture(slot: Slot, layout: Layout | None, first: FirstOperations, *, ins
 
 
 def no_sound(slot: Slot, samples: int | None, first: FirstOperations) -> str:
-    """Why this input of *samples* values is no sound, and what it resembles; "" if it may be
-    one.
-    """
+    """Why this input of *samples* values is no sound, and what it resembles; "" otherwise."""
     operand, content = slot.operand, slot.content
     here = f"input {operand.name!r} is {show_operand(operand)}"
     if content in CONTENT and content != "audio":

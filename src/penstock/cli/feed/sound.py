@@ -63,9 +63,7 @@ def waveform_length(operand: Operand) -> int | None:
 
 
 def _single(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """The shape of one batch element: if there are several dimensions, an unknown first one
-    becomes 1.
-    """
+    """The shape of one batch element: an unknown first of several dimensions becomes 1."""
     return (1, *shape[1:]) if shape[0] is None and len(shape) > 1 else shape
 
 

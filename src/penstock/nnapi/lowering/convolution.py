@@ -109,9 +109,7 @@ def depthwise_conv_2d(op: OperationLowering) -> None:
     B=BIASES,
 )
 def transpose_conv_2d(op: OperationLowering) -> None:
-    """With explicit padding: computes everything that the filter reaches, then crops the
-    padding.
-    """
+    """With explicit padding: computes all that the filter reaches, then crops the padding."""
     check_weights(op, 0)
     data, weights = image(op), op.tensor("filter")
     strides, padding = strides_of(op), padding_of(op)

@@ -119,9 +119,7 @@ for _name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQ
 
 @lowers("SELECT", level=3, form="condition:b8 a:T b:T -> result:T", T=MANY)
 def select(op: OperationLowering) -> None:
-    """Condition and values have one shape. Quantised values are first converted to the result's
-    scale.
-    """
+    """Condition and values have one shape. Quantised values first take the result's scale."""
     shapes = [op.shape_of(name) for name in ("condition", "a", "b")]
     known = {s for s in shapes if s is not None and None not in s}
     op.require(len(known) <= 1, "condition and values have one shape")

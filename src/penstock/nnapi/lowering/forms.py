@@ -83,9 +83,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An assignment of operands to a form: first places, number of repeats, types of the
-    variables.
-    """
+    """Operands assigned to a form: first places, number of repeats, types of the variables."""
 
     form: Form
     inputs: Mapping[str, int]

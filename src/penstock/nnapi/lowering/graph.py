@@ -1,6 +1,4 @@
-"""Builds IR subgraphs operation by operation, with shape inference and constant folding of small
-values.
-"""
+"""Builds IR subgraphs operation by operation; infers shapes and folds small constants."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ class ModelAssembly:
         self._subgraphs[index] = subgraph
 
     def finished(self, index: int) -> Subgraph:
-        """Subgraph *index*. Raises `InvalidOperation` if it is under construction, so refers to
-        itself.
-        """
+        """Subgraph *index*. Raises `InvalidOperation` while it is under construction."""
         found = self._subgraphs[index]
         if found is None:
             raise InvalidOperation("a subgraph refers to itself")
@@ -210,9 +206,7 @@ class SubgraphBuilder:
         return index
 
     def refine(self, index: int, declared: Shape, name: str) -> None:
-        """Merges the inferred shape with the declared one. Raises `ShapeMismatch` if they
-        contradict.
-        """
+        """Merges inferred and declared shape. Raises `ShapeMismatch` if they contradict."""
         operand = self.operands[index]
         shape = joined(operand.shape, declared)
         if shape != operand.shape or not operand.name:

@@ -48,9 +48,7 @@ def if_else(op: OperationLowering) -> None:
 
 @lowers("WHILE", level=4, form="condition:model body:model arguments:any* -> results:any*")
 def while_loop(op: OperationLowering) -> None:
-    """Inputs that the body does not return are passed through. Local state stays inside the
-    loop.
-    """
+    """Inputs that the body does not return are passed through; local state stays inside."""
     arguments, outputs = op.arguments("arguments"), op.results()
     taken, given = op.interface("body")
     passed = len(taken) - len(given)
@@ -103,9 +101,7 @@ def lower_traced(
     feature_level: int = MAXIMUM_FEATURE_LEVEL,
     omitted: AbstractSet[int] = NOTHING,
 ) -> tuple[Model, tuple[range, ...]]:
-    """As `lower`. Also returns the IR operations that each operation of the main subgraph
-    became.
-    """
+    """As `lower`; also returns the IR operations of each operation of the main subgraph."""
     check_structure(model, feature_level)
     for position in omitted:
         if not 0 <= position < len(model.main.inputs):

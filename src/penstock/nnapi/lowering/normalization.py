@@ -93,9 +93,7 @@ def top_k(op: OperationLowering) -> None:
 
 
 def along_last(op: OperationLowering, compute: Callable[[int], int]) -> None:
-    """Binds the result of *compute*: the input's `axis` is moved to the end before, and back
-    after.
-    """
+    """Binds the result of *compute*, with the input's `axis` moved to the end and back."""
     x, axis = op.tensor("x"), op.integer("axis", -1)
     rank = op.rank(x)
     if axis in {-1, None if rank is None else rank - 1}:
@@ -154,9 +152,7 @@ def l2_normalization(op: OperationLowering) -> None:
     T="f32 f16@3",
 )
 def local_response_normalization(op: OperationLowering) -> None:
-    """The IR supports images only. Fewer dimensions get leading ones, which are removed
-    afterwards.
-    """
+    """The IR supports images only: fewer dimensions get leading ones, later removed."""
     _require_images(op)
     radius = op.integer("radius")
     if radius < 0:

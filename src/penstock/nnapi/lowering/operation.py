@@ -240,9 +240,7 @@ class OperationLowering:
         return self._scope.subgraph(self.operand(name).subgraph, passed)
 
     def require_takes(self, name: str, arguments: Sequence[NnapiOperand]) -> None:
-        """Checks that the subgraph's inputs have the arguments' types, quantisation and known
-        dimensions.
-        """
+        """Checks that subgraph inputs match the arguments' types, quantisation, dimensions."""
         self._require_alike(name, "takes", self.interface(name)[0], arguments)
 
     def require_gives(self, name: str, results: Sequence[NnapiOperand]) -> None:
@@ -266,9 +264,7 @@ class OperationLowering:
             self.require(alike, f"operand {place} that {name} {verb} is of another type")
 
     def check(self, same: Sequence[str]) -> None:
-        """Checks the form's ranks and signs, and that all operands in *same* have one
-        quantisation.
-        """
+        """Checks the form's ranks and signs, and one quantisation for all of *same*."""
         if same:
             self.require_same_quantization(*same)
         for argument in self.match.form.inputs:
@@ -339,9 +335,7 @@ class OperationLowering:
         /,
         **attributes: AttributeValue,
     ) -> int:
-        """Appends an IR operation, and returns its one output, by default of the first input's
-        type.
-        """
+        """Appends an IR operation; returns its output, by default of the first input's type."""
         wanted = self.value_type(inputs[0]) if output is None else output
         return self.emit_many(kind, inputs, [wanted], **attributes)[0]
 
@@ -364,9 +358,7 @@ class OperationLowering:
         /,
         **attributes: AttributeValue,
     ) -> int:
-        """As `emit`, for shape computations: the result is a constant if its value is known
-        already.
-        """
+        """As `emit`, for shape computations: the result is constant if its value is known."""
         return self.graph.folded(self.emit(kind, inputs, output, **attributes))
 
     def finish(self, kind: str, inputs: Sequence[int], /, **attributes: AttributeValue) -> None:

@@ -97,9 +97,7 @@ def parameters(op: OperationLowering, prefix: str = "") -> list[int]:
 
 
 def _lstm(op: OperationLowering, **attributes: AttributeValue) -> list[int]:
-    """The operation with the arguments that LSTM and its sequence form share. It has three
-    results.
-    """
+    """The operation with the arguments that LSTM and its sequence form share: 3 results."""
     return op.emit_many(
         op.type,
         [

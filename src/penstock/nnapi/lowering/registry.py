@@ -63,9 +63,7 @@ class Rule:
     def match(
         self, inputs: Sequence[NnapiOperand], outputs: Sequence[NnapiOperand], feature_level: int
     ) -> Match:
-        """The assignment of these operands to one of the forms. `InvalidOperation` says why none
-        matches.
-        """
+        """The match of these operands with a form. `InvalidOperation` says why there is none."""
         if self.level > feature_level:
             wanted = "an experimental level" if self.level == EXPERIMENTAL else str(self.level)
             raise InvalidOperation(

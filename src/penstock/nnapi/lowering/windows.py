@@ -41,9 +41,7 @@ class Padding:
         strides: tuple[int, int],
         dilations: tuple[int, int] = (1, 1),
     ) -> Padding:
-        """The implicit scheme that equals the explicit padding, if there is one. *image* is
-        NHWC.
-        """
+        """The implicit scheme that equals explicit padding, if there is one. *image* is NHWC."""
         if self.scheme != "EXPLICIT":
             return self
         if self.sides == ((0, 0), (0, 0)):
@@ -160,9 +158,7 @@ def check_bias_scale(
 
 
 def needs_signed(op: OperationLowering) -> bool:
-    """Whether unsigned activations meet channel scales. The IR supports those for signed ones
-    only.
-    """
+    """Whether unsigned activations meet channel scales, which the IR has for signed ones only."""
     weights = op.operand("filter").type
     return (
         weights is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL

@@ -151,9 +151,7 @@ def _hangs(method: str, *, cancelled: bool) -> Trouble:
 
 
 def _lies(lie: Lie) -> Trouble:
-    """The runtime corrects or reports wrong shapes, counts and support. `compare` finds wrong
-    values.
-    """
+    """The runtime corrects or reports wrong shapes and counts. `compare` finds wrong values."""
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
         for graph, fall_back in itertools.product(graphs, (True, False)):
@@ -193,9 +191,7 @@ def _threads(device: Device, graphs: Sequence[Graph]) -> None:
 
 
 def _calls_are_seen(device: Device, graphs: Sequence[Graph]) -> None:
-    """Verifies that every graph is prepared and executed on the device; otherwise no fault is
-    tried.
-    """
+    """Verifies that the device runs every graph; otherwise no fault is tried."""
     for graph in graphs:
         seen = RecordingDevice(Favoured(device))
         attempt(graph, seen, fall_back=True)

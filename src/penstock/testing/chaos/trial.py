@@ -1,6 +1,4 @@
-"""One graph on one faulty device: compiled, run three times on one state, compared with the
-reference.
-"""
+"""One graph on one faulty device: compiled, run three times, compared with the reference."""
 
 from __future__ import annotations
 

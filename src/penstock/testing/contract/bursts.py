@@ -85,9 +85,7 @@ def check_burst_refuses_bad_requests(device: Device) -> None:
 
 @BURST.values
 def check_burst_runs_one_at_a_time(device: Device) -> None:
-    """VTS's ValidateBurst: a second run of a busy burst raises `GeneralFailure`, or waits. No
-    answer is wrong.
-    """
+    """VTS's ValidateBurst: a second run of a busy burst is `GeneralFailure`, waits, or is right."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared, closing(prepared.configure_burst()) as burst:
 
@@ -255,9 +253,7 @@ def check_fenced_refuses_bad_requests(device: Device) -> None:
 
 @FENCED.values
 def check_fenced_past_its_deadline(device: Device) -> None:
-    """If a fence is never signalled, the wait ends at the deadline with `MissedDeadline*` or
-    `GeneralFailure`.
-    """
+    """An unsignalled fence: the wait ends with `MissedDeadline*` or `GeneralFailure`."""
     with ready(device, one_case(device)) as (prepared, trial):
         config = ExecutionConfig(deadline_ns=time.monotonic_ns() + 20_000_000)
         error = _error_of(prepared, trial.request, [EventFence()], config)

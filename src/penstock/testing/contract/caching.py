@@ -158,9 +158,7 @@ def save(
 
 
 def load(device: Device, case: Case, entry: Entry, what: str = "from the cache") -> None:
-    """Loads *case* through newly opened handles and runs it. Its answer must be right; errors
-    propagate.
-    """
+    """Loads *case* through new handles and runs it. Its answer must be right; errors propagate."""
     with entry.opened() as config:
         load_from(device, case, config, what)
 
@@ -174,9 +172,7 @@ def load_from(device: Device, case: Case, config: PrepareConfig, what: str) -> N
 def refuses_load(
     device: Device, entry: Entry, what: str, *kinds: type[PenstockError], **opened: Any
 ) -> None:
-    """A load of *entry*, *opened* with these fields, must raise one of *kinds* (default:
-    `GeneralFailure`).
-    """
+    """A load of *entry*, *opened* so, must raise one of *kinds* (default: `GeneralFailure`)."""
     with entry.opened(**opened) as config, refused(what, *(kinds or (GeneralFailure,))):
         device.prepare_model_from_cache(config)
 
@@ -248,9 +244,7 @@ def check_loading_nothing(device: Device) -> None:
 
 @SUITE.check
 def check_saving_leaves_descriptors_open(device: Device) -> None:
-    """The driver borrows the handles: they are still open when the call returns, with or without
-    caching.
-    """
+    """The driver borrows the handles: they are open after the call, with or without caching."""
     case = one_case(device)
     model, data = device.cache_files_needed()
     with entry_of(device, (max(1, model), data)) as entry, entry.opened() as config:
@@ -303,9 +297,7 @@ def check_cache_saving_and_retrieval_non_zero_offset(device: Device) -> None:
 
 @SUITE.values
 def check_save_to_cache_invalid_num_cache(device: Device) -> None:
-    """SaveToCacheInvalidNumCache: one file too many or too few. The model compiles and runs;
-    nothing can be loaded.
-    """
+    """SaveToCacheInvalidNumCache: a file too many or too few. It runs; nothing can be loaded."""
     case = one_case(device)
     for what, counts in _wrong(device.cache_files_needed()):
         with entry_of(device, counts) as entry, entry.opened() as config:

@@ -90,9 +90,7 @@ def check_wrong_token(device: Device) -> None:
 
 @SUITE.check
 def check_replace_security_sensitive_cache(device: Device) -> None:
-    """ReplaceSecuritySensitiveCache: some or all of an entry's files are replaced by another
-    model's.
-    """
+    """ReplaceSecuritySensitiveCache: another model's files replace some or all of an entry's."""
     for (case, entry), (_, other) in _pairs(device):
         own, foreign = entry.contents(), other.contents()
         every = range(len(own))
@@ -157,9 +155,7 @@ def check_prepare_from_cache_toctou(device: Device) -> None:
 
 
 class Meddler(CancelToken):
-    """A cancel token that is never set. It calls *act* when it is read for the time *moment* (from
-    0).
-    """
+    """A token that is never set; it calls *act* when it is read for the time *moment* (from 0)."""
 
     __slots__ = ("_act", "_looks", "_moment")
 

@@ -183,9 +183,7 @@ def check_inputs_are_only_read(subject: Subject) -> None:
 
 
 def check_results_belong_to_the_caller(subject: Subject) -> None:
-    """Outputs that the caller has read stay unchanged in the next run, and after the interpreter
-    closes.
-    """
+    """Outputs that were read stay unchanged in the next run, and after the interpreter closes."""
     with bench(subject) as b:
         before = run(b.delegated, b.inputs)
         copies = [np.array(v) for v in before]
@@ -249,9 +247,7 @@ def check_two_interpreters_share_it(subject: Subject) -> None:
 
 
 def check_input_shapes_change(subject: Subject) -> None:
-    """After an input is resized, results equal those without the delegate; also back at the first
-    shape.
-    """
+    """After a resize, results equal those without the delegate; also back at the first shape."""
     with bench(subject) as b:
         details = b.plain.get_input_details()
         free = [d for d in details if -1 in d["shape_signature"]]

@@ -223,9 +223,7 @@ def check_unknown_output_shapes_are_reported(device: Device) -> None:
 
 @SUITE.values
 def check_small_outputs_are_insufficient(device: Device) -> None:
-    """`OutputInsufficientSize` reports the true shape of every output. Nothing is written beyond
-    the memory.
-    """
+    """`OutputInsufficientSize` has the true shape of every output; no stray writes."""
     for case, prepared in each_prepared(device, dynamic_cases(device)):
         for small in range(len(case.outputs)):
             sizes = [a.nbytes - 4 * (i == small) for i, a in enumerate(case.outputs)]
@@ -235,9 +233,7 @@ def check_small_outputs_are_insufficient(device: Device) -> None:
 
 @SUITE.check
 def check_execute_refuses_every_mutation(device: Device) -> None:
-    """Each single mutation of a valid request is `InvalidArgument`. Nothing is written, nothing
-    crashes.
-    """
+    """Each mutation of a valid request is `InvalidArgument`; nothing is written or crashes."""
     for case, prepared in each_prepared(device, supported_cases(device)):
         for kind, trial in each_kind(device, case):
             before = trial.snapshot()
@@ -259,9 +255,7 @@ def check_a_refused_request_leaves_the_model_usable(device: Device) -> None:
 
 @SUITE.values
 def check_unknown_memory_is_a_general_failure(device: Device) -> None:
-    """A pool of an unknown kind is rejected, and so is a handle that does not match the pool's kind
-    and size.
-    """
+    """A pool of an unknown kind, or with a handle that does not match its kind and size."""
     case = one_case(device)
     with ready(device, case) as (prepared, trial):
         good = trial.request.pools[0]
@@ -291,9 +285,7 @@ def check_tokens_nobody_gave_are_refused(device: Device) -> None:
 
 @SUITE.values
 def check_execute_past_its_deadline(device: Device) -> None:
-    """A run with a deadline gives the right answer or raises `MissedDeadline*`. The next run is
-    unaffected.
-    """
+    """A run with a deadline is right or raises `MissedDeadline*`; the next run is unaffected."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         config = ExecutionConfig(deadline_ns=time.monotonic_ns() - 1)
@@ -324,9 +316,7 @@ def check_execute_cancelled(device: Device) -> None:
 
 @SUITE.values
 def check_endless_loops_end(device: Device) -> None:
-    """A WHILE that never ends raises `MissedDeadlineTransient` after the loop timeout (NNAPI
-    section 7.3).
-    """
+    """An endless WHILE is `MissedDeadlineTransient` after the timeout (NNAPI section 7.3)."""
     endless = replace(loop(), model=looping(step=0.0))
     if not is_supported(device, endless):
         raise NotCovered("it does not support WHILE")

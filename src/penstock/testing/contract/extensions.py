@@ -70,9 +70,7 @@ def check_extensions_are_well_formed(device: Device) -> None:
 
 @SUITE.check
 def check_extension_support_is_pure(device: Device) -> None:
-    """Equal models of extension operations get equal answers, whatever their names. A rejection has
-    a reason.
-    """
+    """Equal models get equal answers, whatever their names. A rejection has a reason."""
     for extension in _offered(device):
         model, _ = _probes(extension)
         first = list(device.supported_operations(model))
@@ -150,9 +148,7 @@ def check_attributes_are_checked(device: Device) -> None:
 
 @SUITE.check
 def check_extensions_are_the_same_through_messages(device: Device) -> None:
-    """In a separate process the driver declares and answers the same. It shares no objects with its
-    caller.
-    """
+    """A driver in another process shares no objects with its caller, and answers the same."""
     from penstock.testing.loopback import LoopbackDevice
 
     offered = _offered(device)
@@ -187,9 +183,7 @@ def _supported(device: Device) -> list[Case]:
 
 
 def _ones(case: Case) -> list[NDArray]:
-    """Inputs like the case's: each number is 1, each extension element the bytes of a little-endian
-    1.
-    """
+    """Inputs like the case's: numbers are 1, extension elements a little-endian 1."""
     made = []
     for zeros, operand in zip(case.inputs, case.model.inputs, strict=True):
         array = np.ones_like(zeros)

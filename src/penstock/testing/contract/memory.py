@@ -76,9 +76,7 @@ def check_pools_may_be_closed_after_a_run(device: Device) -> None:
 
 @SUITE.check
 def check_allocate_without_domains(device: Device) -> None:
-    """A device without memory domains rejects a valid request for a buffer with
-    `GeneralFailure`.
-    """
+    """A device without memory domains rejects valid requests for buffers: `GeneralFailure`."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         with allowed("a valid role", GeneralFailure) as refusals:
@@ -140,9 +138,7 @@ def check_buffers_start_uninitialised(device: Device) -> None:
 
 @SUITE.values
 def check_buffers_carry_values(device: Device) -> None:
-    """A value copied in can be copied out and used as an input. An output can be used as an input,
-    too.
-    """
+    """A value copied in can be copied out and used as an input, and so can an output."""
     with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("input", 0, 1.0)])
         _fill(buffer, case)
@@ -195,9 +191,7 @@ def check_failed_runs_leave_buffers_uninitialised(device: Device) -> None:
 
 @SUITE.check
 def check_buffers_refuse_wrong_sizes(device: Device) -> None:
-    """A wrong size is `InvalidArgument` in both copies. A failed `copy_from` leaves the buffer
-    without a value.
-    """
+    """Wrong sizes are `InvalidArgument`. A failed `copy_from` leaves the buffer without a value."""
     with _buffers(device) as (case, _, allocate):
         _, buffer = allocate([("input", 0, 1.0)])
         array = case.inputs[0]
@@ -213,9 +207,7 @@ def check_buffers_refuse_wrong_sizes(device: Device) -> None:
 
 @SUITE.check
 def check_buffers_serve_their_roles_only(device: Device) -> None:
-    """A buffer for input 0 cannot be an output. Only one argument of a request may write a
-    buffer.
-    """
+    """A buffer for input 0 cannot be an output. One argument of a request may write a buffer."""
     with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("input", 0, 1.0)])
         _fill(buffer, case)
@@ -247,9 +239,7 @@ def _feedback(device: Device) -> Case:
 def _buffers(
     device: Device, choose: Callable[[Device], Case] = one_case
 ) -> Iterator[tuple[Case, PreparedModel, Callable[[Sequence[Role]], tuple[int, Buffer]]]]:
-    """A case, its prepared model, and a function that allocates buffers. The block's end closes
-    them.
-    """
+    """A case, its prepared model, and a function that allocates buffers; closed at the end."""
     case = choose(device)
     made: list[Buffer] = []
     with closing(prepare(device, case)) as prepared:

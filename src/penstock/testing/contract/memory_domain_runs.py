@@ -242,9 +242,7 @@ def _compete(on: Bench, shapes: Sequence[tuple[int, ...]]) -> None:
 
 
 def _tolerant(call: Callable[[int], None], times: int) -> Callable[[], None]:
-    """While others write, *call* may find another shape or no value. Only an error of the HAL is
-    allowed.
-    """
+    """While others write, *call* may find another shape or no value, or raise a HAL error."""
 
     def repeated() -> None:
         for at in range(times):

@@ -1,6 +1,4 @@
-"""Every kind of memory for constants, inputs and outputs: a device maps the kinds that it claims,
-and rejects others.
-"""
+"""Every kind of memory for constants, inputs, outputs: a device maps or rejects each as claimed."""
 
 from __future__ import annotations
 
@@ -215,9 +213,7 @@ def _strange(kind: str, like: Memory) -> Memory:
 
 
 def _at(arguments: Sequence[Any], kind: str) -> tuple[Any, ...]:
-    """A request with the first argument in memory of that kind (pool 0), and the others in pool
-    1.
-    """
+    """A request with the first argument in memory of that kind (pool 0), others in pool 1."""
     whole = DataLocation(0, 0, 0)
     first = replace(arguments[0], location=whole, padding=0) if kind == IMAGE else arguments[0]
     return (first, *(_next_pool(a) for a in arguments[1:]))
@@ -261,9 +257,7 @@ def _all_in(model: Model, kind: str) -> Model:
 
 
 def _beside_itself(model: Model, kind: str) -> Model:
-    """*model* twice: with constants declared as memory of that kind, and with constants in process
-    memory.
-    """
+    """*model* twice: constants declared as memory of that kind, and in process memory."""
     entry, count = model.entry, len(model.operands)
     (own,) = model.pools
 

@@ -34,9 +34,7 @@ from penstock.ir.types import is_static
 from penstock.testing.contract.trial import Trial
 
 ModelMutation: TypeAlias = tuple[str, Callable[[], Model]]
-"""A mutation and its description. It raises `ModelError`, or returns a model that no driver may
-accept.
-"""
+"""A mutation and its description: `ModelError`, or a model that no driver may accept."""
 
 WRONG: Final[dict[str, Any]] = {
     "int": "1",

@@ -83,9 +83,7 @@ def check_prepare_leaves_the_model_alone(device: Device) -> None:
 
 @SUITE.values
 def check_prepare_from_two_threads(device: Device) -> None:
-    """Two concurrent compiles of one model, and compiles of others at the same time, do not
-    interfere.
-    """
+    """Concurrent compiles, of one model and of others, do not interfere."""
     cases = supported_cases(device)
     with ThreadPoolExecutor(4) as pool:
         prepared = list(pool.map(lambda c: prepare(device, c), cases * 2))
@@ -111,9 +109,7 @@ def check_prepare_accepts_any_number_of_threads(device: Device) -> None:
 
 @SUITE.values
 def check_prepare_keeps_the_class_that_is_asked_for(device: Device) -> None:
-    """Quantised results are within one step in `stepwise` and each stricter class that the device
-    claims.
-    """
+    """Quantised results are within one step in `stepwise` and each stricter claimed class."""
     cases = [c for c in supported_cases(device) if all(o.quantization for o in c.model.inputs)]
     tried = 0
     for case in filter(lambda case: case.model.inputs, cases):
@@ -304,9 +300,7 @@ def check_prepared_models_close_twice(device: Device) -> None:
 
 @LIFETIME.values
 def check_runs_after_close_have_a_name(device: Device) -> None:
-    """After the model is closed, a run, burst or execution raises `DriverError` or `ClosedError`,
-    or is right.
-    """
+    """After closing, a run, burst or execution is `DriverError`, `ClosedError`, or right."""
     case = one_case(device)
     prepared = prepare(device, case)
     burst = prepared.configure_burst()

@@ -1,6 +1,4 @@
-"""Contract checks: a check returns, or raises `Violation` or `NotCovered`. Its outcome as a
-value.
-"""
+"""Contract checks: a check returns, or raises `Violation` or `NotCovered`; its outcome."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ def refused(subject: str, *kinds: type[PenstockError]) -> Iterator[None]:
 
 @contextmanager
 def allowed(subject: str, *kinds: type[PenstockError]) -> Iterator[list[PenstockError]]:
-    """The block may raise one of *kinds*, which is appended to the list; other errors are a
-    `Violation`.
-    """
+    """The block may raise one of *kinds*, which the list gets; others are a `Violation`."""
     raised: list[PenstockError] = []
     try:
         yield raised
@@ -176,9 +172,7 @@ class Report(Struct, Generic[V], frozen=True):
 
 
 def show(label: str, result: Verdict) -> str:
-    """The lines of *result* in a table: one line, and for a failure its rule, what was seen, and
-    where to read.
-    """
+    """The lines of *result* in a table; for a failure also rule, observation, where to read."""
     word = {"passed": "ok", "failed": "FAILED", "not_covered": "-"}[result.outcome]
     line = f"{label} {word:7} {result.seconds * 1e3:8.1f} ms"
     if result.outcome == "not_covered":

@@ -106,9 +106,7 @@ def reading(suite: str) -> str:
 
 
 def computes(device: Device) -> bool:
-    """Whether *device* claims a cost for anything. If not, checks assume that it computes
-    nothing.
-    """
+    """Whether *device* claims any cost. If not, checks assume that it computes nothing."""
     if not is_device(device):
         raise InputError(f"a Device is asked, not {type(device).__name__}")
     claims = device.capabilities

@@ -39,9 +39,7 @@ def memory_kinds(device: Device) -> tuple[str, ...]:
 
 
 def pool_of(kind: str, nbytes: int) -> MemoryPool:
-    """A writable pool of *nbytes* of that *kind*. Raises `NotCovered` if this machine cannot create
-    it.
-    """
+    """A writable pool of *nbytes* of that *kind*; `NotCovered` if it cannot be created."""
     if kind == "ashmem":
         return MemoryPool.anonymous(nbytes)
     if kind == "mmap_fd":
@@ -138,9 +136,7 @@ class Trial(Closing):
         return found
 
     def check_memory(self, spare: int | None = None) -> None:
-        """Raises `Violation` if the run wrote to an input, except argument *spare*, or to a
-        sentinel.
-        """
+        """Raises `Violation` if the run wrote to an input (but *spare*) or to a sentinel."""
         for place, (offset, length) in enumerate(zip(self._offsets, self._lengths, strict=True)):
             memory = self._memory(place)
             guards = (memory[offset - GUARD : offset], memory[offset + length :][:GUARD])
@@ -161,9 +157,7 @@ class Trial(Closing):
         what: str,
         wanted: Sequence[NDArray] | None = None,
     ) -> None:
-        """Compares the outputs of *result* with *wanted* (default: the case's) and checks the
-        memory.
-        """
+        """Compares the outputs with *wanted* (default: the case's) and checks the memory."""
         self.check_memory()
         answers = self.case.outputs if wanted is None else wanted
         compare(device, self.case, self.outputs(result), answers, what)

@@ -254,9 +254,7 @@ class _WrongModel(InterceptedModel, PreparedModelBase):  # type: ignore[override
 
 
 def spoil(array: NDArray, fault: Fault, turn: int = 1) -> None:
-    """Makes *array* wrong in place as `WrongDevice` says; *turn* makes noise differ between
-    runs.
-    """
+    """Makes *array* wrong in place as `WrongDevice` says; *turn* varies the noise."""
     flat = array.reshape(-1)
     if not flat.size or flat.dtype.hasobject:
         return

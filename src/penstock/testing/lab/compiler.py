@@ -85,9 +85,7 @@ def _odd(operand: Operand, index: int) -> str:
 
 
 def _read(model: Model, operation: Operation) -> tuple[int, ...]:
-    """The inputs that the instruction reads: not RESHAPE's shape, which its output has, nor an
-    omitted bias.
-    """
+    """The inputs that the instruction reads: not RESHAPE's shape, nor an omitted bias."""
     match operation.type:
         case "RESHAPE":
             return operation.inputs[:1]
@@ -177,9 +175,7 @@ def _renumbered(one: Instruction, place: dict[int, int]) -> Instruction:
 
 
 def optimise(program: Program) -> Program:
-    """*program* optimised: RELU fused into the instruction before it, and layer weights transposed
-    to [depth, units].
-    """
+    """*program* with fused RELU, and layer weights transposed to [depth, units]."""
     fused = _fuse(program)
     weights = _Weights()
     slots = list(program.slots)
