@@ -347,7 +347,7 @@ def _range(given: Given) -> Folded:
     """Folds Range. The evaluator counts float steps in another precision than ONNX's formula."""
     start, limit, delta = (a.reshape(-1)[0] for a in given.arrays)
     count = max(math.ceil((limit - start) / delta), 0) if delta else 0
-    if _charged(given, [count], given.arrays[0].itemsize) is None:
+    if not _charged(given, [count], given.arrays[0].itemsize):
         return None
     return [(start + np.arange(count) * delta).astype(given.arrays[0].dtype)]
 
@@ -360,7 +360,7 @@ def _expanded(given: Given) -> Folded:
     shape = np.broadcast_shapes(x.shape, target)
     if x.size == 1:
         return [uniform(x, shape)]
-    if _charged(given, shape, x.itemsize) is None:
+    if not _charged(given, shape, x.itemsize):
         return None
     return [np.broadcast_to(x, shape).copy()]
 

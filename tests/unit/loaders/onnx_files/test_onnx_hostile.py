@@ -375,6 +375,24 @@ def test_gathering_from_a_repeated_element_does_not_allocate_its_repetitions() -
     assert loaded_peak(model_of(nodes, {"x": np.zeros(1, np.float32)}, ["y"], constants)) < 8 * MIB
 
 
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [
+        ("Range", {"a": np.array(0), "b": np.array(1 << 24), "c": np.array(1)}),
+        ("Expand", {"a": np.array([1, 2]), "b": np.array([1 << 23, 2])}),
+    ],
+    ids=["Range", "Expand"],
+)
+def test_large_range_and_expand_are_left_to_devices(kind: str, inputs: dict[str, Any]) -> None:
+    nodes = [
+        helper.make_node(kind, list(inputs), ["made"]),
+        helper.make_node("ReduceMax", ["made"], ["most"], keepdims=0),
+        helper.make_node("Add", ["x", "most"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": np.array(1)}, ["y"], inputs)
+    assert loaded_peak(model) < 8 * MIB
+
+
 def test_folded_results_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DENSIFY_LIMIT_MIB", "4")
     many = [helper.make_node("Neg", ["c"], [f"c{i}"]) for i in range(200)]
