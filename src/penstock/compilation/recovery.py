@@ -26,6 +26,7 @@ from penstock.hal import (
     Support,
     refuse_unmapped,
 )
+from penstock.hal.capabilities import class_fault
 from penstock.hal.device import is_isolated, mappable_kinds
 from penstock.logs import Log
 from penstock.partitioning.fallback import no_device_after
@@ -176,7 +177,8 @@ def supports_all(device: Device, step: ExecutionStep, accuracy: AccuracyClass = 
     answers = answers_for(device, step)
     least = ACCURACY_RANK[accuracy]
     return bool(answers) and all(
-        answer.supported and ACCURACY_RANK.get(answer.accuracy, -1) >= least for answer in answers
+        answer.supported and not class_fault(answer) and ACCURACY_RANK[answer.accuracy] >= least
+        for answer in answers
     )
 
 

@@ -9,6 +9,7 @@ from penstock.driverkit.checks import F32
 from penstock.driverkit.site import QUANTIZED, Refused, Site
 from penstock.errors import PenstockError
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
+from penstock.hal.capabilities import class_fault
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operation
 
@@ -77,7 +78,7 @@ def _answer(site: Site, judge: Callable[[Site], AccuracyClass], known: str) -> S
         return Support(False, str(refusal))
     except STUMBLES as error:
         return Support(False, f"not computable as it stands: {error}")
-    if known:
+    if known and not class_fault(Support(True, "", accuracy)):
         return Support(True, "", "relaxed", known)
     if accuracy == "stepwise":
         return Support(True, "", accuracy, STEPS)
@@ -115,13 +116,15 @@ def joined(model: Model, flat: Unrolled, answers: Iterable[Support]) -> list[Sup
 
 
 def _joined(kind: str, answers: Sequence[tuple[str, Support]]) -> Support:
-    """The answer for an operation of type *kind* from the answers for its parts: the first refusal,
-    or else the lowest class.
+    """The answer for an operation of type *kind* from the answers for its parts: the first refusal
+    or accuracy that is no class, or else the lowest class.
     """
     for part, answer in answers:
         if not answer.supported:
             reason = answer.reason if part == kind else f"its {part}: {answer.reason}"
             return Support(False, reason)
+        if class_fault(answer):
+            return answer
     if not answers:
         return Support(False, f"a {kind} whose results nothing reads")
     return min((a for _, a in answers), key=lambda a: ACCURACY_RANK[a.accuracy])

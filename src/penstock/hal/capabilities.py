@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from penstock.errors import InvalidArgument
+from penstock.errors import GeneralFailure, InvalidArgument
 from penstock.ir.operand import MAX_CODE, MAX_DATA, MAX_ELEMENT, code_fault, name_fault
 
 MAX_EXTENSIONS: Final = 256
@@ -240,6 +240,28 @@ class Support(msgspec.Struct, frozen=True):
 
 
 SUPPORTED: Final = Support(True)
+
+
+def class_fault(answer: Support) -> str:
+    """What is wrong with the accuracy of *answer*; empty if it is an accuracy class."""
+    accuracy: object = answer.accuracy
+    if isinstance(accuracy, str) and accuracy in ACCURACY_RANK:
+        return ""
+    return f"its accuracy {accuracy!r} is not one of {', '.join(reversed(ACCURACY_RANK))}"
+
+
+def least_class(answers: Iterable[Support]) -> AccuracyClass:
+    """The least strict class of *answers*; "faithful" if there are none.
+
+    Raises `GeneralFailure` for an answer whose accuracy is no class.
+    """
+    least: AccuracyClass | None = None
+    for answer in answers:
+        if fault := class_fault(answer):
+            raise GeneralFailure(f"a support answer is malformed: {fault}")
+        if least is None or ACCURACY_RANK[answer.accuracy] < ACCURACY_RANK[least]:
+            least = answer.accuracy
+    return least or "faithful"
 
 
 _DEFAULTS: Final = Capabilities()

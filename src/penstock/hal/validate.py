@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlinePersistent, counted
-from penstock.hal.capabilities import ACCURACY_RANK, Support, check_attributes
+from penstock.hal.capabilities import ACCURACY_RANK, Support, check_attributes, class_fault
 from penstock.hal.config import (
     BYTE_SIZE_OF_CACHE_TOKEN,
     PREFERENCES,
@@ -161,11 +161,14 @@ def validate_prepare(
 
 
 def validate_support(model: Model, answers: Sequence[Support]) -> None:
-    """Raises `GeneralFailure` for the first operation of *model* that *answers* reject."""
+    """Raises `GeneralFailure` for the first operation of *model* that *answers* reject, or answer
+    with an accuracy that is no class.
+    """
     for index, answer in enumerate(answers):
-        if not answer.supported:
+        reason = class_fault(answer) if answer.supported else answer.reason
+        if reason or not answer.supported:
             kind = model.operations[index].key
-            raise GeneralFailure(f"operation {index} ({kind}): {answer.reason}")
+            raise GeneralFailure(f"operation {index} ({kind}): {reason}")
 
 
 def validate_prepare_config(config: PrepareConfig) -> None:

@@ -20,7 +20,7 @@ from penstock.hal import (
     Support,
     refuse_unmapped,
 )
-from penstock.hal.capabilities import MAX_ALIGNMENT, checked
+from penstock.hal.capabilities import MAX_ALIGNMENT, checked, class_fault
 from penstock.hal.device import mappable_kinds
 from penstock.interrupts import checkpoint, polled
 from penstock.ir import DType, ExtensionType, Model, Operation, Subgraph
@@ -215,7 +215,7 @@ def collect_support(
     A device sees only operations of its feature level, and only the extensions that it offers.
     Other operations are removed before the query and rejected for that reason (NNAPI sections 4.2
     and 8.6). An answer of the wrong length or kind, or any exception, makes the device reject
-    everything.
+    everything. An accepted operation whose accuracy is no class is rejected alone.
 
     An accepted operation is then checked against these rules, in this order: constants in memory
     that the device does not map (`refuse_unmapped`), the policy's accuracy class, unknown shapes
@@ -365,8 +365,11 @@ def _judge(
 ) -> Answer:
     if not answer.supported:
         return answer if isinstance(answer, Answer) else _own_refusal(answer)
+    if fault := class_fault(answer):
+        reason = f"the answer of device {device} is malformed: {fault}"
+        return refused(Refusal(RefusalCode.NO_ANSWER, reason))
     operation = model.operations[index]
-    if ACCURACY_RANK.get(answer.accuracy, -1) < ACCURACY_RANK[policy.accuracy]:
+    if ACCURACY_RANK[answer.accuracy] < ACCURACY_RANK[policy.accuracy]:
         off = f" ({answer.distance})" if answer.distance else ""
         reason = (
             f"its accuracy there is {answer.accuracy}{off}; the policy asks for {policy.accuracy}"

@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.driverkit.support import ANOTHER, HYBRID, NEVER_MEASURED, POSITIONS, STEPS, WIDE
+from penstock.driverkit.site import make_sites
+from penstock.driverkit.support import (
+    ANOTHER,
+    HYBRID,
+    NEVER_MEASURED,
+    POSITIONS,
+    STEPS,
+    WIDE,
+    answered,
+    joined,
+)
+from penstock.driverkit.unrolling import flattened
 from penstock.drivers.onnxruntime.rules import examine as by_onnxruntime
 from penstock.drivers.openvino.rules import examine as by_openvino
 from penstock.hal import AccuracyClass, Support
@@ -98,6 +109,15 @@ def test_a_lesser_yes_says_how_far_off_it_was_measured_to_be(name: str) -> None:
 def test_answer_on_unmeasured_hardware_has_a_note(examine: Examine) -> None:
     (answer,) = examine(sums(F32), "relaxed")
     assert answer == Support(True, "", "relaxed", NEVER_MEASURED)
+
+
+@pytest.mark.parametrize("best", ["exact", "relaxed"])
+def test_an_accuracy_that_is_no_class_is_passed_on(best: AccuracyClass) -> None:
+    wrong: Any = "ADD is reserved"
+    model = sums(F32)
+    answers = answered(make_sites(model), lambda _: wrong, best)
+    assert answers == [Support(True, "", wrong)]
+    assert joined(model, flattened(model), answers) == answers
 
 
 @pytest.mark.parametrize("examine", [by_onnxruntime, by_openvino])

@@ -30,6 +30,7 @@ from penstock.hal import (
     validate_request,
     validate_support,
 )
+from penstock.hal.capabilities import least_class
 from penstock.hal.validate import validate_fenced
 from penstock.ir import DataLocation, DType, Model, ModelBuilder, Shape
 from penstock.testing.contract.cases import every_case
@@ -301,3 +302,19 @@ def test_the_first_operation_that_a_device_refuses_is_named_with_the_reason() ->
         validate_support(chain, [Support(True), Support(False, "no NEG here")])
     with pytest.raises(GeneralFailure, match=r"^operation 0 \(RELU\): first"):
         validate_support(chain, [Support(False, "first"), Support(False, "second")])
+
+
+def test_a_yes_whose_accuracy_is_no_class_is_a_named_error() -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (2,), "x")
+    model = builder.build(builder.operation("NEG", [x], [(DType.FLOAT32, (2,))]))
+    wrong: Any = "NEG is reserved"
+    answer = Support(True, "", wrong)
+    with pytest.raises(
+        GeneralFailure, match=r"^operation 0 \(NEG\): its accuracy 'NEG is reserved'"
+    ):
+        validate_support(model, [answer])
+    with pytest.raises(GeneralFailure, match="malformed: its accuracy 'NEG is reserved' is not"):
+        least_class([Support(True), answer])
+    assert least_class([Support(True), Support(True, "", "relaxed")]) == "relaxed"
+    assert least_class([]) == "faithful"

@@ -78,6 +78,18 @@ def test_a_broken_answer_is_a_refusal_of_everything(
     assert reasons(chain(["ADD", "RELU"]), Broken(answer)) == [reason, reason]
 
 
+@pytest.mark.parametrize("accuracy", ["MUL is reserved", None, []])
+def test_an_accuracy_that_is_no_class_refuses_its_operation_alone(accuracy: Any) -> None:
+    device = Broken(lambda _: [Support(True, "", accuracy), Support(True, "", "exact")])
+    table = collect_support(chain(["ADD", "RELU"]), [device], Policy(accuracy="relaxed"))
+    reason = (
+        f"the answer of device broken is malformed: its accuracy {accuracy!r} is not one of "
+        "exact, faithful, stepwise, relaxed"
+    )
+    assert table.refusals(0) == {"broken": Refusal(RefusalCode.NO_ANSWER, reason)}
+    assert table.takers(1) == [0]
+
+
 def test_a_device_that_loses_its_capabilities_is_a_refusal() -> None:
     class Lost(NumpyDevice):
         @property

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from penstock.errors import GeneralFailure, InvalidArgument, PenstockError
 from penstock.hal import (
-    ACCURACY_RANK,
     MAX_NUMBER_OF_CACHE_FILES,
     AccuracyClass,
     CacheHandle,
@@ -27,6 +26,7 @@ from penstock.hal import (
     PrepareConfig,
     PreparedModel,
 )
+from penstock.hal.capabilities import least_class
 from penstock.sealed.locks import locked
 from penstock.testing.contract.cases import Case, one_case, static_cases
 from penstock.testing.contract.promise import NotCovered, Suite, allowed, refused, require
@@ -140,8 +140,7 @@ def entry_of(device: Device, counts: tuple[int, int] | None = None) -> Iterator[
 
 def weakest(device: Device, case: Case) -> AccuracyClass:
     """The accuracy class to request so that *device* may run the whole *case*."""
-    answers = device.supported_operations(case.model)
-    return min((a.accuracy for a in answers), key=ACCURACY_RANK.__getitem__, default="faithful")
+    return least_class(device.supported_operations(case.model))
 
 
 def save(

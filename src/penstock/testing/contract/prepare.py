@@ -33,6 +33,7 @@ from penstock.hal import (
     PreparedModel,
     ProgressEvent,
 )
+from penstock.hal.capabilities import least_class
 from penstock.ir import Model
 from penstock.testing.contract.cases import Case, one_case, supported_cases
 from penstock.testing.contract.mutations import cycles, model_mutations, request_mutations
@@ -113,8 +114,7 @@ def check_prepare_keeps_the_class_that_is_asked_for(device: Device) -> None:
     cases = [c for c in supported_cases(device) if all(o.quantization for o in c.model.inputs)]
     tried = 0
     for case in filter(lambda case: case.model.inputs, cases):
-        answers = [answer.accuracy for answer in device.supported_operations(case.model)]
-        best = min(ACCURACY_RANK[answer] for answer in answers)
+        best = ACCURACY_RANK[least_class(device.supported_operations(case.model))]
         for accuracy in get_args(AccuracyClass):
             if not ACCURACY_RANK["stepwise"] <= ACCURACY_RANK[accuracy] <= best:
                 continue

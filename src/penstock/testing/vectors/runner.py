@@ -19,7 +19,8 @@ from penstock.errors import (
     ModelError,
     NotLowerable,
 )
-from penstock.hal import ACCURACY_RANK, AccuracyClass, Device, ExecutionConfig, PrepareConfig
+from penstock.hal import AccuracyClass, Device, ExecutionConfig, PrepareConfig
+from penstock.hal.capabilities import least_class
 from penstock.hal.loading import describe, is_device
 from penstock.ir import Model, NDArray, infer_shapes
 from penstock.ir.types import static_shape
@@ -212,9 +213,7 @@ def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
         raise NotCovered("; ".join(dict.fromkeys(refused)))
     # A relaxed case allows the precision of float16, which is stricter than the class `relaxed`. It
     # requests `relaxed` if the device claims it.
-    claimed: AccuracyClass = min(
-        (a.accuracy for a in answers), key=ACCURACY_RANK.__getitem__, default="faithful"
-    )
+    claimed = least_class(answers)
     accuracy: AccuracyClass = "faithful" if claimed == "exact" else claimed
     # If its model was damaged, a loop may not end either.
     limit = LOOP_TIMEOUT_NS if run.case.is_infinite_loop else DEFAULT_LOOP_TIMEOUT_NS
