@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -59,7 +59,7 @@ def _contract(options: argparse.Namespace) -> int:
     progress = None if options.json else _show
     results = contract.run(options.driver, limit=options.limit, progress=progress)
     report = Report.of(results)
-    _print(report, contract.summary(options.driver, results), json=options.json)
+    _report(report, contract.summary(options.driver, results), json=options.json)
     return FAILED if report.failed else 0
 
 
@@ -72,7 +72,7 @@ def _chaos(options: argparse.Namespace) -> int:
         progress=None if options.json else _show,
     )
     report = Report.of(results)
-    _print(report, report.summary(options.driver), json=options.json)
+    _report(report, report.summary(options.driver), json=options.json)
     return FAILED if report.failed else 0
 
 
@@ -80,6 +80,10 @@ def _vectors(options: argparse.Namespace) -> int:
     cases, results, report = vectors.run(options.directory, options.device, options.operation)
     _print(report, "\n".join(vectors.table(cases, results, report)), json=options.json)
     return FAILED if report.failed else 0
+
+
+def _report(report: Report[Any], summary: str, *, json: bool) -> None:
+    _print(report, "\n".join([*report.reasons(), summary]), json=json)
 
 
 def _print(report: msgspec.Struct, text: str, *, json: bool) -> None:

@@ -154,9 +154,10 @@ def test_the_command_keeps_nothing_in_the_user_s_state_directory(
 def test_the_command_prints_json_and_a_table(capfd: pytest.CaptureFixture[str]) -> None:
     assert program.main(["chaos", "reference", "--graphs", "1", "--json"]) == 0
     printed = json.loads(capfd.readouterr().out)
-    assert set(printed) == {"passed", "failed", "not_covered", "failures"}
+    assert set(printed) == {"passed", "failed", "not_covered", "failures", "not_covered_reasons"}
     assert printed["passed"] + printed["not_covered"] == len(SCENARIOS)
     assert printed["failures"] == []
+    assert sum(printed["not_covered_reasons"].values()) == printed["not_covered"]
 
 
 def test_a_failing_command_is_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:

@@ -482,4 +482,4 @@ def test_the_report_counts_by_outcome() -> None:
         CheckResult("s", "c", "not_covered", "none", 0.0),
         CheckResult("s", "d", "passed", "", 0.0),
     ]
-    assert Report.of(results) == Report(2, 1, 1, (results[1],))
+    assert Report.of(results) == Report(2, 1, 1, (results[1],), {"none": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
@@ -151,19 +152,29 @@ V = TypeVar("V", bound=Verdict)
 
 
 class Report(Struct, Generic[V], frozen=True):
-    """Counts by outcome, and the failures by name."""
+    """Counts by outcome, the failures by name, and how often each reason kept a check from being
+    covered, most frequent first.
+    """
 
     passed: int
     failed: int
     not_covered: int
     failures: tuple[V, ...]
+    not_covered_reasons: dict[str, int]
 
     @classmethod
     def of(cls, results: Sequence[V]) -> Report[V]:
         """The counts of *results*."""
         outcomes = [r.outcome for r in results]
         failures = tuple(r for r in results if r.outcome == "failed")
-        return cls(outcomes.count("passed"), len(failures), outcomes.count("not_covered"), failures)
+        reasons = Counter(r.message for r in results if r.outcome == "not_covered")
+        counts = outcomes.count("passed"), len(failures), outcomes.count("not_covered")
+        return cls(*counts, failures, dict(reasons.most_common()))
+
+    def reasons(self) -> list[str]:
+        """Lines of a table: the reasons why checks are not covered, each with its count."""
+        found = self.not_covered_reasons
+        return ["not covered:", *(f"{n:5}  {why}" for why, n in found.items())] if found else []
 
     def summary(self, driver: str) -> str:
         """The last line of a table."""

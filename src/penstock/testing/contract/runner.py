@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -229,8 +229,6 @@ def summary(driver: str, results: Sequence[CheckResult]) -> str:
     line = report.summary(driver)
     if report.not_covered < MOSTLY * len(results):
         return line
-    reasons = Counter(r.message for r in results if r.outcome == "not_covered")
-    why = ", ".join(
-        f"{reason} ({counted(n, 'check')})" for reason, n in reasons.most_common(SHOWN_REASONS)
-    )
+    most = islice(report.not_covered_reasons.items(), SHOWN_REASONS)
+    why = ", ".join(f"{reason} ({counted(n, 'check')})" for reason, n in most)
     return f"{line}; most was not tried: {why}"
