@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Generic, Protocol, TypeVar
 from penstock.distribution import current_origin, made_by
 from penstock.driverkit.postponed_write import Payloads
 from penstock.driverkit.request_arrays import HostBuffers
-from penstock.errors import CacheError, DeviceUnavailable, GeneralFailure
+from penstock.errors import CacheError, DeviceUnavailable, GeneralFailure, InputError
 from penstock.hal import (
     CacheReport,
     CancelToken,
@@ -44,13 +44,14 @@ class EngineDevice(HostBuffers, DeviceBase):
     """A device of one engine. *reason* says why the engine cannot be used on this machine ("": it
     can).
 
-    A subclass implements `examine`, `compile` and `load`. It sets *files*, the number of cache
-    files, and `version_of_artefacts`, everything that compiled models depend on. Neither the
-    constructor nor `examine` may load the engine. *seal* seals and verifies the cache files.
+    A subclass implements `examine`, `compile` and `version_of_artefacts`, everything that compiled
+    models depend on. With a cache it also sets *files*, the numbers of cache files, and implements
+    `load`; *files* without `load` raise `InputError`. Neither the constructor nor `examine` may
+    load the engine. *seal* seals and verifies the cache files.
     """
 
-    files: ClassVar[tuple[int, int]]
-    """The numbers of model files and data files of one compiled model."""
+    files: ClassVar[tuple[int, int]] = (0, 0)
+    """The numbers of model files and data files of one compiled model; (0, 0): no cache."""
 
     def __init__(
         self,
@@ -61,6 +62,14 @@ class EngineDevice(HostBuffers, DeviceBase):
         reason: str = "",
         seal: Seal | None = None,
     ) -> None:
+        own = type(self)
+        loads = own.load is not EngineDevice.load
+        overrides = own.prepare_model_from_cache is not EngineDevice.prepare_model_from_cache
+        if self.files != (0, 0) and not (loads or overrides):
+            raise InputError(
+                f"{own.__name__}: files is {self.files}, but nothing loads them; implement "
+                "load(entry, config), or set files to (0, 0) for a device without a cache"
+            )
         self.name, self.type, self.capabilities = name, kind, capabilities
         self._reason, self._given_seal = reason, seal
         self._origin = current_origin()

@@ -11,12 +11,30 @@ import pytest
 
 import penstock
 from penstock.driverkit.engine import EngineDevice
-from penstock.errors import GeneralFailure, InvalidArgument
+from penstock.errors import GeneralFailure, InputError, InvalidArgument
+from penstock.hal import Capabilities, DeviceType
 from tests.support_artefacts import DAMAGES, X, answer, cache_files, network, run
 from tests.support_open_shapes import check_open_batch
 from tests.unit.driverkit.engines import ENGINES, INSTALLED, Engine, words_of
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
+
+
+def test_cache_files_without_load_are_refused_in_one_sentence() -> None:
+    class Forgetful(EngineDevice):
+        files = (1, 0)
+
+    class Remembering(Forgetful):
+        load = EngineDevice.compile  # type: ignore[assignment]
+
+    with pytest.raises(InputError) as found:
+        Forgetful("forgetful", DeviceType.CPU, Capabilities())
+    assert str(found.value) == (
+        "Forgetful: files is (1, 0), but nothing loads them; implement load(entry, config), or set "
+        "files to (0, 0) for a device without a cache"
+    )
+    for kind in (Remembering, EngineDevice):
+        kind("other", DeviceType.CPU, Capabilities())
 
 
 @pytest.fixture(params=INSTALLED)
