@@ -84,7 +84,7 @@ def activation(site: Site, known: Iterable[str]) -> str:
 
 
 def activations(
-    site: Site, positions: Iterable[int] | None = None, quantized: AccuracyClass = "stepwise"
+    site: Site, positions: Collection[int] | None = None, quantized: AccuracyClass = "stepwise"
 ) -> AccuracyClass:
     """The accuracy class of an operation whose inputs at *positions* (None: all) and outputs are
     all float32, or all quantised in 8 bits per tensor.
@@ -96,9 +96,10 @@ def activations(
     operands = [o for o in (*given, *site.outputs) if o is not None]
     if all(o.dtype is F32 for o in operands):
         return "faithful"
-    for operand in operands:
-        if operand.dtype not in QUANTIZED:
-            site.refuse_types()
+    if any(o.dtype not in QUANTIZED for o in operands):
+        families = frozenset({F32}), QUANTIZED
+        fitting = [family for family in families if site.output().dtype in family] or families
+        site.refuse_types(frozenset().union(*fitting), positions)
     _check_multiplier([o for o in given if o is not None], site.outputs)
     return quantized
 
@@ -110,6 +111,9 @@ def numbers(
     operands = [o for o in (*site.inputs, *site.outputs) if o is not None]
     if len({o.dtype for o in operands}) == 1 and operands[0].dtype in whole:
         return "exact"
+    made = site.output().dtype
+    if made in whole and made is not F32 and made not in QUANTIZED:
+        site.refuse_types({made})
     return activations(site, quantized=quantized)
 
 

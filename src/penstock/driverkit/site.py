@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import Any, Final, NoReturn
 
@@ -181,8 +182,21 @@ class Site(msgspec.Struct, frozen=True):
             raise Refused(f"{what} is {values.dtype}, not whole numbers")
         return [int(v) for v in values.reshape(-1)]
 
-    def refuse_types(self) -> NoReturn:
-        """Raises `Refused` with the element types of the operands."""
+    def refuse_types(
+        self, wanted: Collection[DType] = (), positions: Iterable[int] | None = None
+    ) -> NoReturn:
+        """Raises `Refused` about the first operand whose element type is not among *wanted*.
+
+        Of the inputs only those at *positions* are looked at (None: all), then the outputs. Without
+        *wanted* the reason has the element types of all operands.
+        """
+        read = range(len(self.inputs)) if positions is None else positions
+        operands = [(f"input {i}", self.inputs[i]) for i in read]
+        operands += [(f"output {i}", operand) for i, operand in enumerate(self.outputs)]
+        for label, operand in operands:
+            if wanted and operand is not None and operand.dtype not in wanted:
+                known = " or ".join(sorted(dtype.value for dtype in wanted))
+                raise Refused(f"{label} is {operand.dtype.value}, not {known}")
         given = ", ".join(o.dtype.value for o in self.inputs if o is not None)
         raise Refused(f"{given} to {self.output().dtype.value} is not computed here")
 

@@ -5,7 +5,7 @@ lowest.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.driverkit.site import make_sites
+from penstock.driverkit.checks import numbers
+from penstock.driverkit.site import Refused, make_sites
 from penstock.driverkit.support import (
     ANOTHER,
     HYBRID,
@@ -30,7 +31,7 @@ from penstock.drivers.openvino.rules import examine as by_openvino
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import DType, Model, ModelBuilder, Operand, Quantization
 
-F32, I8, I16 = DType.FLOAT32, DType.INT8, DType.INT16
+F32, I8, I16, I64 = DType.FLOAT32, DType.INT8, DType.INT16, DType.INT64
 GRID: Final = Quantization((0.5,), (0,))
 Examine = Callable[..., Sequence[Support]]
 
@@ -41,6 +42,13 @@ def sums(dtype: DType) -> Model:
     b = ModelBuilder()
     x = b.input(dtype, (4,), "x", grid)
     return b.build(b.operation("ADD", [x, x], [Operand(dtype, (4,), quantization=grid)]))
+
+
+def added(types: Sequence[DType], output: DType) -> Model:
+    """x + y, of any types."""
+    b = ModelBuilder()
+    inputs = [b.input(dtype, (4,), f"x{k}") for k, dtype in enumerate(types)]
+    return b.build(b.operation("CUSTOM", inputs, [(output, (4,))], {"custom_code": "Add"}))
 
 
 def hybrid() -> Model:
@@ -118,6 +126,42 @@ def test_an_accuracy_that_is_no_class_is_passed_on(best: AccuracyClass) -> None:
     answers = answered(make_sites(model), lambda _: wrong, best)
     assert answers == [Support(True, "", wrong)]
     assert joined(model, flattened(model), answers) == answers
+
+
+@pytest.mark.parametrize(
+    ("types", "output", "wanted", "reason"),
+    [
+        ((F32, I8), F32, {F32}, "input 1 is int8, not float32"),
+        ((F32, F32), I8, {F32}, "output 0 is int8, not float32"),
+        ((I8, F32), I8, {I8, DType.UINT8}, "input 1 is float32, not int8 or uint8"),
+        ((F32, I8), F32, (), "float32, int8 to float32 is not computed here"),
+    ],
+)
+def test_a_refusal_of_types_names_the_operand_that_does_not_fit(
+    types: Sequence[DType], output: DType, wanted: Collection[DType], reason: str
+) -> None:
+    (site,) = make_sites(added(types, output))
+    with pytest.raises(Refused) as found:
+        site.refuse_types(wanted)
+    assert str(found.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("types", "output", "reason"),
+    [
+        ((F32, I8), F32, "input 1 is int8, not float32"),
+        ((I8, F32), I8, "input 1 is float32, not int8 or uint8"),
+        ((F32, F32), I16, "output 0 is int16, not float32 or int8 or uint8"),
+        ((DType.INT32, I64), DType.INT32, "input 1 is int64, not int32"),
+    ],
+)
+def test_mixed_types_are_refused_with_the_operand_that_does_not_fit(
+    types: Sequence[DType], output: DType, reason: str
+) -> None:
+    (site,) = make_sites(added(types, output))
+    with pytest.raises(Refused) as found:
+        numbers(site, {DType.INT32, I64})
+    assert str(found.value) == reason
 
 
 @pytest.mark.parametrize("examine", [by_onnxruntime, by_openvino])
