@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli import options
+from penstock.cli.failures import UsageError
 from penstock.cli.options import parse_shapes
 from penstock.cli.output import (
     Output,
@@ -51,6 +52,7 @@ def bench(
     signature: options.SignatureName = None,
     threads: options.Threads = None,
     accuracy: options.Accuracy = None,
+    placement: options.Placement = None,
     seed: options.Seed = 0,
     shape: options.Shapes = None,
     no_cache: options.NoCache = False,
@@ -63,13 +65,16 @@ def bench(
 
     output = output_of(context)
     wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed)
+    policy = opening.policy_of(accuracy, placement)
+    if tune and policy is not None and policy.placement != "cost":
+        raise UsageError(f"--tune measures placements; --placement {placement} leaves no choice")
     opened = opening.open_fed(output, model, inputs, wishes, signature, parse_shapes(shape))
     fed = opened.fed
     compiled, compile_ns = opened.compile(
         output,
         devices=device,
         threads=threads,
-        accuracy=accuracy,
+        policy=policy,
         cache=not no_cache,
         tune=tune,
     )

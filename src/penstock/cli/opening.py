@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import penstock
 from penstock import knobs
@@ -21,7 +21,7 @@ from penstock.cli.output import compile_bar
 from penstock.errors import ModelError
 from penstock.hal import AccuracyClass
 from penstock.ir import Model
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import PlacementRule, Policy
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
@@ -75,7 +75,7 @@ class Opened:
         *,
         devices: Sequence[str] | None,
         threads: int | None,
-        accuracy: str | None,
+        policy: Policy | None,
         cache: bool,
         tune: bool = False,
     ) -> tuple[CompiledModel, int]:
@@ -87,7 +87,7 @@ class Opened:
                 devices=devices,
                 signature=self.signature,
                 threads=threads,
-                accuracy=accuracy,
+                policy=policy,
                 operands=self.operands,
                 shapes=self.shapes,
                 arrays=self.fed.arrays,
@@ -132,7 +132,7 @@ def compile_model(
     devices: Sequence[str] | None = None,
     signature: str | None = None,
     threads: int | None = None,
-    accuracy: str | None = None,
+    policy: Policy | None = None,
     operands: Sequence[Operand] = (),
     arrays: Sequence[NDArray] = (),
     cache: bool | Path = True,
@@ -144,9 +144,9 @@ def compile_model(
     """The compiled model, and the compile time in nanoseconds.
 
     Unknown dimensions get the shapes of *arrays*, the values of *operands*, and *shapes* by input
-    name. *assumed* are those that the user did not give. *cache*, *tune* and *progress* are
-    arguments of `penstock.compile`. Raises `UsageError` for a device or an accuracy class that does
-    not exist, and `FileError` about the file at *path* for a `ModelError`.
+    name. *assumed* are those that the user did not give. *policy*, *cache*, *tune* and *progress*
+    are arguments of `penstock.compile`. Raises `UsageError` for a device that does not exist, and
+    `FileError` about the file at *path* for a `ModelError`.
     """
     known = {**shapes_of(operands, arrays), **(shapes or {})}
     check_devices(devices or ())
@@ -154,7 +154,6 @@ def compile_model(
         raise UsageError(f"device {twice[0]!r} is named twice; once is enough")
     if not devices:
         check_knob()
-    policy = policy_of(accuracy)
     if cache:
         import_module("penstock.compilation.entry")
     prepare = penstock.compile
@@ -209,11 +208,18 @@ def check_knob() -> None:
         raise UsageError(f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error}") from None
 
 
-def policy_of(accuracy: str | None) -> Policy | None:
-    """The policy with this accuracy class; None for None. Raises `UsageError` for another word."""
-    if accuracy is None:
-        return None
-    classes = get_args(AccuracyClass)
-    if accuracy not in classes:
-        raise UsageError(f"--accuracy {accuracy!r} is not one of {', '.join(classes)}")
-    return Policy(accuracy=cast("AccuracyClass", accuracy))
+def policy_of(accuracy: str | None, placement: str | None = None) -> Policy | None:
+    """The policy with this accuracy class and placement rule; None if neither is given.
+
+    Raises `UsageError` for a word that is no class or no rule.
+    """
+    given: dict[str, Any] = {}
+    for name, word, words in (
+        ("accuracy", accuracy, get_args(AccuracyClass)),
+        ("placement", placement, get_args(PlacementRule)),
+    ):
+        if word is not None and word not in words:
+            raise UsageError(f"--{name} {word!r} is not one of {', '.join(words)}")
+        if word is not None:
+            given[name] = word
+    return Policy(**given) if given else None

@@ -108,6 +108,16 @@ Accuracy: TypeAlias = Annotated[
     ),
 ]
 
+Placement: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--placement",
+        metavar="RULE",
+        help="How operations are spread over devices: cost (the least predicted time, with "
+        "transfers) or nnapi (NNAPI's greedy rule, without them).",
+    ),
+]
+
 Shapes: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(

@@ -44,6 +44,7 @@ def plan(
     device: options.Devices = None,
     signature: options.SignatureName = None,
     accuracy: options.Accuracy = None,
+    placement: options.Placement = None,
     shape: options.Shapes = None,
 ) -> None:
     """Show the steps of MODEL, where each operation runs, and why the other devices did not get it.
@@ -66,6 +67,7 @@ def plan(
         None if name == "-" else files.target(option, name, endings)
         for option, name, endings in (("--dot", dot, ()), ("--svg", svg, (".svg",)))
     )
+    policy = opening.policy_of(accuracy, placement)
     loaded = opening.load(model)
     opening.warn_of_settings(output)
     try:
@@ -80,12 +82,12 @@ def plan(
             loaded.path,
             devices=device,
             signature=signature,
-            accuracy=accuracy,
+            policy=policy,
             shapes={**likely, **given},
             assumed=likely,
         )
     except PlacementError as error:
-        answers, remedy = refusals(entered, device, opening.policy_of(accuracy))
+        answers, remedy = refusals(entered, device, policy)
         report_refusals(output, answers, error, remedy)
     with compiled:
         made = compiled.plan

@@ -83,6 +83,7 @@ def run(
     signature: options.SignatureName = None,
     threads: options.Threads = None,
     accuracy: options.Accuracy = None,
+    placement: options.Placement = None,
     seed: options.Seed = 0,
     shape: options.Shapes = None,
     no_cache: options.NoCache = False,
@@ -118,6 +119,7 @@ def run(
     wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed, rate)
     given_labels = read_labels(Path(labels)) if labels is not None else None
     shapes = parse_shapes(shape)
+    policy = opening.policy_of(accuracy, placement)
     opened = opening.open_fed(output, model, inputs, wishes, signature, shapes, random=False)
     loaded, fed = opened.loaded, opened.fed
     if fed.questions and task != "outputs":
@@ -126,7 +128,7 @@ def run(
     if out_file is not None and fed.picture is None and not takes_arrays(out_file):
         raise UsageError(f"--out {out}: no INPUT is a picture to draw in; .npz takes the outputs")
     compiled, compile_ns = opened.compile(
-        output, devices=device, threads=threads, accuracy=accuracy, cache=not no_cache
+        output, devices=device, threads=threads, policy=policy, cache=not no_cache
     )
     with compiled:
         expected = expected_results(compiled, signature, given_labels)

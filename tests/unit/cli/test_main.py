@@ -748,6 +748,21 @@ def test_an_accuracy_class_can_be_asked_for(
     assert "not one of exact, faithful, stepwise, relaxed" in one_line(run(*arguments, "rough"), 2)
 
 
+@pytest.mark.parametrize("command", [("run", "random"), ("bench",), ("plan",)])
+def test_a_placement_rule_can_be_asked_for(run: Run, model: Path, command: tuple[str, ...]) -> None:
+    name, *inputs = command
+    arguments = [name, model, *inputs, "-d", "sample", "-d", "reference", "--placement"]
+    for rule, code in (("cost", "predicted"), ("nnapi", "declared")):
+        plan = parsed(run(*arguments, rule, "--json"))["plan"]
+        assert {c for o in plan["operations"] for c in o["codes"].values()} == {code}
+    assert "'dear' is not one of cost, nnapi" in one_line(run(*arguments, "dear"), 2)
+
+
+def test_measuring_placements_excludes_the_rule_without_cost(run: Run, model: Path) -> None:
+    error = one_line(run("bench", model, "--tune", "--placement", "nnapi"), 2)
+    assert "--tune measures placements; --placement nnapi leaves no choice" in error
+
+
 def test_a_class_that_no_device_meets_is_each_one_s_reason(run: Run, model: Path) -> None:
     result = run("plan", model, "-d", "lab", "--accuracy", "exact")
     assert "the policy asks for exact" in result.stdout
