@@ -84,7 +84,7 @@ def test_compile_in_openvino_of_a_chain_ends_at_its_timeout() -> None:
     model = penstock.load(chain(800))
     began = time.monotonic()
 
-    # Where its process is not there in time, as beside other work, the fall-back gets the work.
+    # Where its process is not there in time, as beside other work, the fallback gets the work.
     with suppress(MissedDeadline):
         penstock.compile(model, devices=["openvino-cpu"], cache=False, timeout=2.0).close()
 

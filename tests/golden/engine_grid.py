@@ -95,7 +95,7 @@ def _in_turn(devices: Sequence[Device]) -> list[Device]:
 
 
 def check(entry: Entry, cases: list[dict[str, Any]], on: Arranged, accuracy: AccuracyClass) -> None:
-    """Runs the cases of one group on *on*, without fall-back, and judges each by the rule of
+    """Runs the cases of one group on *on*, without fallback, and judges each by the rule of
     *accuracy*.
     """
     if CORPUS is None:

@@ -294,7 +294,7 @@ def show_fallbacks(output: Output, *receipts: Receipt) -> None:
             if (device, error) in printed:
                 continue
             many = f" ({steps} steps)" if steps > 1 else ""
-            output.line(f"fall-back: {device} failed to {act}{many}: {error}", "yellow")
+            output.line(f"fallback: {device} failed to {act}{many}: {error}", "yellow")
         printed |= set(failed)
 
 

@@ -37,7 +37,7 @@ log = Log(__name__)
 
 Made = TypeVar("Made")
 
-NOT_CACHED: Final = CacheOutcome("off", "a fall-back is not cached")
+NOT_CACHED: Final = CacheOutcome("off", "a fallback is not cached")
 
 
 def able_devices(

@@ -151,7 +151,7 @@ class Recovery:
                 run.compiles += 1
                 made = call_driver(device, step, own)
                 spent = perf_counter_ns() - began
-                run.spans += (Span("compile", "fall-back", device.name, began, spent),)
+                run.spans += (Span("compile", "fallback", device.name, began, spent),)
                 receipt = StepReceipt(
                     device.name,
                     step.operations,

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from penstock.ir.operation import Operation
 
 MAX_RANK: Final = 32
-"""Greatest number of dimensions of an operand. NumPy's limit is 64, and formats in use have at most
-8.
-"""
+"""Greatest number of dimensions of an operand. NumPy's limit is 64; formats have at most 8."""
 
 
 MAX_DEPTH: Final = 128

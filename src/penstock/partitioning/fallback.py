@@ -16,7 +16,7 @@ from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import LAST_RESORT, SupportTable, live_operations, policy_refusal
 
-NOT_ALLOWED: Final = "no fall-back is allowed (allow_fallback=False)"
+NOT_ALLOWED: Final = "no fallback is allowed (allow_fallback=False)"
 
 WHOLE: Final = -1
 """Index of the pseudo-step that is the whole model (`whole_step`)."""

@@ -60,9 +60,7 @@ INTEGER_BYTE_NS: Final = 2.0
 
 
 class Work(Struct, frozen=True):
-    """*macs* are multiply-accumulates or similar; *nbytes* are read and written, without
-    constants.
-    """
+    """*macs* are multiply-accumulates or similar; *nbytes* are moved, without constants."""
 
     macs: float = 0.0
     nbytes: float = 0.0
@@ -465,9 +463,7 @@ def check_memory(model: Model) -> None:
 
 
 def peak_of(model: Model) -> Peak:
-    """The peak of a run that frees each value after its last reader and keeps inputs and
-    outputs.
-    """
+    """The peak of a run that frees each value after its last reader, save inputs and outputs."""
     inner: dict[int, int] = {}
     for index in entered_from(model, model.main):
         inner[index] = _peak(model.subgraphs[index], inner).nbytes

@@ -109,8 +109,8 @@ def test_a_device_that_failed_is_named_with_its_reason(stage: Any, act: str) -> 
     )
     show_fallbacks(Output(console=Console(file=stream, width=200)), Receipt(steps, stage=stage))
     assert stream.getvalue() == (
-        f"fall-back: fast failed to {act} (2 steps): GeneralFailure: no room\n"
-        f"fall-back: wide failed to {act}: GeneralFailure: hot\n"
+        f"fallback: fast failed to {act} (2 steps): GeneralFailure: no room\n"
+        f"fallback: wide failed to {act}: GeneralFailure: hot\n"
     )
 
 
@@ -121,6 +121,6 @@ def test_run_omits_failures_of_the_compile() -> None:
     after = Receipt((StepReceipt("reference", (0,), 1, failures=(dead, hot)),), stage="run")
     show_fallbacks(Output(console=Console(file=stream, width=200)), before, after)
     assert stream.getvalue() == (
-        "fall-back: fast failed to compile: DeadObject: gone\n"
-        "fall-back: slow failed to run: GeneralFailure: hot\n"
+        "fallback: fast failed to compile: DeadObject: gone\n"
+        "fallback: slow failed to run: GeneralFailure: hot\n"
     )

@@ -147,7 +147,7 @@ class TestCacheablePaths:
         with compiled(devices, tmp_path / "c") as made:
             (step,) = made.receipt.steps
         assert (step.device, step.fallback_from) == ("reference", "one")
-        assert str(step.cache) == "off: a fall-back is not cached"
+        assert str(step.cache) == "off: a fallback is not cached"
         assert spare.methods == ["prepare_model without caching"]
 
     def test_two_directories_with_one_model_both_hit(self, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def message(policy: penstock.Policy, **arguments: Any) -> str:
     [
         (
             penstock.Policy(allow_fallback=False),
-            "no fall-back is allowed (allow_fallback=False)",
+            "no fallback is allowed (allow_fallback=False)",
         ),
         (
             penstock.Policy(require={"RELU": "relu"}),
@@ -77,7 +77,7 @@ def test_error_of_a_compile_names_operation_and_device(monkeypatch: pytest.Monke
     monkeypatch.setattr(device, "prepare_model", prepare)
     words = (
         "step 0, operations 0 (ADD, 'sum') to 1 (RELU, 'relu'), on both: no room; "
-        "no fall-back is allowed (allow_fallback=False)"
+        "no fallback is allowed (allow_fallback=False)"
     )
     monkeypatch.setenv("PENSTOCK_ALLOW_FALLBACK", "0")
     with pytest.raises(GeneralFailure, match=f"^{re.escape(words)}$"):
@@ -95,7 +95,7 @@ def test_error_keeps_its_output_shapes() -> None:
     policy = penstock.Policy(allow_fallback=False)
     with (
         penstock.compile(add_relu(), devices=[device], cache=False, policy=policy) as made,
-        pytest.raises(OutputInsufficientSize, match="on both: too small; no fall-back") as caught,
+        pytest.raises(OutputInsufficientSize, match="on both: too small; no fallback") as caught,
     ):
         made(one, one)
     assert caught.value.output_shapes == shapes

@@ -172,7 +172,7 @@ class TestTheNextNamedDevice:
 
 
 class TestACompileWithinARun:
-    """A fall-back that is prepared when it is first needed is held to the run, not to the
+    """A fallback that is prepared when it is first needed is held to the run, not to the
     compile.
     """
 

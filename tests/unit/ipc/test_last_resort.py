@@ -159,7 +159,7 @@ def test_without_a_fall_back_the_death_is_the_error() -> None:
     with compiled(["reference"], ALONE) as model:
         assert model.plan.steps[0].fallbacks == ()
         kill(supervision.MOST_DEATHS)
-        with pytest.raises(DeadObject, match="no fall-back is allowed"):
+        with pytest.raises(DeadObject, match="no fallback is allowed"):
             model(X)
     with pytest.raises((PlacementError, DeadObject), match="reference"):
         compiled(["reference"], ALONE)

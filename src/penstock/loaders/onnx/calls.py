@@ -22,9 +22,7 @@ from penstock.loaders.onnx.values import Layout, Value, identity
 
 
 class ModelLowering(Protocol):
-    """State that all graphs of one model share while they are lowered. `supposing` counts the
-    branches that are lowered on trial.
-    """
+    """State that a model's graphs share. `supposing` counts branches that are lowered on trial."""
 
     budget: Budget
     supposing: int
@@ -60,9 +58,7 @@ class GraphBody(Protocol):
 
 
 MAIN: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.INT32, DType.INT64})
-"""Types that TFLite's arithmetic supports as plain numbers. StableHLO operations compute the
-others.
-"""
+"""Plain types of TFLite's arithmetic. StableHLO operations compute the others."""
 
 ARITHMETIC: Final[dict[str, tuple[str, frozenset[DType]]]] = {
     "ADD": ("STABLEHLO_ADD", MAIN),
@@ -73,9 +69,7 @@ ARITHMETIC: Final[dict[str, tuple[str, frozenset[DType]]]] = {
     "MAXIMUM": ("STABLEHLO_MAXIMUM", MAIN),
     "MINIMUM": ("STABLEHLO_MINIMUM", MAIN),
 }
-"""The StableHLO operation for each function of two operands, and the types that TFLite's own
-supports.
-"""
+"""The StableHLO operation for each function of two operands, and the types of TFLite's own."""
 
 COMPARED: Final = MAIN | {DType.BFLOAT16, DType.INT16}
 DIRECTIONS: Final = {
@@ -87,9 +81,7 @@ FAR: Final = 2**31 - 1
 
 
 class Tensor:
-    """An operand of the subgraph under construction. In arithmetic with it, a number becomes a
-    constant.
-    """
+    """An operand of the subgraph under construction. Numbers in arithmetic become constants."""
 
     __slots__ = ("call", "index")
 
