@@ -18,7 +18,6 @@ from typing import Any
 
 from sphinx.pycode import ModuleAnalyzer
 
-from penstock.errors import PenstockError
 from penstock.knobs import KNOBS
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -77,18 +76,19 @@ def knobs() -> str:
 ELSEWHERE = {
     "penstock": {"CancelToken", "Model", "ProgressEvent"},
     "penstock.memory": {"BufferDesc"},
+    "penstock.driverkit.site": {"Site"},
+    "penstock.errors": {"counted", "driver_error_classes"},
 }
-"""Names of a package that are documented on the page of the package they are of."""
+"""Names of a package that are documented where they are defined, or not on these pages."""
 
 
-def api(package: str) -> str:
-    """Each public name of the *package*, with its docstring."""
+def api(package: str, *names: str) -> str:
+    """Each public name of the *package*, or these *names* of it, with its docstring."""
     module = importlib.import_module(package)
-    own = [name for name, value in vars(module).items() if is_error(value)]
     constants = constants_below(module)
     blocks = ["```{eval-rst}", f".. automodule:: {package}", "   :no-members:", ""]
-    for name in getattr(module, "__all__", own):
-        if name.startswith("__") or name in ELSEWHERE.get(package, ()):
+    for name in names or getattr(module, "__all__", [*own_names(module), *constants]):
+        if name.startswith("_") or name in ELSEWHERE.get(package, ()):
             continue
         value = getattr(module, name)
         if inspect.isclass(value) and value.__module__.startswith("penstock"):
@@ -97,7 +97,7 @@ def api(package: str) -> str:
             blocks.append(f".. autofunction:: {package}.{name}")
         else:
             shown = repr(value)
-            blocks.append(f".. py:data:: {package}.{name}")
+            blocks.append(f".. py:data:: {name}")
             blocks += [f"   :value: {shown}"] * (len(shown) <= 80 and "<" not in shown)
             blocks.append("")
             blocks += [f"   {line}" for line in constants.get(name, ())]
@@ -105,17 +105,24 @@ def api(package: str) -> str:
     return "\n".join([*blocks, "```"])
 
 
+def own_names(module: ModuleType) -> list[str]:
+    """The classes and functions that the *module* defines."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if (inspect.isclass(value) or inspect.isroutine(value))
+        and value.__module__ == module.__name__
+    ]
+
+
 def constants_below(package: ModuleType) -> dict[str, list[str]]:
-    """The texts below the constants of the modules of the *package*, by name."""
+    """The texts below the constants of the *package* and of its modules, by name."""
     found: dict[str, list[str]] = {}
-    for module in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{package.__name__}."):
-        docs = ModuleAnalyzer.for_module(module.name).find_attr_docs()
+    below = pkgutil.iter_modules(getattr(package, "__path__", ()), f"{package.__name__}.")
+    for module in (package.__name__, *(module.name for module in below)):
+        docs = ModuleAnalyzer.for_module(module).find_attr_docs()
         found |= {name: text for (owner, name), text in docs.items() if not owner}
     return found
-
-
-def is_error(value: object) -> bool:
-    return inspect.isclass(value) and issubclass(value, PenstockError)
 
 
 GENERATED = {
@@ -129,7 +136,7 @@ def fill_in(_app: Any, _page: str, content: list[str]) -> None:
     """Put what is generated into the pages that ask for it."""
     for marker in re.findall(r"(?m)^<!-- generated: .* -->$", content[0]):
         name = marker.removeprefix("<!-- generated: ").removesuffix(" -->")
-        text = GENERATED[name]() if name in GENERATED else api(name)
+        text = GENERATED[name]() if name in GENERATED else api(*name.split())
         content[0] = content[0].replace(marker, text)
 
 

@@ -76,7 +76,7 @@ def _is_meant(when: When, count: int) -> bool:
 
 
 class SlowDevice(InterceptingDevice):
-    """Delays each call of a method by *seconds*[method]; infinity is a hang.
+    """Delays each call of a method by the *seconds* of that method; infinity is a hang.
 
     It reacts to deadlines and cancellation during the delay, unless it is *heedless*. *sleep* and
     *clock_ns* replace `time.sleep` and `time.monotonic_ns`.
