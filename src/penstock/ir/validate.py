@@ -356,8 +356,8 @@ def _check_calls(model: ModelParts) -> None:
     calls = [
         (subgraph, operation, Place(index, at, type=operation.type))
         for index, subgraph in enumerate(model.subgraphs)
-        if entered[index]
         for at, operation in enumerate(subgraph.operations)
+        if entered[index] or operation.type in RUNS_SUBGRAPHS
     ]
     for _, operation, where in calls:
         for target in subgraph_references(operation):

@@ -416,6 +416,14 @@ DEFECTS: tuple[Defect, ...] = (
             looping(1.0), 0, attributes=Attributes(cond_subgraph_index=1, body_subgraph_index=-1)
         ),
     ),
+    (
+        "a loop without a condition and a body",
+        InvalidOperation,
+        "needs a condition and a body",
+        lambda: with_operation(
+            looping(1.0), 0, attributes=Attributes(cond_subgraph_index=-1, body_subgraph_index=-1)
+        ),
+    ),
     ("recursion", CyclicModel, "subgraph 1 is entered again from within itself", recursive),
     ("state of a called subgraph", ModelError, "state", entered_state),
     (
