@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,12 +49,8 @@ if TYPE_CHECKING:
 @contextmanager
 def mapped_pools(request: Request) -> Iterator[list[NDArray]]:
     """The request's pools as flat uint8 arrays, mapped for the time of the block."""
-    mappings = [map_memory(pool) for pool in request.pools]
-    try:
-        yield [mapping.array for mapping in mappings]
-    finally:
-        for mapping in mappings:
-            mapping.close()
+    with ExitStack() as stack:
+        yield [stack.enter_context(map_memory(pool)).array for pool in request.pools]
 
 
 def lent_arrays(arguments: Sequence[RequestArgument]) -> list[NDArray] | None:
