@@ -49,6 +49,7 @@ def parse(content: bytes) -> Any:
 
 def to_array(proto: Any) -> NDArray:
     """The value of a `TensorProto`, whose size the caller has checked; a view of its raw data."""
+    proto.ClearField("segment")  # the package refuses it, and the value is whole
     found: NDArray = importlib.import_module("onnx.numpy_helper").to_array(proto)
     return found
 

@@ -375,6 +375,21 @@ def test_gathering_from_a_repeated_element_does_not_allocate_its_repetitions() -
     assert loaded_peak(model_of(nodes, {"x": np.zeros(1, np.float32)}, ["y"], constants)) < 8 * MIB
 
 
+def constant_of(value: Any) -> Any:
+    """The output of a model that only gives the tensor *value*, named c."""
+    model = model_of([helper.make_node("Identity", ["c"], ["y"])], {"x": X}, ["y"])
+    model.graph.initializer.add().CopyFrom(value)
+    loaded = load(model)
+    return loaded.constant(loaded.entry.operands[loaded.entry.outputs[0]])
+
+
+@pytest.mark.parametrize("fields", [{"float_data": [1.5]}, {"raw_data": b"\0\0\xc0\x3f"}])
+def test_segment_of_a_tensor_is_ignored(fields: dict[str, Any]) -> None:
+    value = onnx.TensorProto(name="c", data_type=1, dims=[1], **fields)
+    value.segment.begin, value.segment.end = 0, 1
+    assert constant_of(value).tolist() == [1.5]
+
+
 @pytest.mark.parametrize(
     ("kind", "inputs"),
     [
