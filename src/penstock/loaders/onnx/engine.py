@@ -232,6 +232,8 @@ def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
     entries = stored if dtype in PACKED else 2 * count if dtype in COMPLEX else count
     _check_count(len(listed), entries, count, shape, where)
     budget.take(count * dtype.numpy.itemsize, where)
+    if dtype is DType.BOOL:  # the package keeps the low byte of each entry
+        return np.array(listed, np.int32).astype(bool).reshape(shape)
     return to_array(proto)
 
 

@@ -390,6 +390,11 @@ def test_segment_of_a_tensor_is_ignored(fields: dict[str, Any]) -> None:
     assert constant_of(value).tolist() == [1.5]
 
 
+def test_listed_boolean_other_than_0_is_1_in_memory() -> None:
+    value = onnx.TensorProto(name="c", data_type=9, dims=[4], int32_data=[0, 1, 5, 256])
+    assert constant_of(value).tobytes() == bytes([0, 1, 1, 1])
+
+
 @pytest.mark.parametrize(
     ("kind", "inputs"),
     [
