@@ -152,14 +152,16 @@ class RemoteDevice(Described):
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
-            return wire.Prepare(_model(pack, model), config)
+            return wire.Prepare(_model(pack, model), pack.prepare_config(config))
 
         made = ask(self._channel, call, wire.Made, may_end_early=True)[0]
         return RemotePreparedModel(self._channel, made, self._rings)
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> RemotePreparedModel:
-        call = wire.PrepareFromCache(config)
-        made = ask(self._channel, lambda _: call, wire.Made, may_end_early=True)[0]
+        def call(pack: Packer) -> wire.Call:
+            return wire.PrepareFromCache(pack.prepare_config(config))
+
+        made = ask(self._channel, call, wire.Made, may_end_early=True)[0]
         return RemotePreparedModel(self._channel, made, self._rings)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:

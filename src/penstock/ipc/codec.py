@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -35,6 +36,7 @@ from penstock.hal import (
     HostMemory,
     Memory,
     OutputShape,
+    PrepareConfig,
     Request,
     RequestArgument,
     Support,
@@ -135,6 +137,12 @@ class Packer:
                 place = self.handle(Descriptor(fd))
                 return wire.MemoryForm(memory.name, place, memory.size, None, buffer)
         return wire.MemoryForm(memory.name, self.handle(Opaque(memory.handle)), memory.size)
+
+    def prepare_config(self, config: PrepareConfig) -> PrepareConfig:
+        """*config* whose callback becomes a handle: msgspec would encode a data class itself."""
+        if config.progress is None:
+            return config
+        return replace(config, progress=partial(config.progress))
 
     def request(self, request: Request) -> wire.RequestForm:
         return wire.RequestForm(

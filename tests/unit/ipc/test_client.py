@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from penstock.hal import (
     HostMemory,
     PrepareConfig,
     PreparedModel,
+    ProgressEvent,
     Request,
 )
 from penstock.ipc import client_objects, wire
@@ -170,3 +172,26 @@ def test_an_object_that_cannot_be_closed_keeps_no_other_open(
     dispatcher.objects.close()
     assert all(each.closed for each in objects)
     assert "could not be closed" in caplog.text
+
+
+@dataclass
+class Listening:
+    """A callback that msgspec could encode itself."""
+
+    events: list[ProgressEvent] = field(default_factory=list)
+
+    def __call__(self, event: ProgressEvent) -> None:
+        self.events.append(event)
+
+
+class Telling(InterceptingDevice):
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        assert config.progress is not None
+        config.progress(ProgressEvent("compile", "it", 1, 1))
+        return super().prepare_model(model, config)
+
+
+def test_a_progress_callback_may_be_a_data_class() -> None:
+    device, told = LoopbackDevice(Telling(create())), Listening()
+    device.prepare_model(CASE.model, PrepareConfig(progress=told)).close()
+    assert [event.subject for event in told.events] == ["it"]
