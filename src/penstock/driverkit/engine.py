@@ -15,7 +15,13 @@ from typing import ClassVar, Final, Generic, Protocol, TypeVar
 from penstock.distribution import current_origin, made_by
 from penstock.driverkit.postponed_write import Payloads
 from penstock.driverkit.request_arrays import HostBuffers
-from penstock.errors import CacheError, DeviceUnavailable, GeneralFailure, InputError
+from penstock.errors import (
+    CacheError,
+    DeviceUnavailable,
+    DriverError,
+    GeneralFailure,
+    InputError,
+)
 from penstock.hal import (
     CacheReport,
     CancelToken,
@@ -163,7 +169,7 @@ class EngineDevice(HostBuffers, DeviceBase):
             return None
         try:
             model, data = payloads()
-        except (OSError, GeneralFailure, DeviceUnavailable) as error:
+        except (OSError, DriverError) as error:
             return SaveReport(reason=f"{type(error).__name__}: {error}")
         return self.seal.save(
             config.model_cache,

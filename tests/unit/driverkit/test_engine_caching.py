@@ -11,7 +11,13 @@ import pytest
 
 import penstock
 from penstock.driverkit.engine import EngineDevice
-from penstock.errors import GeneralFailure, InputError, InvalidArgument
+from penstock.driverkit.postponed_write import Payloads
+from penstock.errors import (
+    GeneralFailure,
+    InputError,
+    InvalidArgument,
+    ResourceExhaustedTransient,
+)
 from penstock.hal import Capabilities, DeviceType
 from tests.support_artefacts import DAMAGES, X, answer, cache_files, network, run
 from tests.support_open_shapes import check_open_batch
@@ -35,6 +41,19 @@ def test_cache_files_without_load_are_refused_in_one_sentence() -> None:
     )
     for kind in (Remembering, EngineDevice):
         kind("other", DeviceType.CPU, Capabilities())
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), ResourceExhaustedTransient("no memory")])
+def test_error_of_a_driver_while_it_saves_is_reported(tmp_path: Path, error: Exception) -> None:
+    device = EngineDevice("other", DeviceType.CPU, Capabilities())
+
+    def payloads() -> Payloads:
+        raise error
+
+    with cache_files(tmp_path, (1, 0)) as config:
+        saved = device.save(config, payloads)
+    assert saved is not None
+    assert (saved.saved, saved.reason) == (False, f"{type(error).__name__}: {error}")
 
 
 @pytest.fixture(params=INSTALLED)
