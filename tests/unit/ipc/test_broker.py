@@ -18,7 +18,7 @@ import pytest
 
 from penstock.ipc.crash_records import how_ended
 from penstock.ipc.host_sockets import Place
-from penstock.ipc.sandbox import kernel
+from penstock.ipc.sandbox import kernel, view
 from penstock.ipc.starting import NotStarted, Started, connect
 from penstock.ipc.system import children_of, open_process, wait_for_end
 from penstock.ipc.transport import close_all
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 SECONDS = 30.0
 CLIENT = """
 import sys
-from penstock.ipc.sandbox import kernel
+from penstock.ipc.sandbox import kernel, view
 from penstock.ipc.host_sockets import Place
 from penstock.ipc.starting import connect
 connect(Place(*sys.argv[1:]))
@@ -213,6 +213,11 @@ def test_view_without_scratch_directory_shows_driver_that_lies_below_tmp(
         with pytest.raises(NotStarted) as raised:
             connect(Place("below", "driver_below_tmp:create"))
     assert "imported below /tmp" in f"{raised.value.output}{raised.value}"
+
+
+@pytest.mark.parametrize("path", ["/tmp", "/tmp/modules"])
+def test_view_is_mounted_where_it_hides_no_path_that_it_shows(path: str) -> None:
+    assert view._mount_point([path, "/usr/lib"]) not in {"/tmp", "/usr"}
 
 
 def test_a_program_in_a_home_directory_shows_drivers_its_modules_alone(

@@ -185,7 +185,7 @@ def _mount_point(paths: Iterable[str]) -> str:
     """A directory that holds none of *paths*. Raises `OSError` if there is none."""
     shown = [place for path in paths for place in (path, os.path.realpath(path))]
     for directory in MOUNT_POINTS:
-        if os.path.isdir(directory) and not any(p.startswith(f"{directory}/") for p in shown):
+        if os.path.isdir(directory) and not any(f"{p}/".startswith(f"{directory}/") for p in shown):
             return directory
     raise OSError(f"a driver's files lie below each of {', '.join(MOUNT_POINTS)}")
 
