@@ -41,7 +41,14 @@ and functions are lowered at each call.
 
 MAX_CALL_DEPTH: Final = 64
 
-MALFORMED: Final = (ValueError, TypeError, IndexError, KeyError, OverflowError, AttributeError)
+MALFORMED: Final = (
+    ArithmeticError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    TypeError,
+    ValueError,
+)
 """Exceptions of arithmetic on malformed numbers."""
 
 DOUBTED: Final = (ShapeMismatch,)

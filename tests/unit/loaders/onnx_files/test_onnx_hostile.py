@@ -354,6 +354,18 @@ def test_nodes_of_a_few_bytes_are_counted_for_what_becomes_of_them() -> None:
         assert len(penstock.load(model).operations) == count
 
 
+@pytest.mark.parametrize(
+    ("kind", "attributes"),
+    [("DepthToSpace", {"blocksize": 0, "mode": "CRD"}), ("Split", {"num_outputs": 0})],
+)
+def test_division_by_an_attribute_of_zero_is_a_named_error(
+    kind: str, attributes: dict[str, Any]
+) -> None:
+    node = helper.make_node(kind, ["x"], ["y"], **attributes)
+    with pytest.raises(InvalidOperation, match="the node is malformed"):
+        load(model_of([node], {"x": np.zeros((1, 4, 2, 2), np.float32)}, ["y"]))
+
+
 def loaded_peak(model: Any) -> int:
     """The most bytes that loading *model* holds at a time."""
     content = model.SerializeToString()
