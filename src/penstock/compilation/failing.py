@@ -24,8 +24,7 @@ LAST_CRASH: Final = "penstock doctor --last-crash"
 LOST: Final = "no other device can repeat it without that buffer"
 
 _OPERATION: Final = re.compile(r"operation (0|[1-9][0-9]{0,8}) \(([^\s,()]+)")
-"""Matches the operation that a driver's message names: its index in the driver's model, its type.
-"""
+"""Matches the index, in the driver's model, and the type of the operation that a message names."""
 
 _BEGINNING: Final = "operation "
 
@@ -89,18 +88,14 @@ def final_error(
     allowed: bool = True,
     lost: bool = False,
 ) -> Kind:
-    """A copy of *error* for the caller, with the operation, the cause, and why nothing else ran it.
+    """A copy of *error* for the caller, of the same class, with *error* as its cause.
 
-    The copy has the same class, and *error* as its cause. The message has three parts:
-
-    - the operation of the planned model, or the first and last operation of *step*;
-    - the text of the driver of *device*;
-    - why no other device runs the step.
+    Its message names the operation of the planned model, or the first and last one of *step*; the
+    text of the driver of *device*; and why no other device runs the step.
 
     *others* are the fallback devices that failed too. Each of them with a different text also
-    becomes a note. *allowed* False means that the call allows no fallback. *lost* means that memory
-    of the step was lost with its device. If the error cannot be copied, the original is returned,
-    with the message as a note.
+    becomes a note. *allowed* is False if the call allows no fallback; *lost* if memory of the step
+    was lost with its device. An error that cannot be copied gets the message as a note.
     """
     words = in_one_line(error) or type(error).__name__
     said = parse_message(f"{type(error).__name__}: {words}").renumbered(step.model, step.operations)

@@ -105,10 +105,7 @@ def first_able(
     failures: list[Failure],
     tell: Callable[[Failure, Device], None],
 ) -> Made | None:
-    """Returns the first successful result of *attempt* on *others*; None if every device fails.
-
-    The arguments are those of `recover`. `MissedDeadline*` and `Cancelled` propagate.
-    """
+    """As `recover`, but returns None if every device fails."""
     for device, step in others:
         tell(failures[-1], device)
         try:
@@ -171,9 +168,7 @@ def compile_elsewhere(
 
 
 def supports_all(device: Device, step: ExecutionStep, accuracy: AccuracyClass = "relaxed") -> bool:
-    """Whether *device* supports every operation of the step, in the class *accuracy* or a stricter
-    one.
-    """
+    """Whether *device* supports every operation of the step, in *accuracy* or a stricter class."""
     answers = answers_for(device, step)
     least = ACCURACY_RANK[accuracy]
     return bool(answers) and all(

@@ -1,8 +1,7 @@
 """Fallback during a run, after a step failed (NNAPI section 4.6).
 
-`Recovery` retries the step on the fallback devices of its plan. If they all fail, `WholeModel` runs
-the whole model on the reference device. The first failure of each step is saved for a failure
-capsule.
+`Recovery` retries the step on the fallback devices of its plan, and saves its first failure for a
+capsule. If all devices fail, `WholeModel` runs the whole model on the reference device.
 """
 
 from __future__ import annotations
