@@ -31,7 +31,7 @@ class Burst(Closing):
 
     A burst keeps what the next run can reuse: the arguments of every step, the memory of outputs
     and temporaries, and the drivers' own bursts (NNAPI section 7.1). **The outputs of a run are
-    read-only views that are valid until the next run of the burst**, which overwrites them. To keep
+    read-only views that hold until the next run of the burst**, which overwrites them. To keep
     them longer, copy them (`np.array(y)`) or give `out=`. Nothing writes to them after `close`.
 
     Only one thread may run a burst at a time; a concurrent run raises `StateError`. Several bursts

@@ -29,7 +29,7 @@ from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import LAST_RESORT, collect_support
 from penstock.partitioning.work import LEAST_LIMIT, check_memory, most_bytes
-from penstock.runtime.discovery import DeviceInfo, Manager, manager
+from penstock.runtime.discovery import DeviceInfo, Manager
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
@@ -113,21 +113,22 @@ class CompileDevices(Mapping[str, Device]):
     can be isolated is isolated, including fallback devices.
     """
 
-    def __init__(self, chosen: Sequence[Device], *, apart: bool = False) -> None:
+    def __init__(self, chosen: Sequence[Device], manager: Manager, *, apart: bool = False) -> None:
         self._chosen = {device.name: device for device in chosen}
+        self._manager = manager
         self._apart = apart
         self._found: dict[str, Device] = {}
 
     def __getitem__(self, name: str) -> Device:
         device: Device | None = None
         if name == FALLBACK_DEVICE and name not in self._chosen:
-            device = manager.by_name(name)
+            device = self._manager.by_name(name)
         elif name == LAST_RESORT and self._apart:
             # An operation too long for this process is also too long for this process's reference
             # device.
             raise KeyError(name)
         elif name == LAST_RESORT and getattr(self.get(FALLBACK_DEVICE), "isolated", False):
-            device = last_resort(manager)
+            device = last_resort(self._manager)
         device = self._chosen[name] if device is None else device
         if self._apart and name != LAST_RESORT and not is_isolated(device):
             device = self._set_apart(device)
@@ -139,7 +140,7 @@ class CompileDevices(Mapping[str, Device]):
             from penstock.runtime.apart import isolated
 
             try:
-                found = isolated(device, None, manager, current_deadline())
+                found = isolated(device, None, self._manager, current_deadline())
             except (NotAvailable, PlacementError):
                 found = device
             self._found[device.name] = found

@@ -249,7 +249,7 @@ class _Session:
         allow = self.allow
         if any(map(is_placeholder, self.chosen)):
             self.chosen = self._choose(config.deadline_ns)
-        devices = CompileDevices(self.chosen)
+        devices = CompileDevices(self.chosen, manager)
         isolated = self._isolated_compile(config.deadline_ns)
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
@@ -265,7 +265,7 @@ class _Session:
             chosen, apart, left = set_apart(self.chosen, reasons, isolate, manager, until)
             if apart:
                 plan = structs.replace(plan, apart=tuple(apart.items()))
-                devices = CompileDevices(chosen, apart=True)
+                devices = CompileDevices(chosen, manager, apart=True)
                 isolated = isolated or self._isolated_compile(until, chosen)
         if isolated and not allow:
             isolated.check(plan)
