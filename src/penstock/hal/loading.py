@@ -18,7 +18,24 @@ if TYPE_CHECKING:
     from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
 
 
-class InvalidDevice(DeviceBase):
+class RefusingDevice(DeviceBase):
+    """A device that prepares and allocates nothing; a subclass raises its error in `refuse`."""
+
+    def refuse(self) -> NoReturn:
+        """Raises the error of every call."""
+        raise NotImplementedError
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        self.refuse()
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+        self.refuse()
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        self.refuse()
+
+
+class InvalidDevice(RefusingDevice):
     """A device that refuses everything with one reason."""
 
     def __init__(self, name: str, reason: str) -> None:
@@ -30,16 +47,7 @@ class InvalidDevice(DeviceBase):
     def supported_operations(self, model: Model) -> Sequence[Support]:
         return [Support(False, self.reason)] * len(model.operations)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
-        self._refuse()
-
-    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
-        self._refuse()
-
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def refuse(self) -> NoReturn:
         raise GeneralFailure(f"device {self.name}: {self.reason}")
 
 

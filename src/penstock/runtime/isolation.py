@@ -25,17 +25,9 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.execution.availability import note_unavailable, refuse_unavailable
-from penstock.hal import (
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    Device,
-    DeviceBase,
-    PrepareConfig,
-    PreparedModel,
-    Support,
-)
+from penstock.hal import Device, Support
 from penstock.hal.device import NO_VERSION
+from penstock.hal.loading import RefusingDevice
 from penstock.ipc.deadlines import collecting_restarts, deadline_context, halfway_to
 from penstock.ipc.pools import sealed_copies
 from penstock.ir import Model
@@ -51,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.runtime.examination import Found
 
 
-class PlaceholderDevice(DeviceBase):
+class PlaceholderDevice(RefusingDevice):
     """Stands in for a device whose host process could not be asked for its devices.
 
     Every call raises *error*, a `DeadObject` or `MissedDeadlineTransient`. The device itself is
@@ -81,18 +73,9 @@ class PlaceholderDevice(DeviceBase):
         return True
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        self._refuse()
+        self.refuse()
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
-        self._refuse()
-
-    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
-        self._refuse()
-
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def refuse(self) -> NoReturn:
         raise type(self.error)(str(self.error))
 
 
