@@ -19,7 +19,7 @@ LONGEST_S: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One program: its arguments, extra *environment* variables, and *told* for its input."""
+    """One program, its arguments, extra *environment* variables, and *told*, its input."""
 
     program: str
     arguments: tuple[str, ...]
