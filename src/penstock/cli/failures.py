@@ -9,15 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from penstock.errors import (
-    NO_DESCRIPTOR,
-    NO_DESCRIPTOR_LEFT,
-    InputError,
-    ModelError,
-    NotAvailable,
-    PenstockError,
-    UnknownSignature,
-)
+from penstock import errors
 
 DONE: Final = 0
 WORK_FAILED: Final = 1
@@ -26,25 +18,25 @@ BAD_FILE: Final = 3
 INTERRUPTED: Final = 130
 
 
-class UsageError(PenstockError):
+class UsageError(errors.PenstockError):
     """The command line is wrong."""
 
 
-class FileError(InputError):
+class FileError(errors.InputError):
     """A file named on the command line is missing, unreadable, or does not fit the model."""
 
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
 
 
-class OutputError(PenstockError):
+class OutputError(errors.PenstockError):
     """A result cannot be written."""
 
     def __init__(self, target: object, reason: str) -> None:
         super().__init__(f"cannot write {target}: {reason}")
 
 
-class Unfinished(PenstockError):
+class Unfinished(errors.PenstockError):
     """The command has printed everything, also its JSON object, and still fails with *code*."""
 
     def __init__(self, text: str, code: int = WORK_FAILED) -> None:
@@ -52,7 +44,7 @@ class Unfinished(PenstockError):
         self.code = code
 
 
-class Interrupted(PenstockError):
+class Interrupted(errors.PenstockError):
     """The user has pressed Ctrl-C."""
 
 
@@ -66,9 +58,9 @@ def exit_code(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, Unfinished):
         return error.code
-    if isinstance(error, UsageError | NotAvailable | UnknownSignature):
+    if isinstance(error, UsageError | errors.NotAvailable | errors.UnknownSignature):
         return USAGE
-    if isinstance(error, FileError | ModelError):
+    if isinstance(error, FileError | errors.ModelError):
         return BAD_FILE
     return WORK_FAILED
 
@@ -78,10 +70,10 @@ def message(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    if isinstance(error, PenstockError):
+    if isinstance(error, errors.PenstockError):
         return text or type(error).__name__
     if of_descriptors(error):
-        return f"{NO_DESCRIPTOR_LEFT} ({type(error).__name__}: {text})"
+        return f"{errors.NO_DESCRIPTOR_LEFT} ({type(error).__name__}: {text})"
     return (
         f"internal error: {type(error).__name__}: {text}"
         if text
@@ -92,7 +84,7 @@ def message(error: BaseException) -> str:
 def of_descriptors(error: BaseException) -> bool:
     """Whether the process has no file descriptor left. Importing a module needs one, too."""
     if isinstance(error, OSError):
-        return error.errno in NO_DESCRIPTOR
+        return error.errno in errors.NO_DESCRIPTOR
     return isinstance(error, ImportError) and os.strerror(errno.EMFILE) in str(error)
 
 
@@ -104,7 +96,7 @@ def of_the_output(error: BaseException) -> bool:
 def name(error: BaseException) -> str:
     """The class of the defect; for a `FileError` the class of its `ModelError`."""
     cause = error.__cause__
-    return type(cause if isinstance(cause, ModelError) else error).__name__
+    return type(cause if isinstance(cause, errors.ModelError) else error).__name__
 
 
 @contextmanager
@@ -117,7 +109,7 @@ def reading(path: object, unreadable: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except PenstockError:
+    except errors.PenstockError:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:

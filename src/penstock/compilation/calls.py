@@ -10,14 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock import knobs
-from penstock.errors import (
-    FOREIGN,
-    Cancelled,
-    DriverError,
-    GeneralFailure,
-    MissedDeadlinePersistent,
-)
+from penstock import errors, knobs
 from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
 from penstock.hal.device import is_isolated
 from penstock.hal.prepared import retain_model
@@ -62,12 +55,14 @@ def call_driver_from_cache(
 def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedModel:
     try:
         prepared = call()
-    except (DriverError, Cancelled):
+    except (errors.DriverError, errors.Cancelled):
         raise
-    except FOREIGN as error:
-        raise GeneralFailure(f"device {device.name} failed in {method}: {error!r}") from error
+    except errors.FOREIGN as error:
+        raise errors.GeneralFailure(
+            f"device {device.name} failed in {method}: {error!r}"
+        ) from error
     if not callable(getattr(prepared, "execute", None)):
-        raise GeneralFailure(
+        raise errors.GeneralFailure(
             f"device {device.name} returned {type(prepared).__name__} from {method}, "
             "which is no prepared model"
         )
@@ -78,7 +73,7 @@ def concurrency_of(device: Device) -> int:
     """The number of concurrent executions that *device* or the knob allows; 0 for no limit."""
     try:
         told = getattr(device.capabilities, "concurrent_executions", 0)
-    except FOREIGN as error:  # a driver may raise anything
+    except errors.FOREIGN as error:  # a driver may raise anything
         log.warning("device %s failed in capabilities: %r", device.name, error)
         told = 0
     return told if type(told) is int and told > 0 else knobs.concurrent_executions()
@@ -88,7 +83,7 @@ def is_simulated(device: Device) -> bool:
     """Whether *device* declares that it simulates hardware. False if the declaration is invalid."""
     try:
         return getattr(device.capabilities, "simulated", False) is True
-    except FOREIGN as error:  # a driver may raise anything
+    except errors.FOREIGN as error:  # a driver may raise anything
         log.warning("device %s failed in capabilities: %r", device.name, error)
         return False
 
@@ -97,7 +92,7 @@ def report_of(prepared: PreparedModel) -> CacheReport:
     """The driver's report on its cache files; an empty report if the driver has no such member."""
     try:
         report = getattr(prepared, "cache_report", NO_CACHE_REPORT)
-    except FOREIGN as error:  # a driver may raise anything
+    except errors.FOREIGN as error:  # a driver may raise anything
         log.warning("a driver failed in cache_report: %r", error)
         return NO_CACHE_REPORT
     return report if isinstance(report, CacheReport) else NO_CACHE_REPORT
@@ -108,7 +103,7 @@ def check_interrupts(config: PrepareConfig) -> None:
     if config.cancel is not None:
         config.cancel.check()
     if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
-        raise MissedDeadlinePersistent(
+        raise errors.MissedDeadlinePersistent(
             "the compile's timeout had passed before every step was compiled"
         )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from penstock import hal
 from penstock.compilation.calls import (
     call_driver,
     check_interrupts,
@@ -24,14 +25,6 @@ from penstock.compilation.prepared import Compilation, CompileOptions, PreparedS
 from penstock.compilation.receipt import Receipt
 from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, StepReceipt, fault_of
 from penstock.errors import DriverError, MissedDeadline, NotYetWritten, Refusal, RefusalCode
-from penstock.hal import (
-    AccuracyClass,
-    Device,
-    PrepareConfig,
-    PreparedModel,
-    PreparedModelBase,
-    ProgressEvent,
-)
 from penstock.logs import Log
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep, Placement
 
@@ -48,8 +41,8 @@ STILL_COMPILING: Final = "still compiling"
 
 def compile_plan(
     plan: ExecutionPlan,
-    devices: Mapping[str, Device],
-    config: PrepareConfig,
+    devices: Mapping[str, hal.Device],
+    config: hal.PrepareConfig,
     options: CompileOptions,
 ) -> Compilation:
     """Prepares every step of *plan* on its device.
@@ -67,7 +60,9 @@ def compile_plan(
     try:
         for position, step in enumerate(plan.steps):
             if config.progress is not None:
-                config.progress(ProgressEvent("compile", step.device, position, len(plan.steps)))
+                config.progress(
+                    hal.ProgressEvent("compile", step.device, position, len(plan.steps))
+                )
             try:
                 prepared, tries = prepare_step(step, devices, config, options)
             except MissedDeadline:
@@ -79,7 +74,7 @@ def compile_plan(
             done.append(prepared)
         check_interrupts(config)
         if config.progress is not None:
-            config.progress(ProgressEvent("compile", "", len(plan.steps), len(plan.steps)))
+            config.progress(hal.ProgressEvent("compile", "", len(plan.steps), len(plan.steps)))
     except BaseException:
         close_all(done)
         raise
@@ -127,7 +122,7 @@ def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionP
     return replace(plan, devices=devices, steps=steps, operations=tuple(operations))
 
 
-def _moved(placement: Placement, step: PreparedStep, accuracy: AccuracyClass) -> Placement:
+def _moved(placement: Placement, step: PreparedStep, accuracy: hal.AccuracyClass) -> Placement:
     refusals = {n: why for n, why in placement.refusals.items() if n != step.device.name}
     for failure in step.receipt.failures:
         words = f"failed to compile: {failure.error}"
@@ -138,10 +133,10 @@ def _moved(placement: Placement, step: PreparedStep, accuracy: AccuracyClass) ->
 def _keep(
     plan: ExecutionPlan,
     step: ExecutionStep,
-    devices: Mapping[str, Device],
+    devices: Mapping[str, hal.Device],
     error: DriverError | str,
     receipt: Receipt | None,
-    config: PrepareConfig,
+    config: hal.PrepareConfig,
 ) -> None:
     """Saves the evidence of a failed compile for a capsule."""
     from penstock.capsules.evidence import keep, noted
@@ -154,8 +149,8 @@ def _keep(
 
 def prepare_step(
     step: ExecutionStep,
-    devices: Mapping[str, Device],
-    config: PrepareConfig,
+    devices: Mapping[str, hal.Device],
+    config: hal.PrepareConfig,
     options: CompileOptions,
 ) -> tuple[PreparedStep, int]:
     """Prepares one step on its device or on a fallback device; also returns the number of compiles.
@@ -186,15 +181,15 @@ def prepare_step(
     return PreparedStep(step, device, prepared, _receipt(step, device, began, outcome)), compiles
 
 
-def _may_stand_in(other: Device, step: ExecutionStep, config: PrepareConfig) -> bool:
+def _may_stand_in(other: hal.Device, step: ExecutionStep, config: hal.PrepareConfig) -> bool:
     from penstock.compilation.recovery import supports_all
 
     return other.name in step.fallbacks and supports_all(other, step, config.accuracy)
 
 
 def _obtain(
-    device: Device, step: ExecutionStep, config: PrepareConfig, options: CompileOptions
-) -> tuple[PreparedModel, CacheOutcome, int]:
+    device: hal.Device, step: ExecutionStep, config: hal.PrepareConfig, options: CompileOptions
+) -> tuple[hal.PreparedModel, CacheOutcome, int]:
     """Prepares *step* on *device*, from the cache if possible; also returns the number of
     compiles.
     """
@@ -231,9 +226,9 @@ def _obtain(
 
 def _begin(
     step: ExecutionStep,
-    device: Device,
-    meanwhile: Device,
-    config: PrepareConfig,
+    device: hal.Device,
+    meanwhile: hal.Device,
+    config: hal.PrepareConfig,
     options: CompileOptions,
 ) -> tuple[PreparedStep, int]:
     """Loads the step from the cache. On a miss, *meanwhile* runs it during a background compile."""
@@ -255,7 +250,7 @@ def _begin(
         _receipt(step, meanwhile, began, told), fallback_from=device.name, error=STILL_COMPILING
     )
 
-    def make(own: PrepareConfig) -> PreparedStep:
+    def make(own: hal.PrepareConfig) -> PreparedStep:
         alone = replace(
             options, allow_fallback=False, meanwhile=None, as_raised=True, recorder=Recorder()
         )
@@ -265,7 +260,9 @@ def _begin(
     return PreparedStep(moved, meanwhile, prepared, receipt, pending), 1
 
 
-def _receipt(step: ExecutionStep, device: Device, began: int, outcome: CacheOutcome) -> StepReceipt:
+def _receipt(
+    step: ExecutionStep, device: hal.Device, began: int, outcome: CacheOutcome
+) -> StepReceipt:
     return StepReceipt(
         device.name,
         step.operations,
@@ -277,15 +274,15 @@ def _receipt(step: ExecutionStep, device: Device, began: int, outcome: CacheOutc
     )
 
 
-class CarriedOut(PreparedModelBase):
+class CarriedOut(hal.PreparedModelBase):
     """Placeholder for a control-flow step that the runtime carries out. It is never executed."""
 
 
 def _prepare_control(
     step: ExecutionStep,
     control: Control,
-    devices: Mapping[str, Device],
-    config: PrepareConfig,
+    devices: Mapping[str, hal.Device],
+    config: hal.PrepareConfig,
     options: CompileOptions,
 ) -> tuple[PreparedStep, int]:
     """Compiles every branch of *control*, which is *step*; also returns the number of compiles.

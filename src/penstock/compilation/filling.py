@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from penstock import knobs
+from penstock import errors, knobs
 from penstock.cache.ingredients import (
     MODEL_INGREDIENTS,
     changed_ingredients,
@@ -30,15 +30,6 @@ from penstock.compilation.step_receipt import (
     Recorder,
     fault_in,
     fault_of,
-)
-from penstock.errors import (
-    CacheError,
-    DriverError,
-    IngredientChanged,
-    NoEntry,
-    NotYetWritten,
-    TokenCollision,
-    Unreadable,
 )
 from penstock.hal import NO_TOKEN, CacheHandle, CacheReport, Device, PrepareConfig, ProgressEvent
 from penstock.logs import Log
@@ -67,7 +58,7 @@ def obtain_in_given_files(
     try:
         with recorder.time("cache", f"load step {step.index}", device.name):
             prepared = call_driver_from_cache(device, config, step)
-    except DriverError as error:
+    except errors.DriverError as error:
         fault = named(error)
         outcome = CacheOutcome("miss", fault.words, code=fault.code)
         made = compiled(device, step, config, outcome, recorder)
@@ -84,7 +75,7 @@ def obtain_in_given_files(
     return replace(made, outcome=outcome)
 
 
-def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
+def fill(entry: Entry, missed: errors.CacheError | errors.DriverError) -> Obtained:
     """Compiles and publishes *entry* after a miss, or loads it if another process published it."""
     step, device = entry.step, entry.device
     reason = explained(entry, missed)
@@ -92,7 +83,7 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
     try:
         with entry.recorder.time("cache", f"lease for step {step.index}"):
             lease, waited = _lease(entry)
-    except CacheError as error:
+    except errors.CacheError as error:
         return _compile_without_saving(entry, reason, fault_of(error))
     if lease is None:
         held = entry.directory.why_not_leased(entry.key.token)
@@ -104,7 +95,7 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
             if isinstance(loaded, Obtained):
                 return loaded
             missed, reason = loaded, explained(entry, loaded)
-        if isinstance(missed, NotYetWritten) and (writer := lease.late_writer()) is not None:
+        if isinstance(missed, errors.NotYetWritten) and (writer := lease.late_writer()) is not None:
             why = CacheFault(None, f"{writer} is still to write it")
         else:
             files, why = _files(entry, lease)
@@ -133,7 +124,7 @@ def _files(entry: Entry, lease: Lease) -> tuple[OpenFiles | None, CacheFault]:
     """New files for the driver, or the reason why they could not be made."""
     try:
         return lease.create(entry.needed), NO_FAULT
-    except CacheError as error:
+    except errors.CacheError as error:
         return None, fault_of(error)
 
 
@@ -171,7 +162,7 @@ def _publish(
     except OSError as error:
         lease.discard(files)
         words = f"a cache file went while its driver had it: {error.strerror}"
-        return fault_of(Unreadable(words))
+        return fault_of(errors.Unreadable(words))
     if report.save == "failed" or not (written or report.later):
         lease.discard(files)
         return _placed(report.reason, entry)
@@ -183,7 +174,7 @@ def _publish(
             deadline_ns=entry.config.deadline_ns,
             cancel=entry.config.cancel,
         )
-    except CacheError as error:
+    except errors.CacheError as error:
         return fault_of(error)
     return NO_FAULT if written else TO_BE_WRITTEN
 
@@ -205,11 +196,11 @@ def _placed(reason: str, entry: Entry) -> CacheFault:
     return fault._replace(words=f"{reason} (in {entry.directory.path})")
 
 
-def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
+def explained(entry: Entry, error: errors.CacheError | errors.DriverError) -> CacheFault:
     """The reason of a miss, `<Name>: sentence` with its code, and the ingredient that changed."""
     now = entry.key.ingredients
     fault = named(error)
-    if isinstance(error, NoEntry):
+    if isinstance(error, errors.NoEntry):
         nearest = entry.directory.nearest(now)
         if nearest is None or not changed_ingredients(nearest.ingredients, now):
             return fault
@@ -225,19 +216,19 @@ def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
     if ("structure" in now) != ("structure" in record.ingredients):
         other = "with" if "structure" in record.ingredients else "without"
         return fault_of(
-            IngredientChanged(f"the token's entry was sealed {other} the model in its key")
+            errors.IngredientChanged(f"the token's entry was sealed {other} the model in its key")
         )
     changes = describe_changes(record.ingredients, now)
     if MODEL_INGREDIENTS.isdisjoint(changed_ingredients(record.ingredients, now)):
-        return fault_of(IngredientChanged(f"the token's entry differs in {changes}"))
-    return fault_of(TokenCollision(f"the token was given to another model: {changes}"))
+        return fault_of(errors.IngredientChanged(f"the token's entry differs in {changes}"))
+    return fault_of(errors.TokenCollision(f"the token was given to another model: {changes}"))
 
 
-def named(error: CacheError | DriverError) -> CacheFault:
+def named(error: errors.CacheError | errors.DriverError) -> CacheFault:
     """*error* as `<Name>: sentence` with its code. Understands a `CacheError` text from a
     driver.
     """
-    if isinstance(error, CacheError):
+    if isinstance(error, errors.CacheError):
         return fault_of(error)
     passed_on = fault_in(str(error), later=True)
     return CacheFault(CacheCode.DRIVER, describe(error)) if passed_on.code is None else passed_on

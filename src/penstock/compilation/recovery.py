@@ -12,20 +12,12 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
+from penstock import hal
 from penstock.compilation.calls import call_driver, is_simulated
 from penstock.compilation.failing import failure_of, final_error
 from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, StepReceipt
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, DriverError, MissedDeadline
-from penstock.hal import (
-    ACCURACY_RANK,
-    AccuracyClass,
-    Device,
-    PrepareConfig,
-    PreparedModel,
-    Support,
-    refuse_unmapped,
-)
 from penstock.hal.capabilities import class_fault
 from penstock.hal.device import is_isolated, mappable_kinds
 from penstock.logs import Log
@@ -41,8 +33,8 @@ NOT_CACHED: Final = CacheOutcome("off", "a fallback is not cached")
 
 
 def able_devices(
-    step: ExecutionStep, devices: Mapping[str, Device], accuracy: AccuracyClass
-) -> Iterator[tuple[Device, ExecutionStep]]:
+    step: ExecutionStep, devices: Mapping[str, hal.Device], accuracy: hal.AccuracyClass
+) -> Iterator[tuple[hal.Device, ExecutionStep]]:
     """Yields the devices that can run *step* instead of its own device, in order of preference.
 
     A device qualifies if it is in the step's `fallbacks` and among *devices*. It must also support
@@ -73,10 +65,10 @@ def recover(
     step: ExecutionStep,
     error: DriverError,
     device: str,
-    others: Iterable[tuple[Device, ExecutionStep]],
-    attempt: Callable[[Device, ExecutionStep], Made],
+    others: Iterable[tuple[hal.Device, ExecutionStep]],
+    attempt: Callable[[hal.Device, ExecutionStep], Made],
     failures: list[Failure],
-    tell: Callable[[Failure, Device], None],
+    tell: Callable[[Failure, hal.Device], None],
     *,
     allowed: bool = True,
     lost: bool = False,
@@ -100,10 +92,10 @@ def recover(
 
 
 def first_able(
-    others: Iterable[tuple[Device, ExecutionStep]],
-    attempt: Callable[[Device, ExecutionStep], Made],
+    others: Iterable[tuple[hal.Device, ExecutionStep]],
+    attempt: Callable[[hal.Device, ExecutionStep], Made],
     failures: list[Failure],
-    tell: Callable[[Failure, Device], None],
+    tell: Callable[[Failure, hal.Device], None],
 ) -> Made | None:
     """As `recover`, but returns None if every device fails."""
     for device, step in others:
@@ -119,13 +111,13 @@ def first_able(
 
 def compile_elsewhere(
     step: ExecutionStep,
-    devices: Mapping[str, Device],
-    config: PrepareConfig,
+    devices: Mapping[str, hal.Device],
+    config: hal.PrepareConfig,
     error: DriverError,
     recorder: Recorder,
     *,
     allowed: bool,
-) -> tuple[Device, ExecutionStep, PreparedModel, StepReceipt, int]:
+) -> tuple[hal.Device, ExecutionStep, hal.PreparedModel, StepReceipt, int]:
     """Compiles *step* on the first fallback device that can, after its own device failed.
 
     *error* is the failure of the step's own device. Returns the fallback device, the step for that
@@ -135,8 +127,8 @@ def compile_elsewhere(
     failures: list[Failure] = []
 
     def attempt(
-        device: Device, moved: ExecutionStep
-    ) -> tuple[Device, ExecutionStep, PreparedModel, StepReceipt, int]:
+        device: hal.Device, moved: ExecutionStep
+    ) -> tuple[hal.Device, ExecutionStep, hal.PreparedModel, StepReceipt, int]:
         began = time.perf_counter_ns()
         with recorder.time("compile", f"step {step.index}", device.name):
             prepared = call_driver(device, moved, config)
@@ -154,7 +146,7 @@ def compile_elsewhere(
         )
         return device, moved, prepared, receipt, len(failures) + 1
 
-    def tell(failure: Failure, device: Device) -> None:
+    def tell(failure: Failure, device: hal.Device) -> None:
         log.warning(
             "step %d: %s failed to compile it, falling back to %s: %s",
             step.index,
@@ -167,17 +159,19 @@ def compile_elsewhere(
     return recover(step, error, step.device, others, attempt, failures, tell, allowed=allowed)
 
 
-def supports_all(device: Device, step: ExecutionStep, accuracy: AccuracyClass = "relaxed") -> bool:
+def supports_all(
+    device: hal.Device, step: ExecutionStep, accuracy: hal.AccuracyClass = "relaxed"
+) -> bool:
     """Whether *device* supports every operation of the step, in *accuracy* or a stricter class."""
     answers = answers_for(device, step)
-    least = ACCURACY_RANK[accuracy]
+    least = hal.ACCURACY_RANK[accuracy]
     return bool(answers) and all(
-        answer.supported and not class_fault(answer) and ACCURACY_RANK[answer.accuracy] >= least
+        answer.supported and not class_fault(answer) and hal.ACCURACY_RANK[answer.accuracy] >= least
         for answer in answers
     )
 
 
-def answers_for(device: Device, step: ExecutionStep) -> Sequence[Support]:
+def answers_for(device: hal.Device, step: ExecutionStep) -> Sequence[hal.Support]:
     """The device's support answers, one for each operation of the step.
 
     Empty if the driver raises or returns anything but one `Support` per operation; both are logged.
@@ -188,7 +182,7 @@ def answers_for(device: Device, step: ExecutionStep) -> Sequence[Support]:
     except FOREIGN as error:  # a driver may raise anything
         log.warning("device %s could not be asked what it supports: %r", device.name, error)
         return ()
-    if len(answers) != len(step.operations) or not all(isinstance(a, Support) for a in answers):
+    if len(answers) != len(step.operations) or not all(isinstance(a, hal.Support) for a in answers):
         log.warning("device %s gave something other than one answer an operation", device.name)
         return ()
-    return refuse_unmapped(step.model, answers, kinds)
+    return hal.refuse_unmapped(step.model, answers, kinds)

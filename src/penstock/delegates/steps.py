@@ -8,16 +8,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from penstock import errors
 from penstock.delegates.api import call, name_of
 from penstock.delegates.graph import DelegatedGraph, Kernel, Subgraphs
 from penstock.delegates.nodes import Node
 from penstock.delegates.tensors import blank
-from penstock.errors import (
-    DelegateError,
-    ModelError,
-    PlacementError,
-    StateError,
-)
 from penstock.execution import CompiledModel, State
 from penstock.execution.series import BoundRun
 from penstock.ir import DType, Model, NDArray
@@ -73,23 +68,23 @@ class DelegatedModel:
             return
         try:
             compiled = compile_part(cut.model)
-        except (ModelError, PlacementError) as error:
+        except (errors.ModelError, errors.PlacementError) as error:
             raise _of_the_whole(error, cut, self.graph.model.main) from error
         self.steps.append(HostStep(self.graph, cut, compiled))
 
 
 def _of_the_whole(
-    error: ModelError | PlacementError, cut: Cut, subgraph: int
-) -> ModelError | PlacementError:
+    error: errors.ModelError | errors.PlacementError, cut: Cut, subgraph: int
+) -> errors.ModelError | errors.PlacementError:
     """An error about an operation of a part, with the operation's number in the whole model."""
     where = error.where
     if where is not None and where.subgraph == 0 and where.operation is not None:
         at = where.operation
         known = cut.operations[at] if at < len(cut.operations) else at
         where = where._replace(subgraph=subgraph, operation=known)
-    if isinstance(error, ModelError):
+    if isinstance(error, errors.ModelError):
         return error.at(where)
-    return PlacementError(error.message, error.refusals, where)
+    return errors.PlacementError(error.message, error.refusals, where)
 
 
 def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None:
@@ -145,7 +140,7 @@ class DelegatedRun:
                     continue
                 if port.input in self._read and not state.is_assigned(port.variable):
                     name = model.variables[port.variable].name
-                    raise StateError(
+                    raise errors.StateError(
                         f"variable {name!r} is read before any value was assigned to it"
                     )
                 values[port.input] = state.get(port.variable)
@@ -279,7 +274,7 @@ class KernelStep:
                     f"its kernel gave tensor {tensor} ({tensors.name(tensor)}), whose shape is "
                     "known only at run time, no shape; DelegateContext.resize_tensor does"
                 )
-                raise DelegateError(name_of(delegate), "invoke", reason)
+                raise errors.DelegateError(name_of(delegate), "invoke", reason)
         tensors.after_kernel(self._written)
 
     def close(self) -> None:

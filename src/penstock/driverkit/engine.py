@@ -12,31 +12,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
+from penstock import errors, hal
 from penstock.distribution import current_origin, made_by
 from penstock.driverkit.postponed_write import Payloads
 from penstock.driverkit.request_arrays import HostBuffers
-from penstock.errors import (
-    CacheError,
-    DeviceUnavailable,
-    DriverError,
-    GeneralFailure,
-    InputError,
-)
-from penstock.hal import (
-    CacheReport,
-    CancelToken,
-    Capabilities,
-    DeviceBase,
-    DeviceType,
-    PrepareConfig,
-    PreparedModelBase,
-    Support,
-    check_deadline,
-    refuse_unmapped,
-    validate_prepare,
-    validate_prepare_config,
-    validate_support,
-)
 from penstock.ir import Model
 from penstock.sealed import LoadedEntry, SaveReport, Seal
 
@@ -46,7 +25,7 @@ POLL_SECONDS: Final = 0.01
 """Interval, in seconds, at which a compile with limits checks its cancel token."""
 
 
-class EngineDevice(HostBuffers, DeviceBase):
+class EngineDevice(HostBuffers, hal.DeviceBase):
     """A device of one engine. *reason* says why the engine cannot be used on this machine ("": it
     can).
 
@@ -62,8 +41,8 @@ class EngineDevice(HostBuffers, DeviceBase):
     def __init__(
         self,
         name: str,
-        kind: DeviceType,
-        capabilities: Capabilities,
+        kind: hal.DeviceType,
+        capabilities: hal.Capabilities,
         *,
         reason: str = "",
         seal: Seal | None = None,
@@ -72,7 +51,7 @@ class EngineDevice(HostBuffers, DeviceBase):
         loads = own.load is not EngineDevice.load
         overrides = own.prepare_model_from_cache is not EngineDevice.prepare_model_from_cache
         if self.files != (0, 0) and not (loads or overrides):
-            raise InputError(
+            raise errors.InputError(
                 f"{own.__name__}: files is {self.files}, but nothing loads them; implement "
                 "load(entry, config), or set files to (0, 0) for a device without a cache"
             )
@@ -92,15 +71,15 @@ class EngineDevice(HostBuffers, DeviceBase):
         """Why this process cannot use the engine, as far as can be known without loading it."""
         return None
 
-    def examine(self, model: Model) -> Sequence[Support]:
+    def examine(self, model: Model) -> Sequence[hal.Support]:
         """One answer for each operation of *model*."""
         raise NotImplementedError
 
-    def compile(self, model: Model, config: PrepareConfig) -> PreparedModelBase:
+    def compile(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModelBase:
         """Compiles a model whose operations are all supported, and saves it with `save`."""
         raise NotImplementedError
 
-    def load(self, entry: LoadedEntry, config: PrepareConfig) -> PreparedModelBase:
+    def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> hal.PreparedModelBase:
         """The prepared model of a verified cache entry. Raises `OtherVersion` for an entry of
         another engine, `GeneralFailure` for contents that `compile` cannot have written.
         """
@@ -129,8 +108,8 @@ class EngineDevice(HostBuffers, DeviceBase):
     def check(self) -> str | None:
         return self._reason or self.unusable()
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
-        return refuse_unmapped(model, self.examine(model), self.capabilities.memory_kinds)
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
+        return hal.refuse_unmapped(model, self.examine(model), self.capabilities.memory_kinds)
 
     def cache_files_needed(self) -> tuple[int, int]:
         return self.files
@@ -141,24 +120,26 @@ class EngineDevice(HostBuffers, DeviceBase):
         with made_by(self._origin):
             return self._given_seal or Seal(self.name, self.version, files=self.files)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModelBase:
-        validate_prepare(model, config, self.capabilities.memory_kinds)
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModelBase:
+        hal.validate_prepare(model, config, self.capabilities.memory_kinds)
         self._refuse_unusable()
-        validate_support(model, self.supported_operations(model))
+        hal.validate_support(model, self.supported_operations(model))
         return self.compile(model, config)
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModelBase:
-        validate_prepare_config(config)
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModelBase:
+        hal.validate_prepare_config(config)
         self._refuse_unusable()
         try:
             entry = self.seal.load(
                 config.model_cache, config.data_cache, config.token, config.binding
             )
             return self.load(entry, config)
-        except CacheError as error:
-            raise GeneralFailure(str(error)) from error
+        except errors.CacheError as error:
+            raise errors.GeneralFailure(str(error)) from error
 
-    def save(self, config: PrepareConfig, payloads: Callable[[], Payloads]) -> SaveReport | None:
+    def save(
+        self, config: hal.PrepareConfig, payloads: Callable[[], Payloads]
+    ) -> SaveReport | None:
         """Writes a compiled model to the cache handles of *config*. Returns None if there are no
         handles.
 
@@ -169,7 +150,7 @@ class EngineDevice(HostBuffers, DeviceBase):
             return None
         try:
             model, data = payloads()
-        except (OSError, DriverError) as error:
+        except (OSError, errors.DriverError) as error:
             return SaveReport(reason=f"{type(error).__name__}: {error}")
         return self.seal.save(
             config.model_cache,
@@ -182,14 +163,18 @@ class EngineDevice(HostBuffers, DeviceBase):
 
     def _refuse_unusable(self) -> None:
         if (reason := self.check()) is not None:
-            raise DeviceUnavailable(f"device {self.name}: {reason}")
+            raise errors.DeviceUnavailable(f"device {self.name}: {reason}")
 
 
-def report_of(saved: SaveReport | None, artefact: str = "", *, later: bool = False) -> CacheReport:
+def report_of(
+    saved: SaveReport | None, artefact: str = "", *, later: bool = False
+) -> hal.CacheReport:
     """The report of a save; None if no save was requested."""
     if saved is None:
-        return CacheReport(later=later, artefact=artefact)
-    return CacheReport("saved" if saved.saved else "failed", saved.reason or "", later, artefact)
+        return hal.CacheReport(later=later, artefact=artefact)
+    return hal.CacheReport(
+        "saved" if saved.saved else "failed", saved.reason or "", later, artefact
+    )
 
 
 class Limits(Protocol):
@@ -199,14 +184,14 @@ class Limits(Protocol):
     def deadline_ns(self) -> int | None: ...
 
     @property
-    def cancel(self) -> CancelToken | None: ...
+    def cancel(self) -> hal.CancelToken | None: ...
 
 
 def check_limits(limits: Limits) -> None:
     """Raises once the token of *limits* is set or the deadline has passed."""
     if limits.cancel is not None:
         limits.cancel.check()
-    check_deadline(limits.deadline_ns)
+    hal.check_deadline(limits.deadline_ns)
 
 
 class _Outcome(Generic[T]):

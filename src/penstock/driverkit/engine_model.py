@@ -7,20 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
+from penstock import hal
 from penstock.driverkit.artefact import Ports, interface_of
 from penstock.driverkit.request_arrays import HostBuffers, bound_arrays, lent_arrays
 from penstock.errors import DeadObject, GeneralFailure
-from penstock.hal import (
-    DONE,
-    CacheReport,
-    ExecutionConfig,
-    ExecutionResult,
-    OperationTiming,
-    PreparedModelBase,
-    Request,
-    Timing,
-    validate_request,
-)
 from penstock.ir import Model, NDArray
 
 Inputs: TypeAlias = Sequence[NDArray]
@@ -34,7 +24,7 @@ class Runnable(Protocol):
     want that output.
     """
 
-    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
+    def run(self, inputs: Inputs, outputs: Outputs, config: hal.ExecutionConfig) -> None:
         """Runs once. If it raises, the engine does not write to *outputs* any more."""
 
 
@@ -42,7 +32,7 @@ class MeasuredRun(Runnable, Protocol):
     """The executable of one measured run, with the times of the engine's kernels."""
 
     duration_ns: int
-    timings: tuple[OperationTiming, ...]
+    timings: tuple[hal.OperationTiming, ...]
 
 
 class Profiler(Protocol):
@@ -57,7 +47,7 @@ class Profiler(Protocol):
 class Run(Protocol):
     """A reusable run of a compiled model, with its memory bindings. For one caller at a time."""
 
-    def execute(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
+    def execute(self, inputs: Inputs, outputs: Outputs, config: hal.ExecutionConfig) -> None:
         """As `Runnable.run`."""
 
 
@@ -80,7 +70,7 @@ class RunPool(Generic[R]):
         self,
         inputs: Inputs,
         outputs: Outputs,
-        config: ExecutionConfig,
+        config: hal.ExecutionConfig,
         after: Callable[[R], None] | None = None,
     ) -> None:
         """Runs once, then calls *after* with the run. Raises `DeadObject` in a forked child."""
@@ -100,7 +90,7 @@ class RunPool(Generic[R]):
 E = TypeVar("E", bound=Runnable)
 
 
-class EngineModel(PreparedModelBase, Generic[E]):
+class EngineModel(hal.PreparedModelBase, Generic[E]):
     """The prepared model of *executable*, with the inputs and outputs of *ports*.
 
     The model copies outputs that are also inputs, because an engine would give both the same
@@ -115,7 +105,7 @@ class EngineModel(PreparedModelBase, Generic[E]):
         self,
         device: HostBuffers,
         ports: Ports,
-        report: CacheReport,
+        report: hal.CacheReport,
         executable: E | None,
         profilers: Callable[[E], Profiler] | None = None,
     ) -> None:
@@ -129,12 +119,12 @@ class EngineModel(PreparedModelBase, Generic[E]):
         self._profiler: tuple[E, Profiler] | None = None
 
     @property
-    def cache_report(self) -> CacheReport:  # type: ignore[override]  # a late write changes it
+    def cache_report(self) -> hal.CacheReport:  # type: ignore[override]  # a late write changes it
         return self.report
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         began = time.perf_counter_ns()
-        validate_request(self.model, request, config)
+        hal.validate_request(self.model, request, config)
         if config.cancel is not None:
             config.cancel.check()
         executable = self.current(config)
@@ -149,27 +139,27 @@ class EngineModel(PreparedModelBase, Generic[E]):
                 self._run(measured or executable, inputs, outputs, config)
         if not config.measure:
             self.after_run(config)
-            return DONE
+            return hal.DONE
         spent = time.perf_counter_ns() - began
         self.after_run(config)
         if measured is None:
-            return ExecutionResult((), Timing(None, spent))
-        return ExecutionResult((), Timing(None, measured.duration_ns, measured.timings))
+            return hal.ExecutionResult((), hal.Timing(None, spent))
+        return hal.ExecutionResult((), hal.Timing(None, measured.duration_ns, measured.timings))
 
-    def current(self, config: ExecutionConfig) -> E:
+    def current(self, config: hal.ExecutionConfig) -> E:
         """The executable of the next run. Raises `GeneralFailure` once the model is closed."""
         if self.closed or self.executable is None:
             raise GeneralFailure("the prepared model is closed")
         return self.executable
 
-    def after_run(self, config: ExecutionConfig) -> None:
+    def after_run(self, config: hal.ExecutionConfig) -> None:
         """Called after the outputs of an execution are written."""
 
     def close(self) -> None:
         self.closed, self.executable, self._profiler = True, None, None
 
     def _run(
-        self, executable: Runnable, inputs: Inputs, outputs: Outputs, config: ExecutionConfig
+        self, executable: Runnable, inputs: Inputs, outputs: Outputs, config: hal.ExecutionConfig
     ) -> None:
         for output, source in self._forwards:
             target = outputs[output]

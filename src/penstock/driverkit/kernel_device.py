@@ -11,33 +11,9 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock import errors, hal
 from penstock.driverkit.request_arrays import input_arrays, mapped_pools, write_results
 from penstock.driverkit.site import Site, make_sites
-from penstock.errors import (
-    FOREIGN,
-    Cancelled,
-    DriverError,
-    GeneralFailure,
-    InputError,
-    MissedDeadlineTransient,
-    ResourceExhaustedTransient,
-)
-from penstock.hal import (
-    AccuracyClass,
-    Capabilities,
-    DeviceBase,
-    ExecutionConfig,
-    ExecutionResult,
-    PrepareConfig,
-    PreparedModelBase,
-    Request,
-    Support,
-    Timing,
-    refuse_unmapped,
-    validate_prepare,
-    validate_request,
-    validate_support,
-)
 from penstock.hal.request import NO_TIMING
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.operand import split_key
@@ -82,19 +58,19 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
     """
     known = {d.value: d for d in DType}
     if not types or not all(isinstance(t, str) for t in types):
-        raise InputError('kernel needs the operations it is for: @kernel("RELU")')
+        raise errors.InputError('kernel needs the operations it is for: @kernel("RELU")')
     operations = list(OPERATIONS)
     for kind in types:
         if not kind.startswith(CUSTOM) and split_key(kind) is None and kind not in operations:
             near = difflib.get_close_matches(kind.upper(), operations)
-            raise InputError(
+            raise errors.InputError(
                 f"kernel: no operation is named {kind!r}"
                 + (f"; near it: {', '.join(near)}" if near else "")
             )
     if isinstance(dtypes, str):
-        raise InputError(f"kernel: dtypes is a list of element types: dtypes=[{dtypes!r}]")
+        raise errors.InputError(f"kernel: dtypes is a list of element types: dtypes=[{dtypes!r}]")
     if unknown := [d for d in dtypes if d not in known]:
-        raise InputError(f"kernel: no element type is named {', '.join(map(repr, unknown))}")
+        raise errors.InputError(f"kernel: no element type is named {', '.join(map(repr, unknown))}")
     mark = Mark(types, frozenset(known[d] for d in dtypes))
 
     def marked(function: K) -> K:
@@ -104,7 +80,7 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
     return marked
 
 
-class KernelDevice(DeviceBase):
+class KernelDevice(hal.DeviceBase):
     """A device whose operations are its methods marked with `kernel`. A subclass adds `name` and
     `version`.
 
@@ -122,8 +98,8 @@ class KernelDevice(DeviceBase):
 
     name: str
     version: str
-    accuracy: ClassVar[AccuracyClass] = "faithful"
-    capabilities: Capabilities = Capabilities()
+    accuracy: ClassVar[hal.AccuracyClass] = "faithful"
+    capabilities: hal.Capabilities = hal.Capabilities()
     _kernels: ClassVar[Mapping[str, tuple[str, frozenset[DType]]]] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -135,7 +111,7 @@ class KernelDevice(DeviceBase):
                 continue
             for kind in mark.types:
                 if kind in own and own[kind][0] != attribute:
-                    raise InputError(
+                    raise errors.InputError(
                         f"{cls.__name__}: {own[kind][0]!r} and {attribute!r} are both marked for "
                         f"{kind}; one kernel computes a type, in all its dtypes"
                     )
@@ -148,16 +124,16 @@ class KernelDevice(DeviceBase):
         """
         return ""
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         answers = [self._support(site) for site in make_sites(model)]
-        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
+        return hal.refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedKernels:
-        validate_prepare(model, config, self.capabilities.memory_kinds)
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> PreparedKernels:
+        hal.validate_prepare(model, config, self.capabilities.memory_kinds)
         if config.cancel is not None:
             config.cancel.check()
         sites = make_sites(model, hints=config.attributes)
-        validate_support(model, [self._support(site) for site in sites])
+        hal.validate_support(model, [self._support(site) for site in sites])
         return PreparedKernels(self, model, sites)
 
     def compute(self, site: Site, inputs: Sequence[NDArray | None]) -> list[NDArray]:
@@ -168,14 +144,14 @@ class KernelDevice(DeviceBase):
         try:
             made: Any = getattr(self, name)(site, *inputs)
             if made is None:
-                raise GeneralFailure(f"the kernel {name!r} returned None, not its result")
+                raise errors.GeneralFailure(f"the kernel {name!r} returned None, not its result")
             results = list(made) if isinstance(made, tuple | list) else [made]
             if len(results) != len(site.outputs):
-                raise GeneralFailure(
+                raise errors.GeneralFailure(
                     f"the kernel gave {len(results)} results, not {len(site.outputs)}"
                 )
             if any(map(is_masked, results)):
-                raise GeneralFailure(
+                raise errors.GeneralFailure(
                     "the kernel gave a masked array, and nothing heeds masks; return its filled()"
                 )
             clip = CLIPS[site.activation]
@@ -184,20 +160,22 @@ class KernelDevice(DeviceBase):
             ]
             for array, operand in zip(arrays, site.outputs, strict=True):
                 _check(array, operand)
-        except (Cancelled, DriverError) as error:
-            if type(error) is not GeneralFailure:
+        except (errors.Cancelled, errors.DriverError) as error:
+            if type(error) is not errors.GeneralFailure:
                 raise
-            raise GeneralFailure(f"{_place(site)}: {error}") from error
+            raise errors.GeneralFailure(f"{_place(site)}: {error}") from error
         except MemoryError as error:
-            raise ResourceExhaustedTransient(f"{_place(site)}: no memory left") from error
-        except FOREIGN as error:
+            raise errors.ResourceExhaustedTransient(f"{_place(site)}: no memory left") from error
+        except errors.FOREIGN as error:
             text = str(error)[:MAX_MESSAGE]
-            raise GeneralFailure(f"{_place(site)}: {type(error).__name__}: {text}") from error
+            raise errors.GeneralFailure(
+                f"{_place(site)}: {type(error).__name__}: {text}"
+            ) from error
         return arrays
 
-    def _support(self, site: Site) -> Support:
+    def _support(self, site: Site) -> hal.Support:
         reason = self._refusal(site)
-        return Support(supported=not reason, reason=reason, accuracy=self.accuracy)
+        return hal.Support(supported=not reason, reason=reason, accuracy=self.accuracy)
 
     def _refusal(self, site: Site) -> str:
         kind = site.operation.key
@@ -216,14 +194,14 @@ class KernelDevice(DeviceBase):
             return f"the fused activation {activation} is computed on floats only"
         reason: object = self.refuse(site)
         if not isinstance(reason, str):
-            raise InputError(
+            raise errors.InputError(
                 f"{_place(site)}: refuse gave {reason!r}; "
                 "it returns a text, empty where nothing is against it"
             )
         return reason
 
 
-class PreparedKernels(PreparedModelBase):
+class PreparedKernels(hal.PreparedModelBase):
     """A prepared model whose operations all have a kernel. Immutable."""
 
     def __init__(self, device: KernelDevice, model: Model, sites: Sequence[Site]) -> None:
@@ -237,8 +215,8 @@ class PreparedKernels(PreparedModelBase):
             if operand.is_constant and operand.dtype is not DType.STRING
         }
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        validate_request(self.model, request, config)
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
+        hal.validate_request(self.model, request, config)
         began = time.perf_counter_ns()
         entry = self.model.entry
         with mapped_pools(request) as pools:
@@ -249,14 +227,14 @@ class PreparedKernels(PreparedModelBase):
             results = [values[i] for i in entry.outputs]
             shapes = write_results(request, self._outputs, results, pools)
         spent = time.perf_counter_ns() - began
-        timing = Timing(in_driver_ns=spent) if config.measure else NO_TIMING
-        return ExecutionResult(shapes, timing)
+        timing = hal.Timing(in_driver_ns=spent) if config.measure else NO_TIMING
+        return hal.ExecutionResult(shapes, timing)
 
-    def _step(self, site: Site, values: dict[int, NDArray], config: ExecutionConfig) -> None:
+    def _step(self, site: Site, values: dict[int, NDArray], config: hal.ExecutionConfig) -> None:
         if config.cancel is not None:
             config.cancel.check()
         if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
-            raise MissedDeadlineTransient(f"the deadline passed before {_place(site)}")
+            raise errors.MissedDeadlineTransient(f"the deadline passed before {_place(site)}")
         if config.attributes:
             site = replace(site, hints=(*site.hints, *config.attributes))
         inputs = [values.get(i) for i in site.operation.inputs]
@@ -274,7 +252,7 @@ def _check(array: NDArray, operand: Operand) -> None:
     )
     if array.dtype != wanted or not fits:
         shape = "any shape" if declared is None else list(declared)
-        raise GeneralFailure(
+        raise errors.GeneralFailure(
             f"the kernel gave {array.dtype}{list(array.shape)}, not {wanted} of {shape}"
         )
 

@@ -25,17 +25,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
-from penstock.hal import (
-    HostMemory,
-    NoValue,
-    OutputShape,
-    PoolArgument,
-    PreparedModelBase,
-    Request,
-    RequestArgument,
-    TokenArgument,
-)
 from penstock.ir import DType, Model, NDArray, Operand, Subgraph
 from penstock.ir.subgraph import unpack_strings
 from penstock.ir.types import is_static, static_shape
@@ -47,24 +38,24 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def mapped_pools(request: Request) -> Iterator[list[NDArray]]:
+def mapped_pools(request: hal.Request) -> Iterator[list[NDArray]]:
     """The request's pools as flat uint8 arrays, mapped for the time of the block."""
     with ExitStack() as stack:
         yield [stack.enter_context(map_memory(pool)).array for pool in request.pools]
 
 
-def lent_arrays(arguments: Sequence[RequestArgument]) -> list[NDArray] | None:
+def lent_arrays(arguments: Sequence[hal.RequestArgument]) -> list[NDArray] | None:
     """The fast path: the arrays that the caller passed; None if any argument is not an array."""
     arrays = []
     for argument in arguments:
-        if type(argument) is not HostMemory:
+        if type(argument) is not hal.HostMemory:
             return None
         arrays.append(argument.array)
     return arrays
 
 
 def input_arrays(
-    request: Request,
+    request: hal.Request,
     operands: Sequence[Operand],
     pools: Sequence[NDArray],
     claim: Claim | None = None,
@@ -88,13 +79,13 @@ def input_arrays(
 
 
 def write_results(
-    request: Request,
+    request: hal.Request,
     operands: Sequence[Operand],
     results: Sequence[NDArray],
     pools: Sequence[NDArray],
     claim: Claim | None = None,
     inputs: Sequence[NDArray] = (),
-) -> tuple[OutputShape, ...]:
+) -> tuple[hal.OutputShape, ...]:
     """Writes *results* into the request's outputs, and into the buffers of *claim*.
 
     Returns the shapes of the results, or nothing if all shapes were known before. Results may be
@@ -110,7 +101,7 @@ def write_results(
         shapes = [(result.shape, fit) for result, fit in zip(results, fits, strict=True)]
         raise OutputInsufficientSize("an output does not fit the memory it was given", shapes)
     for at, argument in enumerate(request.outputs):
-        if type(argument) is TokenArgument:
+        if type(argument) is hal.TokenArgument:
             if claim is None:
                 raise unknown_memory(argument)
             claim.put(at, _owned(contents[at], inputs), results[at].shape)
@@ -124,12 +115,12 @@ def write_results(
             target.reshape(-1).view(np.uint8)[: flat.nbytes] = flat
     if all(is_static(o.shape) and o.dtype is not DType.STRING for o in operands):
         return ()
-    return tuple(OutputShape(result.shape) for result in results)
+    return tuple(hal.OutputShape(result.shape) for result in results)
 
 
 @contextmanager
 def bound_arrays(
-    request: Request, entry: Subgraph, claim: Claim | None = None
+    request: hal.Request, entry: Subgraph, claim: Claim | None = None
 ) -> Iterator[tuple[list[NDArray], list[NDArray | None]]]:
     """The inputs and outputs of *entry* as arrays over the request's memory; None for an output
     that is not wanted.
@@ -146,10 +137,10 @@ def bound_arrays(
             if claim is not None and at in managed:
                 outputs.append(claim.room(at, static_shape(operand.shape) or ()))
                 continue
-            if type(argument) is TokenArgument:
+            if type(argument) is hal.TokenArgument:
                 raise unknown_memory(argument)
             memory = _output_memory(argument, pools)
-            if memory is not None and type(argument) is PoolArgument:
+            if memory is not None and type(argument) is hal.PoolArgument:
                 memory = _viewed(memory, operand, static_shape(operand.shape) or ())
             outputs.append(memory)
         yield inputs, outputs
@@ -177,7 +168,7 @@ class HostBuffers:
         return self.domain.allocate(desc, roles)
 
     def claimed(
-        self, prepared: PreparedModelBase, request: Request
+        self, prepared: hal.PreparedModelBase, request: hal.Request
     ) -> AbstractContextManager[Claim | None]:
         """The buffers that *request* names, as a context manager; None if the device has no
         buffers.
@@ -186,25 +177,28 @@ class HostBuffers:
 
     def _interface_of(self, prepared: object) -> Model | None:
         model: Model | None = None
-        if isinstance(prepared, PreparedModelBase) and getattr(prepared, "device", None) is self:
+        if (
+            isinstance(prepared, hal.PreparedModelBase)
+            and getattr(prepared, "device", None) is self
+        ):
             model = prepared.model
         return model
 
 
-def unknown_memory(argument: RequestArgument) -> InvalidArgument:
+def unknown_memory(argument: hal.RequestArgument) -> InvalidArgument:
     """The error for an argument in memory that the device does not support."""
-    if type(argument) is TokenArgument:
+    if type(argument) is hal.TokenArgument:
         return InvalidArgument(f"no buffer of this device has the token {argument.token}")
     return InvalidArgument(f"this device has no memory for a {type(argument).__name__}")
 
 
-def _input(argument: RequestArgument, operand: Operand, pools: Sequence[NDArray]) -> NDArray:
+def _input(argument: hal.RequestArgument, operand: Operand, pools: Sequence[NDArray]) -> NDArray:
     match argument:
-        case HostMemory(array, dimensions):
+        case hal.HostMemory(array, dimensions):
             if operand.dtype is not DType.STRING:
                 return array
             return unpack_strings(array.data.toreadonly().cast("B"), dimensions or ())
-        case PoolArgument(place, dimensions):
+        case hal.PoolArgument(place, dimensions):
             shape = static_shape(dimensions or operand.shape)
             if shape is None:
                 raise InvalidArgument(f"input {operand.name!r} has no complete shape")
@@ -212,24 +206,24 @@ def _input(argument: RequestArgument, operand: Operand, pools: Sequence[NDArray]
             if operand.dtype is DType.STRING:
                 return unpack_strings(content.data.toreadonly(), shape)
             return _viewed(content, operand, shape)
-        case NoValue():
+        case hal.NoValue():
             return np.empty(0)
     raise unknown_memory(argument)
 
 
-def _output_memory(argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray | None:
+def _output_memory(argument: hal.RequestArgument, pools: Sequence[NDArray]) -> NDArray | None:
     """The destination of an output: the caller's array, or flat bytes; None for a token or
     `NoValue`.
     """
     match argument:
-        case HostMemory(array, _):
+        case hal.HostMemory(array, _):
             return array
-        case PoolArgument(place, _):
+        case hal.PoolArgument(place, _):
             content = pools[place.pool][place.offset : place.offset + place.length]
             if not content.flags.writeable:
                 raise GeneralFailure("an output lies in memory that cannot be written")
             return content
-        case NoValue() | TokenArgument():
+        case hal.NoValue() | hal.TokenArgument():
             return None
     raise unknown_memory(argument)
 

@@ -10,20 +10,9 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
+from penstock import hal
 from penstock.compilation.calls import concurrency_of
 from penstock.errors import FOREIGN, DriverError
-from penstock.hal import (
-    NO_CACHE_REPORT,
-    Burst,
-    CacheReport,
-    Device,
-    ExecutionConfig,
-    ExecutionResult,
-    PreparedModel,
-    PreparedModelBase,
-    Request,
-    ReusableExecution,
-)
 from penstock.ipc.device_sharing import Scheduler
 from penstock.logs import Log
 from penstock.threads import allowed_processors
@@ -35,20 +24,20 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 
-class BurstAdapter(PreparedModelBase):
+class BurstAdapter(hal.PreparedModelBase):
     """Base of adapters that execute *prepared* in another way. Closing one leaves
     *prepared* open.
     """
 
-    def __init__(self, prepared: PreparedModel) -> None:
+    def __init__(self, prepared: hal.PreparedModel) -> None:
         self.prepared = prepared
 
     @property
-    def cache_report(self) -> CacheReport:  # type: ignore[override]  # always the prepared model's own
-        return getattr(self.prepared, "cache_report", NO_CACHE_REPORT)
+    def cache_report(self) -> hal.CacheReport:  # type: ignore[override]  # always the prepared model's own
+        return getattr(self.prepared, "cache_report", hal.NO_CACHE_REPORT)
 
     @property
-    def executor(self) -> Callable[[Request, ExecutionConfig], ExecutionResult]:
+    def executor(self) -> Callable[[hal.Request, hal.ExecutionConfig], hal.ExecutionResult]:
         """The fast path of `execute`. Valid until `close`."""
         return self.execute
 
@@ -62,10 +51,12 @@ class DriverBurst(BurstAdapter):
     If the driver cannot make one, executions are ordinary ones (NNAPI section 7.1).
     """
 
-    def __init__(self, prepared: PreparedModel) -> None:
+    def __init__(self, prepared: hal.PreparedModel) -> None:
         super().__init__(prepared)
-        self._burst: Burst | None = None
-        self._execute: Callable[[Request, ExecutionConfig], ExecutionResult] = prepared.execute
+        self._burst: hal.Burst | None = None
+        self._execute: Callable[[hal.Request, hal.ExecutionConfig], hal.ExecutionResult] = (
+            prepared.execute
+        )
         try:
             self._burst = prepared.configure_burst()
             self._execute = self._burst.execute
@@ -73,11 +64,11 @@ class DriverBurst(BurstAdapter):
             log.info("no burst: %r", error)
 
     @property
-    def executor(self) -> Callable[[Request, ExecutionConfig], ExecutionResult]:
+    def executor(self) -> Callable[[hal.Request, hal.ExecutionConfig], hal.ExecutionResult]:
         """The `execute` of the driver's burst. Valid until `close`."""
         return self._execute
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         return self._execute(request, config)
 
     def close(self) -> None:
@@ -94,13 +85,13 @@ class ReusedRequests(BurstAdapter):
     the driver refuses reusable executions.
     """
 
-    def __init__(self, prepared: PreparedModel) -> None:
+    def __init__(self, prepared: hal.PreparedModel) -> None:
         super().__init__(prepared)
-        self._seen: Request | None = None
-        self._execution: ReusableExecution | None = None
+        self._seen: hal.Request | None = None
+        self._execution: hal.ReusableExecution | None = None
         self._refused = False
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         if request is not self._seen:
             self._release()
             self._seen = request
@@ -126,7 +117,7 @@ class ReusedRequests(BurstAdapter):
             _close(execution.close)
 
 
-def unwrapped(prepared: PreparedModel) -> PreparedModel:
+def unwrapped(prepared: hal.PreparedModel) -> hal.PreparedModel:
     """The driver's prepared model, without its adapters."""
     while isinstance(prepared, BurstAdapter):
         prepared = prepared.prepared
@@ -150,14 +141,14 @@ class Scheduled(BurstAdapter):
     A fenced execution waits for its fences without a slot, then is queued as any other.
     """
 
-    def __init__(self, prepared: PreparedModel, scheduler: Scheduler) -> None:
+    def __init__(self, prepared: hal.PreparedModel, scheduler: Scheduler) -> None:
         super().__init__(prepared)
         self._scheduler = scheduler
         model = getattr(prepared, "model", None)
         if model is not None:
             self.model = model
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         scheduler = self._scheduler
         entered = scheduler.enter(config)
         try:
@@ -166,10 +157,10 @@ class Scheduled(BurstAdapter):
             if entered:
                 scheduler.leave()
 
-    def configure_burst(self) -> Burst:
+    def configure_burst(self) -> hal.Burst:
         return _Turns(self.prepared.configure_burst(), self._scheduler)
 
-    def create_reusable_execution(self, request: Request) -> ReusableExecution:
+    def create_reusable_execution(self, request: hal.Request) -> hal.ReusableExecution:
         return _Repeated(self.prepared.create_reusable_execution(request), self._scheduler)
 
     def close(self) -> None:
@@ -179,10 +170,10 @@ class Scheduled(BurstAdapter):
 class _Turns:
     """A burst whose executions are queued."""
 
-    def __init__(self, burst: Burst, scheduler: Scheduler) -> None:
+    def __init__(self, burst: hal.Burst, scheduler: Scheduler) -> None:
         self._burst, self._scheduler = burst, scheduler
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         scheduler = self._scheduler
         entered = scheduler.enter(config)
         try:
@@ -198,10 +189,10 @@ class _Turns:
 class _Repeated:
     """A reusable execution whose executions are queued."""
 
-    def __init__(self, execution: ReusableExecution, scheduler: Scheduler) -> None:
+    def __init__(self, execution: hal.ReusableExecution, scheduler: Scheduler) -> None:
         self._execution, self._scheduler = execution, scheduler
 
-    def execute(self, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         entered = self._scheduler.enter(config)
         try:
             return self._execution.execute(config)
@@ -235,7 +226,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def scheduler_of(device: Device) -> Scheduler:
+def scheduler_of(device: hal.Device) -> Scheduler:
     """The scheduler of *device*: one for each device of the process."""
     with _registry.lock:
         scheduler = _registry.by_device.get(id(device))

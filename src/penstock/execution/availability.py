@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from penstock import errors
 from penstock.compilation.failing import with_last_crash
 from penstock.compilation.step_receipt import Failure
-from penstock.errors import (
-    Cancelled,
-    DriverError,
-    ErrorStatus,
-    PlacementError,
-    Refusal,
-    RefusalCode,
-)
 from penstock.hal.device import is_placeholder
 from penstock.logs import Log
 from penstock.partitioning.fallback import NOT_ALLOWED
@@ -68,16 +61,16 @@ class UnavailableDevices:
         self._found = any(map(_is_available, self._devices))
 
 
-def lists_unavailable(refusals: Mapping[str, Refusal]) -> bool:
+def lists_unavailable(refusals: Mapping[str, errors.Refusal]) -> bool:
     """Whether *refusals*, by device, include one of a device whose host process was unavailable."""
     return any(map(_is_unavailable, refusals.values()))
 
 
-def _is_unavailable(refusal: Refusal) -> bool:
-    return refusal.code is RefusalCode.NO_ANSWER and refusal.is_unavailable
+def _is_unavailable(refusal: errors.Refusal) -> bool:
+    return refusal.code is errors.RefusalCode.NO_ANSWER and refusal.is_unavailable
 
 
-def with_crash_details(error: PlacementError) -> PlacementError:
+def with_crash_details(error: errors.PlacementError) -> errors.PlacementError:
     """*error* with the command `doctor --last-crash` in the reason of each device whose process
     died.
     """
@@ -85,11 +78,11 @@ def with_crash_details(error: PlacementError) -> PlacementError:
         return error
     refusals = {
         name: why._replace(detail=with_last_crash(why.detail))
-        if _is_unavailable(why) and why.status is ErrorStatus.DEAD_OBJECT
+        if _is_unavailable(why) and why.status is errors.ErrorStatus.DEAD_OBJECT
         else why
         for name, why in error.refusals.items()
     }
-    return PlacementError(error.message, refusals, error.where)
+    return errors.PlacementError(error.message, refusals, error.where)
 
 
 def refuse_unavailable(plan: ExecutionPlan) -> None:
@@ -102,7 +95,7 @@ def refuse_unavailable(plan: ExecutionPlan) -> None:
         if missing:
             names = " and ".join(missing)
             message = f"the host process of {names} is unavailable, and {NOT_ALLOWED}"
-            raise with_crash_details(PlacementError(message, missing))
+            raise with_crash_details(errors.PlacementError(message, missing))
 
 
 def unanswered(plan: ExecutionPlan) -> dict[str, str]:
@@ -111,7 +104,7 @@ def unanswered(plan: ExecutionPlan) -> dict[str, str]:
         name: str(why)
         for placement in plan.operations[:1]
         for name, why in placement.refusals.items()
-        if why.code is RefusalCode.NO_ANSWER and not why.is_unavailable
+        if why.code is errors.RefusalCode.NO_ANSWER and not why.is_unavailable
     }
 
 
@@ -155,5 +148,5 @@ def note_unavailable(
 def _is_available(device: Device) -> bool:
     try:
         return device.is_available() if is_placeholder(device) else device.check() is None
-    except (DriverError, Cancelled):
+    except (errors.DriverError, errors.Cancelled):
         return False

@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
+from penstock import errors, hal
 from penstock.arguments import LONGEST_SECONDS, deadline_of, is_number
 from penstock.compilation.failing import failure_of
-from penstock.errors import (
-    FOREIGN,
-    Cancelled,
-    ClosedError,
-    DriverError,
-    GeneralFailure,
-    InputError,
-    MissedDeadline,
-    MissedDeadlineTransient,
-)
 from penstock.execution.arena import is_sized
 from penstock.execution.asynchronous import LinkedToken
 from penstock.execution.inputs import is_bindable
@@ -29,15 +20,6 @@ from penstock.execution.interface import Outputs
 from penstock.execution.run import Run, StepTrace, note_lost, note_remote
 from penstock.execution.step import Step
 from penstock.execution.variant import Variant
-from penstock.hal import (
-    DONE,
-    CancelToken,
-    EventFence,
-    ExecutionConfig,
-    ExtensionAttribute,
-    Fence,
-    Priority,
-)
 from penstock.hal.fence import is_fence, remaining_ns, remaining_seconds, signals_in_time
 from penstock.ir import NDArray
 
@@ -56,13 +38,13 @@ class Chain:
         self._variant, self._run, self._after_ns = variant, run, after_ns
         self._steps = [step for step in variant.steps if isinstance(step, Step)]
         if len(self._steps) != len(variant.steps):
-            raise GeneralFailure("a step of control flow cannot be launched behind a fence")
+            raise errors.GeneralFailure("a step of control flow cannot be launched behind a fence")
 
     def run(
         self,
         inputs: Sequence[NDArray],
         out: Sequence[NDArray | None] | None,
-        wait_for: Sequence[Fence],
+        wait_for: Sequence[hal.Fence],
     ) -> list[NDArray]:
         """Runs and returns the ordinary outputs.
 
@@ -86,11 +68,13 @@ class Chain:
             if left:
                 if config.cancel is not None:
                     config.cancel.check()
-                raise MissedDeadlineTransient("a driver's fence did not signal before the deadline")
+                raise errors.MissedDeadlineTransient(
+                    "a driver's fence did not signal before the deadline"
+                )
             self._check(launched)
-        except MissedDeadline:
+        except errors.MissedDeadline:
             raise
-        except DriverError as error:
+        except errors.DriverError as error:
             # The error of the caller's fence is the cause to report. No fallback device could help.
             await_fences(wait_for, config)
             run.values = variant.values(run, inputs, out)
@@ -111,12 +95,12 @@ class Chain:
                 if into_callers or signals_in_time(one.fence, self._run.config):
                     one.fence.wait()
                     continue
-            except Cancelled:
+            except errors.Cancelled:
                 pass
             return True
         return False
 
-    def _launch(self, wait_for: Sequence[Fence], launched: list[Launched]) -> None:
+    def _launch(self, wait_for: Sequence[hal.Fence], launched: list[Launched]) -> None:
         run, fences = self._run, list(wait_for)
         for step in self._steps:
             if not launched:
@@ -131,18 +115,20 @@ class Chain:
             try:
                 fence = prepared.prepared.execute_fenced(request, fences, run.config, after_ns)
                 if not is_fence(fence):
-                    raise GeneralFailure(f"execute_fenced returned {type(fence).__name__}")
-            except (MissedDeadline, Cancelled):
+                    raise errors.GeneralFailure(f"execute_fenced returned {type(fence).__name__}")
+            except (errors.MissedDeadline, errors.Cancelled):
                 raise
-            except DriverError as error:
+            except errors.DriverError as error:
                 self._note(step, error)
                 note_lost(prepared, error, run)
                 # `note_lost` has recorded them.
                 error.copies = ()
                 raise
-            except FOREIGN as error:
+            except errors.FOREIGN as error:
                 name = prepared.device.name
-                failure = GeneralFailure(f"device {name} failed in execute_fenced: {error!r}")
+                failure = errors.GeneralFailure(
+                    f"device {name} failed in execute_fenced: {error!r}"
+                )
                 self._note(step, failure)
                 raise failure from error
             launched.append(Launched(step, fence, began))
@@ -153,13 +139,13 @@ class Chain:
         ended = perf_counter_ns()
         for one in launched:
             prepared = one.step.prepared
-            note_remote(prepared, getattr(one.fence, "result", DONE), self._run)
+            note_remote(prepared, getattr(one.fence, "result", hal.DONE), self._run)
             if (error := one.fence.error()) is not None:
                 self._note(one.step, error)
                 raise error
-            self._run.steps.append(StepTrace(prepared, one.began_ns, ended, DONE))
+            self._run.steps.append(StepTrace(prepared, one.began_ns, ended, hal.DONE))
 
-    def _note(self, step: Step, error: DriverError) -> None:
+    def _note(self, step: Step, error: errors.DriverError) -> None:
         prepared = step.prepared
         self._run.failures = (failure_of(prepared.device.name, error, prepared.step),)
 
@@ -168,20 +154,20 @@ class Launched(NamedTuple):
     """A step that was launched, and the fence of its driver."""
 
     step: Step
-    fence: Fence
+    fence: hal.Fence
     began_ns: int
 
 
-def await_fences(wait_for: Sequence[Fence], config: ExecutionConfig) -> None:
+def await_fences(wait_for: Sequence[hal.Fence], config: hal.ExecutionConfig) -> None:
     """Waits for every fence, within the deadline and cancel token of *config*.
 
     Raises `GeneralFailure` for a fence that failed, `MissedDeadlineTransient`, `Cancelled`.
     """
     for fence in wait_for:
         if not signals_in_time(fence, config):
-            raise MissedDeadlineTransient("a fence did not signal before the deadline")
+            raise errors.MissedDeadlineTransient("a fence did not signal before the deadline")
         if (failure := fence.error()) is not None:
-            raise GeneralFailure(f"a fence this run waits for failed: {failure}")
+            raise errors.GeneralFailure(f"a fence this run waits for failed: {failure}")
 
 
 TELLING_SECONDS: Final = 1.0
@@ -200,7 +186,7 @@ class FencedRun:
     """
 
     def __init__(self) -> None:
-        self.fence = EventFence()
+        self.fence = hal.EventFence()
         self._outputs: Outputs | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -213,11 +199,11 @@ class FencedRun:
         `InputError` for a timeout that is no number.
         """
         if timeout is not None and not is_number(timeout):
-            raise InputError(f"timeout must be a number of seconds, not {timeout!r}")
+            raise errors.InputError(f"timeout must be a number of seconds, not {timeout!r}")
         forever = timeout is None or timeout > LONGEST_SECONDS
         end = None if forever else time.monotonic_ns() + int((timeout or 0) * 1e9)
         if not self.fence.wait(remaining_ns(end)):
-            raise MissedDeadlineTransient(f"the fenced run has not ended within {timeout} s")
+            raise errors.MissedDeadlineTransient(f"the fenced run has not ended within {timeout} s")
         # Waits for the fence's other callbacks, such as a descriptor's, unless one of them called
         # `result`.
         if threading.get_ident() != self._ender:
@@ -226,7 +212,7 @@ class FencedRun:
         if self._error is not None:
             raise self._error
         if self._outputs is None:
-            raise GeneralFailure("the fenced run has no outputs")
+            raise errors.GeneralFailure("the fenced run has no outputs")
         return self._outputs
 
     def end(self, outputs: Outputs | None, error: BaseException | None) -> None:
@@ -234,10 +220,10 @@ class FencedRun:
         self._outputs, self._error = outputs, error
         self._ender = threading.get_ident()
         try:
-            if error is None or isinstance(error, DriverError):
+            if error is None or isinstance(error, errors.DriverError):
                 self.fence.signal(error)
             else:
-                self.fence.signal(GeneralFailure(str(error) or type(error).__name__))
+                self.fence.signal(errors.GeneralFailure(str(error) or type(error).__name__))
         finally:
             self._ended.set()
 
@@ -247,14 +233,16 @@ class BeginToken(LinkedToken):
 
     __slots__ = ("_begun", "_gate", "_wait_for")
 
-    def __init__(self, other: CancelToken | None, gate: Gate, wait_for: Sequence[Fence]) -> None:
+    def __init__(
+        self, other: hal.CancelToken | None, gate: Gate, wait_for: Sequence[hal.Fence]
+    ) -> None:
         super().__init__(other)
         self._gate, self._wait_for, self._begun = gate, wait_for, False
 
     @property
     def is_closed(self) -> bool:
         """Whether the model was closed before the run began."""
-        return CancelToken.is_set(self)
+        return hal.CancelToken.is_set(self)
 
     def is_set(self) -> bool:
         """Whether the run must end."""
@@ -272,17 +260,17 @@ class BeginToken(LinkedToken):
 def start_fenced(
     executable: Executable,
     inputs: Mapping[str, Any] | Sequence[Any],
-    wait_for: Sequence[Fence] = (),
+    wait_for: Sequence[hal.Fence] = (),
     *,
     out: Mapping[str, Any] | Sequence[Any] | None = None,
     state: State | None = None,
     timeout: float | None = None,
     timeout_after_fence: float | None = None,
-    cancel: CancelToken | None = None,
+    cancel: hal.CancelToken | None = None,
     measure: bool = False,
-    priority: Priority | None = None,
+    priority: hal.Priority | None = None,
     loop_timeout: float | None = None,
-    extension_attributes: Sequence[ExtensionAttribute] = (),
+    extension_attributes: Sequence[hal.ExtensionAttribute] = (),
 ) -> FencedRun:
     """Starts a run that begins once every fence of *wait_for* has signalled, and returns at once.
 
@@ -321,17 +309,17 @@ def start_fenced(
 def run_fenced(
     executable: Executable,
     inputs: Mapping[str, Any] | Sequence[Any],
-    wait_for: Sequence[Fence] = (),
+    wait_for: Sequence[hal.Fence] = (),
     *,
     out: Mapping[str, Any] | Sequence[Any] | None = None,
     state: State | None = None,
     timeout: float | None = None,
     timeout_after_fence: float | None = None,
-    cancel: CancelToken | None = None,
+    cancel: hal.CancelToken | None = None,
     measure: bool = False,
-    priority: Priority | None = None,
+    priority: hal.Priority | None = None,
     loop_timeout: float | None = None,
-    extension_attributes: Sequence[ExtensionAttribute] = (),
+    extension_attributes: Sequence[hal.ExtensionAttribute] = (),
 ) -> Outputs:
     """Runs as `start_fenced` does, in the calling thread: returns or raises when the run
     has ended.
@@ -343,22 +331,24 @@ def run_fenced(
     return _run(executable, inputs, wait_for, out, state, config, timeout_after_fence)
 
 
-def _check(executable: Executable, wait_for: Sequence[Fence], timeout_after_fence: object) -> None:
+def _check(
+    executable: Executable, wait_for: Sequence[hal.Fence], timeout_after_fence: object
+) -> None:
     executable.gate.check()
     if not isinstance(wait_for, Sequence):
-        raise InputError(f"wait_for takes a list of fences, not {type(wait_for).__name__}")
+        raise errors.InputError(f"wait_for takes a list of fences, not {type(wait_for).__name__}")
     for fence in wait_for:
         if not is_fence(fence):
-            raise InputError(f"wait_for takes fences, not {type(fence).__name__}")
+            raise errors.InputError(f"wait_for takes fences, not {type(fence).__name__}")
     if timeout_after_fence is not None and not (
         is_number(timeout_after_fence) and timeout_after_fence > 0
     ):
-        raise InputError(
+        raise errors.InputError(
             f"timeout_after_fence must be a number of seconds above 0, not {timeout_after_fence!r}"
         )
     for position, operand in enumerate(executable.base.model.outputs):
         if not is_sized(operand):
-            raise InputError(
+            raise errors.InputError(
                 f"output {position} ({operand.name}) has an unknown shape; a fenced run needs it "
                 "known"
             )
@@ -367,10 +357,10 @@ def _check(executable: Executable, wait_for: Sequence[Fence], timeout_after_fenc
 def _run(
     executable: Executable,
     inputs: Mapping[str, Any] | Sequence[Any],
-    wait_for: Sequence[Fence],
+    wait_for: Sequence[hal.Fence],
     out: Mapping[str, Any] | Sequence[Any] | None,
     state: State | None,
-    config: ExecutionConfig,
+    config: hal.ExecutionConfig,
     after: float | None,
 ) -> Outputs:
     began = perf_counter_ns()
@@ -378,10 +368,10 @@ def _run(
     token = BeginToken(config.cancel, executable.gate, wait_for)
     try:
         return _run_behind(executable, inputs, wait_for, out, state, config, after, token, began)
-    except Cancelled as error:
+    except errors.Cancelled as error:
         if not token.is_closed:
             raise
-        raise ClosedError(
+        raise errors.ClosedError(
             "the compiled model was closed before the fences of the run had signalled"
         ) from error
 
@@ -389,10 +379,10 @@ def _run(
 def _run_behind(
     executable: Executable,
     inputs: Mapping[str, Any] | Sequence[Any],
-    wait_for: Sequence[Fence],
+    wait_for: Sequence[hal.Fence],
     out: Mapping[str, Any] | Sequence[Any] | None,
     state: State | None,
-    config: ExecutionConfig,
+    config: hal.ExecutionConfig,
     after: float | None,
     token: BeginToken,
     began: int,
@@ -436,8 +426,8 @@ def _copied_out(
 
 def _may_chain(
     executable: Executable,
-    config: ExecutionConfig,
-    wait_for: Sequence[Fence],
+    config: hal.ExecutionConfig,
+    wait_for: Sequence[hal.Fence],
     after: float | None,
     given: Sequence[Any],
 ) -> bool:
@@ -468,7 +458,7 @@ def _values_of(given: Any) -> Sequence[Any]:
     return given if isinstance(given, Sequence) else ()
 
 
-def _seconds_left(config: ExecutionConfig, after: float | None) -> float | None:
+def _seconds_left(config: hal.ExecutionConfig, after: float | None) -> float | None:
     """Seconds that a run has left from now; None for no limit."""
     left = remaining_ns(config.deadline_ns)
     if left is None:

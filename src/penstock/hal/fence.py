@@ -25,18 +25,8 @@ from numbers import Real
 from types import NoneType
 from typing import TYPE_CHECKING, Final, Protocol
 
+from penstock import errors
 from penstock.arguments import check_kind
-from penstock.errors import (
-    DeadObject,
-    DriverError,
-    ErrorStatus,
-    GeneralFailure,
-    InputError,
-    InvalidArgument,
-    OutputInsufficientSize,
-    ResourceExhaustedTransient,
-    driver_error_classes,
-)
 
 if TYPE_CHECKING:
     from penstock.hal.config import ExecutionConfig
@@ -62,7 +52,7 @@ class Fence(Protocol):
         """Blocks until signalled (True) or for *timeout_ns* (False). Does not raise the error."""
         ...
 
-    def error(self) -> DriverError | None:
+    def error(self) -> errors.DriverError | None:
         """The error it was signalled with; None while active or after success."""
         ...
 
@@ -72,14 +62,16 @@ class EventFence:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._error: DriverError | None = None
+        self._error: errors.DriverError | None = None
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []
 
-    def signal(self, error: DriverError | None = None) -> None:
+    def signal(self, error: errors.DriverError | None = None) -> None:
         """Signals once. Raises `InputError` for an error that is no `DriverError`."""
         check_kind(
-            error, (DriverError, NoneType), "a fence fails with a DriverError, or None for success"
+            error,
+            (errors.DriverError, NoneType),
+            "a fence fails with a DriverError, or None for success",
         )
         with self._lock:
             if self._event.is_set():
@@ -96,7 +88,7 @@ class EventFence:
         *callback* must not raise.
         """
         if not callable(callback):
-            raise InputError(f"a fence calls a function, not {type(callback).__name__}")
+            raise errors.InputError(f"a fence calls a function, not {type(callback).__name__}")
         with self._lock:
             if not self._event.is_set():
                 self._waiting.append(callback)
@@ -109,7 +101,7 @@ class EventFence:
         seconds = None if timeout_ns is None else min(threading.TIMEOUT_MAX, timeout_ns / 1e9)
         return self._event.wait(seconds)
 
-    def error(self) -> DriverError | None:
+    def error(self) -> errors.DriverError | None:
         return self._error
 
 
@@ -130,7 +122,7 @@ class MergedFence:
         end = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
         return all(fence.wait(remaining_ns(end)) for fence in self._fences)
 
-    def error(self) -> DriverError | None:
+    def error(self) -> errors.DriverError | None:
         if not self.wait(0):
             return None
         return next((e for fence in self._fences if (e := fence.error()) is not None), None)
@@ -144,7 +136,9 @@ def is_fence(value: object) -> bool:
 def check_fence(value: object) -> None:
     """Raises `InputError` for an argument that is no fence."""
     if not is_fence(value):
-        raise InputError(f"a fence is needed, with wait() and error(), not {type(value).__name__}")
+        raise errors.InputError(
+            f"a fence is needed, with wait() and error(), not {type(value).__name__}"
+        )
 
 
 def check_wait(timeout_ns: object) -> None:
@@ -153,7 +147,7 @@ def check_wait(timeout_ns: object) -> None:
         return
     # Only NaN differs from itself.
     if isinstance(timeout_ns, bool) or not isinstance(timeout_ns, Real) or timeout_ns != timeout_ns:  # noqa: PLR0124  # as said
-        raise InputError(f"a wait is a number of nanoseconds, or None, not {timeout_ns!r}")
+        raise errors.InputError(f"a wait is a number of nanoseconds, or None, not {timeout_ns!r}")
 
 
 def signals_in_time(fence: Fence, config: ExecutionConfig) -> bool:
@@ -201,14 +195,16 @@ class DescriptorFence:
     def __init__(self, fd: int) -> None:
         self._fd = -1
         if type(fd) is not int:
-            raise InvalidArgument(f"a fence is made of a file descriptor, not {type(fd).__name__}")
+            raise errors.InvalidArgument(
+                f"a fence is made of a file descriptor, not {type(fd).__name__}"
+            )
         try:
             self._fd = os.dup(fd)
         except OSError as error:
             text = f"descriptor {fd} cannot be a fence: {error}"
             if error.errno in {errno.EMFILE, errno.ENFILE}:
-                raise ResourceExhaustedTransient(text) from error
-            raise InvalidArgument(text) from error
+                raise errors.ResourceExhaustedTransient(text) from error
+            raise errors.InvalidArgument(text) from error
 
     def fileno(self) -> int:
         """The descriptor, still owned by this fence; -1 once closed."""
@@ -234,26 +230,26 @@ class DescriptorFence:
             return FenceStatus.ERROR
         told = _message(self._fd)
         # A foreign descriptor only shows that it is readable.
-        failure = failed if told is None else told[0] is not ErrorStatus.NONE
+        failure = failed if told is None else told[0] is not errors.ErrorStatus.NONE
         return FenceStatus.ERROR if failure else FenceStatus.SIGNALLED
 
     def wait(self, timeout_ns: int | None = None) -> bool:
         return self.status(timeout_ns) is not FenceStatus.ACTIVE
 
-    def error(self) -> DriverError | None:
+    def error(self) -> errors.DriverError | None:
         match self.status():
             case FenceStatus.ACTIVE | FenceStatus.SIGNALLED:
                 return None
             case FenceStatus.UNKNOWN:
-                return GeneralFailure("the fence's descriptor is closed, or none")
+                return errors.GeneralFailure("the fence's descriptor is closed, or none")
         told = _message(self._fd)
         if told is None:
-            return GeneralFailure("the fence's descriptor reports an error")
+            return errors.GeneralFailure("the fence's descriptor reports an error")
         status, text = told
-        if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-            return OutputInsufficientSize(text)
+        if status is errors.ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            return errors.OutputInsufficientSize(text)
         # The writer may have added data since the status was read.
-        return driver_error_classes().get(status, GeneralFailure)(text)
+        return errors.driver_error_classes().get(status, errors.GeneralFailure)(text)
 
     def close(self) -> None:
         """Closes the descriptor. No other thread may be waiting. A second call does nothing."""
@@ -279,15 +275,17 @@ class FenceSignal:
         self._fd = end.detach()
         self._lock = threading.Lock()
 
-    def signal(self, error: DriverError | None = None) -> None:
+    def signal(self, error: errors.DriverError | None = None) -> None:
         """Signals once; later calls change nothing. Waiters are not needed.
 
         Raises `InputError` for an error that is no `DriverError`.
         """
         check_kind(
-            error, (DriverError, NoneType), "a fence fails with a DriverError, or None for success"
+            error,
+            (errors.DriverError, NoneType),
+            "a fence fails with a DriverError, or None for success",
         )
-        status = ErrorStatus.NONE if error is None else error.status
+        status = errors.ErrorStatus.NONE if error is None else error.status
         text = b"" if error is None else str(error).encode("utf-8", "replace")
         head = MARK + int(status).to_bytes(2, "little")
         with self._lock:
@@ -343,7 +341,7 @@ def as_descriptor(fence: Fence) -> DescriptorFence:
     return descriptor
 
 
-def _message(fd: int) -> tuple[ErrorStatus, str] | None:
+def _message(fd: int) -> tuple[errors.ErrorStatus, str] | None:
     """The message of `FenceSignal`, left in the socket; None for a foreign descriptor."""
     try:
         end = socket.socket(fileno=fd)
@@ -356,15 +354,15 @@ def _message(fd: int) -> tuple[ErrorStatus, str] | None:
     finally:
         end.detach()
     if not data:
-        return DeadObject.status, GONE
+        return errors.DeadObject.status, GONE
     if not data.startswith(MARK) or len(data) < len(MARK) + 2:
         return None
     number = int.from_bytes(data[len(MARK) : len(MARK) + 2], "little")
     text = data[len(MARK) + 2 :].decode("utf-8", "replace")
     try:
-        return ErrorStatus(number), text
+        return errors.ErrorStatus(number), text
     except ValueError:
-        return ErrorStatus.GENERAL_FAILURE, f"an unknown status {number}: {text}"
+        return errors.ErrorStatus.GENERAL_FAILURE, f"an unknown status {number}: {text}"
 
 
 def _poll(fd: int, timeout_ns: int | None) -> tuple[bool, bool] | None:

@@ -53,7 +53,7 @@ class CacheReport(msgspec.Struct, frozen=True):
     artefact: str = ""
 
 
-NO_CACHE_REPORT: Final = CacheReport()
+NO_CACHE_REPORT: Final[CacheReport] = CacheReport()
 
 
 def report_of(prepared: object) -> CacheReport:

@@ -13,23 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.errors import (
-    Cancelled,
-    DeadObject,
-    DriverError,
-    MissedDeadlineTransient,
-    ResourceExhaustedTransient,
-    StateError,
-    WireError,
-)
-from penstock.hal import (
-    ArgumentCopy,
-    CancelToken,
-    DescriptorFence,
-    MemoryPreference,
-    ProgressEvent,
-    as_descriptor,
-)
+from penstock import errors, hal
 from penstock.hal.fence import is_fence
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_reply, decode_to_client, encode
@@ -64,7 +48,7 @@ class _Call:
         self.number, self.device, self.table = number, device, table
         self.answer: wire.Answer | None = None
         self.descriptors: list[int] = []
-        self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
+        self.events: deque[hal.ProgressEvent] = deque(maxlen=MAX_EVENTS)
         self.is_abandoned = False
 
 
@@ -112,11 +96,13 @@ class Session:
         """
         with self._turn:
             if self._closed:
-                raise DeadObject(self._gone)
+                raise errors.DeadObject(self._gone)
             try:
                 return None if self._life_fd is None else os.dup(self._life_fd)
             except OSError as error:
-                raise ResourceExhaustedTransient(f"no descriptor for a burst: {error}") from error
+                raise errors.ResourceExhaustedTransient(
+                    f"no descriptor for a burst: {error}"
+                ) from error
 
     def channel(self, device: int) -> DeviceChannel:
         return DeviceChannel(self, device)
@@ -139,7 +125,7 @@ class Session:
         try:
             table = _Table(self.staging, frame.handles, deadline_ns, unit)
         except TimeoutError:
-            raise MissedDeadlineTransient(NOT_TAKEN) from None
+            raise errors.MissedDeadlineTransient(NOT_TAKEN) from None
         call = _Call(next(self._numbers), device, table)
         try:
             self._send(call, frame.data, deadline_ns)
@@ -147,7 +133,7 @@ class Session:
                 answer = self._wait(call, frame)
             except BaseException as error:
                 self._abandon(call)
-                if isinstance(error, DriverError):
+                if isinstance(error, errors.DriverError):
                     error.copies = table.copies
                 raise
             return self._answered(answer, call)
@@ -201,10 +187,12 @@ class Session:
     def _enter(self) -> None:
         # Keeps the descriptors open until `_exit`: after a close their numbers may be reused.
         if self._process != os.getpid():
-            raise StateError("a connection to a driver's process cannot be used after a fork")
+            raise errors.StateError(
+                "a connection to a driver's process cannot be used after a fork"
+            )
         with self._turn:
             if self._gone:
-                raise DeadObject(self._gone)
+                raise errors.DeadObject(self._gone)
             self._users += 1
 
     def _exit(self) -> None:
@@ -228,10 +216,10 @@ class Session:
             with self._turn:
                 self._calls.pop(call.number, None)
             if isinstance(error, TimeoutError):
-                raise MissedDeadlineTransient(NOT_TAKEN) from None
+                raise errors.MissedDeadlineTransient(NOT_TAKEN) from None
             if isinstance(error, EOFError):
                 self.end(CLOSED_BY_HOST)
-                raise DeadObject(self._gone) from None
+                raise errors.DeadObject(self._gone) from None
             raise
 
     def _tell(
@@ -254,10 +242,10 @@ class Session:
             if call.answer is not None:
                 return call.answer
             if self._gone:
-                raise DeadObject(self._gone)
+                raise errors.DeadObject(self._gone)
             now = time.monotonic_ns()
             if deadline_ns is not None and now >= deadline_ns:
-                raise MissedDeadlineTransient(UNANSWERED)
+                raise errors.MissedDeadlineTransient(UNANSWERED)
             until = deadline_ns
             if stopped is not None:
                 stopped.check()
@@ -267,7 +255,7 @@ class Session:
                     cancelled_ns = now
                     self._cancel(call.number)
                 if cancelled_ns is not None and now - cancelled_ns > CANCEL_GRACE_NS:
-                    raise Cancelled("the cancel token was set")
+                    raise errors.Cancelled("the cancel token was set")
                 poll = now + CANCEL_POLL_NS
                 until = poll if until is None else min(until, poll)
             self._read_or_wait(call, until)
@@ -288,7 +276,7 @@ class Session:
             return
         except EOFError:
             self.end(CLOSED_BY_HOST)
-        except WireError as error:
+        except errors.WireError as error:
             self.end(f"the driver's process sent what is no message: {error}")
         finally:
             with self._turn:
@@ -312,7 +300,7 @@ class Session:
                 # A thread of the driver may report progress while the answer is sent.
                 return
             if call is None:
-                raise WireError(f"{type(message).__name__} for no call of this client")
+                raise errors.WireError(f"{type(message).__name__} for no call of this client")
         except BaseException:
             close_all(received.descriptors)
             raise
@@ -356,13 +344,15 @@ class Session:
         table = call.table
         try:
             if not answer.body:
-                raise ResourceExhaustedTransient("no descriptor was left for the driver's answer")
+                raise errors.ResourceExhaustedTransient(
+                    "no descriptor was left for the driver's answer"
+                )
             handles: tuple[object, ...] = tuple(
                 _fence(form, call.descriptors) for form in answer.handles
             )
-        except WireError as error:
+        except errors.WireError as error:
             self.end(f"the driver's process sent what is no message: {error}")
-            raise DeadObject(self._gone) from None
+            raise errors.DeadObject(self._gone) from None
         finally:
             close_all(call.descriptors)
         if not answer.failed:
@@ -381,7 +371,7 @@ class DeviceChannel(Channel):
     def __init__(self, session: Session, device: int) -> None:
         self.session, self._device = session, device
 
-    def prefer(self, preference: MemoryPreference) -> None:
+    def prefer(self, preference: hal.MemoryPreference) -> None:
         self.unit = unit_of(preference)
 
     @property
@@ -409,10 +399,10 @@ class _Table:
     ) -> None:
         self.forms: list[wire.HandleForm] = []
         self.descriptors: list[int] = []
-        self.cancel: CancelToken | None = None
+        self.cancel: hal.CancelToken | None = None
         self.staged: Staged | None = None
         self._progress: Any = None
-        self._fences: list[DescriptorFence] = []
+        self._fences: list[hal.DescriptorFence] = []
         arrays = [h for h in handles if isinstance(h, np.ndarray)]
         if arrays:
             self.staged = staging.stage(arrays, deadline_ns, unit)
@@ -426,10 +416,10 @@ class _Table:
             raise
 
     @property
-    def copies(self) -> tuple[ArgumentCopy, ...]:
+    def copies(self) -> tuple[hal.ArgumentCopy, ...]:
         return () if self.staged is None else tuple(self.staged.copies)
 
-    def report(self, event: ProgressEvent) -> None:
+    def report(self, event: hal.ProgressEvent) -> None:
         """Calls the call's progress callback. Its errors propagate."""
         if self._progress is not None:
             self._progress(event)
@@ -440,7 +430,7 @@ class _Table:
         if staged is None:
             return handles
         for at, fence in enumerate(handles):
-            if isinstance(fence, DescriptorFence):
+            if isinstance(fence, hal.DescriptorFence):
                 self.staged = None
                 late = CopyingFence(fence, staged.copies, staged.copy_back, staged.give_back)
                 return (*handles[:at], late, *handles[at + 1 :])
@@ -458,7 +448,7 @@ class _Table:
             case ConstantPool(view=view):
                 fd, offset = sealed_place(handle)
                 return wire.ConstantsForm(self._place(fd), view.nbytes, handle.kind, offset)
-            case CancelToken():
+            case hal.CancelToken():
                 self.cancel = handle
                 return wire.CancelForm(handle.is_set())
             case Opaque():
@@ -466,16 +456,18 @@ class _Table:
         if is_fence(handle):
             fence: Any = handle
             try:
-                descriptor = as_descriptor(fence)
+                descriptor = hal.as_descriptor(fence)
             except OSError as error:
-                raise ResourceExhaustedTransient(f"no descriptor for a fence: {error}") from error
+                raise errors.ResourceExhaustedTransient(
+                    f"no descriptor for a fence: {error}"
+                ) from error
             # Keeps the descriptor open until the call has been sent.
             self._fences.append(descriptor)
             return wire.FenceForm(self._place(descriptor.fileno()))
         if callable(handle):
             self._progress = handle
             return wire.ReportForm()
-        raise WireError(f"a {type(handle).__name__} cannot be sent to another process")
+        raise errors.WireError(f"a {type(handle).__name__} cannot be sent to another process")
 
     def _place(self, fd: int) -> int:
         self.descriptors.append(fd)
@@ -485,15 +477,15 @@ class _Table:
 def _fence(form: wire.HandleForm, descriptors: Sequence[int]) -> _HostFence:
     """The fence of an answer, whose handles must be fences."""
     if not isinstance(form, wire.FenceForm) or not 0 <= form.place < len(descriptors):
-        raise WireError(f"a {type(form).__name__} in an answer")
+        raise errors.WireError(f"a {type(form).__name__} in an answer")
     if descriptors[form.place] < 0:
-        raise WireError(FUSE_DESCRIPTOR)
+        raise errors.WireError(FUSE_DESCRIPTOR)
     return _HostFence(descriptors[form.place])
 
 
-class _HostFence(DescriptorFence):
+class _HostFence(hal.DescriptorFence):
     """A fence of a host. The text of its error contains no terminal commands."""
 
-    def error(self) -> DriverError | None:
+    def error(self) -> errors.DriverError | None:
         error = super().error()
         return None if error is None else type(error)(printable(str(error)))

@@ -9,35 +9,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.errors import (
-    ClosedError,
-    GeneralFailure,
-    InvalidArgument,
-    PenstockError,
-    ResourceExhaustedTransient,
-    WireError,
-)
-from penstock.hal import (
-    ArgumentCopy,
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    Burst,
-    CacheReport,
-    Capabilities,
-    DeviceType,
-    ExecutionConfig,
-    ExecutionResult,
-    Fence,
-    HostMemory,
-    Memory,
-    PrepareConfig,
-    RemoteResult,
-    Request,
-    RequestArgument,
-    ReusableExecution,
-    Support,
-)
+from penstock import errors, hal
 from penstock.hal.device import preferred_memory
 from penstock.ipc import wire
 from penstock.ipc.codec import Packer
@@ -59,7 +31,7 @@ from penstock.ipc.ring_pool import RingBurst, Rings
 from penstock.ipc.system import may_shrink
 from penstock.ir import Model
 
-M = TypeVar("M", bound=Burst | ReusableExecution)
+M = TypeVar("M", bound=hal.Burst | hal.ReusableExecution)
 
 MOST_CHARACTERS: Final = 1024
 """Most characters of a device's name, or its version."""
@@ -81,7 +53,7 @@ class Described:
         return self.description.version
 
     @property
-    def type(self) -> DeviceType:
+    def type(self) -> hal.DeviceType:
         return self.description.device_type
 
     @property
@@ -89,7 +61,7 @@ class Described:
         return self.description.feature_level
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> hal.Capabilities:
         return self.description.capabilities
 
     @property
@@ -121,7 +93,7 @@ class RemoteDevice(Described):
         )
         for what, told in told_as:
             if not told.isprintable() or len(told) > MOST_CHARACTERS:
-                raise GeneralFailure(
+                raise errors.GeneralFailure(
                     f"a device's {what} is up to {MOST_CHARACTERS} characters that can be printed, "
                     "not "
                     f"{told[:MOST_CHARACTERS]!r}"
@@ -140,7 +112,7 @@ class RemoteDevice(Described):
     def check(self) -> str | None:
         return ask(self._channel, lambda _: wire.Check(), wire.Reason)[0].reason
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         def call(pack: Packer) -> wire.Call:
             return wire.SupportedOperations(_model(pack, model))
 
@@ -150,21 +122,23 @@ class RemoteDevice(Described):
         reply = ask(self._channel, lambda _: wire.CacheFilesNeeded(), wire.CacheFiles)[0]
         return reply.model, reply.data
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> RemotePreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.Prepare(_model(pack, model), pack.prepare_config(config))
 
         made = ask(self._channel, call, wire.Made, may_end_early=True)[0]
         return RemotePreparedModel(self._channel, made, self._rings)
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> RemotePreparedModel:
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.PrepareFromCache(pack.prepare_config(config))
 
         made = ask(self._channel, call, wire.Made, may_end_early=True)[0]
         return RemotePreparedModel(self._channel, made, self._rings)
 
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+    def allocate(
+        self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
+    ) -> tuple[int, hal.Buffer]:
         forms = tuple(self._role(role) for role in roles)
         reply = ask(self._channel, lambda _: wire.Allocate(desc, forms), wire.Allocated)[0]
         return reply.token, RemoteBuffer(self._channel, wire.Made(reply.buffer))
@@ -180,10 +154,10 @@ class RemoteDevice(Described):
             self._rings.close()
             ask(self._channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
 
-    def _role(self, role: BufferRole) -> wire.RoleForm:
+    def _role(self, role: hal.BufferRole) -> wire.RoleForm:
         prepared = role.prepared
         if not isinstance(prepared, RemotePreparedModel) or prepared.channel is not self._channel:
-            raise InvalidArgument("a role names a prepared model of another device")
+            raise errors.InvalidArgument("a role names a prepared model of another device")
         return wire.RoleForm(prepared.number, role.kind, role.index, role.frequency)
 
 
@@ -197,17 +171,17 @@ class RemotePreparedModel(RemoteObject):
         self.pace = Pace()
 
     @property
-    def cache_report(self) -> CacheReport:
+    def cache_report(self) -> hal.CacheReport:
         """State of its cache files so far. The last report is kept here."""
         if self._report.later and self._close.alive:
             try:
                 told = ask(self.channel, lambda _: wire.Report(self.number), wire.Reported)[0]
-            except PenstockError:
+            except errors.PenstockError:
                 return self._report
             self._report = told.cache
         return self._report
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         # Attributes may be longer than a slot of a ring.
         if not config.attributes:
             result = self._rings.execute(self.number, request, config, self.pace)
@@ -222,11 +196,11 @@ class RemotePreparedModel(RemoteObject):
 
     def execute_fenced(
         self,
-        request: Request,
-        wait_for: Sequence[Fence],
-        config: ExecutionConfig,
+        request: hal.Request,
+        wait_for: Sequence[hal.Fence],
+        config: hal.ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
-    ) -> Fence:
+    ) -> hal.Fence:
         carried = copied_for(self.channel, request)
 
         def call(pack: Packer) -> wire.Call:
@@ -243,13 +217,13 @@ class RemotePreparedModel(RemoteObject):
             undone.enter_context(recording_copies(carried, request))
             reply, take = ask(self.channel, call, wire.Fenced)
             try:
-                fence: Fence = take.fence(reply.fence)
-            except WireError as error:
+                fence: hal.Fence = take.fence(reply.fence)
+            except errors.WireError as error:
                 raise senseless(error) from error
             undone.pop_all()
         return remote_fence(fence, carried, request)
 
-    def configure_burst(self, deadline_ns: int | None = None) -> Burst:
+    def configure_burst(self, deadline_ns: int | None = None) -> hal.Burst:
         """A burst with its own ring if the channel shows the process's end and there is room."""
 
         def call(_: Packer) -> wire.Call:
@@ -257,17 +231,17 @@ class RemotePreparedModel(RemoteObject):
 
         made = ask(self.channel, call, wire.Made, deadline_ns)[0]
         burst = RemoteBurst(self.channel, made, self.pace)
-        with suppress(ResourceExhaustedTransient):
+        with suppress(errors.ResourceExhaustedTransient):
             ring = self._rings.open(deadline_ns)
             if ring is not None:
                 return RingBurst(burst, ring)
         return burst
 
     def create_reusable_execution(
-        self, request: Request, deadline_ns: int | None = None
-    ) -> ReusableExecution:
+        self, request: hal.Request, deadline_ns: int | None = None
+    ) -> hal.ReusableExecution:
         copied = self.channel.copies_arrays and any(
-            isinstance(a, HostMemory) for a in (*request.inputs, *request.outputs)
+            isinstance(a, hal.HostMemory) for a in (*request.inputs, *request.outputs)
         )
         # Nothing was written yet, so nothing may be copied back.
         sent = (
@@ -294,22 +268,22 @@ class RemoteExecution(RemoteObject):
         channel: Channel,
         made: wire.Made,
         prepared: RemotePreparedModel,
-        request: Request | None,
-        copies: tuple[ArgumentCopy, ...] = (),
+        request: hal.Request | None,
+        copies: tuple[hal.ArgumentCopy, ...] = (),
     ) -> None:
         """*copies* were made for the execution; its first run reports them."""
         super().__init__(channel, made)
         self._prepared, self._request, self._copies = prepared, request, copies
 
-    def execute(self, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         if self._request is not None:
             self._check_open()
             before, self._copies = self._copies, ()
             result = execute(self._prepared, self._request, config)
             if not before:
                 return result
-            copies = result.copies if isinstance(result, RemoteResult) else ()
-            return RemoteResult(result.output_shapes, result.timing, (*before, *copies))
+            copies = result.copies if isinstance(result, hal.RemoteResult) else ()
+            return hal.RemoteResult(result.output_shapes, result.timing, (*before, *copies))
 
         call = wire.Execute(self.number, None, config)
         return ask(self.channel, lambda _: call, wire.Executed)[0].result
@@ -324,10 +298,10 @@ class Repeating(Protocol):
 
     def run(
         self,
-        call: Callable[[RemotePreparedModel], ExecutionResult],
-        request: Request,
-        config: ExecutionConfig,
-    ) -> ExecutionResult:
+        call: Callable[[RemotePreparedModel], hal.ExecutionResult],
+        request: hal.Request,
+        config: hal.ExecutionConfig,
+    ) -> hal.ExecutionResult:
         """The result of *call*, which executes *request*, with the current model."""
         ...
 
@@ -347,12 +321,15 @@ class _Remade(Generic[M]):
         self._closed = False
 
     def run(
-        self, execute: Callable[[M], ExecutionResult], request: Request, config: ExecutionConfig
-    ) -> ExecutionResult:
+        self,
+        execute: Callable[[M], hal.ExecutionResult],
+        request: hal.Request,
+        config: hal.ExecutionConfig,
+    ) -> hal.ExecutionResult:
         if self._closed:
-            raise ClosedError(f"a {self._name} was used after close()")
+            raise errors.ClosedError(f"a {self._name} was used after close()")
 
-        def call(remote: RemotePreparedModel) -> ExecutionResult:
+        def call(remote: RemotePreparedModel) -> hal.ExecutionResult:
             if remote is not self._of:
                 self._of, self._made = remote, self._make(remote, config.deadline_ns)
             return execute(self._made)
@@ -364,15 +341,15 @@ class _Remade(Generic[M]):
         self._made.close()
 
 
-class RemadeBurst(_Remade[Burst]):
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+class RemadeBurst(_Remade[hal.Burst]):
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         return self.run(lambda burst: burst.execute(request, config), request, config)
 
 
-class RemadeExecution(_Remade[ReusableExecution]):
-    request: Request
+class RemadeExecution(_Remade[hal.ReusableExecution]):
+    request: hal.Request
 
-    def execute(self, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         return self.run(lambda execution: execution.execute(config), self.request, config)
 
 
@@ -384,18 +361,18 @@ class RemoteBuffer(RemoteObject):
         """How the process that held it ended; empty while it runs."""
         return self.channel.end_reason
 
-    def carries(self, memory: Memory) -> bool:
+    def carries(self, memory: hal.Memory) -> bool:
         """Whether a copy to or from *memory* needs a second copy: the host would not map it."""
         return self.channel.copies_arrays and may_shrink(memory)
 
-    def copy_to(self, destination: Memory) -> None:
+    def copy_to(self, destination: hal.Memory) -> None:
         with self._pool_copy(destination) as twin:
             given = destination if twin is None else twin.given
             ask(self.channel, lambda p: wire.CopyTo(self.number, p.memory(given)), wire.Done)
             if twin is not None and twin.writable:
                 twin.empty()
 
-    def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
+    def copy_from(self, source: hal.Memory, dimensions: tuple[int, ...]) -> None:
         with self._pool_copy(source) as twin:
             given = source
             if twin is not None:
@@ -408,7 +385,7 @@ class RemoteBuffer(RemoteObject):
             ask(self.channel, call, wire.Done)
 
     @contextmanager
-    def _pool_copy(self, memory: Memory) -> Iterator[PoolCopy | None]:
+    def _pool_copy(self, memory: hal.Memory) -> Iterator[PoolCopy | None]:
         """A copy of *memory*, if another process would not map it."""
         twin = pool_copy_of(memory) if self.channel.copies_arrays else None
         if twin is None:
@@ -418,17 +395,17 @@ class RemoteBuffer(RemoteObject):
             yield twin
 
 
-def _stand_in(argument: RequestArgument) -> RequestArgument:
+def _stand_in(argument: hal.RequestArgument) -> hal.RequestArgument:
     """The same argument over new memory; its content is not copied."""
-    if not isinstance(argument, HostMemory):
+    if not isinstance(argument, hal.HostMemory):
         return argument
     array = argument.array
     if not (array.flags.c_contiguous and array.flags.writeable) or array.dtype.hasobject:
         return argument
-    return HostMemory(np.empty_like(array), argument.dimensions)
+    return hal.HostMemory(np.empty_like(array), argument.dimensions)
 
 
 def _model(pack: Packer, model: Model) -> wire.ModelForm:
     if not isinstance(model, Model):
-        raise InvalidArgument(f"a Model is needed, not {type(model).__name__}")
+        raise errors.InvalidArgument(f"a Model is needed, not {type(model).__name__}")
     return pack.model(model)

@@ -17,30 +17,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.errors import (
-    Cancelled,
-    ClosedError,
-    DriverError,
-    ErrorStatus,
-    ModelError,
-    OutputInsufficientSize,
-    PenstockError,
-    WireError,
-    driver_error_classes,
-)
-from penstock.hal import (
-    ArgumentCopy,
-    CacheHandle,
-    CacheReport,
-    CancelToken,
-    HostMemory,
-    Memory,
-    OutputShape,
-    PrepareConfig,
-    Request,
-    RequestArgument,
-    Support,
-)
+from penstock import errors, hal
 from penstock.ipc import wire
 from penstock.ipc.deadlines import current_deadline
 from penstock.ir import Attributes, AttributeValue, ConstantPool, Model, NDArray
@@ -52,7 +29,7 @@ from penstock.memory.mapping import OUT_OF_ROOM
 
 T = TypeVar("T")
 
-ERRORS: Final = driver_error_classes()
+ERRORS: Final = errors.driver_error_classes()
 
 LARGE: Final = 1 << 20
 """Bytes of messages to a host beyond which it reads one at a time."""
@@ -88,7 +65,7 @@ class Frame(NamedTuple):
     data: bytes
     handles: tuple[object, ...] = ()
     deadline_ns: int | None = None
-    copies: tuple[ArgumentCopy, ...] = ()
+    copies: tuple[hal.ArgumentCopy, ...] = ()
     failed: bool = False
     may_end_early: bool = False
 
@@ -111,7 +88,7 @@ class Packer:
 
     def handle(self, value: object) -> wire.Handle:
         if len(self.handles) >= wire.MAX_HANDLES:
-            raise WireError(f"more than {wire.MAX_HANDLES} handles beside one message")
+            raise errors.WireError(f"more than {wire.MAX_HANDLES} handles beside one message")
         self.handles.append(value)
         return len(self.handles) - 1
 
@@ -126,7 +103,7 @@ class Packer:
             model.main,
         )
 
-    def memory(self, memory: Memory) -> wire.MemoryForm:
+    def memory(self, memory: hal.Memory) -> wire.MemoryForm:
         match memory.name, memory.handle:
             case "mmap_fd", (int(fd), int(offset), int(protection)):
                 place = self.handle(Descriptor(fd))
@@ -138,13 +115,13 @@ class Packer:
                 return wire.MemoryForm(memory.name, place, memory.size, None, buffer)
         return wire.MemoryForm(memory.name, self.handle(Opaque(memory.handle)), memory.size)
 
-    def prepare_config(self, config: PrepareConfig) -> PrepareConfig:
+    def prepare_config(self, config: hal.PrepareConfig) -> hal.PrepareConfig:
         """*config* whose callback becomes a handle: msgspec would encode a data class itself."""
         if config.progress is None:
             return config
         return replace(config, progress=partial(config.progress))
 
-    def request(self, request: Request) -> wire.RequestForm:
+    def request(self, request: hal.Request) -> wire.RequestForm:
         return wire.RequestForm(
             tuple(map(_read_only, request.inputs)),
             request.outputs,
@@ -153,18 +130,18 @@ class Packer:
 
     def _encode_hook(self, value: object) -> object:
         match value:
-            case CacheHandle(fd=fd):
+            case hal.CacheHandle(fd=fd):
                 return self.handle(Descriptor(fd))
-            case np.ndarray() | CancelToken():
+            case np.ndarray() | hal.CancelToken():
                 return self.handle(value)
         return self.handle(value) if callable(value) else _encode_hook(value)
 
 
-def _read_only(argument: RequestArgument) -> RequestArgument:
-    if isinstance(argument, HostMemory) and argument.array.flags.writeable:
+def _read_only(argument: hal.RequestArgument) -> hal.RequestArgument:
+    if isinstance(argument, hal.HostMemory) and argument.array.flags.writeable:
         array = argument.array.view()
         array.setflags(write=False)
-        return HostMemory(array, argument.dimensions)
+        return hal.HostMemory(array, argument.dimensions)
     return argument
 
 
@@ -172,25 +149,25 @@ class Unpacker:
     """Converts forms to HAL values, with the message's handles. Every method raises `WireError`."""
 
     def __init__(
-        self, handles: Sequence[object], admit: Callable[[Memory], None] = lambda _: None
+        self, handles: Sequence[object], admit: Callable[[hal.Memory], None] = lambda _: None
     ) -> None:
         """*admit* checks each memory, and raises `WireError` for one that must not be mapped."""
         if len(handles) > wire.MAX_HANDLES:
-            raise WireError(f"{len(handles)} handles beside one message")
+            raise errors.WireError(f"{len(handles)} handles beside one message")
         self._handles, self._admit = handles, admit
 
     def handle(self, index: wire.Handle, kind: type[T], what: str) -> T:
         if not 0 <= index < len(self._handles):
-            raise WireError(f"handle {index} of {len(self._handles)} for {what}")
+            raise errors.WireError(f"handle {index} of {len(self._handles)} for {what}")
         value = self._handles[index]
         if not isinstance(value, kind):
-            raise WireError(f"handle {index} is a {type(value).__name__}, not {what}")
+            raise errors.WireError(f"handle {index} is a {type(value).__name__}, not {what}")
         return value
 
     def fence(self, index: wire.Handle) -> Any:
         value = self.handle(index, object, "a fence")
         if not (callable(getattr(value, "wait", None)) and callable(getattr(value, "error", None))):
-            raise WireError(f"handle {index} is a {type(value).__name__}, not a fence")
+            raise errors.WireError(f"handle {index} is a {type(value).__name__}, not a fence")
         return value
 
     def model(self, form: wire.ModelForm) -> Model:
@@ -198,34 +175,34 @@ class Unpacker:
         pools = tuple(self.handle(i, ConstantPool, "a pool of constants") for i in form.pools)
         try:
             model = Model(form.subgraphs, pools, form.variables, form.signatures, main=form.main)
-        except ModelError as error:
-            raise WireError(f"the model in the message is not valid: {error}") from error
+        except errors.ModelError as error:
+            raise errors.WireError(f"the model in the message is not valid: {error}") from error
         if holds_large_values(model):
-            raise WireError(
+            raise errors.WireError(
                 f"the model in the message holds a value of more than {MAX_COPIED_VALUE} bytes"
             )
         return model
 
-    def memory(self, form: wire.MemoryForm) -> Memory:
+    def memory(self, form: wire.MemoryForm) -> hal.Memory:
         memory = self._memory(form)
         self._admit(memory)
         return memory
 
-    def _memory(self, form: wire.MemoryForm) -> Memory:
+    def _memory(self, form: wire.MemoryForm) -> hal.Memory:
         value = self.handle(form.handle, object, "a memory")
         match value, form.window, form.buffer:
             case Descriptor(fd), None, None:
-                return Memory(form.name, fd, form.size)
+                return hal.Memory(form.name, fd, form.size)
             case Descriptor(fd), (offset, protection), None:
-                return Memory(form.name, MappedFd(fd, offset, protection), form.size)
+                return hal.Memory(form.name, MappedFd(fd, offset, protection), form.size)
             case Descriptor(fd), None, HardwareBufferDescription() as buffer:
-                return Memory(form.name, HardwareBufferHandle(fd, buffer), form.size)
+                return hal.Memory(form.name, HardwareBufferHandle(fd, buffer), form.size)
             case Opaque(handle), None, None:
-                return Memory(form.name, handle, form.size)
-        raise WireError(f"handle {form.handle} is a {type(value).__name__}, not a memory's")
+                return hal.Memory(form.name, handle, form.size)
+        raise errors.WireError(f"handle {form.handle} is a {type(value).__name__}, not a memory's")
 
-    def request(self, form: wire.RequestForm) -> Request:
-        return Request(form.inputs, form.outputs, tuple(map(self.memory, form.pools)))
+    def request(self, form: wire.RequestForm) -> hal.Request:
+        return hal.Request(form.inputs, form.outputs, tuple(map(self.memory, form.pools)))
 
     def decode_hook(self, kind: Any, value: object) -> object:
         """The handle with the index *value*, as a *kind*."""
@@ -233,15 +210,15 @@ class Unpacker:
             return _attributes(value)
         if type(value) is not int:
             raise TypeError(f"a {type(value).__name__} for the index of a handle")
-        if kind is CacheHandle:
-            return CacheHandle(self.handle(value, Descriptor, "a descriptor").fd)
-        if kind is CancelToken:
-            return self.handle(value, CancelToken, "a cancel token")
+        if kind is hal.CacheHandle:
+            return hal.CacheHandle(self.handle(value, Descriptor, "a descriptor").fd)
+        if kind is hal.CancelToken:
+            return self.handle(value, hal.CancelToken, "a cancel token")
         if kind == NDArray:
             return self.handle(value, np.ndarray, "an array")
         found = self.handle(value, object, "a callback")
         if not callable(found):
-            raise WireError(f"handle {value} is a {type(found).__name__}, not a callback")
+            raise errors.WireError(f"handle {value} is a {type(found).__name__}, not a callback")
         return found
 
 
@@ -249,22 +226,22 @@ def failure_of(error: BaseException) -> wire.Failure | wire.Stopped:
     """The message for *error*. An error outside the contract becomes a `GeneralFailure`."""
     text = _cut(str(error))
     match error:
-        case OutputInsufficientSize(output_shapes=shapes):
-            given = tuple(OutputShape(tuple(d), s) for d, s in shapes)
+        case errors.OutputInsufficientSize(output_shapes=shapes):
+            given = tuple(hal.OutputShape(tuple(d), s) for d, s in shapes)
             return wire.Failure(error.status, _cut(error.message), given)
-        case DriverError():
+        case errors.DriverError():
             return wire.Failure(error.status, text)
-        case Cancelled():
+        case errors.Cancelled():
             return wire.Stopped("cancelled", text)
-        case ClosedError():
+        case errors.ClosedError():
             return wire.Stopped("closed", text)
         case MemoryError():
             told = "the driver's process has no memory left"
-            return wire.Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, told)
+            return wire.Failure(errors.ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, told)
         case OSError(errno=number) if number in OUT_OF_ROOM:
-            return wire.Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
+            return wire.Failure(errors.ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
     told = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return wire.Failure(ErrorStatus.GENERAL_FAILURE, told)
+    return wire.Failure(errors.ErrorStatus.GENERAL_FAILURE, told)
 
 
 def _cut(text: str) -> str:
@@ -272,17 +249,17 @@ def _cut(text: str) -> str:
     return told.encode("utf-8", "replace").decode()
 
 
-def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
+def error_of(message: wire.Failure | wire.Stopped) -> errors.PenstockError:
     """The error in *message*, of the original class. Its text is safe to show in a terminal."""
     text = printable(message.message)
     if isinstance(message, wire.Stopped):
-        kind = Cancelled if message.kind == "cancelled" else ClosedError
+        kind = errors.Cancelled if message.kind == "cancelled" else errors.ClosedError
         return kind(text)
-    if message.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+    if message.status is errors.ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         shapes = [(s.dimensions, s.is_sufficient) for s in message.output_shapes]
-        return OutputInsufficientSize(text, shapes)
-    if message.status is ErrorStatus.NONE:
-        raise WireError("a failure whose status says that there was none")
+        return errors.OutputInsufficientSize(text, shapes)
+    if message.status is errors.ErrorStatus.NONE:
+        raise errors.WireError("a failure whose status says that there was none")
     return ERRORS[message.status](text)
 
 
@@ -294,7 +271,7 @@ def encode(
     try:
         data = (encoder or _ENCODER).encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise WireError(f"{type(message).__name__} cannot be encoded: {error}") from error
+        raise errors.WireError(f"{type(message).__name__} cannot be encoded: {error}") from error
     wire.check_length(len(data))
     return data
 
@@ -352,11 +329,11 @@ def _believed(reply: wire.Reply) -> wire.Reply:
     return reply
 
 
-def _shown_report(cache: CacheReport) -> CacheReport:
+def _shown_report(cache: hal.CacheReport) -> hal.CacheReport:
     return replace(cache, reason=_shown(cache.reason), artefact=_shown(cache.artefact))
 
 
-def _shown_support(answer: Support) -> Support:
+def _shown_support(answer: hal.Support) -> hal.Support:
     if not answer.reason and not answer.distance:
         return answer
     return replace(answer, reason=_shown(answer.reason), distance=_shown(answer.distance))
@@ -371,7 +348,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise WireError(f"no message: {error}") from error
+        raise errors.WireError(f"no message: {error}") from error
 
 
 def _decode_alone(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:

@@ -15,23 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec.structs import replace
 
+from penstock import hal
 from penstock.errors import FOREIGN, ClosedError, MissedDeadlinePersistent
-from penstock.hal import (
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    Burst,
-    CacheReport,
-    Device,
-    ExecutionConfig,
-    ExecutionResult,
-    Fence,
-    PrepareConfig,
-    PreparedModel,
-    Priority,
-    Request,
-    ReusableExecution,
-)
 from penstock.hal.prepared import execute_fenced
 from penstock.ir import Model
 
@@ -39,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.hal import PreparedModelBase
 
 
-RANKS: Final[dict[Priority, int]] = {"high": 0, "medium": 1, "low": 2}
+RANKS: Final[dict[hal.Priority, int]] = {"high": 0, "medium": 1, "low": 2}
 
 POLL_SECONDS: Final = 0.01
 """Seconds between two checks of the cancel token while a run is queued."""
@@ -65,7 +50,7 @@ class Scheduler:
     A thread that already has a slot gets no second one: its execution is nested.
     """
 
-    def __init__(self, device: Device, limit: int) -> None:
+    def __init__(self, device: hal.Device, limit: int) -> None:
         self.device = device
         self._slots: list[None] = [None] * limit
         self._holders: set[int] = set()
@@ -78,7 +63,7 @@ class Scheduler:
         """Number of queued runs."""
         return len(self._waiting)
 
-    def enter(self, config: ExecutionConfig) -> bool:
+    def enter(self, config: hal.ExecutionConfig) -> bool:
         """Waits for a slot. Returns True if `leave` has to return it.
 
         Raises `Cancelled` or `MissedDeadlinePersistent`: the driver was not called.
@@ -107,7 +92,7 @@ class Scheduler:
                 self._grant()
 
     @contextmanager
-    def turn(self, config: ExecutionConfig) -> Iterator[None]:
+    def turn(self, config: hal.ExecutionConfig) -> Iterator[None]:
         """A slot for the length of a block; raises as `enter`."""
         entered = self.enter(config)
         try:
@@ -116,7 +101,7 @@ class Scheduler:
             if entered:
                 self.leave()
 
-    def _wait(self, config: ExecutionConfig) -> None:
+    def _wait(self, config: hal.ExecutionConfig) -> None:
         with self._lock:
             self._count += 1
             waiter = _Waiter((RANKS[config.priority], self._count))
@@ -135,7 +120,7 @@ class Scheduler:
                 self._grant()
             raise
 
-    def _await(self, waiter: _Waiter, config: ExecutionConfig) -> None:
+    def _await(self, waiter: _Waiter, config: hal.ExecutionConfig) -> None:
         deadline, cancel = config.deadline_ns, config.cancel
         if deadline is None and cancel is None:
             waiter.signal.wait()
@@ -173,7 +158,7 @@ class SharingDevice:
     executions, those of all clients share one queue in order of arrival, whatever their priorities.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: hal.Device) -> None:
         self._device = device
         self._lock = threading.Lock()
         self._entries: dict[object, _Entry] = {}
@@ -183,7 +168,7 @@ class SharingDevice:
         """All other attributes are the device's."""
         return getattr(self._device, name)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> SharedPreparedModel:
         """As the device's. Returns an equal prepared model again if a client still has it open."""
         if config.model_cache or config.data_cache:
             return self.prepare_alone(model, config)
@@ -210,15 +195,17 @@ class SharingDevice:
                 made.prepared.close()
         return self._shared(known)
 
-    def prepare_alone(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
+    def prepare_alone(self, model: Model, config: hal.PrepareConfig) -> SharedPreparedModel:
         """As the device's, for one client."""
         return self._shared(_Entry(self._device.prepare_model(model, config)))
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> SharedPreparedModel:
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> SharedPreparedModel:
         """As the device's, for one client."""
         return self._shared(_Entry(self._device.prepare_model_from_cache(config)))
 
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+    def allocate(
+        self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
+    ) -> tuple[int, hal.Buffer]:
         """As the device's, for its own prepared models."""
         return self._device.allocate(desc, [replace(r, prepared=_inner(r.prepared)) for r in roles])
 
@@ -252,7 +239,7 @@ class ClientDevice:
         """All other attributes are the device's."""
         return getattr(self._shared, name)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> SharedPreparedModel:
         """As the shared device's, unless this client already has the same model."""
         made = self._shared.prepare_model(model, config)
         with self._lock:
@@ -268,7 +255,7 @@ class ClientDevice:
 class _Entry:
     """A prepared model and its number of clients; *key* is None if it is not shared."""
 
-    def __init__(self, prepared: PreparedModel, key: object = None) -> None:
+    def __init__(self, prepared: hal.PreparedModel, key: object = None) -> None:
         self.prepared, self.key, self.users = prepared, key, 1
 
 
@@ -291,11 +278,11 @@ class SharedPreparedModel:
         return self._closed
 
     @property
-    def cache_report(self) -> CacheReport:
+    def cache_report(self) -> hal.CacheReport:
         return self.inner.cache_report
 
     @property
-    def inner(self) -> PreparedModel:
+    def inner(self) -> hal.PreparedModel:
         """The device's own; raises `ClosedError` after `close`."""
         if self._closed:
             raise ClosedError("a prepared model was used after close()")
@@ -324,25 +311,25 @@ class QueuedPreparedModel(SharedPreparedModel):
         super().__init__(device, entry)
         self._scheduler = scheduler
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         inner = self.inner
         with self._scheduler.turn(_equal(config)):
             return inner.execute(request, config)
 
     def execute_fenced(
         self,
-        request: Request,
-        wait_for: Sequence[Fence],
-        config: ExecutionConfig,
+        request: hal.Request,
+        wait_for: Sequence[hal.Fence],
+        config: hal.ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
-    ) -> Fence:
+    ) -> hal.Fence:
         prepared = cast("PreparedModelBase", self)
         return execute_fenced(prepared, request, wait_for, config, timeout_after_fence_ns)
 
-    def configure_burst(self) -> Burst:
+    def configure_burst(self) -> hal.Burst:
         return _Queued(self.inner.configure_burst(), self._scheduler)
 
-    def create_reusable_execution(self, request: Request) -> ReusableExecution:
+    def create_reusable_execution(self, request: hal.Request) -> hal.ReusableExecution:
         return _Queued(self.inner.create_reusable_execution(request), self._scheduler)
 
 
@@ -352,20 +339,20 @@ class _Queued:
     def __init__(self, inner: Any, scheduler: Scheduler) -> None:
         self._inner, self._scheduler = inner, scheduler
 
-    def execute(self, *arguments: Any) -> ExecutionResult:
+    def execute(self, *arguments: Any) -> hal.ExecutionResult:
         with self._scheduler.turn(_equal(arguments[-1])):
-            result: ExecutionResult = self._inner.execute(*arguments)
+            result: hal.ExecutionResult = self._inner.execute(*arguments)
             return result
 
     def close(self) -> None:
         self._inner.close()
 
 
-def _equal(config: ExecutionConfig) -> ExecutionConfig:
-    return ExecutionConfig(deadline_ns=config.deadline_ns, cancel=config.cancel)
+def _equal(config: hal.ExecutionConfig) -> hal.ExecutionConfig:
+    return hal.ExecutionConfig(deadline_ns=config.deadline_ns, cancel=config.cancel)
 
 
-def _scheduler_of(device: Device) -> Scheduler | None:
+def _scheduler_of(device: hal.Device) -> Scheduler | None:
     """A scheduler, if the device declares how many executions it accepts."""
     try:
         most: object = device.capabilities.concurrent_executions
@@ -374,5 +361,5 @@ def _scheduler_of(device: Device) -> Scheduler | None:
     return Scheduler(device, most) if type(most) is int and most > 0 else None
 
 
-def _inner(prepared: PreparedModel) -> PreparedModel:
+def _inner(prepared: hal.PreparedModel) -> hal.PreparedModel:
     return prepared.inner if isinstance(prepared, SharedPreparedModel) else prepared

@@ -15,27 +15,7 @@ from weakref import WeakSet
 
 from msgspec.structs import replace
 
-from penstock.errors import (
-    FOREIGN,
-    GeneralFailure,
-    InvalidArgument,
-    ResourceExhaustedTransient,
-    WireError,
-)
-from penstock.hal import (
-    BYTE_SIZE_OF_CACHE_TOKEN,
-    BufferDesc,
-    BufferRole,
-    CacheHandle,
-    CancelToken,
-    Device,
-    ExecutionConfig,
-    Fence,
-    Memory,
-    PrepareConfig,
-    PreparedModel,
-    TokenArgument,
-)
+from penstock import errors, hal
 from penstock.hal.buffer import validate_allocate
 from penstock.hal.prepared import report_of
 from penstock.ipc import wire
@@ -50,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.ipc.ring_server import Executor, LentPool
     from penstock.ir import Model
 
-C = TypeVar("C", PrepareConfig, ExecutionConfig)
+C = TypeVar("C", hal.PrepareConfig, hal.ExecutionConfig)
 
 logger: Final = logging.getLogger(__name__)
 
@@ -78,7 +58,7 @@ class _Context(NamedTuple):
     take: Unpacker
     pack: Packer
     lease: Lease
-    stop: CancelToken | None
+    stop: hal.CancelToken | None
 
 
 class Dispatcher:
@@ -91,10 +71,10 @@ class Dispatcher:
 
     def __init__(
         self,
-        device: Device,
+        device: hal.Device,
         *,
         owns_device: bool = True,
-        admit: Callable[[Memory], None] = lambda _: None,
+        admit: Callable[[hal.Memory], None] = lambda _: None,
         owner: bytes = b"",
     ) -> None:
         self._device, self._owns_device = device, owns_device
@@ -106,7 +86,7 @@ class Dispatcher:
         self._lent: WeakSet[LentPool] = WeakSet()
 
     def answer(
-        self, frame: Frame, lease: Lease | None = None, stop: CancelToken | None = None
+        self, frame: Frame, lease: Lease | None = None, stop: hal.CancelToken | None = None
     ) -> Frame:
         """The reply to the call in *frame*. Never raises.
 
@@ -117,21 +97,21 @@ class Dispatcher:
         lease = Lease() if lease is None else lease
         lease.message_bytes = len(frame.data)
 
-        def admit(memory: Memory) -> None:
+        def admit(memory: hal.Memory) -> None:
             self._admit(memory)
             lease.count(memory)
 
         try:
             context = _Context(Unpacker(frame.handles, admit), Packer(), lease, stop)
             reply = self._make(decode_call(frame.data, context.take), context)
-        except WireError as error:
-            return refusal(InvalidArgument(str(error)))
-        except FOREIGN as error:  # an error of any class from a driver becomes a reply
+        except errors.WireError as error:
+            return refusal(errors.InvalidArgument(str(error)))
+        except errors.FOREIGN as error:  # an error of any class from a driver becomes a reply
             return refusal(error)
         try:
             return context.pack.frame(reply)
-        except WireError as error:
-            return refusal(GeneralFailure(f"the device's answer is no message: {error}"))
+        except errors.WireError as error:
+            return refusal(errors.GeneralFailure(f"the device's answer is no message: {error}"))
 
     def _make(self, call: wire.Call, context: _Context) -> wire.Reply:
         device, take, lease = self._device, context.take, context.lease
@@ -213,7 +193,7 @@ class Dispatcher:
                 )
                 context.lease.kept = True
                 return made
-        raise WireError(f"{type(call).__name__} is no call")
+        raise errors.WireError(f"{type(call).__name__} is no call")
 
     def _execute_fenced(self, call: wire.ExecuteFenced, context: _Context) -> wire.Fenced:
         found, take = self.objects.get(call.prepared, "prepared model"), context.take
@@ -237,7 +217,7 @@ class Dispatcher:
 
     def _describe(self, version: int) -> wire.Description:
         if version != wire.WIRE_VERSION:
-            raise GeneralFailure(
+            raise errors.GeneralFailure(
                 f"the client speaks wire version {version}, this device {wire.WIRE_VERSION}"
             )
         device = self._device
@@ -262,7 +242,7 @@ class Dispatcher:
         _take_place(self._rings, f"{MAX_RINGS} rings")
         with ExitStack() as undone:
             undone.callback(self._rings.release)
-            charge = lease.charge(Memory(ASHMEM, memory, layout.nbytes))
+            charge = lease.charge(hal.Memory(ASHMEM, memory, layout.nbytes))
             undone.callback(charge.release)
 
             def ended() -> None:
@@ -283,11 +263,11 @@ class Dispatcher:
             undone.pop_all()
         return made
 
-    def _lent_pool(self, memory: Memory, lease: Lease) -> LentPool:
+    def _lent_pool(self, memory: hal.Memory, lease: Lease) -> LentPool:
         from penstock.ipc.ring_server import LentPool
 
         if len(self._lent) >= MAX_LENT_POOLS:
-            raise ResourceExhaustedTransient(
+            raise errors.ResourceExhaustedTransient(
                 f"a client may have {MAX_LENT_POOLS} pools lent at a time"
             )
         charge = lease.charge(memory)
@@ -300,19 +280,21 @@ class Dispatcher:
         self._lent.add(made)
         return made
 
-    def _prepare_config(self, config: PrepareConfig, stop: CancelToken | None) -> PrepareConfig:
+    def _prepare_config(
+        self, config: hal.PrepareConfig, stop: hal.CancelToken | None
+    ) -> hal.PrepareConfig:
         config = _stoppable(config, stop)
         # Threads are shared by the machine, and engines do not limit how many they start.
         if config.num_threads is not None and config.num_threads > MOST_THREADS:
             config = replace(config, num_threads=MOST_THREADS)
-        if not self._owner or len(config.binding) != BYTE_SIZE_OF_CACHE_TOKEN:
+        if not self._owner or len(config.binding) != hal.BYTE_SIZE_OF_CACHE_TOKEN:
             return config
         binding = hashlib.sha256(OWNED + self._owner + b"\0" + config.binding).digest()
         return replace(config, binding=binding)
 
     def _placed(
         self,
-        prepare: Callable[[], PreparedModel],
+        prepare: Callable[[], hal.PreparedModel],
         lease: Lease,
         num_threads: int | None,
         nbytes: int,
@@ -336,9 +318,9 @@ class Dispatcher:
         found = self.objects.get(number, "prepared model", "burst")
         return found.value.execute, found.loops
 
-    def _role(self, form: wire.RoleForm) -> BufferRole:
+    def _role(self, form: wire.RoleForm) -> hal.BufferRole:
         prepared = self.objects.find(form.prepared, "prepared model")
-        return BufferRole(prepared, form.kind, form.index, form.frequency)
+        return hal.BufferRole(prepared, form.kind, form.index, form.frequency)
 
     def _close(self, number: wire.ObjectId) -> wire.Done:
         if number == wire.DEVICE:
@@ -350,7 +332,7 @@ class Dispatcher:
         return wire.Done()
 
 
-def _loops(prepared: PreparedModel, model: Model | None) -> bool:
+def _loops(prepared: hal.PreparedModel, model: Model | None) -> bool:
     """Whether a run of *prepared*, of *model* or of cache files, may be slow whatever its size."""
     if isinstance(prepared, QueuedPreparedModel):
         # Its runs queue with those of other clients.
@@ -362,37 +344,39 @@ def _loops(prepared: PreparedModel, model: Model | None) -> bool:
     return len(subgraphs) > 1 and any(o.type in LOOPS for s in subgraphs for o in s.operations)
 
 
-def _run_config(found: ClientObject, config: ExecutionConfig, context: _Context) -> ExecutionConfig:
+def _run_config(
+    found: ClientObject, config: hal.ExecutionConfig, context: _Context
+) -> hal.ExecutionConfig:
     return _stoppable(config, context.stop if found.loops else None)
 
 
-def _stoppable(config: C, stop: CancelToken | None) -> C:
+def _stoppable(config: C, stop: hal.CancelToken | None) -> C:
     """*config*, with the cancel token *stop* if it has none."""
     return config if stop is None or config.cancel is not None else replace(config, cancel=stop)
 
 
-def _file_bytes(handle: CacheHandle) -> int:
+def _file_bytes(handle: hal.CacheHandle) -> int:
     try:
         return os.fstat(handle.fd).st_size
     except (OSError, OverflowError):
         return 0
 
 
-def _buffer_bytes(desc: BufferDesc, roles: Sequence[BufferRole]) -> int:
+def _buffer_bytes(desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]) -> int:
     """Bytes of a buffer of known shape; 0 for one that its driver rejects, with its reason."""
     try:
         made = validate_allocate(desc, roles, lambda prepared: getattr(prepared, "model", None))
-    except FOREIGN:  # a driver's prepared model may have any value as model
+    except errors.FOREIGN:  # a driver's prepared model may have any value as model
         return 0
     return made.nbytes or 0
 
 
 def _take_place(places: threading.BoundedSemaphore, what: str) -> None:
     if not places.acquire(blocking=False):
-        raise ResourceExhaustedTransient(f"a client may have {what} at a time")
+        raise errors.ResourceExhaustedTransient(f"a client may have {what} at a time")
 
 
-def _release_after(fence: Fence, held: ExitStack) -> None:
+def _release_after(fence: hal.Fence, held: ExitStack) -> None:
     fence.wait()
     held.close()
 
@@ -400,7 +384,7 @@ def _release_after(fence: Fence, held: ExitStack) -> None:
 def tokens_of(form: wire.RequestForm) -> tuple[int, ...]:
     """The buffers that a request names."""
     every = (*form.inputs, *form.outputs)
-    return tuple(a.token for a in every if isinstance(a, TokenArgument))
+    return tuple(a.token for a in every if isinstance(a, hal.TokenArgument))
 
 
 def refusal(error: BaseException) -> Frame:

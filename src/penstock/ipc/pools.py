@@ -22,18 +22,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from penstock import hal
 from penstock.closing import Closing
 from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
-from penstock.hal import (
-    ArgumentCopy,
-    Fence,
-    HostMemory,
-    Memory,
-    PoolArgument,
-    RemoteResult,
-    Request,
-    RequestArgument,
-)
 from penstock.ipc.quotas import SharedCharge, constant_charges
 from penstock.ipc.system import LINUX_ONLY, cannot_shrink, descriptor_in, is_sealed, may_shrink
 from penstock.ir import ConstantPool, NDArray
@@ -193,7 +184,7 @@ def _place_behind(pool: ConstantPool) -> SealedPlace | None:
     if isinstance(fd := getattr(pool.owner, "fd", None), int):
         return SealedPlace(fd, 0)
     memory = getattr(pool.owner, "memory", None)
-    if not isinstance(memory, Memory) or memory.size != pool.view.nbytes:
+    if not isinstance(memory, hal.Memory) or memory.size != pool.view.nbytes:
         return None
     match memory.handle:
         case int(fd):
@@ -213,7 +204,7 @@ WHOLE: Final = 1 << 62
 class PoolCopy:
     """A *memory* that may shrink, and `given`: an empty copy that replaces it."""
 
-    def __init__(self, memory: Memory, fd: int) -> None:
+    def __init__(self, memory: hal.Memory, fd: int) -> None:
         self._fd, self._offset = fd, 0
         self.writable = True
         protection: int | None = None
@@ -235,7 +226,7 @@ class PoolCopy:
             handle = MappedFd(own, min(0, self._offset), protection)
         elif isinstance(memory.handle, HardwareBufferHandle):
             handle = HardwareBufferHandle(own, memory.handle.description)
-        self.given = Memory(memory.name, handle, memory.size)
+        self.given = hal.Memory(memory.name, handle, memory.size)
 
     def fill(self, start: int = 0, nbytes: int = WHOLE) -> int:
         """Copies the part in. Returns the bytes copied. Raises `GeneralFailure`."""
@@ -288,9 +279,9 @@ class CopiedRequest(Closing):
     Raises `GeneralFailure` or `ResourceExhaustedTransient`.
     """
 
-    def __init__(self, request: Request, *, copies: bool = True) -> None:
+    def __init__(self, request: hal.Request, *, copies: bool = True) -> None:
         self.request = request
-        self.copies: list[ArgumentCopy] = []
+        self.copies: list[hal.ArgumentCopy] = []
         self._pool_copies: list[PoolCopy] = []
         self._written: list[_Copied] = []
         if not copies or not any(map(may_shrink, request.pools)):
@@ -318,7 +309,7 @@ class CopiedRequest(Closing):
         """Whether no pool had to be copied."""
         return not self._pool_copies
 
-    def _carry(self, request: Request) -> None:
+    def _carry(self, request: hal.Request) -> None:
         twins: dict[int, PoolCopy] = {}
         pools = list(request.pools)
         for number, memory in enumerate(request.pools):
@@ -328,18 +319,18 @@ class CopiedRequest(Closing):
         for out, arguments in ((False, request.inputs), (True, request.outputs)):
             for position, argument in enumerate(arguments):
                 self._copy(position, argument, request, twins, out=out)
-        self.request = Request(request.inputs, request.outputs, tuple(pools))
+        self.request = hal.Request(request.inputs, request.outputs, tuple(pools))
 
     def _copy(
         self,
         position: int,
-        argument: RequestArgument,
-        request: Request,
+        argument: hal.RequestArgument,
+        request: hal.Request,
         twins: dict[int, PoolCopy],
         *,
         out: bool,
     ) -> None:
-        if not isinstance(argument, PoolArgument):
+        if not isinstance(argument, hal.PoolArgument):
             return
         place = argument.location
         twin = twins.get(place.pool)
@@ -360,7 +351,7 @@ class CopiedRequest(Closing):
 
     def _note(self, position: int, nbytes: int, began: int, *, out: bool) -> None:
         took = perf_counter_ns() - began
-        self.copies.append(ArgumentCopy(position, out, nbytes, began, took))
+        self.copies.append(hal.ArgumentCopy(position, out, nbytes, began, took))
 
 
 class CopyingFence:
@@ -371,8 +362,8 @@ class CopyingFence:
 
     def __init__(
         self,
-        fence: Fence,
-        copies: Sequence[ArgumentCopy],
+        fence: hal.Fence,
+        copies: Sequence[hal.ArgumentCopy],
         finish: Callable[[], None],
         release: Callable[[], None],
     ) -> None:
@@ -383,7 +374,7 @@ class CopyingFence:
         self._lock = threading.Lock()
 
     @property
-    def copies(self) -> tuple[ArgumentCopy, ...]:
+    def copies(self) -> tuple[hal.ArgumentCopy, ...]:
         return tuple(self._copies)
 
     def wait(self, timeout_ns: int | None = None) -> bool:
@@ -414,23 +405,23 @@ class RemoteFence(CopyingFence):
     """
 
     def __init__(
-        self, fence: Fence, request: Request, carried: CopiedRequest | None = None
+        self, fence: hal.Fence, request: hal.Request, carried: CopiedRequest | None = None
     ) -> None:
         carried = CopiedRequest(request, copies=False) if carried is None else carried
         super().__init__(fence, carried.copies, carried.finish, carried.close)
         self._request = request
         self.incidents: tuple[str, ...] = ()
-        self.before: tuple[ArgumentCopy, ...] = ()
+        self.before: tuple[hal.ArgumentCopy, ...] = ()
 
     @property
-    def result(self) -> RemoteResult:
+    def result(self) -> hal.RemoteResult:
         """All copies once the fence has signalled, and the incidents."""
         arrays = self._fence.copies if isinstance(self._fence, CopyingFence) else ()
         copies = (*self.before, *self._copies, *as_argument_copies(arrays, self._request))
-        return RemoteResult(copies=copies, incidents=self.incidents)
+        return hal.RemoteResult(copies=copies, incidents=self.incidents)
 
 
-def remote_fence(fence: Fence, carried: CopiedRequest, request: Request) -> Fence:
+def remote_fence(fence: hal.Fence, carried: CopiedRequest, request: hal.Request) -> hal.Fence:
     """*fence* of a run of *request*; one with a `result` if anything was copied for that run."""
     if carried.is_plain and not isinstance(fence, CopyingFence):
         return fence
@@ -438,19 +429,19 @@ def remote_fence(fence: Fence, carried: CopiedRequest, request: Request) -> Fenc
 
 
 def as_argument_copies(
-    copies: Iterable[ArgumentCopy], request: Request
-) -> tuple[ArgumentCopy, ...]:
+    copies: Iterable[hal.ArgumentCopy], request: hal.Request
+) -> tuple[hal.ArgumentCopy, ...]:
     """*copies* of the arrays of *request*, by their numbers, as copies of its arguments."""
     arguments = [
         place
         for given in (request.inputs, request.outputs)
         for place, argument in enumerate(given)
-        if isinstance(argument, HostMemory)
+        if isinstance(argument, hal.HostMemory)
     ]
     return tuple(replace(copy, argument=arguments[copy.argument]) for copy in copies)
 
 
-def pool_copy_of(memory: Memory) -> PoolCopy | None:
+def pool_copy_of(memory: hal.Memory) -> PoolCopy | None:
     """The copy to use instead of *memory*; None if the memory itself can be used."""
     fd = descriptor_in(memory)
     return None if fd is None or cannot_shrink(fd) else PoolCopy(memory, fd)

@@ -7,22 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.errors import (
-    ClosedError,
-    DriverError,
-    GeneralFailure,
-    InvalidArgument,
-    PenstockError,
-    WireError,
-)
-from penstock.hal import (
-    ExecutionConfig,
-    ExecutionResult,
-    Memory,
-    MemoryPreference,
-    RemoteResult,
-    Request,
-)
+from penstock import errors, hal
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
 from penstock.ipc.pools import CopiedRequest, as_argument_copies
@@ -73,7 +58,7 @@ class Channel:
     def end(self, reason: str) -> None:
         """Records that the other process has ended, or broke the protocol of a ring."""
 
-    def prefer(self, preference: MemoryPreference) -> None:
+    def prefer(self, preference: hal.MemoryPreference) -> None:
         """Sets the device's preferred alignment and padding of arrays."""
 
 
@@ -93,7 +78,7 @@ class RemoteObject:
 
     def _check_open(self) -> None:
         if not self._close.alive:
-            raise ClosedError(f"{type(self).__name__} used after close()")
+            raise errors.ClosedError(f"{type(self).__name__} used after close()")
 
     def close(self) -> None:
         """Closes the object. A second call does nothing."""
@@ -135,10 +120,10 @@ def open_ring(
     return RemoteRing(channel, ask(channel, call, wire.Made, deadline_ns)[0])
 
 
-def lend_pool(channel: Channel, memory: Memory, deadline_ns: int | None = None) -> RemotePool:
+def lend_pool(channel: Channel, memory: hal.Memory, deadline_ns: int | None = None) -> RemotePool:
     """Shares *memory* with the device's side. Raises `InvalidArgument` if it cannot map it."""
     if channel.copies_arrays and may_shrink(memory):
-        raise InvalidArgument(f"a {memory.name} memory that may shrink is not lent")
+        raise errors.InvalidArgument(f"a {memory.name} memory that may shrink is not lent")
 
     def call(pack: Packer) -> wire.Call:
         return wire.LendPool(pack.memory(memory))
@@ -153,11 +138,13 @@ class RemoteBurst(RemoteObject):
         super().__init__(channel, made)
         self.pace = pace
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         return execute(self, request, config)
 
 
-def execute(target: RemoteObject, request: Request, config: ExecutionConfig) -> ExecutionResult:
+def execute(
+    target: RemoteObject, request: hal.Request, config: hal.ExecutionConfig
+) -> hal.ExecutionResult:
     with copied_for(target.channel, request) as carried:
 
         def call(pack: Packer) -> wire.Call:
@@ -171,20 +158,20 @@ def execute(target: RemoteObject, request: Request, config: ExecutionConfig) -> 
     if not answer.copies and not carried.copies:
         return result
     copies = (*carried.copies, *as_argument_copies(answer.copies, request))
-    return RemoteResult(result.output_shapes, result.timing, copies)
+    return hal.RemoteResult(result.output_shapes, result.timing, copies)
 
 
 @contextmanager
-def recording_copies(carried: CopiedRequest, request: Request) -> Iterator[None]:
+def recording_copies(carried: CopiedRequest, request: hal.Request) -> Iterator[None]:
     """Adds to a `DriverError` of the block the copies made for *request*'s arguments so far."""
     try:
         yield
-    except DriverError as error:
+    except errors.DriverError as error:
         error.copies = (*carried.copies, *as_argument_copies(error.copies, request))
         raise
 
 
-def copied_for(channel: Channel, request: Request) -> CopiedRequest:
+def copied_for(channel: Channel, request: hal.Request) -> CopiedRequest:
     """*request* for the device's side: another process maps no memory that may shrink."""
     return CopiedRequest(request, copies=channel.copies_arrays)
 
@@ -206,7 +193,7 @@ def ask(
     reply = reply_in(answer, kind)
     try:
         return reply, Unpacker(answer.handles)
-    except WireError as error:
+    except errors.WireError as error:
         raise senseless(error) from error
 
 
@@ -220,40 +207,42 @@ def answer_to(
     pack = Packer()
     try:
         frame = pack.frame(call(pack))
-    except WireError as error:
-        raise InvalidArgument(str(error)) from error
+    except errors.WireError as error:
+        raise errors.InvalidArgument(str(error)) from error
     if may_end_early:
         frame = frame._replace(may_end_early=True)
     if deadline_ns is not None:
         frame = frame._replace(deadline_ns=deadline_ns)
     try:
         return channel.call(frame)
-    except WireError as error:
-        raise InvalidArgument(str(error)) from error
+    except errors.WireError as error:
+        raise errors.InvalidArgument(str(error)) from error
 
 
 def reply_in(answer: Frame, kind: type[R]) -> R:
     try:
         reply: Any = decode_reply(answer.data)
         failure = error_of(reply) if isinstance(reply, wire.Failure | wire.Stopped) else None
-    except WireError as error:
+    except errors.WireError as error:
         raise senseless(error) from error
     if failure is not None:
-        if isinstance(failure, DriverError):
+        if isinstance(failure, errors.DriverError):
             failure.copies = answer.copies
         raise failure
     if not isinstance(reply, kind):
-        raise GeneralFailure(f"the device answers for a {kind.__name__} by {type(reply).__name__}")
+        raise errors.GeneralFailure(
+            f"the device answers for a {kind.__name__} by {type(reply).__name__}"
+        )
     return reply
 
 
-def senseless(error: WireError) -> GeneralFailure:
-    return GeneralFailure(f"the device's reply makes no sense: {error}")
+def senseless(error: errors.WireError) -> errors.GeneralFailure:
+    return errors.GeneralFailure(f"the device's reply makes no sense: {error}")
 
 
 def _close(channel: Channel, number: wire.ObjectId) -> None:
     try:
         ask(channel, lambda _: wire.Close(number), wire.Done)
-    except PenstockError:
+    except errors.PenstockError:
         # A device whose process has ended has closed it.
         return

@@ -12,34 +12,7 @@ from weakref import WeakSet
 
 from msgspec.structs import replace
 
-from penstock import knobs
-from penstock.errors import (
-    Cancelled,
-    ClosedError,
-    DeadObject,
-    DriverError,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadlineTransient,
-)
-from penstock.hal import (
-    ArgumentCopy,
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    Burst,
-    CacheReport,
-    ExecutionConfig,
-    ExecutionResult,
-    Fence,
-    PrepareConfig,
-    PreparedModel,
-    RemoteResult,
-    Request,
-    ReusableExecution,
-    Support,
-    TokenArgument,
-)
+from penstock import errors, hal, knobs
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc import wire
 from penstock.ipc.channel import UNANSWERED, DeviceChannel, Session
@@ -93,7 +66,7 @@ class IsolatedDevice(Described):
     def check(self) -> str | None:
         return self.supervisor.quarantined or self._brief("check", None, RemoteDevice.check)
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         return self._brief(
             "supported_operations", model, lambda remote: remote.supported_operations(model)
         )
@@ -101,7 +74,7 @@ class IsolatedDevice(Described):
     def cache_files_needed(self) -> tuple[int, int]:
         return self._brief("cache_files_needed", None, RemoteDevice.cache_files_needed)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
         made = self._retrying(
             "prepare_model",
             model,
@@ -110,7 +83,7 @@ class IsolatedDevice(Described):
         )
         return IsolatedPreparedModel(self, made, model, config)
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModel:
         made = self._retrying(
             "prepare_model_from_cache",
             None,
@@ -119,8 +92,10 @@ class IsolatedDevice(Described):
         )
         return IsolatedPreparedModel(self, made, None, config)
 
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-        def call(remote: RemoteDevice) -> tuple[int, Buffer]:
+    def allocate(
+        self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
+    ) -> tuple[int, hal.Buffer]:
+        def call(remote: RemoteDevice) -> tuple[int, hal.Buffer]:
             return remote.allocate(desc, [self._role(role) for role in roles])
 
         return self._retrying("allocate", None, call)
@@ -148,13 +123,15 @@ class IsolatedDevice(Described):
         try:
             with deadline_context(end_ns):
                 return self._retrying(name, model, call, end_ns)
-        except MissedDeadlineTransient:
+        except errors.MissedDeadlineTransient:
             what = f"device {self.name}: {name} has not returned"
             if not is_hung:
-                raise MissedDeadlineTransient(f"{what} before half of the time was over") from None
+                raise errors.MissedDeadlineTransient(
+                    f"{what} before half of the time was over"
+                ) from None
             what += f" within {limit_ms / 1000:g} s, the knob driver_timeout_ms"
             self._host.kill(what)
-            raise DeadObject(f"{what}; its process was killed") from None
+            raise errors.DeadObject(f"{what}; its process was killed") from None
 
     def _retrying(
         self,
@@ -173,7 +150,7 @@ class IsolatedDevice(Described):
                 remote = self.remote(deadline_ns)
                 session = session_of(remote)
                 result = call(remote)
-        except DeadObject:
+        except errors.DeadObject:
             # Another call may have found the process dead, and restarted it, meanwhile.
             if not session.end_reason:
                 raise
@@ -193,10 +170,12 @@ class IsolatedDevice(Described):
         host = self.supervisor.connection(deadline_ns)
         left = remaining_seconds(deadline_ns)
         if not self._lock.acquire(timeout=-1 if left is None else left):
-            raise DeadObject(f"device {self.name} is still being described by its new process")
+            raise errors.DeadObject(
+                f"device {self.name} is still being described by its new process"
+            )
         try:
             if self._changed:
-                raise GeneralFailure(self._changed)
+                raise errors.GeneralFailure(self._changed)
             if host is not self._host:
                 # In this order: a thread that finds the connection open uses that process's device.
                 self._remote = self._same(host, deadline_ns)
@@ -231,12 +210,12 @@ class IsolatedDevice(Described):
             else:
                 return again
         self._changed = f"device {self._remote.name} is not what it was: {how}"
-        raise GeneralFailure(self._changed)
+        raise errors.GeneralFailure(self._changed)
 
-    def _role(self, role: BufferRole) -> BufferRole:
+    def _role(self, role: hal.BufferRole) -> hal.BufferRole:
         prepared = role.prepared
         if not isinstance(prepared, IsolatedPreparedModel) or prepared.device is not self:
-            raise InvalidArgument("a role names a prepared model of another device")
+            raise errors.InvalidArgument("a role names a prepared model of another device")
         return replace(role, prepared=prepared.current())
 
 
@@ -250,7 +229,7 @@ class IsolatedPreparedModel:
         device: IsolatedDevice,
         remote: RemotePreparedModel,
         model: Model | None,
-        config: PrepareConfig,
+        config: hal.PrepareConfig,
     ) -> None:
         self.device = device
         # Whether to kill the process if a run has not ended at its deadline.
@@ -259,7 +238,7 @@ class IsolatedPreparedModel:
         self._model = model
         self._call = Underway("execute", device.name, device.version, model)
         # Without the fields of the single call.
-        self._config = PrepareConfig(
+        self._config = hal.PrepareConfig(
             preference=config.preference,
             priority=config.priority,
             accuracy=config.accuracy,
@@ -275,7 +254,7 @@ class IsolatedPreparedModel:
         self._closed = False
 
     @property
-    def cache_report(self) -> CacheReport:
+    def cache_report(self) -> hal.CacheReport:
         return self._remote.cache_report
 
     def retain(self, model: Model) -> None:
@@ -288,7 +267,7 @@ class IsolatedPreparedModel:
         """The source model, if known."""
         return self._model
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         return self.run(lambda remote: remote.execute(request, config), request, config)
 
     def _end_late_run(self, error: Exception) -> None:
@@ -298,11 +277,11 @@ class IsolatedPreparedModel:
 
     def execute_fenced(
         self,
-        request: Request,
-        wait_for: Sequence[Fence],
-        config: ExecutionConfig,
+        request: hal.Request,
+        wait_for: Sequence[hal.Fence],
+        config: hal.ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
-    ) -> Fence:
+    ) -> hal.Fence:
         fence, incidents, copies = self._retrying(
             "execute_fenced",
             lambda r: r.execute_fenced(request, wait_for, config, timeout_after_fence_ns),
@@ -315,11 +294,11 @@ class IsolatedPreparedModel:
         carried.incidents, carried.before = incidents, copies
         return carried
 
-    def configure_burst(self) -> Burst:
+    def configure_burst(self) -> hal.Burst:
         return RemadeBurst(self, RemotePreparedModel.configure_burst, "burst")
 
-    def create_reusable_execution(self, request: Request) -> ReusableExecution:
-        def make(remote: RemotePreparedModel, deadline_ns: int | None) -> ReusableExecution:
+    def create_reusable_execution(self, request: hal.Request) -> hal.ReusableExecution:
+        def make(remote: RemotePreparedModel, deadline_ns: int | None) -> hal.ReusableExecution:
             return remote.create_reusable_execution(request, deadline_ns)
 
         execution = RemadeExecution(self, make, "reusable execution")
@@ -333,45 +312,45 @@ class IsolatedPreparedModel:
 
     def run(
         self,
-        call: Callable[[RemotePreparedModel], ExecutionResult],
-        request: Request,
-        config: ExecutionConfig,
-    ) -> ExecutionResult:
+        call: Callable[[RemotePreparedModel], hal.ExecutionResult],
+        request: hal.Request,
+        config: hal.ExecutionConfig,
+    ) -> hal.ExecutionResult:
         """The result of *call*, which executes *request*. Retried if the process dies of it."""
         try:
             result, incidents, copies = self._retrying("execute", call, request, config)
-        except (MissedDeadlineTransient, Cancelled) as error:
+        except (errors.MissedDeadlineTransient, errors.Cancelled) as error:
             self._end_late_run(error)
             raise
         self.device.supervisor.succeeded()
         if not incidents and not copies:
             return result
-        if isinstance(result, RemoteResult):
+        if isinstance(result, hal.RemoteResult):
             copies = (*copies, *result.copies)
-        return RemoteResult(result.output_shapes, result.timing, copies, incidents)
+        return hal.RemoteResult(result.output_shapes, result.timing, copies, incidents)
 
     def _retrying(
         self,
         name: str,
         call: Callable[[RemotePreparedModel], T],
-        request: Request,
-        config: ExecutionConfig,
-    ) -> tuple[T, tuple[str, ...], tuple[ArgumentCopy, ...]]:
+        request: hal.Request,
+        config: hal.ExecutionConfig,
+    ) -> tuple[T, tuple[str, ...], tuple[hal.ArgumentCopy, ...]]:
         """The result of *call*, incidents, and copies made for failed attempts. One death during
         the call, or while the model is prepared for it, is retried.
         """
-        copies: list[ArgumentCopy] = []
+        copies: list[hal.ArgumentCopy] = []
 
         def counting(remote: RemotePreparedModel) -> T:
             try:
                 return call(remote)
-            except DriverError as error:
+            except errors.DriverError as error:
                 copies.extend(error.copies)
                 raise
 
         try:
             result, incident = self._retried(name, counting, request, config)
-        except DriverError as error:
+        except errors.DriverError as error:
             error.copies = tuple(copies)
             raise
         return result, (incident,) if incident else (), tuple(copies)
@@ -380,8 +359,8 @@ class IsolatedPreparedModel:
         self,
         name: str,
         call: Callable[[RemotePreparedModel], T],
-        request: Request,
-        config: ExecutionConfig,
+        request: hal.Request,
+        config: hal.ExecutionConfig,
     ) -> tuple[T, str]:
         remote, session = self._home
         supervisor = self.device.supervisor
@@ -392,10 +371,10 @@ class IsolatedPreparedModel:
             underway[thread] = self._call if name == "execute" else self._call._replace(call=name)
             try:
                 result = call(remote)
-            except DeadObject as error:
+            except errors.DeadObject as error:
                 if not self._may_repeat(session, request, config.deadline_ns):
                     if session.end_reason:
-                        raise DeadObject(session.end_reason) from error
+                        raise errors.DeadObject(session.end_reason) from error
                     raise
             else:
                 self._deaths = 0
@@ -403,11 +382,11 @@ class IsolatedPreparedModel:
             finally:
                 underway.pop(thread, None)
         elif names_buffers(request):
-            raise DeadObject(f"{session.end_reason}, and the buffers of this run with it")
+            raise errors.DeadObject(f"{session.end_reason}, and the buffers of this run with it")
         else:
             try:
                 return self._once(name, call, config, halfway_to(config.deadline_ns))
-            except DeadObject:
+            except errors.DeadObject:
                 if supervisor.ends == ends:
                     raise
         return self._once(name, call, config, config.deadline_ns)
@@ -416,13 +395,13 @@ class IsolatedPreparedModel:
         self,
         name: str,
         call: Callable[[RemotePreparedModel], T],
-        config: ExecutionConfig,
+        config: hal.ExecutionConfig,
         record_ns: int | None,
     ) -> tuple[T, str]:
         """*call* in the running process, and the incidents of the process before it."""
         device, supervisor = self.device, self.device.supervisor
         if self._deaths >= MOST_DEATHS_OF_A_MODEL and time.monotonic() < self._barred_until:
-            raise DeadObject(
+            raise errors.DeadObject(
                 f"the process of device {device.name} died {self._deaths} times in a row while it "
                 "ran "
                 "this model, which is not run there any more"
@@ -432,12 +411,12 @@ class IsolatedPreparedModel:
         try:
             with device.recording(name, self._model, record_ns):
                 result = call(remote)
-        except DeadObject as error:
+        except errors.DeadObject as error:
             if not session_of(remote).end_reason:
                 raise
             device.await_end(record_ns)
             self._count_death(session_of(remote))
-            raise DeadObject(
+            raise errors.DeadObject(
                 f"the process of device {device.name} {supervisor.last_end}, "
                 "the one that was started in its place too"
             ) from error
@@ -445,7 +424,7 @@ class IsolatedPreparedModel:
         return result, f"its driver's process {ended}; it was started again, and the run repeated"
 
     def _may_repeat(
-        self, session: Session, request: Request, deadline_ns: int | None = None
+        self, session: Session, request: hal.Request, deadline_ns: int | None = None
     ) -> bool:
         """Whether the run may be retried in another process. Counts the death, if it is one."""
         if not session.end_reason:
@@ -462,22 +441,24 @@ class IsolatedPreparedModel:
                 self._barred_until = time.monotonic() + QUARANTINE_SECONDS
 
     def current(
-        self, deadline_ns: int | None = None, config: ExecutionConfig | None = None
+        self, deadline_ns: int | None = None, config: hal.ExecutionConfig | None = None
     ) -> RemotePreparedModel:
         """The model in the running process. `DeadObject` if it is not ready by the deadline."""
         left = remaining_seconds(deadline_ns)
         if not self._lock.acquire(timeout=-1 if left is None else left):
-            raise DeadObject(
+            raise errors.DeadObject(
                 f"the process of device {self.device.name} died, "
                 "and the model is still being prepared in its place"
             )
         try:
             if self._closed:
-                raise ClosedError("a prepared model was used after close()")
+                raise errors.ClosedError("a prepared model was used after close()")
             if not session_of(self._remote).end_reason:
                 return self._remote
             if self._model is None:
-                raise DeadObject("its process died, and nobody kept the model to prepare it again")
+                raise errors.DeadObject(
+                    "its process died, and nobody kept the model to prepare it again"
+                )
             cancel = None if config is None else config.cancel
             own = replace(self._config, deadline_ns=deadline_ns, cancel=cancel)
             with self.device.recording("prepare_model", self._model, deadline_ns):
@@ -488,9 +469,9 @@ class IsolatedPreparedModel:
             self._lock.release()
 
 
-def names_buffers(request: Request) -> bool:
+def names_buffers(request: hal.Request) -> bool:
     """Whether *request* names driver-managed buffers, which end with their process."""
-    return any(isinstance(a, TokenArgument) for a in (*request.inputs, *request.outputs))
+    return any(isinstance(a, hal.TokenArgument) for a in (*request.inputs, *request.outputs))
 
 
 def session_of(remote: RemoteDevice | RemotePreparedModel) -> Session:

@@ -10,14 +10,7 @@ from contextlib import suppress
 from time import monotonic_ns
 from typing import Final
 
-from penstock.errors import (
-    Cancelled,
-    DeadObject,
-    GeneralFailure,
-    MissedDeadlineTransient,
-    StateError,
-    WireError,
-)
+from penstock import errors
 from penstock.hal import DONE, PRIORITIES, CancelToken, ExecutionConfig, ExecutionResult, Timing
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import decode_reply, error_of
@@ -115,9 +108,9 @@ class RingClient:
         answer: until a later call returns, outputs may still be written.
         """
         if self.broken is not None:
-            raise DeadObject(self.broken)
+            raise errors.DeadObject(self.broken)
         if self._process is not _process:
-            raise StateError("a ring of a driver's process cannot be used after a fork")
+            raise errors.StateError("a ring of a driver's process cannot be used after a fork")
         if pace is None:
             pace = self._pace
         region, number = self._region, self._sent + 1
@@ -125,7 +118,7 @@ class RingClient:
         if number - self._answered > layout.slots:
             self._catch_up()
             if number - self._answered > layout.slots:
-                raise GeneralFailure(
+                raise errors.GeneralFailure(
                     f"the device has not answered the last {layout.slots} calls of this ring"
                 )
         at = layout.request_at(number)
@@ -169,7 +162,7 @@ class RingClient:
         """Whether a request runs that no caller waits for. Raises nothing: a bad ring is broken."""
         if self._answered == self._sent or self.broken is not None:
             return False
-        with suppress(DeadObject):
+        with suppress(errors.DeadObject):
             value = self._watch.glance(self._answered)
             self._due(value, self._sent)
             self._answered = value
@@ -213,9 +206,9 @@ class RingClient:
                 stop_at = now + STOP_GRACE_NS
             if deadline_ns is not None and now >= deadline_ns:
                 self._region.words[ring.CANCELLED] = number
-                raise MissedDeadlineTransient(NOT_ANSWERED)
+                raise errors.MissedDeadlineTransient(NOT_ANSWERED)
             if stop_at is not None and now >= stop_at:
-                raise Cancelled(NOT_STOPPED)
+                raise errors.Cancelled(NOT_STOPPED)
             limits = [
                 CANCEL_LOOK_NS if cancel is not None and stop_at is None else None,
                 None if deadline_ns is None else deadline_ns - now,
@@ -294,9 +287,9 @@ class RingClient:
             elif isinstance(reply, wire.Executed):
                 return reply.result
             else:
-                raise WireError(f"a {type(reply).__name__} for an answer")
-        except WireError as error:
-            raise GeneralFailure(f"the device's answer makes no sense: {error}") from error
+                raise errors.WireError(f"a {type(reply).__name__} for an answer")
+        except errors.WireError as error:
+            raise errors.GeneralFailure(f"the device's answer makes no sense: {error}") from error
         raise failure
 
     def _catch_up(self) -> None:
@@ -309,12 +302,12 @@ class RingClient:
             raise self._break("the device's side has closed it")
         try:
             ring.due(value, self._answered, newest, "answer")
-        except WireError as error:
+        except errors.WireError as error:
             raise self._break(str(error)) from None
 
-    def _break(self, why: str) -> DeadObject:
+    def _break(self, why: str) -> errors.DeadObject:
         self.broken = f"the ring is over: {why}"
-        return DeadObject(self.broken)
+        return errors.DeadObject(self.broken)
 
 
 _process = object()

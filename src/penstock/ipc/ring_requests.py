@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from penstock import hal
 from penstock.errors import DriverError, InvalidArgument, ResourceExhaustedTransient
-from penstock.hal import (
-    ArgumentCopy,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    Memory,
-    RemoteResult,
-    Request,
-    RequestArgument,
-)
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import encode
 from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST
@@ -45,7 +36,7 @@ class BoundRequest:
     """A request bound to *number* once *payload* is sent; *pools* are the `id` of its memories."""
 
     def __init__(
-        self, number: int, payload: bytes, lent: Lent, pools: tuple[int, ...], request: Request
+        self, number: int, payload: bytes, lent: Lent, pools: tuple[int, ...], request: hal.Request
     ) -> None:
         self.number, self.pools = number, pools
         self.incoming, self.outgoing = lent.incoming, lent.outgoing
@@ -57,10 +48,10 @@ class BoundRequest:
         if arguments == len(lent.incoming) + len(lent.outgoing):
             self._staged_inputs = tuple([_form(a) for a in request.inputs])
             self._staged_outputs = tuple([_form(a) for a in request.outputs])
-        self._request: weakref.ref[Request] | None = None
+        self._request: weakref.ref[hal.Request] | None = None
         self._inputs: tuple[_Known, ...] = ()
         self._outputs: tuple[_Known, ...] = ()
-        self._pools: tuple[Memory, ...] = ()
+        self._pools: tuple[hal.Memory, ...] = ()
 
     def sent(self) -> None:
         """Whether the device's side has it."""
@@ -71,7 +62,7 @@ class BoundRequest:
         self.is_bound = False
         self.incoming = self.outgoing = ()
 
-    def takes(self, request: Request) -> bool:
+    def takes(self, request: hal.Request) -> bool:
         """Whether it is bound and can serve *request* too.
 
         True if all arrays of *request* lie in memory that NumPy allocated, as in the request that
@@ -84,14 +75,14 @@ class BoundRequest:
             and _same_forms(self._staged_outputs, request.outputs)
         )
 
-    def remember(self, request: Request) -> None:
+    def remember(self, request: hal.Request) -> None:
         """Makes *request* the one that `is_for` recognises by identity."""
         self._request = weakref.ref(request)
         self._inputs = tuple(map(_known, request.inputs))
         self._outputs = tuple(map(_known, request.outputs))
         self._pools = request.pools
 
-    def is_for(self, request: Request) -> bool:
+    def is_for(self, request: hal.Request) -> bool:
         """Whether it is bound and *request* has the same arguments as the remembered request."""
         known = self._request
         if known is None or not self.is_bound:
@@ -109,18 +100,18 @@ _Form: TypeAlias = tuple[Any, tuple[int, ...], tuple[int, ...] | None, bool]
 _NONE: Final[tuple[_Form, ...]] = ((None, (), None, False),)
 
 
-def _form(argument: RequestArgument) -> _Form:
-    if not isinstance(argument, HostMemory):
+def _form(argument: hal.RequestArgument) -> _Form:
+    if not isinstance(argument, hal.HostMemory):
         return _NONE[0]
     array = argument.array
     return array.dtype, array.shape, argument.dimensions, bool(array.flags.writeable)
 
 
-def _same_forms(forms: tuple[_Form, ...], arguments: tuple[RequestArgument, ...]) -> bool:
+def _same_forms(forms: tuple[_Form, ...], arguments: tuple[hal.RequestArgument, ...]) -> bool:
     if len(forms) != len(arguments):
         return False
     for (dtype, shape, dimensions, writeable), argument in zip(forms, arguments, strict=True):
-        if type(argument) is not HostMemory:
+        if type(argument) is not hal.HostMemory:
             return False
         array = argument.array
         flags, owner = array.flags, array.base
@@ -138,7 +129,7 @@ _Known: TypeAlias = tuple[Any, tuple[int, ...], tuple[int, ...] | None]
 """An argument to compare others with. Arrays are weak references, so that they can be freed."""
 
 
-def key_of(target: int, request: Request) -> tuple[Any, ...]:
+def key_of(target: int, request: hal.Request) -> tuple[Any, ...]:
     """Key of the requests to *target* that can share a binding: places and shapes, not contents.
 
     Memory is identified by `id`: drop the key when the memory is freed.
@@ -151,17 +142,17 @@ def key_of(target: int, request: Request) -> tuple[Any, ...]:
     )
 
 
-def _known(argument: RequestArgument) -> _Known:
-    if isinstance(argument, HostMemory):
+def _known(argument: hal.RequestArgument) -> _Known:
+    if isinstance(argument, hal.HostMemory):
         return weakref.ref(argument.array), argument.array.shape, argument.dimensions
     return argument, (), None
 
 
-def _alike(known: tuple[_Known, ...], arguments: tuple[RequestArgument, ...]) -> bool:
+def _alike(known: tuple[_Known, ...], arguments: tuple[hal.RequestArgument, ...]) -> bool:
     if len(known) != len(arguments):
         return False
     for (value, shape, dimensions), argument in zip(known, arguments, strict=True):
-        if type(argument) is HostMemory:
+        if type(argument) is hal.HostMemory:
             array = argument.array
             if type(value) is not weakref.ref or value() is not array or array.shape != shape:
                 return False
@@ -172,12 +163,12 @@ def _alike(known: tuple[_Known, ...], arguments: tuple[RequestArgument, ...]) ->
     return True
 
 
-def _identical(pools: tuple[Memory, ...], others: tuple[Memory, ...]) -> bool:
+def _identical(pools: tuple[hal.Memory, ...], others: tuple[hal.Memory, ...]) -> bool:
     return len(pools) == len(others) and all(map(operator.is_, pools, others))
 
 
-def _part(argument: RequestArgument) -> Any:
-    if not isinstance(argument, HostMemory):
+def _part(argument: hal.RequestArgument) -> Any:
+    if not isinstance(argument, hal.HostMemory):
         return argument
     array = argument.array
     place, flags = pool_of(array), array.flags
@@ -198,7 +189,7 @@ class _Lent(NamedTuple):
     pool: RemotePool
     watch: weakref.finalize[..., Any]
 
-    def is_of(self, memory: Memory) -> bool:
+    def is_of(self, memory: hal.Memory) -> bool:
         """Whether this is *memory*, and not a later object with the same `id`."""
         found = self.watch.peek()
         return found is not None and found[0] is memory
@@ -245,9 +236,9 @@ class Ring:
     def bind(
         self,
         target: int,
-        request: Request,
+        request: hal.Request,
         deadline_ns: int | None = None,
-        is_lasting: Callable[[Memory], bool] = lambda _: True,
+        is_lasting: Callable[[hal.Memory], bool] = lambda _: True,
     ) -> BoundRequest | None:
         """The binding of *request* to *target*, created by the deadline if there is none.
 
@@ -288,14 +279,14 @@ class Ring:
         return made
 
     def run(
-        self, bound: BoundRequest, request: Request, config: ExecutionConfig, pace: Pace
-    ) -> ExecutionResult:
+        self, bound: BoundRequest, request: hal.Request, config: hal.ExecutionConfig, pace: Pace
+    ) -> hal.ExecutionResult:
         """Executes *request* by its binding *bound*; *pace* is that of its prepared model.
 
         The result lists the copies that were made, and so does an error. Raises what
         `RingClient.call` raises.
         """
-        copies: list[ArgumentCopy] = []
+        copies: list[hal.ArgumentCopy] = []
         for position, view in bound.incoming:
             array = _array(request.inputs[position])
             copies.append(_copied(position, view, array, out=False))
@@ -312,7 +303,7 @@ class Ring:
         for position, view in bound.outgoing:
             array = _array(request.outputs[position])
             copies.append(_copied(position, array, view, out=True))
-        return RemoteResult(result.output_shapes, result.timing, tuple(copies))
+        return hal.RemoteResult(result.output_shapes, result.timing, tuple(copies))
 
     def ping(self) -> None:
         """Sends one empty request and waits for its answer: the round trip alone."""
@@ -373,7 +364,7 @@ class Ring:
         self._sweep()
         staging.close()
 
-    def _number(self, memory: Memory, deadline_ns: int | None) -> wire.ObjectId:
+    def _number(self, memory: hal.Memory, deadline_ns: int | None) -> wire.ObjectId:
         """The number of *memory* on the device's side. Shares the memory first if necessary."""
         known = self._pools.get(id(memory))
         if known is None or not known.is_of(memory):
@@ -422,13 +413,13 @@ def _ended(gone: deque[int], number: int, forget: Callable[[], None]) -> None:
     forget()
 
 
-def _array(argument: RequestArgument) -> NDArray:
-    if not isinstance(argument, HostMemory):
+def _array(argument: hal.RequestArgument) -> NDArray:
+    if not isinstance(argument, hal.HostMemory):
         raise InvalidArgument(f"a {type(argument).__name__} for an array")
     return argument.array
 
 
-def _copied(position: int, destination: NDArray, source: NDArray, *, out: bool) -> ArgumentCopy:
+def _copied(position: int, destination: NDArray, source: NDArray, *, out: bool) -> hal.ArgumentCopy:
     began = perf_counter_ns()
     destination[...] = source
-    return ArgumentCopy(position, out, source.nbytes, began, perf_counter_ns() - began)
+    return hal.ArgumentCopy(position, out, source.nbytes, began, perf_counter_ns() - began)

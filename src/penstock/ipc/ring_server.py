@@ -13,18 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from penstock import hal
 from penstock.errors import Cancelled, GeneralFailure, InvalidArgument, WireError
-from penstock.hal import (
-    PRIORITIES,
-    CancelToken,
-    ExecutionConfig,
-    ExecutionResult,
-    Memory,
-    PoolArgument,
-    ProvenRequest,
-    Request,
-    TokenArgument,
-)
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import encode, failure_of
 from penstock.ipc.quotas import NOTHING, Charge
@@ -38,7 +28,7 @@ from penstock.memory import HardwareBufferHandle, MappedFd, map_memory
 class LentPool:
     """Memory of a client, shared by a descriptor. Mapped once for all requests."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: hal.Memory) -> None:
         """Duplicates the descriptor of *memory*; raises `InvalidArgument` if it has none."""
         match memory.handle:
             case MappedFd(fd, offset, protection):
@@ -50,7 +40,7 @@ class LentPool:
             case _:
                 raise InvalidArgument(f"a {memory.name} memory without a descriptor cannot be lent")
         try:
-            self.memory = Memory(memory.name, handle, memory.size)
+            self.memory = hal.Memory(memory.name, handle, memory.size)
             self._region: NDArray | None = None
             self._lock = threading.Lock()
             self._bindings: weakref.WeakSet[Binding] = weakref.WeakSet()
@@ -86,7 +76,7 @@ class LentPool:
 
 FindPool: TypeAlias = Callable[[wire.ObjectId], LentPool]
 
-ChargeMemory: TypeAlias = Callable[[Memory], Charge]
+ChargeMemory: TypeAlias = Callable[[hal.Memory], Charge]
 
 
 class Binding:
@@ -106,11 +96,11 @@ class Binding:
         except (msgspec.MsgspecError, WireError, ValueError, RecursionError) as error:
             raise InvalidArgument(f"a request to bind that makes no sense: {error}") from error
         every = (*inputs, *outputs)
-        named = any(isinstance(a, PoolArgument) for a in every)
+        named = any(isinstance(a, hal.PoolArgument) for a in every)
         memories = tuple([p.memory for p in pools]) if named else ()
         self.target = form.target
-        self.tokens = tuple(a.token for a in every if isinstance(a, TokenArgument))
-        self.request: Request | None = Request(inputs, outputs, memories)
+        self.tokens = tuple(a.token for a in every if isinstance(a, hal.TokenArgument))
+        self.request: hal.Request | None = hal.Request(inputs, outputs, memories)
         self._pools = tuple(pools)
         self._charges = _counted(memories, charge)
         self._lock = threading.Lock()
@@ -121,12 +111,12 @@ class Binding:
             self.release()
             raise
 
-    def prove(self, request: Request) -> None:
+    def prove(self, request: hal.Request) -> None:
         """Lets drivers skip validation of *request*.
 
         Drivers accepted the same arguments before, and no other process can change them.
         """
-        proven = ProvenRequest(request.inputs, request.outputs, request.pools)
+        proven = hal.ProvenRequest(request.inputs, request.outputs, request.pools)
         with self._lock:
             if self.request is request:
                 self.request = proven
@@ -140,7 +130,7 @@ class Binding:
             charge.release()
 
 
-def _counted(memories: Iterable[Memory], charge: ChargeMemory) -> list[Charge]:
+def _counted(memories: Iterable[hal.Memory], charge: ChargeMemory) -> list[Charge]:
     charges: list[Charge] = []
     try:
         charges.extend(charge(memory) for memory in memories)
@@ -184,7 +174,7 @@ _spinning: Final = threading.Lock()
 logger: Final = logging.getLogger(__name__)
 
 
-Executor: TypeAlias = tuple[Callable[[Request, ExecutionConfig], ExecutionResult], bool]
+Executor: TypeAlias = tuple[Callable[[hal.Request, hal.ExecutionConfig], hal.ExecutionResult], bool]
 """The object that executes requests, and whether a run may be slow whatever its size."""
 
 FindExecutor: TypeAlias = Callable[[wire.ObjectId], Executor]
@@ -194,7 +184,7 @@ UseTokens: TypeAlias = Callable[[tuple[int, ...]], AbstractContextManager[None]]
 """Keeps buffers open during a run. Raises `InvalidArgument` for another client's buffers."""
 
 
-class RingCancel(CancelToken):
+class RingCancel(hal.CancelToken):
     """A token that a shared word sets (unless *number* is `NEVER`), or that *is_over* sets."""
 
     __slots__ = ("_is_over", "_number", "_words")
@@ -253,7 +243,7 @@ class RingServer:
         listener = Listener(self._heard, self._stop.listen_fd)
         self._watch = Watch(self._region, ring.REQUESTED, ring.SERVER_WAITS, listener, budget)
         self._bound: dict[int, Binding] = {}
-        self._config_of: tuple[tuple[int, ...], ExecutionConfig] = ((), ExecutionConfig())
+        self._config_of: tuple[tuple[int, ...], hal.ExecutionConfig] = ((), hal.ExecutionConfig())
         self._linger = self._took_ns = 0
         self._closed = False
         self._ending = threading.Lock()
@@ -355,7 +345,7 @@ class RingServer:
                     result = execute(request, config)
             else:
                 result = execute(request, config)
-            if type(request) is Request:
+            if type(request) is hal.Request:
                 binding.prove(request)
             timing = result.timing
             if not result.output_shapes and not timing.operations:
@@ -385,26 +375,26 @@ class RingServer:
 
     def _config(
         self, number: int, deadline_ns: int, loop_ns: int, flags: int, *, loops: bool
-    ) -> ExecutionConfig:
+    ) -> hal.ExecutionConfig:
         stoppable = bool(flags & ring.STOPPABLE)
         if deadline_ns or stoppable or loops:
             priority = (flags & ~ring.LINGER) >> ring.PRIORITY_SHIFT
             last = number if stoppable else NEVER
             words = self._region.words
-            return ExecutionConfig(
+            return hal.ExecutionConfig(
                 deadline_ns=deadline_ns or None,
                 loop_timeout_ns=loop_ns or None,
                 measure=bool(flags & ring.MEASURE),
-                priority=PRIORITIES[_priority(priority)],
+                priority=hal.PRIORITIES[_priority(priority)],
                 cancel=RingCancel(words, last, self._is_over) if stoppable or loops else None,
             )
         flags &= ~ring.LINGER
         key, config = self._config_of
         if key != (loop_ns, flags):
-            config = ExecutionConfig(
+            config = hal.ExecutionConfig(
                 loop_timeout_ns=loop_ns or None,
                 measure=bool(flags & ring.MEASURE),
-                priority=PRIORITIES[_priority(flags >> ring.PRIORITY_SHIFT)],
+                priority=hal.PRIORITIES[_priority(flags >> ring.PRIORITY_SHIFT)],
             )
             self._config_of = (loop_ns, flags), config
         return config
@@ -425,7 +415,7 @@ class RingServer:
         if binding is not None:
             binding.release()
 
-    def _encoded(self, result: ExecutionResult) -> bytes:
+    def _encoded(self, result: hal.ExecutionResult) -> bytes:
         payload = encode(wire.Executed(result))
         if len(payload) > self._room:
             raise GeneralFailure(f"an answer of {len(payload)} bytes; {self._room} have a place")
@@ -474,6 +464,6 @@ class _RulesBroken(WireError):
 
 
 def _priority(index: int) -> int:
-    if index >= len(PRIORITIES):
+    if index >= len(hal.PRIORITIES):
         raise _RulesBroken(f"priority {index}")
     return index

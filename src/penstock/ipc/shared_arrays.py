@@ -16,17 +16,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from penstock import hal
 from penstock.errors import InvalidArgument, WireError
-from penstock.hal import (
-    ArgumentCopy,
-    HostMemory,
-    Memory,
-    MemoryPreference,
-    NoValue,
-    PoolArgument,
-    Request,
-    TokenArgument,
-)
 from penstock.ipc import wire
 from penstock.ipc.system import SHRINK, is_sealed
 from penstock.ir import DataLocation, DType, NDArray
@@ -48,7 +39,7 @@ Lender = Callable[[int, int, int, int | None], None]
 """Shares memory: number, descriptor, size, deadline. Raises `TimeoutError` at the deadline."""
 
 
-def unit_of(preference: MemoryPreference) -> int:
+def unit_of(preference: hal.MemoryPreference) -> int:
     """The alignment and padding of arrays for a device of that *preference*, bounded."""
     wanted = max(preference.alignment, preference.padding, ALIGNMENT)
     return wanted if wanted <= MOST_ALIGNMENT and not wanted & (wanted - 1) else MOST_ALIGNMENT
@@ -196,7 +187,7 @@ class Staged:
         self._pool: _Pool | None = None
         self._copied: list[tuple[int, int]] = []
         self.forms: list[wire.ArrayForm] = []
-        self.copies: list[ArgumentCopy] = []
+        self.copies: list[hal.ArgumentCopy] = []
 
     def place(self) -> None:
         """Places every array in a pool, and copies in those that will be read there."""
@@ -256,7 +247,7 @@ class Staged:
         began = time.perf_counter_ns()
         np.copyto(destination, source)
         spent = time.perf_counter_ns() - began
-        self.copies.append(ArgumentCopy(index, out, source.nbytes, began, spent))
+        self.copies.append(hal.ArgumentCopy(index, out, source.nbytes, began, spent))
 
 
 def check(array: NDArray) -> None:
@@ -268,7 +259,7 @@ def check(array: NDArray) -> None:
         raise WireError("an array that is not C-contiguous cannot be sent")
 
 
-def _lendable(memory: Memory) -> tuple[int, int] | None:
+def _lendable(memory: hal.Memory) -> tuple[int, int] | None:
     """The descriptor that shares *memory*, and its offset there; None if it may shrink."""
     match memory.name, memory.handle:
         case "ashmem", int(fd):
@@ -283,7 +274,7 @@ def _lendable(memory: Memory) -> tuple[int, int] | None:
 MAX_STAGED_BYTES: Final = 1 << 40
 """Most bytes that one request may stage: larger sizes are mistakes."""
 
-LentArgument: TypeAlias = PoolArgument | TokenArgument | wire.LentForm | NoValue
+LentArgument: TypeAlias = hal.PoolArgument | hal.TokenArgument | wire.LentForm | hal.NoValue
 
 
 class StagedArgument(NamedTuple):
@@ -301,7 +292,7 @@ class Lent(NamedTuple):
 
     inputs: tuple[LentArgument, ...]
     outputs: tuple[LentArgument, ...]
-    pools: tuple[Memory, ...]
+    pools: tuple[hal.Memory, ...]
     incoming: tuple[StagedArgument, ...]
     outgoing: tuple[StagedArgument, ...]
 
@@ -313,7 +304,7 @@ PoolFor: TypeAlias = Callable[[int], MemoryPool]
 """Returns a pool of at least that many bytes, for arrays that lie in none."""
 
 
-def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALIGNMENT) -> Lent:
+def lend(request: hal.Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALIGNMENT) -> Lent:
     """*request* with every `HostMemory` by location.
 
     Staged arrays lie at multiples of *unit* bytes in *pool_for*. Nothing is copied yet. Raises
@@ -327,7 +318,7 @@ def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALI
     for is_output, arguments in ((False, request.inputs), (True, request.outputs)):
         side: list[LentArgument] = []
         for position, argument in enumerate(arguments):
-            if not isinstance(argument, HostMemory):
+            if not isinstance(argument, hal.HostMemory):
                 _check_pool(argument, len(request.pools), is_output, position)
                 side.append(argument)
                 continue
@@ -337,7 +328,7 @@ def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALI
             if place is None:
                 waiting.append((is_output, position, array, dimensions, total))
                 total += array.nbytes + -array.nbytes % unit
-                side.append(NoValue())
+                side.append(hal.NoValue())
             else:
                 pool = _number(pools, place.memory)
                 side.append(_form(array, dimensions, pool, place.offset))
@@ -364,7 +355,7 @@ class Borrower:
         self._regions = regions
         self._mapped: dict[int, NDArray] = {}
 
-    def __call__(self, form: wire.LentForm, *, writeable: bool) -> HostMemory:
+    def __call__(self, form: wire.LentForm, *, writeable: bool) -> hal.HostMemory:
         """The argument that *form* describes, writable if *writeable*.
 
         Raises `WireError` if it exceeds its pool or has another type, and the errors of mapping.
@@ -387,7 +378,7 @@ class Borrower:
         array: NDArray = region[offset : offset + length].view(dtype).reshape(form.shape)
         if not writeable:
             array.flags.writeable = False
-        return HostMemory(array, form.dimensions)
+        return hal.HostMemory(array, form.dimensions)
 
     def _region(self, pool: int) -> NDArray:
         if not 0 <= pool < len(self._regions):
@@ -406,7 +397,7 @@ def _form(
 
 def _check_pool(argument: object, pools: int, is_output: bool, position: int) -> None:
     # The pools of the request's arrays follow its own.
-    if isinstance(argument, PoolArgument) and not 0 <= argument.location.pool < pools:
+    if isinstance(argument, hal.PoolArgument) and not 0 <= argument.location.pool < pools:
         place = f"{'output' if is_output else 'input'} {position}"
         raise InvalidArgument(f"{place}: pool {argument.location.pool} of {pools}")
 
@@ -421,7 +412,7 @@ def _check(array: NDArray, is_output: bool, position: int) -> None:
         raise InvalidArgument(f"{place}: host memory of an output must be writeable")
 
 
-def _number(pools: list[Memory], memory: Memory) -> int:
+def _number(pools: list[hal.Memory], memory: hal.Memory) -> int:
     for number, known in enumerate(pools):
         if known is memory:
             return number

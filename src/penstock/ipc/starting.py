@@ -12,15 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from penstock import knobs
-from penstock.errors import (
-    NO_DESCRIPTOR,
-    NO_DESCRIPTOR_LEFT,
-    DeadObject,
-    DeviceUnavailable,
-    NotAvailable,
-    WireError,
-)
+from penstock import errors, knobs
 from penstock.hal.loading import MAX_DEVICES
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
@@ -84,7 +76,7 @@ KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "OMP_", "OPENBLAS_", "MKL_")
 """The variables that a host inherits: settings of Penstock and numerical libraries, places."""
 
 
-class NotStarted(DeviceUnavailable):
+class NotStarted(errors.DeviceUnavailable):
     """No process accepted this client.
 
     *output* is the end of the started process's output. *died* is False if no process was started,
@@ -174,7 +166,7 @@ def connect(place: Place) -> Started:
     a process was started.
     """
     if reason := unavailable():
-        raise NotAvailable(reason)
+        raise errors.NotAvailable(reason)
     if path := services().get(place.name):
         return _served(place, path)
     with socket_directory() as found:
@@ -197,7 +189,11 @@ def _connected(place: Place, found: SocketDirectory | None) -> Started:
                 # whose socket no other client can find.
                 found = None
                 continue
-            told = f"{NO_DESCRIPTOR_LEFT} ({error})" if error.errno in NO_DESCRIPTOR else error
+            told = (
+                f"{errors.NO_DESCRIPTOR_LEFT} ({error})"
+                if error.errno in errors.NO_DESCRIPTOR
+                else error
+            )
             raise NotStarted(
                 f"driver {place.name}: no process for it: {told}", died=False
             ) from error
@@ -217,13 +213,13 @@ def _connected(place: Place, found: SocketDirectory | None) -> Started:
                 how, wrote = how_ended(_reap(pid)), _tail(output)
                 told = f"driver {place.name}: its process {how} before it took a client on"
                 raise NotStarted(told + wrote_last(wrote), wrote) from None
-        except DeviceUnavailable as error:
+        except errors.DeviceUnavailable as error:
             died = not isinstance(error, NotStarted) or error.died
             raise NotStarted(str(error), _tail(output), died=died) from error
         finally:
             if output >= 0:
                 os.close(output)
-    raise DeviceUnavailable(f"driver {place.name}: no process took this client on: {last}")
+    raise errors.DeviceUnavailable(f"driver {place.name}: no process took this client on: {last}")
 
 
 def _served(place: Place, path: str) -> Started:
@@ -233,7 +229,7 @@ def _served(place: Place, path: str) -> Started:
     except EOFError as error:
         told = f"driver {place.name}: its service at {path} takes no client on: {error}"
         raise NotStarted(told, died=False) from None
-    except DeviceUnavailable as error:
+    except errors.DeviceUnavailable as error:
         raise NotStarted(str(error), died=False) from error
 
 
@@ -317,7 +313,7 @@ def _known(started: Started, found: SocketDirectory, name: str, place: Place) ->
         if sock is None:
             return started
         again = _enter(sock, place, None)
-    except (OSError, EOFError, DeviceUnavailable):
+    except (OSError, EOFError, errors.DeviceUnavailable):
         return started
     if again.pidfd < 0:
         started, again = again, started
@@ -368,7 +364,7 @@ def _greeted(
             return connection.receive(pause)
         except TimeoutError:
             if patience is None:
-                raise DeviceUnavailable(
+                raise errors.DeviceUnavailable(
                     f"driver {place.name}: its process took no client on within {limit / 1000:g} "
                     "s, which loading a driver "
                     "may take: the knob driver_start_ms sets it"
@@ -396,9 +392,9 @@ def _enter(
             told = f"driver {place.name}: its process refuses: {reason}"
             raise NotStarted(told, died=False)
         if not isinstance(answer, wire.Welcome) or len(descriptors) != 2:
-            raise WireError(f"{type(answer).__name__} in answer to Hello")
+            raise errors.WireError(f"{type(answer).__name__} in answer to Hello")
         if not 0 <= answer.devices <= MAX_DEVICES:
-            raise WireError(f"{answer.devices} devices; the limit is {MAX_DEVICES}")
+            raise errors.WireError(f"{answer.devices} devices; the limit is {MAX_DEVICES}")
         if not is_memory(descriptors[1]):
             # Reading a pipe, or a file that a process created, may never end.
             close_all([descriptors.pop()])
@@ -427,8 +423,8 @@ def _enter(
             os.close(pidfd)
         if pid is not None and not isinstance(error, EOFError):
             _kill(pid)
-        if isinstance(error, TimeoutError | WireError | DeadObject):
-            raise DeviceUnavailable(
+        if isinstance(error, TimeoutError | errors.WireError | errors.DeadObject):
+            raise errors.DeviceUnavailable(
                 f"driver {place.name}: its process does not answer as one: {error}"
             ) from error
         if isinstance(error, OSError):

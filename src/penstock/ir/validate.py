@@ -11,22 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from penstock import errors
 from penstock.arguments import check_kind
-from penstock.errors import (
-    CyclicModel,
-    DuplicateWriter,
-    IndexOutOfRange,
-    InvalidOperand,
-    InvalidOperation,
-    InvalidQuantization,
-    InvalidSignature,
-    LimitExceeded,
-    ModelError,
-    OffsetOutOfBounds,
-    Place,
-    ShapeOverflow,
-    UnwrittenOperand,
-)
 from penstock.interrupts import polled
 from penstock.ir.operand import DataLocation, ExtensionType, Lifetime, Operand, type_fault
 from penstock.ir.operations import spec_of
@@ -52,9 +38,9 @@ def validate(model: ModelParts) -> None:
     for subgraph in model.subgraphs:
         check_kind(subgraph, Subgraph, "a model (ModelBuilder makes one) is made of Subgraphs")
     if not 0 <= model.main < len(model.subgraphs):
-        raise IndexOutOfRange(f"main subgraph {model.main} of {len(model.subgraphs)}")
+        raise errors.IndexOutOfRange(f"main subgraph {model.main} of {len(model.subgraphs)}")
     for index, variable in enumerate(model.variables):
-        _check_variable(model, variable, Place(text=f"variable {index} ({variable.name})"))
+        _check_variable(model, variable, errors.Place(text=f"variable {index} ({variable.name})"))
     for index, subgraph in enumerate(model.subgraphs):
         _Checker(model, subgraph, index).run()
     _check_calls(model)
@@ -95,7 +81,7 @@ class _Checker:
     def run(self) -> None:
         subgraph = self.subgraph
         for index, operand in enumerate(polled(subgraph.operands)):
-            place = Place(self.index, operand=index, name=operand.name)
+            place = errors.Place(self.index, operand=index, name=operand.name)
             _check_operand(self.model, operand, place)
         self._check_lists()
         written: set[int] = set(subgraph.inputs)
@@ -103,45 +89,47 @@ class _Checker:
         for index, operation in enumerate(polled(subgraph.operations)):
             try:
                 self._check_operation(operation, written, produced)
-            except ModelError as error:
+            except errors.ModelError as error:
                 if error.where is not None:
                     raise
-                raise error.at(Place(self.index, index, type=operation.type)) from None
+                raise error.at(errors.Place(self.index, index, type=operation.type)) from None
         for output in subgraph.outputs:
             operand = subgraph.operands[output]
             if operand.lifetime is Lifetime.SUBGRAPH_OUTPUT and output not in written:
-                raise UnwrittenOperand(
+                raise errors.UnwrittenOperand(
                     f"output operand {output} ({operand.name}) is never written",
-                    where=Place(self.index),
+                    where=errors.Place(self.index),
                 )
         self._check_states()
 
     def _check_lists(self) -> None:
-        subgraph, where = self.subgraph, Place(self.index)
+        subgraph, where = self.subgraph, errors.Place(self.index)
         for kind, indexes in (("input", subgraph.inputs), ("output", subgraph.outputs)):
             for index in indexes:
                 if not 0 <= index < self.count:
-                    raise IndexOutOfRange(f"{kind} operand {index} of {self.count}", where=where)
+                    raise errors.IndexOutOfRange(
+                        f"{kind} operand {index} of {self.count}", where=where
+                    )
         if len(set(subgraph.inputs)) != len(subgraph.inputs):
-            raise DuplicateWriter("an operand is listed as input twice", where=where)
+            raise errors.DuplicateWriter("an operand is listed as input twice", where=where)
         inputs, outputs = set(subgraph.inputs), set(subgraph.outputs)
         for index, operand in enumerate(subgraph.operands):
             if (operand.lifetime is Lifetime.SUBGRAPH_INPUT) != (index in inputs):
-                raise InvalidOperand(
+                raise errors.InvalidOperand(
                     f"operand {index} ({operand.name}) has lifetime {operand.lifetime.value} and "
                     "is "
                     f"{'' if index in inputs else 'not '}listed as input",
                     where=where,
                 )
             if operand.lifetime is Lifetime.SUBGRAPH_OUTPUT and index not in outputs:
-                raise InvalidOperand(
+                raise errors.InvalidOperand(
                     f"output operand {index} ({operand.name}) is not listed as output", where=where
                 )
             if index in outputs and operand.lifetime in (
                 Lifetime.TEMPORARY_VARIABLE,
                 Lifetime.NO_VALUE,
             ):
-                raise InvalidOperand(
+                raise errors.InvalidOperand(
                     f"operand {index} ({operand.name}) is listed as output, its lifetime is "
                     f"{operand.lifetime.value}",
                     where=where,
@@ -151,16 +139,18 @@ class _Checker:
         operands = self.subgraph.operands
         for index in (*operation.inputs, *operation.outputs):
             if not 0 <= index < self.count:
-                raise IndexOutOfRange(f"operand {index} of {self.count}")
+                raise errors.IndexOutOfRange(f"operand {index} of {self.count}")
         for index in operation.inputs:
             operand = operands[index]
             if index in written or operand.is_constant or operand.lifetime is Lifetime.NO_VALUE:
                 continue
             if index in produced:
-                raise CyclicModel(
+                raise errors.CyclicModel(
                     f"reads operand {index} ({operand.name}), which is only written later"
                 )
-            raise UnwrittenOperand(f"reads operand {index} ({operand.name}), which nothing writes")
+            raise errors.UnwrittenOperand(
+                f"reads operand {index} ({operand.name}), which nothing writes"
+            )
         spec_of(operation).check(operation, operands)
         for index in operation.outputs:
             lifetime = operands[index].lifetime
@@ -168,89 +158,95 @@ class _Checker:
                 Lifetime.TEMPORARY_VARIABLE,
                 Lifetime.SUBGRAPH_OUTPUT,
             ):
-                raise DuplicateWriter(
+                raise errors.DuplicateWriter(
                     f"writes operand {index} ({operands[index].name}), which "
                     + ("has another writer" if index in written else f"is a {lifetime.value}")
                 )
             written.add(index)
         for target in subgraph_references(operation):
             if not 0 <= target < len(self.model.subgraphs):
-                raise IndexOutOfRange(f"refers to subgraph {target} of {len(self.model.subgraphs)}")
+                raise errors.IndexOutOfRange(
+                    f"refers to subgraph {target} of {len(self.model.subgraphs)}"
+                )
 
     def _check_states(self) -> None:
-        subgraph, where = self.subgraph, Place(self.index)
+        subgraph, where = self.subgraph, errors.Place(self.index)
         ins = tuple(p.input for p in subgraph.states if p.input is not None)
         outs = tuple(p.output for p in subgraph.states if p.output is not None)
         if subgraph.inputs[len(subgraph.inputs) - len(ins) :] != ins:
-            raise InvalidOperand(
+            raise errors.InvalidOperand(
                 "state inputs must end the list of inputs, in the order of the ports", where=where
             )
         if subgraph.outputs[len(subgraph.outputs) - len(outs) :] != outs:
-            raise InvalidOperand(
+            raise errors.InvalidOperand(
                 "state outputs must end the list of outputs, in the order of the ports", where=where
             )
         used = [port.variable for port in subgraph.states]
         if len(set(used)) != len(used):
-            raise DuplicateWriter("a variable has two state ports", where=where)
+            raise errors.DuplicateWriter("a variable has two state ports", where=where)
         for port in subgraph.states:
             if not 0 <= port.variable < len(self.model.variables):
-                raise IndexOutOfRange(
+                raise errors.IndexOutOfRange(
                     f"variable {port.variable} of {len(self.model.variables)}", where=where
                 )
             variable = self.model.variables[port.variable]
             for index in (port.input, port.output):
                 if index is not None and subgraph.operands[index].dtype is not variable.dtype:
-                    raise InvalidOperand(
+                    raise errors.InvalidOperand(
                         f"state operand {index} is {subgraph.operands[index].dtype.value}, "
                         f"variable {variable.name!r} is {variable.dtype.value}",
                         where=where,
                     )
 
 
-def _check_variable(model: ModelParts, variable: Variable, where: Place) -> None:
+def _check_variable(model: ModelParts, variable: Variable, where: errors.Place) -> None:
     _check_shape(variable, where)
     if variable.value is not None and variable.location is not None:
-        raise InvalidOperand(
+        raise errors.InvalidOperand(
             "an initial value stands in the model or in a pool, not both", where=where
         )
     if not variable.assigned and (variable.value is not None or variable.location is not None):
-        raise InvalidOperand("an unassigned variable has an initial value", where=where)
+        raise errors.InvalidOperand("an unassigned variable has an initial value", where=where)
     _check_item(model, variable, where)
 
 
-def _check_operand(model: ModelParts, operand: Operand, where: Place) -> None:
+def _check_operand(model: ModelParts, operand: Operand, where: errors.Place) -> None:
     _check_shape(operand, where)
     if operand.is_constant:
         copied = operand.lifetime is Lifetime.CONSTANT_COPY
         if (operand.value is None) == copied or (operand.location is None) != copied:
-            raise InvalidOperand(
+            raise errors.InvalidOperand(
                 "a constant_copy has a value, a constant_pool a location, never both", where=where
             )
         _check_item(model, operand, where)
     elif operand.value is not None or operand.location is not None:
-        raise InvalidOperand(f"a {operand.lifetime.value} operand cannot hold a value", where=where)
+        raise errors.InvalidOperand(
+            f"a {operand.lifetime.value} operand cannot hold a value", where=where
+        )
 
 
-def _check_shape(item: Operand | Variable, where: Place) -> None:
+def _check_shape(item: Operand | Variable, where: errors.Place) -> None:
     shape = item.shape
     if shape is not None:
         if not isinstance(shape, tuple):
-            raise InvalidOperand(
+            raise errors.InvalidOperand(
                 f"a shape must be a tuple, not a {type(shape).__name__}", where=where
             )
         if len(shape) > MAX_RANK:
-            raise ShapeOverflow(f"{len(shape)} dimensions; the limit is {MAX_RANK}", where=where)
+            raise errors.ShapeOverflow(
+                f"{len(shape)} dimensions; the limit is {MAX_RANK}", where=where
+            )
         for dimension in shape:
             if dimension is None:
                 continue
             if type(dimension) is not int:
-                raise InvalidOperand(f"dimension {dimension!r} is not an int", where=where)
+                raise errors.InvalidOperand(f"dimension {dimension!r} is not an int", where=where)
             if dimension < 0:
-                raise ShapeOverflow(f"dimension {dimension} is negative", where=where)
+                raise errors.ShapeOverflow(f"dimension {dimension} is negative", where=where)
         if is_static(shape):
             try:
                 byte_size(item.dtype, shape)
-            except ModelError as error:
+            except errors.ModelError as error:
                 raise error.at(where) from None
     if item.quantization is not None:
         _check_quantization(item, item.quantization, where)
@@ -258,10 +254,10 @@ def _check_shape(item: Operand | Variable, where: Place) -> None:
         _check_extension(item, item.extension, where)
 
 
-def _check_extension(operand: Operand, kind: ExtensionType, where: Place) -> None:
+def _check_extension(operand: Operand, kind: ExtensionType, where: errors.Place) -> None:
     check_kind(kind, ExtensionType, "an operand's extension is an ExtensionType")
     if fault := type_fault(kind):
-        raise InvalidOperand(fault, where=where)
+        raise errors.InvalidOperand(fault, where=where)
     shape = operand.shape
     rank = None if shape is None else len(shape)
     fits = kind.is_tensor if shape is None else shape[-1:] == (kind.byte_size,)
@@ -270,7 +266,7 @@ def _check_extension(operand: Operand, kind: ExtensionType, where: Place) -> Non
         or operand.quantization is not None
         or not (fits and (kind.is_tensor or rank == 1))
     ):
-        raise InvalidOperand(
+        raise errors.InvalidOperand(
             f"an operand of the {'tensor' if kind.is_tensor else 'scalar'} type {kind.name} is "
             "uint8 without quantisation "
             f"whose last{'' if kind.is_tensor else ' and only'} dimension is {kind.byte_size}, "
@@ -279,18 +275,20 @@ def _check_extension(operand: Operand, kind: ExtensionType, where: Place) -> Non
         )
 
 
-def _check_quantization(item: Operand | Variable, quantization: Quantization, where: Place) -> None:
+def _check_quantization(
+    item: Operand | Variable, quantization: Quantization, where: errors.Place
+) -> None:
     axis, shape, dtype = quantization.dimension, item.shape, item.dtype
     if isinstance(item, Operand) and not item.shape_declared:
         # Until its rank is inferred, it looks like a scalar.
         shape = shape or None
     if axis is not None and shape is not None:
         if not 0 <= axis < len(shape):
-            raise InvalidQuantization(
+            raise errors.InvalidQuantization(
                 f"quantised dimension {axis} of a rank-{len(shape)} operand", where=where
             )
         if shape[axis] not in (None, len(quantization.scales)):
-            raise InvalidQuantization(
+            raise errors.InvalidQuantization(
                 f"{len(quantization.scales)} scales for dimension {axis} of size {shape[axis]}",
                 where=where,
             )
@@ -299,13 +297,13 @@ def _check_quantization(item: Operand | Variable, quantization: Quantization, wh
         high = low + (1 << dtype.bits) - 1
         for zero_point in quantization.zero_points:
             if not low <= zero_point <= high:
-                raise InvalidQuantization(
+                raise errors.InvalidQuantization(
                     f"zero point {zero_point} is outside [{low}, {high}] of {dtype.value}",
                     where=where,
                 )
 
 
-def _check_item(model: ModelParts, item: Operand | Variable, where: Place) -> None:
+def _check_item(model: ModelParts, item: Operand | Variable, where: errors.Place) -> None:
     if item.location is not None:
         _check_location(model, item.location, where)
         length = item.location.length
@@ -314,25 +312,25 @@ def _check_item(model: ModelParts, item: Operand | Variable, where: Place) -> No
     else:
         return
     if not is_static(item.shape) or item.shape is None:
-        raise InvalidOperand("a constant's shape must be fully known", where=where)
+        raise errors.InvalidOperand("a constant's shape must be fully known", where=where)
     expected = byte_size(item.dtype, item.shape)
     if expected is not None and expected != length:
-        raise InvalidOperand(
+        raise errors.InvalidOperand(
             f"{item.dtype.value} of shape {item.shape} takes {expected} bytes, its value has "
             f"{length}",
             where=where,
         )
 
 
-def _check_location(model: ModelParts, place: DataLocation, where: Place) -> None:
+def _check_location(model: ModelParts, place: DataLocation, where: errors.Place) -> None:
     if not 0 <= place.pool < len(model.pools):
-        raise IndexOutOfRange(f"pool {place.pool} of {len(model.pools)}", where=where)
+        raise errors.IndexOutOfRange(f"pool {place.pool} of {len(model.pools)}", where=where)
     if (
         place.offset < 0
         or place.length < 0
         or place.offset + place.length > len(model.pools[place.pool])
     ):
-        raise OffsetOutOfBounds(
+        raise errors.OffsetOutOfBounds(
             f"[{place.offset}, {place.offset + place.length}) of a pool of "
             f"{len(model.pools[place.pool])} bytes",
             where=where,
@@ -354,7 +352,7 @@ def _check_calls(model: ModelParts) -> None:
     ]
     callees_first([sorted(set(targets)) for targets in entered])
     calls = [
-        (subgraph, operation, Place(index, at, type=operation.type))
+        (subgraph, operation, errors.Place(index, at, type=operation.type))
         for index, subgraph in enumerate(model.subgraphs)
         for at, operation in enumerate(subgraph.operations)
         if entered[index] or operation.type in RUNS_SUBGRAPHS
@@ -362,7 +360,7 @@ def _check_calls(model: ModelParts) -> None:
     for _, operation, where in calls:
         for target in subgraph_references(operation):
             if model.subgraphs[target].states:
-                raise InvalidOperation(
+                raise errors.InvalidOperation(
                     f"subgraph {target} has state ports, which only an entry subgraph can have",
                     where=where,
                 )
@@ -372,7 +370,7 @@ def _check_calls(model: ModelParts) -> None:
 
 
 def _check_arguments(
-    model: ModelParts, subgraph: Subgraph, operation: Operation, where: Place
+    model: ModelParts, subgraph: Subgraph, operation: Operation, where: errors.Place
 ) -> None:
     inputs, outputs = operation.inputs, operation.outputs
     if operation.type == "WHILE":
@@ -381,7 +379,7 @@ def _check_arguments(
             for name in ("cond_subgraph_index", "body_subgraph_index")
         )
         if -1 in {condition, body}:
-            raise InvalidOperation("WHILE needs a condition and a body", where=where)
+            raise errors.InvalidOperation("WHILE needs a condition and a body", where=where)
         _check_call(model, subgraph, condition, inputs, None, where)
         targets = [body]
     else:
@@ -398,28 +396,28 @@ def _check_call(
     target: int,
     inputs: tuple[int, ...],
     outputs: tuple[int, ...] | None,
-    where: Place,
+    where: errors.Place,
 ) -> None:
     called = model.subgraphs[target]
     pairs = [("takes", inputs, called.inputs)]
     if outputs is None:
         results = [called.operands[i].dtype for i in called.outputs]
         if results != [DType.BOOL]:
-            raise InvalidOperation(f"condition {target} does not give one bool", where=where)
+            raise errors.InvalidOperation(f"condition {target} does not give one bool", where=where)
     else:
         pairs.append(("gives", outputs, called.outputs))
     for verb, mine, its in pairs:
         here = [_kind(caller.operands[i]) for i in mine]
         there = [_kind(called.operands[i]) for i in its]
         if here != there:
-            raise InvalidOperation(
+            raise errors.InvalidOperation(
                 f"subgraph {target} {verb} {', '.join(there) or 'nothing'}, "
                 f"not {', '.join(here) or 'nothing'}",
                 where=where,
             )
         for one, other in zip(mine, its, strict=True):
             if caller.operands[one].extension != called.operands[other].extension:
-                raise InvalidOperation(
+                raise errors.InvalidOperation(
                     f"operand {other} that subgraph {target} {verb} has other extension data",
                     where=where,
                 )
@@ -441,7 +439,7 @@ def _check_signature(
     where = f"signature {name!r}"
     subgraph = signature.subgraph
     if not 0 <= subgraph < len(model.subgraphs):
-        raise InvalidSignature(f"subgraph {subgraph} of {len(model.subgraphs)}", where=where)
+        raise errors.InvalidSignature(f"subgraph {subgraph} of {len(model.subgraphs)}", where=where)
     if subgraph not in ports:
         target = model.subgraphs[subgraph]
         ports[subgraph] = frozenset(target.ordinary_inputs), frozenset(target.ordinary_outputs)
@@ -452,10 +450,10 @@ def _check_signature(
     ):
         labels = [label for label, _ in named]
         if len(set(labels)) != len(labels):
-            raise InvalidSignature(f"two {kind}s have one name", where=where)
+            raise errors.InvalidSignature(f"two {kind}s have one name", where=where)
         for label, operand in named:
             if operand not in real:
-                raise InvalidSignature(
+                raise errors.InvalidSignature(
                     f"{kind} {label!r} is operand {operand}, not an {kind} of it", where=where
                 )
 
@@ -484,15 +482,15 @@ def callees_first(calls: Sequence[Sequence[int]]) -> list[int]:
                 path.discard(node)
                 depths[node] = depth = 1 + max((depths[t] for t in calls[node]), default=-1)
                 if depth > MAX_DEPTH:
-                    raise LimitExceeded(
+                    raise errors.LimitExceeded(
                         f"it enters subgraphs {depth} deep; the limit is {MAX_DEPTH}",
-                        where=Place(node),
+                        where=errors.Place(node),
                     )
                 order.append(node)
             elif target in path:
-                raise CyclicModel(
+                raise errors.CyclicModel(
                     f"subgraph {target} is entered again from within itself",
-                    where=Place(node),
+                    where=errors.Place(node),
                 )
             elif target not in depths:
                 path.add(target)

@@ -15,14 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from penstock.errors import (
-    LimitExceeded,
-    ModelError,
-    NotAModel,
-    OffsetOutOfBounds,
-    Place,
-    TruncatedModel,
-)
+from penstock import errors
 from penstock.export.tflite.fields import Field, Kind, Schema, Table
 from penstock.interrupts import polled
 
@@ -71,12 +64,12 @@ class Blob(Struct, frozen=True):
 class _Defect(Exception):
     """A defect while it propagates. Each level adds its part of the path."""
 
-    def __init__(self, kind: type[ModelError], message: str, offset: int) -> None:
+    def __init__(self, kind: type[errors.ModelError], message: str, offset: int) -> None:
         super().__init__(message)
         self.kind, self.message, self.offset = kind, message, offset
         self.path: list[str] = []
 
-    def error(self) -> ModelError:
+    def error(self) -> errors.ModelError:
         where = ".".join(reversed(self.path)).replace(".[", "[")
         return self.kind(self.message, where=where or None, offset=self.offset)
 
@@ -88,15 +81,17 @@ def check_header(head: memoryview, size: int | None, schema: Schema) -> None:
     *head* are the first 8 bytes or more of a file of *size* bytes (None: unknown).
     """
     if not len(head):
-        raise NotAModel("the file is empty; copy or download it again")
+        raise errors.NotAModel("the file is empty; copy or download it again")
     if len(head) < HEADER_BYTES:
-        raise TruncatedModel(f"the file has {len(head)} bytes, a header takes {HEADER_BYTES}")
+        raise errors.TruncatedModel(
+            f"the file has {len(head)} bytes, a header takes {HEADER_BYTES}"
+        )
     found, wanted = bytes(head[4:HEADER_BYTES]), schema.identifier
     if found != wanted:
-        raise NotAModel(f"the file identifier is {found!r}, not {wanted!r}", offset=4)
+        raise errors.NotAModel(f"the file identifier is {found!r}, not {wanted!r}", offset=4)
     (root,) = _U32.unpack_from(head, 0)
     if not root or (size is not None and root + 4 > size):
-        raise OffsetOutOfBounds(
+        raise errors.OffsetOutOfBounds(
             f"refers to byte {root} of {size}; the file is damaged or truncated", offset=0
         )
 
@@ -144,16 +139,16 @@ class Reader:
         """A copy of a vector of bytes; empty if the vector is absent."""
         return b"" if blob is None else bytes(self.data[blob.offset : blob.offset + blob.length])
 
-    def charge(self, amount: int, user: Place | str) -> None:
+    def charge(self, amount: int, user: errors.Place | str) -> None:
         """Charges *amount* bytes for data made from the content. `LimitExceeded` names *user*."""
         self.memory_left -= amount
         if self.memory_left < 0:
-            raise LimitExceeded(self._exhausted, where=user)
+            raise errors.LimitExceeded(self._exhausted, where=user)
 
     def _spend(self, amount: int, at: int) -> None:
         self.memory_left -= amount
         if self.memory_left < 0:
-            raise _Defect(LimitExceeded, self._exhausted, at)
+            raise _Defect(errors.LimitExceeded, self._exhausted, at)
 
     def _target(self, at: int) -> int:
         """Follows the offset stored at *at*, which is inside the file."""
@@ -161,7 +156,7 @@ class Reader:
         target: int = at + distance
         if not distance or target + 4 > self.size:
             raise _Defect(
-                OffsetOutOfBounds,
+                errors.OffsetOutOfBounds,
                 f"refers to byte {target} of {self.size}; the file is damaged or truncated",
                 at,
             )
@@ -170,7 +165,7 @@ class Reader:
     def _table(self, at: int, table: Table, depth: int) -> Values:
         data, size = self.data, self.size
         if depth > MAX_DEPTH:
-            raise _Defect(LimitExceeded, f"tables are nested more than {MAX_DEPTH} deep", at)
+            raise _Defect(errors.LimitExceeded, f"tables are nested more than {MAX_DEPTH} deep", at)
         vtable = at - _I32.unpack_from(data, at)[0]
         entries = self._vtables.get(vtable)
         if entries is None:
@@ -190,13 +185,17 @@ class Reader:
                     packer = field.packer
                     if place + packer.size > size:
                         raise _Defect(
-                            TruncatedModel, f"the file of {size} bytes ends inside a number", place
+                            errors.TruncatedModel,
+                            f"the file of {size} bytes ends inside a number",
+                            place,
                         )
                     values[field.name] = packer.unpack_from(data, place)[0]
                 else:
                     if place + 4 > size:
                         raise _Defect(
-                            TruncatedModel, f"the file of {size} bytes ends inside an offset", place
+                            errors.TruncatedModel,
+                            f"the file of {size} bytes ends inside an offset",
+                            place,
                         )
                     values[field.name] = self._referred(self._target(place), field, values, depth)
             except _Defect as defect:
@@ -210,12 +209,14 @@ class Reader:
         """
         if vtable < 0 or vtable + 4 > self.size:
             raise _Defect(
-                OffsetOutOfBounds, f"the vtable would be at byte {vtable} of {self.size}", at
+                errors.OffsetOutOfBounds, f"the vtable would be at byte {vtable} of {self.size}", at
             )
         length, _ = _VTABLE.unpack_from(self.data, vtable)
         if length < 4 or length % 2 or vtable + length > self.size:
             raise _Defect(
-                TruncatedModel, f"a vtable of {length} bytes at byte {vtable} of {self.size}", at
+                errors.TruncatedModel,
+                f"a vtable of {length} bytes at byte {vtable} of {self.size}",
+                at,
             )
         self._spend(TABLE_MEMORY + SLOT_MEMORY * (length >> 1), at)
         entries: tuple[int, ...] = struct.unpack_from(
@@ -270,7 +271,7 @@ class Reader:
         (count,) = _U32.unpack_from(self.data, at)
         if at + 4 + count * width > self.size:
             raise _Defect(
-                TruncatedModel,
+                errors.TruncatedModel,
                 f"a vector of {count} elements ends at byte {at + 4 + count * width} of "
                 f"{self.size}",
                 at,
@@ -281,10 +282,12 @@ class Reader:
         length = self._length(at, 1)
         end = at + 4 + length
         if end >= self.size or self.data[end]:
-            raise _Defect(TruncatedModel, f"a string of {length} bytes has no terminator", at)
+            raise _Defect(
+                errors.TruncatedModel, f"a string of {length} bytes has no terminator", at
+            )
         if self._most_text is not None and length > self._most_text:
             reason = f"a name or text of {length} bytes; the limit is {self._most_text}"
-            raise _Defect(LimitExceeded, reason, at)
+            raise _Defect(errors.LimitExceeded, reason, at)
         self._spend(STRING_MEMORY + length, at)
         text = str(self.data[at + 4 : end], "utf-8", "backslashreplace")
         if not text.isascii() or len(text) > length:

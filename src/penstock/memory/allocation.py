@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from penstock.errors import (
-    FOREIGN,
-    DriverError,
-    GeneralFailure,
-    InputError,
-    InvalidArgument,
-    PlacementError,
-)
+from penstock import errors
 from penstock.hal.buffer import Allocation, BufferDesc, BufferRole, ManagedRole, agreed
 from penstock.hal.capabilities import DOMAINS_FROM_LEVEL
 from penstock.ir import Operand
@@ -93,7 +86,7 @@ def allocate(
     contradict each other.
     """
     if not isinstance(roles, Iterable):
-        raise InputError(f"roles takes a list of InputRole and OutputRole, not {roles!r}")
+        raise errors.InputError(f"roles takes a list of InputRole and OutputRole, not {roles!r}")
     named = list(roles)
     managed, steps = [], []
     for place, role in enumerate(named):
@@ -102,31 +95,31 @@ def allocate(
         managed.append(ManagedRole(use.user, kind, use.index, use.operand, role.frequency))
         steps.append(use.steps)
     if dimensions is not None and not isinstance(dimensions, Iterable):
-        raise InputError(
+        raise errors.InputError(
             f"dimensions takes a tuple, None for what is not known, not {dimensions!r}"
         )
     desc = BufferDesc(tuple(dimensions or ()))
     try:
         allocation = agreed(desc, managed)
-    except InvalidArgument as error:
-        raise InputError(f"no buffer: {error}") from None
+    except errors.InvalidArgument as error:
+        raise errors.InputError(f"no buffer: {error}") from None
     name = f"the buffer for {', '.join(f'{r.kind} {r.operand.name or r.index}' for r in managed)}"
     return DeviceBuffer(allocation, _stored(allocation, desc, managed, steps, fallback), name)
 
 
 def _check_frequency(given: object) -> None:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
-        raise InputError(f"the frequency of a role is above 0 and at most 1, not {given!r}")
+        raise errors.InputError(f"the frequency of a role is above 0 and at most 1, not {given!r}")
 
 
 def _use_of(role: object, place: int) -> RoleUse:
     if not isinstance(role, InputRole | OutputRole):
-        raise InputError(
+        raise errors.InputError(
             f"role {place} must be an InputRole or an OutputRole, not {type(role).__name__}"
         )
     find = getattr(role.compiled, "buffer_role", None)
     if find is None:
-        raise InputError(
+        raise errors.InputError(
             f"role {place} names a {type(role.compiled).__name__}, which is no compiled model"
         )
     found: RoleUse = find("input" if isinstance(role, InputRole) else "output", role.name)
@@ -147,7 +140,7 @@ def _stored(
             f"its uses are on several devices ({names})" if devices else "no device's step uses it"
         )
         if not fallback:
-            raise PlacementError(f"no device can allocate the buffer: {reason}")
+            raise errors.PlacementError(f"no device can allocate the buffer: {reason}")
         return _in_pool(allocation, reason)
     (device,) = devices.values()
     if (level := device.feature_level) < DOMAINS_FROM_LEVEL:
@@ -156,7 +149,7 @@ def _stored(
             f"{DOMAINS_FROM_LEVEL}"
         )
         if not fallback:
-            raise PlacementError(f"no device can allocate the buffer: {reason}")
+            raise errors.PlacementError(f"no device can allocate the buffer: {reason}")
         return _in_pool(allocation, reason)
     asked: dict[tuple[int, str, int], BufferRole] = {}
     for role, uses in zip(managed, steps, strict=True):
@@ -166,7 +159,7 @@ def _stored(
             asked[key] = BufferRole(use.prepared, use.kind, use.position, often)
     try:
         token, buffer = _asked_of(device, desc, list(asked.values()))
-    except DriverError as error:
+    except errors.DriverError as error:
         if not fallback:
             raise
         return _in_pool(allocation, f"device {device.name}: {type(error).__name__}: {error}")
@@ -177,15 +170,17 @@ def _asked_of(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> 
     """Calls `Device.allocate` and enforces its contract."""
     try:
         token, buffer = device.allocate(desc, roles)
-    except DriverError:
+    except errors.DriverError:
         raise
-    except FOREIGN as error:
-        raise GeneralFailure(f"it failed in allocate: {error!r}") from error
+    except errors.FOREIGN as error:
+        raise errors.GeneralFailure(f"it failed in allocate: {error!r}") from error
     told: object = buffer
     if type(token) is not int or token <= 0 or told is None:
         if told is not None:
             buffer.close()
-        raise GeneralFailure(f"it answered with the token {token!r} and {type(told).__name__}")
+        raise errors.GeneralFailure(
+            f"it answered with the token {token!r} and {type(told).__name__}"
+        )
     return token, buffer
 
 

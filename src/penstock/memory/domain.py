@@ -19,13 +19,7 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from penstock.errors import (
-    DriverError,
-    GeneralFailure,
-    InvalidArgument,
-    LimitExceeded,
-    ResourceExhaustedTransient,
-)
+from penstock import errors
 from penstock.hal import BufferDesc, BufferRole, Memory, Request, TokenArgument
 from penstock.hal.buffer import (
     AFTER,
@@ -76,7 +70,9 @@ class MemoryDomain:
         allocation = validate_allocate(desc, roles, self._interface_of)
         nbytes = allocation.nbytes
         if nbytes is None and not self._dynamic:
-            raise GeneralFailure(f"a buffer of the unknown size {allocation.shape} is not possible")
+            raise errors.GeneralFailure(
+                f"a buffer of the unknown size {allocation.shape} is not possible"
+            )
         with self.lock:
             self.reserve(nbytes or 0)
             token = self._free.pop() if self._free else len(self._buffers) + 1
@@ -116,12 +112,12 @@ class MemoryDomain:
         """Replaces a counted size by *nbytes*. Raises `ResourceExhaustedTransient`."""
         try:
             check_bytes(nbytes, "a device buffer")
-        except LimitExceeded as error:
-            raise ResourceExhaustedTransient(str(error)) from error
+        except errors.LimitExceeded as error:
+            raise errors.ResourceExhaustedTransient(str(error)) from error
         with self.lock:
             wanted = self._used - instead_of + nbytes
             if self._capacity is not None and wanted > self._capacity and nbytes > instead_of:
-                raise ResourceExhaustedTransient(
+                raise errors.ResourceExhaustedTransient(
                     f"{nbytes} bytes more than the {self._used - instead_of} in use exceed the "
                     f"{self._capacity} of the device's memory"
                 )
@@ -131,7 +127,7 @@ class MemoryDomain:
         """The live buffer of that token. Raises `InvalidArgument` if there is none."""
         buffer = self._buffers.get(token)
         if buffer is None:
-            raise InvalidArgument(f"no live buffer has the token {token}")
+            raise errors.InvalidArgument(f"no live buffer has the token {token}")
         return buffer
 
     def forget(self, token: int) -> None:
@@ -165,15 +161,15 @@ class ManagedBuffer:
         """As `penstock.hal.Buffer.copy_to`."""
         known = bytes_of(self.dtype, self.shape)
         if known is not None and destination.size != known:
-            raise InvalidArgument(f"{destination.size} bytes for a buffer of {known}")
+            raise errors.InvalidArgument(f"{destination.size} bytes for a buffer of {known}")
         value = self.begin("copy_to")
         try:
             held = bytes_of(self.dtype, value.shape)
             if destination.size != held:
-                raise InvalidArgument(f"{destination.size} bytes for a value of {held}")
+                raise errors.InvalidArgument(f"{destination.size} bytes for a value of {held}")
             with map_memory(destination) as mapping:
                 if not mapping.array.flags.writeable:
-                    raise GeneralFailure("the memory to copy to cannot be written")
+                    raise errors.GeneralFailure("the memory to copy to cannot be written")
                 array = self._domain.decode(value.content)
                 mapping.array[:] = array.reshape(-1).view(np.uint8)
         finally:
@@ -182,19 +178,19 @@ class ManagedBuffer:
     def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
         """As `penstock.hal.Buffer.copy_from`."""
         if self._closed:
-            raise GeneralFailure("the buffer is closed")
+            raise errors.GeneralFailure("the buffer is closed")
         try:
             shape = self._shape_from(dimensions)
             needed = bytes_of(self.dtype, shape)
             if source.size != needed:
-                raise InvalidArgument(f"{source.size} bytes for a value of {needed}")
+                raise errors.InvalidArgument(f"{source.size} bytes for a value of {needed}")
             with map_memory(source) as mapping:
                 array = mapping.array.view(self.dtype.numpy).reshape(shape)
                 self.publish(self._domain.encode(array), shape, "copy_from ok")
-        except (DriverError, MemoryError) as error:
+        except (errors.DriverError, MemoryError) as error:
             self.lose("copy_from failed")
-            if isinstance(error, MemoryError) and not isinstance(error, DriverError):
-                raise ResourceExhaustedTransient("no memory for a device buffer") from error
+            if isinstance(error, MemoryError) and not isinstance(error, errors.DriverError):
+                raise errors.ResourceExhaustedTransient("no memory for a device buffer") from error
             raise
 
     def close(self) -> None:
@@ -212,10 +208,10 @@ class ManagedBuffer:
         """The value, kept until `end`. Raises `GeneralFailure` if there is none."""
         with self._domain.lock:
             if self._closed:
-                raise GeneralFailure("the buffer is closed")
+                raise errors.GeneralFailure("the buffer is closed")
             value = self._value
             if (self._state, event) not in AFTER or value is None:
-                raise GeneralFailure(
+                raise errors.GeneralFailure(
                     f"the buffer {self.token} was never written, or not with success"
                 )
             value.users += 1
@@ -258,7 +254,7 @@ class ManagedBuffer:
     def check_fits(self, shape: tuple[int, ...]) -> None:
         """`GeneralFailure` for an output of another shape than the buffer's (NNAPI section 6.5)."""
         if not _agree(self.shape, shape):
-            raise GeneralFailure(
+            raise errors.GeneralFailure(
                 f"an output of shape {shape} does not fit a buffer of {self.shape}"
             )
 
@@ -266,11 +262,11 @@ class ManagedBuffer:
         if not dimensions and is_static(self.shape):
             return tuple(d or 0 for d in self.shape or ())
         if not _agree(self.shape, dimensions) or not is_static(dimensions):
-            raise InvalidArgument(f"dimensions {dimensions} for a buffer of {self.shape}")
+            raise errors.InvalidArgument(f"dimensions {dimensions} for a buffer of {self.shape}")
         if any(type(d) is not int or d < 0 for d in dimensions) or (
             not dimensions and self.shape is None
         ):
-            raise InvalidArgument(f"dimensions {dimensions} for a buffer of unknown size")
+            raise errors.InvalidArgument(f"dimensions {dimensions} for a buffer of unknown size")
         return tuple(dimensions)
 
 
@@ -297,18 +293,18 @@ class Claim:
                     continue
                 buffer = domain.find(argument.token)
                 if (me, kind, position) not in buffer.roles:
-                    raise InvalidArgument(
+                    raise errors.InvalidArgument(
                         f"the buffer {argument.token} was not allocated for {kind} {position}"
                     )
                 if argument.dimensions and not _agree(buffer.shape, argument.dimensions):
-                    raise InvalidArgument(
+                    raise errors.InvalidArgument(
                         f"{kind} {position}: {argument.dimensions} for a buffer of {buffer.shape}"
                     )
                 found[position] = buffer
         written = list(self._written.values())
         for place, buffer in enumerate(written):
             if any(buffer is b for b in (*written[:place], *self._read.values())):
-                raise InvalidArgument(
+                raise errors.InvalidArgument(
                     f"the buffer {buffer.token} is written, and serves two arguments of one request"
                 )
         self._hold(request)
@@ -348,7 +344,7 @@ class Claim:
         try:
             for position, buffer in self._written.items():
                 if position not in self._results:
-                    raise GeneralFailure(f"output {position} was not computed")
+                    raise errors.GeneralFailure(f"output {position} was not computed")
                 content, shape = self._results[position]
                 buffer.publish(content, shape, "output ok")
         except BaseException:
@@ -362,7 +358,7 @@ class Claim:
                 argument = request.inputs[position]
                 given = argument.dimensions if isinstance(argument, TokenArgument) else ()
                 if given and given != value.shape:
-                    raise InvalidArgument(
+                    raise errors.InvalidArgument(
                         f"input {position}: {given} for a value of shape {value.shape}"
                     )
         except BaseException:
@@ -389,7 +385,9 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
     try:
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError) as error:
-        raise ResourceExhaustedTransient(f"no memory for {nbytes} bytes on the device") from error
+        raise errors.ResourceExhaustedTransient(
+            f"no memory for {nbytes} bytes on the device"
+        ) from error
     start = -raw.ctypes.data % ALIGNMENT
     array: NDArray = raw[start : start + nbytes].view(dtype).reshape(shape)
     return array

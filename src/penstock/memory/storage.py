@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.errors import (
-    FOREIGN,
-    Cancelled,
-    ClosedError,
-    DeadObject,
-    DriverError,
-    GeneralFailure,
-    InputError,
-)
+from penstock import errors
 from penstock.hal import HostMemory, Memory, PoolArgument, TokenArgument
 from penstock.hal.buffer import loss_of, needs_copy
 from penstock.hal.device import mappable_kinds
@@ -80,7 +72,7 @@ class OnDevice:
     def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
         # In another process of the driver, the token may belong to another buffer.
         if self.lost:
-            raise DeadObject(self.lost)
+            raise errors.DeadObject(self.lost)
         for declared in self._uses:
             if (declared.kind, declared.position) == (use.kind, use.position) and is_or_holds(
                 use.prepared, declared.prepared
@@ -115,7 +107,7 @@ class OnDevice:
     def close(self) -> None:
         try:
             self._buffer.close()
-        except FOREIGN as error:  # a driver may raise anything
+        except errors.FOREIGN as error:  # a driver may raise anything
             log.warning("device %s failed in close of a buffer: %r", self.device, error)
 
     def _call(self, method: str, *arguments: Any) -> None:
@@ -125,10 +117,10 @@ class OnDevice:
         """
         try:
             getattr(self._buffer, method)(*arguments)
-        except (DriverError, Cancelled):
+        except (errors.DriverError, errors.Cancelled):
             raise
-        except FOREIGN as error:
-            raise GeneralFailure(
+        except errors.FOREIGN as error:
+            raise errors.GeneralFailure(
                 f"device {self.device} failed in {method} of a buffer: {error!r}"
             ) from error
 
@@ -175,7 +167,7 @@ class InPool:
         _, array = self._content()
         with map_memory(memory) as mapping:
             if not mapping.array.flags.writeable:
-                raise InputError("memory to copy to must be writable")
+                raise errors.InputError("memory to copy to must be writable")
             mapping.array[:] = array.reshape(-1).view(np.uint8)
         return 1
 
@@ -200,7 +192,7 @@ class InPool:
     def _content(self) -> tuple[MemoryPool, NDArray]:
         held = self._held
         if held is None:
-            raise ClosedError("a device buffer used after close()")
+            raise errors.ClosedError("a device buffer used after close()")
         return held
 
     def _made(self, shape: tuple[int, ...]) -> tuple[MemoryPool, NDArray]:
@@ -258,12 +250,12 @@ def memory_of(value: Any, verb: str) -> Memory:
     """The memory of a pool, or of a hardware buffer that has bytes. Raises `InputError`."""
     memory = value if isinstance(value, Memory) else getattr(value, "memory", None)
     if not isinstance(memory, Memory):
-        raise InputError(
+        raise errors.InputError(
             f"{type(value).__name__} is no memory to {verb}; give a pool, an array or a device "
             "buffer"
         )
     if memory.name == HARDWARE_BUFFER:
-        raise InputError(f"an image has no bytes to {verb}; only a BLOB hardware buffer has")
+        raise errors.InputError(f"an image has no bytes to {verb}; only a BLOB hardware buffer has")
     return memory
 
 

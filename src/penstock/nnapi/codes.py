@@ -10,17 +10,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, Final
 
-from penstock.errors import (
-    ClosedError,
-    DriverError,
-    ErrorStatus,
-    InputError,
-    ModelError,
-    PenstockError,
-    PlacementError,
-    StateError,
-    driver_error_classes,
-)
+from penstock import errors
 
 MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES: Final = 128
 """Values up to this size are copied by `Model.set_operand_value` at once."""
@@ -234,7 +224,7 @@ class OperationCode(IntEnum):
     DENSIFY = 20000
 
 
-class NnapiError(PenstockError):
+class NnapiError(errors.PenstockError):
     """The error of an NNAPI call; *code* is its result code."""
 
     def __init__(self, code: ResultCode, message: str) -> None:
@@ -245,42 +235,46 @@ class NnapiError(PenstockError):
         return type(self), (self.code, self.message)
 
 
-STATUS_CODES: Final[Mapping[ErrorStatus, ResultCode]] = {
-    ErrorStatus.NONE: ResultCode.NO_ERROR,
-    ErrorStatus.DEVICE_UNAVAILABLE: ResultCode.UNAVAILABLE_DEVICE,
-    ErrorStatus.GENERAL_FAILURE: ResultCode.OP_FAILED,
-    ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: ResultCode.OUTPUT_INSUFFICIENT_SIZE,
-    ErrorStatus.INVALID_ARGUMENT: ResultCode.BAD_DATA,
-    ErrorStatus.MISSED_DEADLINE_TRANSIENT: ResultCode.MISSED_DEADLINE_TRANSIENT,
-    ErrorStatus.MISSED_DEADLINE_PERSISTENT: ResultCode.MISSED_DEADLINE_PERSISTENT,
-    ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResultCode.RESOURCE_EXHAUSTED_TRANSIENT,
-    ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: ResultCode.RESOURCE_EXHAUSTED_PERSISTENT,
-    ErrorStatus.DEAD_OBJECT: ResultCode.DEAD_OBJECT,
+STATUS_CODES: Final[Mapping[errors.ErrorStatus, ResultCode]] = {
+    errors.ErrorStatus.NONE: ResultCode.NO_ERROR,
+    errors.ErrorStatus.DEVICE_UNAVAILABLE: ResultCode.UNAVAILABLE_DEVICE,
+    errors.ErrorStatus.GENERAL_FAILURE: ResultCode.OP_FAILED,
+    errors.ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: ResultCode.OUTPUT_INSUFFICIENT_SIZE,
+    errors.ErrorStatus.INVALID_ARGUMENT: ResultCode.BAD_DATA,
+    errors.ErrorStatus.MISSED_DEADLINE_TRANSIENT: ResultCode.MISSED_DEADLINE_TRANSIENT,
+    errors.ErrorStatus.MISSED_DEADLINE_PERSISTENT: ResultCode.MISSED_DEADLINE_PERSISTENT,
+    errors.ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResultCode.RESOURCE_EXHAUSTED_TRANSIENT,
+    errors.ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: ResultCode.RESOURCE_EXHAUSTED_PERSISTENT,
+    errors.ErrorStatus.DEAD_OBJECT: ResultCode.DEAD_OBJECT,
 }
 """The result code of each HAL status."""
 
 
-def code_of(error: PenstockError | MemoryError) -> ResultCode:
+def code_of(error: errors.PenstockError | MemoryError) -> ResultCode:
     """The result code of *error*; OP_FAILED for an error without a code."""
     if isinstance(error, NnapiError):
         return error.code
-    if isinstance(error, DriverError):
+    if isinstance(error, errors.DriverError):
         return STATUS_CODES[error.status]
-    if isinstance(error, ModelError | InputError | PlacementError):
+    if isinstance(error, errors.ModelError | errors.InputError | errors.PlacementError):
         return ResultCode.BAD_DATA
-    if isinstance(error, StateError | ClosedError):
+    if isinstance(error, errors.StateError | errors.ClosedError):
         return ResultCode.BAD_STATE
     if isinstance(error, MemoryError):
         return ResultCode.OUT_OF_MEMORY
     return ResultCode.OP_FAILED
 
 
-def driver_error(error: NnapiError) -> DriverError:
+def driver_error(error: NnapiError) -> errors.DriverError:
     """The driver error that represents *error* outside NNAPI: `GeneralFailure` for most codes."""
     statuses = {
-        code: status for status, code in STATUS_CODES.items() if status is not ErrorStatus.NONE
+        code: status
+        for status, code in STATUS_CODES.items()
+        if status is not errors.ErrorStatus.NONE
     }
-    kind = driver_error_classes()[statuses.get(error.code, ErrorStatus.GENERAL_FAILURE)]
+    kind = errors.driver_error_classes()[
+        statuses.get(error.code, errors.ErrorStatus.GENERAL_FAILURE)
+    ]
     return kind(error.message)
 
 
@@ -291,7 +285,7 @@ def translated() -> Iterator[None]:
         yield
     except NnapiError:
         raise
-    except (PenstockError, MemoryError) as error:
+    except (errors.PenstockError, MemoryError) as error:
         raise NnapiError(code_of(error), str(error) or "no memory is left") from error
 
 

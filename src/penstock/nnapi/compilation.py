@@ -24,16 +24,8 @@ from penstock.hal import (
 )
 from penstock.ir import Model as IrModel
 from penstock.logs import Log
-from penstock.nnapi import parameters
+from penstock.nnapi import codes, parameters
 from penstock.nnapi.assembly import FinishedSubgraph, assemble
-from penstock.nnapi.codes import (
-    Preference,
-    Priority,
-    bad_data,
-    bad_state,
-    translated,
-    unexpected_null,
-)
 from penstock.nnapi.description import NnapiOperand
 from penstock.nnapi.devices import Device, choose_devices, with_attribute
 from penstock.nnapi.lowering import lower
@@ -79,7 +71,10 @@ class Compilation(Closing, Ported):
         self._without: dict[frozenset[int], CompiledModel] = {}
         self._wanted: Sequence[str | DeviceInfo | HalDevice] | None = None
         self._devices: list[HalDevice] = []
-        self._preference, self._priority = Preference.FAST_SINGLE_ANSWER, Priority.MEDIUM
+        self._preference, self._priority = (
+            codes.Preference.FAST_SINGLE_ANSWER,
+            codes.Priority.MEDIUM,
+        )
         self._timeout_ns = 0
         self._attributes: tuple[ExtensionAttribute, ...] = ()
         self._cache: CacheInfo | None = None
@@ -103,15 +98,15 @@ class Compilation(Closing, Ported):
         made._policy = policy_of(made._model, allow_fallback=False)
         return made
 
-    def set_preference(self, preference: Preference | int) -> None:
+    def set_preference(self, preference: codes.Preference | int) -> None:
         """Low power, a fast single answer (the default) or sustained speed: 0, 1, 2."""
         self._check_open()
-        self._preference = parameters.code(Preference, preference, "the preference")
+        self._preference = parameters.code(codes.Preference, preference, "the preference")
 
-    def set_priority(self, priority: Priority | int) -> None:
+    def set_priority(self, priority: codes.Priority | int) -> None:
         """Low, medium (the default) or high: 90, 100, 110."""
         self._check_open()
-        self._priority = parameters.code(Priority, priority, "the priority")
+        self._priority = parameters.code(codes.Priority, priority, "the priority")
 
     def set_timeout(self, duration: int) -> None:
         """Limits `finish` to *duration* nanoseconds; 0 is no limit.
@@ -140,13 +135,13 @@ class Compilation(Closing, Ported):
         """
         self._check_open()
         if directory is None:
-            raise unexpected_null("the cache directory")
+            raise codes.unexpected_null("the cache directory")
         given = _token(token)
         trusted = parameters.flag(trust_token, "trust_token")
         try:
             path = os.fsdecode(os.fspath(directory))
         except TypeError:
-            raise bad_data(
+            raise codes.bad_data(
                 f"a cache directory must be a path, not {type(directory).__name__}"
             ) from None
         self._cache = None
@@ -184,7 +179,7 @@ class Compilation(Closing, Ported):
             info = CacheInfo.from_fds(owned[:models], owned[models:], token=given)
         except (OSError, InputError) as error:
             _close_all(owned)
-            raise bad_data(f"cache files cannot be used: {error}") from error
+            raise codes.bad_data(f"cache files cannot be used: {error}") from error
         self._close_owned()
         self._owned_fds += owned
         self._cache = info
@@ -221,7 +216,7 @@ class Compilation(Closing, Ported):
         self._check_open()
         self._sealed = "has failed"
         try:
-            with translated():
+            with codes.translated():
                 cache = self._cache if self._cache is not None else False
                 self._compiled = self._compile(self._ir, self._timeout(), cache)
         finally:
@@ -233,7 +228,7 @@ class Compilation(Closing, Ported):
     def compiled(self) -> CompiledModel:
         """The compiled model; BAD_STATE unless `finish` has succeeded."""
         if self._compiled is None:
-            raise bad_state(f"the compilation {self._sealed or 'is not finished'}")
+            raise codes.bad_state(f"the compilation {self._sealed or 'is not finished'}")
         return self._compiled
 
     @property
@@ -254,7 +249,7 @@ class Compilation(Closing, Ported):
     def only_device(self, what: str) -> HalDevice:
         """The single device. Raises BAD_DATA, naming *what* needs it, for none or several."""
         if (device := self.single_device) is None:
-            raise bad_data(f"{what} needs a compilation for exactly one device")
+            raise codes.bad_data(f"{what} needs a compilation for exactly one device")
         return device
 
     def ports(self, kind: Kind) -> tuple[NnapiOperand, ...]:
@@ -270,7 +265,7 @@ class Compilation(Closing, Ported):
         whole = self.compiled
         if not omitted:
             return whole
-        with self._lock, translated():
+        with self._lock, codes.translated():
             if omitted not in self._without:
                 model = lower(assemble(self._finished, relaxed=self._relaxed), omitted=omitted)
                 self._without[omitted] = self._compile(model, None, False)
@@ -316,7 +311,7 @@ class Compilation(Closing, Ported):
 
     def _check_open(self) -> None:
         if self._sealed:
-            raise bad_state(f"the compilation {self._sealed} and can no longer be changed")
+            raise codes.bad_state(f"the compilation {self._sealed} and can no longer be changed")
 
     def _compile(
         self, model: IrModel, timeout: float | None, cache: CacheInfo | bool
@@ -325,7 +320,7 @@ class Compilation(Closing, Ported):
             model,
             devices=self._wanted,
             preference=PREFERENCES[self._preference],
-            priority=PRIORITIES[list(Priority).index(self._priority)],
+            priority=PRIORITIES[list(codes.Priority).index(self._priority)],
             timeout=timeout,
             cache=cache,
             policy=self._policy,
@@ -345,7 +340,7 @@ class Compilation(Closing, Ported):
         listed = entry.ordinary_inputs if kind == "input" else entry.ordinary_outputs
         place = parameters.whole(index, f"the {kind}'s index", -(2**63), 2**63)
         if not 0 <= place < len(listed):
-            raise bad_data(f"{kind} {place} of {len(listed)}")
+            raise codes.bad_data(f"{kind} {place} of {len(listed)}")
         operand = listed[place]
         names = {s.device for s in plan.steps if operand in s.inputs or operand in s.outputs}
         return [d.capabilities for d in self._possible() if d.name in names]
@@ -353,7 +348,7 @@ class Compilation(Closing, Ported):
     def _possible(self) -> list[HalDevice]:
         if self._wanted is not None:
             return self._devices
-        with translated():
+        with codes.translated():
             found = manager.choose(None)
         fallback = manager.by_name(FALLBACK_DEVICE)
         return found if fallback is None or fallback in found else [*found, fallback]
@@ -369,14 +364,14 @@ def operands_at(indexes: Sequence[int], model: FinishedSubgraph) -> tuple[NnapiO
 
 def _token(token: object) -> bytes:
     if token is None:
-        raise unexpected_null("the cache token")
+        raise codes.unexpected_null("the cache token")
     if not isinstance(token, bytes | bytearray | memoryview):
-        raise bad_data(
+        raise codes.bad_data(
             f"a cache token is {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {type(token).__name__}"
         )
     data = bytes(token)
     if len(data) != BYTE_SIZE_OF_CACHE_TOKEN:
-        raise bad_data(f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {len(data)}")
+        raise codes.bad_data(f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {len(data)}")
     return data
 
 
@@ -398,7 +393,7 @@ class Burst(Closing):
         self.compilation = parameters.instance(compilation, Compilation, "the compilation")
         self._running = threading.Lock()
         self._burst: CompiledBurst | None
-        with translated():
+        with codes.translated():
             self._burst = compilation.compiled.burst()
 
     def enter(self, compilation: Compilation) -> CompiledBurst:
@@ -406,12 +401,12 @@ class Burst(Closing):
         compilation than the burst's, BAD_STATE if the burst is executing or closed.
         """
         if compilation is not self.compilation:
-            raise bad_data("the burst is another compilation's")
+            raise codes.bad_data("the burst is another compilation's")
         if not self._running.acquire(blocking=False):
-            raise bad_state("the burst is executing already")
+            raise codes.bad_state("the burst is executing already")
         if self._burst is None:
             self._running.release()
-            raise bad_state("the burst is closed")
+            raise codes.bad_state("the burst is closed")
         return self._burst
 
     def leave(self) -> None:

@@ -18,15 +18,7 @@ from penstock.hal import Device as HalDevice, Extension, ExtensionAttribute
 from penstock.hal.capabilities import MAX_ATTRIBUTES
 from penstock.ir.operand import MAX_CODE, extension_key, name_fault
 from penstock.logs import Log
-from penstock.nnapi import parameters
-from penstock.nnapi.codes import (
-    DeviceType,
-    FeatureLevel,
-    OperationCode,
-    bad_data,
-    translated,
-    unexpected_null,
-)
+from penstock.nnapi import codes, parameters
 from penstock.nnapi.description import AnyType, ExtensionType, OperandType
 from penstock.runtime.discovery import DeviceInfo, manager
 
@@ -73,7 +65,9 @@ class Registry:
         with self._lock:
             if name not in self._names:
                 if len(self._names) == MAX_PREFIX:
-                    raise bad_data(f"{MAX_PREFIX} extensions are in use, and no more are possible")
+                    raise codes.bad_data(
+                        f"{MAX_PREFIX} extensions are in use, and no more are possible"
+                    )
                 self._names.append(name)
             return self._names.index(name) + 1
 
@@ -118,7 +112,7 @@ registry: Final = Registry()
 
 def usable_infos() -> list[DeviceInfo]:
     """Every usable device, including those that are used only by name."""
-    with translated():
+    with codes.translated():
         return [info for info in manager.infos() if info.usable]
 
 
@@ -139,12 +133,12 @@ def identifier(name: str, code: int) -> int:
 def usable_offer(name: str) -> Offer:
     """The extension of that name. Raises BAD_DATA unless devices offer and agree on it."""
     if fault := name_fault(name):
-        raise bad_data(fault)
+        raise codes.bad_data(fault)
     offer = registry.offers().get(name)
     if offer is None:
-        raise bad_data(f"no device offers the extension {name}")
+        raise codes.bad_data(f"no device offers the extension {name}")
     if offer.conflict:
-        raise bad_data(offer.conflict)
+        raise codes.bad_data(offer.conflict)
     return offer
 
 
@@ -159,14 +153,14 @@ def checked_type(kind: ExtensionType) -> ExtensionType:
     """*kind*, if devices declare it now; else raises BAD_DATA."""
     declared = _declared(kind.extension, kind.code)
     if declared != kind:
-        raise bad_data(f"{kind.name} is not declared as {kind}")
+        raise codes.bad_data(f"{kind.name} is not declared as {kind}")
     return declared
 
 
 def _declared(name: str, code: int) -> ExtensionType:
     kind = usable_offer(name).extension.type_of(code)
     if kind is None:
-        raise bad_data(f"the extension {name} has no operand type {code}")
+        raise codes.bad_data(f"the extension {name} has no operand type {code}")
     return ExtensionType(name, code, kind.byte_size, kind.is_tensor)
 
 
@@ -194,26 +188,26 @@ def with_attribute(
     name = parameters.text(given[0], "the extension's name")
     code = parameters.code_within(given[1], "the number of the attribute")
     if given[2] is None:
-        raise unexpected_null("the value of the attribute")
+        raise codes.unexpected_null("the value of the attribute")
     value = parameters.extension_bytes(given[2], given[3], "the value of the attribute")
-    with translated():
+    with codes.translated():
         offered = {extension.name for extension in device.capabilities.extensions}
     if name not in offered:
-        raise bad_data(f"device {device.name} does not offer the extension {name}")
+        raise codes.bad_data(f"device {device.name} does not offer the extension {name}")
     offer = registry.offers().get(name)
     if offer is not None and offer.conflict:
-        raise bad_data(offer.conflict)
+        raise codes.bad_data(offer.conflict)
     if any((a.extension, a.code) == (name, code) for a in attributes):
-        raise bad_data(f"attribute {code} of the extension {name} is set already")
+        raise codes.bad_data(f"attribute {code} of the extension {name} is set already")
     if len(attributes) == MAX_ATTRIBUTES:
-        raise bad_data(f"{MAX_ATTRIBUTES} attributes are set, and no more are possible")
+        raise codes.bad_data(f"{MAX_ATTRIBUTES} attributes are set, and no more are possible")
     return (*attributes, ExtensionAttribute(name, code, value))
 
 
 def operand_type(value: object) -> AnyType:
     """An operand type by its member or number; an extension's by its number in this process."""
     if value is None:
-        raise unexpected_null("the operand's type")
+        raise codes.unexpected_null("the operand's type")
     if isinstance(value, OperandType):
         return value
     if isinstance(value, ExtensionType):
@@ -224,7 +218,7 @@ def operand_type(value: object) -> AnyType:
     try:
         return OperandType(number)
     except ValueError:
-        raise bad_data(f"operand type {number} is none of NNAPI's") from None
+        raise codes.bad_data(f"operand type {number} is none of NNAPI's") from None
 
 
 def operation_type(value: object) -> str:
@@ -233,23 +227,23 @@ def operation_type(value: object) -> str:
     For an extension's operation, given by its number in this process, the extension's key.
     """
     if isinstance(value, str):
-        if value in OperationCode.__members__:
+        if value in codes.OperationCode.__members__:
             return value
-        raise bad_data(f"{value!r} is not an operation of NNAPI")
+        raise codes.bad_data(f"{value!r} is not an operation of NNAPI")
     number = parameters.whole(value, "the operation's code", 0, 2**31 - 1)
     if (extension := operation_of(number)) is not None:
         return extension
     try:
-        return OperationCode(number).name
+        return codes.OperationCode(number).name
     except ValueError:
-        raise bad_data(f"operation {number} is none of NNAPI's") from None
+        raise codes.bad_data(f"operation {number} is none of NNAPI's") from None
 
 
 def _split(number: int) -> tuple[str, int]:
     prefix = number >> TYPE_BITS
     name = registry.name_of(prefix)
     if name is None:
-        raise bad_data(f"{number:#010x} has the prefix {prefix}, and no extension has")
+        raise codes.bad_data(f"{number:#010x} has the prefix {prefix}, and no extension has")
     return name, number & MAX_CODE
 
 
@@ -261,10 +255,10 @@ def _alike(one: Extension, other: Extension) -> bool:
 Nameable: TypeAlias = "str | DeviceInfo | HalDevice"
 
 TYPES: Final = {
-    "other": DeviceType.OTHER,
-    "cpu": DeviceType.CPU,
-    "gpu": DeviceType.GPU,
-    "accelerator": DeviceType.ACCELERATOR,
+    "other": codes.DeviceType.OTHER,
+    "cpu": codes.DeviceType.CPU,
+    "gpu": codes.DeviceType.GPU,
+    "accelerator": codes.DeviceType.ACCELERATOR,
 }
 
 
@@ -285,13 +279,13 @@ class Device:
         return self.info.version
 
     @property
-    def type(self) -> DeviceType:
+    def type(self) -> codes.DeviceType:
         return TYPES[self.info.type]
 
     @property
-    def feature_level(self) -> FeatureLevel:
+    def feature_level(self) -> codes.FeatureLevel:
         """The highest level that both the device and this runtime support."""
-        return FeatureLevel.of(self.info.feature_level)
+        return codes.FeatureLevel.of(self.info.feature_level)
 
     def get_extension_support(self, name: str) -> bool:
         """Whether it offers the extension, and no other device contradicts its types."""
@@ -314,7 +308,7 @@ def get_device(index: int) -> Device:
     devices = _listed()
     place = parameters.whole(index, "the device's index", 0)
     if place >= len(devices):
-        raise bad_data(f"device {place} of {len(devices)}")
+        raise codes.bad_data(f"device {place} of {len(devices)}")
     return devices[place]
 
 
@@ -324,12 +318,12 @@ def get_device_by_name(name: str) -> Device:
     for info in usable_infos():
         if info.name == wanted:
             return Device(info)
-    raise bad_data(f"no usable device is named {wanted!r}")
+    raise codes.bad_data(f"no usable device is named {wanted!r}")
 
 
-def get_runtime_feature_level() -> FeatureLevel:
+def get_runtime_feature_level() -> codes.FeatureLevel:
     """The highest level of this runtime."""
-    return FeatureLevel.LEVEL_8
+    return codes.FeatureLevel.LEVEL_8
 
 
 def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
@@ -340,9 +334,9 @@ def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
     """
     found = parameters.listed(devices, "the devices")
     if any(device is None for device in found):
-        raise unexpected_null("a device")
+        raise codes.unexpected_null("a device")
     wanted: list[Any] = [d.info if isinstance(d, Device) else d for d in found]
-    with translated():
+    with codes.translated():
         return wanted, manager.choose(wanted)
 
 
@@ -353,12 +347,12 @@ def register_extensions(device: HalDevice) -> None:
     BAD_DATA if it is not usable.
     """
     (chosen,) = choose_devices([device])[1]
-    with translated():
+    with codes.translated():
         registry.give(chosen.name, chosen.capabilities.extensions)
 
 
 def _listed() -> list[Device]:
-    with translated():
+    with codes.translated():
         infos = manager.infos()
         usable = {info.name: info for info in infos if info.usable}
         if not any(not info.only_when_named for info in usable.values()):

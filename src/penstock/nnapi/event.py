@@ -9,17 +9,7 @@ from typing import Self
 
 from penstock.closing import Closing
 from penstock.hal.fence import DescriptorFence, EventFence, Fence, FenceStatus, as_descriptor
-from penstock.nnapi import parameters
-from penstock.nnapi.codes import (
-    NnapiError,
-    ResultCode,
-    bad_data,
-    bad_state,
-    code_of,
-    driver_error,
-    translated,
-    unexpected_null,
-)
+from penstock.nnapi import codes, parameters
 
 
 class Event(Closing):
@@ -43,8 +33,8 @@ class Event(Closing):
         """
         number = parameters.whole(sync_fence_fd, "the sync fence", -(2**31), 2**31 - 1)
         if number < 0:
-            raise bad_data(f"{number} is no file descriptor")
-        with translated():
+            raise codes.bad_data(f"{number} is no file descriptor")
+        with codes.translated():
             return cls(ForeignFence(number))
 
     def wait(self) -> None:
@@ -63,13 +53,13 @@ class Event(Closing):
         self._check_open()
         return self._ending.fence
 
-    def outcome(self, timeout_ns: int | None) -> NnapiError | None:
+    def outcome(self, timeout_ns: int | None) -> codes.NnapiError | None:
         """The error that `wait` raises. Raises `TimeoutError` after *timeout_ns*."""
         self._check_open()
         if not self._ending.wait(timeout_ns):
             raise TimeoutError("the event has not ended yet")
         failure = self._ending.failure
-        return None if failure is None else NnapiError(failure.code, failure.message)
+        return None if failure is None else codes.NnapiError(failure.code, failure.message)
 
     def get_sync_fence_fd(self) -> int:
         """A descriptor that `poll` reports as readable after completion; the caller closes it.
@@ -89,13 +79,13 @@ class Event(Closing):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise bad_state("the event is closed")
+            raise codes.bad_state("the event is closed")
 
 
 class Ending:
     """The completion behind an event."""
 
-    failure: NnapiError | None = None
+    failure: codes.NnapiError | None = None
     """The error of a failure; None before completion, and after success."""
 
     @property
@@ -109,7 +99,9 @@ class Ending:
 
     def fence_fd(self) -> int:
         """A new descriptor of its fence."""
-        raise bad_data("the event has no sync fence: only executions with dependencies have one")
+        raise codes.bad_data(
+            "the event has no sync fence: only executions with dependencies have one"
+        )
 
     def close(self) -> None:
         """Frees its resources."""
@@ -129,7 +121,7 @@ class ForeignFence(Ending):
         if self._fence.status(timeout_ns) is FenceStatus.ACTIVE:
             return False
         if (error := self._fence.error()) is not None:
-            self.failure = NnapiError(code_of(error), str(error))
+            self.failure = codes.NnapiError(codes.code_of(error), str(error))
         return True
 
     def fence_fd(self) -> int:
@@ -171,22 +163,24 @@ class Started(Ending):
     def _run(self) -> None:
         try:
             self._work()
-        except NnapiError as error:
+        except codes.NnapiError as error:
             self.failure = error
         except BaseException as error:
-            self.failure = NnapiError(ResultCode.OP_FAILED, f"{type(error).__name__}: {error}")
+            self.failure = codes.NnapiError(
+                codes.ResultCode.OP_FAILED, f"{type(error).__name__}: {error}"
+            )
             raise
         finally:
             failure = self.failure
-            self._done.signal(None if failure is None else driver_error(failure))
+            self._done.signal(None if failure is None else codes.driver_error(failure))
 
 
 def check_events(events: object) -> list[Event]:
     """The events of a list. Raises UNEXPECTED_NULL for None, BAD_DATA for other objects."""
     found = parameters.listed(events, "the dependencies")
     if any(event is None for event in found):
-        raise unexpected_null("a dependency")
+        raise codes.unexpected_null("a dependency")
     listed = [event for event in found if isinstance(event, Event)]
     if len(listed) != len(found):
-        raise bad_data("a dependency must be a penstock.nnapi.Event")
+        raise codes.bad_data("a dependency must be a penstock.nnapi.Event")
     return listed

@@ -19,15 +19,7 @@ from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Outputs
 from penstock.hal import ExtensionAttribute
 from penstock.ir.types import is_static
-from penstock.nnapi import parameters
-from penstock.nnapi.codes import (
-    DurationCode,
-    NnapiError,
-    ResultCode,
-    bad_data,
-    bad_state,
-    translated,
-)
+from penstock.nnapi import codes, parameters
 from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Burst, Compilation
 from penstock.nnapi.devices import with_attribute
 from penstock.nnapi.event import Event, Started, check_events
@@ -179,7 +171,7 @@ class Execution(Closing):
         with self._preparing():
             wanted = parameters.flag(enable, "enable")
             if any(b is not None for b in (*self._inputs, *self._outputs)):
-                raise bad_state("padding is enabled before any argument is set")
+                raise codes.bad_state("padding is enabled before any argument is set")
             self._padded = wanted
 
     def add_extension_attribute(
@@ -254,7 +246,7 @@ class Execution(Closing):
         """Its dimensions; BAD_DATA for a scalar, which has none."""
         shape = self._shape(index)
         if not shape:
-            raise bad_data(f"output {index} has no dimensions")
+            raise codes.bad_data(f"output {index} has no dimensions")
         return shape
 
     def is_output_sufficient(self, index: int) -> bool:
@@ -265,17 +257,20 @@ class Execution(Closing):
         answer, place = self._answered(index)
         return answer.sufficient[place]
 
-    def get_duration(self, duration_code: DurationCode | int) -> int:
+    def get_duration(self, duration_code: codes.DurationCode | int) -> int:
         """Nanoseconds of the last run; `UNKNOWN_DURATION` if the device did not report them.
 
         BAD_STATE unless the run was timed and succeeded.
         """
-        code = parameters.code(DurationCode, duration_code, "the duration's code")
+        code = parameters.code(codes.DurationCode, duration_code, "the duration's code")
         with self._changed:
             answer = self._answer if self._state is State.COMPLETED else None
             if answer is None or not all(answer.sufficient) or not self._measure:
-                raise bad_state("only a measured run that has succeeded has a duration")
-        on_hardware = code in {DurationCode.ON_HARDWARE, DurationCode.FENCED_ON_HARDWARE}
+                raise codes.bad_state("only a measured run that has succeeded has a duration")
+        on_hardware = code in {
+            codes.DurationCode.ON_HARDWARE,
+            codes.DurationCode.FENCED_ON_HARDWARE,
+        }
         told = [s.device_ns if on_hardware else s.driver_ns for s in answer.receipt.steps]
         known = [t for t in told if t is not None]
         if not known or len(known) < len(told):
@@ -287,7 +282,7 @@ class Execution(Closing):
         """The receipt of the last run. BAD_STATE unless it succeeded, or lacked room."""
         with self._changed:
             if self._answer is None:
-                raise bad_state("no run has answered")
+                raise codes.bad_state("no run has answered")
             return self._answer.receipt
 
     @property
@@ -311,9 +306,9 @@ class Execution(Closing):
         """A block for a call that is legal only before the first run. No run begins in it."""
         with self._changed:
             if self._closed:
-                raise bad_state("the execution is closed")
+                raise codes.bad_state("the execution is closed")
             if self._state is not State.PREPARATION:
-                raise bad_state(
+                raise codes.bad_state(
                     f"the execution is {self._state.value} and can no longer be changed"
                 )
             yield
@@ -323,7 +318,7 @@ class Execution(Closing):
             port = self._compilation.port(kind, index)
             held = self._inputs if kind == "input" else self._outputs
             if held[port.index] is not None:
-                raise bad_state(f"{port} is set already")
+                raise codes.bad_state(f"{port} is set already")
             held[port.index] = make(port, self._padded)
 
     def _bind_buffer(
@@ -357,17 +352,17 @@ class Execution(Closing):
         """Enters the computation state. Raises BAD_STATE if a run is not legal now."""
         with self._changed:
             if self._closed:
-                raise bad_state("the execution is closed")
+                raise codes.bad_state("the execution is closed")
             if self._state is State.COMPUTATION:
-                raise bad_state("the execution is under way")
+                raise codes.bad_state("the execution is under way")
             if self._state is State.COMPLETED and not self._reusable:
-                raise bad_state("the execution has completed, and is not reusable")
+                raise codes.bad_state("the execution has completed, and is not reusable")
             for kind, held in (("input", self._inputs), ("output", self._outputs)):
                 if missing := [i for i, b in enumerate(held) if b is None]:
-                    raise bad_data(f"{kind} {missing[0]} is not set")
+                    raise codes.bad_data(f"{kind} {missing[0]} is not set")
             for binding in self._bound(self._outputs):
                 if fenced and not is_static(binding.shape):
-                    raise bad_data(
+                    raise codes.bad_data(
                         f"{binding.port} has an unknown shape; a fenced run needs it known"
                     )
             for binding in self._bound(self._inputs):
@@ -383,8 +378,8 @@ class Execution(Closing):
             with self._changed:
                 self._state = State.PREPARATION
                 self._changed.notify_all()
-            code = ResultCode.RESOURCE_EXHAUSTED_TRANSIENT
-            raise NnapiError(code, f"no thread for the run: {error}") from error
+            code = codes.ResultCode.RESOURCE_EXHAUSTED_TRANSIENT
+            raise codes.NnapiError(code, f"no thread for the run: {error}") from error
 
     def _carry_out(
         self,
@@ -406,8 +401,8 @@ class Execution(Closing):
             answer = carry_out(inputs, outputs, compiled.outputs, run)
             if not all(answer.sufficient):
                 place = answer.sufficient.index(False)
-                raise NnapiError(
-                    ResultCode.OUTPUT_INSUFFICIENT_SIZE,
+                raise codes.NnapiError(
+                    codes.ResultCode.OUTPUT_INSUFFICIENT_SIZE,
                     f"{outputs[place].port} of shape {answer.shapes[place]} does not fit into its "
                     "buffer",
                 )
@@ -445,7 +440,7 @@ class Execution(Closing):
     def _reused_for(self, compiled: CompiledModel) -> CompiledBurst:
         """A burst that keeps the arguments of runs of *compiled*. Drivers bind the arguments."""
         if self._series is None:
-            with translated():
+            with codes.translated():
                 self._series = burst_of(compiled.executable, ReusedRequests)
         return self._series
 
@@ -473,7 +468,7 @@ class Execution(Closing):
         port = self._compilation.port("output", index)
         with self._changed:
             if self._answer is None or self._state is not State.COMPLETED:
-                raise bad_state("no run has told the shapes of the outputs")
+                raise codes.bad_state("no run has told the shapes of the outputs")
             return self._answer, port.index
 
     def _shape(self, index: object) -> tuple[int, ...]:

@@ -19,15 +19,7 @@ from penstock.memory import (
     OutputRole,
     allocate as allocate_buffer,
 )
-from penstock.nnapi import parameters
-from penstock.nnapi.codes import (
-    NnapiError,
-    ResultCode,
-    bad_data,
-    bad_state,
-    translated,
-    unexpected_null,
-)
+from penstock.nnapi import codes, parameters
 from penstock.nnapi.description import ir_shape
 from penstock.nnapi.memory_kinds import (
     DeviceRules,
@@ -84,14 +76,14 @@ class MemoryDesc(Closing):
         self._check_open()
         given = parameters.dimensions(parameters.listed(dimensions, "the dimensions"), tensor=True)
         if self._operand is not None and not self._operand.type.is_tensor and given is not None:
-            raise bad_data(f"a {self._operand.type.name} has no dimensions")
+            raise codes.bad_data(f"a {self._operand.type.name} has no dimensions")
         self._shape = merged(self._shape, given, "the descriptor")
 
     def finish(self) -> None:
         """Ends the description. BAD_DATA without a role."""
         self._check_open()
         if not self._roles:
-            raise bad_data("a descriptor needs a role")
+            raise codes.bad_data("a descriptor needs a role")
         self._sealed = "finished"
 
     @property
@@ -110,7 +102,7 @@ class MemoryDesc(Closing):
         """An operand that represents all roles; BAD_STATE unless it is finished."""
         self._check_finished()
         if self._operand is None:
-            raise bad_data("a descriptor needs a role")
+            raise codes.bad_data("a descriptor needs a role")
         return self._operand
 
     @property
@@ -126,32 +118,32 @@ class MemoryDesc(Closing):
     def _add(self, compilation: object, kind: Kind, index: object, frequency: object) -> None:
         self._check_open()
         if compilation is None:
-            raise unexpected_null("the compilation")
+            raise codes.unexpected_null("the compilation")
         if not isinstance(compilation, Ported) or not compilation.is_finished:
-            raise bad_data("a role needs a finished compilation")
+            raise codes.bad_data("a role needs a finished compilation")
         port = compilation.port(kind, index)
         share = parameters.real(frequency, "the frequency")
         if not 0.0 < share <= 1.0:
-            raise bad_data(f"the frequency is {share}; above 0 and up to 1 is possible")
+            raise codes.bad_data(f"the frequency is {share}; above 0 and up to 1 is possible")
         if any(
             (r.compilation, r.kind, r.index) == (compilation, kind, port.index) for r in self._roles
         ):
-            raise bad_data(f"{port} of this compilation is a role already")
+            raise codes.bad_data(f"{port} of this compilation is a role already")
         if self._operand is not None and not alike(self._operand, port.operand):
-            raise bad_data(f"{port} differs in type or quantisation from the roles before it")
+            raise codes.bad_data(f"{port} differs in type or quantisation from the roles before it")
         if not port.operand.type.is_tensor and self._shape not in {None, ()}:
-            raise bad_data(f"{port} is a scalar, and the descriptor has dimensions")
+            raise codes.bad_data(f"{port} is a scalar, and the descriptor has dimensions")
         self._shape = merged(self._shape, port.operand.dimensions, f"the descriptor and {port}")
         self._operand = port.operand
         self._roles.append(Role(compilation, kind, port.index, share))
 
     def _check_open(self) -> None:
         if self._sealed:
-            raise bad_state(f"the descriptor is {self._sealed} and can no longer be changed")
+            raise codes.bad_state(f"the descriptor is {self._sealed} and can no longer be changed")
 
     def _check_finished(self) -> None:
         if not self.is_finished:
-            raise bad_state(f"the descriptor is {self._sealed or 'not finished'}")
+            raise codes.bad_state(f"the descriptor is {self._sealed or 'not finished'}")
 
 
 log = Log(__name__)
@@ -162,18 +154,18 @@ def allocate(desc: object) -> tuple[Store, Rules]:
     desc = parameters.instance(desc, MemoryDesc, "the descriptor")
     roles, operand, shape = desc.roles, desc.operand, desc.shape
     rules = DeviceRules(roles, operand, shape)
-    with translated():
+    with codes.translated():
         nbytes = size_of(operand, shape)
         devices = _devices(roles)
     try:
         return DeviceStore(_on_device(desc, devices)), rules
     except (DriverError, PlacementError, InputError) as error:
         if nbytes is None or any(role.compilation.names_devices for role in roles):
-            raise NnapiError(
-                ResultCode.OP_FAILED, f"no device has memory for these roles: {error}"
+            raise codes.NnapiError(
+                codes.ResultCode.OP_FAILED, f"no device has memory for these roles: {error}"
             ) from error
         log.info("memory of a descriptor is shared memory: %s", error)
-    with translated():
+    with codes.translated():
         if devices and all(_takes_blobs(device) for device in devices):
             with HardwareBuffer.allocate(nbytes) as buffer:
                 return PoolStore(MemoryPool.from_hardware_buffer(buffer)), rules

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.closing import Closing
 from penstock.hal import AccuracyClass, Device as HalDevice
 from penstock.ir import ConstantPool, Model as IrModel, infer_shapes
-from penstock.nnapi import parameters
+from penstock.nnapi import codes, parameters
 from penstock.nnapi.assembly import (
     FinishedSubgraph,
     OperandSlot,
@@ -15,15 +15,6 @@ from penstock.nnapi.assembly import (
     assemble,
     check_operation,
     in_run_order,
-)
-from penstock.nnapi.codes import (
-    MAX_NUMBER_OF_OPERANDS,
-    MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES,
-    OperationCode,
-    bad_data,
-    bad_state,
-    translated,
-    unexpected_null,
 )
 from penstock.nnapi.description import (
     AnyType,
@@ -88,8 +79,8 @@ class Model(Closing):
             parameters.text(name, "the name"),
         )
         slot.check_type()
-        if len(self._operands) == MAX_NUMBER_OF_OPERANDS:
-            raise bad_data(f"a model has at most {MAX_NUMBER_OF_OPERANDS} operands")
+        if len(self._operands) == codes.MAX_NUMBER_OF_OPERANDS:
+            raise codes.bad_data(f"a model has at most {codes.MAX_NUMBER_OF_OPERANDS} operands")
         self._operands.append(slot)
         return len(self._operands) - 1
 
@@ -118,16 +109,16 @@ class Model(Closing):
         given = None if length is None else parameters.whole(length, "the length", 0, 2**63)
         if value is None:
             if given:
-                raise unexpected_null(f"the value of {given} bytes")
+                raise codes.unexpected_null(f"the value of {given} bytes")
             slot.set(NnapiLifetime.NO_VALUE)
             return
         needed = slot.nbytes()
         view = value_bytes(value, slot.type)
         if given is not None and given > len(view):
-            raise bad_data(f"{given} bytes of a value that has {len(view)}")
+            raise codes.bad_data(f"{given} bytes of a value that has {len(view)}")
         _check_length(len(view) if given is None else given, needed)
         view = view[:needed]
-        if needed <= MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES:
+        if needed <= codes.MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES:
             view = memoryview(bytes(view))
         slot.set(NnapiLifetime.CONSTANT_COPY, value=view)
 
@@ -149,7 +140,7 @@ class Model(Closing):
         needed = slot.nbytes()
         _check_length(needed if given is None else given, needed)
         if start + needed > len(pool):
-            raise bad_data(f"bytes {start} to {start + needed} of a memory of {len(pool)}")
+            raise codes.bad_data(f"bytes {start} to {start + needed} of a memory of {len(pool)}")
         self._memories[id(memory)] = pool
         slot.set(NnapiLifetime.CONSTANT_POOL, memory=pool, offset=start, length=needed)
 
@@ -172,7 +163,9 @@ class Model(Closing):
         slot = self._slot(index)
         content = parameters.extension_bytes(data, length, "the extension data")
         if not isinstance(slot.type, ExtensionType):
-            raise bad_data(f"a {slot.type.name} is no extension's type and has no extension data")
+            raise codes.bad_data(
+                f"a {slot.type.name} is no extension's type and has no extension data"
+            )
         slot.extension_data = content
 
     def get_extension_operand_type(
@@ -199,7 +192,7 @@ class Model(Closing):
         return identifier(name, parameters.code_within(code, f"the number of the {what}"))
 
     def add_operation(
-        self, type: OperationCode | int | str, inputs: Sequence[int], outputs: Sequence[int]
+        self, type: codes.OperationCode | int | str, inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
         """Adds an operation, in any order.
 
@@ -213,8 +206,8 @@ class Model(Closing):
             parameters.indexes(outputs, "an output", len(self._operands)),
         )
         check_operation(operation, self._operands)
-        if len(self._operations) == MAX_NUMBER_OF_OPERANDS:
-            raise bad_data(f"a model has at most {MAX_NUMBER_OF_OPERANDS} operations")
+        if len(self._operations) == codes.MAX_NUMBER_OF_OPERANDS:
+            raise codes.bad_data(f"a model has at most {codes.MAX_NUMBER_OF_OPERANDS} operations")
         self._operations.append(operation)
 
     def identify_inputs_and_outputs(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -235,9 +228,11 @@ class Model(Closing):
             for index in listed:
                 lifetime = self._operands[index].lifetime
                 if index in seen:
-                    raise bad_data(f"operand {index} is named twice")
+                    raise codes.bad_data(f"operand {index} is named twice")
                 if lifetime is not NnapiLifetime.TEMPORARY_VARIABLE:
-                    raise bad_data(f"operand {index} has the lifetime {lifetime.value} already")
+                    raise codes.bad_data(
+                        f"operand {index} has the lifetime {lifetime.value} already"
+                    )
                 seen.add(index)
         for listed, lifetime in named:
             for index in listed:
@@ -262,7 +257,7 @@ class Model(Closing):
             self._release()
 
     def _finish(self) -> None:
-        with translated():
+        with codes.translated():
             order = in_run_order(self._operands, self._operations)
             packing = Packing()
             subgraph = NnapiSubgraph(
@@ -283,7 +278,7 @@ class Model(Closing):
         """Whether *devices* together support each operation, in order of addition."""
         model = self.lowered
         _, chosen = choose_devices(devices)
-        with translated():
+        with codes.translated():
             model = infer_shapes(model)
             policy = policy_of(self)
             table = collect_support(model, trusted(chosen, policy), policy)
@@ -299,7 +294,7 @@ class Model(Closing):
     def lowered(self) -> IrModel:
         """The lowered model; BAD_STATE unless it is finished and valid."""
         if self._lowered is None:
-            raise bad_state(
+            raise codes.bad_state(
                 f"the model is {self._sealed}" if self._sealed else "the model is not finished"
             )
         return self._lowered
@@ -309,7 +304,7 @@ class Model(Closing):
         """The finished model; BAD_STATE unless it is finished and valid."""
         _ = self.lowered
         if self._finished is None:
-            raise bad_state("the model is closed")
+            raise codes.bad_state("the model is closed")
         return self._finished
 
     @property
@@ -331,7 +326,7 @@ class Model(Closing):
 
     def _check_open(self) -> None:
         if self._sealed:
-            raise bad_state(f"the model is {self._sealed} and can no longer be changed")
+            raise codes.bad_state(f"the model is {self._sealed} and can no longer be changed")
 
     def _slot(self, index: object) -> OperandSlot:
         return self._operands[parameters.index(index, "operand", len(self._operands))]
@@ -340,9 +335,9 @@ class Model(Closing):
 def finished_model(model: object) -> Model:
     """*model* if it is finished and valid. Raises UNEXPECTED_NULL for None, else BAD_STATE."""
     if model is None:
-        raise unexpected_null("the model")
+        raise codes.unexpected_null("the model")
     if not isinstance(model, Model):
-        raise bad_data(f"a model must be a penstock.nnapi.Model, not {type(model).__name__}")
+        raise codes.bad_data(f"a model must be a penstock.nnapi.Model, not {type(model).__name__}")
     _ = model.lowered
     return model
 
@@ -359,4 +354,4 @@ def policy_of(model: Model, *, allow_fallback: bool = True) -> Policy:
 
 def _check_length(given: int, needed: int) -> None:
     if given != needed:
-        raise bad_data(f"{given} bytes of value, where {needed} are needed")
+        raise codes.bad_data(f"{given} bytes of value, where {needed} are needed")

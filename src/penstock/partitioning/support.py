@@ -8,18 +8,10 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock import hal
 from penstock.arguments import check_kind
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, DriverError, InputError, Refusal, RefusalCode, counted
-from penstock.hal import (
-    ACCURACY_RANK,
-    AccuracyClass,
-    Capabilities,
-    Device,
-    Extension,
-    Support,
-    refuse_unmapped,
-)
 from penstock.hal.capabilities import MAX_ALIGNMENT, checked, class_fault
 from penstock.hal.device import mappable_kinds
 from penstock.interrupts import checkpoint, polled
@@ -61,7 +53,7 @@ def uses_extensions(model: Model) -> bool:
     return any(map(_has_extensions, model.subgraphs))
 
 
-def extension_refusal(needs: Needs, capabilities: Capabilities) -> str:
+def extension_refusal(needs: Needs, capabilities: hal.Capabilities) -> str:
     """The extension that an operation needs and the device lacks, as a reason; empty if it
     has all.
     """
@@ -74,7 +66,7 @@ def extension_refusal(needs: Needs, capabilities: Capabilities) -> str:
     return ""
 
 
-def _type_refusal(extension: Extension, kinds: Iterable[ExtensionType]) -> str:
+def _type_refusal(extension: hal.Extension, kinds: Iterable[ExtensionType]) -> str:
     for kind in kinds:
         mine = extension.type_of(kind.code)
         if mine is None:
@@ -123,13 +115,13 @@ HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 """Types whose values are meaningful only inside the engine that made them."""
 
 
-class Answer(Support, frozen=True):
+class Answer(hal.Support, frozen=True):
     """The device's answer for an operation; *refusal* is set if the operation is rejected."""
 
     refusal: Refusal | None = None
 
 
-def refused(refusal: Refusal, accuracy: AccuracyClass = "faithful") -> Answer:
+def refused(refusal: Refusal, accuracy: hal.AccuracyClass = "faithful") -> Answer:
     """An answer that rejects the operation with *refusal*."""
     return Answer(False, str(refusal), accuracy, refusal=refusal)
 
@@ -139,9 +131,9 @@ class Candidate(Struct, frozen=True):
     refusals.
     """
 
-    device: Device
+    device: hal.Device
     name: str
-    capabilities: Capabilities
+    capabilities: hal.Capabilities
     answers: tuple[Answer, ...]
 
     @property
@@ -208,7 +200,7 @@ class Arrangement(Struct, frozen=True):
 
 
 def collect_support(
-    model: Model, devices: Sequence[Device], policy: Policy, *, check_keys: bool = True
+    model: Model, devices: Sequence[hal.Device], policy: Policy, *, check_keys: bool = True
 ) -> SupportTable:
     """Queries every device's support for every operation of the entry subgraph.
 
@@ -293,17 +285,17 @@ def _check_keys(model: Model, policy: Policy) -> None:
                 )
 
 
-def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
+def _candidate(model: Model, device: hal.Device, policy: Policy) -> Candidate:
     count = len(model.operations)
     try:
         capabilities, level = _checked(device.capabilities), device.feature_level
         given = _ask(model, device, level, capabilities)
-        answers = refuse_unmapped(model, given, mappable_kinds(device))
+        answers = hal.refuse_unmapped(model, given, mappable_kinds(device))
     except FOREIGN as error:  # a broken driver is a reason, never a crash
         checkpoint()
         status = error.status if isinstance(error, DriverError) else None
         refusal = Refusal(RefusalCode.NO_ANSWER, f"{type(error).__name__}: {error}", status)
-        return Candidate(device, device.name, Capabilities(), (refused(refusal),) * count)
+        return Candidate(device, device.name, hal.Capabilities(), (refused(refusal),) * count)
     name = device.name
     judged = tuple(
         _judge(model, i, answers[i], name, capabilities, policy) for i in polled(range(count))
@@ -311,7 +303,7 @@ def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
     return Candidate(device, device.name, capabilities, judged)
 
 
-def _checked(capabilities: Capabilities) -> Capabilities:
+def _checked(capabilities: hal.Capabilities) -> hal.Capabilities:
     """Checks the types in *capabilities*; raises `ValueError` for invalid ones."""
     typed = checked(capabilities)
     for label, value in (("alignment", typed.alignment), ("padding", typed.padding)):
@@ -322,7 +314,9 @@ def _checked(capabilities: Capabilities) -> Capabilities:
     return typed
 
 
-def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -> list[Support]:
+def _ask(
+    model: Model, device: hal.Device, level: int, capabilities: hal.Capabilities
+) -> list[hal.Support]:
     """The device's answers. Its exceptions propagate; raises `ValueError` for invalid answers."""
     hidden = {
         index: Refusal(
@@ -343,7 +337,7 @@ def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -
             f"{counted(len(below), 'operation')}"
         )
     if not all(
-        isinstance(answer, Support)
+        isinstance(answer, hal.Support)
         and all(isinstance(text, str) for text in (answer.reason, answer.distance))
         for answer in given
     ):
@@ -358,9 +352,9 @@ def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -
 def _judge(
     model: Model,
     index: int,
-    answer: Support,
+    answer: hal.Support,
     device: str,
-    capabilities: Capabilities,
+    capabilities: hal.Capabilities,
     policy: Policy,
 ) -> Answer:
     if not answer.supported:
@@ -369,7 +363,7 @@ def _judge(
         reason = f"the answer of device {device} is malformed: {fault}"
         return refused(Refusal(RefusalCode.NO_ANSWER, reason))
     operation = model.operations[index]
-    if ACCURACY_RANK[answer.accuracy] < ACCURACY_RANK[policy.accuracy]:
+    if hal.ACCURACY_RANK[answer.accuracy] < hal.ACCURACY_RANK[policy.accuracy]:
         off = f" ({answer.distance})" if answer.distance else ""
         reason = (
             f"its accuracy there is {answer.accuracy}{off}; the policy asks for {policy.accuracy}"
@@ -383,7 +377,7 @@ def _judge(
     return Answer(True, answer.reason, answer.accuracy, answer.distance)
 
 
-def _own_refusal(answer: Support) -> Answer:
+def _own_refusal(answer: hal.Support) -> Answer:
     """The device's own refusal. Its code is derived from its words."""
     reason = answer.reason or "the device gives no reason"
     unknown = SHAPE_UNKNOWN in reason

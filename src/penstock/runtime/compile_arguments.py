@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from penstock import hal
 from penstock.compilation.prepared import NO_CACHE_ASKED
 from penstock.errors import InputError, Unreadable
 from penstock.execution.interface import Interface, find_name
-from penstock.hal import (
-    CancelToken,
-    Device,
-    ExtensionAttribute,
-    Preference,
-    Priority,
-    ProgressEvent,
-)
 from penstock.hal.config import ProgressCallback
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
@@ -37,9 +30,9 @@ Shapes = Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]
 class CompileArguments(Struct, frozen=True):
     """The arguments that decide the result of a compile; a pickled model keeps them."""
 
-    devices: Sequence[str | DeviceInfo | Device] | None
-    preference: Preference
-    priority: Priority
+    devices: Sequence[str | DeviceInfo | hal.Device] | None
+    preference: hal.Preference
+    priority: hal.Priority
     num_threads: int | None
     signature: str | None
     shapes: Shapes | None
@@ -47,7 +40,7 @@ class CompileArguments(Struct, frozen=True):
     cache: CacheInfo | None
     tune: bool = False
     isolate: bool | None = None
-    attributes: tuple[ExtensionAttribute, ...] = ()
+    attributes: tuple[hal.ExtensionAttribute, ...] = ()
     uncached: str = NO_CACHE_ASKED
     """Why *cache* is None."""
 
@@ -55,7 +48,7 @@ class CompileArguments(Struct, frozen=True):
 def check_types(
     cancel: object, num_threads: object, shapes: object, policy: object, progress: object
 ) -> None:
-    if cancel is not None and not isinstance(cancel, CancelToken):
+    if cancel is not None and not isinstance(cancel, hal.CancelToken):
         raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
     if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
         raise InputError(f"num_threads must be a whole number, 1 or more, not {num_threads!r}")
@@ -127,7 +120,7 @@ class Reporter:
         self._callback = callback
         self.error: BaseException | None = None
 
-    def __call__(self, event: ProgressEvent) -> None:
+    def __call__(self, event: hal.ProgressEvent) -> None:
         try:
             self._callback(event)
         except BaseException as error:

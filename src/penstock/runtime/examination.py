@@ -7,15 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from penstock import hal
 from penstock.errors import FOREIGN, DriverError, ErrorStatus
-from penstock.hal import (
-    HAL_VERSION,
-    MAX_NUMBER_OF_CACHE_FILES,
-    Capabilities,
-    Device,
-    DeviceBase,
-    DeviceType,
-)
 from penstock.hal.capabilities import FEATURE_LEVELS, checked, fault_of
 from penstock.hal.device import NO_VERSION
 from penstock.hal.loading import describe
@@ -35,7 +28,7 @@ class DeviceInfo(Struct, frozen=True):
     usable: bool
     reason: str
     feature_level: int
-    capabilities: Capabilities
+    capabilities: hal.Capabilities
     only_when_named: bool
     driver: str
     isolated: bool = False
@@ -47,7 +40,7 @@ class DeviceInfo(Struct, frozen=True):
 class Found(Struct, frozen=True):
     """A *device* with its info; *status* is that of the driver's error that makes it unusable."""
 
-    device: Device
+    device: hal.Device
     info: DeviceInfo
     status: ErrorStatus | None = None
 
@@ -57,13 +50,13 @@ class Told(Struct):
 
     name: str
     version: str
-    type: DeviceType
+    type: hal.DeviceType
     feature_level: int
-    capabilities: Capabilities
+    capabilities: hal.Capabilities
 
 
 def examined(
-    device: Device, driver: str, *, isolated: bool = False, source: Source = UNKNOWN
+    device: hal.Device, driver: str, *, isolated: bool = False, source: Source = UNKNOWN
 ) -> Found:
     told, reason, status = examine(device, driver)
     info = DeviceInfo(
@@ -82,7 +75,7 @@ def examined(
     return Found(device, info, status)
 
 
-def examine(device: Device, driver: str) -> tuple[Told, str, ErrorStatus | None]:
+def examine(device: hal.Device, driver: str) -> tuple[Told, str, ErrorStatus | None]:
     """The metadata of *device*, why it is unusable ("" if it is usable), and the error status.
 
     The status is that of the driver's error, if one is the reason. Every member is read once and
@@ -90,7 +83,7 @@ def examine(device: Device, driver: str) -> tuple[Told, str, ErrorStatus | None]
     The device's own check is called last, and only if the rest is valid. An exception becomes the
     reason. A device without a readable name gets the name of *driver*.
     """
-    blank = DeviceBase
+    blank = hal.DeviceBase
     told = Told(driver, NO_VERSION, blank.type, blank.feature_level, blank.capabilities)
     reasons: list[tuple[str, ErrorStatus | None]] = []
     for member, fault in _METADATA.items():
@@ -131,9 +124,9 @@ def _is_whole(value: object) -> bool:
 
 
 def _hal_version_fault(value: Any) -> str | None:
-    if _is_whole(value) and value == HAL_VERSION:
+    if _is_whole(value) and value == hal.HAL_VERSION:
         return None
-    return f"speaks HAL {{}}; this is HAL {HAL_VERSION}"
+    return f"speaks HAL {{}}; this is HAL {hal.HAL_VERSION}"
 
 
 def _name_fault(value: Any) -> str | None:
@@ -149,7 +142,7 @@ def _version_fault(value: Any) -> str | None:
 
 
 def _type_fault(value: Any) -> str | None:
-    return None if isinstance(value, DeviceType) else "its type is {}, which is no DeviceType"
+    return None if isinstance(value, hal.DeviceType) else "its type is {}, which is no DeviceType"
 
 
 def _feature_level_fault(value: Any) -> str | None:
@@ -159,7 +152,7 @@ def _feature_level_fault(value: Any) -> str | None:
 
 
 def _capabilities_fault(value: Any) -> str | None:
-    if not isinstance(value, Capabilities):
+    if not isinstance(value, hal.Capabilities):
         return "its capabilities are {}, which are no Capabilities"
     fault = fault_of(checked(value))
     # The result is a format string, so braces are escaped.
@@ -179,9 +172,9 @@ value.
 """
 
 
-def _cache_files_fault(device: Device) -> str | None:
+def _cache_files_fault(device: hal.Device) -> str | None:
     files: Any = device.cache_files_needed()
-    most = MAX_NUMBER_OF_CACHE_FILES
+    most = hal.MAX_NUMBER_OF_CACHE_FILES
     if (
         isinstance(files, tuple | list)
         and len(files) == 2
@@ -191,7 +184,7 @@ def _cache_files_fault(device: Device) -> str | None:
     return f"asks for {describe(files)} cache files; two numbers of 0 to {most} are possible"
 
 
-def _own_refusal(device: Device) -> str | None:
+def _own_refusal(device: hal.Device) -> str | None:
     refusal: Any = device.check()
     if refusal is None or isinstance(refusal, str):
         return refusal

@@ -11,19 +11,9 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from msgspec.structs import replace
 
-from penstock import knobs
+from penstock import errors, knobs
 from penstock.compilation.failing import with_last_crash
 from penstock.distribution import BY_THE_PROGRAM, DISTRIBUTION
-from penstock.errors import (
-    DeadObject,
-    DriverError,
-    ErrorStatus,
-    InputError,
-    MissedDeadline,
-    MissedDeadlineTransient,
-    NotAvailable,
-    PenstockError,
-)
 from penstock.execution.availability import note_unavailable, refuse_unavailable
 from penstock.hal import Device, Support
 from penstock.hal.device import NO_VERSION
@@ -53,7 +43,7 @@ class PlaceholderDevice(RefusingDevice):
     isolated: Final = True
     is_placeholder: Final = True
 
-    def __init__(self, name: str, supervisor: Supervisor, error: DriverError) -> None:
+    def __init__(self, name: str, supervisor: Supervisor, error: errors.DriverError) -> None:
         self.name, self.version, self.supervisor, self.error = name, NO_VERSION, supervisor, error
 
     def named(self, name: str) -> PlaceholderDevice:
@@ -62,13 +52,13 @@ class PlaceholderDevice(RefusingDevice):
 
     def check(self) -> str | None:
         reason = str(self.error)
-        return with_last_crash(reason) if isinstance(self.error, DeadObject) else reason
+        return with_last_crash(reason) if isinstance(self.error, errors.DeadObject) else reason
 
     def is_available(self) -> bool:
         """Whether the process runs now. It is started unless it is quarantined."""
         try:
             self.supervisor.connection()
-        except DriverError:
+        except errors.DriverError:
             return False
         return True
 
@@ -150,7 +140,7 @@ def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
     if reason is None:
         return True
     if isolate:
-        raise NotAvailable(f"driver {entry.name} cannot be isolated: {reason}")
+        raise errors.NotAvailable(f"driver {entry.name} cannot be isolated: {reason}")
     log.warning("driver %s runs in this process: %s", entry.name, reason)
     return False
 
@@ -173,7 +163,7 @@ def isolated_names() -> dict[str, bool]:
     for part in filter(None, map(str.strip, knobs.isolate().split(","))):
         name, equals, word = map(str.strip, part.partition("="))
         if not name or (equals and word.lower() not in NO | YES):
-            raise InputError(
+            raise errors.InputError(
                 f"the knob isolate (PENSTOCK_ISOLATE) has {part!r}: NAME, NAME=yes or NAME=no"
             )
         told[name] = not equals or word.lower() in YES
@@ -219,22 +209,25 @@ def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list
         )
         try:
             count = supervisor.connection(halfway_to(deadline_ns)).devices
-        except DeadObject as error:
+        except errors.DeadObject as error:
             return [PlaceholderDevice(entry.name, supervisor, error)]
         devices: list[Device] = []
         for index in range(count):
             try:
                 devices.append(IsolatedDevice(supervisor, index))
-            except (DeadObject, MissedDeadline) as error:
+            except (errors.DeadObject, errors.MissedDeadline) as error:
                 devices.append(PlaceholderDevice(entry.name, supervisor, error))
-            except DriverError as error:
+            except errors.DriverError as error:
                 devices.append(InvalidDevice(entry.name, str(error)))
-    except (PenstockError, OSError) as error:
+    except (errors.PenstockError, OSError) as error:
         return [InvalidDevice(entry.name, f"failed to load: {error}")]
     return devices
 
 
-LATE: Final = (ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT)
+LATE: Final = (
+    errors.ErrorStatus.MISSED_DEADLINE_TRANSIENT,
+    errors.ErrorStatus.MISSED_DEADLINE_PERSISTENT,
+)
 
 
 def present(found: Found) -> Found:
@@ -247,7 +240,7 @@ def present(found: Found) -> Found:
     late = found.status in LATE
     if device.supervisor.running and not late:
         return found
-    error = (MissedDeadlineTransient if late else DeadObject)(info.reason)
+    error = (errors.MissedDeadlineTransient if late else errors.DeadObject)(info.reason)
     return replace(found, device=PlaceholderDevice(info.name, device.supervisor, error))
 
 

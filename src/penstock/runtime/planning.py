@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec.structs import replace
 
-from penstock import knobs
+from penstock import errors, knobs
 from penstock.distribution import FALLBACK_DEVICE
-from penstock.errors import (
-    InputError,
-    NotAvailable,
-    PlacementError,
-    Refusal,
-    RefusalCode,
-    Unreadable,
-)
 from penstock.hal import Device, PrepareConfig
 from penstock.hal.device import is_isolated
 from penstock.interrupts import current_deadline
@@ -101,7 +93,7 @@ def has_driver_verdicts() -> bool:
 
     try:
         return os.path.isdir(f"{state_directory()}{os.sep}{DRIVER_VERDICTS}")  # noqa: PTH112  # as above
-    except (InputError, Unreadable, OSError):
+    except (errors.InputError, errors.Unreadable, OSError):
         return False
 
 
@@ -141,7 +133,7 @@ class CompileDevices(Mapping[str, Device]):
 
             try:
                 found = isolated(device, None, self._manager, current_deadline())
-            except (NotAvailable, PlacementError):
+            except (errors.NotAvailable, errors.PlacementError):
                 found = device
             self._found[device.name] = found
         return self._found[device.name]
@@ -188,14 +180,14 @@ def check_rules(policy: Policy, chosen: Sequence[Device], manager: Manager) -> N
                 infos = manager.infos()
                 if not any(_may_be(name, info) for info in infos):
                     known = ", ".join(sorted(own.union(info.name for info in infos)))
-                    raise InputError(
+                    raise errors.InputError(
                         f"policy {label}[{key!r}]: no device is named {name!r}; there are {known}"
                     )
 
 
 def with_unusable(
-    error: PlacementError, policy: Policy, manager: Manager, isolate: bool | None
-) -> PlacementError:
+    error: errors.PlacementError, policy: Policy, manager: Manager, isolate: bool | None
+) -> errors.PlacementError:
     """*error* with the reasons of required devices (*policy*) that are unusable."""
     required = {
         name
@@ -207,10 +199,10 @@ def with_unusable(
     for name in sorted(required - refusals.keys()):
         for info in infos:
             if _may_be(name, info):
-                refusals.setdefault(name, Refusal(RefusalCode.UNUSABLE, info.reason))
+                refusals.setdefault(name, errors.Refusal(errors.RefusalCode.UNUSABLE, info.reason))
     if len(refusals) == len(error.refusals):
         return error
-    return PlacementError(error.message, refusals, error.where)
+    return errors.PlacementError(error.message, refusals, error.where)
 
 
 def _may_be(name: str, info: DeviceInfo) -> bool:

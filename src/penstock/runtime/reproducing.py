@@ -11,21 +11,12 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock import knobs
+from penstock import errors, knobs
 from penstock.arguments import check_kind
 from penstock.capsules.archive import Capsule
 from penstock.capsules.making import Case, Told, make
 from penstock.compilation.failing import driver_message_in
 from penstock.distribution import FALLBACK_DEVICE
-from penstock.errors import (
-    CapsuleError,
-    DriverError,
-    InputError,
-    MissedDeadline,
-    ModelError,
-    NotAvailable,
-    PlacementError,
-)
 from penstock.execution.interface import fits
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
@@ -86,7 +77,7 @@ def reproduce(
 
     plan, receipt = _as_a_program(model, inputs, candidate, accuracy, state)
     if tries < 1:
-        raise InputError(f"tries must be 1 or more, not {tries}")
+        raise errors.InputError(f"tries must be 1 or more, not {tries}")
     left = tries
     before, seen = None, False
     while True:
@@ -118,7 +109,7 @@ def apart(device: str | DeviceInfo | Device) -> Device:
     """*device* in a host process if possible. Raises as `compile_model` does for a device."""
     try:
         return manager.choose([device], True)[0]
-    except (NotAvailable, PlacementError):
+    except (errors.NotAvailable, errors.PlacementError):
         return manager.choose([device])[0]
 
 
@@ -174,7 +165,7 @@ def _as_a_program(
             plan, receipt = compiled.plan, compiled.receipt.to_json()
             own = None if state is None else state.copied()
             receipt = compiled.run(inputs, state=own).receipt.to_json()
-    except (DriverError, PlacementError):
+    except (errors.DriverError, errors.PlacementError):
         return plan, receipt
     return plan, receipt
 
@@ -187,7 +178,7 @@ def _got(departure: Departure, device: Device, accuracy: AccuracyClass) -> Seque
     for _ in range(TRIES):
         try:
             results = [np.array(a) for a in run_case(departure.case, device, accuracy)]
-        except (DriverError, PlacementError):
+        except (errors.DriverError, errors.PlacementError):
             continue
         if distance(departure.case, results, accuracy).departs:
             break
@@ -251,7 +242,9 @@ def replay(
     check_kind(capsule, Capsule, "a Capsule is replayed")
     manifest = capsule.manifest
     if manifest.case is None:
-        raise CapsuleError(f"it has no step to repeat: {manifest.no_case or 'none was kept'}")
+        raise errors.CapsuleError(
+            f"it has no step to repeat: {manifest.no_case or 'none was kept'}"
+        )
     failed = manifest.failure.device
     chosen = apart(failed.name if device is None else device)
     model = _model(capsule)
@@ -268,9 +261,9 @@ def replay(
             inputs = _drawn(model, left_out, run - 1)
         try:
             results = run_alone(model, inputs, chosen, accuracy=accuracy, timeout=timeout)
-        except PlacementError as error:
+        except errors.PlacementError as error:
             return outcome(False, run, refused=error.reasons.get(chosen.name, str(error)))
-        except DriverError as error:
+        except errors.DriverError as error:
             words = driver_message_in(error, model, [o.index for o in manifest.failure.operations])
             if left_out is not None:
                 _expected(model, inputs, timeout)
@@ -286,8 +279,8 @@ def replay(
 def _model(capsule: Capsule) -> Model:
     try:
         model = load(capsule.model)
-    except ModelError as error:
-        raise CapsuleError(f"its step cannot be read: {error}") from error
+    except errors.ModelError as error:
+        raise errors.CapsuleError(f"its step cannot be read: {error}") from error
     case = capsule.manifest.case
     if case is not None and case.left_out is not None:
         _check_shapes(case.left_out, model)
@@ -299,15 +292,15 @@ def _model(capsule: Capsule) -> Model:
         if kind != "inputs" and not arrays:
             continue
         if len(arrays) != len(operands):
-            raise CapsuleError(f"it has {len(arrays)} {kind}, its step {len(operands)}")
+            raise errors.CapsuleError(f"it has {len(arrays)} {kind}, its step {len(operands)}")
         for position, (array, operand) in enumerate(zip(arrays, operands, strict=True)):
             if not fits(array.shape, operand.shape):
-                raise CapsuleError(
+                raise errors.CapsuleError(
                     f"number {position} of its {kind}, of shape {array.shape}, does not fit its "
                     f"step's {operand.shape}"
                 )
             if operand.dtype.numpy != array.dtype:
-                raise CapsuleError(
+                raise errors.CapsuleError(
                     f"number {position} of its {kind} is of {array.dtype}, its step's of "
                     f"{operand.dtype.value}"
                 )
@@ -319,17 +312,21 @@ def _check_shapes(shapes: Sequence[tuple[int, ...]], model: Model) -> None:
     values.
     """
     if len(shapes) != len(model.inputs):
-        raise CapsuleError(f"it has {len(shapes)} shapes of inputs, its step {len(model.inputs)}")
+        raise errors.CapsuleError(
+            f"it has {len(shapes)} shapes of inputs, its step {len(model.inputs)}"
+        )
     for position, (shape, operand) in enumerate(zip(shapes, model.inputs, strict=True)):
         if not fits(shape, operand.shape):
-            raise CapsuleError(
+            raise errors.CapsuleError(
                 f"the shape {shape} of input {position} does not fit its step's {operand.shape}"
             )
     nbytes = sum(
         prod(s) * o.dtype.numpy.itemsize for s, o in zip(shapes, model.inputs, strict=True)
     )
     if nbytes > MOST_DRAWN_BYTES:
-        raise CapsuleError(f"its inputs would have {nbytes} bytes, {MOST_DRAWN_BYTES} at most")
+        raise errors.CapsuleError(
+            f"its inputs would have {nbytes} bytes, {MOST_DRAWN_BYTES} at most"
+        )
 
 
 def _drawn(model: Model, shapes: Sequence[tuple[int, ...]], number: int) -> list[NDArray]:
@@ -344,11 +341,11 @@ def _expected(model: Model, inputs: Sequence[NDArray], timeout: float | None) ->
     """The reference's results. Raises `CapsuleError` if it fails or exceeds *timeout*."""
     try:
         return run_alone(model, inputs, FALLBACK_DEVICE, accuracy="exact", timeout=timeout)
-    except MissedDeadline as error:
-        raise CapsuleError(
+    except errors.MissedDeadline as error:
+        raise errors.CapsuleError(
             f"the reference does not compute its step in {timeout:g} s, so that there is nothing "
             "to compare with; "
             f"give it longer (timeout=): {error}"
         ) from error
-    except DriverError as error:
-        raise CapsuleError(f"the reference fails at its step: {error}") from error
+    except errors.DriverError as error:
+        raise errors.CapsuleError(f"the reference fails at its step: {error}") from error

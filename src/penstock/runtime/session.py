@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from penstock import knobs
+from penstock import hal, knobs
 from penstock.arguments import deadline_of
 from penstock.compilation.compilation import compile_plan
 from penstock.compilation.prepared import Compilation, CompileOptions
@@ -21,16 +21,6 @@ from penstock.errors import InputError, PlacementError, RefusalCode, counted
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import interface_of
 from penstock.execution.variant import Variant
-from penstock.hal import (
-    PREFERENCES,
-    PRIORITIES,
-    CancelToken,
-    Device,
-    ExtensionAttribute,
-    Preference,
-    PrepareConfig,
-    Priority,
-)
 from penstock.hal.config import ProgressCallback
 from penstock.hal.device import is_isolated, is_placeholder
 from penstock.interrupts import interruptible, punctual
@@ -75,11 +65,11 @@ FILES_GIVEN_BACK: Final = "the cache files were given for the first compile alon
 
 def compile_model(
     model: Model | Source,
-    devices: Sequence[str | DeviceInfo | Device] | None = None,
-    preference: Preference = "fast_single_answer",
-    priority: Priority = "medium",
+    devices: Sequence[str | DeviceInfo | hal.Device] | None = None,
+    preference: hal.Preference = "fast_single_answer",
+    priority: hal.Priority = "medium",
     timeout: float | None = None,
-    cancel: CancelToken | None = None,
+    cancel: hal.CancelToken | None = None,
     num_threads: int | None = None,
     signature: str | None = None,
     shapes: Shapes | None = None,
@@ -88,7 +78,7 @@ def compile_model(
     isolate: bool | None = None,
     tune: bool = False,
     progress: ProgressCallback | None = None,
-    extension_attributes: Sequence[ExtensionAttribute] = (),
+    extension_attributes: Sequence[hal.ExtensionAttribute] = (),
 ) -> CompiledModel:
     """Compiles a model for this machine: loads it if necessary, partitions, compiles.
 
@@ -132,7 +122,7 @@ def compile_model(
             f"tune measures placements; policy placement {policy.placement!r} leaves nothing to "
             "choose"
         )
-    attributes: tuple[ExtensionAttribute, ...] = ()
+    attributes: tuple[hal.ExtensionAttribute, ...] = ()
     if extension_attributes:
         from penstock.execution.run import checked_attributes
 
@@ -154,10 +144,10 @@ def compile_model(
         attributes,
         uncached,
     )
-    if preference not in PREFERENCES:
-        raise InputError(f"preference {preference!r} is not one of {', '.join(PREFERENCES)}")
-    if priority not in PRIORITIES:
-        raise InputError(f"priority {priority!r} is not one of {', '.join(PRIORITIES)}")
+    if preference not in hal.PREFERENCES:
+        raise InputError(f"preference {preference!r} is not one of {', '.join(hal.PREFERENCES)}")
+    if priority not in hal.PRIORITIES:
+        raise InputError(f"priority {priority!r} is not one of {', '.join(hal.PRIORITIES)}")
     deadline_ns = deadline_of(timeout, time.monotonic_ns())
     recorder = Recorder()
     with interruptible(deadline_ns, cancel):
@@ -180,7 +170,7 @@ class _Session:
         model: Model,
         arguments: CompileArguments,
         deadline_ns: int | None,
-        cancel: CancelToken | None,
+        cancel: hal.CancelToken | None,
         progress: ProgressCallback | None,
     ) -> None:
         self.model, self.arguments = model, arguments
@@ -192,7 +182,7 @@ class _Session:
         self.files_lent = True
         self.reporter = None if progress is None else Reporter(progress)
         self.shadow = _shadow(arguments.policy)
-        self.config = PrepareConfig(
+        self.config = hal.PrepareConfig(
             preference=arguments.preference,
             priority=arguments.priority,
             deadline_ns=deadline_ns,
@@ -203,7 +193,7 @@ class _Session:
             cancel=cancel,
         )
 
-    def _choose(self, deadline_ns: int | None) -> list[Device]:
+    def _choose(self, deadline_ns: int | None) -> list[hal.Device]:
         wanted, isolate = self.arguments.devices, self.arguments.isolate
         return manager.choose(wanted, isolate, deadline_ns, absent=self.allow)
 
@@ -225,7 +215,7 @@ class _Session:
             (_recompile, (self.model, self.arguments)),
         )
 
-    def _later(self, shapes: Mapping[int, Sequence[int]], config: PrepareConfig) -> Variant:
+    def _later(self, shapes: Mapping[int, Sequence[int]], config: hal.PrepareConfig) -> Variant:
         with interruptible(config.deadline_ns, config.cancel), punctual(operations_of(self.model)):
             return self._variant(shapes, config, Recorder())
 
@@ -243,7 +233,7 @@ class _Session:
         return base
 
     def _variant(
-        self, shapes: Mapping[int, Sequence[int]], config: PrepareConfig, recorder: Recorder
+        self, shapes: Mapping[int, Sequence[int]], config: hal.PrepareConfig, recorder: Recorder
     ) -> Variant:
         policy = self.arguments.policy
         allow = self.allow
@@ -308,7 +298,7 @@ class _Session:
         return variant
 
     def _isolated_compile(
-        self, deadline_ns: int | None, chosen: Sequence[Device] | None = None
+        self, deadline_ns: int | None, chosen: Sequence[hal.Device] | None = None
     ) -> IsolatedCompile | None:
         """The `IsolatedCompile`; None if all devices (*chosen*, or the session's) are in this
         process.
@@ -327,8 +317,8 @@ class _Session:
         self,
         model: Model,
         shapes: Mapping[int, Sequence[int]],
-        devices: Mapping[str, Device],
-        config: PrepareConfig,
+        devices: Mapping[str, hal.Device],
+        config: hal.PrepareConfig,
     ) -> ExecutionPlan:
         """The plan on the chosen devices, or with the fallback for dead or blocklisted ones."""
         try:
@@ -359,9 +349,9 @@ class _Session:
         self,
         model: Model,
         shapes: Mapping[int, Sequence[int]],
-        chosen: Sequence[Device],
-        devices: Mapping[str, Device],
-        config: PrepareConfig,
+        chosen: Sequence[hal.Device],
+        devices: Mapping[str, hal.Device],
+        config: hal.PrepareConfig,
     ) -> ExecutionPlan:
         arguments = self.arguments
         return plan_model(
@@ -376,7 +366,7 @@ class _Session:
             measure=arguments.tune and self.files_lent,
         )
 
-    def _instead_of_the_dead(self, error: PlacementError) -> Device | None:
+    def _instead_of_the_dead(self, error: PlacementError) -> hal.Device | None:
         """The fallback device if *error* comes from a dead process; None if there is none."""
         from penstock.execution.availability import lists_unavailable
 
@@ -387,7 +377,7 @@ class _Session:
             return manager.by_name(FALLBACK_DEVICE)
         return last_resort(manager)
 
-    def _instead_of_the_wrong(self) -> Device | None:
+    def _instead_of_the_wrong(self) -> hal.Device | None:
         """The fallback device for blocklisted operations; None if not allowed or not needed."""
         chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
         if not self.allow or chosen or not has_driver_verdicts():
@@ -455,7 +445,7 @@ class _Session:
         return Caching(info, self.model, shapes, plan)
 
 
-def _ending(plan: ExecutionPlan, devices: Mapping[str, Device]) -> AbstractContextManager[None]:
+def _ending(plan: ExecutionPlan, devices: Mapping[str, hal.Device]) -> AbstractContextManager[None]:
     if not plan.apart:
         return nullcontext()
     from penstock.runtime.apart import abandoned_late
@@ -475,7 +465,7 @@ def _recompile(model: Model, arguments: CompileArguments) -> CompiledModel:
     return _Session(model, arguments, None, None, None).compile(Recorder())
 
 
-def _for_later(config: PrepareConfig) -> PrepareConfig:
+def _for_later(config: hal.PrepareConfig) -> hal.PrepareConfig:
     """*config* without the values of one call: deadline, progress, cancellation."""
     return structs.replace(config, deadline_ns=None, progress=None, cancel=None)
 

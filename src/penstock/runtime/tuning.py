@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import asdict, replace
 
+from penstock import errors
 from penstock.cache.ingredients import placement_key
 from penstock.cache.verdicts import Verdict, Verdicts
 from penstock.compilation.calls import check_interrupts
@@ -19,15 +20,6 @@ from penstock.compilation.compilation import compile_plan
 from penstock.compilation.failing import driver_message
 from penstock.compilation.prepared import CompileOptions
 from penstock.distribution import FALLBACK_DEVICE
-from penstock.errors import (
-    CacheError,
-    DriverError,
-    MissedDeadline,
-    MissedDeadlinePersistent,
-    MissedDeadlineTransient,
-    Refusal,
-    RefusalCode,
-)
 from penstock.execution.run import Run
 from penstock.execution.state import State
 from penstock.execution.variant import Variant
@@ -111,9 +103,9 @@ def measured_series(
                 progress(ProgressEvent("tune", name, position, len(plans)))
             try:
                 variant = _compiled(occasion, plan)
-            except MissedDeadline:
+            except errors.MissedDeadline:
                 raise
-            except DriverError as error:
+            except errors.DriverError as error:
                 failed[name] = Measured(name, 0, 0, 0, error=driver_message(error))
                 continue
             own = stack.enter_context(ExitStack())
@@ -206,10 +198,10 @@ def tuned_plan(occasion: Occasion) -> ExecutionPlan:
     """
     try:
         return _tuned(occasion)
-    except MissedDeadline as error:
+    except errors.MissedDeadline as error:
         # The original message is about one candidate; this one is about the whole measurement.
-        is_transient = isinstance(error, MissedDeadlineTransient)
-        kind = MissedDeadlineTransient if is_transient else MissedDeadlinePersistent
+        is_transient = isinstance(error, errors.MissedDeadlineTransient)
+        kind = errors.MissedDeadlineTransient if is_transient else errors.MissedDeadlinePersistent
         raise kind(TOO_LATE) from error
 
 
@@ -263,7 +255,9 @@ def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
     if winner is None:
         return plan
     losses = {
-        device: Refusal(RefusalCode.MEASURED, _loss(measured[device], winner, by_energy=by_energy))
+        device: errors.Refusal(
+            errors.RefusalCode.MEASURED, _loss(measured[device], winner, by_energy=by_energy)
+        )
         for device in plan.devices
         if device in measured and device != winner.name
     }
@@ -272,7 +266,7 @@ def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
             placement,
             refusals={
                 device: losses[device]
-                if device in losses and why.code is RefusalCode.PREDICTED
+                if device in losses and why.code is errors.RefusalCode.PREDICTED
                 else why
                 for device, why in placement.refusals.items()
             },
@@ -311,7 +305,7 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
     )
     try:
         Verdicts(occasion.directory).save(verdict)
-    except CacheError as error:
+    except errors.CacheError as error:
         log.warning("the measured placement is not kept: %s", error)
 
 

@@ -12,19 +12,7 @@ from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from penstock.errors import (
-    CacheError,
-    ForeignEntry,
-    InvalidArgument,
-    NotYetWritten,
-    OtherVersion,
-    RegistryMissing,
-    RolledBack,
-    SealBroken,
-    TokenCollision,
-    Unreadable,
-    WrongLength,
-)
+from penstock import errors
 from penstock.sealed.files import (
     SYSTEM_FILES,
     FileSystem,
@@ -93,7 +81,7 @@ class KeySigner:
         if is_sealed(content, self._keys.key()):
             return True
         if content.startswith(MAGIC):
-            with suppress(Unreadable):
+            with suppress(errors.Unreadable):
                 return is_sealed(content, self._keys.refresh())
         return False
 
@@ -175,14 +163,14 @@ class Lent:
         """The files, model files first. Raises `InvalidArgument` for wrong counts or lengths."""
         models, datas = self.model_cache, self.data_cache
         if (len(models), len(datas)) != needed:
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"{len(models)} model and {len(datas)} data cache files were given, "
                 f"and {needed[0]} and {needed[1]} are needed"
             )
         if not any(needed):
-            raise InvalidArgument("the driver has no cache files")
+            raise errors.InvalidArgument("the driver has no cache files")
         if len(self.token) != TOKEN_BYTES or len(self.binding) != TOKEN_BYTES:
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"token and binding have {len(self.token)} and {len(self.binding)} bytes, not 32 "
                 "each"
             )
@@ -211,10 +199,10 @@ def read_first(files: FileSystem, file: CacheFile, *, whole: bool = True) -> tup
         if not whole:
             size = files.status(file.fd).size
         elif (size := require_regular(files, file.fd, file.place).size) < HEADER_BYTES:
-            raise WrongLength(f"{file.place} has {size} bytes, fewer than a header")
+            raise errors.WrongLength(f"{file.place} has {size} bytes, fewer than a header")
         with memoryview(content) as view:
             if not read_exactly(files, file.fd, view, 0) and whole:
-                raise WrongLength(f"{file.place} became shorter while it was read")
+                raise errors.WrongLength(f"{file.place} became shorter while it was read")
     return bytes(content), size
 
 
@@ -229,13 +217,15 @@ def entry_of(trust: Trust, file: CacheFile, token: bytes) -> bytes | None:
 
 def reason_of(error: BaseException | None) -> str:
     """`<Name>: sentence`."""
-    return str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
+    return (
+        str(error) if isinstance(error, errors.CacheError) else f"{type(error).__name__}: {error}"
+    )
 
 
 def naming(file: CacheFile, act: str) -> Renaming:
     """Turns an `OSError` of the block into `Unreadable`."""
     return Renaming(
-        lambda error: Unreadable(f"{file.place} cannot be {act}: {error.strerror or error}")
+        lambda error: errors.Unreadable(f"{file.place} cannot be {act}: {error.strerror or error}")
     )
 
 
@@ -243,7 +233,7 @@ def load_entry(trust: Trust, files: Sequence[CacheFile], lent: Lent) -> LoadedEn
     """The entry in *files*. Raises a subclass of `CacheError` with the reason."""
     try:
         found = [read_first(trust.files, file) for file in files]
-    except WrongLength:
+    except errors.WrongLength:
         _check_written(trust, files)
         raise
     headers = [
@@ -254,7 +244,7 @@ def load_entry(trust: Trust, files: Sequence[CacheFile], lent: Lent) -> LoadedEn
     row = _row(trust.registry, headers[0])
     records = (*row.models, *row.datas)
     if len(records) != len(files):
-        raise ForeignEntry("the registry lists another number of files for this entry")
+        raise errors.ForeignEntry("the registry lists another number of files for this entry")
     copies: list[memoryview] = []
     try:
         for file, (content, size), header, record in zip(
@@ -267,7 +257,7 @@ def load_entry(trust: Trust, files: Sequence[CacheFile], lent: Lent) -> LoadedEn
                 )
             copies.append(copy)
             if not hmac.compare_digest(header.root, root):
-                raise SealBroken(f"the payload of {file.place} was altered")
+                raise errors.SealBroken(f"the payload of {file.place} was altered")
             copies[-1] = shared(copy, root)
     except BaseException:
         # The traceback would keep the memory, and its descriptors, for as long as the error lives.
@@ -285,7 +275,7 @@ def _check_written(trust: Trust, files: Sequence[CacheFile]) -> None:
         with naming(file, "read"):
             sizes.add(trust.files.status(file.fd).size)
     if sizes == {0}:
-        raise NotYetWritten("the entry's files are empty")
+        raise errors.NotYetWritten("the entry's files are empty")
 
 
 def _verified(trust: Trust, file: CacheFile, content: bytes, token: bytes) -> Header:
@@ -293,30 +283,30 @@ def _verified(trust: Trust, file: CacheFile, content: bytes, token: bytes) -> He
     header = Header.unpack(content)
     if header is None or not trust.signer.is_sealed(content):
         if trust.registry.state() is None:
-            raise RegistryMissing(f"no registry can tell whether {file.place} is authentic")
-        raise SealBroken(f"the header of {file.place} was altered")
+            raise errors.RegistryMissing(f"no registry can tell whether {file.place} is authentic")
+        raise errors.SealBroken(f"the header of {file.place} was altered")
     if header.format != FORMAT:
-        raise OtherVersion(
+        raise errors.OtherVersion(
             f"{file.place} has format {header.format}, and this version reads {FORMAT}"
         )
     if not hmac.compare_digest(header.driver, trust.owner.driver_digest):
-        raise ForeignEntry(f"{file.place} was sealed by another driver")
+        raise errors.ForeignEntry(f"{file.place} was sealed by another driver")
     if not hmac.compare_digest(header.version, trust.owner.version_digest):
-        raise OtherVersion(f"{file.place} was sealed by another version of the driver")
+        raise errors.OtherVersion(f"{file.place} was sealed by another version of the driver")
     if not hmac.compare_digest(header.token, token):
-        raise ForeignEntry(f"{file.place} was sealed for another token")
+        raise errors.ForeignEntry(f"{file.place} was sealed for another token")
     if (header.kind, header.number) != (file.kind, file.number):
-        raise ForeignEntry(f"{file.place} was sealed as {header.place}")
+        raise errors.ForeignEntry(f"{file.place} was sealed as {header.place}")
     if (header.models, header.datas) != trust.needed:
-        raise ForeignEntry(f"{file.place} is of an entry with another number of files")
+        raise errors.ForeignEntry(f"{file.place} is of an entry with another number of files")
     return header
 
 
 def _check_same_entry(headers: Sequence[Header], binding: bytes) -> None:
     if any(header.entry != headers[0].entry for header in headers):
-        raise ForeignEntry("the files are of different entries")
+        raise errors.ForeignEntry("the files are of different entries")
     if not all(hmac.compare_digest(header.binding, binding) for header in headers):
-        raise TokenCollision(
+        raise errors.TokenCollision(
             "the token was given to something else: another model, or shapes, or options"
         )
 
@@ -326,16 +316,16 @@ def _row(registry: Registry, header: Header) -> Row:
         return row
     state = registry.state()
     if state is None or state.registry != header.registry:
-        raise RegistryMissing("the registry that listed this entry is gone")
+        raise errors.RegistryMissing("the registry that listed this entry is gone")
     if state.changes < header.sequence:
-        raise RolledBack("the registry is older than this entry")
-    raise RolledBack("the registry no longer lists this entry: it was replaced or removed")
+        raise errors.RolledBack("the registry is older than this entry")
+    raise errors.RolledBack("the registry no longer lists this entry: it was replaced or removed")
 
 
 def _check_record(file: CacheFile, content: bytes, size: int, record: FileRecord) -> None:
     if size != HEADER_BYTES + record.length:
-        raise WrongLength(
+        raise errors.WrongLength(
             f"{file.place} has {size} bytes, and {HEADER_BYTES + record.length} were sealed"
         )
     if not hmac.compare_digest(record.digest, file_digest(content)):
-        raise SealBroken(f"{file.place} is not the one that the registry lists")
+        raise errors.SealBroken(f"{file.place} is not the one that the registry lists")

@@ -6,23 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from penstock import hal
 from penstock.errors import GeneralFailure, OutputInsufficientSize
-from penstock.hal import (
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    Device,
-    ExecutionConfig,
-    ExecutionResult,
-    Memory,
-    PoolArgument,
-    PrepareConfig,
-    PreparedModel,
-    PreparedModelBase,
-    Request,
-    RequestArgument,
-    validate_request,
-)
 from penstock.ir import DataLocation, Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory import MemoryPool, pool_of
@@ -37,7 +22,7 @@ class DomainDevice(InterceptingDevice):
     Allocating a buffer whose shape is not completely known is `GeneralFailure`.
     """
 
-    def __init__(self, device: Device, name: str | None = None) -> None:
+    def __init__(self, device: hal.Device, name: str | None = None) -> None:
         super().__init__(device, name)
         self.domain = PoolDomain(self._interface_of, dynamic=False)
 
@@ -45,13 +30,15 @@ class DomainDevice(InterceptingDevice):
         """None, so no caching: a model loaded from a cache would not know the buffers."""
         return 0, 0
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
         return DomainModel(self, self.device.prepare_model(model, config), model)
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModel:
         raise GeneralFailure("this device does not cache")
 
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+    def allocate(
+        self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
+    ) -> tuple[int, hal.Buffer]:
         return self.domain.allocate(desc, roles)
 
     def _interface_of(self, prepared: object) -> Model | None:
@@ -69,21 +56,23 @@ class PoolDomain(MemoryDomain):
         return kept
 
 
-class DomainModel(PreparedModelBase):
+class DomainModel(hal.PreparedModelBase):
     """A prepared model whose requests may name buffers; the inner model gets pools."""
 
-    def __init__(self, owner: DomainDevice, prepared: PreparedModel, model: Model) -> None:
+    def __init__(self, owner: DomainDevice, prepared: hal.PreparedModel, model: Model) -> None:
         self.owner, self._prepared, self.model = owner, prepared, model
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        validate_request(self.model, request, config)
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
+        hal.validate_request(self.model, request, config)
         with self.owner.domain.claim(self, request) as claim:
             return self._execute(request, config, claim)
 
     def close(self) -> None:
         self._prepared.close()
 
-    def _execute(self, request: Request, config: ExecutionConfig, claim: Claim) -> ExecutionResult:
+    def _execute(
+        self, request: hal.Request, config: hal.ExecutionConfig, claim: Claim
+    ) -> hal.ExecutionResult:
         entry, pools = self.model.entry, list(request.pools)
         inputs, outputs = list(request.inputs), list(request.outputs)
         for at, value in claim.inputs.items():
@@ -95,7 +84,7 @@ class DomainModel(PreparedModelBase):
             results[at] = in_pool(shape, operand.dtype.numpy)
             outputs[at] = _lent(results[at], pools, ())
         try:
-            inner = Request(tuple(inputs), tuple(outputs), tuple(pools))
+            inner = hal.Request(tuple(inputs), tuple(outputs), tuple(pools))
             result = self._prepared.execute(inner, config)
         except OutputInsufficientSize as error:
             if results:
@@ -113,9 +102,9 @@ def in_pool(shape: tuple[int, ...], dtype: Any) -> NDArray:
         return pool.view(dtype, shape)
 
 
-def _lent(array: NDArray, pools: list[Memory], shape: tuple[int, ...]) -> RequestArgument:
+def _lent(array: NDArray, pools: list[hal.Memory], shape: tuple[int, ...]) -> hal.RequestArgument:
     place = pool_of(array)
     if place is None:
         raise GeneralFailure("a buffer without bytes cannot be lent")
     pools.append(place.memory)
-    return PoolArgument(DataLocation(len(pools) - 1, place.offset, array.nbytes), shape)
+    return hal.PoolArgument(DataLocation(len(pools) - 1, place.offset, array.nbytes), shape)

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.errors import (
-    CyclicModel,
-    DuplicateWriter,
-    IndexOutOfRange,
-    InvalidOperand,
-    InvalidQuantization,
-    LimitExceeded,
-    ModelError,
-    NotAModel,
-    OffsetOutOfBounds,
-    ShapeOverflow,
-    TruncatedModel,
-    UnknownOperator,
-    UnknownType,
-    UnwrittenOperand,
-)
+from penstock import errors
 from penstock.faults import FaultCode
 
 NO_MODEL: Final = "`model_path` or `model_content` must be specified."
@@ -62,18 +47,23 @@ NO_BUILTIN_KERNELS: Final = (
 )
 FLEX_PREFIX: Final = "Flex"
 
-INCONSISTENCIES: Final = (CyclicModel, DuplicateWriter, IndexOutOfRange, UnwrittenOperand)
+INCONSISTENCIES: Final = (
+    errors.CyclicModel,
+    errors.DuplicateWriter,
+    errors.IndexOutOfRange,
+    errors.UnwrittenOperand,
+)
 """Errors of inconsistent graphs, which LiteRT raises on allocation."""
 
-_REFUSALS: Final[tuple[tuple[tuple[type[ModelError], ...], str], ...]] = (
+_REFUSALS: Final[tuple[tuple[tuple[type[errors.ModelError], ...], str], ...]] = (
     (
-        (NotAModel, TruncatedModel, OffsetOutOfBounds, LimitExceeded),
+        (errors.NotAModel, errors.TruncatedModel, errors.OffsetOutOfBounds, errors.LimitExceeded),
         "The model is not a valid Flatbuffer buffer",
     ),
-    ((UnknownType,), "Unsupported data type in tensor"),
-    ((UnknownOperator,), "Op builtin_code out of range. Registration failed."),
-    ((ShapeOverflow,), OVERFLOW),
-    ((InvalidOperand,), "required_bytes <= bytes was not true."),
+    ((errors.UnknownType,), "Unsupported data type in tensor"),
+    ((errors.UnknownOperator,), "Op builtin_code out of range. Registration failed."),
+    ((errors.ShapeOverflow,), OVERFLOW),
+    ((errors.InvalidOperand,), "required_bytes <= bytes was not true."),
 )
 
 
@@ -105,11 +95,11 @@ _FAULTS: Final = {
 }
 
 
-def refused(error: ModelError) -> str:
+def refused(error: errors.ModelError) -> str:
     """LiteRT's message for a file that *error* rejects, then Penstock's."""
     words = next((text for kinds, text in _REFUSALS if isinstance(error, kinds)), "")
     if error.fault is not None:
         words = _FAULTS[error.fault.code].format(**error.fault.facts)
-    if isinstance(error, InvalidQuantization) and words and error.where is not None:
+    if isinstance(error, errors.InvalidQuantization) and words and error.where is not None:
         words += f"Tensor {error.where.tensor} has invalid quantization parameters."
     return f"{words}\n{error}" if words else str(error)

@@ -5,34 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from penstock import hal
 from penstock.driverkit.engine import EngineDevice
 from penstock.driverkit.installation import derived_with
 from penstock.drivers.openvino import engine
 from penstock.drivers.openvino.installation import DERIVED_WITH, Installation, Plugin, sums_exactly
-from penstock.hal import (
-    AccuracyClass,
-    Capabilities,
-    DeviceType,
-    PerformanceInfo,
-    PrepareConfig,
-    PreparedModelBase,
-    Support,
-)
 from penstock.ir import Model
 from penstock.sealed import LoadedEntry, Seal
 
 USES: Final = 32
 """Number of runs of a baseline after which the model is compiled again, with optimisation."""
 
-TYPES: Final = {"CPU": DeviceType.CPU, "GPU": DeviceType.GPU, "NPU": DeviceType.ACCELERATOR}
+TYPES: Final = {
+    "CPU": hal.DeviceType.CPU,
+    "GPU": hal.DeviceType.GPU,
+    "NPU": hal.DeviceType.ACCELERATOR,
+}
 FAMILIES: Final = {"CPU": ("openvino",), "GPU": ("openvino", "opencl"), "NPU": ("openvino", "npu")}
-FLOATS: Final = PerformanceInfo(execution_time=0.15, power_usage=0.2)
+FLOATS: Final = hal.PerformanceInfo(execution_time=0.15, power_usage=0.2)
 """Measured over ten float networks of up to 300 M multiply-accumulates, on one thread of an x86-64
 processor with AVX-512.
 """
 
-FASTER: Final = PerformanceInfo(execution_time=0.1, power_usage=0.2)
-UNSIGNED: Final = PerformanceInfo(execution_time=0.13, power_usage=0.2)
+FASTER: Final = hal.PerformanceInfo(execution_time=0.1, power_usage=0.2)
+UNSIGNED: Final = hal.PerformanceInfo(execution_time=0.13, power_usage=0.2)
 """Relative time of whole networks: six sevenths of the time of XNNPACK, which declares 0.15."""
 
 DISPATCH_NS: Final = 20_000
@@ -64,7 +60,7 @@ class OpenVinoDevice(EngineDevice):
     ) -> None:
         self.plugin, self._installation, self.uses = plugin, installation, uses
         self.measured = plugin.name == "CPU"
-        claims = Capabilities(
+        claims = hal.Capabilities(
             performance={
                 **dict.fromkeys(("float32", "float16"), FLOATS),
                 **dict.fromkeys(("int8", "int32"), FASTER),
@@ -87,18 +83,18 @@ class OpenVinoDevice(EngineDevice):
     def unusable(self) -> str | None:
         return engine.unusable()
 
-    def examine(self, model: Model) -> Sequence[Support]:
+    def examine(self, model: Model) -> Sequence[hal.Support]:
         from penstock.drivers.openvino.rules import examine
 
-        best: AccuracyClass = "exact" if self.measured else "relaxed"
+        best: hal.AccuracyClass = "exact" if self.measured else "relaxed"
         return examine(model, best, sums_exactly=sums_exactly())
 
-    def compile(self, model: Model, config: PrepareConfig) -> PreparedModelBase:
+    def compile(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModelBase:
         from penstock.drivers.openvino.preparation import prepare
 
         return prepare(self, model, config)
 
-    def load(self, entry: LoadedEntry, config: PrepareConfig) -> PreparedModelBase:
+    def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> hal.PreparedModelBase:
         from penstock.drivers.openvino.preparation import load
 
         return load(self, entry, config)

@@ -14,27 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock import hal
 from penstock.driverkit.request_arrays import input_arrays, mapped_pools, write_results
 from penstock.drivers.reference.blas import SINGLE_THREAD, may_divide
 from penstock.drivers.reference.kernel import EXECUTION, LATE, Kernel, Unsupported
 from penstock.drivers.reference.program import Program, compile_subgraph, examine
 from penstock.errors import GeneralFailure, MissedDeadlineTransient
-from penstock.hal import (
-    Capabilities,
-    DeviceBase,
-    DeviceType,
-    ExecutionConfig,
-    ExecutionResult,
-    OperationTiming,
-    PrepareConfig,
-    PreparedModelBase,
-    Request,
-    Support,
-    Timing,
-    refuse_unmapped,
-    validate_prepare,
-    validate_request,
-)
 from penstock.interrupts import interruptible
 from penstock.ir import Model
 from penstock.ir.rounding import sums_of_options
@@ -44,15 +29,15 @@ if TYPE_CHECKING:
     from penstock.memory.domain import Claim, MemoryDomain
 
 
-class ReferenceDevice(DeviceBase):
+class ReferenceDevice(hal.DeviceBase):
     """One thread of a CPU, through NumPy, whatever `num_threads` is. Every result is of the class
     `exact`. Its buffers may have unknown size and rank.
     """
 
     name = "reference"
     version = f"1 (numpy {np.__version__})"
-    type = DeviceType.CPU
-    capabilities = Capabilities()
+    type = hal.DeviceType.CPU
+    capabilities = hal.Capabilities()
 
     # `supported_operations` caches its kernels for the `prepare_model` that usually follows.
     _examined: tuple[weakref.ref[Model], list[Kernel | str]] | None = None
@@ -61,19 +46,19 @@ class ReferenceDevice(DeviceBase):
         self.domain: MemoryDomain | None = None
         self._lock = threading.Lock()
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         kernels = examine(model, model.main)
         self._examined = weakref.ref(model, self._forget), kernels
         answers = [
-            Support(supported=False, reason=kernel, accuracy="exact")
+            hal.Support(supported=False, reason=kernel, accuracy="exact")
             if isinstance(kernel, str)
-            else Support(supported=True, accuracy="exact")
+            else hal.Support(supported=True, accuracy="exact")
             for kernel in kernels
         ]
-        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
+        return hal.refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedReference:
-        validate_prepare(model, config, self.capabilities.memory_kinds)
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> PreparedReference:
+        hal.validate_prepare(model, config, self.capabilities.memory_kinds)
         if config.cancel is not None:
             config.cancel.check()
         examined, self._examined = self._examined, None
@@ -107,7 +92,7 @@ class ReferenceDevice(DeviceBase):
             self._examined = None
 
 
-class PreparedReference(PreparedModelBase):
+class PreparedReference(hal.PreparedModelBase):
     """A program, with its source model."""
 
     def __init__(self, device: ReferenceDevice, model: Model, program: Program) -> None:
@@ -120,9 +105,9 @@ class PreparedReference(PreparedModelBase):
             SINGLE_THREAD.find()
             self._products = SINGLE_THREAD
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         began = time.perf_counter_ns()
-        validate_request(self.model, request, config)
+        hal.validate_request(self.model, request, config)
         if (domain := self.device.domain) is not None:
             from penstock.memory.domain import has_tokens
 
@@ -132,8 +117,8 @@ class PreparedReference(PreparedModelBase):
         return self._mapped(request, config, began, None)
 
     def _mapped(
-        self, request: Request, config: ExecutionConfig, began: int, claim: Claim | None
-    ) -> ExecutionResult:
+        self, request: hal.Request, config: hal.ExecutionConfig, began: int, claim: Claim | None
+    ) -> hal.ExecutionResult:
         if not request.pools:
             return self._execute(request, config, [], began, claim)
         with mapped_pools(request) as regions:
@@ -141,12 +126,12 @@ class PreparedReference(PreparedModelBase):
 
     def _execute(
         self,
-        request: Request,
-        config: ExecutionConfig,
+        request: hal.Request,
+        config: hal.ExecutionConfig,
         regions: list[np.ndarray],
         began: int,
         claim: Claim | None,
-    ) -> ExecutionResult:
+    ) -> hal.ExecutionResult:
         inputs = input_arrays(request, self._inputs, regions, claim, copy_integers=True)
         token = EXECUTION.set(config)
         try:
@@ -163,14 +148,14 @@ class PreparedReference(PreparedModelBase):
                     results = self._program.run(inputs, config, clock)
         finally:
             EXECUTION.reset(token)
-        timing = Timing(None, time.perf_counter_ns() - began, self._operations(clock, began))
+        timing = hal.Timing(None, time.perf_counter_ns() - began, self._operations(clock, began))
         shapes = write_results(request, self._outputs, results, regions, claim, inputs)
-        return ExecutionResult(shapes, timing)
+        return hal.ExecutionResult(shapes, timing)
 
-    def _operations(self, clock: list[int] | None, began: int) -> tuple[OperationTiming, ...]:
+    def _operations(self, clock: list[int] | None, began: int) -> tuple[hal.OperationTiming, ...]:
         """The time of each operation, from the *clock* of `Program.run`."""
         return tuple(
-            OperationTiming((at,), operation.key, start - began, end - start)
+            hal.OperationTiming((at,), operation.key, start - began, end - start)
             for at, (operation, (start, end)) in enumerate(
                 zip(self.model.operations, pairwise(clock or ()), strict=bool(clock))
             )

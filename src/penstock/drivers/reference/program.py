@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from penstock import errors
 from penstock.drivers.reference.kernel import (
     EXECUTION,
     Kernel,
@@ -17,13 +18,6 @@ from penstock.drivers.reference.kernel import (
     Unsupported,
     build,
     check_interrupts,
-)
-from penstock.errors import (
-    Cancelled,
-    DriverError,
-    GeneralFailure,
-    PenstockError,
-    ResourceExhaustedTransient,
 )
 from penstock.hal import ExecutionConfig
 from penstock.interrupts import polled
@@ -75,13 +69,21 @@ class Program(Struct, frozen=True):
                 clock.append(time.perf_counter_ns())
             try:
                 results = instruction.kernel([values.get(i) for i in instruction.inputs])
-            except (DriverError, Cancelled):
+            except (errors.DriverError, errors.Cancelled):
                 raise
             except MemoryError as error:
-                raise ResourceExhaustedTransient(f"{instruction.place}: no memory left") from error
-            except (PenstockError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+                raise errors.ResourceExhaustedTransient(
+                    f"{instruction.place}: no memory left"
+                ) from error
+            except (
+                errors.PenstockError,
+                ValueError,
+                TypeError,
+                LookupError,
+                ArithmeticError,
+            ) as error:
                 text = str(error)[:MAX_MESSAGE]
-                raise GeneralFailure(f"{instruction.place}: {text}") from error
+                raise errors.GeneralFailure(f"{instruction.place}: {text}") from error
             values.update(zip(instruction.outputs, results, strict=True))
             for index in instruction.frees:
                 del values[index]
@@ -118,7 +120,7 @@ def _examine(site: Site) -> Kernel | str:
         return build(site)
     except Unsupported as refusal:
         return str(refusal)
-    except (PenstockError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+    except (errors.PenstockError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         return f"not computable as it stands: {str(error)[:MAX_MESSAGE]}"
 
 

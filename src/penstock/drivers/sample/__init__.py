@@ -13,35 +13,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from penstock import errors, hal
 from penstock.driverkit.request_arrays import HostBuffers, input_arrays, mapped_pools, write_results
 from penstock.drivers.sample.program import decode, encode
-from penstock.errors import (
-    CacheError,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadlineTransient,
-)
-from penstock.hal import (
-    SUPPORTED,
-    CacheReport,
-    Capabilities,
-    DeviceBase,
-    DeviceType,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    PerformanceInfo,
-    PrepareConfig,
-    PreparedModelBase,
-    Request,
-    Support,
-    Timing,
-    refuse_unmapped,
-    validate_prepare,
-    validate_prepare_config,
-    validate_request,
-    validate_support,
-)
 from penstock.hal.request import NO_TIMING
 from penstock.ir import Attributes, DType, Model, NDArray, Operation, Subgraph
 from penstock.sealed import Seal
@@ -95,27 +69,27 @@ KERNELS: Final[dict[str, Kernel]] = {
 }
 
 
-def support(subgraph: Subgraph, operation: Operation) -> Support:
+def support(subgraph: Subgraph, operation: Operation) -> hal.Support:
     """SUPPORTED, or the reason why *operation* is not supported."""
     if operation.type not in KERNELS:
-        return Support(False, f"the sample driver has no {operation.type}")
+        return hal.Support(False, f"the sample driver has no {operation.type}")
     for index in (*operation.inputs, *operation.outputs):
         operand = subgraph.operands[index]
         if operand.has_value and operand.dtype is not DType.FLOAT32:
-            return Support(
+            return hal.Support(
                 False, f"{operand.name or f'operand {index}'} is {operand.dtype.value}, not float32"
             )
     if len(operation.outputs) != 1:
-        return Support(False, f"{len(operation.outputs)} outputs; one is possible")
+        return hal.Support(False, f"{len(operation.outputs)} outputs; one is possible")
     activation = operation.attributes.get("fused_activation_function", "NONE")
     if activation not in ACTIVATIONS:
-        return Support(False, f"no fused activation {activation!r}")
+        return hal.Support(False, f"no fused activation {activation!r}")
     if operation.attributes.get("weights_format", "DEFAULT") != "DEFAULT":
-        return Support(False, "shuffled weights are not read")
-    return SUPPORTED
+        return hal.Support(False, "shuffled weights are not read")
+    return hal.SUPPORTED
 
 
-class SampleDevice(HostBuffers, DeviceBase):
+class SampleDevice(HostBuffers, hal.DeviceBase):
     """A device for ADD, MUL, RELU and FULLY_CONNECTED in float32. Used only when the caller names
     it.
 
@@ -125,9 +99,9 @@ class SampleDevice(HostBuffers, DeviceBase):
 
     name = "sample"
     version = f"1 (numpy {np.__version__})"
-    type = DeviceType.CPU
-    capabilities = Capabilities(
-        performance={"float32": PerformanceInfo(execution_time=1.5, power_usage=1.5)},
+    type = hal.DeviceType.CPU
+    capabilities = hal.Capabilities(
+        performance={"float32": hal.PerformanceInfo(execution_time=1.5, power_usage=1.5)},
         default_performance=None,
         accepts_host_memory=False,
         only_when_named=True,
@@ -136,34 +110,34 @@ class SampleDevice(HostBuffers, DeviceBase):
     def __init__(self, seal: Seal | None = None) -> None:
         self._seal = seal or Seal(self.name, self.version, files=self.cache_files_needed())
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         answers = [support(model.entry, operation) for operation in model.operations]
-        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
+        return hal.refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
     def cache_files_needed(self) -> tuple[int, int]:
         return 1, 1
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> SamplePreparedModel:
-        validate_prepare(model, config, self.capabilities.memory_kinds)
-        validate_support(model, self.supported_operations(model))
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> SamplePreparedModel:
+        hal.validate_prepare(model, config, self.capabilities.memory_kinds)
+        hal.validate_support(model, self.supported_operations(model))
         prepared = SamplePreparedModel(self, model)
         if config.model_cache or config.data_cache:
             prepared.cache_report = self._save(model, config)
         return prepared
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> SamplePreparedModel:
-        validate_prepare_config(config)
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> SamplePreparedModel:
+        hal.validate_prepare_config(config)
         try:
             loaded = self._seal.load(
                 config.model_cache, config.data_cache, config.token, config.binding
             )
-        except CacheError as error:
-            raise GeneralFailure(str(error)) from error
+        except errors.CacheError as error:
+            raise errors.GeneralFailure(str(error)) from error
         model = decode(*loaded.model, *loaded.data)
-        validate_support(model, self.supported_operations(model))
+        hal.validate_support(model, self.supported_operations(model))
         return SamplePreparedModel(self, model)
 
-    def _save(self, model: Model, config: PrepareConfig) -> CacheReport:
+    def _save(self, model: Model, config: hal.PrepareConfig) -> hal.CacheReport:
         """Saves the model. If that fails, the report says so and preparing goes on."""
         program, constants = encode(model)
         report = self._seal.save(
@@ -174,10 +148,10 @@ class SampleDevice(HostBuffers, DeviceBase):
             model=[program],
             data=[constants],
         )
-        return CacheReport("saved" if report.saved else "failed", report.reason or "")
+        return hal.CacheReport("saved" if report.saved else "failed", report.reason or "")
 
 
-class SamplePreparedModel(PreparedModelBase):
+class SamplePreparedModel(hal.PreparedModelBase):
     """The constants of a model as arrays, and its operations. Immutable."""
 
     def __init__(self, device: SampleDevice, model: Model) -> None:
@@ -188,11 +162,11 @@ class SamplePreparedModel(PreparedModelBase):
             if operand.is_constant
         }
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        validate_request(self.model, request, config)
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
+        hal.validate_request(self.model, request, config)
         for argument in (*request.inputs, *request.outputs):
-            if isinstance(argument, HostMemory):
-                raise InvalidArgument("the sample driver takes pools only, not HostMemory")
+            if isinstance(argument, hal.HostMemory):
+                raise errors.InvalidArgument("the sample driver takes pools only, not HostMemory")
         begun = time.perf_counter_ns()
         entry = self.model.entry
         given, wanted = ([entry.operands[i] for i in ids] for ids in (entry.inputs, entry.outputs))
@@ -205,21 +179,25 @@ class SamplePreparedModel(PreparedModelBase):
             results = [values[i] for i in entry.outputs]
             shapes = write_results(request, wanted, results, pools, claim, inputs)
         spent = time.perf_counter_ns() - begun
-        timing = Timing(on_device_ns=spent, in_driver_ns=spent) if config.measure else NO_TIMING
-        return ExecutionResult(shapes, timing)
+        timing = hal.Timing(on_device_ns=spent, in_driver_ns=spent) if config.measure else NO_TIMING
+        return hal.ExecutionResult(shapes, timing)
 
-    def _run(self, values: dict[int, NDArray], config: ExecutionConfig) -> None:
+    def _run(self, values: dict[int, NDArray], config: hal.ExecutionConfig) -> None:
         """Runs the operations in order. Checks the deadline and the cancel token between them."""
         for index, operation in enumerate(self.model.operations):
             if config.cancel is not None:
                 config.cancel.check()
             if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
-                raise MissedDeadlineTransient(f"the deadline passed before operation {index}")
+                raise errors.MissedDeadlineTransient(
+                    f"the deadline passed before operation {index}"
+                )
             inputs = [values[i] for i in operation.inputs if i in values]
             try:
                 result = KERNELS[operation.type](operation.attributes, inputs)
             except (ValueError, IndexError) as error:
-                raise GeneralFailure(f"operation {index} ({operation.type}): {error}") from error
+                raise errors.GeneralFailure(
+                    f"operation {index} ({operation.type}): {error}"
+                ) from error
             values[operation.outputs[0]] = result
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock import hal
 from penstock.distribution import install_command
 from penstock.driverkit.installation import (
     derived_with,
@@ -19,16 +20,6 @@ from penstock.driverkit.installation import (
     processor_features,
 )
 from penstock.errors import DeviceUnavailable
-from penstock.hal import (
-    Capabilities,
-    DeviceBase,
-    DeviceType,
-    PerformanceInfo,
-    PrepareConfig,
-    Support,
-    refuse_unmapped,
-    validate_prepare,
-)
 
 if TYPE_CHECKING:
     from penstock.drivers.xnnpack.engine import Kernels
@@ -36,21 +27,21 @@ if TYPE_CHECKING:
     from penstock.ir import Model
 
 PERFORMANCE: Final = {
-    "float32": PerformanceInfo(execution_time=0.15, power_usage=0.15),
-    "int8": PerformanceInfo(execution_time=0.05, power_usage=0.05),
-    "uint8": PerformanceInfo(execution_time=0.15, power_usage=0.15),
-    "int16": PerformanceInfo(execution_time=1.75, power_usage=1.75),
-    "int32": PerformanceInfo(execution_time=0.05, power_usage=0.05),
+    "float32": hal.PerformanceInfo(execution_time=0.15, power_usage=0.15),
+    "int8": hal.PerformanceInfo(execution_time=0.05, power_usage=0.05),
+    "uint8": hal.PerformanceInfo(execution_time=0.15, power_usage=0.15),
+    "int16": hal.PerformanceInfo(execution_time=1.75, power_usage=1.75),
+    "int32": hal.PerformanceInfo(execution_time=0.05, power_usage=0.05),
 }
 """Measured on one thread of an x86-64 processor with AVX-512: int16 and int32 on single operations,
 other types on networks. LiteRT's int16 layers are plain loops, up to 8 times slower.
 """
 
-BRANCH: Final = PerformanceInfo(execution_time=0.1, power_usage=0.1)
+BRANCH: Final = hal.PerformanceInfo(execution_time=0.1, power_usage=0.1)
 """The overhead of an IF, without its branches."""
 
-OTHER: Final = PerformanceInfo(execution_time=0.9, power_usage=0.9)
-BUILTIN: Final = PerformanceInfo(execution_time=0.5, power_usage=0.5)
+OTHER: Final = hal.PerformanceInfo(execution_time=0.9, power_usage=0.9)
+BUILTIN: Final = hal.PerformanceInfo(execution_time=0.5, power_usage=0.5)
 """A rough figure for LiteRT's own kernels. Callers name that device for its results, not for
 speed.
 """
@@ -100,14 +91,14 @@ def _version_in(folder: Path) -> str:
     return found.group(1) if found else ""
 
 
-class XnnpackDevice(DeviceBase):
+class XnnpackDevice(hal.DeviceBase):
     """The processor, through XNNPACK and LiteRT's own kernels. By default *installation* is the one
     found on this machine.
     """
 
     name = "xnnpack"
-    type = DeviceType.CPU
-    claims = Capabilities(
+    type = hal.DeviceType.CPU
+    claims = hal.Capabilities(
         performance=PERFORMANCE,
         default_performance=OTHER,
         if_performance=BRANCH,
@@ -127,7 +118,7 @@ class XnnpackDevice(DeviceBase):
         return self._given or find_installation()
 
     @cached_property
-    def capabilities(self) -> Capabilities:  # type: ignore[override]  # read later
+    def capabilities(self) -> hal.Capabilities:  # type: ignore[override]  # read later
         """`claims`, with the release of LiteRT that they were measured with."""
         return derived_with(self.claims, "LiteRT", DERIVED_WITH, self._installation.version)
 
@@ -141,13 +132,15 @@ class XnnpackDevice(DeviceBase):
 
         return self._installation.reason or unusable()
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         from penstock.drivers.xnnpack.support import examine
 
-        return refuse_unmapped(model, examine(model, self.kernels), self.capabilities.memory_kinds)
+        return hal.refuse_unmapped(
+            model, examine(model, self.kernels), self.capabilities.memory_kinds
+        )
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> XnnpackPreparedModel:
-        validate_prepare(model, config, self.capabilities.memory_kinds)
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> XnnpackPreparedModel:
+        hal.validate_prepare(model, config, self.capabilities.memory_kinds)
         if (reason := self.check()) is not None:
             raise DeviceUnavailable(f"device {self.name}: {reason}")
         from penstock.drivers.xnnpack.prepared import prepare
@@ -161,7 +154,7 @@ class BuiltinDevice(XnnpackDevice):
     """
 
     name = "xnnpack-builtin"
-    claims = Capabilities(
+    claims = hal.Capabilities(
         default_performance=BUILTIN,
         dispatch_ns=DISPATCH_NS,
         families=("litert",),

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from penstock import errors, hal
 from penstock.driverkit.request_arrays import (
     input_arrays,
     lent_arrays,
@@ -24,30 +25,7 @@ from penstock.drivers.xnnpack.segments import Segment, make_segments
 from penstock.drivers.xnnpack.state_copies import state_copies
 from penstock.drivers.xnnpack.static_shapes import fold_shapes, has_static_shapes
 from penstock.drivers.xnnpack.support import DETECTION, classify
-from penstock.errors import (
-    Cancelled,
-    DeadObject,
-    GeneralFailure,
-    MissedDeadline,
-    OutputInsufficientSize,
-    PenstockError,
-)
 from penstock.export.tflite.writer import write
-from penstock.hal import (
-    DONE,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    NoValue,
-    OperationTiming,
-    PrepareConfig,
-    PreparedModelBase,
-    ProvenRequest,
-    Request,
-    Timing,
-    check_deadline,
-    validate_request,
-)
 from penstock.ir import Model, NDArray
 
 FORKED: Final = (
@@ -64,7 +42,7 @@ DEFAULT_THREADS: Final = 1
 
 
 def prepare(
-    model: Model, config: PrepareConfig, kernels: Sequence[Kernels]
+    model: Model, config: hal.PrepareConfig, kernels: Sequence[Kernels]
 ) -> XnnpackPreparedModel:
     """Writes each segment of *model* as a file for one of *kernels*, and opens an interpreter of
     it. Raises `GeneralFailure` with the operation's name, or with LiteRT's message.
@@ -91,20 +69,20 @@ def _written(segment: Segment) -> bytes:
         # LiteRT allocates tensors that live throughout a run in the order of the file. With this
         # order the tensors of a state are adjacent, and one copy moves them all (`state_copies`).
         return write(segment.model, outputs_first=True)
-    except PenstockError as error:
-        raise GeneralFailure(
+    except errors.PenstockError as error:
+        raise errors.GeneralFailure(
             f"the model cannot be written for LiteRT: {last_line(error)}"
         ) from error
 
 
-def _check(config: PrepareConfig) -> None:
+def _check(config: hal.PrepareConfig) -> None:
     """Raises if the token is set or the deadline has passed."""
     if config.cancel is not None:
         config.cancel.check()
-    check_deadline(config.deadline_ns)
+    hal.check_deadline(config.deadline_ns)
 
 
-class XnnpackPreparedModel(PreparedModelBase):
+class XnnpackPreparedModel(hal.PreparedModelBase):
     """A model as *files*, one for each segment, in execution order. Each run takes a set of
     interpreters from a free list and returns it. *first* is the first set.
     """
@@ -129,15 +107,15 @@ class XnnpackPreparedModel(PreparedModelBase):
         self._read = None if read == entry.inputs else [entry.inputs.index(i) for i in read]
         self._state = state_copies(model) if self._direct and self._read is None else None
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         if engine.forks != self._forks:
-            raise DeadObject(FORKED)
-        if type(request) is not ProvenRequest or config.deadline_ns is not None:
-            validate_request(self.model, request, config)
+            raise errors.DeadObject(FORKED)
+        if type(request) is not hal.ProvenRequest or config.deadline_ns is not None:
+            hal.validate_request(self.model, request, config)
         if config.cancel is not None:
             config.cancel.check()
         began = time.perf_counter_ns() if config.measure else 0
-        timings: list[OperationTiming] = []
+        timings: list[hal.OperationTiming] = []
         try:
             runners = self._free.pop()
         except IndexError:
@@ -151,11 +129,11 @@ class XnnpackPreparedModel(PreparedModelBase):
                 if self._read is not None:
                     if lent_arrays(arguments) is None:
                         raise unknown_memory(
-                            next(a for a in arguments if type(a) is not HostMemory)
+                            next(a for a in arguments if type(a) is not hal.HostMemory)
                         )
                     arguments = tuple([arguments[k] for k in self._read])
                 for view, argument in zip(runner.inputs, arguments):  # noqa: B905  # checked above
-                    if type(argument) is not HostMemory:
+                    if type(argument) is not hal.HostMemory:
                         raise unknown_memory(argument)
                     view[...] = argument.array
             start = time.perf_counter_ns() if began else 0
@@ -169,22 +147,22 @@ class XnnpackPreparedModel(PreparedModelBase):
                 self._state.read_outputs(runner, request.outputs)
             else:
                 for view, wanted in zip(runner.outputs, request.outputs):  # noqa: B905  # checked
-                    if type(wanted) is HostMemory:
+                    if type(wanted) is hal.HostMemory:
                         wanted.array[...] = view
-                    elif type(wanted) is not NoValue:
+                    elif type(wanted) is not hal.NoValue:
                         raise unknown_memory(wanted)
-            result = DONE
+            result = hal.DONE
         else:
             try:
                 result = self._run(runners, request, config, began, timings)
-            except (OutputInsufficientSize, MissedDeadline, Cancelled):
+            except (errors.OutputInsufficientSize, errors.MissedDeadline, errors.Cancelled):
                 self._free.append(runners)
                 raise
         # Interpreters whose run failed are dropped.
         self._free.append(runners)
         if began:
-            timing = Timing(None, time.perf_counter_ns() - began, tuple(timings))
-            return ExecutionResult(result.output_shapes, timing)
+            timing = hal.Timing(None, time.perf_counter_ns() - began, tuple(timings))
+            return hal.ExecutionResult(result.output_shapes, timing)
         return result
 
     def close(self) -> None:
@@ -204,11 +182,11 @@ class XnnpackPreparedModel(PreparedModelBase):
     def _run(
         self,
         runners: list[Runner],
-        request: Request,
-        config: ExecutionConfig,
+        request: hal.Request,
+        config: hal.ExecutionConfig,
         began: int,
-        timings: list[OperationTiming],
-    ) -> ExecutionResult:
+        timings: list[hal.OperationTiming],
+    ) -> hal.ExecutionResult:
         """Runs the segments one after another. A measured run started at *began* (otherwise 0), and
         adds each segment's time to *timings*.
         """
@@ -220,7 +198,7 @@ class XnnpackPreparedModel(PreparedModelBase):
             for runner in runners:
                 if config.cancel is not None:
                     config.cancel.check()
-                check_deadline(config.deadline_ns)
+                hal.check_deadline(config.deadline_ns)
                 start = time.perf_counter_ns() if began else 0
                 values.update(runner.run(values))
                 if began:
@@ -228,18 +206,20 @@ class XnnpackPreparedModel(PreparedModelBase):
             for outputs in self._detections:
                 _clear_rest(values, outputs)
             results = [values[i] for i in entry.outputs]
-            return ExecutionResult(write_results(request, self._outputs, results, pools), Timing())
+            return hal.ExecutionResult(
+                write_results(request, self._outputs, results, pools), hal.Timing()
+            )
 
     def _open(self) -> list[Runner]:
         if self._closed:
-            raise GeneralFailure("the prepared model is closed")
+            raise errors.GeneralFailure("the prepared model is closed")
         return [file.open() for file in self._files]
 
 
-def _timing(runner: Runner, start_ns: int, duration_ns: int) -> OperationTiming:
+def _timing(runner: Runner, start_ns: int, duration_ns: int) -> hal.OperationTiming:
     """The time of a whole segment: LiteRT's interpreter does not report single operations."""
     segment = runner.segment
-    return OperationTiming(segment.operations, NAMES[segment.kernels], start_ns, duration_ns)
+    return hal.OperationTiming(segment.operations, NAMES[segment.kernels], start_ns, duration_ns)
 
 
 def _clear_rest(values: dict[int, NDArray], outputs: Sequence[int]) -> None:

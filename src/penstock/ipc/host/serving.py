@@ -15,14 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from penstock import errors
 from penstock.closing import without_frames
-from penstock.errors import (
-    DriverError,
-    InvalidArgument,
-    PenstockError,
-    ResourceExhaustedTransient,
-    WireError,
-)
 from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descriptor
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
@@ -79,7 +73,7 @@ class Client:
         self._over = False
         self._calls: dict[wire.CallId, CancelToken] = {}
         self._tokens: set[CancelToken] = set()
-        self._memories: dict[wire.MemoryId, NDArray | WireError | DriverError] = {}
+        self._memories: dict[wire.MemoryId, NDArray | errors.WireError | errors.DriverError] = {}
         self._leaving = Leaving()
         self._descriptors = 0
         self._lends_too_much = False
@@ -151,7 +145,7 @@ class Client:
                 except EOFError:
                     self.finish()
                     break
-                except WireError as error:
+                except errors.WireError as error:
                     # A peer that sends a malformed message is disconnected.
                     logger.warning("a client is let go: %s", error)
                     self.finish()
@@ -178,7 +172,7 @@ class Client:
             if isinstance(message, wire.Lend):
                 self._borrow(message, received)
             elif descriptors:
-                raise WireError(f"descriptors beside {type(message).__name__}")
+                raise errors.WireError(f"descriptors beside {type(message).__name__}")
             elif isinstance(message, wire.Cancel):
                 token = self._calls.get(message.call)
                 if token is not None:
@@ -188,7 +182,7 @@ class Client:
             elif isinstance(message, wire.Drop):
                 self._drop(message)
             else:
-                raise WireError(f"{type(message).__name__} from a client that was welcomed")
+                raise errors.WireError(f"{type(message).__name__} from a client that was welcomed")
         except BaseException:
             charge.release()
             close_all(descriptors)
@@ -200,15 +194,15 @@ class Client:
     def _expect(self, nbytes: int) -> None:
         try:
             self._message = self._count(nbytes)
-        except ResourceExhaustedTransient as error:
-            raise WireError(str(error)) from None
+        except errors.ResourceExhaustedTransient as error:
+            raise errors.WireError(str(error)) from None
 
     def _count(self, nbytes: int) -> Charge:
         return NOTHING if self._account is None else self._account.own(nbytes)
 
     def _accept(self, ask: wire.Ask, received: Received, charge: Charge) -> _Job | None:
         if ask.call in self._calls:
-            raise WireError(f"two calls have the number {ask.call}")
+            raise errors.WireError(f"two calls have the number {ask.call}")
         told = ""
         if not received.complete:
             told = "the driver's process has no descriptor left"
@@ -219,12 +213,12 @@ class Client:
         elif charge is NOTHING and len(received.data) > LEAST_COUNTED:
             try:
                 charge = self._count(len(received.data))
-            except ResourceExhaustedTransient as error:
+            except errors.ResourceExhaustedTransient as error:
                 told = str(error)
         if told:
             charge.release()
             close_all(received.descriptors)
-            self._answer(ask.call, refusal(ResourceExhaustedTransient(told)))
+            self._answer(ask.call, refusal(errors.ResourceExhaustedTransient(told)))
             return None
         token = CancelToken()
         self._calls[ask.call] = token
@@ -237,26 +231,26 @@ class Client:
 
     def _borrow(self, lend: wire.Lend, received: Received) -> None:
         if lend.memory in self._memories:
-            raise WireError(f"memory {lend.memory} is lent twice")
+            raise errors.WireError(f"memory {lend.memory} is lent twice")
         if len(self._memories) >= MAX_MEMORIES:
             self._lends_too_much = True
             return
         try:
             if not received.complete:
                 told = "the driver's process had no descriptor left for memory that was lent"
-                raise ResourceExhaustedTransient(told)
+                raise errors.ResourceExhaustedTransient(told)
             if len(received.descriptors) != 1:
-                raise WireError("memory is lent with one descriptor")
+                raise errors.WireError("memory is lent with one descriptor")
             if received.descriptors[0] < 0:
-                raise WireError(FUSE_DESCRIPTOR)
+                raise errors.WireError(FUSE_DESCRIPTOR)
             self._memories[lend.memory] = _mapped(received.descriptors[0], lend.size, self._account)
-        except (WireError, DriverError) as error:
+        except (errors.WireError, errors.DriverError) as error:
             # Without its traceback, whose frames keep this client.
             self._memories[lend.memory] = without_frames(error)
 
     def _drop(self, drop: wire.Drop) -> None:
         if not 0 <= drop.device < len(self._dispatchers):
-            raise WireError(f"no device has the index {drop.device}")
+            raise errors.WireError(f"no device has the index {drop.device}")
         if drop.target == wire.DEVICE:
             return
         close = self._dispatchers[drop.device].objects.detach(drop.target)
@@ -287,11 +281,11 @@ class Client:
         try:
             try:
                 if not 0 <= ask.device < len(self._dispatchers):
-                    raise WireError(f"no device has the index {ask.device}")
+                    raise errors.WireError(f"no device has the index {ask.device}")
                 handles = tuple(self._handle(form, job) for form in ask.handles)
-            except WireError as error:
-                reply = refusal(InvalidArgument(str(error)))
-            except (PenstockError, OSError) as error:
+            except errors.WireError as error:
+                reply = refusal(errors.InvalidArgument(str(error)))
+            except (errors.PenstockError, OSError) as error:
                 reply = refusal(error)
             else:
                 frame = Frame(ask.body, handles)
@@ -318,16 +312,16 @@ class Client:
                 fence: Any = handle
                 forms.append(wire.FenceForm(len(fences)))
                 fences.append(as_descriptor(fence))
-        except (PenstockError, OSError) as error:
+        except (errors.PenstockError, OSError) as error:
             told = f"no descriptor for the call's fence: {error}"
-            self._answer(call, refusal(ResourceExhaustedTransient(told)))
+            self._answer(call, refusal(errors.ResourceExhaustedTransient(told)))
             return
         answer = wire.Answer(call, reply.data, tuple(forms), reply.failed)
         try:
             self._connection.send(encode(answer), [f.fileno() for f in fences])
         except EOFError:
             pass
-        except (DriverError, WireError) as error:
+        except (errors.DriverError, errors.WireError) as error:
             self._answer(call, refusal(error))
 
     def _handle(self, form: wire.HandleForm, job: _Job) -> object:
@@ -355,43 +349,43 @@ class Client:
                 return fence
             case wire.ValueForm():
                 return Opaque(None)
-        raise WireError(f"a {type(form).__name__} in a call")
+        raise errors.WireError(f"a {type(form).__name__} in a call")
 
     def _descriptor(self, job: _Job, place: int) -> int:
         if not 0 <= place < len(job.descriptors):
-            raise WireError(f"descriptor {place} of {len(job.descriptors)}")
+            raise errors.WireError(f"descriptor {place} of {len(job.descriptors)}")
         return job.descriptors[place]
 
     def _taken(self, job: _Job, place: int) -> int:
         fd = self._descriptor(job, place)
         if fd < 0:
-            raise WireError(FUSE_DESCRIPTOR)
+            raise errors.WireError(FUSE_DESCRIPTOR)
         return fd
 
     def _array(self, form: wire.ArrayForm) -> NDArray:
         memory = self._memories.get(form.memory)
         if memory is None and self._lends_too_much:
-            raise ResourceExhaustedTransient(
+            raise errors.ResourceExhaustedTransient(
                 f"memory {form.memory} was not lent, or beyond the {MAX_MEMORIES} at a time that a "
                 "client may lend"
             )
         if memory is None:
-            raise WireError(f"memory {form.memory} was not lent")
-        if isinstance(memory, WireError | DriverError):
+            raise errors.WireError(f"memory {form.memory} was not lent")
+        if isinstance(memory, errors.WireError | errors.DriverError):
             raise type(memory)(str(memory))
         dtype = form.dtype.numpy
         if dtype.hasobject or min(form.shape, default=0) < 0 or len(form.shape) > 32:
-            raise WireError(f"an array of {form.dtype.value} and shape {form.shape}")
+            raise errors.WireError(f"an array of {form.dtype.value} and shape {form.shape}")
         nbytes = dtype.itemsize
         for dimension in form.shape:
             nbytes *= dimension
         if form.offset < 0 or form.offset % dtype.alignment or form.offset + nbytes > memory.size:
-            raise WireError(f"an array of {nbytes} bytes at {form.offset} of {memory.size}")
+            raise errors.WireError(f"an array of {nbytes} bytes at {form.offset} of {memory.size}")
         flat = memory[form.offset : form.offset + nbytes].view(dtype)
         try:
             array: NDArray = flat.reshape(form.shape)
         except (ValueError, OverflowError) as error:
-            raise WireError(f"an array of the shape {form.shape}: {error}") from None
+            raise errors.WireError(f"an array of the shape {form.shape}: {error}") from None
         if not form.writable:
             array.flags.writeable = False
         return array
@@ -419,21 +413,21 @@ def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
     try:
         available = os.fstat(fd).st_size
         if not 0 < size <= available:
-            raise WireError(f"{size} bytes are lent of a memory that has {available}")
+            raise errors.WireError(f"{size} bytes are lent of a memory that has {available}")
         if not is_sealed(fd, SHRINK):
-            raise WireError("memory that may shrink cannot be lent")
+            raise errors.WireError("memory that may shrink cannot be lent")
         if account is not None:
             charge = account.memory(fd, size)
         region = mmap.mmap(fd, size, access=_access(fd))
     except OSError as error:
         charge.release()
         if error.errno not in OUT_OF_ROOM:
-            raise WireError(f"memory that is lent cannot be mapped: {error}") from None
+            raise errors.WireError(f"memory that is lent cannot be mapped: {error}") from None
         told = f"the driver's process has no room for memory that is lent: {error}"
-        raise ResourceExhaustedTransient(told) from None
+        raise errors.ResourceExhaustedTransient(told) from None
     except ValueError as error:
         charge.release()
-        raise WireError(f"memory that is lent cannot be mapped: {error}") from None
+        raise errors.WireError(f"memory that is lent cannot be mapped: {error}") from None
     # Runs that use it keep it, even if its owner withdraws it.
     weakref.finalize(region, charge.release).atexit = False
     array: NDArray = np.frombuffer(region, np.uint8)

@@ -13,6 +13,7 @@ from typing import Final
 from penstock.errors import InvalidAttribute, ShapeMismatch
 from penstock.ir.operand import EXTENSION, Operand, code_fault, name_fault
 from penstock.ir.operation import Attributes, Operation
+from penstock.ir.operations import rules
 from penstock.ir.operations.custom_options import (
     audio_spectrogram,
     detection_post_process,
@@ -22,19 +23,6 @@ from penstock.ir.operations.custom_options import (
     numeric_verify,
     transpose_conv_bias,
     windowed_pool,
-)
-from penstock.ir.operations.rules import (
-    Dimension,
-    agree,
-    agree_shapes,
-    bounded,
-    declared,
-    dimension,
-    fill,
-    like,
-    positions,
-    ranked,
-    window,
 )
 from penstock.ir.operations.signature import row
 from penstock.ir.operations.spec import (
@@ -60,58 +48,68 @@ def _detections(context: ShapeContext) -> Sequence[Shape]:
     """The batch is one image. The outputs have room for the greatest number of detections, times
     the number of best classes of each.
     """
-    boxes, scores = ranked(context, 0, 3), ranked(context, 1, 3)
-    anchors = ranked(context, 2, 2)
-    agree(dimension(boxes, 0), 1, "number of images")
-    places = agree(dimension(boxes, 1), dimension(scores, 1), "boxes and scores")
-    known = dimension(anchors, 0)
+    boxes, scores = rules.ranked(context, 0, 3), rules.ranked(context, 1, 3)
+    anchors = rules.ranked(context, 2, 2)
+    rules.agree(rules.dimension(boxes, 0), 1, "number of images")
+    places = rules.agree(rules.dimension(boxes, 1), rules.dimension(scores, 1), "boxes and scores")
+    known = rules.dimension(anchors, 0)
     if known is not None and places is not None and known < places:
         raise ShapeMismatch(f"{places} boxes and {known} anchors; there is one a box, or more")
     options = detection_post_process(context.attributes)
-    count = bounded(options.max_detections * options.max_classes_per_detection)
-    return fill(context, (1, count, 4), (1, count), (1, count), (1,))
+    count = rules.bounded(options.max_detections * options.max_classes_per_detection)
+    return rules.fill(context, (1, count, 4), (1, count), (1, count), (1,))
 
 
-def _transposed(size: Dimension, extent: Dimension, stride: int, padding: str) -> Dimension:
+def _transposed(
+    size: rules.Dimension, extent: rules.Dimension, stride: int, padding: str
+) -> rules.Dimension:
     if size is None or extent is None:
         return None
     cut = max(extent - (size - 1) % stride - 1, 0) if padding == "SAME" else 0
-    return bounded(stride * (size - 1) + extent - cut)
+    return rules.bounded(stride * (size - 1) + extent - cut)
 
 
 def _transpose_conv(context: ShapeContext) -> Sequence[Shape]:
-    image, filters = ranked(context, 0, 4), ranked(context, 1, 4)
-    agree(dimension(image, 3), dimension(filters, 3), "input and filter channels")
-    outputs = agree(
-        dimension(filters, 0), dimension(ranked(context, 2, 1), 0), "filters and bias length"
+    image, filters = rules.ranked(context, 0, 4), rules.ranked(context, 1, 4)
+    rules.agree(rules.dimension(image, 3), rules.dimension(filters, 3), "input and filter channels")
+    outputs = rules.agree(
+        rules.dimension(filters, 0),
+        rules.dimension(rules.ranked(context, 2, 1), 0),
+        "filters and bias length",
     )
     options = transpose_conv_bias(context.attributes)
     height = _transposed(
-        dimension(image, 1), dimension(filters, 1), options.stride_h, options.padding
+        rules.dimension(image, 1), rules.dimension(filters, 1), options.stride_h, options.padding
     )
     width = _transposed(
-        dimension(image, 2), dimension(filters, 2), options.stride_w, options.padding
+        rules.dimension(image, 2), rules.dimension(filters, 2), options.stride_w, options.padding
     )
-    return ((dimension(image, 0), height, width, outputs),)
+    return ((rules.dimension(image, 0), height, width, outputs),)
 
 
 def _pool_argmax(context: ShapeContext) -> Sequence[Shape]:
-    image, options = ranked(context, 0, 4), windowed_pool(context.attributes)
-    height = window(
-        dimension(image, 1), options.filter_height, options.stride_h, 1, options.padding
+    image, options = rules.ranked(context, 0, 4), windowed_pool(context.attributes)
+    height = rules.window(
+        rules.dimension(image, 1), options.filter_height, options.stride_h, 1, options.padding
     )
-    width = window(dimension(image, 2), options.filter_width, options.stride_w, 1, options.padding)
-    return fill(context, *[(dimension(image, 0), height, width, dimension(image, 3))] * 2)
+    width = rules.window(
+        rules.dimension(image, 2), options.filter_width, options.stride_w, 1, options.padding
+    )
+    return rules.fill(
+        context, *[(rules.dimension(image, 0), height, width, rules.dimension(image, 3))] * 2
+    )
 
 
 def _unpool(context: ShapeContext) -> Sequence[Shape]:
-    image = agree_shapes(ranked(context, 0, 4), ranked(context, 1, 4), "values and indices")
+    image = rules.agree_shapes(
+        rules.ranked(context, 0, 4), rules.ranked(context, 1, 4), "values and indices"
+    )
     options = windowed_pool(context.attributes)
     if image is None:
         return ((None,) * 4,)
     batch, height, width, channels = image
     height, width = (
-        None if size is None else bounded(size * extent)
+        None if size is None else rules.bounded(size * extent)
         for size, extent in ((height, options.filter_height), (width, options.filter_width))
     )
     return ((batch, height, width, channels),)
@@ -119,25 +117,25 @@ def _unpool(context: ShapeContext) -> Sequence[Shape]:
 
 def _spectrogram(context: ShapeContext) -> Sequence[Shape]:
     """Samples [time, channels] to power [channels, frames, frequencies]."""
-    shape, options = ranked(context, 0, 2), audio_spectrogram(context.attributes)
-    frames = positions(dimension(shape, 0), options.window_size, options.stride)
-    return ((dimension(shape, 1), frames, options.fft_length // 2 + 1),)
+    shape, options = rules.ranked(context, 0, 2), audio_spectrogram(context.attributes)
+    frames = rules.positions(rules.dimension(shape, 0), options.window_size, options.stride)
+    return ((rules.dimension(shape, 1), frames, options.fft_length // 2 + 1),)
 
 
 def _mfcc(context: ShapeContext) -> Sequence[Shape]:
-    shape, options = ranked(context, 0, 3), mfcc(context.attributes)
-    return ((dimension(shape, 0), dimension(shape, 1), options.dct_coefficient_count),)
+    shape, options = rules.ranked(context, 0, 3), mfcc(context.attributes)
+    return ((rules.dimension(shape, 0), rules.dimension(shape, 1), options.dct_coefficient_count),)
 
 
 def _attention(context: ShapeContext) -> Sequence[Shape]:
     """Query [batch, queries, heads, size], key and value [batch, keys, heads or a divisor,
     size].
     """
-    query, key, value = (ranked(context, i, 4) for i in range(3))
-    agree_shapes(key, value, "key and value")
+    query, key, value = (rules.ranked(context, i, 4) for i in range(3))
+    rules.agree_shapes(key, value, "key and value")
     for axis, what in ((0, "batches"), (3, "size of a head")):
-        agree(dimension(query, axis), dimension(key, axis), what)
-    heads, shared = dimension(query, 2), dimension(key, 2)
+        rules.agree(rules.dimension(query, axis), rules.dimension(key, axis), what)
+    heads, shared = rules.dimension(query, 2), rules.dimension(key, 2)
     if heads is not None and shared is not None and (shared == 0 or heads % shared):
         raise ShapeMismatch(f"{shared} heads of keys cannot serve {heads} heads")
     return (query,)
@@ -175,7 +173,7 @@ ROWS: Final = (
     row(
         "CUSTOM",
         "inputs...: any -> results...: any",
-        declared,
+        rules.declared,
         (CODE, OPTIONS),
         vocabulary="custom",
         doc="An operator outside the vocabulary, by name; shapes are those the model declares.",
@@ -229,14 +227,14 @@ ROWS: Final = (
     _custom(
         "NumericVerify",
         "quantized: quant|float16, reference: float32 -> difference?: float32",
-        like(0),
+        rules.like(0),
         numeric_verify,
         "The dequantised input less a float reference, for debugging a quantised model.",
     ),
     _custom(
         "aeq.hadamard_rotation",
         "input: float32 -> output: float32",
-        like(0),
+        rules.like(0),
         hadamard_size,
         "Groups of elements, as many as a power of two, turned by the normalised Hadamard matrix "
         "of that size.",
@@ -252,7 +250,7 @@ ROWS: Final = (
     row(
         EXTENSION,
         "inputs...?: any -> results...: any",
-        declared,
+        rules.declared,
         (AttributeSpec("extension", "str"), AttributeSpec("code", "int")),
         require=_require_name,
         vocabulary="extension",

@@ -9,17 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
+from penstock.ir.operations import rules
 from penstock.ir.operations.nnapi import DATA_LAYOUT, image_axes, image_shape, required
-from penstock.ir.operations.rules import (
-    Dimension,
-    agree,
-    bounded,
-    constant_integer,
-    dimension,
-    fill,
-    positive,
-    ranked,
-)
 from penstock.ir.operations.signature import choice, row
 from penstock.ir.operations.spec import AttributeSpec, ShapeContext
 from penstock.ir.types import Shape
@@ -29,98 +20,115 @@ def _selected(context: ShapeContext) -> Shape:
     """Boxes [n, 4], scores [n]; outputs have the greatest number of selected boxes, padded with
     zeros.
     """
-    boxes, scores = ranked(context, 0, 2), ranked(context, 1, 1)
-    agree(dimension(boxes, 1), 4, "numbers a box")
-    agree(dimension(boxes, 0), dimension(scores, 0), "boxes and scores")
+    boxes, scores = rules.ranked(context, 0, 2), rules.ranked(context, 1, 1)
+    rules.agree(rules.dimension(boxes, 1), 4, "numbers a box")
+    rules.agree(rules.dimension(boxes, 0), rules.dimension(scores, 0), "boxes and scores")
     for index in range(2, context.input_count):
-        ranked(context, index, 0)
-    limit = constant_integer(context, 2)
+        rules.ranked(context, index, 0)
+    limit = rules.constant_integer(context, 2)
     if limit is not None and limit < 0:
         raise ShapeMismatch(f"at most {limit} boxes selected")
     return (limit,)
 
 
 def _hard(context: ShapeContext) -> Sequence[Shape]:
-    return fill(context, _selected(context), ())
+    return rules.fill(context, _selected(context), ())
 
 
 def _soft(context: ShapeContext) -> Sequence[Shape]:
     chosen = _selected(context)
-    return fill(context, chosen, chosen, ())
+    return rules.fill(context, chosen, chosen, ())
 
 
-def _times_four(size: Dimension) -> Dimension:
+def _times_four(size: rules.Dimension) -> rules.Dimension:
     return None if size is None else 4 * size
 
 
-def _regions(context: ShapeContext, index: int) -> Dimension:
+def _regions(context: ShapeContext, index: int) -> rules.Dimension:
     """The number of boxes of a [n, 4] input."""
-    boxes = ranked(context, index, 2)
-    agree(dimension(boxes, 1), 4, "numbers a box")
-    return dimension(boxes, 0)
+    boxes = rules.ranked(context, index, 2)
+    rules.agree(rules.dimension(boxes, 1), 4, "numbers a box")
+    return rules.dimension(boxes, 0)
 
 
 def _roi(context: ShapeContext) -> Sequence[Shape]:
-    image = ranked(context, 0, 4)
-    count = agree(
-        _regions(context, 1), dimension(ranked(context, 2, 1), 0), "boxes and batch indices"
+    image = rules.ranked(context, 0, 4)
+    count = rules.agree(
+        _regions(context, 1),
+        rules.dimension(rules.ranked(context, 2, 1), 0),
+        "boxes and batch indices",
     )
-    height, width = positive(context, "output_height"), positive(context, "output_width")
-    return (image_shape(context, count, height, width, dimension(image, image_axes(context)[2])),)
+    height, width = (
+        rules.positive(context, "output_height"),
+        rules.positive(context, "output_width"),
+    )
+    return (
+        image_shape(context, count, height, width, rules.dimension(image, image_axes(context)[2])),
+    )
 
 
 def _transform(context: ShapeContext) -> Sequence[Shape]:
-    count, deltas = _regions(context, 0), ranked(context, 1, 2)
-    count = agree(count, dimension(deltas, 0), "boxes and deltas")
-    agree(count, dimension(ranked(context, 2, 1), 0), "boxes and batch indices")
-    agree(dimension(ranked(context, 3, 2), 1), 2, "numbers of an image's size")
-    return ((count, dimension(deltas, 1)),)
+    count, deltas = _regions(context, 0), rules.ranked(context, 1, 2)
+    count = rules.agree(count, rules.dimension(deltas, 0), "boxes and deltas")
+    rules.agree(count, rules.dimension(rules.ranked(context, 2, 1), 0), "boxes and batch indices")
+    rules.agree(rules.dimension(rules.ranked(context, 3, 2), 1), 2, "numbers of an image's size")
+    return ((count, rules.dimension(deltas, 1)),)
 
 
 def _nms_limit(context: ShapeContext) -> Sequence[Shape]:
-    scores, boxes = ranked(context, 0, 2), ranked(context, 1, 2)
-    count = agree(dimension(scores, 0), dimension(boxes, 0), "scores and boxes")
-    agree(
-        dimension(boxes, 1),
-        _times_four(dimension(scores, 1)),
+    scores, boxes = rules.ranked(context, 0, 2), rules.ranked(context, 1, 2)
+    count = rules.agree(rules.dimension(scores, 0), rules.dimension(boxes, 0), "scores and boxes")
+    rules.agree(
+        rules.dimension(boxes, 1),
+        _times_four(rules.dimension(scores, 1)),
         "box columns and four times the classes",
     )
-    agree(count, dimension(ranked(context, 2, 1), 0), "boxes and batch indices")
+    rules.agree(count, rules.dimension(rules.ranked(context, 2, 1), 0), "boxes and batch indices")
     return ((None,), (None, 4), (None,), (None,))
 
 
 def _postprocessing(context: ShapeContext) -> Sequence[Shape]:
-    scores, boxes = ranked(context, 0, 3), ranked(context, 1, 3)
-    batch = agree(dimension(scores, 0), dimension(boxes, 0), "batches of scores and boxes")
-    anchors = agree(dimension(scores, 1), dimension(boxes, 1), "scores and boxes")
-    agree(anchors, _regions(context, 2), "boxes and anchors")
-    limit = positive(context, "max_detections")
+    scores, boxes = rules.ranked(context, 0, 3), rules.ranked(context, 1, 3)
+    batch = rules.agree(
+        rules.dimension(scores, 0), rules.dimension(boxes, 0), "batches of scores and boxes"
+    )
+    anchors = rules.agree(rules.dimension(scores, 1), rules.dimension(boxes, 1), "scores and boxes")
+    rules.agree(anchors, _regions(context, 2), "boxes and anchors")
+    limit = rules.positive(context, "max_detections")
     if not context.attributes.flag("use_regular_nms"):
-        limit = bounded(limit * positive(context, "max_classes_per_detection"))
+        limit = rules.bounded(limit * rules.positive(context, "max_classes_per_detection"))
     return ((batch, limit), (batch, limit, 4), (batch, limit), (batch,))
 
 
 def _proposals(context: ShapeContext) -> Sequence[Shape]:
-    scores, deltas = ranked(context, 0, 4), ranked(context, 1, 4)
+    scores, deltas = rules.ranked(context, 0, 4), rules.ranked(context, 1, 4)
     *spatial, channels = image_axes(context)
     for axis in (0, *spatial):
-        agree(dimension(scores, axis), dimension(deltas, axis), "scores and box deltas")
-    anchors = agree(dimension(scores, channels), _regions(context, 2), "scores and anchors")
-    agree(
-        dimension(deltas, channels),
+        rules.agree(
+            rules.dimension(scores, axis), rules.dimension(deltas, axis), "scores and box deltas"
+        )
+    anchors = rules.agree(
+        rules.dimension(scores, channels), _regions(context, 2), "scores and anchors"
+    )
+    rules.agree(
+        rules.dimension(deltas, channels),
         _times_four(anchors),
         "delta channels and four times the anchors",
     )
-    agree(dimension(ranked(context, 3, 2), 1), 2, "numbers of an image's size")
+    rules.agree(rules.dimension(rules.ranked(context, 3, 2), 1), 2, "numbers of an image's size")
     return ((None,), (None, 4), (None,))
 
 
 def _keypoints(context: ShapeContext) -> Sequence[Shape]:
-    maps = ranked(context, 0, 4)
+    maps = rules.ranked(context, 0, 4)
     height, width, channels = image_axes(context)
-    agree(dimension(maps, height), dimension(maps, width), "height and width of a heat map")
-    count = agree(dimension(maps, 0), _regions(context, 1), "heat maps and boxes")
-    points = dimension(maps, channels)
+    rules.agree(
+        rules.dimension(maps, height),
+        rules.dimension(maps, width),
+        "height and width of a heat map",
+    )
+    count = rules.agree(rules.dimension(maps, 0), _regions(context, 1), "heat maps and boxes")
+    points = rules.dimension(maps, channels)
     return ((count, points), (count, points, 2))
 
 

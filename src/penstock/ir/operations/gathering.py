@@ -8,34 +8,8 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import InvalidAttribute, ShapeMismatch
-from penstock.ir.operations.rules import (
-    agree,
-    agree_shapes,
-    at_least,
-    bounded,
-    check_blocks,
-    constant_integer,
-    constant_integers,
-    declared,
-    dimension,
-    fill,
-    length,
-    like,
-    normalize_axis,
-    ranked,
-    small_values,
-)
+from penstock.ir.operations import rules, signature
 from penstock.ir.operations.shape import target_shape
-from penstock.ir.operations.signature import (
-    INDEX,
-    NUMBER,
-    choice,
-    flag,
-    integer,
-    integers,
-    row,
-    tensor_type,
-)
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.types import NDArray, Shape
 
@@ -45,7 +19,7 @@ def _gather(context: ShapeContext) -> Sequence[Shape]:
     params, indices = context.shape(0), context.shape(1)
     if params is None or indices is None:
         return (None,)
-    axis = normalize_axis(context.attributes.integer("axis"), len(params))
+    axis = rules.normalize_axis(context.attributes.integer("axis"), len(params))
     batch = context.attributes.integer("batch_dims")
     if batch < 0:
         batch += len(indices)
@@ -53,12 +27,14 @@ def _gather(context: ShapeContext) -> Sequence[Shape]:
         raise ShapeMismatch(
             f"{batch} batch dimensions with axis {axis} and indices of shape {indices}"
         )
-    common = agree_shapes(params[:batch], indices[:batch], "batch dimensions of params and indices")
+    common = rules.agree_shapes(
+        params[:batch], indices[:batch], "batch dimensions of params and indices"
+    )
     return ((*(common or ()), *params[batch:axis], *indices[batch:], *params[axis + 1 :]),)
 
 
 def _fold_gather(context: ShapeContext) -> Sequence[NDArray] | None:
-    values = small_values(context)
+    values = rules.small_values(context)
     if values is None or context.attributes.integer("batch_dims") or not values[0].ndim:
         return None
     axis = context.attributes.integer("axis")
@@ -70,7 +46,7 @@ def _fold_gather(context: ShapeContext) -> Sequence[NDArray] | None:
 
 def _gather_nd(context: ShapeContext) -> Sequence[Shape]:
     """indices[:-1] + params[n:], where n is the last dimension of the indices."""
-    params, indices = at_least(context, 0, 1), at_least(context, 1, 1)
+    params, indices = rules.at_least(context, 0, 1), rules.at_least(context, 1, 1)
     if params is None or indices is None or indices[-1] is None:
         return (None,)
     if indices[-1] > len(params):
@@ -80,11 +56,15 @@ def _gather_nd(context: ShapeContext) -> Sequence[Shape]:
 
 def _scatter_nd(context: ShapeContext) -> Sequence[Shape]:
     """Updates have the shape indices[:-1] + target[n:], n the last dimension of the indices."""
-    indices, updates, target = at_least(context, 0, 1), context.shape(1), target_shape(context, 2)
+    indices, updates, target = (
+        rules.at_least(context, 0, 1),
+        context.shape(1),
+        target_shape(context, 2),
+    )
     if indices is not None and target is not None and indices[-1] is not None:
         if indices[-1] > len(target):
             raise ShapeMismatch(f"indices of shape {indices} into a result of shape {target}")
-        agree_shapes(
+        rules.agree_shapes(
             updates, (*indices[:-1], *target[indices[-1] :]), "updates and the places they go to"
         )
     return (target,)
@@ -93,23 +73,23 @@ def _scatter_nd(context: ShapeContext) -> Sequence[Shape]:
 def _sparse_to_dense(context: ShapeContext) -> Sequence[Shape]:
     """Indices are a matrix of vectors, or numbers of a one-dimensional output."""
     indices, values, rank = (
-        ranked(context, 0, 0, 1, 2),
-        ranked(context, 2, 0, 1),
-        length(context, 1),
+        rules.ranked(context, 0, 0, 1, 2),
+        rules.ranked(context, 2, 0, 1),
+        rules.length(context, 1),
     )
-    ranked(context, 3, 0)
+    rules.ranked(context, 3, 0)
     if indices is not None:
-        agree(
+        rules.agree(
             indices[1] if len(indices) == 2 else 1, rank, "numbers an index and output dimensions"
         )
         if values:
-            agree(indices[0] if indices else 1, values[0], "indices and values")
+            rules.agree(indices[0] if indices else 1, values[0], "indices and values")
     return (target_shape(context, 1),)
 
 
 def _one_hot(context: ShapeContext) -> Sequence[Shape]:
     """The new dimension of size *depth* is inserted at the axis; -1 is the last."""
-    indices, depth = context.shape(0), constant_integer(context, 1)
+    indices, depth = context.shape(0), rules.constant_integer(context, 1)
     if indices is None:
         return (None,)
     if depth is not None and depth < 0:
@@ -117,7 +97,7 @@ def _one_hot(context: ShapeContext) -> Sequence[Shape]:
     axis = context.attributes.integer("axis")
     if not -1 <= axis <= len(indices):
         raise ShapeMismatch(f"axis {axis} for indices of shape {indices}")
-    axis = normalize_axis(axis, len(indices) + 1)
+    axis = rules.normalize_axis(axis, len(indices) + 1)
     return ((*indices[:axis], depth, *indices[axis:]),)
 
 
@@ -127,38 +107,38 @@ def _where(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _unique(context: ShapeContext) -> Sequence[Shape]:
-    return ((None,), (length(context, 0),))
+    return ((None,), (rules.length(context, 0),))
 
 
 def _segment_sum(context: ShapeContext) -> Sequence[Shape]:
     """The number of rows is one more than the greatest (the last) segment id."""
-    shape, segments = at_least(context, 0, 1), ranked(context, 1, 1)
-    agree(dimension(shape, 0), dimension(segments, 0), "rows and segment ids")
+    shape, segments = rules.at_least(context, 0, 1), rules.ranked(context, 1, 1)
+    rules.agree(rules.dimension(shape, 0), rules.dimension(segments, 0), "rows and segment ids")
     if shape is None:
         return (None,)
-    ids = constant_integers(context, 1)
-    rows = None if ids is None else bounded(max(ids, default=-1) + 1)
+    ids = rules.constant_integers(context, 1)
+    rows = None if ids is None else rules.bounded(max(ids, default=-1) + 1)
     return ((rows, *shape[1:]),)
 
 
 def _unsorted_segments(context: ShapeContext) -> Sequence[Shape]:
     """The ids cover the leading dimensions of the data; each segment is one slice."""
-    shape, ids, count = context.shape(0), context.shape(1), constant_integer(context, 2)
+    shape, ids, count = context.shape(0), context.shape(1), rules.constant_integer(context, 2)
     if count is not None and count < 0:
         raise ShapeMismatch(f"{count} segments")
     if shape is None or ids is None:
         return (None,)
     if len(ids) > len(shape):
         raise ShapeMismatch(f"segment ids of shape {ids} for data of shape {shape}")
-    agree_shapes(shape[: len(ids)], ids, "data and segment ids")
-    values = constant_integers(context, 1)
+    rules.agree_shapes(shape[: len(ids)], ids, "data and segment ids")
+    values = rules.constant_integers(context, 1)
     if count is not None and values is not None and max(values, default=-1) >= count:
         raise ShapeMismatch(f"segment id {max(values)} of {count} segments")
     return ((count, *shape[len(ids) :]),)
 
 
 def _top_k(context: ShapeContext) -> Sequence[Shape]:
-    shape, k = at_least(context, 0, 1), constant_integer(context, 1)
+    shape, k = rules.at_least(context, 0, 1), rules.constant_integer(context, 1)
     if shape is None:
         return (None, None)
     if k is not None and (k < 0 or (shape[-1] is not None and k > shape[-1])):
@@ -169,27 +149,39 @@ def _top_k(context: ShapeContext) -> Sequence[Shape]:
 def _segments(name: str, doc: str) -> OperationSpec:
     return OperationSpec(
         name,
-        (Port("data", NUMBER, "T"), Port("segment_ids", INDEX), Port("num_segments", INDEX)),
-        (Port("output", NUMBER, "T"),),
+        (
+            Port("data", signature.NUMBER, "T"),
+            Port("segment_ids", signature.INDEX),
+            Port("num_segments", signature.INDEX),
+        ),
+        (Port("output", signature.NUMBER, "T"),),
         _unsorted_segments,
         doc=doc,
     )
 
 
 def _embedding(context: ShapeContext) -> Sequence[Shape]:
-    keys, values = ranked(context, 0, 1), at_least(context, 1, 2)
-    check_blocks(context, 2)
-    return (None if values is None else (dimension(keys, 0), *values[1:]),)
+    keys, values = rules.ranked(context, 0, 1), rules.at_least(context, 1, 2)
+    rules.check_blocks(context, 2)
+    return (None if values is None else (rules.dimension(keys, 0), *values[1:]),)
 
 
 def _sparse_embedding(context: ShapeContext) -> Sequence[Shape]:
     """Inputs: ids [n], their index vectors [n, rank], dense shape [rank], weights [n], params."""
-    ids, places = ranked(context, 0, 1), ranked(context, 1, 2)
-    dense, weights, params = ranked(context, 2, 1), ranked(context, 3, 1), at_least(context, 4, 2)
-    agree(dimension(ids, 0), dimension(places, 0), "ids and their indices")
-    agree(dimension(ids, 0), dimension(weights, 0), "ids and their weights")
-    agree(dimension(places, 1), dimension(dense, 0), "rank of indices and of the dense shape")
-    sizes = constant_integers(context, 2)
+    ids, places = rules.ranked(context, 0, 1), rules.ranked(context, 1, 2)
+    dense, weights, params = (
+        rules.ranked(context, 2, 1),
+        rules.ranked(context, 3, 1),
+        rules.at_least(context, 4, 2),
+    )
+    rules.agree(rules.dimension(ids, 0), rules.dimension(places, 0), "ids and their indices")
+    rules.agree(rules.dimension(ids, 0), rules.dimension(weights, 0), "ids and their weights")
+    rules.agree(
+        rules.dimension(places, 1),
+        rules.dimension(dense, 0),
+        "rank of indices and of the dense shape",
+    )
+    sizes = rules.constant_integers(context, 2)
     if sizes is None or params is None:
         return (None,)
     if not sizes or min(sizes) < 0:
@@ -198,25 +190,29 @@ def _sparse_embedding(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _hash_lookup(context: ShapeContext) -> Sequence[Shape]:
-    queries, keys, values = ranked(context, 0, 1), ranked(context, 1, 1), at_least(context, 2, 1)
-    agree(dimension(keys, 0), dimension(values, 0), "keys and values")
-    count = dimension(queries, 0)
-    return fill(context, None if values is None else (count, *values[1:]), (count,))
+    queries, keys, values = (
+        rules.ranked(context, 0, 1),
+        rules.ranked(context, 1, 1),
+        rules.at_least(context, 2, 1),
+    )
+    rules.agree(rules.dimension(keys, 0), rules.dimension(values, 0), "keys and values")
+    count = rules.dimension(queries, 0)
+    return rules.fill(context, None if values is None else (count, *values[1:]), (count,))
 
 
 def _projection(context: ShapeContext) -> Sequence[Shape]:
     """Hash [functions, bits]. Sparse: one number for each function; dense: one for each bit."""
-    table = ranked(context, 0, 2)
+    table = rules.ranked(context, 0, 2)
     kind = context.attributes.text("type")
     if kind == "UNKNOWN":
         raise InvalidAttribute("attribute 'type' of LSH_PROJECTION must be SPARSE or DENSE")
-    functions, bits = dimension(table, 0), dimension(table, 1)
+    functions, bits = rules.dimension(table, 0), rules.dimension(table, 1)
     if bits is not None and bits > 32:
         raise ShapeMismatch(f"{bits} bits of a hash; 32 is the limit")
     if context.has(2):
-        agree(
-            dimension(ranked(context, 2, 1), 0),
-            dimension(at_least(context, 1, 1), 0),
+        rules.agree(
+            rules.dimension(rules.ranked(context, 2, 1), 0),
+            rules.dimension(rules.at_least(context, 1, 1), 0),
             "weights and input",
         )
     if kind == "DENSE":
@@ -225,30 +221,30 @@ def _projection(context: ShapeContext) -> Sequence[Shape]:
 
 
 ROWS: Final = (
-    row(
+    signature.row(
         "GATHER",
         "params: value T, indices: int -> output: value T",
         _gather,
-        (integer("axis"), integer("batch_dims")),
+        (signature.integer("axis"), signature.integer("batch_dims")),
         fold=_fold_gather,
         level=3,
         versions=8,
         doc="Slices of params along an axis, picked by index.",
     ),
-    row(
+    signature.row(
         "GATHER_ND",
         "params: value T, indices: int -> output: value T",
         _gather_nd,
         versions=6,
         doc="Elements or slices of params, picked by index vectors.",
     ),
-    row(
+    signature.row(
         "SCATTER_ND",
         "indices: index, updates: value T, shape: index -> output: value T",
         _scatter_nd,
         doc="Zeros of a given shape with the updates added at index vectors.",
     ),
-    row(
+    signature.row(
         "SPARSE_TO_DENSE",
         "indices: index, output_shape: index, values: value T, default: value T -> output: value T",
         _sparse_to_dense,
@@ -256,30 +252,30 @@ ROWS: Final = (
         versions=3,
         doc="A default value everywhere but at index vectors, where values stand.",
     ),
-    row(
+    signature.row(
         "ONE_HOT",
         "indices: index, depth: index, on: value T, off: value T -> output: value T",
         _one_hot,
-        (integer("axis"),),
+        (signature.integer("axis"),),
         doc="A new dimension in which the index's place has the on value and the others the off "
         "value.",
     ),
-    row(
+    signature.row(
         "WHERE",
         "condition: any_number -> indices: index",
         _where,
         versions=2,
         doc="The index vectors of the elements that are true or not zero.",
     ),
-    row(
+    signature.row(
         "UNIQUE",
         "input: value T -> values: value T, indices: index",
         _unique,
-        (tensor_type("idx_out_type", "INT32"),),
+        (signature.tensor_type("idx_out_type", "INT32"),),
         doc="The distinct elements of a vector, in order of first occurrence, and where each "
         "element went.",
     ),
-    row(
+    signature.row(
         "SEGMENT_SUM",
         "data: number T, segment_ids: index -> output: number T",
         _segment_sum,
@@ -301,7 +297,7 @@ ROWS: Final = (
         "UNSORTED_SEGMENT_MIN",
         "Minima of the slices that share a segment id; negative ids are left out.",
     ),
-    row(
+    signature.row(
         "TOPK_V2",
         "input: number T, k: sizes -> values: number T, indices: sizes",
         _top_k,
@@ -309,14 +305,14 @@ ROWS: Final = (
         versions=3,
         doc="The k largest elements of the last dimension, largest first, and their indices.",
     ),
-    row(
+    signature.row(
         "BUCKETIZE",
         "input: number -> buckets: int32",
-        like(0),
+        rules.like(0),
         (AttributeSpec("boundaries", "floats", ()),),
         doc="For each element, how many of the sorted boundaries are not above it.",
     ),
-    row(
+    signature.row(
         "EMBEDDING_LOOKUP",
         "ids: int32, params: value, block_scales?: float16 -> rows: value",
         _embedding,
@@ -325,16 +321,16 @@ ROWS: Final = (
         doc="Rows of params, picked by id. Integer rows may have a scale for each block of their "
         "elements.",
     ),
-    row(
+    signature.row(
         "EMBEDDING_LOOKUP_SPARSE",
         "ids: int32, indices: int32, dense_shape: int32, weights: float, params: float -> "
         "output: float",
         _sparse_embedding,
-        (choice("combiner", "SUM", "MEAN", "SQRTN"),),
+        (signature.choice("combiner", "SUM", "MEAN", "SQRTN"),),
         doc="Weighted combinations of the rows of params that share an index vector up to its last "
         "element.",
     ),
-    row(
+    signature.row(
         "HASHTABLE_LOOKUP",
         "queries: int32, keys: int32, values: value T -> found: value T, hits: quant8",
         _hash_lookup,
@@ -342,30 +338,34 @@ ROWS: Final = (
         doc="The values of the queried keys, which stand sorted; zeros where there is none, and "
         "whether there was.",
     ),
-    row(
+    signature.row(
         "LSH_PROJECTION",
         "hash: float, input: any, weight?: float -> output: int32",
         _projection,
-        (choice("type", "UNKNOWN", "SPARSE", "DENSE"),),
+        (signature.choice("type", "UNKNOWN", "SPARSE", "DENSE"),),
         level=1,
         doc="Locality-sensitive hash of the input's rows: a number a hash function, or a number a "
         "bit.",
     ),
-    row(
+    signature.row(
         "SKIP_GRAM",
         "input: string -> output: string",
         lambda _: ((None,),),
-        (integer("ngram_size"), integer("max_skip_size"), flag("include_all_ngrams")),
+        (
+            signature.integer("ngram_size"),
+            signature.integer("max_skip_size"),
+            signature.flag("include_all_ngrams"),
+        ),
         doc="The n-grams of a string's words, with words skipped in between.",
     ),
-    row(
+    signature.row(
         "CONCAT_EMBEDDINGS",
         "inputs...: any -> output: any",
-        declared,
+        rules.declared,
         (
-            integer("num_channels"),
-            integers("num_columns_per_channel"),
-            integers("embedding_dim_per_channel"),
+            signature.integer("num_channels"),
+            signature.integers("num_columns_per_channel"),
+            signature.integers("embedding_dim_per_channel"),
         ),
         doc="A name of the format's early days, which no kernel implements.",
     ),

@@ -10,33 +10,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import InvalidAttribute, ShapeMismatch
+from penstock.ir.operations import rules, signature
 from penstock.ir.operations.recurrent import LAYER_NORM, LSTM_STATES, lstm_parameters, lstm_sizes
-from penstock.ir.operations.rules import (
-    MAX_RANK,
-    Dimension,
-    agree,
-    bounded,
-    constant_integers,
-    dimension,
-    fill,
-    length,
-    normalize_axis,
-    positive,
-    ranked,
-    window,
-)
-from penstock.ir.operations.signature import (
-    ACTIVATION,
-    FUSED_ACTIVATION,
-    INT32,
-    WEIGHTS,
-    choice,
-    row,
-)
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.types import DType, Shape
 
-DATA_LAYOUT: Final = choice("data_layout", "NHWC", "NCHW")
+DATA_LAYOUT: Final = signature.choice("data_layout", "NHWC", "NCHW")
 STATE16: Final = frozenset({DType.INT16})
 
 
@@ -47,10 +26,10 @@ def image_axes(context: ShapeContext) -> tuple[int, int, int]:
 
 def image_shape(
     context: ShapeContext,
-    batch: Dimension,
-    height: Dimension,
-    width: Dimension,
-    channels: Dimension,
+    batch: rules.Dimension,
+    height: rules.Dimension,
+    width: rules.Dimension,
+    channels: rules.Dimension,
 ) -> Shape:
     """The shape of an image batch in the operation's layout."""
     if context.attributes.text("data_layout") == "NHWC":
@@ -59,92 +38,102 @@ def image_shape(
 
 
 def _shuffle(context: ShapeContext) -> Sequence[Shape]:
-    shape, groups = context.shape(0), positive(context, "groups")
+    shape, groups = context.shape(0), rules.positive(context, "groups")
     if shape is not None:
-        size = shape[normalize_axis(context.attributes.integer("axis"), len(shape))]
+        size = shape[rules.normalize_axis(context.attributes.integer("axis"), len(shape))]
         if size is not None and size % groups:
             raise ShapeMismatch(f"{size} channels are not a multiple of {groups} groups")
     return (shape,)
 
 
 def _instance(context: ShapeContext) -> Sequence[Shape]:
-    return (ranked(context, 0, 4),)
+    return (rules.ranked(context, 0, 4),)
 
 
-def _explicit(context: ShapeContext, size: Dimension, extent: Dimension, axis: int) -> Dimension:
+def _explicit(
+    context: ShapeContext, size: rules.Dimension, extent: rules.Dimension, axis: int
+) -> rules.Dimension:
     """Output size along the width (axis 0) or height (axis 1)."""
-    stride = positive(context, ("stride_w", "stride_h")[axis])
+    stride = rules.positive(context, ("stride_w", "stride_h")[axis])
     padding = context.attributes.text("padding")
     if padding != "EXPLICIT":
-        return window(size, extent, stride, 1, padding)
+        return rules.window(size, extent, stride, 1, padding)
     pads = context.attributes.integers("explicit_padding")
     if len(pads) != 4 or min(pads) < 0:
         raise InvalidAttribute(f"explicit_padding needs left, right, top and bottom, not {pads}")
-    padded = None if size is None else bounded(size + pads[2 * axis] + pads[2 * axis + 1])
-    return window(padded, extent, stride, 1, "VALID")
+    padded = None if size is None else rules.bounded(size + pads[2 * axis] + pads[2 * axis + 1])
+    return rules.window(padded, extent, stride, 1, "VALID")
 
 
 def _grouped(context: ShapeContext) -> Sequence[Shape]:
     """Filter [out, height, width, in / groups]."""
-    image, filters = ranked(context, 0, 4), ranked(context, 1, 4)
-    groups = positive(context, "groups")
+    image, filters = rules.ranked(context, 0, 4), rules.ranked(context, 1, 4)
+    groups = rules.positive(context, "groups")
     height, width, channels = image_axes(context)
-    depth, outputs = dimension(filters, 3), dimension(filters, 0)
-    agree(dimension(image, channels), None if depth is None else depth * groups, "channels")
+    depth, outputs = rules.dimension(filters, 3), rules.dimension(filters, 0)
+    rules.agree(
+        rules.dimension(image, channels), None if depth is None else depth * groups, "channels"
+    )
     if outputs is not None and outputs % groups:
         raise ShapeMismatch(f"{outputs} filters are not a multiple of {groups} groups")
-    agree(dimension(ranked(context, 2, 1), 0), outputs, "bias length and output channels")
+    rules.agree(
+        rules.dimension(rules.ranked(context, 2, 1), 0), outputs, "bias length and output channels"
+    )
     return (
         image_shape(
             context,
-            dimension(image, 0),
-            _explicit(context, dimension(image, height), dimension(filters, 1), 1),
-            _explicit(context, dimension(image, width), dimension(filters, 2), 0),
+            rules.dimension(image, 0),
+            _explicit(context, rules.dimension(image, height), rules.dimension(filters, 1), 1),
+            _explicit(context, rules.dimension(image, width), rules.dimension(filters, 2), 0),
             outputs,
         ),
     )
 
 
 def _multinomial(context: ShapeContext) -> Sequence[Shape]:
-    agree(dimension(ranked(context, 1, 1), 0), 2, "number of seeds")
-    return ((dimension(ranked(context, 0, 2), 0), positive(context, "samples")),)
+    rules.agree(rules.dimension(rules.ranked(context, 1, 1), 0), 2, "number of seeds")
+    return ((rules.dimension(rules.ranked(context, 0, 2), 0), rules.positive(context, "samples")),)
 
 
 def _lstm_16bit(context: ShapeContext) -> Sequence[Shape]:
-    shape = ranked(context, 0, 2)
-    cells: Dimension = None
+    shape = rules.ranked(context, 0, 2)
+    cells: rules.Dimension = None
     for index in range(1, 9):
-        weights = ranked(context, index, 2)
-        cells = agree(cells, dimension(weights, 0), "rows of the weights")
-        columns = dimension(shape, 1) if index < 5 else cells
-        agree(dimension(weights, 1), columns, "columns of the weights")
+        weights = rules.ranked(context, index, 2)
+        cells = rules.agree(cells, rules.dimension(weights, 0), "rows of the weights")
+        columns = rules.dimension(shape, 1) if index < 5 else cells
+        rules.agree(rules.dimension(weights, 1), columns, "columns of the weights")
     for index in range(9, 13):
-        cells = agree(cells, dimension(ranked(context, index, 1), 0), "bias and cells")
-    cell = (dimension(shape, 0), cells)
+        cells = rules.agree(
+            cells, rules.dimension(rules.ranked(context, index, 1), 0), "bias and cells"
+        )
+    cell = (rules.dimension(shape, 0), cells)
     return (cell, cell)
 
 
 def _lstm_8bit(context: ShapeContext) -> Sequence[Shape]:
-    shape = ranked(context, 0, 2)
-    batch = dimension(shape, 0)
-    cells, outputs = lstm_sizes(context, dimension(shape, 1), 1)
-    return fill(context, (batch, outputs), (batch, cells), (batch, outputs))
+    shape = rules.ranked(context, 0, 2)
+    batch = rules.dimension(shape, 0)
+    cells, outputs = lstm_sizes(context, rules.dimension(shape, 1), 1)
+    return rules.fill(context, (batch, outputs), (batch, cells), (batch, outputs))
 
 
 def _levels(context: ShapeContext) -> Sequence[Shape]:
     """Dimensions of the dense tensor, each the product of its levels' sizes."""
     for index in (1, 2, 3, 4):
-        ranked(context, index, 1)
-    agree(length(context, 1), length(context, 3), "levels and their formats")
-    levels = agree(length(context, 1), length(context, 4), "levels and their sizes")
-    blocks = length(context, 2) if context.has(2) else 0
+        rules.ranked(context, index, 1)
+    rules.agree(rules.length(context, 1), rules.length(context, 3), "levels and their formats")
+    levels = rules.agree(
+        rules.length(context, 1), rules.length(context, 4), "levels and their sizes"
+    )
+    blocks = rules.length(context, 2) if context.has(2) else 0
     if levels is None or blocks is None:
         return (None,)
-    rank = bounded(levels - blocks)
-    if rank > MAX_RANK:
+    rank = rules.bounded(levels - blocks)
+    if rank > rules.MAX_RANK:
         raise ShapeMismatch(f"a tensor of rank {rank}")
-    order, sizes = constant_integers(context, 1), constant_integers(context, 4)
-    block_map = constant_integers(context, 2) if blocks else ()
+    order, sizes = rules.constant_integers(context, 1), rules.constant_integers(context, 4)
+    block_map = rules.constant_integers(context, 2) if blocks else ()
     if order is None or sizes is None or block_map is None:
         return ((None,) * rank,)
     if sorted(order) != list(range(levels)) or not set(block_map) <= set(range(rank)):
@@ -153,7 +142,7 @@ def _levels(context: ShapeContext) -> Sequence[Shape]:
     for dimension_or_block, size in zip(order, sizes, strict=True):
         blocked = dimension_or_block >= rank
         axis = block_map[dimension_or_block - rank] if blocked else dimension_or_block
-        shape[axis] = bounded(shape[axis] * size)
+        shape[axis] = rules.bounded(shape[axis] * size)
     return (tuple(shape),)
 
 
@@ -165,7 +154,7 @@ def required(kind: str, *names: str) -> tuple[AttributeSpec, ...]:
 GATES: Final = ("input", "forget", "cell", "output")
 
 ROWS: Final = (
-    row(
+    signature.row(
         "CHANNEL_SHUFFLE",
         "input: number T -> output: number T",
         _shuffle,
@@ -174,22 +163,22 @@ ROWS: Final = (
         level=3,
         doc="Channels dealt out to groups: channel g * n + i goes to place i * groups + g.",
     ),
-    row(
+    signature.row(
         "GROUPED_CONV_2D",
         "input: activation, filter: weights, bias: bias -> output: activation",
         _grouped,
         (
-            choice("padding", "SAME", "VALID", "EXPLICIT"),
+            signature.choice("padding", "SAME", "VALID", "EXPLICIT"),
             AttributeSpec("explicit_padding", "ints", (), doc="Left, right, top, bottom."),
             *required("int", "stride_w", "stride_h", "groups"),
-            FUSED_ACTIVATION,
+            signature.FUSED_ACTIVATION,
             DATA_LAYOUT,
         ),
         vocabulary="nnapi",
         level=3,
         doc="Convolution of each group of input channels with its own group of filters.",
     ),
-    row(
+    signature.row(
         "INSTANCE_NORMALIZATION",
         "input: float T -> output: float T",
         _instance,
@@ -198,7 +187,7 @@ ROWS: Final = (
         level=3,
         doc="gamma * (x - mean) / sqrt(variance + epsilon) + beta, over each image and channel.",
     ),
-    row(
+    signature.row(
         "RANDOM_MULTINOMIAL",
         "logits: float, seeds: int32 -> samples: int32",
         _multinomial,
@@ -211,14 +200,14 @@ ROWS: Final = (
     OperationSpec(
         "QUANTIZED_16BIT_LSTM",
         (
-            Port("input", ACTIVATION),
-            *(Port(f"input_to_{g}_weights", WEIGHTS) for g in GATES),
-            *(Port(f"recurrent_to_{g}_weights", WEIGHTS) for g in GATES),
-            *(Port(f"{g}_bias", INT32) for g in GATES),
+            Port("input", signature.ACTIVATION),
+            *(Port(f"input_to_{g}_weights", signature.WEIGHTS) for g in GATES),
+            *(Port(f"recurrent_to_{g}_weights", signature.WEIGHTS) for g in GATES),
+            *(Port(f"{g}_bias", signature.INT32) for g in GATES),
             Port("cell_state", STATE16),
-            Port("output_state", ACTIVATION),
+            Port("output_state", signature.ACTIVATION),
         ),
-        (Port("new_cell_state", STATE16), Port("output", ACTIVATION)),
+        (Port("new_cell_state", STATE16), Port("output", signature.ACTIVATION)),
         _lstm_16bit,
         vocabulary="nnapi",
         feature_level=3,
@@ -226,11 +215,11 @@ ROWS: Final = (
     ),
     OperationSpec(
         "QUANTIZED_LSTM",
-        (Port("input", ACTIVATION), *lstm_parameters(), *LSTM_STATES, *LAYER_NORM),
+        (Port("input", signature.ACTIVATION), *lstm_parameters(), *LSTM_STATES, *LAYER_NORM),
         (
-            Port("new_output_state", ACTIVATION),
+            Port("new_output_state", signature.ACTIVATION),
             Port("new_cell_state", STATE16),
-            Port("output", ACTIVATION),
+            Port("output", signature.ACTIVATION),
         ),
         _lstm_8bit,
         (
@@ -244,7 +233,7 @@ ROWS: Final = (
         doc="One step of a long short-term memory with signed 8-bit activations and a 16-bit cell "
         "state.",
     ),
-    row(
+    signature.row(
         "DENSIFY_LEVELS",
         "values: number|bool T, traversal_order: int32, block_map?: int32, level_formats: "
         "int32, level_sizes: int32, segments_and_indices...: int32 -> output: number|bool T",

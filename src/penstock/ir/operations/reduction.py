@@ -8,38 +8,15 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.errors import InvalidAttribute, ShapeMismatch
+from penstock.ir.operations import rules, signature
 from penstock.ir.operations.requirements import same_quantization
-from penstock.ir.operations.rules import (
-    agree,
-    at_least,
-    constant_integer,
-    constant_integers,
-    dimension,
-    normalize_axis,
-    positions,
-    positive,
-    ranked,
-    small_values,
-    window,
-)
-from penstock.ir.operations.signature import (
-    FUSED_ACTIVATION,
-    PADDING,
-    STRIDE_H,
-    STRIDE_W,
-    choice,
-    flag,
-    integer,
-    row,
-    tensor_type,
-)
 from penstock.ir.operations.spec import FoldRule, OperationSpec, ShapeContext
 from penstock.ir.types import NDArray, Shape
 
 
 def _axes(context: ShapeContext, rank: int) -> set[int] | None:
-    axes = constant_integers(context, 1)
-    return None if axes is None else {normalize_axis(axis, rank) for axis in axes}
+    axes = rules.constant_integers(context, 1)
+    return None if axes is None else {rules.normalize_axis(axis, rank) for axis in axes}
 
 
 def _reduce(context: ShapeContext) -> Sequence[Shape]:
@@ -57,7 +34,7 @@ def _reduce(context: ShapeContext) -> Sequence[Shape]:
 
 def _fold_reduce(function: Callable[..., Any]) -> FoldRule:
     def fold(context: ShapeContext) -> Sequence[NDArray] | None:
-        values = small_values(context)
+        values = rules.small_values(context)
         axes = None if values is None else _axes(context, values[0].ndim)
         if values is None or axes is None:
             return None
@@ -73,20 +50,20 @@ def _fold_reduce(function: Callable[..., Any]) -> FoldRule:
 
 
 def _search(context: ShapeContext) -> Sequence[Shape]:
-    shape = at_least(context, 0, 1)
-    axis = constant_integer(context, 1)
+    shape = rules.at_least(context, 0, 1)
+    axis = rules.constant_integer(context, 1)
     if shape is None:
         return (None,)
     if axis is None:
         return ((None,) * (len(shape) - 1),)
-    axis = normalize_axis(axis, len(shape))
+    axis = rules.normalize_axis(axis, len(shape))
     return ((*shape[:axis], *shape[axis + 1 :]),)
 
 
 def _cumulative(context: ShapeContext) -> Sequence[Shape]:
-    shape, axis = context.shape(0), constant_integer(context, 1)
+    shape, axis = context.shape(0), rules.constant_integer(context, 1)
     if shape is not None and axis is not None:
-        normalize_axis(axis, len(shape))
+        rules.normalize_axis(axis, len(shape))
     return (shape,)
 
 
@@ -99,11 +76,11 @@ def _reduction(
     nnapi_name: str = "",
     versions: int = 1,
 ) -> OperationSpec:
-    return row(
+    return signature.row(
         name,
         f"input: {types} T, axes: index -> output: {types} T",
         _reduce,
-        (flag("keep_dims"),),
+        (signature.flag("keep_dims"),),
         require=same_quantization if name in {"REDUCE_MAX", "REDUCE_MIN"} else None,
         fold=_fold_reduce(fold) if fold else None,
         level=level,
@@ -114,11 +91,11 @@ def _reduction(
 
 
 def _search_row(name: str, nnapi_name: str, word: str) -> OperationSpec:
-    return row(
+    return signature.row(
         name,
         "input: number|bool, axis: index -> index: index",
         _search,
-        (tensor_type("output_type"),),
+        (signature.tensor_type("output_type"),),
         level=3,
         nnapi_name=nnapi_name,
         versions=3,
@@ -127,28 +104,32 @@ def _search_row(name: str, nnapi_name: str, word: str) -> OperationSpec:
 
 
 POOL: Final = (
-    PADDING,
-    STRIDE_W,
-    STRIDE_H,
-    integer("filter_width"),
-    integer("filter_height"),
-    FUSED_ACTIVATION,
+    signature.PADDING,
+    signature.STRIDE_W,
+    signature.STRIDE_H,
+    signature.integer("filter_width"),
+    signature.integer("filter_height"),
+    signature.FUSED_ACTIVATION,
 )
 
 
 def _pool(context: ShapeContext) -> Sequence[Shape]:
-    image = ranked(context, 0, 4)
+    image = rules.ranked(context, 0, 4)
     padding = context.attributes.text("padding")
     height, width = (
-        window(
-            dimension(image, axis), positive(context, extent), positive(context, stride), 1, padding
+        rules.window(
+            rules.dimension(image, axis),
+            rules.positive(context, extent),
+            rules.positive(context, stride),
+            1,
+            padding,
         )
         for axis, extent, stride in (
             (1, "filter_height", "stride_h"),
             (2, "filter_width", "stride_w"),
         )
     )
-    return ((dimension(image, 0), height, width, dimension(image, 3)),)
+    return ((rules.dimension(image, 0), height, width, rules.dimension(image, 3)),)
 
 
 def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
@@ -156,7 +137,7 @@ def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
     dilations.
     """
     shape = context.shape(0)
-    extents, strides, holes = (constant_integers(context, i) for i in (2, 3, 4))
+    extents, strides, holes = (rules.constant_integers(context, i) for i in (2, 3, 4))
     if shape is None:
         return (None,)
     if extents is None or strides is None or holes is None:
@@ -167,7 +148,7 @@ def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
         raise ShapeMismatch("window extents, strides and dilations must be positive")
     return (
         tuple(
-            positions(size, extent, stride, hole)
+            rules.positions(size, extent, stride, hole)
             for size, extent, stride, hole in zip(shape, extents, strides, holes, strict=True)
         ),
     )
@@ -175,13 +156,13 @@ def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
 
 def _resize(context: ShapeContext) -> Sequence[Shape]:
     """The second input is [height, width]."""
-    image = ranked(context, 0, 4)
-    agree(dimension(ranked(context, 1, 1), 0), 2, "length of the size vector")
-    size = constant_integers(context, 1)
+    image = rules.ranked(context, 0, 4)
+    rules.agree(rules.dimension(rules.ranked(context, 1, 1), 0), 2, "length of the size vector")
+    size = rules.constant_integers(context, 1)
     if size is not None and min(size) < 0:
         raise ShapeMismatch(f"an image cannot be resized to {size}")
     height, width = size or (None, None)
-    return ((dimension(image, 0), height, width, dimension(image, 3)),)
+    return ((rules.dimension(image, 0), height, width, rules.dimension(image, 3)),)
 
 
 def _bilinear(context: ShapeContext) -> Sequence[Shape]:
@@ -194,7 +175,7 @@ def _bilinear(context: ShapeContext) -> Sequence[Shape]:
     return (shape,)
 
 
-RESIZE: Final = (flag("align_corners"), flag("half_pixel_centers"))
+RESIZE: Final = (signature.flag("align_corners"), signature.flag("half_pixel_centers"))
 
 
 ROWS: Final = (
@@ -209,15 +190,15 @@ ROWS: Final = (
     _reduction("REDUCE_ALL", "Whether all elements along the axes are true.", 3, np.all, "bool"),
     _search_row("ARG_MAX", "ARGMAX", "largest"),
     _search_row("ARG_MIN", "ARGMIN", "smallest"),
-    row(
+    signature.row(
         "CUMSUM",
         "input: any_number T, axis: int32 -> output: any_number T",
         _cumulative,
-        (flag("exclusive"), flag("reverse")),
+        (signature.flag("exclusive"), signature.flag("reverse")),
         doc="The running sum along an axis, optionally from the end, or without the element "
         "itself.",
     ),
-    row(
+    signature.row(
         "AVERAGE_POOL_2D",
         "input: activation T -> output: activation T",
         _pool,
@@ -226,7 +207,7 @@ ROWS: Final = (
         versions=3,
         doc="The mean of each window; padding does not count.",
     ),
-    row(
+    signature.row(
         "MAX_POOL_2D",
         "input: activation T -> output: activation T",
         _pool,
@@ -235,7 +216,7 @@ ROWS: Final = (
         versions=3,
         doc="The maximum of each window.",
     ),
-    row(
+    signature.row(
         "L2_POOL_2D",
         "input: float T -> output: float T",
         _pool,
@@ -243,19 +224,19 @@ ROWS: Final = (
         level=1,
         doc="The root of the mean square of each window.",
     ),
-    row(
+    signature.row(
         "REDUCE_WINDOW",
         "input: any_number T, initial: any_number T, window_shape: index, window_strides: "
         "index, window_dilations: index -> output: any_number T",
         _reduce_window,
         (
-            choice(
+            signature.choice(
                 "reduce_function", "UNSUPPORTED", "ADD", "MUL", "MINIMUM", "MAXIMUM", "ALL", "ANY"
             ),
         ),
         doc="Each window of the input reduced with one function, from an initial value.",
     ),
-    row(
+    signature.row(
         "RESIZE_BILINEAR",
         "image: activation T, size: int32 -> resized: activation T",
         _bilinear,
@@ -265,7 +246,7 @@ ROWS: Final = (
         doc="The image scaled to [height, width], each pixel interpolated between its four "
         "neighbours.",
     ),
-    row(
+    signature.row(
         "RESIZE_NEAREST_NEIGHBOR",
         "image: any_number T, size: int32 -> resized: any_number T",
         _resize,

@@ -9,22 +9,8 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import ShapeMismatch
+from penstock.ir.operations import rules
 from penstock.ir.operations.requirements import same_quantization
-from penstock.ir.operations.rules import (
-    MAX_RANK,
-    Dimension,
-    bounded,
-    constant_integer,
-    constant_integers,
-    fits,
-    fixed,
-    folding,
-    length,
-    normalize_axis,
-    product,
-    ranked,
-    relabelling,
-)
 from penstock.ir.operations.signature import integers, row, tensor_type
 from penstock.ir.operations.spec import ShapeContext
 from penstock.ir.types import DType, NDArray, Shape
@@ -34,13 +20,13 @@ def target_shape(context: ShapeContext, index: int) -> Shape:
     """The shape that is the value of input *index*: its dimensions if the value is known, otherwise
     its rank.
     """
-    target = constant_integers(context, index)
+    target = rules.constant_integers(context, index)
     if target is not None:
         if any(d < 0 for d in target):
             raise ShapeMismatch(f"{target} is not a shape")
         return target
-    rank = length(context, index)
-    return None if rank is None or rank > MAX_RANK else (None,) * rank
+    rank = rules.length(context, index)
+    return None if rank is None or rank > rules.MAX_RANK else (None,) * rank
 
 
 def _reshape_target(context: ShapeContext) -> Shape:
@@ -51,10 +37,12 @@ def _reshape_target(context: ShapeContext) -> Shape:
     if context.has(1) and (context.dtype(1) is DType.INT32 or not attribute):
         shape = context.shape(1)
         if shape is None or len(shape) == 1:
-            target = constant_integers(context, 1)
+            target = rules.constant_integers(context, 1)
             rank = None if shape is None else shape[0]
             return (
-                target if target is not None or rank is None or rank > MAX_RANK else (None,) * rank
+                target
+                if target is not None or rank is None or rank > rules.MAX_RANK
+                else (None,) * rank
             )
     return () if attribute == (0,) else attribute
 
@@ -67,22 +55,24 @@ def _reshape(context: ShapeContext) -> Sequence[Shape]:
     target = _reshape_target(context)
     if target is None or None in target:
         return (target,)
-    if len(target) > MAX_RANK:
-        raise ShapeMismatch(f"a target shape of {len(target)} dimensions; the limit is {MAX_RANK}")
+    if len(target) > rules.MAX_RANK:
+        raise ShapeMismatch(
+            f"a target shape of {len(target)} dimensions; the limit is {rules.MAX_RANK}"
+        )
     known = [d for d in target if d is not None and d != -1]
     if len(known) < len(target) - 1 or min(known, default=0) < 0:
         raise ShapeMismatch(f"{target} is not a target shape: at most one dimension may be -1")
     shape = context.shape(0)
-    elements = None if shape is None else product(shape)
+    elements = None if shape is None else rules.product(shape)
     rest = math.prod(known)
     if elements is not None and (elements % rest if rest and -1 in target else elements != rest):
         raise ShapeMismatch(f"an input of shape {shape} does not have the elements of {target}")
     if -1 not in target or shape is None or elements is None:
         return (tuple(None if d == -1 else d for d in target),)
     if rest:
-        stretched: Dimension = elements // rest
+        stretched: rules.Dimension = elements // rest
     else:
-        whole = product([d for d in shape if d != 0])
+        whole = rules.product([d for d in shape if d != 0])
         stretched = None if whole is None else whole // math.prod(d for d in known if d)
     return (tuple(stretched if d == -1 else d for d in target),)
 
@@ -92,7 +82,9 @@ def _squeeze(context: ShapeContext) -> Sequence[Shape]:
     shape = context.shape(0)
     if shape is None:
         return (None,)
-    axes = {normalize_axis(a, len(shape)) for a in context.attributes.integers("squeeze_dims")}
+    axes = {
+        rules.normalize_axis(a, len(shape)) for a in context.attributes.integers("squeeze_dims")
+    }
     if not axes:
         return (None if None in shape else tuple(d for d in shape if d != 1),)
     for axis in axes:
@@ -107,10 +99,10 @@ def _expand_dims(context: ShapeContext) -> Sequence[Shape]:
     shape = context.shape(0)
     if shape is None:
         return (None,)
-    axis = constant_integer(context, 1)
+    axis = rules.constant_integer(context, 1)
     if axis is None:
         return ((None,) * (len(shape) + 1),)
-    axis = normalize_axis(axis, len(shape) + 1)
+    axis = rules.normalize_axis(axis, len(shape) + 1)
     return ((*shape[:axis], 1, *shape[axis:]),)
 
 
@@ -143,7 +135,7 @@ def _broadcast_to(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _broadcast_arguments(context: ShapeContext) -> Sequence[Shape]:
-    a, b = length(context, 0), length(context, 1)
+    a, b = rules.length(context, 0), rules.length(context, 1)
     return ((None if a is None or b is None else max(a, b),),)
 
 
@@ -156,13 +148,13 @@ def _fold_broadcast_arguments(a: NDArray, b: NDArray) -> NDArray:
 
 
 def _fill(context: ShapeContext) -> Sequence[Shape]:
-    ranked(context, 1, 0)
+    rules.ranked(context, 1, 0)
     return (target_shape(context, 0),)
 
 
 def _fold_fill(dims: NDArray, value: NDArray) -> NDArray | None:
     shape = [int(d) for d in dims.reshape(-1)]
-    return np.full(shape, value) if fits(*shape) else None
+    return np.full(shape, value) if rules.fits(*shape) else None
 
 
 def _range_values(context: ShapeContext) -> tuple[float, float, float] | None:
@@ -180,7 +172,7 @@ def _range(context: ShapeContext) -> Sequence[Shape]:
     up.
     """
     for index in range(3):
-        ranked(context, index, 0, 1)
+        rules.ranked(context, index, 0, 1)
     values = _range_values(context)
     if values is None:
         return ((None,),)
@@ -188,16 +180,16 @@ def _range(context: ShapeContext) -> Sequence[Shape]:
     if delta == 0 or (limit - start) * delta < 0:
         raise ShapeMismatch(f"steps of {delta} do not lead from {start} to {limit}")
     if isinstance(start, int) and isinstance(limit, int) and isinstance(delta, int):
-        return ((bounded(-(-abs(limit - start) // abs(delta))),),)
+        return ((rules.bounded(-(-abs(limit - start) // abs(delta))),),)
     count = abs((limit - start) / delta)
     if not math.isfinite(count):
         raise ShapeMismatch(f"steps of {delta} from {start} to {limit} have no number")
-    return ((bounded(math.ceil(count)),),)
+    return ((rules.bounded(math.ceil(count)),),)
 
 
 def _fold_range(context: ShapeContext) -> Sequence[NDArray] | None:
     values, (shape,) = _range_values(context), _range(context)
-    if values is None or shape is None or shape[0] is None or not fits(shape[0]):
+    if values is None or shape is None or shape[0] is None or not rules.fits(shape[0]):
         return None
     start, _, delta = values
     return ((start + np.arange(shape[0]) * delta).astype(context.output_dtype(0).numpy),)
@@ -209,7 +201,7 @@ ROWS: Final = (
         "input: value T, shape?: sizes -> output: value T",
         _reshape,
         (integers("new_shape"),),
-        fold=relabelling(_reshape),
+        fold=rules.relabelling(_reshape),
         level=1,
         doc="The same elements in another shape, one dimension of which may be -1 (whatever "
         "remains).",
@@ -219,7 +211,7 @@ ROWS: Final = (
         "input: value T -> output: value T",
         _squeeze,
         (integers("squeeze_dims"),),
-        fold=relabelling(_squeeze),
+        fold=rules.relabelling(_squeeze),
         level=2,
         versions=2,
         doc="The input without the named dimensions of size 1, or without all of them.",
@@ -228,7 +220,7 @@ ROWS: Final = (
         "EXPAND_DIMS",
         "input: value T, axis: index -> output: value T",
         _expand_dims,
-        fold=relabelling(_expand_dims),
+        fold=rules.relabelling(_expand_dims),
         require=same_quantization,
         level=3,
         doc="The input with a dimension of size 1 inserted at an axis.",
@@ -244,7 +236,7 @@ ROWS: Final = (
     row(
         "RANK",
         "input: any -> rank: index",
-        fixed(()),
+        rules.fixed(()),
         fold=_fold_rank,
         level=4,
         doc="The number of dimensions of the input, as a scalar.",
@@ -261,14 +253,14 @@ ROWS: Final = (
         "BROADCAST_ARGS",
         "a: index T, b: index T -> shape: index T",
         _broadcast_arguments,
-        fold=folding(_fold_broadcast_arguments),
+        fold=rules.folding(_fold_broadcast_arguments),
         doc="The shape that operands of two given shapes broadcast to.",
     ),
     row(
         "FILL",
         "shape: index, value: value T -> output: value T",
         _fill,
-        fold=folding(_fold_fill),
+        fold=rules.folding(_fold_fill),
         level=4,
         versions=5,
         doc="A tensor of a given shape, every element one scalar.",

@@ -8,23 +8,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from penstock.errors import InvalidAttribute, InvalidOperation, ShapeMismatch
+from penstock.ir.operations import rules
 from penstock.ir.operations.requirements import joined, same_quantization
-from penstock.ir.operations.rules import (
-    MAX_FOLDED_ELEMENTS,
-    MAX_RANK,
-    Dimension,
-    agree,
-    agree_shapes,
-    bounded,
-    constant_integer,
-    constant_integers,
-    dimension,
-    folding,
-    length,
-    like,
-    normalize_axis,
-    small_values,
-)
 from penstock.ir.operations.signature import FUSED_ACTIVATION, VALUE, flag, integer, row
 from penstock.ir.operations.spec import Port, ShapeContext
 from penstock.ir.types import NDArray, Shape
@@ -35,8 +20,8 @@ X: Final = Port("input", VALUE, "T")
 def _slice(context: ShapeContext) -> Sequence[Shape]:
     """A size of -1 extends to the end of its dimension."""
     shape = context.shape(0)
-    begins, sizes = constant_integers(context, 1), constant_integers(context, 2)
-    rank = len(shape) if shape is not None else length(context, 1)
+    begins, sizes = rules.constant_integers(context, 1), rules.constant_integers(context, 2)
+    rank = len(shape) if shape is not None else rules.length(context, 1)
     if rank is None:
         return (None,)
     for given in (begins, sizes):
@@ -44,9 +29,9 @@ def _slice(context: ShapeContext) -> Sequence[Shape]:
             raise ShapeMismatch(f"{given} does not give one number for each of {rank} dimensions")
     if sizes is None:
         return ((None,) * rank,)
-    result: list[Dimension] = []
+    result: list[rules.Dimension] = []
     for at, size in enumerate(sizes):
-        begin, whole = None if begins is None else begins[at], dimension(shape, at)
+        begin, whole = None if begins is None else begins[at], rules.dimension(shape, at)
         if size < -1 or (begin is not None and begin < 0):
             raise ShapeMismatch(f"slice of dimension {at} begins at {begin} and has size {size}")
         if whole is not None and begin is not None:
@@ -88,11 +73,12 @@ def _reverse_sequence(context: ShapeContext) -> Sequence[Shape]:
     if shape is None:
         return (None,)
     along, batch = (
-        normalize_axis(context.attributes.integer(n), len(shape)) for n in ("seq_dim", "batch_dim")
+        rules.normalize_axis(context.attributes.integer(n), len(shape))
+        for n in ("seq_dim", "batch_dim")
     )
     if along == batch:
         raise ShapeMismatch("seq_dim and batch_dim are the same dimension")
-    agree(length(context, 1), shape[batch], "number of lengths and batch dimension")
+    rules.agree(rules.length(context, 1), shape[batch], "number of lengths and batch dimension")
     return (shape,)
 
 
@@ -104,12 +90,12 @@ def strided_slice(context: ShapeContext, rank: int) -> tuple[SlicedDimension | N
     leave a bound open, new_axis inserts a dimension, and shrink_axis selects one element and
     removes the dimension. One ellipsis stands for the remaining dimensions.
     """
-    begins, ends, strides = (constant_integers(context, i) for i in (1, 2, 3))
+    begins, ends, strides = (rules.constant_integers(context, i) for i in (1, 2, 3))
     if begins is None or ends is None or strides is None:
         return None
     if not len(begins) == len(ends) == len(strides):
         raise ShapeMismatch("begin, end and strides differ in length")
-    if len(begins) > MAX_RANK:
+    if len(begins) > rules.MAX_RANK:
         raise ShapeMismatch(f"{len(begins)} sliced dimensions")
     if 0 in strides:
         raise ShapeMismatch("a stride is 0")
@@ -142,14 +128,16 @@ def strided_slice(context: ShapeContext, rank: int) -> tuple[SlicedDimension | N
 
 def _unknown_slice(context: ShapeContext, rank: int) -> Shape:
     """The shape of a strided slice as far as its masks determine it, if its bounds are unknown."""
-    if (count := length(context, 1)) is None or count > MAX_RANK:
+    if (count := rules.length(context, 1)) is None or count > rules.MAX_RANK:
         return None
     ellipsis, new_axis, shrink = (
         context.attributes.integer(f"{n}_mask") & (2**count - 1)
         for n in ("ellipsis", "new_axis", "shrink_axis")
     )
     inserted, dropped = new_axis & ~ellipsis, shrink & ~ellipsis & ~new_axis
-    unknown: list[Dimension] = [None] * max(rank + inserted.bit_count() - dropped.bit_count(), 0)
+    unknown: list[rules.Dimension] = [None] * max(
+        rank + inserted.bit_count() - dropped.bit_count(), 0
+    )
     return tuple(unknown)
 
 
@@ -160,7 +148,7 @@ def _strided_slice(context: ShapeContext) -> Sequence[Shape]:
     arguments = strided_slice(context, len(shape))
     if arguments is None:
         return (_unknown_slice(context, len(shape)),)
-    sizes, result = iter(shape), list[Dimension]()
+    sizes, result = iter(shape), list[rules.Dimension]()
     for item in arguments:
         if item is None:
             result.append(1)
@@ -177,7 +165,7 @@ def _strided_slice(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _fold_strided_slice(context: ShapeContext) -> Sequence[NDArray] | None:
-    values = small_values(context)
+    values = rules.small_values(context)
     arguments = None if values is None else strided_slice(context, values[0].ndim)
     if values is None or arguments is None:
         return None
@@ -211,24 +199,24 @@ def _concatenation(context: ShapeContext) -> Sequence[Shape]:
     known = [s for s in shapes if s is not None]
     if not known:
         return (None,)
-    axis = normalize_axis(context.attributes.integer("axis"), len(known[0]))
-    total: Dimension = 0 if len(known) == len(shapes) else None
+    axis = rules.normalize_axis(context.attributes.integer("axis"), len(known[0]))
+    total: rules.Dimension = 0 if len(known) == len(shapes) else None
     merged: Shape = None
     for shape in known:
         if len(shape) != len(known[0]):
             raise ShapeMismatch(f"inputs of rank {len(known[0])} and {len(shape)} are concatenated")
         open_shape = (*shape[:axis], None, *shape[axis + 1 :])
-        merged = agree_shapes(merged, open_shape, "concatenated inputs")
+        merged = rules.agree_shapes(merged, open_shape, "concatenated inputs")
         size = shape[axis]
-        total = None if total is None or size is None else bounded(total + size)
+        total = None if total is None or size is None else rules.bounded(total + size)
     return (None if merged is None else (*merged[:axis], total, *merged[axis + 1 :]),)
 
 
 def _fold_concatenation(context: ShapeContext) -> Sequence[NDArray] | None:
-    values = small_values(context)
+    values = rules.small_values(context)
     if not values or context.attributes.text("fused_activation_function") != "NONE":
         return None
-    if sum(v.size for v in values) > MAX_FOLDED_ELEMENTS:
+    if sum(v.size for v in values) > rules.MAX_FOLDED_ELEMENTS:
         return None
     return (np.concatenate(values, context.attributes.integer("axis")),)
 
@@ -239,16 +227,16 @@ def _pack(context: ShapeContext) -> Sequence[Shape]:
         raise InvalidOperation(f"PACK of {count} values has {context.input_count} inputs")
     shape: Shape = None
     for index in range(context.input_count):
-        shape = agree_shapes(shape, context.shape(index), "packed inputs")
+        shape = rules.agree_shapes(shape, context.shape(index), "packed inputs")
     if shape is None:
         return (None,)
-    axis = normalize_axis(context.attributes.integer("axis"), len(shape) + 1)
+    axis = rules.normalize_axis(context.attributes.integer("axis"), len(shape) + 1)
     return ((*shape[:axis], context.input_count, *shape[axis:]),)
 
 
 def _fold_pack(context: ShapeContext) -> Sequence[NDArray] | None:
-    values = small_values(context)
-    if not values or sum(v.size for v in values) > MAX_FOLDED_ELEMENTS:
+    values = rules.small_values(context)
+    if not values or sum(v.size for v in values) > rules.MAX_FOLDED_ELEMENTS:
         return None
     return (np.stack(values, context.attributes.integer("axis")),)
 
@@ -260,13 +248,13 @@ def _unpack(context: ShapeContext) -> Sequence[Shape]:
     shape = context.shape(0)
     if shape is None:
         return (None,) * count
-    axis = normalize_axis(context.attributes.integer("axis"), len(shape))
-    agree(shape[axis], count, "unpacked dimension and number of outputs")
+    axis = rules.normalize_axis(context.attributes.integer("axis"), len(shape))
+    rules.agree(shape[axis], count, "unpacked dimension and number of outputs")
     return ((*shape[:axis], *shape[axis + 1 :]),) * count
 
 
 def _fold_unpack(context: ShapeContext) -> Sequence[NDArray] | None:
-    values = small_values(context)
+    values = rules.small_values(context)
     if values is None:
         return None
     return tuple(np.moveaxis(values[0], context.attributes.integer("axis"), 0))
@@ -277,10 +265,10 @@ def _split(context: ShapeContext) -> Sequence[Shape]:
     count = context.attributes.integer("num_splits")
     if count != context.output_count or count < 1:
         raise InvalidOperation(f"SPLIT into {count} parts has {context.output_count} outputs")
-    shape, axis = context.shape(1), constant_integer(context, 0)
+    shape, axis = context.shape(1), rules.constant_integer(context, 0)
     if shape is None or axis is None:
         return (None if shape is None else (None,) * len(shape),) * count
-    axis = normalize_axis(axis, len(shape))
+    axis = rules.normalize_axis(axis, len(shape))
     size = shape[axis]
     if size is not None and size % count:
         raise ShapeMismatch(
@@ -294,24 +282,24 @@ def _split_v(context: ShapeContext) -> Sequence[Shape]:
     count = context.attributes.integer("num_splits")
     if count != context.output_count:
         raise InvalidOperation(f"SPLIT_V into {count} parts has {context.output_count} outputs")
-    agree(length(context, 1), count, "number of sizes and outputs")
+    rules.agree(rules.length(context, 1), count, "number of sizes and outputs")
     shape, sizes, axis = (
         context.shape(0),
-        constant_integers(context, 1),
-        constant_integer(context, 2),
+        rules.constant_integers(context, 1),
+        rules.constant_integer(context, 2),
     )
     if shape is None:
         return (None,) * count
     if axis is None:
         return ((None,) * len(shape),) * count
-    axis = normalize_axis(axis, len(shape))
-    parts: list[Dimension] = [None] * count
+    axis = rules.normalize_axis(axis, len(shape))
+    parts: list[rules.Dimension] = [None] * count
     if sizes is not None:
         parts = list(_parts(sizes, shape[axis]))
     return tuple((*shape[:axis], part, *shape[axis + 1 :]) for part in parts)
 
 
-def _parts(sizes: tuple[int, ...], whole: Dimension) -> list[Dimension]:
+def _parts(sizes: tuple[int, ...], whole: rules.Dimension) -> list[rules.Dimension]:
     if min(sizes, default=0) < -1 or sizes.count(-1) > 1:
         raise ShapeMismatch(f"sizes {sizes} are not those of parts: at most one may be -1")
     given = sum(s for s in sizes if s != -1)
@@ -325,7 +313,7 @@ ROWS: Final = (
         "SLICE",
         "input: value T, begin: index, size: index -> output: value T",
         _slice,
-        fold=folding(_fold_slice),
+        fold=rules.folding(_fold_slice),
         level=3,
         versions=8,
         doc="A block of the input from begin, of a size; -1 reaches to the end.",
@@ -359,7 +347,7 @@ ROWS: Final = (
     row(
         "REVERSE_V2",
         "input: value T, axis: index -> output: value T",
-        like(0),
+        rules.like(0),
         level=7,
         nnapi_name="REVERSE",
         versions=4,

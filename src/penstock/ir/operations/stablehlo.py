@@ -11,18 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.rules import (
-    Dimension,
-    agree,
-    agree_shapes,
-    bounded,
-    declared,
-    dimension,
-    fill,
-    like,
-    normalize_axis,
-    product,
-)
+from penstock.ir.operations import rules
 from penstock.ir.operations.signature import choice, flag, integer, integers, row
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, ShapeContext
 from penstock.ir.types import Shape
@@ -31,7 +20,7 @@ from penstock.ir.types import Shape
 def _same(context: ShapeContext) -> Sequence[Shape]:
     shape = context.shape(0)
     for index in range(1, context.input_count):
-        shape = agree_shapes(shape, context.shape(index), "operands")
+        shape = rules.agree_shapes(shape, context.shape(index), "operands")
     return (shape,)
 
 
@@ -39,21 +28,23 @@ def _clamp(context: ShapeContext) -> Sequence[Shape]:
     shape = context.shape(1)
     for index in (0, 2):
         if context.shape(index) != ():
-            shape = agree_shapes(shape, context.shape(index), "operand and bounds")
+            shape = rules.agree_shapes(shape, context.shape(index), "operand and bounds")
     return (shape,)
 
 
 def _select(context: ShapeContext) -> Sequence[Shape]:
-    shape = agree_shapes(context.shape(1), context.shape(2), "the two values")
+    shape = rules.agree_shapes(context.shape(1), context.shape(2), "the two values")
     if context.shape(0) != ():
-        shape = agree_shapes(shape, context.shape(0), "condition and values")
+        shape = rules.agree_shapes(shape, context.shape(0), "condition and values")
     return (shape,)
 
 
 def _reshape(context: ShapeContext) -> Sequence[Shape]:
     shape, target = context.shape(0), context.declared(0)
     if shape is not None and target is not None:
-        agree(product(shape), product(target), f"elements of {shape} and {target}")
+        rules.agree(
+            rules.product(shape), rules.product(target), f"elements of {shape} and {target}"
+        )
     return (target,)
 
 
@@ -61,10 +52,10 @@ def _broadcast_in_dim(context: ShapeContext) -> Sequence[Shape]:
     shape, target = context.shape(0), context.declared(0)
     places = context.attributes.integers("broadcast_dimensions")
     if shape is not None:
-        agree(len(places), len(shape), "broadcast_dimensions and rank")
+        rules.agree(len(places), len(shape), "broadcast_dimensions and rank")
         for size, place in zip(shape, places, strict=True):
             if target is not None:
-                whole = target[normalize_axis(place, len(target))]
+                whole = target[rules.normalize_axis(place, len(target))]
                 if size not in (None, 1) and whole not in (None, size):
                     raise ShapeMismatch(f"shape {shape} does not broadcast to {target}")
     return (target,)
@@ -72,16 +63,16 @@ def _broadcast_in_dim(context: ShapeContext) -> Sequence[Shape]:
 
 def _concatenate(context: ShapeContext) -> Sequence[Shape]:
     merged: Shape = None
-    total: Dimension = 0
+    total: rules.Dimension = 0
     at = context.attributes.integer("dimension")
     for index in range(context.input_count):
         shape = context.shape(index)
         if shape is None:
             return (None,)
-        size = dimension(shape, at) if at >= 0 else None
+        size = rules.dimension(shape, at) if at >= 0 else None
         rest = (*shape[:at], None, *shape[at + 1 :])
-        merged = agree_shapes(merged, rest, "concatenated operands")
-        total = None if total is None or size is None else bounded(total + size)
+        merged = rules.agree_shapes(merged, rest, "concatenated operands")
+        total = None if total is None or size is None else rules.bounded(total + size)
     if at < 0 or merged is None:
         raise ShapeMismatch(f"{context.input_count} operands concatenated along dimension {at}")
     return ((*merged[:at], total, *merged[at + 1 :]),)
@@ -95,8 +86,8 @@ def _slice(context: ShapeContext) -> Sequence[Shape]:
     if not len(starts) == len(limits) == len(strides):
         raise ShapeMismatch("start_indices, limit_indices and strides differ in length")
     if shape is not None:
-        agree(len(shape), len(starts), "rank and sliced dimensions")
-    result: list[Dimension] = []
+        rules.agree(len(shape), len(starts), "rank and sliced dimensions")
+    result: list[rules.Dimension] = []
     for at, (start, limit, stride) in enumerate(zip(starts, limits, strides, strict=True)):
         size = None if shape is None else shape[at]
         if stride < 1 or not 0 <= start <= limit or (size is not None and limit > size):
@@ -112,12 +103,12 @@ def _dynamic_slice(context: ShapeContext) -> Sequence[Shape]:
     if min(sizes, default=0) < 0:
         raise ShapeMismatch(f"slice sizes {sizes} are negative")
     if shape is not None:
-        agree(len(shape), len(sizes), "rank and slice sizes")
+        rules.agree(len(shape), len(sizes), "rank and slice sizes")
         if any(
             whole is not None and size > whole for size, whole in zip(sizes, shape, strict=True)
         ):
             raise ShapeMismatch(f"a slice of {sizes} of an operand of shape {shape}")
-    return (tuple(bounded(size) for size in sizes),)
+    return (tuple(rules.bounded(size) for size in sizes),)
 
 
 def _pad(context: ShapeContext) -> Sequence[Shape]:
@@ -133,10 +124,10 @@ def _pad(context: ShapeContext) -> Sequence[Shape]:
         raise ShapeMismatch(f"interior paddings {interior} are negative")
     if shape is None:
         return ((None,) * len(low),)
-    agree(len(shape), len(low), "rank and paddings")
+    rules.agree(len(shape), len(low), "rank and paddings")
     return (
         tuple(
-            None if size is None else bounded(size + max(size - 1, 0) * i + a + b)
+            None if size is None else rules.bounded(size + max(size - 1, 0) * i + a + b)
             for size, a, b, i in zip(shape, low, high, interior, strict=True)
         ),
     )
@@ -148,13 +139,13 @@ def _transpose(context: ShapeContext) -> Sequence[Shape]:
         raise ShapeMismatch(f"{order} is not a permutation")
     if shape is None:
         return ((None,) * len(order),)
-    agree(len(shape), len(order), "rank and permutation")
+    rules.agree(len(shape), len(order), "rank and permutation")
     return (tuple(shape[axis] for axis in order),)
 
 
 def _unary(name: str, doc: str) -> OperationSpec:
     signature = "x: any_number T -> result: any_number T"
-    return row(f"STABLEHLO_{name}", signature, like(0), doc=doc)
+    return row(f"STABLEHLO_{name}", signature, rules.like(0), doc=doc)
 
 
 def _binary(name: str, doc: str) -> OperationSpec:
@@ -206,7 +197,7 @@ ROWS: Final = (
     row(
         "STABLEHLO_CONVERT",
         "x: any_number -> y: any_number",
-        like(0),
+        rules.like(0),
         doc="x converted to the output's type.",
     ),
     row(
@@ -260,7 +251,7 @@ ROWS: Final = (
     row(
         "STABLEHLO_DYNAMIC_UPDATE_SLICE",
         "x: any_number T, update: any_number T, start_indices...: int -> result: any_number T",
-        like(0),
+        rules.like(0),
         doc="x with a block replaced at start indices, one scalar a dimension, clamped so that the "
         "block fits.",
     ),
@@ -282,21 +273,21 @@ ROWS: Final = (
     row(
         "STABLEHLO_IOTA",
         " -> result: any_number T",
-        declared,
+        rules.declared,
         (integer("iota_dimension"),),
         doc="0, 1, 2, ... along a dimension, in the shape of the output.",
     ),
     row(
         "STABLEHLO_RNG_BIT_GENERATOR",
         "state: int -> new_state: int, bits: any_number",
-        lambda context: fill(context, context.shape(0), context.declared(1)),
+        lambda context: rules.fill(context, context.shape(0), context.declared(1)),
         (choice("algorithm", "DEFAULT", "PHILOX", "THREEFRY"),),
         doc="Random bits in the shape of the output, and the generator's next state.",
     ),
     row(
         "STABLEHLO_CUSTOM_CALL",
         "inputs...: any -> results...: any",
-        declared,
+        rules.declared,
         (
             AttributeSpec("call_target_name", "str", ""),
             flag("has_side_effect"),

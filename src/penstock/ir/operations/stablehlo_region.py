@@ -6,21 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import InvalidOperation, ShapeMismatch
+from penstock.ir.operations import rules
 from penstock.ir.operations.control_flow import (
     argument_shapes,
     called,
     loop_shapes,
     meet,
     same_count,
-)
-from penstock.ir.operations.rules import (
-    MAX_RANK,
-    Dimension,
-    agree,
-    agree_shapes,
-    bounded,
-    normalize_axis,
-    positions,
 )
 from penstock.ir.operations.signature import flag, integer, integers, row, subgraph, subgraphs
 from penstock.ir.operations.spec import AttributeSpec, ShapeContext
@@ -30,14 +22,14 @@ from penstock.ir.types import Shape
 def _pairs(context: ShapeContext, name: str, rank: int) -> list[tuple[int, int]]:
     """A flattened [rank, 2] attribute; zeros if it is absent."""
     values = context.attributes.integers(name) or (0,) * (2 * rank)
-    agree(len(values), 2 * rank, f"length of {name}")
+    rules.agree(len(values), 2 * rank, f"length of {name}")
     return list(zip(values[::2], values[1::2], strict=True))
 
 
 def _factors(context: ShapeContext, name: str, rank: int) -> tuple[int, ...]:
     """One positive number for each dimension; ones if the attribute is absent."""
     values = context.attributes.integers(name) or (1,) * rank
-    agree(len(values), rank, f"length of {name}")
+    rules.agree(len(values), rank, f"length of {name}")
     if min(values, default=1) < 1:
         raise ShapeMismatch(f"{name} {values} must be positive")
     return values
@@ -47,23 +39,23 @@ def _distinct(numbers: Sequence[int], shape: Shape, what: str) -> None:
     """Requires that dimension numbers name different dimensions of *shape*, counted from the
     front.
     """
-    rank = MAX_RANK if shape is None else len(shape)
+    rank = rules.MAX_RANK if shape is None else len(shape)
     if len(set(numbers)) != len(numbers) or any(not 0 <= n < rank for n in numbers):
         raise ShapeMismatch(f"{what} {tuple(numbers)} are not distinct dimensions of {shape}")
 
 
-def _at(shape: Shape, axis: int) -> Dimension:
-    return None if shape is None else shape[normalize_axis(axis, len(shape))]
+def _at(shape: Shape, axis: int) -> rules.Dimension:
+    return None if shape is None else shape[rules.normalize_axis(axis, len(shape))]
 
 
-def _dilated(size: Dimension, factor: int) -> Dimension:
+def _dilated(size: rules.Dimension, factor: int) -> rules.Dimension:
     """The size of a dimension with *factor* - 1 holes between its elements."""
-    return size if size is None or size == 0 else bounded((size - 1) * factor + 1)
+    return size if size is None or size == 0 else rules.bounded((size - 1) * factor + 1)
 
 
-def _padded(size: Dimension, base: int, pads: tuple[int, int]) -> Dimension:
+def _padded(size: rules.Dimension, base: int, pads: tuple[int, int]) -> rules.Dimension:
     inner = _dilated(size, base)
-    return None if inner is None else bounded(inner + sum(pads))
+    return None if inner is None else rules.bounded(inner + sum(pads))
 
 
 def _convolution(context: ShapeContext) -> Sequence[Shape]:
@@ -86,12 +78,12 @@ def _convolution(context: ShapeContext) -> Sequence[Shape]:
         ends = (attributes.integer(f"{name}_{end}_dimension") for end in (first, second))
         _distinct((*ends, *spatial), shape, f"{name} dimension numbers")
         if shape is not None:
-            agree(len(shape), rank + 2, f"rank of the {name} and its dimension numbers")
+            rules.agree(len(shape), rank + 2, f"rank of the {name} and its dimension numbers")
     batch = _at(image, attributes.integer("input_batch_dimension"))
     groups = attributes.integer("batch_group_count") or 1
     if groups < 1 or attributes.integer("feature_group_count") < 0:
         raise ShapeMismatch("a negative number of groups")
-    result: dict[int, Dimension] = {
+    result: dict[int, rules.Dimension] = {
         attributes.integer("output_batch_dimension"): None if batch is None else batch // groups,
         attributes.integer("output_feature_dimension"): _at(
             kernel, attributes.integer("kernel_output_feature_dimension")
@@ -99,7 +91,7 @@ def _convolution(context: ShapeContext) -> Sequence[Shape]:
     }
     for at, place in enumerate(places):
         size = _padded(_at(image, sources[at]), base[at], pads[at])
-        result[place] = positions(size, _at(kernel, extents[at]), strides[at], holes[at])
+        result[place] = rules.positions(size, _at(kernel, extents[at]), strides[at], holes[at])
     if sorted(result) != list(range(rank + 2)):
         raise ShapeMismatch(
             "output dimension numbers are not those of batch, feature and spatial dimensions"
@@ -115,7 +107,7 @@ def _dot_general(context: ShapeContext) -> Sequence[Shape]:
         for kind in ("batching", "contracting")
     }
     for left, right in pairs.values():
-        agree(len(left), len(right), "dimension numbers of the two operands")
+        rules.agree(len(left), len(right), "dimension numbers of the two operands")
     for side, shape in enumerate((a, b)):
         numbers = [n for kind in pairs.values() for n in kind[side]]
         _distinct(numbers, shape, "batching and contracting dimensions")
@@ -123,13 +115,16 @@ def _dot_general(context: ShapeContext) -> Sequence[Shape]:
         return (None,)
     for left, right in pairs.values():
         for x, y in zip(left, right, strict=True):
-            agree(_at(a, x), _at(b, y), "batching or contracting dimensions")
+            rules.agree(_at(a, x), _at(b, y), "batching or contracting dimensions")
     (batch_a, batch_b), (inner_a, inner_b) = pairs["batching"], pairs["contracting"]
     free_a = [size for at, size in enumerate(a) if at not in (*batch_a, *inner_a)]
     free_b = [size for at, size in enumerate(b) if at not in (*batch_b, *inner_b)]
     return (
         (
-            *(agree(_at(a, x), _at(b, y), "batch") for x, y in zip(batch_a, batch_b, strict=True)),
+            *(
+                rules.agree(_at(a, x), _at(b, y), "batch")
+                for x, y in zip(batch_a, batch_b, strict=True)
+            ),
             *free_a,
             *free_b,
         ),
@@ -147,8 +142,8 @@ def _gather(context: ShapeContext) -> Sequence[Shape]:
         whole = _at(operand, at)
         if size < 0 or (whole is not None and size > whole):
             raise ShapeMismatch(f"slices of {sizes} of an operand of shape {operand}")
-    kept = [bounded(size) for at, size in enumerate(sizes) if at not in collapsed]
-    agree(len(kept), len(offsets), "slice sizes that stay and offset_dims")
+    kept = [rules.bounded(size) for at, size in enumerate(sizes) if at not in collapsed]
+    rules.agree(len(kept), len(offsets), "slice sizes that stay and offset_dims")
     if indices is None:
         return (None,)
     vector = attributes.integer("index_vector_dim")
@@ -169,7 +164,7 @@ def _half(context: ShapeContext) -> list[Shape]:
         raise InvalidOperation(f"{context.input_count} inputs for {context.output_count} outputs")
     shape: Shape = None
     for index in range(count):
-        shape = agree_shapes(shape, context.shape(index), "reduced operands")
+        shape = rules.agree_shapes(shape, context.shape(index), "reduced operands")
     return [shape] * count
 
 
@@ -180,7 +175,8 @@ def _reduce(context: ShapeContext) -> Sequence[Shape]:
             results.append(None)
             continue
         axes = {
-            normalize_axis(axis, len(shape)) for axis in context.attributes.integers("dimensions")
+            rules.normalize_axis(axis, len(shape))
+            for axis in context.attributes.integers("dimensions")
         }
         results.append(tuple(size for at, size in enumerate(shape) if at not in axes))
     return results
@@ -199,10 +195,10 @@ def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
     results: list[Shape] = []
     for shape in _half(context):
         if shape is not None:
-            agree(len(shape), rank, "rank and window")
+            rules.agree(len(shape), rank, "rank and window")
         results.append(
             tuple(
-                positions(
+                rules.positions(
                     _padded(_at(shape, at), base[at], pads[at]), extents[at], strides[at], holes[at]
                 )
                 for at in range(rank)
@@ -216,7 +212,7 @@ def _sort(context: ShapeContext) -> Sequence[Shape]:
     same_count(context, shapes, "the list of operands")
     shape: Shape = None
     for other in shapes:
-        shape = agree_shapes(shape, other, "sorted operands")
+        shape = rules.agree_shapes(shape, other, "sorted operands")
     return [shape] * len(shapes)
 
 

@@ -14,16 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.rules import (
-    agree,
-    agree_shapes,
-    constant_integer,
-    declared,
-    dimension,
-    fill,
-    fixed,
-    ranked,
-)
+from penstock.ir.operations import rules
 from penstock.ir.operations.shape import target_shape
 from penstock.ir.operations.signature import integer, row, tensor_type
 from penstock.ir.operations.spec import AttributeSpec, ShapeContext
@@ -31,21 +22,21 @@ from penstock.ir.types import DType, Shape
 
 
 def _nothing(context: ShapeContext) -> Sequence[Shape]:
-    return fill(context)
+    return rules.fill(context)
 
 
 def _find(context: ShapeContext) -> Sequence[Shape]:
-    agree(
-        dimension(ranked(context, 0, 1), 0),
-        dimension(ranked(context, 1, 1), 0),
+    rules.agree(
+        rules.dimension(rules.ranked(context, 0, 1), 0),
+        rules.dimension(rules.ranked(context, 1, 1), 0),
         "number of keys and of values",
     )
     return (context.shape(2),)
 
 
 def _import(context: ShapeContext) -> Sequence[Shape]:
-    agree_shapes(context.shape(1), context.shape(2), "keys and values")
-    return fill(context)
+    rules.agree_shapes(context.shape(1), context.shape(2), "keys and values")
+    return rules.fill(context)
 
 
 SEEDS: Final = (integer("seed"), integer("seed2"))
@@ -58,30 +49,30 @@ def _filled(context: ShapeContext) -> Sequence[Shape]:
 
 def _with_position(context: ShapeContext, at: int, shape: Shape) -> Sequence[Shape]:
     if context.has(at):
-        ranked(context, at, 0)
-    return fill(context, shape, ())
+        rules.ranked(context, at, 0)
+    return rules.fill(context, shape, ())
 
 
 def _samples(context: ShapeContext) -> Sequence[Shape]:
-    logits, count = ranked(context, 0, 2), constant_integer(context, 1)
-    ranked(context, 1, 0)
+    logits, count = rules.ranked(context, 0, 2), rules.constant_integer(context, 1)
+    rules.ranked(context, 1, 0)
     if count is not None and count < 0:
         raise ShapeMismatch(f"{count} samples")
-    return _with_position(context, 2, (dimension(logits, 0), count))
+    return _with_position(context, 2, (rules.dimension(logits, 0), count))
 
 
 ROWS: Final = (
     row(
         "VAR_HANDLE",
         " -> resource: resource",
-        declared,
+        rules.declared,
         (AttributeSpec("container", "str", ""), AttributeSpec("shared_name", "str", "")),
         doc="The handle of a variable. Loaders lower it to a state port.",
     ),
     row(
         "READ_VARIABLE",
         "resource: resource -> value: any",
-        declared,
+        rules.declared,
         doc="The value of a variable. Loaders lower it to the state input.",
     ),
     row(
@@ -93,7 +84,7 @@ ROWS: Final = (
     row(
         "HASHTABLE",
         " -> resource: resource",
-        declared,
+        rules.declared,
         (integer("table_id"), tensor_type("key_dtype"), tensor_type("value_dtype")),
         doc="The handle of a hash table. Loaders lower it to two state ports, keys and values.",
     ),
@@ -115,7 +106,7 @@ ROWS: Final = (
     row(
         "HASHTABLE_SIZE",
         "keys: int|string -> size: index",
-        fixed((1,)),
+        rules.fixed((1,)),
         doc="The number of entries of a table. Lowered form: the table is given as its vector of "
         "keys, where"
         "TFLite's operator has a handle.",

@@ -10,17 +10,8 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import ShapeMismatch
+from penstock.ir.operations import rules
 from penstock.ir.operations.requirements import quantized_output
-from penstock.ir.operations.rules import (
-    agree,
-    at_least,
-    constant_integers,
-    dimension,
-    elementwise,
-    like,
-    ranked,
-    small_values,
-)
 from penstock.ir.operations.signature import NUMBER, flag, integer, real, row, tensor_type
 from penstock.ir.operations.spec import FoldRule, OperationSpec, ShapeContext
 from penstock.ir.types import DType, NDArray, Shape
@@ -30,11 +21,11 @@ def _unary(
     name: str, doc: str, level: int | None = None, fold: FoldRule | None = None, versions: int = 1
 ) -> OperationSpec:
     signature = "x: any_number T -> y: any_number T"
-    return row(name, signature, like(0), fold=fold, level=level, versions=versions, doc=doc)
+    return row(name, signature, rules.like(0), fold=fold, level=level, versions=versions, doc=doc)
 
 
 def _fold_cast(context: ShapeContext) -> Sequence[NDArray] | None:
-    values = small_values(context)
+    values = rules.small_values(context)
     target = context.output_dtype(0)
     if values is None or target not in NUMBER | {DType.BOOL}:
         return None
@@ -67,9 +58,9 @@ def _rfft_2d(context: ShapeContext) -> Sequence[Shape]:
     """The last two dimensions become fft_length[0] and fft_length[1] / 2 + 1; lengths are powers of
     two.
     """
-    shape = at_least(context, 0, 2)
-    agree(dimension(ranked(context, 1, 1), 0), 2, "number of transform lengths")
-    lengths = constant_integers(context, 1)
+    shape = rules.at_least(context, 0, 2)
+    rules.agree(rules.dimension(rules.ranked(context, 1, 1), 0), 2, "number of transform lengths")
+    lengths = rules.constant_integers(context, 1)
     if lengths is not None and any(n < 1 or n & (n - 1) for n in lengths):
         raise ShapeMismatch(f"transform lengths {lengths} are not powers of two")
     if shape is None:
@@ -79,24 +70,24 @@ def _rfft_2d(context: ShapeContext) -> Sequence[Shape]:
 
 
 ROWS: Final = (
-    _unary("ABS", "|x|.", 3, elementwise(np.abs), versions=5),
-    _unary("NEG", "-x.", 3, elementwise(np.negative)),
-    _unary("SIGN", "-1, 0 or 1 by the sign of x.", None, elementwise(np.sign), versions=2),
-    _unary("FLOOR", "The largest integer that is not above x.", 1, elementwise(np.floor)),
-    _unary("CEIL", "The smallest integer that is not below x.", None, elementwise(np.ceil)),
-    _unary("ROUND", "The nearest integer, halves to even.", None, elementwise(np.rint)),
+    _unary("ABS", "|x|.", 3, rules.elementwise(np.abs), versions=5),
+    _unary("NEG", "-x.", 3, rules.elementwise(np.negative)),
+    _unary("SIGN", "-1, 0 or 1 by the sign of x.", None, rules.elementwise(np.sign), versions=2),
+    _unary("FLOOR", "The largest integer that is not above x.", 1, rules.elementwise(np.floor)),
+    _unary("CEIL", "The smallest integer that is not below x.", None, rules.elementwise(np.ceil)),
+    _unary("ROUND", "The nearest integer, halves to even.", None, rules.elementwise(np.rint)),
     _unary("EXP", "e to the power of x.", 3, versions=2),
     _unary("LOG", "The natural logarithm of x.", 3, versions=2),
     _unary("SQRT", "The square root of x.", 3, versions=2),
     _unary("RSQRT", "1 / sqrt(x).", 3, versions=3),
-    _unary("SQUARE", "x * x.", None, elementwise(np.square)),
+    _unary("SQUARE", "x * x.", None, rules.elementwise(np.square)),
     _unary("SIN", "The sine of x radians.", 3, versions=2),
     _unary("COS", "The cosine of x radians.", versions=2),
-    _unary("ZEROS_LIKE", "Zeros in the shape of x.", None, elementwise(np.zeros_like)),
+    _unary("ZEROS_LIKE", "Zeros in the shape of x.", None, rules.elementwise(np.zeros_like)),
     row(
         "CAST",
         "x: any_number -> y: any_number",
-        like(0),
+        rules.like(0),
         (tensor_type("in_data_type"), tensor_type("out_data_type")),
         fold=_fold_cast,
         level=3,
@@ -111,13 +102,13 @@ ROWS: Final = (
         doc="The same bytes read as the output's type; a change of width adds or takes a last "
         "dimension.",
     ),
-    row("REAL", "x: complex -> y: float", like(0), doc="The real part of x."),
-    row("IMAG", "x: complex -> y: float", like(0), doc="The imaginary part of x."),
-    row("COMPLEX_ABS", "x: complex -> y: float", like(0), doc="The magnitude of x."),
+    row("REAL", "x: complex -> y: float", rules.like(0), doc="The real part of x."),
+    row("IMAG", "x: complex -> y: float", rules.like(0), doc="The imaginary part of x."),
+    row("COMPLEX_ABS", "x: complex -> y: float", rules.like(0), doc="The magnitude of x."),
     row(
         "QUANTIZE",
         "input: number -> output: number",
-        like(0),
+        rules.like(0),
         require=quantized_output,
         level=3,
         versions=6,
@@ -127,7 +118,7 @@ ROWS: Final = (
     row(
         "DEQUANTIZE",
         "input: number -> output: float",
-        like(0),
+        rules.like(0),
         level=1,
         versions=9,
         doc="scale * (stored - zero point); float16 widened to float32.",
@@ -135,7 +126,7 @@ ROWS: Final = (
     row(
         "FAKE_QUANT",
         "input: float T -> output: float T",
-        like(0),
+        rules.like(0),
         (real("min"), real("max"), integer("num_bits"), flag("narrow_range")),
         versions=2,
         doc="Floats rounded to what a quantisation of min..max to num_bits could hold.",
@@ -143,7 +134,7 @@ ROWS: Final = (
     row(
         "DENSIFY",
         "input: value T -> output: value T",
-        like(0),
+        rules.like(0),
         doc="A sparse constant as a dense one; constants are dense here, so the values are the "
         "input's.",
     ),

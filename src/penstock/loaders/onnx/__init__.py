@@ -11,14 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from penstock import knobs
-from penstock.errors import (
-    DuplicateWriter,
-    LimitExceeded,
-    NotAModel,
-    NotLowerable,
-    TruncatedModel,
-)
+from penstock import errors, knobs
 from penstock.interrupts import checkpoint
 from penstock.ir.model import Model
 from penstock.ir.subgraph import ConstantPool, Metadata
@@ -76,14 +69,14 @@ class _Cursor:
         value = shift = 0
         for _ in range(MAX_VARINT):
             if self.at >= self.end:
-                raise TruncatedModel("the file ends inside a number", offset=self.at)
+                raise errors.TruncatedModel("the file ends inside a number", offset=self.at)
             byte = self.data[self.at]
             self.at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
             shift += 7
-        raise TruncatedModel("a number is longer than ten bytes", offset=self.at)
+        raise errors.TruncatedModel("a number is longer than ten bytes", offset=self.at)
 
     def field(self) -> tuple[int, int, int, int]:
         """(number, wire type, start, end) of the next field's content."""
@@ -96,11 +89,13 @@ class _Cursor:
         size = {FIXED64: 8, FIXED32: 4}.get(kind)
         if size is None:
             if kind != LENGTH:
-                raise TruncatedModel(f"wire type {kind} is not in the encoding", offset=self.at)
+                raise errors.TruncatedModel(
+                    f"wire type {kind} is not in the encoding", offset=self.at
+                )
             size = self.varint()
         start = self.at
         if size > self.end - start:
-            raise TruncatedModel(
+            raise errors.TruncatedModel(
                 f"a field of {size} bytes, of which the file has {self.end - start}", offset=start
             )
         self.at = start + size
@@ -118,7 +113,7 @@ def recognizes(content: memoryview) -> bool:
         begin = cursor.at
         try:
             number, kind, _, _ = cursor.field()
-        except TruncatedModel:
+        except errors.TruncatedModel:
             return 1 in seen and content[begin] >> 3 in MODEL_FIELDS
         if MODEL_FIELDS.get(number) != kind:
             return False
@@ -139,7 +134,7 @@ def may_begin(head: memoryview, size: int | None) -> bool:
         begin = cursor.at
         try:
             number, kind, _, _ = cursor.field()
-        except TruncatedModel:
+        except errors.TruncatedModel:
             return _is_field(_Cursor(head, begin, len(head)))
         if MODEL_FIELDS.get(number) != kind:
             return False
@@ -150,7 +145,7 @@ def _is_field(cursor: _Cursor) -> bool:
     """Whether a field that is cut off here may be a field of a model."""
     try:
         key = cursor.varint()
-    except TruncatedModel:
+    except errors.TruncatedModel:
         return cursor.end - cursor.at < MAX_VARINT
     return MODEL_FIELDS.get(key >> 3) == key & 7
 
@@ -164,7 +159,9 @@ def check(content: memoryview) -> None:
     while pending:
         message, start, end, depth = pending.pop()
         if depth > MAX_DEPTH:
-            raise LimitExceeded(f"graphs are nested more than {MAX_DEPTH} deep", offset=start)
+            raise errors.LimitExceeded(
+                f"graphs are nested more than {MAX_DEPTH} deep", offset=start
+            )
         cursor, nested, names = _Cursor(content, start, end), NESTED[message], NAMES[message]
         while cursor.at < cursor.end:
             checkpoint()
@@ -177,12 +174,12 @@ def check(content: memoryview) -> None:
                 pending.append((target, first, last, depth + (target == "graph")))
             else:
                 if number in names and kind == LENGTH and last - first > MAX_NAME:
-                    raise LimitExceeded(
+                    raise errors.LimitExceeded(
                         f"a name of {last - first} bytes; the limit is {MAX_NAME}", offset=first
                     )
                 left -= FIELD_MEMORY if kind == LENGTH else 16
             if left < 0:
-                raise LimitExceeded(
+                raise errors.LimitExceeded(
                     f"the file's nodes and messages would take more than {limit / MIB:.0f} MiB: "
                     "the knob loading_limit_mib "
                     "allows more",
@@ -215,16 +212,16 @@ def lower(proto: Any, size: int) -> Model:
     from penstock.loaders.onnx.lowering import Lowering
 
     if not proto.HasField("graph"):
-        raise NotAModel("the file holds no graph")
+        raise errors.NotAModel("the file holds no graph")
     opsets = {DOMAINS.get(o.domain, o.domain): int(o.version) for o in proto.opset_import}
     if not opsets:
-        raise NotAModel("the file names no opset")
+        raise errors.NotAModel("the file names no opset")
     if AI_ONNX in opsets and opsets[AI_ONNX] < LEAST_OPSET:
-        raise NotLowerable(
+        raise errors.NotLowerable(
             f"the file is of opset {opsets[AI_ONNX]}; {LEAST_OPSET} is the oldest that is read"
         )
     if opsets.get(AI_ONNX, 0) > NEWEST_OPSET:
-        raise NotLowerable(
+        raise errors.NotLowerable(
             f"the file is of opset {opsets[AI_ONNX]}; {NEWEST_OPSET} is the newest that is read"
         )
     opsets.setdefault(ML, 1)
@@ -234,7 +231,7 @@ def lower(proto: Any, size: int) -> Model:
     for function in proto.functions:
         key = DOMAINS.get(function.domain, function.domain), function.name
         if key in functions:
-            raise DuplicateWriter(
+            raise errors.DuplicateWriter(
                 "two functions have this name", where=f"function {function.name!r}"
             )
         known = {DOMAINS.get(o.domain, o.domain): int(o.version) for o in function.opset_import}

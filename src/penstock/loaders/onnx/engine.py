@@ -12,16 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock import errors
 from penstock.distribution import install_command
-from penstock.errors import (
-    InvalidOperand,
-    LimitExceeded,
-    NotAModel,
-    NotAvailable,
-    NotLowerable,
-    ShapeOverflow,
-    UnknownType,
-)
 from penstock.ir.types import PACKED, DType, NDArray, Shape, element_count
 
 MISSING: Final = f"loading an ONNX file needs the onnx package: {install_command('onnx')}"
@@ -33,7 +25,7 @@ def onnx() -> Any:
     try:
         return importlib.import_module("onnx")
     except ImportError as error:
-        raise NotAvailable(f"{MISSING} ({error})") from error
+        raise errors.NotAvailable(f"{MISSING} ({error})") from error
 
 
 def parse(content: bytes) -> Any:
@@ -44,7 +36,7 @@ def parse(content: bytes) -> Any:
     except Exception as error:  # noqa: BLE001  # the parser's own class differs by its version
         said = str(error).strip().splitlines()
         reason = said[0][:MAX_MESSAGE] if said else type(error).__name__
-        raise NotAModel(f"the file is no ONNX model: {reason}") from None
+        raise errors.NotAModel(f"the file is no ONNX model: {reason}") from None
 
 
 def to_array(proto: Any) -> NDArray:
@@ -166,7 +158,7 @@ class Budget:
         """Charges *size* bytes. Raises `LimitExceeded` if the limit is exceeded."""
         self.left -= size
         if self.left < 0:
-            raise LimitExceeded(
+            raise errors.LimitExceeded(
                 f"constants computed of the file take more memory than allowed ({size} bytes "
                 "here); "
                 "the knob densify_limit_mib sets the limit",
@@ -179,20 +171,20 @@ def dtype_of(number: int, where: str) -> DType:
     dtype = TYPES.get(number)
     if dtype is None:
         name = UNKNOWN_TYPES.get(number, f"type {number}")
-        raise UnknownType(f"elements of ONNX's {name} have no counterpart here", where=where)
+        raise errors.UnknownType(f"elements of ONNX's {name} have no counterpart here", where=where)
     return dtype
 
 
 def shape_of(dims: Any, where: str) -> tuple[int, ...]:
     """Dimensions as a tuple. None may be negative, and their product must fit in 64 bits."""
     if len(dims) > MAX_RANK:
-        raise ShapeOverflow(f"{len(dims)} dimensions; the limit is {MAX_RANK}", where=where)
+        raise errors.ShapeOverflow(f"{len(dims)} dimensions; the limit is {MAX_RANK}", where=where)
     shape = tuple(int(d) for d in dims)
     if any(d < 0 for d in shape):
-        raise ShapeOverflow(f"a dimension of {shape} is negative", where=where)
+        raise errors.ShapeOverflow(f"a dimension of {shape} is negative", where=where)
     try:
         element_count(shape)
-    except ShapeOverflow as error:
+    except errors.ShapeOverflow as error:
         raise error.at(where) from None
     return shape
 
@@ -205,7 +197,7 @@ def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
     """
     if proto.data_location == EXTERNAL or len(proto.external_data):
         path = next((e.value for e in proto.external_data if e.key == "location"), "")
-        raise NotLowerable(
+        raise errors.NotLowerable(
             f"its data is in another file ({path[:100]!r}), and nothing beside the model is "
             "read: "
             "save the model with its data inside",
@@ -216,7 +208,7 @@ def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
     stored = (count * (dtype.bits or 8) + 7) // 8
     if dtype is not DType.STRING and proto.HasField("raw_data"):
         if len(proto.raw_data) != stored:
-            raise InvalidOperand(
+            raise errors.InvalidOperand(
                 f"{dtype.value} of shape {shape} takes {stored} bytes, its value has "
                 f"{len(proto.raw_data)}",
                 where=where,
@@ -239,7 +231,7 @@ def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
 
 def _check_count(given: int, entries: int, count: int, shape: tuple[int, ...], where: str) -> None:
     if given != entries:
-        raise InvalidOperand(
+        raise errors.InvalidOperand(
             f"a tensor of shape {shape} has {count} elements, its value {given}", where=where
         )
 
@@ -253,17 +245,19 @@ def read_sparse(proto: Any, where: str, budget: Budget) -> NDArray:
     shape = shape_of(proto.dims, where)
     count = element_count(shape)
     if indices.dtype.kind not in "iu" or values.ndim != 1 or values.dtype == object:
-        raise InvalidOperand("the indices or values of a sparse tensor are malformed", where=where)
+        raise errors.InvalidOperand(
+            "the indices or values of a sparse tensor are malformed", where=where
+        )
     budget.take(count * values.dtype.itemsize, where)
     if indices.ndim == 2:
         if indices.shape != (len(values), len(shape)):
-            raise InvalidOperand(f"indices of shape {indices.shape}", where=where)
+            raise errors.InvalidOperand(f"indices of shape {indices.shape}", where=where)
         inside = bool(((indices >= 0) & (indices < np.array(shape, np.int64))).all())
         flat = indices @ np.cumprod([1, *shape[:0:-1]], dtype=np.int64)[::-1]
     else:
         flat, inside = indices, bool(((indices >= 0) & (indices < count)).all())
     if not inside or flat.shape != values.shape:
-        raise InvalidOperand("an index of a sparse tensor is outside it", where=where)
+        raise errors.InvalidOperand("an index of a sparse tensor is outside it", where=where)
     dense = np.zeros(count, values.dtype)
     dense[flat] = values
     return dense.reshape(shape)

@@ -10,14 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct, field
 
-from penstock.errors import (
-    DuplicateWriter,
-    IndexOutOfRange,
-    InvalidAttribute,
-    InvalidOperation,
-    LimitExceeded,
-    NotLowerable,
-)
+from penstock import errors
 from penstock.interrupts import checkpoint
 from penstock.ir.types import DType, NDArray, Shape
 from penstock.loaders import MAX_NAME
@@ -74,15 +67,17 @@ class Node(Struct):
     def _get(self, name: str, default: Any, kinds: type | tuple[type, ...], what: str) -> Any:
         value = self.attributes.get(name, default)
         if value is None:
-            raise InvalidAttribute(f"the attribute {name!r} is missing", where=self.where)
+            raise errors.InvalidAttribute(f"the attribute {name!r} is missing", where=self.where)
         if value is not default and not isinstance(value, kinds):
-            raise InvalidAttribute(f"the attribute {name!r} is no {what}", where=self.where)
+            raise errors.InvalidAttribute(f"the attribute {name!r} is no {what}", where=self.where)
         return value
 
     def _list(self, name: str, default: Any, kinds: type | tuple[type, ...], what: str) -> Any:
         value = self._get(name, default, list, f"list of {what}")
         if any(not isinstance(v, kinds) for v in value):
-            raise InvalidAttribute(f"the attribute {name!r} is no list of {what}", where=self.where)
+            raise errors.InvalidAttribute(
+                f"the attribute {name!r} is no list of {what}", where=self.where
+            )
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:
@@ -108,13 +103,13 @@ class Node(Struct):
         value: Graph = self._get(name, None, Graph, "graph")
         return value
 
-    def refuse(self, reason: str) -> NotLowerable:
+    def refuse(self, reason: str) -> errors.NotLowerable:
         """The error that this node is not supported, for the caller to raise."""
-        return NotLowerable(reason, where=self.where)
+        return errors.NotLowerable(reason, where=self.where)
 
-    def invalid(self, reason: str) -> InvalidOperation:
+    def invalid(self, reason: str) -> errors.InvalidOperation:
         """The error that this node is invalid, for the caller to raise."""
-        return InvalidOperation(reason, where=self.where)
+        return errors.InvalidOperation(reason, where=self.where)
 
 
 class Graph(Struct):
@@ -164,7 +159,7 @@ class GraphReader:
             kind = "initializer" if read is read_tensor else "sparse initializer"
             where = f"{place}{kind} {name!r}"
             if name in constants:
-                raise DuplicateWriter("a second value of this name", where=where)
+                raise errors.DuplicateWriter("a second value of this name", where=where)
             constants[name] = read(tensor, where, self.budget)
             if read is read_tensor:
                 tensor.ClearField("raw_data")
@@ -173,7 +168,7 @@ class GraphReader:
         for kind, ends in (("inputs", inputs), ("outputs", outputs)):
             if len({t.name for t in ends}) != len(ends):
                 where = place.rstrip(", ") or "the graph"
-                raise DuplicateWriter(f"two {kind} have one name", where=where)
+                raise errors.DuplicateWriter(f"two {kind} have one name", where=where)
         found = Graph(proto.name, inputs, outputs, constants, [])
         self.read_nodes(proto.node, found, place)
         return found
@@ -189,13 +184,13 @@ class GraphReader:
             checkpoint()
             self.nodes_left -= 1
             if self.nodes_left < 0:
-                raise InvalidOperation(f"the model has more than {MAX_NODES} nodes")
+                raise errors.InvalidOperation(f"the model has more than {MAX_NODES} nodes")
             node = self.node(proto, index, place, given or {})
             for name in node.outputs:
                 if not name:
                     continue
                 if name in written or name in into.later:
-                    raise DuplicateWriter(
+                    raise errors.DuplicateWriter(
                         f"writes {name!r}, which has another writer", where=node.where
                     )
                 into.later[name] = index
@@ -211,7 +206,7 @@ class GraphReader:
         attributes: dict[str, Attribute] = {}
         for attribute in proto.attribute:
             if attribute.name in attributes:
-                raise InvalidAttribute(
+                raise errors.InvalidAttribute(
                     f"the attribute {attribute.name!r} is given twice", where=where
                 )
             if attribute.ref_attr_name:
@@ -228,7 +223,9 @@ class GraphReader:
         """The value of an attribute."""
         kind = proto.type or _guessed(proto)
         if kind not in KINDS:
-            raise InvalidAttribute(f"the attribute {proto.name!r} is of type {kind}", where=where)
+            raise errors.InvalidAttribute(
+                f"the attribute {proto.name!r} is of type {kind}", where=where
+            )
         field, read = KINDS[kind]
         place = f"{where}, attribute {proto.name!r}"
 
@@ -265,7 +262,7 @@ def _check_names(*named: Iterable[Any]) -> None:
     """Raises `LimitExceeded` for a name that is too long."""
     for proto in chain.from_iterable(named):
         if len(proto.name) > MAX_NAME:
-            raise LimitExceeded(
+            raise errors.LimitExceeded(
                 f"a name of {len(proto.name)} characters; the limit is {MAX_NAME}",
                 where=f"{proto.name[:SHOWN]!r}...",
             )
@@ -286,5 +283,5 @@ def _declared(proto: Any, where: str) -> Tensor:
         known = dim.HasField("dim_value") and dim.dim_value >= 0
         shape.append(int(dim.dim_value) if known else None)
         if known and dim.dim_value > 2**31 - 1:
-            raise IndexOutOfRange(f"a dimension of {dim.dim_value}", where=where)
+            raise errors.IndexOutOfRange(f"a dimension of {dim.dim_value}", where=where)
     return Tensor(proto.name, dtype, tuple(shape))

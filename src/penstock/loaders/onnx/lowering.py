@@ -8,16 +8,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.errors import (
-    CyclicModel,
-    InvalidOperation,
-    LimitExceeded,
-    ModelError,
-    NotLowerable,
-    ShapeMismatch,
-    UnknownOperator,
-    UnwrittenOperand,
-)
+from penstock import errors
 from penstock.interrupts import checkpoint
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import Subgraph
@@ -51,7 +42,7 @@ MALFORMED: Final = (
 )
 """Exceptions of arithmetic on malformed numbers."""
 
-DOUBTED: Final = (ShapeMismatch,)
+DOUBTED: Final = (errors.ShapeMismatch,)
 """The error of a branch that the model cannot take, because the rest of the graph does not fit its
 outputs.
 """
@@ -77,7 +68,7 @@ class Lowering:
             if tensor.name in graph.constants:
                 continue
             if tensor.dtype is None:
-                raise NotLowerable(
+                raise errors.NotLowerable(
                     f"is a {tensor.kind}; only tensors are taken", where=f"input {tensor.name!r}"
                 )
             body.bind(tensor.name, emitter.input(tensor.dtype, tensor.shape, tensor.name))
@@ -92,7 +83,7 @@ class Lowering:
 def output_operand(emitter: Emitter, value: Value, name: str, where: str) -> int:
     """A separate operand, with this name, for an output of the model."""
     if value.items is not None:
-        raise NotLowerable("is a sequence; only tensors are given", where=where)
+        raise errors.NotLowerable("is a sequence; only tensors are given", where=where)
     emitter.where = where
     if value.array is not None:
         return emitter.constant(value.array, name)
@@ -128,7 +119,7 @@ class Body:
         self.names: dict[str, Value] = {}
         self.depth: int = 0 if outer is None else outer.depth + 1
         if self.depth > MAX_CALL_DEPTH:
-            raise LimitExceeded("graphs or functions are nested too deeply")
+            raise errors.LimitExceeded("graphs or functions are nested too deeply")
         for name, array in graph.constants.items():
             self.names[name] = constant(array, name)
 
@@ -151,8 +142,8 @@ class Body:
             body = body.outer
         where = f"output {name!r}" if node is None else node.where
         if name in self.graph.later:
-            raise CyclicModel(f"reads {name!r}, which is only written later", where=where)
-        raise UnwrittenOperand(f"reads {name!r}, which nothing writes", where=where)
+            raise errors.CyclicModel(f"reads {name!r}, which is only written later", where=where)
+        raise errors.UnwrittenOperand(f"reads {name!r}, which nothing writes", where=where)
 
     def run(self, start: int = 0) -> list[Value]:
         """Lowers the nodes from *start* on. Returns the values of the graph's outputs."""
@@ -161,7 +152,9 @@ class Body:
             node = self.graph.nodes[position]
             self.lowering.emitted += 1
             if self.lowering.emitted > self.lowering.limit:
-                raise LimitExceeded("bodies and functions are entered too often", where=node.where)
+                raise errors.LimitExceeded(
+                    "bodies and functions are entered too often", where=node.where
+                )
             inputs = [self.find(name, node) if name else None for name in node.inputs]
             if node.key == "If":
                 ended = self._if(node, inputs, position)
@@ -194,15 +187,17 @@ class Body:
             if defined is not None:
                 return self._call(node, defined, inputs)
             if lower is None:
-                raise UnknownOperator(
+                raise errors.UnknownOperator(
                     f"the operator {node.op!r} of {node.domain or 'ai.onnx'} is not known here",
                     where=node.where,
                 )
             made = lower(Call(self, node, inputs))
-        except ModelError as error:
+        except errors.ModelError as error:
             raise (error if error.where is not None else error.at(node.where)) from None
         except MALFORMED as error:
-            raise InvalidOperation(f"the node is malformed: {error}", where=node.where) from error
+            raise errors.InvalidOperation(
+                f"the node is malformed: {error}", where=node.where
+            ) from error
         values = [made] if isinstance(made, Value) else list(made)
         if folded is not None:
             for value, known in zip(values, folded, strict=False):
@@ -246,7 +241,7 @@ class Body:
         inner = Body(self.lowering, self.emitter, graph, None)
         inner.depth = self.depth + 1
         if inner.depth > MAX_CALL_DEPTH:
-            raise LimitExceeded("functions call each other too deeply", where=node.where)
+            raise errors.LimitExceeded("functions call each other too deeply", where=node.where)
         for name, value in zip(function.inputs, inputs, strict=False):
             if value is not None:
                 inner.names[name] = value
@@ -279,7 +274,7 @@ class Body:
             self._bind_all(node, self.inline(chosen))
             return None
         mark = self.emitter.mark()
-        failure: ModelError | None = None
+        failure: errors.ModelError | None = None
         made: list[tuple[Emitter, list[Value]]] = []
         try:
             made = [self.branch(self._inlined(graph)) for graph in branches]
@@ -312,10 +307,10 @@ class Body:
         condition: Value,
         branches: list[Graph],
         position: int,
-        failure: ModelError | None,
+        failure: errors.ModelError | None,
     ) -> list[Value]:
         names = dict(self.names)
-        outcomes: list[ModelError | None] = []
+        outcomes: list[errors.ModelError | None] = []
 
         def rest(graph: Graph) -> Callable[[Body], list[Value]]:
             def fill(inner: Body) -> list[Value]:
@@ -330,7 +325,7 @@ class Body:
         for graph in branches:
             self.lowering.trials += 1
             if self.lowering.trials > MAX_TRIALS:
-                raise LimitExceeded("branches differ in rank too often", where=node.where)
+                raise errors.LimitExceeded("branches differ in rank too often", where=node.where)
             mark = self.emitter.mark()
             try:
                 made.append(self.branch(rest(graph)))
@@ -360,7 +355,7 @@ class Body:
         outputs = [[e.get(v) for v in values] for e, values in made]
         dtypes = [[v.dtype for v in values] for _, values in made]
         if dtypes[0] != dtypes[1]:
-            raise InvalidOperation("the branches give different types", where=node.where)
+            raise errors.InvalidOperation("the branches give different types", where=node.where)
         every = list(dict.fromkeys(v for e, _ in made for v in e.captured))
         targets = [
             self.lowering.shared.add(e.finish(o, captured_inputs(e, every, emitter)))

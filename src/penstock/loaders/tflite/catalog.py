@@ -12,14 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.errors import (
-    IndexOutOfRange,
-    InvalidOperand,
-    InvalidQuantization,
-    Place,
-    ShapeOverflow,
-    UnknownType,
-)
+from penstock import errors
 from penstock.faults import Fault, FaultCode
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.subgraph import ConstantPool, constant_array
@@ -91,7 +84,7 @@ class TensorEntry:
     def constant(self, pool: ConstantPool) -> NDArray:
         """The constant value, read-only. For a sparse tensor, only the stored values, flat."""
         if self.data is None:
-            raise InvalidOperand(f"tensor {self.name!r} has no constant value")
+            raise errors.InvalidOperand(f"tensor {self.name!r} has no constant value")
         shape = self.shape
         if self.sparsity is not None:
             shape = (self.data.length * 8 // (self.dtype.bits or 8),)
@@ -152,7 +145,7 @@ def read_catalog(pool: ConstantPool) -> Catalog:
     file = File(pool)
     tables = file.tables("subgraphs")
     if not tables:
-        raise IndexOutOfRange(Fault(FaultCode.NO_SUBGRAPH))
+        raise errors.IndexOutOfRange(Fault(FaultCode.NO_SUBGRAPH))
     codes = read_codes(file)
     subgraphs = tuple(_subgraph(file, codes, i, table) for i, table in enumerate(tables))
     return Catalog(pool, subgraphs, _signatures(file, subgraphs), tuple(codes))
@@ -174,10 +167,10 @@ def _tensor(file: File, subgraph: int, index: int, tensor: Values) -> TensorEntr
     file.charge(OPERAND_MEMORY + quantized * QUANTIZATION_MEMORY, where)
     dtype = DTYPES.get(tensor["type"])
     if dtype is None:
-        raise UnknownType(f"tensor type {tensor['type']} is not in the format", where=where)
+        raise errors.UnknownType(f"tensor type {tensor['type']} is not in the format", where=where)
     shape, signature = integers(tensor["shape"]), integers(tensor["shape_signature"])
     if any(d < 0 for d in shape):
-        raise ShapeOverflow(f"a dimension of {shape} is negative", where=where)
+        raise errors.ShapeOverflow(f"a dimension of {shape} is negative", where=where)
     byte_size(dtype, shape)
     data = _data(file, tensor, dtype, shape, where)
     return TensorEntry(
@@ -193,7 +186,7 @@ def _tensor(file: File, subgraph: int, index: int, tensor: Values) -> TensorEntr
 
 
 def _data(
-    file: File, tensor: Values, dtype: DType, shape: tuple[int, ...], where: Place
+    file: File, tensor: Values, dtype: DType, shape: tuple[int, ...], where: errors.Place
 ) -> DataLocation | None:
     place = file.buffer(tensor["buffer"], where)
     if place is None:
@@ -207,14 +200,16 @@ def _data(
             return place
         return None
     if size > place.length:
-        raise InvalidOperand(
+        raise errors.InvalidOperand(
             f"{dtype.value} of shape {shape} takes {size} bytes, its buffer has {place.length}",
             where=where,
         )
     return DataLocation(0, place.offset, size)
 
 
-def _quantization(table: Values | None, shape: tuple[int, ...], where: Place) -> QuantizationEntry:
+def _quantization(
+    table: Values | None, shape: tuple[int, ...], where: errors.Place
+) -> QuantizationEntry:
     if table is None:
         return NOT_QUANTIZED
     block = (table["details"] or {}).get("block_size", 0) if table["details_type"] else 0
@@ -226,11 +221,11 @@ def _quantization(table: Values | None, shape: tuple[int, ...], where: Place) ->
     if scales is None or not len(scales):
         return replace(NOT_QUANTIZED, block_size=block)
     if fault := quantization_fault(scales, zero_points, dimension, shape):
-        raise InvalidQuantization(fault, where=where)
+        raise errors.InvalidQuantization(fault, where=where)
     return QuantizationEntry(scales, zero_points, dimension, block)
 
 
-def _sparsity(file: File, table: Values | None, where: Place) -> SparsityEntry | None:
+def _sparsity(file: File, table: Values | None, where: errors.Place) -> SparsityEntry | None:
     if table is None:
         return None
     levels = table["dim_metadata"] or []
@@ -243,7 +238,7 @@ def _sparsity(file: File, table: Values | None, where: Place) -> SparsityEntry |
     )
 
 
-def _level(file: File, level: Values, where: Place) -> LevelEntry:
+def _level(file: File, level: Values, where: errors.Place) -> LevelEntry:
     if not level["format"]:
         return LevelEntry(level["dense_size"])
     return LevelEntry(
@@ -253,7 +248,7 @@ def _level(file: File, level: Values, where: Place) -> LevelEntry:
     )
 
 
-def _indexes(file: File, table: Values | None, where: Place) -> NDArray:
+def _indexes(file: File, table: Values | None, where: errors.Place) -> NDArray:
     values = None if table is None else table["values"]
     if values is None:
         return np.empty(0, np.int32)
@@ -268,7 +263,7 @@ def _indexes(file: File, table: Values | None, where: Place) -> NDArray:
 def _operator(
     file: File, codes: list[OperatorCode], subgraph: int, index: int, table: Values
 ) -> OperatorEntry:
-    where = Place(subgraph, operator=index)
+    where = errors.Place(subgraph, operator=index)
     code = code_of(codes, table["opcode_index"], where)
     inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
     file.charge(OPERATOR_ENTRY_MEMORY + 8 * (len(inputs) + len(outputs)), where)

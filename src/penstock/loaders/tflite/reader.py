@@ -17,16 +17,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock import knobs
-from penstock.errors import (
-    IndexOutOfRange,
-    InvalidQuantization,
-    InvalidSignature,
-    InvalidSparsity,
-    LimitExceeded,
-    ModelError,
-    Place,
-)
+from penstock import errors, knobs
 from penstock.export.tflite.fields import BLOCK_SCALED, TFLITE
 from penstock.export.tflite.schema import FILE_IDENTIFIER
 from penstock.faults import Fault, FaultCode
@@ -97,7 +88,7 @@ def load(pool: ConstantPool) -> Model:
     file = File(pool)
     tables = file.tables("subgraphs")
     if not tables:
-        raise IndexOutOfRange(Fault(FaultCode.NO_SUBGRAPH))
+        raise errors.IndexOutOfRange(Fault(FaultCode.NO_SUBGRAPH))
     codes = read_codes(file)
     dense = _Dense(knobs.densify_limit_mib() * MIB)
     raw = [_subgraph(file, codes, i, t, len(tables), dense) for i, t in enumerate(polled(tables))]
@@ -134,7 +125,9 @@ class _Dense:
         self.left = left
         self.arrays: list[NDArray] = []
 
-    def add(self, file: File, operand: Operand, tensor: Values, where: Place | str) -> Operand:
+    def add(
+        self, file: File, operand: Operand, tensor: Values, where: errors.Place | str
+    ) -> Operand:
         """The constant operand for a sparse tensor."""
         place = file.buffer(tensor["buffer"], where)
         shape = integers(tensor["shape"])
@@ -143,7 +136,7 @@ class _Dense:
             array = np.zeros(element_count(shape), operand.dtype.numpy).reshape(shape)
             stored = memoryview(b"") if place is None else file.bytes_at(place)
             densify(file, tensor["sparsity"], stored, array)
-        except ModelError as error:
+        except errors.ModelError as error:
             raise error.at(where) from None
         self.left -= size
         array.flags.writeable = False
@@ -159,7 +152,7 @@ class _Dense:
 def _subgraph(
     file: File, codes: list[OperatorCode], index: int, table: Values, subgraphs: int, dense: _Dense
 ) -> RawSubgraph:
-    file.charge(SUBGRAPH_MEMORY, Place(index))
+    file.charge(SUBGRAPH_MEMORY, errors.Place(index))
     tensors: list[Values] = table["tensors"] or []
     operands = [read_operand(file, index, i, t) for i, t in enumerate(polled(tensors))]
     for i, tensor in enumerate(tensors):
@@ -169,8 +162,8 @@ def _subgraph(
     for kind, indexes in (("input", inputs), ("output", outputs)):
         for i in indexes:
             if not 0 <= i < len(tensors):
-                raise IndexOutOfRange(
-                    f"{kind} refers to tensor {i} of {len(tensors)}", where=Place(index)
+                raise errors.IndexOutOfRange(
+                    f"{kind} refers to tensor {i} of {len(tensors)}", where=errors.Place(index)
                 )
     operators = [
         read_operator(file, codes, index, i, o, len(tensors), subgraphs)
@@ -226,17 +219,17 @@ def _signatures(file: File, lowered: Lowered, raw: list[RawSubgraph]) -> dict[st
 
 
 def _ends(
-    maps: list[Values], raw: RawSubgraph, renamed: Mapping[int, int], where: Place | str
+    maps: list[Values], raw: RawSubgraph, renamed: Mapping[int, int], where: errors.Place | str
 ) -> tuple[tuple[str, int], ...]:
     named: dict[str, int] = {}
     for entry in maps:
         tensor, name = entry["tensor_index"], entry["name"] or ""
         if tensor >= len(raw.operands):
-            raise IndexOutOfRange(
+            raise errors.IndexOutOfRange(
                 f"{name!r} refers to tensor {tensor} of {len(raw.operands)}", where=where
             )
         if name in named:
-            raise InvalidSignature(f"two inputs or outputs are named {name!r}", where=where)
+            raise errors.InvalidSignature(f"two inputs or outputs are named {name!r}", where=where)
         if tensor not in raw.handles:
             named[name] = renamed.get(tensor, tensor)
     return tuple(named.items())
@@ -275,10 +268,10 @@ def dense_size(dtype: DType, shape: tuple[int, ...], limit: int) -> int:
     """
     bits = dtype.bits
     if bits is None or dtype in PACKED:
-        raise InvalidSparsity(f"a {dtype.value} tensor cannot be sparse")
+        raise errors.InvalidSparsity(f"a {dtype.value} tensor cannot be sparse")
     size = element_count(shape) * bits // 8
     if size > limit:
-        raise LimitExceeded(
+        raise errors.LimitExceeded(
             f"densified it would take {size} bytes; densify_limit_mib allows {limit}"
         )
     return size
@@ -301,7 +294,9 @@ def densify(file: File, sparsity: Values, stored: memoryview, dense: NDArray) ->
         coordinates = [c[parents] for c in coordinates]
         coordinates.append(index)
     if nodes > len(values):
-        raise InvalidSparsity(f"the index has {nodes} elements, {len(values)} values are stored")
+        raise errors.InvalidSparsity(
+            f"the index has {nodes} elements, {len(values)} values are stored"
+        )
     place = _places(shape, order, blocks, coordinates, levels)
     dense.reshape(-1)[place] = values[:nodes]
 
@@ -315,14 +310,14 @@ def _levels(sparsity: Values, shape: tuple[int, ...]) -> tuple[tuple[int, ...], 
         or len(levels) != rank + len(blocks)
         or len(order) != len(levels)
     ):
-        raise InvalidSparsity(
+        raise errors.InvalidSparsity(
             f"{len(levels)} levels, {len(order)} in traversal order, {len(blocks)} blocks, rank "
             f"{rank}"
         )
     if sorted(order) != list(range(len(levels))):
-        raise InvalidSparsity(f"traversal order {order} is not a permutation")
+        raise errors.InvalidSparsity(f"traversal order {order} is not a permutation")
     if any(not 0 <= b < rank for b in blocks) or len(set(blocks)) != len(blocks):
-        raise InvalidSparsity(f"block map {blocks} of a rank-{rank} tensor")
+        raise errors.InvalidSparsity(f"block map {blocks} of a rank-{rank} tensor")
     return order, blocks
 
 
@@ -335,36 +330,38 @@ def _expand(
     if metadata["format"] == DENSE:
         size = metadata["dense_size"]
         if size <= 0 or nodes * size > limit:
-            raise InvalidSparsity(
+            raise errors.InvalidSparsity(
                 f"a dense level of size {size} under {nodes} nodes needs more values than are "
                 "stored"
             )
         _check_room(nodes * size, room)
         return np.repeat(np.arange(nodes), size), np.tile(np.arange(size), nodes)
     if metadata["format"] != SPARSE_CSR:
-        raise InvalidSparsity(f"level format {metadata['format']} is not known")
+        raise errors.InvalidSparsity(f"level format {metadata['format']} is not known")
     segments = _vector(file, metadata, "array_segments", room)
     indices = _vector(file, metadata, "array_indices", room)
     if len(segments) != nodes + 1 or segments[0] != 0 or segments[-1] != len(indices):
-        raise InvalidSparsity(
+        raise errors.InvalidSparsity(
             f"{len(segments)} segments for {nodes} nodes and {len(indices)} indexes"
         )
     counts = np.diff(segments)
     if np.any(counts < 0) or (len(indices) and indices.min() < 0):
-        raise InvalidSparsity("segments or indexes of a compressed level are out of order")
+        raise errors.InvalidSparsity("segments or indexes of a compressed level are out of order")
     return np.repeat(np.arange(nodes), counts), indices
 
 
 def _check_room(nodes: int, room: int) -> None:
     if nodes > room:
-        raise LimitExceeded(f"an index of {nodes} elements on each level takes too much memory")
+        raise errors.LimitExceeded(
+            f"an index of {nodes} elements on each level takes too much memory"
+        )
 
 
 def _vector(file: File, metadata: Values, name: str, room: int) -> NDArray:
     table = metadata[name]
     values: Any = None if table is None else table["values"]
     if values is None:
-        raise InvalidSparsity(f"a compressed level has no {name}")
+        raise errors.InvalidSparsity(f"a compressed level has no {name}")
     _check_room((values.length if isinstance(values, Blob) else len(values)) - 1, room)
     if isinstance(values, Blob):
         values = np.frombuffer(file.data, np.uint8, values.length, values.offset)
@@ -385,7 +382,7 @@ def _places(
     for at, dimension in enumerate(blocks):
         metadata = levels[level_of[rank + at]]
         if metadata["format"] != DENSE or metadata["dense_size"] <= 0:
-            raise InvalidSparsity("a block level must be dense")
+            raise errors.InvalidSparsity("a block level must be dense")
         block_size[dimension] = metadata["dense_size"]
     flat = np.zeros(len(coordinates[-1]), np.int64)
     for dimension in range(rank):
@@ -394,7 +391,7 @@ def _places(
             if blocked == dimension:
                 index = index + coordinates[level_of[rank + at]]
         if len(index) and int(index.max()) >= shape[dimension]:
-            raise InvalidSparsity(
+            raise errors.InvalidSparsity(
                 f"index {int(index.max())} of dimension {dimension}, which has size "
                 f"{shape[dimension]}"
             )
@@ -417,7 +414,7 @@ def read_blocks(tensors: Sequence[Values]) -> dict[int, Blocks]:
         if table is not None and table["details_type"] == BLOCKWISE:
             details = table["details"]
             if details is None:
-                raise InvalidQuantization(
+                raise errors.InvalidQuantization(
                     f"tensor {index} has scales in blocks, and not their details"
                 )
             found[index] = Blocks(details["scales"], details["block_size"])
@@ -447,23 +444,25 @@ def give_scales(
         operator.inputs = (*operator.inputs, *[-1] * missing, shaped[weights])
 
 
-def _scales(operands: list[Operand], weights: int, blocks: Blocks, where: Place) -> Operand:
+def _scales(operands: list[Operand], weights: int, blocks: Blocks, where: errors.Place) -> Operand:
     """The scales of *weights* as an operand [rows, blocks of a row]."""
     if not 0 <= blocks.scales < len(operands):
-        raise IndexOutOfRange(
+        raise errors.IndexOutOfRange(
             f"scales refer to tensor {blocks.scales} of {len(operands)}", where=where
         )
     shape, scales = operands[weights].shape, operands[blocks.scales]
     rows, depth = shape if shape is not None and len(shape) == 2 else (None, None)
     if rows is None or depth is None or blocks.size < 1 or depth % blocks.size:
-        raise InvalidQuantization(
+        raise errors.InvalidQuantization(
             f"weights of shape {shape} in blocks of {blocks.size}", where=where
         )
     wanted = (rows, depth // blocks.size)
     count = rows * wanted[1]
     known = None if scales.shape is None else tuple(d or 0 for d in scales.shape)
     if not scales.is_constant or scales.dtype is not DType.FLOAT16:
-        raise InvalidQuantization("scales of blocks are no float16 constant", where=where)
+        raise errors.InvalidQuantization("scales of blocks are no float16 constant", where=where)
     if known is None or element_count(known) != count:
-        raise InvalidQuantization(f"scales of shape {known} for blocks {wanted}", where=where)
+        raise errors.InvalidQuantization(
+            f"scales of shape {known} for blocks {wanted}", where=where
+        )
     return replace(scales, shape=wanted, origin=None)

@@ -6,10 +6,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from penstock.errors import (
-    InvalidOperation,
-    InvalidQuantization,
-)
+from penstock import errors
 from penstock.export.tflite.state import RANDOM_INPUTS
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import Attributes
@@ -235,7 +232,7 @@ class StateBody(Body):
         output.
         """
         if len(operator.inputs) != RANDOM_INPUTS[operator.type] or len(operator.outputs) != 1:
-            raise InvalidOperation(
+            raise errors.InvalidOperation(
                 f"has {len(operator.inputs)} inputs and {len(operator.outputs)} outputs",
                 where=operator.place,
             )
@@ -245,7 +242,7 @@ class StateBody(Body):
         if self.raw.index in self.lowering.use.restarted:
             role = self.lowering.roles[self.raw.index]
             if role == "cond" and any(operator.attributes[k] for k in ("seed", "seed2")):
-                raise InvalidOperation(
+                raise errors.InvalidOperation(
                     "draws from a seeded sequence in the condition of a loop", where=operator.place
                 )
             self.emit(operator.type, inputs, outputs, operator)
@@ -299,7 +296,7 @@ class StateBody(Body):
         index = self.value(key)
         held, wanted = self.operands[index], self.operands[tensor]
         if held.quantization != wanted.quantization:
-            raise InvalidQuantization(
+            raise errors.InvalidQuantization(
                 "reads a variable with other quantisation than the value it holds",
                 where=operator.place,
             )
@@ -311,10 +308,10 @@ class StateBody(Body):
 
     def call_once(self, operator: RawOperator) -> None:
         if len(operator.targets) != 1 or operator.inputs or operator.outputs:
-            raise InvalidOperation("takes no inputs and no outputs", where=operator.place)
+            raise errors.InvalidOperation("takes no inputs and no outputs", where=operator.place)
         (init,) = operator.targets
         if self.lowering.raw[init].inputs or self.lowering.raw[init].outputs:
-            raise InvalidOperation(
+            raise errors.InvalidOperation(
                 f"its subgraph {init} has inputs or outputs", where=operator.place
             )
         touched = list(self.lowering.use.touched[init])

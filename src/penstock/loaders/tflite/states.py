@@ -8,11 +8,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.errors import (
-    InvalidOperation,
-    LimitExceeded,
-    Place,
-)
+from penstock import errors
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import Subgraph, Variable
 from penstock.ir.types import DType, byte_size, is_static
@@ -132,7 +128,7 @@ class StateLowering:
         size = byte_size(operand.dtype, operand.shape) or 0
         self.zero_left -= size
         if self.zero_left < 0:
-            raise LimitExceeded(
+            raise errors.LimitExceeded(
                 f"the initial value of variable tensor {operand.name!r} takes {size} bytes"
             )
         return bytes([zero_point]) * size
@@ -146,15 +142,16 @@ class StateLowering:
             for operator in subgraph.operators:
                 for target, role in zip(operator.targets, _roles_of(operator), strict=False):
                     if roles[target] not in ("entry", role) and self.use.touched[target]:
-                        raise InvalidOperation(
+                        raise errors.InvalidOperation(
                             f"subgraph {target} has network state and is used both as "
                             f"{roles[target]} and as {role}",
                             where=operator.place,
                         )
                     roles[target] = role
         if self.raw and roles[0] != "entry" and self.use.touched[0]:
-            raise InvalidOperation(
-                "the main subgraph has network state and is entered by another", where=Place(0)
+            raise errors.InvalidOperation(
+                "the main subgraph has network state and is entered by another",
+                where=errors.Place(0),
             )
         return roles
 
@@ -264,7 +261,7 @@ def lower_tables(subgraphs: list[RawSubgraph]) -> None:
     for subgraph, operator in users:
         key = handle_of(subgraph, operator)
         if key not in tables:
-            raise InvalidOperation("its table is never imported", where=operator.place)
+            raise errors.InvalidOperation("its table is never imported", where=operator.place)
         table = tables[key]
         if operator.type != "HASHTABLE_IMPORT" and table is not None:
             keys, values = _place(subgraph, key, table, copies)
@@ -282,7 +279,7 @@ def lower_tables(subgraphs: list[RawSubgraph]) -> None:
 def _content(subgraph: RawSubgraph, operator: RawOperator) -> Table | None:
     """The keys and values of an import, if both are constants."""
     if len(operator.inputs) != 3 or min(operator.inputs) < 0:
-        raise InvalidOperation("needs a table, keys and values", where=operator.place)
+        raise errors.InvalidOperation("needs a table, keys and values", where=operator.place)
     keys, values = (subgraph.operands[i] for i in operator.inputs[1:])
     return (keys, values) if keys.is_constant and values.is_constant else None
 

@@ -7,20 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock import knobs
-from penstock.errors import (
-    IndexOutOfRange,
-    InvalidOperand,
-    InvalidQuantization,
-    InvalidSignature,
-    LimitExceeded,
-    ModelError,
-    NotAModel,
-    OffsetOutOfBounds,
-    Place,
-    ShapeOverflow,
-    UnknownType,
-)
+from penstock import errors, knobs
 from penstock.export.tflite.fields import TFLITE
 from penstock.faults import Fault, FaultCode
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand, Origin
@@ -61,7 +48,7 @@ class File:
         self.reader = Reader(self.data, TFLITE, room, text=MAX_NAME, exhausted=exhausted)
         self.root: Values = self.reader.root()
         if self.root["version"] != SCHEMA_VERSION:
-            raise NotAModel(
+            raise errors.NotAModel(
                 Fault(FaultCode.SCHEMA_VERSION, found=self.root["version"], known=SCHEMA_VERSION)
             )
         buffers = self.tables("buffers")
@@ -74,10 +61,12 @@ class File:
         found: list[Values] = self.root[name] or []
         return found
 
-    def buffer(self, index: int, user: Place | str) -> DataLocation | None:
+    def buffer(self, index: int, user: errors.Place | str) -> DataLocation | None:
         """The place of buffer *index* in the file; None for an empty buffer. Errors name *user*."""
         if not 0 <= index < len(self._places):
-            raise IndexOutOfRange(f"refers to buffer {index} of {len(self._places)}", where=user)
+            raise errors.IndexOutOfRange(
+                f"refers to buffer {index} of {len(self._places)}", where=user
+            )
         return self._places[index]
 
     def signatures(self, subgraphs: int) -> Iterator[tuple[str, str, Values]]:
@@ -89,9 +78,11 @@ class File:
             name, subgraph = table["signature_key"] or "", table["subgraph_index"]
             where = f"signature {index} ({name})"
             if subgraph >= subgraphs:
-                raise IndexOutOfRange(f"refers to subgraph {subgraph} of {subgraphs}", where=where)
+                raise errors.IndexOutOfRange(
+                    f"refers to subgraph {subgraph} of {subgraphs}", where=where
+                )
             if name in known:
-                raise InvalidSignature("two signatures have this name", where=where)
+                raise errors.InvalidSignature("two signatures have this name", where=where)
             known.add(name)
             yield name, where, table
 
@@ -102,7 +93,7 @@ class File:
     def bytes_at(self, place: DataLocation) -> memoryview:
         return self.data[place.offset : place.offset + place.length]
 
-    def copy(self, place: DataLocation | Blob | None, user: Place | str) -> bytes:
+    def copy(self, place: DataLocation | Blob | None, user: errors.Place | str) -> bytes:
         """A copy of some bytes of the file. The total size of all copies is limited to the file's
         size.
         """
@@ -111,10 +102,10 @@ class File:
         self.charge(place.length, user)
         self._copies_left -= place.length
         if self._copies_left < 0:
-            raise LimitExceeded("the file refers to the same bytes too often", where=user)
+            raise errors.LimitExceeded("the file refers to the same bytes too often", where=user)
         return bytes(self.data[place.offset : place.offset + place.length])
 
-    def charge(self, amount: int, user: Place | str = "") -> None:
+    def charge(self, amount: int, user: errors.Place | str = "") -> None:
         """Charges *amount* bytes to the file's memory budget. Raises `LimitExceeded`."""
         self.reader.charge(amount, user)
 
@@ -123,10 +114,10 @@ class File:
         """The rest of the file's memory budget, in bytes."""
         return self.reader.memory_left
 
-    def outside(self, offset: int, size: int, user: Place | str) -> DataLocation:
+    def outside(self, offset: int, size: int, user: errors.Place | str) -> DataLocation:
         """A span given by file offset and size. Data beyond 2 GiB is stored so."""
         if offset + size > len(self.data):
-            raise OffsetOutOfBounds(
+            raise errors.OffsetOutOfBounds(
                 f"data at [{offset}, {offset + size}) of a file of {len(self.data)} bytes",
                 where=user,
             )
@@ -141,9 +132,9 @@ class File:
         return None
 
 
-def tensor_place(subgraph: int, index: int, tensor: Values) -> Place:
+def tensor_place(subgraph: int, index: int, tensor: Values) -> errors.Place:
     """The place of a tensor in the file."""
-    return Place(subgraph, tensor=index, name=tensor["name"] or "")
+    return errors.Place(subgraph, tensor=index, name=tensor["name"] or "")
 
 
 def integers(vector: Any) -> tuple[int, ...]:
@@ -186,9 +177,9 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
         file.charge(OPERAND_MEMORY + quantized * QUANTIZATION_MEMORY + variable * VARIABLE_MEMORY)
         dtype = DTYPES.get(tensor["type"])
         if dtype is None:
-            raise UnknownType(f"tensor type {tensor['type']} is not in the format")
+            raise errors.UnknownType(f"tensor type {tensor['type']} is not in the format")
         if tensor["external_buffer"]:
-            raise InvalidOperand(
+            raise errors.InvalidOperand(
                 "its value is in another file (external_buffer), which cannot be loaded"
             )
         full = _dimensions(tensor, dtype)
@@ -213,9 +204,9 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
             )
         file.charge(min(place.length, MAX_COPIED_VALUE))
         if tensor["is_variable"]:
-            raise InvalidOperand("a variable tensor cannot have a buffer")
+            raise errors.InvalidOperand("a variable tensor cannot have a buffer")
         place = _trim(file, place, dtype, full)
-    except ModelError as error:
+    except errors.ModelError as error:
         raise error.at(tensor_place(subgraph, index, tensor)) from None
     if place.length <= MAX_COPIED_VALUE:
         value = bytes(file.bytes_at(place))
@@ -255,25 +246,27 @@ def read_quantization(
         kind = TFLITE.unions["QuantizationDetails"]
         number = table["details_type"]
         name = kind[number] if number < len(kind) else f"of kind {number}"
-        raise InvalidQuantization(f"{name} is not affine quantisation per tensor or per channel")
+        raise errors.InvalidQuantization(
+            f"{name} is not affine quantisation per tensor or per channel"
+        )
     scales, zero_points, axis = table["scale"], table["zero_point"], table["quantized_dimension"]
     if scales is None or not len(scales):
         return None
     if fault := quantization_fault(scales, zero_points, axis, shape or ()):
-        raise InvalidQuantization(fault)
+        raise errors.InvalidQuantization(fault)
     if len(scales) > 1 and shape and len(scales) != shape[axis]:
-        raise InvalidQuantization(
+        raise errors.InvalidQuantization(
             f"{len(scales)} scales for dimension {axis} of size {shape[axis]}"
         )
     if len(scales) > 1 and shape == ():
-        raise InvalidQuantization(f"{len(scales)} scales for a scalar")
+        raise errors.InvalidQuantization(f"{len(scales)} scales for a scalar")
     values: list[float] = scales.tolist()
     if not any(values):
         if dtype in QUANTIZED:
-            raise InvalidQuantization(f"a scale of this {dtype.value} tensor is zero")
+            raise errors.InvalidQuantization(f"a scale of this {dtype.value} tensor is zero")
         return None
     if zero_points.min() < INT32_RANGE[0] or zero_points.max() > INT32_RANGE[-1]:
-        raise InvalidQuantization("a zero point exceeds 32 bits")
+        raise errors.InvalidQuantization("a zero point exceeds 32 bits")
     points: list[int] = zero_points.tolist()
     return Quantization(tuple(values), tuple(points), axis if len(values) > 1 else None)
 
@@ -287,10 +280,12 @@ def _dimensions(tensor: Values, dtype: DType) -> tuple[int, ...]:
     size = (dtype.bits or 64) // 8 or 1
     for dimension in shape:
         if dimension < 0:
-            raise ShapeOverflow(f"dimension {dimension} is negative")
+            raise errors.ShapeOverflow(f"dimension {dimension} is negative")
         size *= dimension or 1
     if size > MAX_TENSOR_BYTES:
-        raise ShapeOverflow(f"{dtype.value} of shape {shape} takes {size} bytes, a TiB or more")
+        raise errors.ShapeOverflow(
+            f"{dtype.value} of shape {shape} takes {size} bytes, a TiB or more"
+        )
     return shape
 
 
@@ -307,11 +302,11 @@ def _trim(file: File, place: DataLocation, dtype: DType, shape: tuple[int, ...])
     size = byte_size(dtype, shape)
     if size is None:
         if dtype is not DType.STRING:
-            raise InvalidOperand(f"a {dtype.value} tensor cannot have a value in the file")
+            raise errors.InvalidOperand(f"a {dtype.value} tensor cannot have a value in the file")
         check_strings(file.bytes_at(place), element_count(shape))
         return place
     if size > place.length:
-        raise InvalidOperand(
+        raise errors.InvalidOperand(
             f"{dtype.value} of shape {shape} takes {size} bytes, its buffer has {place.length}"
         )
     return DataLocation(0, place.offset, size)
@@ -322,7 +317,7 @@ def check_strings(data: memoryview, count: int) -> None:
     header = np.frombuffer(data[: len(data) // 4 * 4], "<i4")
     if not header.size or header[0] != count or header.size < count + 2:
         found = int(header[0]) if header.size else 0
-        raise InvalidOperand(f"a string tensor of {count} elements holds {found} strings")
+        raise errors.InvalidOperand(f"a string tensor of {count} elements holds {found} strings")
     ends = header[1 : count + 2].astype(np.int64)
     if ends[0] < 0 or ends[-1] > len(data) or np.any(np.diff(ends) < 0):
-        raise InvalidOperand("string offsets lie outside the tensor's buffer")
+        raise errors.InvalidOperand("string offsets lie outside the tensor's buffer")

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from penstock.errors import (
-    InvalidAttribute,
-    InvalidOperation,
-    InvalidQuantization,
-    NotLowerable,
-    ShapeMismatch,
-    ShapeOverflow,
-)
+from penstock import errors
 from penstock.ir import AttributeValue, DType, NDArray, Operand, Quantization
 from penstock.ir.subgraph import constant_array
 from penstock.ir.types import Shape
@@ -107,7 +100,7 @@ class OperationLowering:
             return default
         operand = self.operand(name)
         if not operand.lifetime.is_constant:
-            raise NotLowerable(f"{name} of {self.type} is known only when the model runs")
+            raise errors.NotLowerable(f"{name} of {self.type} is known only when the model runs")
         value = constant_array(self._scope.pools, ir_operand(operand)).reshape(-1)[0]
         number: float = value.item()
         return number
@@ -120,27 +113,29 @@ class OperationLowering:
 
     def _require_positive(self, name: str, value: float) -> None:
         if not value > 0:
-            raise InvalidAttribute(f"{name} of {self.type} must be above 0, not {value}")
+            raise errors.InvalidAttribute(f"{name} of {self.type} must be above 0, not {value}")
 
     def not_negative(self, name: str) -> float:
         """A real scalar that must be at least 0."""
         value = self.real(name)
         if not value >= 0:
-            raise InvalidAttribute(f"{name} of {self.type} is {value}, and must not be below 0")
+            raise errors.InvalidAttribute(
+                f"{name} of {self.type} is {value}, and must not be below 0"
+            )
         return value
 
     def activation(self, name: str = "activation") -> str:
         """The fused activation function of a fuse code."""
         code = self.integer(name)
         if not 0 <= code < len(ACTIVATIONS):
-            raise InvalidAttribute(f"fuse code {code} of {self.type} is not in [0, 3]")
+            raise errors.InvalidAttribute(f"fuse code {code} of {self.type} is not in [0, 3]")
         return ACTIVATIONS[code]
 
     def padding(self, name: str = "padding") -> Literal["SAME", "VALID"]:
         """The implicit padding scheme of its code."""
         code = self.integer(name)
         if code not in PADDINGS:
-            raise InvalidAttribute(
+            raise errors.InvalidAttribute(
                 f"padding scheme {code} of {self.type} is neither 1 (SAME) nor 2 (VALID)"
             )
         return PADDINGS[code]
@@ -158,7 +153,9 @@ class OperationLowering:
         if rank is None:
             return axis
         if not (-rank if negative else 0) <= axis < rank:
-            raise InvalidAttribute(f"axis {axis} of {self.type} for an operand of rank {rank}")
+            raise errors.InvalidAttribute(
+                f"axis {axis} of {self.type} for an operand of rank {rank}"
+            )
         return axis % rank
 
     def shape(self, index: int) -> Shape:
@@ -181,7 +178,7 @@ class OperationLowering:
         """The rank of an operand. Raises `NotLowerable` if it is only known at run time."""
         rank = self.rank(index)
         if rank is None:
-            raise NotLowerable(
+            raise errors.NotLowerable(
                 f"the rank of an input of {self.type} is known only when the model runs"
             )
         return rank
@@ -278,21 +275,23 @@ class OperationLowering:
     def require(self, condition: bool, reason: str) -> None:
         """Raises `InvalidOperation` with *reason* unless *condition* holds."""
         if not condition:
-            raise InvalidOperation(f"{self.type}: {reason}")
+            raise errors.InvalidOperation(f"{self.type}: {reason}")
 
     def require_rank(self, name: str, low: int, high: int | None = None) -> None:
         """Checks the rank of an input, if known: *low*, or between *low* and *high*."""
         rank, high = self.rank(self.tensor(name)), low if high is None else high
         if rank is not None and not low <= rank <= high:
             wanted = str(low) if low == high else f"{low} to {high}"
-            raise ShapeMismatch(f"{name} of {self.type} has rank {rank}, where {wanted} is needed")
+            raise errors.ShapeMismatch(
+                f"{name} of {self.type} has rank {rank}, where {wanted} is needed"
+            )
 
     def require_numbers(self, name: str, of: str) -> None:
         """Checks that input *name* is a vector with a number for each dimension of *of*."""
         self.require_rank(name, 1)
         shape, rank = self.shape_of(name), self.rank(self.tensor(of))
         if shape is not None and rank is not None and shape[0] not in {None, rank}:
-            raise ShapeMismatch(
+            raise errors.ShapeMismatch(
                 f"{name} of {self.type} has {shape[0]} numbers for an operand of rank {rank}"
             )
 
@@ -303,7 +302,9 @@ class OperationLowering:
             return
         if len({(o.scale, o.zero_point) for _, o in found}) > 1:
             listed = ", ".join(f"{n} {o.scale:g} and {o.zero_point}" for n, o in found)
-            raise InvalidQuantization(f"{self.type} needs one scale and zero point: {listed}")
+            raise errors.InvalidQuantization(
+                f"{self.type} needs one scale and zero point: {listed}"
+            )
 
     def require_quantization(self, name: str, scale: float, zero_point: int) -> None:
         """Checks that an operand has exactly this scale and zero point, if its type has any."""
@@ -311,7 +312,7 @@ class OperationLowering:
         if not operand.type.is_quantized:
             return
         if np.float32(operand.scale) != np.float32(scale) or operand.zero_point != zero_point:
-            raise InvalidQuantization(
+            raise errors.InvalidQuantization(
                 f"{name} of {self.type} has scale {scale:g} and zero point {zero_point}, "
                 f"not {operand.scale:g} and {operand.zero_point}"
             )
@@ -420,7 +421,9 @@ class OperationLowering:
         try:
             return np.array(values, np.int32)
         except OverflowError as error:
-            raise ShapeOverflow(f"{self.type} needs sizes beyond 32 bits: {values}") from error
+            raise errors.ShapeOverflow(
+                f"{self.type} needs sizes beyond 32 bits: {values}"
+            ) from error
 
     def number(self, value: float, like: int) -> int:
         """A constant scalar of the element type of *like* (not quantised)."""

@@ -8,17 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Final
 
+from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadline, PenstockError
-from penstock.hal import (
-    Burst,
-    Device,
-    EventFence,
-    ExecutionConfig,
-    ExecutionResult,
-    Fence,
-    PreparedModel,
-    Request,
-)
 from penstock.testing.contract.cases import (
     dynamic_cases,
     one_case,
@@ -50,7 +41,7 @@ A_MOMENT_S: Final = 0.02
 
 
 @BURST.values
-def check_burst_gives_the_values_of_execute(device: Device) -> None:
+def check_burst_gives_the_values_of_execute(device: hal.Device) -> None:
     for case, prepared in each_prepared(device, supported_cases(device)):
         with closing(prepared.configure_burst()) as burst:
             for _ in range(3):
@@ -60,7 +51,7 @@ def check_burst_gives_the_values_of_execute(device: Device) -> None:
 
 
 @BURST.values
-def check_burst_reads_its_inputs_anew(device: Device) -> None:
+def check_burst_reads_its_inputs_anew(device: hal.Device) -> None:
     """The same memory with other content gives other answers: a burst caches no values."""
     case = one_case(device)
     with ready(device, case) as (prepared, trial), closing(prepared.configure_burst()) as burst:
@@ -74,7 +65,7 @@ def check_burst_reads_its_inputs_anew(device: Device) -> None:
 
 
 @BURST.check
-def check_burst_refuses_bad_requests(device: Device) -> None:
+def check_burst_refuses_bad_requests(device: hal.Device) -> None:
     """VTS's ValidateBurst: an invalid request is `InvalidArgument`."""
     case = one_case(device)
     with ready(device, case) as (prepared, trial), closing(prepared.configure_burst()) as burst:
@@ -84,7 +75,7 @@ def check_burst_refuses_bad_requests(device: Device) -> None:
 
 
 @BURST.values
-def check_burst_runs_one_at_a_time(device: Device) -> None:
+def check_burst_runs_one_at_a_time(device: hal.Device) -> None:
     """VTS's ValidateBurst: a second run of a busy burst is `GeneralFailure`, waits, or is right."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared, closing(prepared.configure_burst()) as burst:
@@ -105,11 +96,11 @@ def check_burst_runs_one_at_a_time(device: Device) -> None:
 
 
 @BURST.values
-def check_bursts_do_not_meet(device: Device) -> None:
+def check_bursts_do_not_meet(device: hal.Device) -> None:
     """Bursts of one prepared model run concurrently, also with plain executions."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
-        bursts: list[Burst] = [prepared.configure_burst() for _ in range(3)]
+        bursts: list[hal.Burst] = [prepared.configure_burst() for _ in range(3)]
 
         def run(index: int) -> None:
             for _ in range(RUNS):
@@ -125,7 +116,7 @@ def check_bursts_do_not_meet(device: Device) -> None:
 
 
 @BURST.values
-def check_burst_outlives_a_failed_run(device: Device) -> None:
+def check_burst_outlives_a_failed_run(device: hal.Device) -> None:
     case = one_case(device)
     with ready(device, case) as (prepared, trial), closing(prepared.configure_burst()) as burst:
         for _, request in request_mutations(trial):
@@ -136,7 +127,7 @@ def check_burst_outlives_a_failed_run(device: Device) -> None:
 
 
 @BURST.values
-def check_reusable_execution_gives_the_values_of_execute(device: Device) -> None:
+def check_reusable_execution_gives_the_values_of_execute(device: hal.Device) -> None:
     """A reusable execution reads its inputs again in every run."""
     for case, prepared in each_prepared(device, supported_cases(device)):
         for _, trial in each_kind(device, case):
@@ -151,7 +142,7 @@ def check_reusable_execution_gives_the_values_of_execute(device: Device) -> None
 
 
 @BURST.check
-def check_reusable_execution_refuses_bad_requests(device: Device) -> None:
+def check_reusable_execution_refuses_bad_requests(device: hal.Device) -> None:
     """The error is raised when the execution is created, or when it runs."""
     with ready(device, one_case(device)) as (prepared, trial):
         for name, request in request_mutations(trial):
@@ -160,7 +151,7 @@ def check_reusable_execution_refuses_bad_requests(device: Device) -> None:
 
 
 @BURST.check
-def check_bursts_and_executions_close_twice(device: Device) -> None:
+def check_bursts_and_executions_close_twice(device: hal.Device) -> None:
     with ready(device, one_case(device)) as (prepared, trial):
         closers: list[Callable[[], None]] = [
             prepared.configure_burst().close,
@@ -173,20 +164,20 @@ def check_bursts_and_executions_close_twice(device: Device) -> None:
 
 
 @FENCED.values
-def check_fenced_gives_the_values_of_execute(device: Device) -> None:
+def check_fenced_gives_the_values_of_execute(device: hal.Device) -> None:
     """Without fences to wait for, and with signalled ones."""
     for case, prepared in each_prepared(device, static_cases(device)):
         for count in range(3):
             for _, trial in each_kind(device, case):
                 fence = prepared.execute_fenced(trial.request, _signalled(count), PLAIN)
                 _await_success(fence, f"{case.name} behind {count} fences")
-                trial.expect(device, ExecutionResult(), "of a fenced run")
+                trial.expect(device, hal.ExecutionResult(), "of a fenced run")
 
 
 @FENCED.values
-def check_fenced_waits_for_every_fence(device: Device) -> None:
+def check_fenced_waits_for_every_fence(device: hal.Device) -> None:
     """Outputs stay unwritten while any of the fences is open."""
-    fences = [EventFence() for _ in range(3)]
+    fences = [hal.EventFence() for _ in range(3)]
     with (
         ready(device, one_case(device)) as (prepared, trial),
         ThreadPoolExecutor(1) as pool,  # execute_fenced may block, or return an open fence
@@ -202,14 +193,14 @@ def check_fenced_waits_for_every_fence(device: Device) -> None:
         finally:
             for fence in fences:
                 fence.signal()
-        trial.expect(device, ExecutionResult(), "of a fenced run")
+        trial.expect(device, hal.ExecutionResult(), "of a fenced run")
 
 
 @FENCED.values
-def check_fenced_fails_with_a_failed_fence(device: Device) -> None:
+def check_fenced_fails_with_a_failed_fence(device: hal.Device) -> None:
     """If a dependency fails, the returned fence has `GeneralFailure`, and nothing is written."""
     with ready(device, one_case(device)) as (prepared, trial):
-        failed = EventFence()
+        failed = hal.EventFence()
         failed.signal(GeneralFailure("this fence failed"))
         fence = prepared.execute_fenced(trial.request, [*_signalled(1), failed], PLAIN)
         require(fence.wait(PATIENCE_NS), "the fence behind a failed fence never signals")
@@ -220,7 +211,7 @@ def check_fenced_fails_with_a_failed_fence(device: Device) -> None:
 
 
 @FENCED.values
-def check_fenced_writes_nothing_after_its_fence(device: Device) -> None:
+def check_fenced_writes_nothing_after_its_fence(device: hal.Device) -> None:
     """After the fence is signalled, the driver no longer writes: the caller's values stay."""
     with ready(device, one_case(device)) as (prepared, trial):
         fence = prepared.execute_fenced(trial.request, [], PLAIN)
@@ -231,7 +222,7 @@ def check_fenced_writes_nothing_after_its_fence(device: Device) -> None:
 
 
 @FENCED.check
-def check_fenced_refuses_outputs_of_unknown_shape(device: Device) -> None:
+def check_fenced_refuses_outputs_of_unknown_shape(device: hal.Device) -> None:
     """`InvalidArgument`, raised or carried by the fence."""
     for case in dynamic_cases(device):
         with ready(device, case) as (prepared, trial):
@@ -243,20 +234,20 @@ def check_fenced_refuses_outputs_of_unknown_shape(device: Device) -> None:
 
 
 @FENCED.check
-def check_fenced_refuses_bad_requests(device: Device) -> None:
+def check_fenced_refuses_bad_requests(device: hal.Device) -> None:
     """As `execute` does; `InvalidArgument` is raised or carried by the fence."""
     with ready(device, one_case(device)) as (prepared, trial):
-        request = Request(trial.request.inputs, (), trial.request.pools)
+        request = hal.Request(trial.request.inputs, (), trial.request.pools)
         error = _error_of(prepared, request, [], PLAIN)
         require(isinstance(error, InvalidArgument), f"{error!r} for a request without outputs")
 
 
 @FENCED.values
-def check_fenced_past_its_deadline(device: Device) -> None:
+def check_fenced_past_its_deadline(device: hal.Device) -> None:
     """An unsignalled fence: the wait ends with `MissedDeadline*` or `GeneralFailure`."""
     with ready(device, one_case(device)) as (prepared, trial):
-        config = ExecutionConfig(deadline_ns=time.monotonic_ns() + 20_000_000)
-        error = _error_of(prepared, trial.request, [EventFence()], config)
+        config = hal.ExecutionConfig(deadline_ns=time.monotonic_ns() + 20_000_000)
+        error = _error_of(prepared, trial.request, [hal.EventFence()], config)
         require(
             isinstance(error, MissedDeadline | GeneralFailure),
             f"{error!r} behind a fence that never signals",
@@ -264,14 +255,14 @@ def check_fenced_past_its_deadline(device: Device) -> None:
         trial.check_unwritten("behind a fence that never signals")
 
 
-def _signalled(count: int) -> list[Fence]:
-    fences = [EventFence() for _ in range(count)]
+def _signalled(count: int) -> list[hal.Fence]:
+    fences = [hal.EventFence() for _ in range(count)]
     for fence in fences:
         fence.signal()
     return list(fences)
 
 
-def _await_success(fence: Fence, what: str) -> None:
+def _await_success(fence: hal.Fence, what: str) -> None:
     require(fence.wait(PATIENCE_NS), f"{what}: the fence never signals")
     error = fence.error()
     require(error is None, f"{what}: the fence carries {error!r}")
@@ -279,7 +270,10 @@ def _await_success(fence: Fence, what: str) -> None:
 
 
 def _error_of(
-    prepared: PreparedModel, request: Request, fences: Sequence[Fence], config: ExecutionConfig
+    prepared: hal.PreparedModel,
+    request: hal.Request,
+    fences: Sequence[hal.Fence],
+    config: hal.ExecutionConfig,
 ) -> PenstockError | None:
     try:
         fence = prepared.execute_fenced(request, fences, config)
@@ -289,13 +283,13 @@ def _error_of(
     return fence.error()
 
 
-def _ended(launch: Future[Fence]) -> bool:
+def _ended(launch: Future[hal.Fence]) -> bool:
     if not launch.done():
         return False
     return launch.exception() is not None or _fence_of(launch).wait(0)
 
 
-def _fence_of(launch: Future[Fence]) -> Fence:
+def _fence_of(launch: Future[hal.Fence]) -> hal.Fence:
     """The fence that `execute_fenced` returned. `Violation` if it raised or did not return."""
     try:
         error = launch.exception(PATIENCE_NS / 1e9)
@@ -303,7 +297,7 @@ def _fence_of(launch: Future[Fence]) -> Fence:
         raise Violation("execute_fenced never returns") from None
     if error is not None:
         raise Violation(f"execute_fenced raised {describe(error)}") from error
-    fence: Fence | None = launch.result()
+    fence: hal.Fence | None = launch.result()
     if fence is None:
         raise Violation("execute_fenced returned no fence")
     return fence

@@ -16,16 +16,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument, PenstockError
-from penstock.hal import (
-    MAX_NUMBER_OF_CACHE_FILES,
-    AccuracyClass,
-    CacheHandle,
-    CacheReport,
-    Device,
-    PrepareConfig,
-    PreparedModel,
-)
 from penstock.hal.capabilities import least_class
 from penstock.sealed.locks import locked
 from penstock.testing.contract.cases import Case, one_case, static_cases
@@ -62,7 +54,7 @@ class Entry:
         *,
         token: bytes = TOKEN,
         binding: bytes = BINDING,
-        accuracy: AccuracyClass = "faithful",
+        accuracy: hal.AccuracyClass = "faithful",
     ) -> None:
         self.counts, self.token, self.binding, self.accuracy = counts, token, binding, accuracy
         self.directory = directory
@@ -79,19 +71,19 @@ class Entry:
         *,
         odd: Mapping[int, int] | None = None,
         **fields: Any,
-    ) -> Iterator[PrepareConfig]:
+    ) -> Iterator[hal.PrepareConfig]:
         """A `PrepareConfig` with the files opened again, with *flags*.
 
         *odd* overrides the flags by file number. *fields* replace fields of the configuration.
         """
         with ExitStack() as stack:
 
-            def handle(path: Path, how: int) -> CacheHandle:
+            def handle(path: Path, how: int) -> hal.CacheHandle:
                 if how == NO_FILE:
-                    return CacheHandle(CLOSED)
+                    return hal.CacheHandle(CLOSED)
                 fd = os.open(path, how | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
                 stack.callback(os.close, fd)
-                return CacheHandle(fd)
+                return hal.CacheHandle(fd)
 
             handles = tuple(
                 handle(path, (odd or {}).get(number, flags))
@@ -105,7 +97,7 @@ class Entry:
                 "data_cache": handles[self.counts[0] :],
                 "lock": handle(self.lock, os.O_RDWR),
             }
-            yield PrepareConfig(**(standard | fields))
+            yield hal.PrepareConfig(**(standard | fields))
 
     def contents(self) -> list[bytes]:
         """The content of each file."""
@@ -132,20 +124,20 @@ class Entry:
 
 
 @contextmanager
-def entry_of(device: Device, counts: tuple[int, int] | None = None) -> Iterator[Entry]:
+def entry_of(device: hal.Device, counts: tuple[int, int] | None = None) -> Iterator[Entry]:
     """An empty entry, within the block, of the files that *device* needs or of other *counts*."""
     with tempfile.TemporaryDirectory() as directory:
         yield Entry(Path(directory) / "entry", counts or device.cache_files_needed())
 
 
-def weakest(device: Device, case: Case) -> AccuracyClass:
+def weakest(device: hal.Device, case: Case) -> hal.AccuracyClass:
     """The accuracy class to request so that *device* may run the whole *case*."""
     return least_class(device.supported_operations(case.model))
 
 
 def save(
-    device: Device, case: Case, config: PrepareConfig, what: str = "while saving"
-) -> CacheReport:
+    device: hal.Device, case: Case, config: hal.PrepareConfig, what: str = "while saving"
+) -> hal.CacheReport:
     """Compiles *case* into the files of *config* and runs it once. Returns the device's cache
     report.
 
@@ -156,27 +148,27 @@ def save(
         return prepared.cache_report
 
 
-def load(device: Device, case: Case, entry: Entry, what: str = "from the cache") -> None:
+def load(device: hal.Device, case: Case, entry: Entry, what: str = "from the cache") -> None:
     """Loads *case* through new handles and runs it. Its answer must be right; errors propagate."""
     with entry.opened() as config:
         load_from(device, case, config, what)
 
 
-def load_from(device: Device, case: Case, config: PrepareConfig, what: str) -> None:
+def load_from(device: hal.Device, case: Case, config: hal.PrepareConfig, what: str) -> None:
     """Loads *case* from the files of *config* and runs it."""
     with closing(device.prepare_model_from_cache(config)) as prepared:
         check_run(device, case, prepared, what)
 
 
 def refuses_load(
-    device: Device, entry: Entry, what: str, *kinds: type[PenstockError], **opened: Any
+    device: hal.Device, entry: Entry, what: str, *kinds: type[PenstockError], **opened: Any
 ) -> None:
     """A load of *entry*, *opened* so, must raise one of *kinds* (default: `GeneralFailure`)."""
     with entry.opened(**opened) as config, refused(what, *(kinds or (GeneralFailure,))):
         device.prepare_model_from_cache(config)
 
 
-def each_saved(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Case, Entry]]:
+def each_saved(device: hal.Device, cases: Sequence[Case]) -> Iterator[tuple[Case, Entry]]:
     """Every case that the device caches, each with its own saved entry that loads.
 
     A device may decline to cache some models, but not all of them (NNAPI section 2.7).
@@ -202,39 +194,39 @@ def each_saved(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Case, En
     require(len(refusals) < len(cases), f"nothing that was saved is loaded: {refusals[:1]}")
 
 
-def cached_cases(device: Device) -> list[Case]:
+def cached_cases(device: hal.Device) -> list[Case]:
     """Two cases that *device* can run. Raises `NotCovered` if it does not cache."""
     require_caching(device)
     return static_cases(device)[:2]
 
 
-def require_caching(device: Device) -> None:
+def require_caching(device: hal.Device) -> None:
     """Raises `NotCovered` for a device without cache files."""
     if device.cache_files_needed() == (0, 0):
         raise NotCovered("it does not cache")
 
 
 @SUITE.check
-def check_get_number_of_cache_files_needed(device: Device) -> None:
+def check_get_number_of_cache_files_needed(device: hal.Device) -> None:
     """BasicTests.getNumberOfCacheFilesNeeded: two constant numbers, each 0 to 32."""
     model, data = device.cache_files_needed()
     for label, count in (("model", model), ("data", data)):
-        require(0 <= count <= MAX_NUMBER_OF_CACHE_FILES, f"{count} {label} cache files")
+        require(0 <= count <= hal.MAX_NUMBER_OF_CACHE_FILES, f"{count} {label} cache files")
     require(device.cache_files_needed() == (model, data), "the numbers change from call to call")
 
 
 @SUITE.check
-def check_loading_without_a_cache(device: Device) -> None:
+def check_loading_without_a_cache(device: hal.Device) -> None:
     """A device without caching cannot load: `GeneralFailure` or `InvalidArgument`."""
     if device.cache_files_needed() != (0, 0):
         raise NotCovered("it caches")
-    for config in (PrepareConfig(), PrepareConfig(token=TOKEN, binding=BINDING)):
+    for config in (hal.PrepareConfig(), hal.PrepareConfig(token=TOKEN, binding=BINDING)):
         with refused("loading from a cache it does not have", GeneralFailure, InvalidArgument):
             device.prepare_model_from_cache(config)
 
 
 @SUITE.check
-def check_loading_nothing(device: Device) -> None:
+def check_loading_nothing(device: hal.Device) -> None:
     """Loading from empty files is `GeneralFailure`."""
     require_caching(device)
     with entry_of(device) as entry:
@@ -242,7 +234,7 @@ def check_loading_nothing(device: Device) -> None:
 
 
 @SUITE.check
-def check_saving_leaves_descriptors_open(device: Device) -> None:
+def check_saving_leaves_descriptors_open(device: hal.Device) -> None:
     """The driver borrows the handles: they are open after the call, with or without caching."""
     case = one_case(device)
     model, data = device.cache_files_needed()
@@ -254,7 +246,7 @@ def check_saving_leaves_descriptors_open(device: Device) -> None:
 
 
 @SUITE.check
-def check_cache_reports(device: Device) -> None:
+def check_cache_reports(device: hal.Device) -> None:
     """Without handles the driver saves nothing. A reported failure has a reason, `<Name>: why`."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
@@ -273,14 +265,14 @@ def check_cache_reports(device: Device) -> None:
 
 
 @SUITE.values
-def check_cache_saving_and_retrieval(device: Device) -> None:
+def check_cache_saving_and_retrieval(device: hal.Device) -> None:
     """CacheSavingAndRetrieval: an entry loaded through new handles gives the same answers."""
     for case, entry in each_saved(device, cached_cases(device)):
         load(device, case, entry)
 
 
 @SUITE.values
-def check_cache_saving_and_retrieval_non_zero_offset(device: Device) -> None:
+def check_cache_saving_and_retrieval_non_zero_offset(device: hal.Device) -> None:
     """CacheSavingAndRetrievalNonZeroOffset: files with other content, handles at an offset."""
     for case, entry in each_saved(device, cached_cases(device)):
         entry.put([b"xx"] * len(entry.paths))
@@ -295,7 +287,7 @@ def check_cache_saving_and_retrieval_non_zero_offset(device: Device) -> None:
 
 
 @SUITE.values
-def check_save_to_cache_invalid_num_cache(device: Device) -> None:
+def check_save_to_cache_invalid_num_cache(device: hal.Device) -> None:
     """SaveToCacheInvalidNumCache: a file too many or too few. It runs; nothing can be loaded."""
     case = one_case(device)
     for what, counts in _wrong(device.cache_files_needed()):
@@ -306,7 +298,7 @@ def check_save_to_cache_invalid_num_cache(device: Device) -> None:
 
 
 @SUITE.check
-def check_prepare_model_from_cache_invalid_num_cache(device: Device) -> None:
+def check_prepare_model_from_cache_invalid_num_cache(device: hal.Device) -> None:
     """PrepareModelFromCacheInvalidNumCache: a valid entry with one handle too many or too few."""
     for case, entry in each_saved(device, cached_cases(device)):
         with entry.opened() as config:
@@ -322,7 +314,7 @@ def check_prepare_model_from_cache_invalid_num_cache(device: Device) -> None:
 
 
 @SUITE.values
-def check_save_to_cache_invalid_access_mode(device: Device) -> None:
+def check_save_to_cache_invalid_access_mode(device: hal.Device) -> None:
     """SaveToCacheInvalidAccessMode: one file is read-only or closed; the model still runs."""
     require_caching(device)
     case = one_case(device)
@@ -336,7 +328,7 @@ def check_save_to_cache_invalid_access_mode(device: Device) -> None:
 
 
 @SUITE.check
-def check_prepare_model_from_cache_invalid_access_mode(device: Device) -> None:
+def check_prepare_model_from_cache_invalid_access_mode(device: hal.Device) -> None:
     """PrepareModelFromCacheInvalidAccessMode: one file at a time is write-only or closed."""
     for case, entry in each_saved(device, cached_cases(device)):
         for number in range(len(entry.paths)):
@@ -347,7 +339,7 @@ def check_prepare_model_from_cache_invalid_access_mode(device: Device) -> None:
 
 
 @SUITE.values
-def check_loading_needs_no_write_access(device: Device) -> None:
+def check_loading_needs_no_write_access(device: hal.Device) -> None:
     """A cache that its user cannot write still gives hits."""
     for case, entry in each_saved(device, cached_cases(device)):
         with entry.opened(os.O_RDONLY, lock=None) as config:
@@ -355,7 +347,7 @@ def check_loading_needs_no_write_access(device: Device) -> None:
 
 
 @SUITE.values
-def check_no_run_waits_for_who_reads_the_entry(device: Device) -> None:
+def check_no_run_waits_for_who_reads_the_entry(device: hal.Device) -> None:
     """Another process's shared lock on the entry delays no run.
 
     A driver that writes late reports what the write waits for. A later run writes or gives up, and
@@ -384,7 +376,7 @@ def check_no_run_waits_for_who_reads_the_entry(device: Device) -> None:
 
 
 @contextmanager
-def _writing_late(device: Device, case: Case, entry: Entry) -> Iterator[PreparedModel]:
+def _writing_late(device: hal.Device, case: Case, entry: Entry) -> Iterator[hal.PreparedModel]:
     """*case*, prepared. Raises `NotCovered` if the device writes nothing late."""
     with (
         entry.opened(accuracy=weakest(device, case)) as config,
@@ -395,7 +387,7 @@ def _writing_late(device: Device, case: Case, entry: Entry) -> Iterator[Prepared
         yield prepared
 
 
-def _timed_runs(device: Device, case: Case, prepared: PreparedModel) -> float:
+def _timed_runs(device: hal.Device, case: Case, prepared: hal.PreparedModel) -> float:
     """Durations of the first runs in seconds."""
     began = time.monotonic()
     for _ in range(RUNS):

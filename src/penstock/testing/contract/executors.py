@@ -12,21 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.errors import (
-    InvalidArgument,
-    MissedDeadline,
-    MissedDeadlineTransient,
-    OutputInsufficientSize,
-)
-from penstock.hal import (
-    PRIORITIES,
-    Device,
-    ExecutionConfig,
-    ExecutionResult,
-    PrepareConfig,
-    PreparedModel,
-    Request,
-)
+from penstock import errors, hal
 from penstock.testing.contract.cases import (
     Case,
     case_named,
@@ -63,7 +49,9 @@ from penstock.testing.contract.trial import (
     ready,
 )
 
-Execute: TypeAlias = Callable[[PreparedModel, Request, ExecutionConfig], ExecutionResult]
+Execute: TypeAlias = Callable[
+    [hal.PreparedModel, hal.Request, hal.ExecutionConfig], hal.ExecutionResult
+]
 
 GENERATED: Final = Suite("generated", "executing", "PreparedModel")
 QUALITY: Final = Suite("quality", "executing", "ExecutionConfig")
@@ -98,43 +86,49 @@ class Executor(Struct, frozen=True):
 
     def expect(
         self,
-        device: Device,
-        prepared: PreparedModel,
+        device: hal.Device,
+        prepared: hal.PreparedModel,
         trial: Trial,
         what: str,
-        config: ExecutionConfig = PLAIN,
+        config: hal.ExecutionConfig = PLAIN,
     ) -> None:
         """Executes *trial* this way; its answer must be right."""
         result = self.execute(prepared, trial.request, config)
         trial.expect(device, result, f"{self.name}, {what}")
 
 
-def _burst(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> ExecutionResult:
+def _burst(
+    prepared: hal.PreparedModel, request: hal.Request, config: hal.ExecutionConfig
+) -> hal.ExecutionResult:
     with closing(prepared.configure_burst()) as burst:
         return burst.execute(request, config)
 
 
 def _reusable(
-    prepared: PreparedModel, request: Request, config: ExecutionConfig
-) -> ExecutionResult:
+    prepared: hal.PreparedModel, request: hal.Request, config: hal.ExecutionConfig
+) -> hal.ExecutionResult:
     """Executes twice and returns the second result: the execution is reused."""
     with closing(prepared.create_reusable_execution(request)) as execution:
         execution.execute(config)
         return execution.execute(config)
 
 
-def _fenced(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> ExecutionResult:
+def _fenced(
+    prepared: hal.PreparedModel, request: hal.Request, config: hal.ExecutionConfig
+) -> hal.ExecutionResult:
     fence = prepared.execute_fenced(request, [], config)
     require(fence.wait(PATIENCE_NS), "the fence of an execution never signals")
     if (error := fence.error()) is not None:
         raise error
-    return ExecutionResult()
+    return hal.ExecutionResult()
 
 
 def _in_a_thread(execute: Execute) -> Execute:
     """Calls *execute* in a new thread, as an asynchronous execution."""
 
-    def run(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def run(
+        prepared: hal.PreparedModel, request: hal.Request, config: hal.ExecutionConfig
+    ) -> hal.ExecutionResult:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(execute, prepared, request, config).result()
 
@@ -154,7 +148,7 @@ EXECUTORS: Final = (SYNC, ASYNC, BURST, FENCED, REUSABLE, REUSABLE_ASYNC)
 def _general(executor: Executor) -> Check:
     """The known answers, from every kind of memory, with and without timing."""
 
-    def check(device: Device) -> None:
+    def check(device: hal.Device) -> None:
         cases = static_cases(device) if executor.fenced else supported_cases(device)
         for case, prepared in each_prepared(device, cases):
             for memory, kind in _memories(device):
@@ -179,7 +173,7 @@ for _name, _executor, _way in (
 
 
 @GENERATED.values
-def check_dynamic_shape(device: Device) -> None:
+def check_dynamic_shape(device: hal.Device) -> None:
     """GeneratedTest: DYNAMIC_SHAPE. Outputs of unknown shape report their shapes.
 
     Tested with memory that is larger than needed, and with just enough.
@@ -197,7 +191,7 @@ def check_dynamic_shape(device: Device) -> None:
 
 
 @GENERATED.values
-def check_dynamic_shape_insufficient(device: Device) -> None:
+def check_dynamic_shape_insufficient(device: hal.Device) -> None:
     """GeneratedTest: DYNAMIC_SHAPE without enough memory.
 
     `OutputInsufficientSize` reports the true shape of every output. A run with that much memory
@@ -215,7 +209,7 @@ def check_dynamic_shape_insufficient(device: Device) -> None:
 
 
 @GENERATED.values
-def check_infinite_loop_timeout(device: Device) -> None:
+def check_infinite_loop_timeout(device: hal.Device) -> None:
     """GeneratedTest: INFINITE_LOOP_TIMEOUT. A WHILE that never ends is `MissedDeadlineTransient`
     after its timeout.
 
@@ -224,13 +218,13 @@ def check_infinite_loop_timeout(device: Device) -> None:
     endless, ending = replace(loop(), model=looping(step=0.0)), loop()
     if not is_supported(device, endless):
         raise NotCovered("it does not support WHILE")
-    config = ExecutionConfig(loop_timeout_ns=LOOP_TIMEOUT_NS)
+    config = hal.ExecutionConfig(loop_timeout_ns=LOOP_TIMEOUT_NS)
     for executor in EXECUTORS:
         if executor.fenced and endless.is_dynamic:
             continue
         with (
             ready(device, endless) as (prepared, trial),
-            refused(f"a loop that never ends, {executor.name}", MissedDeadlineTransient),
+            refused(f"a loop that never ends, {executor.name}", errors.MissedDeadlineTransient),
         ):
             executor.execute(prepared, trial.request, config)
         with ready(device, ending) as (prepared, trial):
@@ -238,7 +232,7 @@ def check_infinite_loop_timeout(device: Device) -> None:
 
 
 @GENERATED.values
-def check_quantization_coupling(device: Device) -> None:
+def check_quantization_coupling(device: hal.Device) -> None:
     """GeneratedTest: QUANTIZATION_COUPLING. Unsigned and signed quantisation give the same real
     values.
 
@@ -261,7 +255,7 @@ def check_quantization_coupling(device: Device) -> None:
 
 
 @GENERATED.values
-def check_every_way_reads_memory_that_is_there(device: Device) -> None:
+def check_every_way_reads_memory_that_is_there(device: hal.Device) -> None:
     """After memory is freed and its descriptor reused, the driver does not access it."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared, closing(prepared.configure_burst()) as burst:
@@ -274,7 +268,7 @@ def check_every_way_reads_memory_that_is_there(device: Device) -> None:
 
 
 @GENERATED.check
-def check_every_way_refuses_every_mutation(device: Device) -> None:
+def check_every_way_refuses_every_mutation(device: hal.Device) -> None:
     """VTS's ValidateRequest: `InvalidArgument`, raised or in the fence; nothing is written."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
@@ -282,19 +276,21 @@ def check_every_way_refuses_every_mutation(device: Device) -> None:
             for kind, trial in each_kind(device, case):
                 before = trial.snapshot()
                 for name, request in request_mutations(trial):
-                    with refused(f"{executor.name} ({kind}), {name}", InvalidArgument):
+                    with refused(f"{executor.name} ({kind}), {name}", errors.InvalidArgument):
                         executor.execute(prepared, request, PLAIN)
                 wrote = f"a refused run wrote memory, {executor.name}"
                 require(trial.snapshot() == before, wrote)
 
 
 def _timed(
-    executor: Executor, prepared: PreparedModel, trial: Trial, *, measure: bool
-) -> ExecutionResult:
+    executor: Executor, prepared: hal.PreparedModel, trial: Trial, *, measure: bool
+) -> hal.ExecutionResult:
     began = time.perf_counter_ns()
-    result = executor.execute(prepared, trial.request, ExecutionConfig(measure=measure))
+    result = executor.execute(prepared, trial.request, hal.ExecutionConfig(measure=measure))
     elapsed = time.perf_counter_ns() - began
-    require(isinstance(result, ExecutionResult), f"{executor.name} answers {type(result).__name__}")
+    require(
+        isinstance(result, hal.ExecutionResult), f"{executor.name} answers {type(result).__name__}"
+    )
     timing = result.timing
     spans = [t for t in (timing.on_device_ns, timing.in_driver_ns) if t is not None]
     require(
@@ -305,7 +301,7 @@ def _timed(
     return result
 
 
-def _memories(device: Device) -> list[tuple[str, Kind]]:
+def _memories(device: hal.Device) -> list[tuple[str, Kind]]:
     """(kind of memory, kind of argument) for every memory that *device* accepts."""
     found: list[tuple[str, Kind]] = [(kind, "pool") for kind in memory_kinds(device)]
     if "host" in kinds(device):
@@ -313,12 +309,14 @@ def _memories(device: Device) -> list[tuple[str, Kind]]:
     return found
 
 
-def _insufficient(case: Case, executor: Executor, prepared: PreparedModel, trial: Trial) -> None:
+def _insufficient(
+    case: Case, executor: Executor, prepared: hal.PreparedModel, trial: Trial
+) -> None:
     what = f"{case.name}, {executor.name}: outputs without room"
-    with refused(what, OutputInsufficientSize):
+    with refused(what, errors.OutputInsufficientSize):
         try:
             executor.execute(prepared, trial.request, PLAIN)
-        except OutputInsufficientSize as error:
+        except errors.OutputInsufficientSize as error:
             trial.check_memory()
             wanted = [a.shape for a in case.outputs]
             require(
@@ -330,7 +328,7 @@ def _insufficient(case: Case, executor: Executor, prepared: PreparedModel, trial
 
 
 @QUALITY.values
-def check_prepare_by_a_deadline(device: Device) -> None:
+def check_prepare_by_a_deadline(device: hal.Device) -> None:
     """QualityOfServiceTest: preparing misses its deadline with `MissedDeadline*`, or the result is
     right.
 
@@ -338,17 +336,17 @@ def check_prepare_by_a_deadline(device: Device) -> None:
     """
     for case in static_cases(device)[:3]:
         for name, soon in SOON.items():
-            with allowed(f"preparing by a deadline {name}", MissedDeadline):
-                config = PrepareConfig(deadline_ns=soon())
+            with allowed(f"preparing by a deadline {name}", errors.MissedDeadline):
+                config = hal.PrepareConfig(deadline_ns=soon())
                 with closing(prepare(device, case, config)) as prepared:
                     check_run(device, case, prepared, f"prepared {name}")
         for name, late in LATE.items():
-            with closing(prepare(device, case, PrepareConfig(deadline_ns=late()))) as prepared:
+            with closing(prepare(device, case, hal.PrepareConfig(deadline_ns=late()))) as prepared:
                 check_run(device, case, prepared, f"prepared {name}")
 
 
 @QUALITY.values
-def check_every_way_by_a_deadline(device: Device) -> None:
+def check_every_way_by_a_deadline(device: hal.Device) -> None:
     """QualityOfServiceTest: an execution misses its deadline with `MissedDeadline*`, or is right.
 
     With enough time it does not miss.
@@ -358,31 +356,34 @@ def check_every_way_by_a_deadline(device: Device) -> None:
         for executor in EXECUTORS:
             for name, soon in SOON.items():
                 what = f"by a deadline {name}"
-                with Trial(case) as trial, allowed(f"{executor.name}, {what}", MissedDeadline):
-                    config = ExecutionConfig(deadline_ns=soon())
+                with (
+                    Trial(case) as trial,
+                    allowed(f"{executor.name}, {what}", errors.MissedDeadline),
+                ):
+                    config = hal.ExecutionConfig(deadline_ns=soon())
                     executor.expect(device, prepared, trial, what, config)
             for name, late in LATE.items():
                 with Trial(case) as trial:
-                    config = ExecutionConfig(deadline_ns=late())
+                    config = hal.ExecutionConfig(deadline_ns=late())
                     executor.expect(device, prepared, trial, f"by a deadline {name}", config)
 
 
 @QUALITY.values
-def check_every_way_at_every_priority(device: Device) -> None:
+def check_every_way_at_every_priority(device: hal.Device) -> None:
     """QualityOfServiceTest: priorities do not change answers."""
     case = one_case(device)
-    for prepared_at in PRIORITIES:
-        with closing(prepare(device, case, PrepareConfig(priority=prepared_at))) as prepared:
+    for prepared_at in hal.PRIORITIES:
+        with closing(prepare(device, case, hal.PrepareConfig(priority=prepared_at))) as prepared:
             for executor in EXECUTORS:
-                for priority in PRIORITIES:
+                for priority in hal.PRIORITIES:
                     what = f"priority {priority}, prepared at {prepared_at}"
                     with Trial(case) as trial:
-                        config = ExecutionConfig(priority=priority)
+                        config = hal.ExecutionConfig(priority=priority)
                         executor.expect(device, prepared, trial, what, config)
 
 
 @QUALITY.check
-def check_concurrency_is_a_count(device: Device) -> None:
+def check_concurrency_is_a_count(device: hal.Device) -> None:
     """The number of concurrent executions is a whole number; 0 if the engine decides."""
     count: object = device.capabilities.concurrent_executions
     require(type(count) is int and count >= 0, f"{count!r} executions at a time")

@@ -10,16 +10,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
+from penstock import hal
 from penstock.errors import DriverError, InvalidArgument
-from penstock.hal import (
-    Device,
-    ExecutionConfig,
-    Extension,
-    ExtensionAttribute,
-    PrepareConfig,
-    PreparedModel,
-    Support,
-)
 from penstock.hal.capabilities import fault_of_extensions
 from penstock.ir import AttributeValue, DType, ExtensionType, Model, ModelBuilder, NDArray, Operand
 from penstock.ir.operand import MAX_CODE
@@ -56,7 +48,7 @@ Signature: TypeAlias = "tuple[tuple[Kind, ...], Kind, tuple[int, ...]]"
 
 
 @SUITE.check
-def check_extensions_are_well_formed(device: Device) -> None:
+def check_extensions_are_well_formed(device: hal.Device) -> None:
     """Names are unique reversed domain names. Operand types have unique 16-bit numbers and a size.
 
     Nothing of it changes.
@@ -69,7 +61,7 @@ def check_extensions_are_well_formed(device: Device) -> None:
 
 
 @SUITE.check
-def check_extension_support_is_pure(device: Device) -> None:
+def check_extension_support_is_pure(device: hal.Device) -> None:
     """Equal models get equal answers, whatever their names. A rejection has a reason."""
     for extension in _offered(device):
         model, _ = _probes(extension)
@@ -86,7 +78,7 @@ def check_extension_support_is_pure(device: Device) -> None:
 
 
 @SUITE.check
-def check_other_extensions_are_refused(device: Device) -> None:
+def check_other_extensions_are_refused(device: hal.Device) -> None:
     """The device rejects an operation of an extension that it does not offer.
 
     It also rejects an operation on an operand type that its extension does not have.
@@ -94,7 +86,7 @@ def check_other_extensions_are_refused(device: Device) -> None:
     offered = _offered(device)
     if any(answer.supported for answer in device.supported_operations(unheard_of())):
         raise NotCovered("it supports everything")
-    for answer in device.supported_operations(_probes(Extension(ELSEWHERE))[0]):
+    for answer in device.supported_operations(_probes(hal.Extension(ELSEWHERE))[0]):
         require(not answer.supported, "an operation of an extension that is not offered has a yes")
     for extension in offered:
         known = {kind.code for kind in extension.operand_types}
@@ -106,7 +98,7 @@ def check_other_extensions_are_refused(device: Device) -> None:
 
 
 @SUITE.check
-def check_supported_extension_operations_run(device: Device) -> None:
+def check_supported_extension_operations_run(device: hal.Device) -> None:
     """A supported extension operation is prepared and runs, or fails with a `DriverError`.
 
     A run leaves its inputs and the memory around its outputs unchanged. Equal inputs give equal
@@ -114,7 +106,7 @@ def check_supported_extension_operations_run(device: Device) -> None:
     """
     succeeded = 0
     for case in _supported(device):
-        for prepared in _prepared(device, case, PrepareConfig()):
+        for prepared in _prepared(device, case, hal.PrepareConfig()):
             for inputs, kind in product((case.inputs, _ones(case)), kinds(device)):
                 with Trial(case, kind, inputs=inputs) as trial:
                     succeeded += _check_runs(trial, prepared)
@@ -123,18 +115,18 @@ def check_supported_extension_operations_run(device: Device) -> None:
 
 
 @SUITE.check
-def check_attributes_are_checked(device: Device) -> None:
+def check_attributes_are_checked(device: hal.Device) -> None:
     """Compiles and runs ignore unknown attributes and invalid values.
 
     Malformed and repeated attributes are `InvalidArgument`.
     """
     case = _supported(device)[0]
     (extension, *_) = _offered(device)
-    odd = tuple(ExtensionAttribute(extension.name, code, NONSENSE) for code in (0, 1, MAX_CODE))
-    for prepared in _prepared(device, case, PrepareConfig(attributes=odd)):
+    odd = tuple(hal.ExtensionAttribute(extension.name, code, NONSENSE) for code in (0, 1, MAX_CODE))
+    for prepared in _prepared(device, case, hal.PrepareConfig(attributes=odd)):
         with Trial(case, kinds(device)[0]) as trial:
-            wanted = _outcome(trial, prepared, ExecutionConfig())
-            got = _outcome(trial, prepared, ExecutionConfig(attributes=odd))
+            wanted = _outcome(trial, prepared, hal.ExecutionConfig())
+            got = _outcome(trial, prepared, hal.ExecutionConfig(attributes=odd))
             require(type(got) is type(wanted), f"{case.name}: attributes of no sense change a run")
     for name, bad in (
         ("an attribute twice", (odd[0], odd[0])),
@@ -143,11 +135,11 @@ def check_attributes_are_checked(device: Device) -> None:
         ("an attribute beyond 16 bits", (replace(odd[0], code=MAX_CODE + 1),)),
     ):
         with refused(name, InvalidArgument):
-            device.prepare_model(case.model, PrepareConfig(attributes=bad)).close()
+            device.prepare_model(case.model, hal.PrepareConfig(attributes=bad)).close()
 
 
 @SUITE.check
-def check_extensions_are_the_same_through_messages(device: Device) -> None:
+def check_extensions_are_the_same_through_messages(device: hal.Device) -> None:
     """A driver in another process shares no objects with its caller, and answers the same."""
     from penstock.testing.loopback import LoopbackDevice
 
@@ -156,17 +148,17 @@ def check_extensions_are_the_same_through_messages(device: Device) -> None:
     require(far.capabilities.extensions == offered, "other extensions through messages")
     for extension in offered:
         model, _ = _probes(extension)
-        near: list[Support] = list(device.supported_operations(model))
+        near: list[hal.Support] = list(device.supported_operations(model))
         require(list(far.supported_operations(model)) == near, "other answers through messages")
 
 
-def _offered(device: Device) -> tuple[Extension, ...]:
+def _offered(device: hal.Device) -> tuple[hal.Extension, ...]:
     if not (offered := device.capabilities.extensions):
         raise NotCovered("it offers no extension")
     return offered
 
 
-def _supported(device: Device) -> list[Case]:
+def _supported(device: hal.Device) -> list[Case]:
     """Models of one operation each: the probes that *device* supports."""
     found: list[Case] = []
     for extension in _offered(device):
@@ -193,7 +185,7 @@ def _ones(case: Case) -> list[NDArray]:
     return made
 
 
-def _check_runs(trial: Trial, prepared: PreparedModel) -> bool:
+def _check_runs(trial: Trial, prepared: hal.PreparedModel) -> bool:
     """Whether its runs succeed. Raises `Violation` if they differ."""
     name = trial.case.name
     found: list[list[NDArray]] = []
@@ -219,7 +211,7 @@ def _case(name: str, model: Model) -> Case:
     return Case(name, model, given, wanted)
 
 
-def _probes(extension: Extension) -> tuple[Model, list[Signature]]:
+def _probes(extension: hal.Extension) -> tuple[Model, list[Signature]]:
     """A model with many operations of *extension*.
 
     Each number occurs with each signature of one input, and of two inputs of one type.
@@ -243,7 +235,7 @@ def _probes(extension: Extension) -> tuple[Model, list[Signature]]:
 
 
 def _model(
-    extension: Extension, signatures: Sequence[Signature], codes: Sequence[int] = (0,)
+    extension: hal.Extension, signatures: Sequence[Signature], codes: Sequence[int] = (0,)
 ) -> tuple[Model, list[Signature]]:
     builder = ModelBuilder()
     outputs = []
@@ -269,7 +261,9 @@ def _extension(kind: Kind) -> ExtensionType | None:
     return None if isinstance(kind, DType) else kind
 
 
-def _prepared(device: Device, case: Case, config: PrepareConfig) -> Iterator[PreparedModel]:
+def _prepared(
+    device: hal.Device, case: Case, config: hal.PrepareConfig
+) -> Iterator[hal.PreparedModel]:
     try:
         made = device.prepare_model(case.model, config)
     except DriverError as error:
@@ -279,7 +273,7 @@ def _prepared(device: Device, case: Case, config: PrepareConfig) -> Iterator[Pre
         yield made
 
 
-def _outcome(trial: Trial, prepared: PreparedModel, config: ExecutionConfig) -> object:
+def _outcome(trial: Trial, prepared: hal.PreparedModel, config: hal.ExecutionConfig) -> object:
     """The result of a run: its outputs or its error."""
     try:
         return trial.run(prepared, config)

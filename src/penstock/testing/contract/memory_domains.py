@@ -9,23 +9,14 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from msgspec import Struct
 
+from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument
-from penstock.hal import (
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    Device,
-    PoolArgument,
-    PreparedModel,
-    Request,
-    RequestArgument,
-)
 from penstock.ir import DataLocation, DType, Model, ModelBuilder, NDArray, Quantization, Shape
 from penstock.memory import MemoryPool
 from penstock.testing.contract.promise import Check, NotCovered, Suite, named, refused
 from penstock.testing.contract.trial import PREPARE
 
-Role: TypeAlias = "tuple[PreparedModel, Literal['input', 'output'], int]"
+Role: TypeAlias = "tuple[hal.PreparedModel, Literal['input', 'output'], int]"
 Kind: TypeAlias = "tuple[DType, Quantization | None]"
 
 SUITE: Final = Suite("memory_domains", "memory", "Device.allocate")
@@ -47,18 +38,18 @@ LIMIT: Final = 20.0
 class Bench(Struct, frozen=True):
     """A device with a model of two inputs *u* and *v*, and their sum, prepared."""
 
-    device: Device
-    prepared: PreparedModel
+    device: hal.Device
+    prepared: hal.PreparedModel
     dtype: DType
     shape: tuple[int, ...]
     made: ExitStack
 
     def allocate(
         self, roles: Sequence[Role], dimensions: tuple[int | None, ...] = ()
-    ) -> tuple[int, Buffer]:
+    ) -> tuple[int, hal.Buffer]:
         """A buffer, closed with the bench."""
-        wanted = [BufferRole(*role) for role in roles]
-        token, buffer = self.device.allocate(BufferDesc(dimensions), wanted)
+        wanted = [hal.BufferRole(*role) for role in roles]
+        token, buffer = self.device.allocate(hal.BufferDesc(dimensions), wanted)
         self.made.callback(buffer.close)
         return token, buffer
 
@@ -87,24 +78,24 @@ class Bench(Struct, frozen=True):
         return numbers.astype(self.dtype.numpy).reshape(shape)
 
     @contextmanager
-    def request(self, *arguments: RequestArgument | None) -> Iterator[Request]:
+    def request(self, *arguments: hal.RequestArgument | None) -> Iterator[hal.Request]:
         """Runs with *arguments* for u, v and the sum; None is a place in a pool."""
         size = self.values().nbytes
         with MemoryPool.anonymous(3 * size) as pool:
             pool.view(self.dtype.numpy, self.shape)[...] = self.values()
             pool.view(self.dtype.numpy, self.shape, size)[...] = self.values()
             three = [
-                PoolArgument(DataLocation(0, at * size, size)) if a is None else a
+                hal.PoolArgument(DataLocation(0, at * size, size)) if a is None else a
                 for at, a in enumerate(arguments)
             ]
-            yield Request((three[0], three[1]), (three[2],), (pool.memory,))
+            yield hal.Request((three[0], three[1]), (three[2],), (pool.memory,))
 
-    def write(self, buffer: Buffer, value: NDArray) -> None:
+    def write(self, buffer: hal.Buffer, value: NDArray) -> None:
         with MemoryPool.anonymous(value.nbytes) as pool:
             pool.view(value.dtype, value.shape)[...] = value
             buffer.copy_from(pool.memory, tuple(value.shape))
 
-    def read(self, buffer: Buffer, shape: tuple[int, ...]) -> NDArray:
+    def read(self, buffer: hal.Buffer, shape: tuple[int, ...]) -> NDArray:
         nbytes = int(np.prod(shape)) * self.dtype.numpy.itemsize
         with MemoryPool.anonymous(nbytes) as pool:
             buffer.copy_to(pool.memory)
@@ -129,21 +120,21 @@ def passing(dtype: DType, quantization: Quantization | None, shape: Shape) -> Mo
 
 
 @contextmanager
-def bench(device: Device, kind: Kind = KINDS[0], shape: Shape = SHAPE) -> Iterator[Bench]:
+def bench(device: hal.Device, kind: Kind = KINDS[0], shape: Shape = SHAPE) -> Iterator[Bench]:
     """`NotCovered` if the device does not support the model, or has no memory domains."""
     with ExitStack() as made:
         prepared = made.enter_context(closing(prepare(device, adding(*kind, shape))))
         known = tuple(d or 4 for d in shape or SHAPE)
         found = Bench(device, prepared, kind[0], known, made)
         try:
-            _, buffer = device.allocate(BufferDesc(), [BufferRole(*found.input())])
+            _, buffer = device.allocate(hal.BufferDesc(), [hal.BufferRole(*found.input())])
         except GeneralFailure as error:
             raise NotCovered(f"it has no such buffers: {error}") from error
         buffer.close()
         yield found
 
 
-def prepare(device: Device, model: Model) -> PreparedModel:
+def prepare(device: hal.Device, model: Model) -> hal.PreparedModel:
     """*model*, prepared; `NotCovered` if the device does not support it."""
     if not all(answer.supported for answer in device.supported_operations(model)):
         raise NotCovered("it does not support the model of this scenario")
@@ -162,7 +153,7 @@ class _Foreign:
 def _odd_roles(*cases: tuple[str, Callable[[Bench], list[Any]], tuple[int, ...]]) -> Check:
     """The device rejects each of *cases*, (what, roles, dimensions)."""
 
-    def check(device: Device) -> None:
+    def check(device: hal.Device) -> None:
         with bench(device) as on:
             for what, roles, dimensions in cases:
                 on.refuses(what, roles(on), dimensions)
@@ -173,7 +164,7 @@ def _odd_roles(*cases: tuple[str, Callable[[Bench], list[Any]], tuple[int, ...]]
 def _conflict(what: str, model: Model, index: int = 1) -> Check:
     """The device rejects a role of *model* together with one of the plain sum."""
 
-    def check(device: Device) -> None:
+    def check(device: hal.Device) -> None:
         with bench(device) as on, closing(prepare(device, model)) as other:
             on.refuses(what, [on.input(), (other, "input", index)])
             on.refuses(what, [(other, "input", index), on.output])
@@ -182,7 +173,7 @@ def _conflict(what: str, model: Model, index: int = 1) -> Check:
 
 
 def _conflicting_quantization(other: Quantization) -> Check:
-    def check(device: Device) -> None:
+    def check(device: hal.Device) -> None:
         with (
             bench(device) as on,
             closing(prepare(device, passing(DType.INT8, ONE, SHAPE))) as first,
@@ -194,23 +185,23 @@ def _conflicting_quantization(other: Quantization) -> Check:
     return check
 
 
-def _null_model(device: Device) -> None:
+def _null_model(device: hal.Device) -> None:
     with bench(device) as on:
         with refused("a buffer for no model", InvalidArgument):
-            device.allocate(BufferDesc(), [BufferRole(None, "input", 0)])  # type: ignore[arg-type]
+            device.allocate(hal.BufferDesc(), [hal.BufferRole(None, "input", 0)])  # type: ignore[arg-type]
         on.refuses("a null model among others", [on.input(), (None, "input", 0)])  # type: ignore[list-item]
 
 
-def _frequencies(device: Device) -> None:
+def _frequencies(device: hal.Device) -> None:
     with bench(device) as on:
         for frequency in (10.0, 0.0, -0.5, float("nan")):
             for kind in ("input", "output"):
-                role = BufferRole(on.prepared, kind, 0, frequency)
+                role = hal.BufferRole(on.prepared, kind, 0, frequency)
                 with refused(f"a frequency of {frequency}", InvalidArgument):
-                    device.allocate(BufferDesc(), [role])
+                    device.allocate(hal.BufferDesc(), [role])
 
 
-def _scalars(device: Device) -> None:
+def _scalars(device: hal.Device) -> None:
     with bench(device) as on, closing(prepare(device, adding(*KINDS[0], ()))) as scalars:
         on.refuses("a rank for a scalar", [(scalars, "input", 0)], (1,))
         on.refuses("a scalar and a tensor", [(scalars, "input", 0), on.input()])
@@ -283,19 +274,19 @@ for _upstream, _check in ALLOCATIONS:
 
 
 @SUITE.check
-def check_copy_from_invalid_memory_size(device: Device) -> None:
+def check_copy_from_invalid_memory_size(device: hal.Device) -> None:
     """MemoryDomainCopyTest.CopyFrom_InvalidMemorySize."""
     _copies_refuse_sizes(device, "copy_from", SHAPE)
 
 
 @SUITE.check
-def check_copy_from_invalid_memory_size_dynamic_shape(device: Device) -> None:
+def check_copy_from_invalid_memory_size_dynamic_shape(device: hal.Device) -> None:
     """MemoryDomainCopyTest.CopyFrom_InvalidMemorySize_DynamicShape."""
     _copies_refuse_sizes(device, "copy_from", OPEN_SHAPE)
 
 
 @SUITE.check
-def check_copy_from_invalid_dimensions(device: Device) -> None:
+def check_copy_from_invalid_dimensions(device: hal.Device) -> None:
     """MemoryDomainCopyTest.CopyFrom_InvalidDimensions."""
     with bench(device) as on:
         _, buffer = on.allocate([on.input()])
@@ -310,7 +301,7 @@ def check_copy_from_invalid_dimensions(device: Device) -> None:
 
 
 @SUITE.check
-def check_copy_from_invalid_dimensions_dynamic_shape(device: Device) -> None:
+def check_copy_from_invalid_dimensions_dynamic_shape(device: hal.Device) -> None:
     """MemoryDomainCopyTest.CopyFrom_InvalidDimensions_DynamicShape."""
     with bench(device, shape=OPEN_SHAPE) as on:
         _, buffer = on.allocate([on.input()])
@@ -321,7 +312,7 @@ def check_copy_from_invalid_dimensions_dynamic_shape(device: Device) -> None:
 
 
 @SUITE.check
-def check_copy_to_uninitialized_memory(device: Device) -> None:
+def check_copy_to_uninitialized_memory(device: hal.Device) -> None:
     """MemoryDomainCopyTest.CopyTo_UninitializedMemory."""
     with bench(device) as on:
         _, buffer = on.allocate([on.input()])
@@ -333,18 +324,18 @@ def check_copy_to_uninitialized_memory(device: Device) -> None:
 
 
 @SUITE.check
-def check_copy_to_invalid_memory_size(device: Device) -> None:
+def check_copy_to_invalid_memory_size(device: hal.Device) -> None:
     """MemoryDomainCopyTest.CopyTo_InvalidMemorySize."""
     _copies_refuse_sizes(device, "copy_to", SHAPE)
 
 
 @SUITE.check
-def check_copy_to_invalid_memory_size_dynamic_shape(device: Device) -> None:
+def check_copy_to_invalid_memory_size_dynamic_shape(device: hal.Device) -> None:
     """MemoryDomainCopyTest.CopyTo_InvalidMemorySize_DynamicShape."""
     _copies_refuse_sizes(device, "copy_to", OPEN_SHAPE)
 
 
-def _copies_refuse_sizes(device: Device, method: str, shape: Shape) -> None:
+def _copies_refuse_sizes(device: hal.Device, method: str, shape: Shape) -> None:
     with bench(device, shape=shape) as on:
         _, buffer = on.allocate([on.input()])
         if method == "copy_to":

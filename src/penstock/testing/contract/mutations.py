@@ -10,14 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.hal import (
-    NO_VALUE_ARGUMENT,
-    HostMemory,
-    PoolArgument,
-    Request,
-    RequestArgument,
-    TokenArgument,
-)
+from penstock import hal
 from penstock.ir import (
     Attributes,
     DataLocation,
@@ -213,7 +206,7 @@ def _order(model: Model) -> Iterator[ModelMutation]:
             yield f"operation {index} too late", partial(_with_entry, model, operations=late)
 
 
-def request_mutations(trial: Trial) -> Iterator[tuple[str, Request]]:
+def request_mutations(trial: Trial) -> Iterator[tuple[str, hal.Request]]:
     """Every mutation of *trial*'s request, one at a time. Each violates
     `penstock.hal.validate_request`.
     """
@@ -221,16 +214,16 @@ def request_mutations(trial: Trial) -> Iterator[tuple[str, Request]]:
     inputs, outputs = request.inputs, request.outputs
     for index in range(len(inputs)):
         rest = inputs[:index] + inputs[index + 1 :]
-        yield f"input {index} left out", Request(rest, outputs, request.pools)
+        yield f"input {index} left out", hal.Request(rest, outputs, request.pools)
     for index in range(len(outputs)):
         rest = outputs[:index] + outputs[index + 1 :]
-        yield f"output {index} left out", Request(inputs, rest, request.pools)
-    yield "an input more", Request((*inputs, inputs[0]), outputs, request.pools)
-    yield "an output more", Request(inputs, (*outputs, outputs[0]), request.pools)
-    if any(isinstance(a, PoolArgument) for a in (*inputs, *outputs)):
-        yield "no pools", Request(inputs, outputs)
+        yield f"output {index} left out", hal.Request(inputs, rest, request.pools)
+    yield "an input more", hal.Request((*inputs, inputs[0]), outputs, request.pools)
+    yield "an output more", hal.Request(inputs, (*outputs, outputs[0]), request.pools)
+    if any(isinstance(a, hal.PoolArgument) for a in (*inputs, *outputs)):
+        yield "no pools", hal.Request(inputs, outputs)
     for index, argument in enumerate(inputs):
-        yield f"input {index}: omitted", trial.with_argument(index, NO_VALUE_ARGUMENT)
+        yield f"input {index}: omitted", trial.with_argument(index, hal.NO_VALUE_ARGUMENT)
         for name, changed in _argument(argument, is_input=True, sized=True):
             yield f"input {index}: {name}", trial.with_argument(index, changed)
     for index, argument in enumerate(outputs):
@@ -240,30 +233,30 @@ def request_mutations(trial: Trial) -> Iterator[tuple[str, Request]]:
 
 
 def _argument(
-    argument: RequestArgument, *, is_input: bool, sized: bool
-) -> Iterator[tuple[str, RequestArgument]]:
+    argument: hal.RequestArgument, *, is_input: bool, sized: bool
+) -> Iterator[tuple[str, hal.RequestArgument]]:
     """*sized*: whether the operand determines the length of the argument."""
-    yield "token 0", TokenArgument(0)
-    yield "a negative token", TokenArgument(-1)
-    if isinstance(argument, PoolArgument):
+    yield "token 0", hal.TokenArgument(0)
+    yield "a negative token", hal.TokenArgument(-1)
+    if isinstance(argument, hal.PoolArgument):
         yield from _pool_argument(argument, is_input=is_input, sized=sized)
-    elif isinstance(argument, HostMemory):
+    elif isinstance(argument, hal.HostMemory):
         array = argument.array
-        yield "another type", HostMemory(array.view(np.dtype(f"V{array.itemsize}")))
-        yield "another rank", HostMemory(array.reshape((1, *array.shape)))
+        yield "another type", hal.HostMemory(array.view(np.dtype(f"V{array.itemsize}")))
+        yield "another rank", hal.HostMemory(array.reshape((1, *array.shape)))
         if array.ndim and array.shape[-1] > 1:
-            yield "not contiguous", HostMemory(np.repeat(array, 2, axis=-1)[..., ::2])
+            yield "not contiguous", hal.HostMemory(np.repeat(array, 2, axis=-1)[..., ::2])
         if sized and array.ndim:
-            yield "another dimension", HostMemory(np.concatenate([array, array], axis=-1))
+            yield "another dimension", hal.HostMemory(np.concatenate([array, array], axis=-1))
         if not is_input:
             frozen = array.view()
             frozen.flags.writeable = False
-            yield "read-only", HostMemory(frozen)
+            yield "read-only", hal.HostMemory(frozen)
 
 
 def _pool_argument(
-    argument: PoolArgument, *, is_input: bool, sized: bool
-) -> Iterator[tuple[str, RequestArgument]]:
+    argument: hal.PoolArgument, *, is_input: bool, sized: bool
+) -> Iterator[tuple[str, hal.RequestArgument]]:
     at, dimensions = argument.location, argument.dimensions
     for name, place in (
         ("no such pool", replace(at, pool=1)),
@@ -273,17 +266,17 @@ def _pool_argument(
         ("negative offset", replace(at, offset=-1)),
         ("negative length", replace(at, length=-at.length)),
     ):
-        yield name, PoolArgument(place, dimensions)
+        yield name, hal.PoolArgument(place, dimensions)
     if sized:
-        yield "a byte less", PoolArgument(replace(at, length=at.length - 1), dimensions)
+        yield "a byte less", hal.PoolArgument(replace(at, length=at.length - 1), dimensions)
     if is_input:
-        yield "a byte more", PoolArgument(replace(at, length=at.length + 1), dimensions)
-    yield "negative padding", PoolArgument(at, dimensions, -1)
-    yield "padding beyond the pool", PoolArgument(at, dimensions, 2**40)
-    yield "another rank", PoolArgument(at, (1, *(dimensions or (1,) * 9)))
+        yield "a byte more", hal.PoolArgument(replace(at, length=at.length + 1), dimensions)
+    yield "negative padding", hal.PoolArgument(at, dimensions, -1)
+    yield "padding beyond the pool", hal.PoolArgument(at, dimensions, 2**40)
+    yield "another rank", hal.PoolArgument(at, (1, *(dimensions or (1,) * 9)))
     if dimensions:
         rest, last = dimensions[:-1], dimensions[-1]
-        yield "another dimension", PoolArgument(at, (*rest, last + 1))
-        yield "a negative dimension", PoolArgument(at, (*rest, -1))
-        yield "a huge dimension", PoolArgument(at, (*rest, 2**62))
-        yield "another first dimension", PoolArgument(at, (2**62, *dimensions[1:]))
+        yield "another dimension", hal.PoolArgument(at, (*rest, last + 1))
+        yield "a negative dimension", hal.PoolArgument(at, (*rest, -1))
+        yield "a huge dimension", hal.PoolArgument(at, (*rest, 2**62))
+        yield "another first dimension", hal.PoolArgument(at, (2**62, *dimensions[1:]))

@@ -11,28 +11,7 @@ from typing import Any, Final, get_args
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.errors import (
-    Cancelled,
-    ClosedError,
-    DriverError,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadline,
-    ModelError,
-    PenstockError,
-)
-from penstock.hal import (
-    ACCURACY_RANK,
-    PREFERENCES,
-    PRIORITIES,
-    AccuracyClass,
-    CancelToken,
-    Device,
-    Memory,
-    PrepareConfig,
-    PreparedModel,
-    ProgressEvent,
-)
+from penstock import errors, hal
 from penstock.hal.capabilities import least_class
 from penstock.ir import Model
 from penstock.testing.contract.cases import Case, one_case, supported_cases
@@ -74,7 +53,7 @@ BAD_CONFIGS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 
 
 @SUITE.check
-def check_prepare_leaves_the_model_alone(device: Device) -> None:
+def check_prepare_leaves_the_model_alone(device: hal.Device) -> None:
     for case in supported_cases(device):
         digest, listing = case.model.digest, case.model.show()
         prepare(device, case).close()
@@ -83,7 +62,7 @@ def check_prepare_leaves_the_model_alone(device: Device) -> None:
 
 
 @SUITE.values
-def check_prepare_from_two_threads(device: Device) -> None:
+def check_prepare_from_two_threads(device: hal.Device) -> None:
     """Concurrent compiles, of one model and of others, do not interfere."""
     cases = supported_cases(device)
     with ThreadPoolExecutor(4) as pool:
@@ -94,32 +73,32 @@ def check_prepare_from_two_threads(device: Device) -> None:
 
 
 @SUITE.values
-def check_prepare_accepts_every_preference_and_priority(device: Device) -> None:
-    for preference in PREFERENCES:
-        for priority in PRIORITIES:
-            config = PrepareConfig(preference=preference, priority=priority)
+def check_prepare_accepts_every_preference_and_priority(device: hal.Device) -> None:
+    for preference in hal.PREFERENCES:
+        for priority in hal.PRIORITIES:
+            config = hal.PrepareConfig(preference=preference, priority=priority)
             _check_prepared(device, config, f"with {preference}, {priority}")
 
 
 @SUITE.values
-def check_prepare_accepts_any_number_of_threads(device: Device) -> None:
+def check_prepare_accepts_any_number_of_threads(device: hal.Device) -> None:
     """num_threads None and 1 to 64 give the same answers."""
     for count in (None, 1, 2, 64):
-        _check_prepared(device, PrepareConfig(num_threads=count), f"with {count} threads")
+        _check_prepared(device, hal.PrepareConfig(num_threads=count), f"with {count} threads")
 
 
 @SUITE.values
-def check_prepare_keeps_the_class_that_is_asked_for(device: Device) -> None:
+def check_prepare_keeps_the_class_that_is_asked_for(device: hal.Device) -> None:
     """Quantised results are within one step in `stepwise` and each stricter claimed class."""
     cases = [c for c in supported_cases(device) if all(o.quantization for o in c.model.inputs)]
     tried = 0
     for case in filter(lambda case: case.model.inputs, cases):
-        best = ACCURACY_RANK[least_class(device.supported_operations(case.model))]
-        for accuracy in get_args(AccuracyClass):
-            if not ACCURACY_RANK["stepwise"] <= ACCURACY_RANK[accuracy] <= best:
+        best = hal.ACCURACY_RANK[least_class(device.supported_operations(case.model))]
+        for accuracy in get_args(hal.AccuracyClass):
+            if not hal.ACCURACY_RANK["stepwise"] <= hal.ACCURACY_RANK[accuracy] <= best:
                 continue
             tried += 1
-            config = PrepareConfig(accuracy=accuracy)
+            config = hal.PrepareConfig(accuracy=accuracy)
             with ready(device, case, config=config) as (prepared, trial):
                 for found, wanted in zip(trial.run(prepared), case.outputs, strict=True):
                     require(found.shape == wanted.shape, f"{case.name}: shape {found.shape}")
@@ -131,22 +110,22 @@ def check_prepare_keeps_the_class_that_is_asked_for(device: Device) -> None:
 
 
 @SUITE.check
-def check_prepare_refuses_bad_configurations(device: Device) -> None:
+def check_prepare_refuses_bad_configurations(device: hal.Device) -> None:
     case = one_case(device)
     for name, fields in BAD_CONFIGS:
-        with refused(name, InvalidArgument):
-            prepare(device, case, replace(PrepareConfig(), **fields)).close()
+        with refused(name, errors.InvalidArgument):
+            prepare(device, case, replace(hal.PrepareConfig(), **fields)).close()
 
 
 @SUITE.check
-def check_prepare_refuses_what_is_no_model(device: Device) -> None:
+def check_prepare_refuses_what_is_no_model(device: hal.Device) -> None:
     for thing in (None, b"bytes", 7, object()):
-        with refused(f"a {type(thing).__name__} for a model", InvalidArgument):
-            device.prepare_model(thing, PrepareConfig())  # type: ignore[arg-type]  # the point
+        with refused(f"a {type(thing).__name__} for a model", errors.InvalidArgument):
+            device.prepare_model(thing, hal.PrepareConfig())  # type: ignore[arg-type]  # the point
 
 
 @SUITE.check
-def check_cycle(device: Device) -> None:
+def check_cycle(device: hal.Device) -> None:
     """BasicTests.CycleTest: operations that read their own or each other's results are rejected."""
     for case in supported_cases(device):
         for name, mutate in cycles(case.model):
@@ -154,7 +133,7 @@ def check_cycle(device: Device) -> None:
 
 
 @SUITE.check
-def check_prepare_refuses_every_mutation(device: Device) -> None:
+def check_prepare_refuses_every_mutation(device: hal.Device) -> None:
     """VTS's ValidateModel: each single mutation of a valid model is rejected.
 
     It cannot be built, or the driver raises `InvalidArgument`. Nothing crashes.
@@ -164,64 +143,64 @@ def check_prepare_refuses_every_mutation(device: Device) -> None:
             _refuses_model(device, f"{case.name}, {name}", mutate)
 
 
-def _refuses_model(device: Device, what: str, mutate: Callable[[], Model]) -> None:
-    with allowed(what, ModelError) as refusals:
+def _refuses_model(device: hal.Device, what: str, mutate: Callable[[], Model]) -> None:
+    with allowed(what, errors.ModelError) as refusals:
         model = mutate()
     if refusals:
         return
-    with refused(what, InvalidArgument):
-        device.prepare_model(model, PrepareConfig()).close()
+    with refused(what, errors.InvalidArgument):
+        device.prepare_model(model, hal.PrepareConfig()).close()
 
 
 @SUITE.values
-def check_prepare_past_its_deadline(device: Device) -> None:
+def check_prepare_past_its_deadline(device: hal.Device) -> None:
     """Preparing finishes, or raises `MissedDeadline*` and leaves no resources open."""
     prepare(device, one_case(device)).close()
     with Resources.unchanged("a prepare that misses its deadline"):
-        config = PrepareConfig(deadline_ns=time.monotonic_ns() - 1)
-        with allowed("a deadline in the past", MissedDeadline):
+        config = hal.PrepareConfig(deadline_ns=time.monotonic_ns() - 1)
+        with allowed("a deadline in the past", errors.MissedDeadline):
             _check_prepared(device, config, "prepared past the deadline")
 
 
 @SUITE.values
-def check_prepare_before_a_far_deadline(device: Device) -> None:
+def check_prepare_before_a_far_deadline(device: hal.Device) -> None:
     """A distant deadline changes nothing."""
-    config = PrepareConfig(deadline_ns=time.monotonic_ns() + 600 * 10**9)
+    config = hal.PrepareConfig(deadline_ns=time.monotonic_ns() + 600 * 10**9)
     _check_prepared(device, config, "with a far deadline")
 
 
 @SUITE.values
-def check_prepare_cancelled(device: Device) -> None:
+def check_prepare_cancelled(device: hal.Device) -> None:
     """If its token is cancelled, preparing raises `Cancelled` or finishes."""
-    token = CancelToken()
+    token = hal.CancelToken()
     token.set()
-    with allowed("a cancelled prepare", Cancelled):
-        _check_prepared(device, PrepareConfig(cancel=token), "prepared with its token set")
+    with allowed("a cancelled prepare", errors.Cancelled):
+        _check_prepared(device, hal.PrepareConfig(cancel=token), "prepared with its token set")
 
 
 @SUITE.check
-def check_progress_is_plausible(device: Device) -> None:
+def check_progress_is_plausible(device: hal.Device) -> None:
     """Progress events count up to their totals."""
-    events: list[ProgressEvent] = []
-    prepare(device, one_case(device), PrepareConfig(progress=events.append)).close()
+    events: list[hal.ProgressEvent] = []
+    prepare(device, one_case(device), hal.PrepareConfig(progress=events.append)).close()
     if not events:
         raise NotCovered("it reports no progress")
     for event in events:
-        require(isinstance(event, ProgressEvent), f"progress reported as {event!r}")
+        require(isinstance(event, hal.ProgressEvent), f"progress reported as {event!r}")
         require(0 <= event.done <= event.total, f"{event.done} of {event.total} units done")
 
 
-def _check_prepared(device: Device, config: PrepareConfig, what: str) -> None:
+def _check_prepared(device: hal.Device, config: hal.PrepareConfig, what: str) -> None:
     """One case, prepared with *config*, gives the right answer."""
     case = one_case(device)
     with closing(prepare(device, case, config)) as each:
         _run(device, case, each, what)
 
 
-def _run(device: Device, case: Case, model: PreparedModel, what: str) -> None:
+def _run(device: hal.Device, case: Case, model: hal.PreparedModel, what: str) -> None:
     try:
         check_run(device, case, model, what)
-    except PenstockError as error:
+    except errors.PenstockError as error:
         raise Violation(f"{case.name} {what}: {describe(error)}") from error
 
 
@@ -234,7 +213,7 @@ def _check_leaves_nothing(work: Callable[[], None], what: str, rounds: int = 1) 
 
 
 @LIFETIME.check
-def check_runs_leave_nothing_behind(device: Device) -> None:
+def check_runs_leave_nothing_behind(device: hal.Device) -> None:
     """Preparing, running and closing leave no descriptor, thread, child process or mapped pool."""
     cases = supported_cases(device)
 
@@ -248,33 +227,33 @@ def check_runs_leave_nothing_behind(device: Device) -> None:
 
 
 @LIFETIME.check
-def check_failed_runs_leave_nothing_behind(device: Device) -> None:
+def check_failed_runs_leave_nothing_behind(device: hal.Device) -> None:
     with ready(device, one_case(device)) as (prepared, trial):
 
         def work() -> None:
             for _, request in request_mutations(trial):
-                with refused("a mutated request", InvalidArgument):
+                with refused("a mutated request", errors.InvalidArgument):
                     prepared.execute(request, PLAIN)
 
         _check_leaves_nothing(work, "refusing requests")
 
 
 @LIFETIME.check
-def check_failed_mappings_leave_nothing_behind(device: Device) -> None:
+def check_failed_mappings_leave_nothing_behind(device: hal.Device) -> None:
     """Also if one of several pools cannot be mapped."""
     with ready(device, one_case(device)) as (prepared, trial):
         good = trial.request.pools[0]
-        request = replace(trial.request, pools=(good, good, Memory("no_such_memory", 0, 1)))
+        request = replace(trial.request, pools=(good, good, hal.Memory("no_such_memory", 0, 1)))
 
         def work() -> None:
-            with allowed("a pool of an unknown name beside good ones", GeneralFailure):
+            with allowed("a pool of an unknown name beside good ones", errors.GeneralFailure):
                 prepared.execute(request, PLAIN)
 
         _check_leaves_nothing(work, "failing to map pools", ROUNDS)
 
 
 @LIFETIME.check
-def check_bursts_and_executions_leave_nothing_behind(device: Device) -> None:
+def check_bursts_and_executions_leave_nothing_behind(device: hal.Device) -> None:
     case = one_case(device)
 
     def work() -> None:
@@ -290,7 +269,7 @@ def check_bursts_and_executions_leave_nothing_behind(device: Device) -> None:
 
 
 @LIFETIME.check
-def check_prepared_models_close_twice(device: Device) -> None:
+def check_prepared_models_close_twice(device: hal.Device) -> None:
     for case in supported_cases(device):
         prepared = prepare(device, case)
         prepared.close()
@@ -299,7 +278,7 @@ def check_prepared_models_close_twice(device: Device) -> None:
 
 
 @LIFETIME.values
-def check_runs_after_close_have_a_name(device: Device) -> None:
+def check_runs_after_close_have_a_name(device: hal.Device) -> None:
     """After closing, a run, burst or execution is `DriverError`, `ClosedError`, or right."""
     case = one_case(device)
     prepared = prepare(device, case)
@@ -307,21 +286,21 @@ def check_runs_after_close_have_a_name(device: Device) -> None:
     with Trial(case) as trial:
         execution = prepared.create_reusable_execution(trial.request)
         prepared.close()
-        with allowed("a run after close()", DriverError, ClosedError):
+        with allowed("a run after close()", errors.DriverError, errors.ClosedError):
             trial.expect(device, prepared.execute(trial.request, PLAIN), "after close()")
-        with allowed("a burst after close()", DriverError, ClosedError):
+        with allowed("a burst after close()", errors.DriverError, errors.ClosedError):
             result = burst.execute(trial.request, PLAIN)
             trial.expect(device, result, "in a burst after close()")
-        with allowed("a reusable execution after close()", DriverError, ClosedError):
+        with allowed("a reusable execution after close()", errors.DriverError, errors.ClosedError):
             trial.expect(device, execution.execute(PLAIN), "of an execution after close()")
-        with allowed("a burst made after close()", DriverError, ClosedError):
+        with allowed("a burst made after close()", errors.DriverError, errors.ClosedError):
             prepared.configure_burst().close()
         burst.close()
         execution.close()
 
 
 @LIFETIME.values
-def check_closing_one_model_leaves_the_others(device: Device) -> None:
+def check_closing_one_model_leaves_the_others(device: hal.Device) -> None:
     case = one_case(device)
     first, second = prepare(device, case), prepare(device, case)
     first.close()

@@ -10,18 +10,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from penstock import hal
 from penstock.closing import Closing
-from penstock.hal import (
-    Device,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    PoolArgument,
-    PrepareConfig,
-    PreparedModel,
-    Request,
-    RequestArgument,
-)
 from penstock.ir import DataLocation, NDArray, Operand
 from penstock.ir.types import is_static, static_shape
 from penstock.memory import HardwareBuffer, MemoryPool
@@ -32,7 +22,7 @@ OFFSET: Final = 8192
 """Where an `mmap_fd` pool begins in its file."""
 
 
-def memory_kinds(device: Device) -> tuple[str, ...]:
+def memory_kinds(device: hal.Device) -> tuple[str, ...]:
     """The mappable kinds of memory that *device* claims, those of NNAPI's tests first."""
     known = ("ashmem", "mmap_fd", "hardware_buffer_blob")
     return tuple(kind for kind in known if kind in device.capabilities.memory_kinds)
@@ -58,11 +48,11 @@ GUARD: Final = 64
 """Sentinel bytes on either side of an output."""
 SENTINEL: Final = 0xA5
 UNWRITTEN: Final = 0x5A
-PLAIN: Final = ExecutionConfig()
-PREPARE: Final = PrepareConfig()
+PLAIN: Final = hal.ExecutionConfig()
+PREPARE: Final = hal.PrepareConfig()
 
 
-def kinds(device: Device) -> tuple[Kind, ...]:
+def kinds(device: hal.Device) -> tuple[Kind, ...]:
     """The kinds of argument that *device* accepts."""
     return ("pool", "host", "mixed") if device.capabilities.accepts_host_memory else ("pool",)
 
@@ -100,15 +90,17 @@ class Trial(Closing):
         self.fill()
         given = [self._input(i) for i in range(len(self.inputs))]
         wanted = [self._output(len(given) + i, o) for i, o in enumerate(self.operands)]
-        self.request = Request(tuple(given), tuple(wanted), (self._pool.memory,))
+        self.request = hal.Request(tuple(given), tuple(wanted), (self._pool.memory,))
 
-    def run(self, prepared: PreparedModel, config: ExecutionConfig = PLAIN) -> list[NDArray]:
+    def run(
+        self, prepared: hal.PreparedModel, config: hal.ExecutionConfig = PLAIN
+    ) -> list[NDArray]:
         """Executes once, checks the memory, and returns copies of the outputs."""
         result = prepared.execute(self.request, config)
         self.check_memory()
         return self.outputs(result)
 
-    def outputs(self, result: ExecutionResult) -> list[NDArray]:
+    def outputs(self, result: hal.ExecutionResult) -> list[NDArray]:
         """Copies of the outputs, in the shapes that *result* reports or the model declares.
 
         Checks that the result is valid (NNAPI section 4.7).
@@ -152,8 +144,8 @@ class Trial(Closing):
 
     def expect(
         self,
-        device: Device,
-        result: ExecutionResult,
+        device: hal.Device,
+        result: hal.ExecutionResult,
         what: str,
         wanted: Sequence[NDArray] | None = None,
     ) -> None:
@@ -182,12 +174,12 @@ class Trial(Closing):
         """All memory of the trial."""
         return self._content.tobytes() + self._host.tobytes()
 
-    def with_argument(self, index: int, argument: RequestArgument) -> Request:
+    def with_argument(self, index: int, argument: hal.RequestArgument) -> hal.Request:
         """The request with argument *index* (inputs first) replaced."""
         arguments = [*self.request.inputs, *self.request.outputs]
         arguments[index] = argument
         count = len(self.inputs)
-        return Request(tuple(arguments[:count]), tuple(arguments[count:]), self.request.pools)
+        return hal.Request(tuple(arguments[:count]), tuple(arguments[count:]), self.request.pools)
 
     def fill(self) -> None:
         """Writes inputs, sentinels and `UNWRITTEN` into the pool."""
@@ -216,35 +208,39 @@ class Trial(Closing):
         offset = self._offsets[place]
         return self._memory(place)[offset : offset + self._lengths[place]]
 
-    def _input(self, place: int) -> RequestArgument:
+    def _input(self, place: int) -> hal.RequestArgument:
         array = self.inputs[place]
         if self._in_pool(place):
             location = DataLocation(0, self._offsets[place], self._lengths[place])
-            return PoolArgument(location, array.shape)
-        return HostMemory(self._bytes(place).view(array.dtype).reshape(array.shape))
+            return hal.PoolArgument(location, array.shape)
+        return hal.HostMemory(self._bytes(place).view(array.dtype).reshape(array.shape))
 
-    def _output(self, place: int, operand: Operand) -> RequestArgument:
+    def _output(self, place: int, operand: Operand) -> hal.RequestArgument:
         if self._in_pool(place):
-            return PoolArgument(DataLocation(0, self._offsets[place], self._lengths[place]))
+            return hal.PoolArgument(DataLocation(0, self._offsets[place], self._lengths[place]))
         data, shape = self._bytes(place), static_shape(operand.shape)
         if shape is None:
-            return HostMemory(data)
-        return HostMemory(data.view(operand.dtype.numpy).reshape(shape))
+            return hal.HostMemory(data)
+        return hal.HostMemory(data.view(operand.dtype.numpy).reshape(shape))
 
 
-def prepare(device: Device, case: Case, config: PrepareConfig = PREPARE) -> PreparedModel:
+def prepare(
+    device: hal.Device, case: Case, config: hal.PrepareConfig = PREPARE
+) -> hal.PreparedModel:
     """*case*'s model, prepared."""
     return device.prepare_model(case.model, config)
 
 
-def each_prepared(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Case, PreparedModel]]:
+def each_prepared(
+    device: hal.Device, cases: Sequence[Case]
+) -> Iterator[tuple[Case, hal.PreparedModel]]:
     """Every case with its prepared model, which is closed before the next one."""
     for case in cases:
         with closing(prepare(device, case)) as prepared:
             yield case, prepared
 
 
-def each_kind(device: Device, case: Case, **options: Any) -> Iterator[tuple[Kind, Trial]]:
+def each_kind(device: hal.Device, case: Case, **options: Any) -> Iterator[tuple[Kind, Trial]]:
     """A trial of *case* for each kind of argument of *device*; *options* are the trial's."""
     for kind in kinds(device):
         with Trial(case, kind, **options) as trial:
@@ -253,19 +249,23 @@ def each_kind(device: Device, case: Case, **options: Any) -> Iterator[tuple[Kind
 
 @contextmanager
 def ready(
-    device: Device, case: Case, kind: Kind = "pool", config: PrepareConfig = PREPARE, **options: Any
-) -> Iterator[tuple[PreparedModel, Trial]]:
+    device: hal.Device,
+    case: Case,
+    kind: Kind = "pool",
+    config: hal.PrepareConfig = PREPARE,
+    **options: Any,
+) -> Iterator[tuple[hal.PreparedModel, Trial]]:
     """*case*'s model, prepared, and a trial of it; *options* are the trial's."""
     with closing(prepare(device, case, config)) as prepared, Trial(case, kind, **options) as trial:
         yield prepared, trial
 
 
 def check_run(
-    device: Device,
+    device: hal.Device,
     case: Case,
-    prepared: PreparedModel,
+    prepared: hal.PreparedModel,
     what: str,
-    config: ExecutionConfig = PLAIN,
+    config: hal.ExecutionConfig = PLAIN,
     **options: Any,
 ) -> None:
     """One run, whose answer must be right; *options* are the trial's."""
@@ -274,7 +274,7 @@ def check_run(
 
 
 def compare(
-    device: Device, case: Case, found: Sequence[NDArray], wanted: Sequence[NDArray], what: str
+    device: hal.Device, case: Case, found: Sequence[NDArray], wanted: Sequence[NDArray], what: str
 ) -> None:
     """*found* must equal *wanted*, or be within 1 % where the device answers `relaxed`."""
     answers = device.supported_operations(case.model)

@@ -7,14 +7,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from penstock import errors
 from penstock.arguments import check_kind
-from penstock.errors import (
-    ErrorStatus,
-    GeneralFailure,
-    InputError,
-    MissedDeadlineTransient,
-    driver_error_classes,
-)
 from penstock.hal import Device, ExecutionConfig, PrepareConfig
 from penstock.testing.doubles.intercepting import METHODS, InterceptingDevice
 
@@ -37,7 +31,7 @@ class FaultyDevice(InterceptingDevice):
         self,
         device: Device,
         raise_on: Mapping[str, When],
-        error: ErrorStatus | Callable[[str], Exception] = GeneralFailure,
+        error: errors.ErrorStatus | Callable[[str], Exception] = errors.GeneralFailure,
         name: str | None = None,
     ) -> None:
         super().__init__(device, name)
@@ -58,15 +52,17 @@ class FaultyDevice(InterceptingDevice):
 def _check_methods(given: Mapping[str, object], what: str) -> None:
     check_kind(given, Mapping, f"{what} is a mapping of names of methods")
     if unknown := set(given) - set(METHODS):
-        raise InputError(f"no method of a device is named {', '.join(sorted(map(str, unknown)))}")
+        raise errors.InputError(
+            f"no method of a device is named {', '.join(sorted(map(str, unknown)))}"
+        )
 
 
-def _maker(error: ErrorStatus | Callable[[str], Exception]) -> Callable[[str], Exception]:
-    if not isinstance(error, ErrorStatus):
+def _maker(error: errors.ErrorStatus | Callable[[str], Exception]) -> Callable[[str], Exception]:
+    if not isinstance(error, errors.ErrorStatus):
         return error
-    if error is ErrorStatus.NONE:
-        raise InputError("the status NONE is no failure")
-    return driver_error_classes()[error]
+    if error is errors.ErrorStatus.NONE:
+        raise errors.InputError("the status NONE is no failure")
+    return errors.driver_error_classes()[error]
 
 
 def _is_meant(when: When, count: int) -> bool:
@@ -109,6 +105,8 @@ class SlowDevice(InterceptingDevice):
                 if config.cancel is not None:
                     config.cancel.check()
                 if config.deadline_ns is not None and self._clock_ns() >= config.deadline_ns:
-                    raise MissedDeadlineTransient(f"{self.name}: the deadline passed in {method}")
+                    raise errors.MissedDeadlineTransient(
+                        f"{self.name}: the deadline passed in {method}"
+                    )
             self._sleep(self.STEP_S)
         return proceed()

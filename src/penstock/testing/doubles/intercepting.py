@@ -8,30 +8,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from penstock import hal
 from penstock.errors import InputError
-from penstock.hal import (
-    NO_CACHE_REPORT,
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    Burst,
-    CacheReport,
-    Capabilities,
-    Device,
-    DeviceType,
-    ExecutionConfig,
-    ExecutionResult,
-    Fence,
-    PerformanceInfo,
-    PrepareConfig,
-    PreparedModel,
-    Request,
-    ReusableExecution,
-    Support,
-    refuse_unmapped,
-    validate_prepare,
-    validate_support,
-)
 from penstock.hal.loading import describe, is_device
 from penstock.ir import Model
 
@@ -63,7 +41,7 @@ class InterceptingDevice:
     closes *device*. Raises `InputError` if *device* is no device.
     """
 
-    def __init__(self, device: Device, name: str | None = None) -> None:
+    def __init__(self, device: hal.Device, name: str | None = None) -> None:
         if not is_device(device):
             raise InputError(f"a double is made around a Device, not {describe(device)}")
         self.device = device
@@ -78,7 +56,7 @@ class InterceptingDevice:
         return self.device.version
 
     @property
-    def type(self) -> DeviceType:
+    def type(self) -> hal.DeviceType:
         return self.device.type
 
     @property
@@ -86,7 +64,7 @@ class InterceptingDevice:
         return self.device.feature_level
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> hal.Capabilities:
         return self.device.capabilities
 
     @property
@@ -99,12 +77,12 @@ class InterceptingDevice:
     def cache_files_needed(self) -> tuple[int, int]:
         return self.device.cache_files_needed()
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         return self.intercept(
             "supported_operations", (model,), lambda: self.device.supported_operations(model)
         )
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
         return InterceptedModel(
             self,
             self.intercept(
@@ -112,7 +90,7 @@ class InterceptingDevice:
             ),
         )
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModel:
         return InterceptedModel(
             self,
             self.intercept(
@@ -122,7 +100,9 @@ class InterceptingDevice:
             ),
         )
 
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+    def allocate(
+        self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
+    ) -> tuple[int, hal.Buffer]:
         inner = [msgspec.structs.replace(r, prepared=_unwrapped(r.prepared)) for r in roles]
         return self.intercept("allocate", (desc, roles), lambda: self.device.allocate(desc, inner))
 
@@ -133,38 +113,38 @@ class InterceptingDevice:
 class InterceptedModel:
     """A prepared model of an `InterceptingDevice`."""
 
-    def __init__(self, owner: InterceptingDevice, prepared: PreparedModel) -> None:
+    def __init__(self, owner: InterceptingDevice, prepared: hal.PreparedModel) -> None:
         self.owner, self.prepared = owner, prepared
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         return self.owner.intercept(
             "execute", (request, config), lambda: self.prepared.execute(request, config)
         )
 
     @property
-    def cache_report(self) -> CacheReport:
-        return getattr(self.prepared, "cache_report", NO_CACHE_REPORT)
+    def cache_report(self) -> hal.CacheReport:
+        return getattr(self.prepared, "cache_report", hal.NO_CACHE_REPORT)
 
     def execute_fenced(
         self,
-        request: Request,
-        wait_for: Sequence[Fence],
-        config: ExecutionConfig,
+        request: hal.Request,
+        wait_for: Sequence[hal.Fence],
+        config: hal.ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
-    ) -> Fence:
+    ) -> hal.Fence:
         return self.owner.intercept(
             "execute_fenced",
             (request, wait_for, config, timeout_after_fence_ns),
             lambda: self.prepared.execute_fenced(request, wait_for, config, timeout_after_fence_ns),
         )
 
-    def configure_burst(self) -> Burst:
+    def configure_burst(self) -> hal.Burst:
         return InterceptedBurst(
             self.owner,
             self.owner.intercept("configure_burst", (), self.prepared.configure_burst),
         )
 
-    def create_reusable_execution(self, request: Request) -> ReusableExecution:
+    def create_reusable_execution(self, request: hal.Request) -> hal.ReusableExecution:
         return InterceptedExecution(
             self.owner,
             request,
@@ -182,10 +162,10 @@ class InterceptedModel:
 class InterceptedBurst:
     """A burst of an `InterceptedModel`."""
 
-    def __init__(self, owner: InterceptingDevice, burst: Burst) -> None:
+    def __init__(self, owner: InterceptingDevice, burst: hal.Burst) -> None:
         self._owner, self._burst = owner, burst
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         return self._owner.intercept(
             "burst_execute", (request, config), lambda: self._burst.execute(request, config)
         )
@@ -198,11 +178,11 @@ class InterceptedExecution:
     """A reusable execution of an `InterceptedModel`. Interceptors also see its request."""
 
     def __init__(
-        self, owner: InterceptingDevice, request: Request, execution: ReusableExecution
+        self, owner: InterceptingDevice, request: hal.Request, execution: hal.ReusableExecution
     ) -> None:
         self._owner, self._request, self._execution = owner, request, execution
 
-    def execute(self, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         return self._owner.intercept(
             "reusable_execute",
             (self._request, config),
@@ -213,7 +193,7 @@ class InterceptedExecution:
         self._execution.close()
 
 
-def _unwrapped(prepared: PreparedModel) -> PreparedModel:
+def _unwrapped(prepared: hal.PreparedModel) -> hal.PreparedModel:
     return prepared.prepared if isinstance(prepared, InterceptedModel) else prepared
 
 
@@ -233,7 +213,7 @@ class RecordingDevice(InterceptingDevice):
     models, and requests with their memory.
     """
 
-    def __init__(self, device: Device, name: str | None = None) -> None:
+    def __init__(self, device: hal.Device, name: str | None = None) -> None:
         super().__init__(device, name)
         self.calls: list[Call] = []
 
@@ -259,28 +239,28 @@ class SubsetDevice(InterceptingDevice):
     """
 
     def __init__(
-        self, device: Device, name: str, supports: Callable[[Model, int], bool | str]
+        self, device: hal.Device, name: str, supports: Callable[[Model, int], bool | str]
     ) -> None:
         super().__init__(device, name)
         self._supports = supports
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         answers = [
             self._narrowed(answer, self._supports(model, index))
             for index, answer in enumerate(super().supported_operations(model))
         ]
-        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
+        return hal.refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
-        validate_prepare(model, config, self.capabilities.memory_kinds)
-        validate_support(model, self.supported_operations(model))
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
+        hal.validate_prepare(model, config, self.capabilities.memory_kinds)
+        hal.validate_support(model, self.supported_operations(model))
         return super().prepare_model(model, config)
 
-    def _narrowed(self, answer: Support, allowed: bool | str) -> Support:
+    def _narrowed(self, answer: hal.Support, allowed: bool | str) -> hal.Support:
         if allowed is True or not answer.supported:
             return answer
         reason = allowed if isinstance(allowed, str) else f"{self.name} leaves it to others"
-        return Support(supported=False, reason=reason, accuracy=answer.accuracy)
+        return hal.Support(supported=False, reason=reason, accuracy=answer.accuracy)
 
 
 class SimulatedDevice(InterceptingDevice):
@@ -293,9 +273,9 @@ class SimulatedDevice(InterceptingDevice):
 
     def __init__(
         self,
-        device: Device,
+        device: hal.Device,
         name: str,
-        type: DeviceType,  # the device's own word for it
+        type: hal.DeviceType,  # the device's own word for it
         families: tuple[str, ...] = (),
         performance: Mapping[str, float] | None = None,
     ) -> None:
@@ -306,13 +286,13 @@ class SimulatedDevice(InterceptingDevice):
             families=families,
             simulated=True,
             only_when_named=True,
-            performance={t: PerformanceInfo(p, p) for t, p in (performance or {}).items()},
+            performance={t: hal.PerformanceInfo(p, p) for t, p in (performance or {}).items()},
         )
 
     @property
-    def type(self) -> DeviceType:
+    def type(self) -> hal.DeviceType:
         return self._type
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> hal.Capabilities:
         return self._capabilities

@@ -8,21 +8,8 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
+from penstock import hal
 from penstock.errors import GeneralFailure, InputError
-from penstock.hal import (
-    Device,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    OutputShape,
-    PoolArgument,
-    PrepareConfig,
-    PreparedModel,
-    PreparedModelBase,
-    Request,
-    Support,
-    Timing,
-)
 from penstock.ir import Model, NDArray
 from penstock.memory import map_memory
 from penstock.testing.doubles.intercepting import InterceptedModel, InterceptingDevice
@@ -42,25 +29,25 @@ class ScribblingDevice(InterceptingDevice):
     Behind and before are possible in pools only, because a caller's array has no memory around it.
     """
 
-    def __init__(self, device: Device, where: Where, name: str | None = None) -> None:
+    def __init__(self, device: hal.Device, where: Where, name: str | None = None) -> None:
         super().__init__(device, name)
         self.where: Where = where
 
     def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
         result = proceed()
-        if isinstance(result, ExecutionResult):
+        if isinstance(result, hal.ExecutionResult):
             scribble(arguments[0], self.where)
         return result
 
 
-def scribble(request: Request, where: Where) -> None:
+def scribble(request: hal.Request, where: Where) -> None:
     """Inverts one byte over each input of *request*, or behind or before each output."""
     over = request.inputs if where == "inputs" else request.outputs
     for argument in over:
-        if isinstance(argument, HostMemory):
+        if isinstance(argument, hal.HostMemory):
             if where == "inputs":
                 _turn(argument.array, 1)
-        elif isinstance(argument, PoolArgument):
+        elif isinstance(argument, hal.PoolArgument):
             place = argument.location
             at = {"inputs": place.offset, "before": place.offset - 1}.get(
                 where, place.offset + place.length
@@ -70,12 +57,12 @@ def scribble(request: Request, where: Where) -> None:
                     mapping.array[at] ^= 0xFF
 
 
-def damage_outputs(request: Request) -> None:
+def damage_outputs(request: hal.Request) -> None:
     """Inverts the first bytes of every output of *request*."""
     for argument in request.outputs:
-        if isinstance(argument, HostMemory):
+        if isinstance(argument, hal.HostMemory):
             _turn(argument.array, DAMAGED_BYTES)
-        elif isinstance(argument, PoolArgument):
+        elif isinstance(argument, hal.PoolArgument):
             place = argument.location
             with map_memory(request.pools[place.pool]) as mapping:
                 _turn(mapping.array[place.offset : place.offset + place.length], DAMAGED_BYTES)
@@ -126,7 +113,7 @@ class LyingDevice(InterceptingDevice):
     shapes.
     """
 
-    def __init__(self, device: Device, *lies: Lie, name: str | None = None) -> None:
+    def __init__(self, device: hal.Device, *lies: Lie, name: str | None = None) -> None:
         super().__init__(device, name)
         if unknown := {str(lie) for lie in lies} - set(LIES):
             raise InputError(
@@ -139,38 +126,38 @@ class LyingDevice(InterceptingDevice):
         if method == "prepare_model" and "refuses_after_all" in self.lies:
             raise GeneralFailure(f"{self.name} changed its mind")
         result: Any = proceed()
-        if isinstance(result, ExecutionResult):
+        if isinstance(result, hal.ExecutionResult):
             result = self._tell(arguments[0], result)
         elif method == "supported_operations":
             result = self._answer(list(result))
         answer: T = result
         return answer
 
-    def _answer(self, answers: list[Support]) -> list[Support]:
+    def _answer(self, answers: list[hal.Support]) -> list[hal.Support]:
         self._asked += 1
         if "support_length" in self.lies:
             return answers[:-1]
         if "support_changes" in self.lies and self._asked % 2 == 0:
-            return [Support(supported=False, reason="not today")] * len(answers)
+            return [hal.Support(supported=False, reason="not today")] * len(answers)
         return answers
 
-    def _tell(self, request: Request, result: ExecutionResult) -> ExecutionResult:
-        shapes = list(result.output_shapes) or [OutputShape(())] * len(request.outputs)
+    def _tell(self, request: hal.Request, result: hal.ExecutionResult) -> hal.ExecutionResult:
+        shapes = list(result.output_shapes) or [hal.OutputShape(())] * len(request.outputs)
         if "values" in self.lies:
             damage_outputs(request)
         for lie, where in PLACES:
             if lie in self.lies:
                 scribble(request, where)
         if "output_count" in self.lies:
-            return ExecutionResult(tuple(shapes[:-1]) or (shapes[0],) * 2, result.timing)
+            return hal.ExecutionResult(tuple(shapes[:-1]) or (shapes[0],) * 2, result.timing)
         if "output_shapes" in self.lies:
-            wrong = (OutputShape((*s.dimensions, 3)) for s in shapes)
-            return ExecutionResult(tuple(wrong), result.timing)
+            wrong = (hal.OutputShape((*s.dimensions, 3)) for s in shapes)
+            return hal.ExecutionResult(tuple(wrong), result.timing)
         if "insufficient" in self.lies:
-            small = (OutputShape(s.dimensions, is_sufficient=False) for s in shapes)
-            return ExecutionResult(tuple(small), result.timing)
+            small = (hal.OutputShape(s.dimensions, is_sufficient=False) for s in shapes)
+            return hal.ExecutionResult(tuple(small), result.timing)
         if "timing" in self.lies:
-            return ExecutionResult(result.output_shapes, Timing(2, 1))
+            return hal.ExecutionResult(result.output_shapes, hal.Timing(2, 1))
         return result
 
 
@@ -190,7 +177,7 @@ class WrongDevice(InterceptingDevice):
 
     def __init__(
         self,
-        device: Device,
+        device: hal.Device,
         operation: str,
         fault: Fault = "much",
         name: str | None = None,
@@ -206,22 +193,22 @@ class WrongDevice(InterceptingDevice):
         self.after, self.apart, self.wrong = after, apart, 0
         self.lock = threading.Lock()
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
         prepared = self.intercept(
             "prepare_model", (model, config), lambda: self.device.prepare_model(model, config)
         )
         return _WrongModel(self, prepared, model)
 
 
-class _WrongModel(InterceptedModel, PreparedModelBase):  # type: ignore[override]  # its report is the inner model's
-    def __init__(self, owner: WrongDevice, prepared: PreparedModel, model: Model) -> None:
+class _WrongModel(InterceptedModel, hal.PreparedModelBase):  # type: ignore[override]  # its report is the inner model's
+    def __init__(self, owner: WrongDevice, prepared: hal.PreparedModel, model: Model) -> None:
         super().__init__(owner, prepared)
         self._wrong, self._ran = owner, 0
         several = owner.apart or len(model.operations) > 1
         self._dtypes = [model.operands[i].dtype.numpy for i in model.entry.outputs]
         self._reached = _reached(model, owner.operation) if several else frozenset()
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         owner = self._wrong
         with owner.lock:
             self._ran += 1
@@ -236,17 +223,17 @@ class _WrongModel(InterceptedModel, PreparedModelBase):  # type: ignore[override
         return result
 
     # Bursts and reusable executions call `execute`, so that they are wrong, too.
-    configure_burst = PreparedModelBase.configure_burst
-    create_reusable_execution = PreparedModelBase.create_reusable_execution
-    execute_fenced = PreparedModelBase.execute_fenced
+    configure_burst = hal.PreparedModelBase.configure_burst
+    create_reusable_execution = hal.PreparedModelBase.create_reusable_execution
+    execute_fenced = hal.PreparedModelBase.execute_fenced
 
-    def _spoil(self, request: Request, turn: int) -> None:
+    def _spoil(self, request: hal.Request, turn: int) -> None:
         for position, argument in enumerate(request.outputs):
             if position not in self._reached:
                 continue
-            if isinstance(argument, HostMemory):
+            if isinstance(argument, hal.HostMemory):
                 spoil(argument.array, self._wrong.fault, turn)
-            elif isinstance(argument, PoolArgument):
+            elif isinstance(argument, hal.PoolArgument):
                 place = argument.location
                 with map_memory(request.pools[place.pool]) as mapping:
                     raw = mapping.array[place.offset : place.offset + place.length]
@@ -300,4 +287,4 @@ def _reached(model: Model, operation: str) -> frozenset[int]:
 
 
 def _arrays(arguments: Collection[Any]) -> list[NDArray]:
-    return [a.array for a in arguments if isinstance(a, HostMemory)]
+    return [a.array for a in arguments if isinstance(a, hal.HostMemory)]

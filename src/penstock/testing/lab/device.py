@@ -12,27 +12,10 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec.structs import replace
 
+from penstock import hal
 from penstock.blobcache import Capacity, Limits, PersistentBlobCache, Policy, Select
 from penstock.distribution import current_origin, made_by
 from penstock.errors import CacheError, GeneralFailure, InputError
-from penstock.hal import (
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    CacheHandle,
-    CacheReport,
-    Capabilities,
-    DeviceBase,
-    DeviceType,
-    PerformanceInfo,
-    PrepareConfig,
-    ProgressEvent,
-    Support,
-    refuse_unmapped,
-    validate_prepare,
-    validate_prepare_config,
-    validate_support,
-)
 from penstock.hal.capabilities import FEATURE_LEVELS
 from penstock.ir import Model
 from penstock.memory import MEMORY_KINDS
@@ -124,7 +107,7 @@ LAYOUTS: Final[tuple[Layout, ...]] = ("rows", "tiles")
 MODES: Final[tuple[Mode, ...]] = ("now", "first_run", "staged")
 
 
-class LabDevice(DeviceBase):
+class LabDevice(hal.DeviceBase):
     """A small float32 accelerator in NumPy, for tests of compilation caching.
 
     It executes only programs that it has deserialised from payloads of cache files, compiled or
@@ -145,9 +128,9 @@ class LabDevice(DeviceBase):
     *registry*, *keys* and *file_system* are those of its `penstock.sealed.Seal`. Thread-safe.
     """
 
-    type = DeviceType.ACCELERATOR
-    capabilities = Capabilities(
-        performance={"float32": PerformanceInfo(execution_time=1.2, power_usage=1.2)},
+    type = hal.DeviceType.ACCELERATOR
+    capabilities = hal.Capabilities(
+        performance={"float32": hal.PerformanceInfo(execution_time=1.2, power_usage=1.2)},
         default_performance=None,
         only_when_named=True,
     )
@@ -234,13 +217,13 @@ class LabDevice(DeviceBase):
     def cache_files_needed(self) -> tuple[int, int]:
         return self._needed
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         answers = [support(model, operation) for operation in model.operations]
-        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
+        return hal.refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> LabPreparedModel:
-        validate_prepare(model, config, self.capabilities.memory_kinds)
-        validate_support(model, self.supported_operations(model))
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> LabPreparedModel:
+        hal.validate_prepare(model, config, self.capabilities.memory_kinds)
+        hal.validate_support(model, self.supported_operations(model))
         if self.mode == "first_run":
             return self._prepare_later(model, config)
         compiled = self.compile(model, "baseline", config)
@@ -258,8 +241,8 @@ class LabDevice(DeviceBase):
             improving=self.mode == "staged",
         )
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> LabPreparedModel:
-        validate_prepare_config(config)
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> LabPreparedModel:
+        hal.validate_prepare_config(config)
         if self._needed == (0, 0):
             raise GeneralFailure("this lab device does not cache")
         try:
@@ -271,10 +254,12 @@ class LabDevice(DeviceBase):
         self.count("loads")
         improving = self.mode == "staged" and program.artefact == "baseline"
         writer = self.seal.late_writer(config, expected=loaded.entry) if improving else None
-        report = CacheReport(later=writer is not None, artefact=program.artefact)
+        report = hal.CacheReport(later=writer is not None, artefact=program.artefact)
         return LabPreparedModel(self, report, program=program, writer=writer, improving=improving)
 
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+    def allocate(
+        self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
+    ) -> tuple[int, hal.Buffer]:
         with self._lock:
             if self.domain is None:
                 self.domain = LabDomain(self.machine, self._interface_of, self._memory)
@@ -294,7 +279,7 @@ class LabDevice(DeviceBase):
             self._artefacts.close()
 
     def compile(
-        self, model: Model, form: Artefact, config: PrepareConfig | None = None
+        self, model: Model, form: Artefact, config: hal.PrepareConfig | None = None
     ) -> Compiled:
         """*model* in that form: from the device's own blobs, else compiled."""
 
@@ -316,13 +301,13 @@ class LabDevice(DeviceBase):
 
     def report(
         self, saved: SaveReport | None, artefact: str, *, later: bool = False
-    ) -> CacheReport:
+    ) -> hal.CacheReport:
         """The report of a save (None: not requested); counts it."""
         if saved is None:
-            return CacheReport(later=later, artefact=artefact)
+            return hal.CacheReport(later=later, artefact=artefact)
         if saved.saved:
             self.count("saves")
-        return CacheReport(
+        return hal.CacheReport(
             "saved" if saved.saved else "failed", saved.reason or "", later, artefact
         )
 
@@ -336,23 +321,23 @@ class LabDevice(DeviceBase):
         with self._lock:
             self._counts[what] += 1
 
-    def _prepare_later(self, model: Model, config: PrepareConfig) -> LabPreparedModel:
-        writer, report = None, CacheReport()
+    def _prepare_later(self, model: Model, config: hal.PrepareConfig) -> LabPreparedModel:
+        writer, report = None, hal.CacheReport()
         if config.model_cache or config.data_cache:
             counts = len(config.model_cache), len(config.data_cache)
             if counts != self._needed:
                 reason = f"InvalidArgument: {counts} files were given, {self._needed} are needed"
-                report = CacheReport("failed", reason)
+                report = hal.CacheReport("failed", reason)
             elif config.lock is None:
                 reason = "NotYetWritten: without the entry's lock nothing is written later"
-                report = CacheReport("failed", reason)
+                report = hal.CacheReport("failed", reason)
             else:
                 self._empty((*config.model_cache, *config.data_cache))
                 writer = self.seal.late_writer(config, expected=None)
-                report = CacheReport(later=True)
+                report = hal.CacheReport(later=True)
         return LabPreparedModel(self, report, model=model, writer=writer)
 
-    def _empty(self, handles: Sequence[CacheHandle]) -> None:
+    def _empty(self, handles: Sequence[hal.CacheHandle]) -> None:
         """Truncates files that are written later, so that their content is not a valid entry."""
         with suppress(OSError):
             for handle in handles:
@@ -376,13 +361,13 @@ class LabDevice(DeviceBase):
         return Compiled(self.deserialise(model, data), model, data)
 
 
-def _report(config: PrepareConfig | None, done: int, total: int) -> None:
+def _report(config: hal.PrepareConfig | None, done: int, total: int) -> None:
     if config is None:
         return
     if config.cancel is not None:
         config.cancel.check()
     if config.progress is not None:
-        config.progress(ProgressEvent("compile", "lab", done, total))
+        config.progress(hal.ProgressEvent("compile", "lab", done, total))
 
 
 def create() -> LabDevice:

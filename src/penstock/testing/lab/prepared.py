@@ -16,33 +16,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
 import numpy as np
 from msgspec.structs import replace
 
+from penstock import errors, hal
 from penstock.driverkit.postponed_write import PostponedWrite
 from penstock.driverkit.request_arrays import input_arrays, unknown_memory, write_results
-from penstock.errors import (
-    CacheError,
-    ClosedError,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadlineTransient,
-    ResourceExhaustedTransient,
-)
-from penstock.hal import (
-    NO_VALUE_ARGUMENT,
-    CacheReport,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    Memory,
-    OperationTiming,
-    OutputShape,
-    PoolArgument,
-    PreparedModelBase,
-    Request,
-    RequestArgument,
-    Timing,
-    TokenArgument,
-    validate_request,
-)
 from penstock.hal.request import NO_TIMING
 from penstock.ir import Lifetime, Model, NDArray, Operand
 from penstock.ir.types import static_shape
@@ -65,12 +41,12 @@ IMAGE_RANK: Final = 4
 
 def execute(
     program: Program,
-    request: Request,
-    config: ExecutionConfig,
+    request: hal.Request,
+    config: hal.ExecutionConfig,
     machine: Machine,
     laid_out: LaidOut,
     claim: Claim | None = None,
-) -> ExecutionResult:
+) -> hal.ExecutionResult:
     """Runs *program* on a validated request. *claim* has the buffers that the request names."""
     begun = time.perf_counter_ns()
     clock: list[int] | None = [] if config.measure else None
@@ -95,19 +71,19 @@ def execute(
             buffers = {
                 at: _own(results[at], machine)
                 for at, argument in enumerate(request.outputs)
-                if isinstance(argument, TokenArgument)
+                if isinstance(argument, hal.TokenArgument)
             }
         except MemoryError as error:
-            raise ResourceExhaustedTransient("no memory for a value") from error
+            raise errors.ResourceExhaustedTransient("no memory for a value") from error
         if buffers and claim is None:
             raise unknown_memory(request.outputs[min(buffers)])
         outputs = list(request.outputs)
         for at in (*buffers, *images):
-            outputs[at] = NO_VALUE_ARGUMENT
+            outputs[at] = hal.NO_VALUE_ARGUMENT
         unwanted = np.float32(0)
         rows = [
             np.broadcast_to(unwanted, r.shape)
-            if outputs[at] is NO_VALUE_ARGUMENT and at not in images
+            if outputs[at] is hal.NO_VALUE_ARGUMENT and at not in images
             else machine.rows(r)
             for at, r in enumerate(results)
         ]
@@ -118,13 +94,13 @@ def execute(
             if claim is not None:
                 claim.put(at, value, value.shape)
     spent = time.perf_counter_ns() - begun
-    timing = NO_TIMING if clock is None else Timing(spent, spent, _timed(program, clock, begun))
-    return ExecutionResult(tuple(OutputShape(r.shape) for r in results), timing)
+    timing = NO_TIMING if clock is None else hal.Timing(spent, spent, _timed(program, clock, begun))
+    return hal.ExecutionResult(tuple(hal.OutputShape(r.shape) for r in results), timing)
 
 
-def _timed(program: Program, clock: Sequence[int], begun: int) -> tuple[OperationTiming, ...]:
+def _timed(program: Program, clock: Sequence[int], begun: int) -> tuple[hal.OperationTiming, ...]:
     return tuple(
-        OperationTiming(one.operations, one.opcode, start - begun, end - start)
+        hal.OperationTiming(one.operations, one.opcode, start - begun, end - start)
         for one, (start, end) in zip(program.instructions, pairwise(clock), strict=True)
     )
 
@@ -132,7 +108,7 @@ def _timed(program: Program, clock: Sequence[int], begun: int) -> tuple[Operatio
 def run(
     program: Program,
     given: Sequence[Value],
-    config: ExecutionConfig,
+    config: hal.ExecutionConfig,
     clock: list[int] | None = None,
     machine: Machine = ROWS,
     laid_out: LaidOut | None = None,
@@ -152,7 +128,9 @@ def run(
             if config.cancel is not None:
                 config.cancel.check()
             if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
-                raise MissedDeadlineTransient(f"the deadline passed before instruction {place}")
+                raise errors.MissedDeadlineTransient(
+                    f"the deadline passed before instruction {place}"
+                )
             if clock is not None:
                 clock.append(time.perf_counter_ns())
             inputs = [values[n] for n in one.inputs]
@@ -169,32 +147,36 @@ def _own(result: Value, machine: Machine) -> Value:
     return machine.kept(result)
 
 
-def _map(memory: Memory, machine: Machine) -> Mapping:
+def _map(memory: hal.Memory, machine: Machine) -> Mapping:
     """The bytes of *memory*, flat, or the four-dimensional pixels of an image."""
     if memory.name == HARDWARE_BUFFER and memory.name in machine.kinds:
         return map_image(memory)
     return map_memory(memory, machine.kinds)
 
 
-def _is_image(argument: RequestArgument, pools: Sequence[NDArray]) -> TypeGuard[PoolArgument]:
-    return isinstance(argument, PoolArgument) and pools[argument.location.pool].ndim == IMAGE_RANK
+def _is_image(
+    argument: hal.RequestArgument, pools: Sequence[NDArray]
+) -> TypeGuard[hal.PoolArgument]:
+    return (
+        isinstance(argument, hal.PoolArgument) and pools[argument.location.pool].ndim == IMAGE_RANK
+    )
 
 
 def _input(
-    pools: Sequence[NDArray], argument: RequestArgument, operand: Operand
-) -> RequestArgument:
+    pools: Sequence[NDArray], argument: hal.RequestArgument, operand: Operand
+) -> hal.RequestArgument:
     """*argument*, or a copy of the image that it names."""
     if not _is_image(argument, pools):
         return argument
     pixels = np.array(_fitting(pools[argument.location.pool], operand))
-    return HostMemory(pixels.reshape(static_shape(operand.shape) or ()))
+    return hal.HostMemory(pixels.reshape(static_shape(operand.shape) or ()))
 
 
 def _fitting(image: NDArray, operand: Operand) -> NDArray:
     """*image*; it must have as many numbers as a value of *operand*."""
     shape = static_shape(operand.shape)
     if shape is None or image.dtype != operand.dtype.numpy or image.size != math.prod(shape):
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"an image of {image.dtype}{list(image.shape)} is no {operand.dtype.value} "
             f"of shape {operand.shape}"
         )
@@ -215,7 +197,7 @@ class Engine(Protocol):
     def count(self, what: str) -> None: ...
 
 
-class LabPreparedModel(PreparedModelBase):
+class LabPreparedModel(hal.PreparedModelBase):
     """Executes *program*, which was deserialised from the payloads of an entry.
 
     Without a program, the first run reads or compiles *model*. An *improving* model does the same
@@ -226,7 +208,7 @@ class LabPreparedModel(PreparedModelBase):
     def __init__(
         self,
         device: Engine,
-        report: CacheReport,
+        report: hal.CacheReport,
         *,
         program: Program | None = None,
         model: Model | None = None,
@@ -243,8 +225,8 @@ class LabPreparedModel(PreparedModelBase):
         self._changing = threading.Lock()
         self._laid_out: tuple[Program | None, LaidOut] = None, LaidOut()
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        validate_request(self.model, request, config)
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
+        hal.validate_request(self.model, request, config)
         program = self._program or self._first()
         self._device.engine("execute")
         result = self._run(program, request, config)
@@ -259,7 +241,9 @@ class LabPreparedModel(PreparedModelBase):
         """The device that prepared this model."""
         return self._device
 
-    def _run(self, program: Program, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def _run(
+        self, program: Program, request: hal.Request, config: hal.ExecutionConfig
+    ) -> hal.ExecutionResult:
         laid_out = self._laid_out
         if laid_out[0] is not program:
             laid_out = self._laid_out = program, LaidOut()
@@ -270,7 +254,7 @@ class LabPreparedModel(PreparedModelBase):
             return execute(program, request, config, machine, laid_out[1], claim)
 
     @property
-    def cache_report(self) -> CacheReport:  # type: ignore[override]  # a late write changes it
+    def cache_report(self) -> hal.CacheReport:  # type: ignore[override]  # a late write changes it
         return self._report if self._write is None else self._write.report
 
     def close(self) -> None:
@@ -313,12 +297,12 @@ class LabPreparedModel(PreparedModelBase):
         try:
             loaded = writer.load()
             program = self._device.deserialise(loaded.model, loaded.data)
-        except (CacheError, ClosedError, GeneralFailure):
+        except (errors.CacheError, errors.ClosedError, errors.GeneralFailure):
             return None
         if program.artefact != "optimised":
             return None
         self._device.count("loads")
-        self._report = CacheReport(artefact=program.artefact)
+        self._report = hal.CacheReport(artefact=program.artefact)
         writer.close()
         return program
 
@@ -328,13 +312,13 @@ class LabPreparedModel(PreparedModelBase):
         compiled = compile_now()
         spent = time.monotonic_ns() - began
         form = compiled.program.artefact
-        self._report = CacheReport(artefact=form)
+        self._report = hal.CacheReport(artefact=form)
         if self._writer is not None:
             self._write = PostponedWrite(
                 self._writer, lambda: (compiled.model, compiled.data), form, spent
             )
         return compiled.program
 
-    def _attempt(self, write: PostponedWrite, config: ExecutionConfig) -> None:
+    def _attempt(self, write: PostponedWrite, config: hal.ExecutionConfig) -> None:
         if write.attempt(config.deadline_ns) and write.report.save == "saved":
             self._device.count("saves")

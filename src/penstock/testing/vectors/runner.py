@@ -11,14 +11,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from penstock.errors import (
-    FOREIGN,
-    DriverError,
-    InputError,
-    MissedDeadline,
-    ModelError,
-    NotLowerable,
-)
+from penstock import errors
 from penstock.hal import AccuracyClass, Device, ExecutionConfig, PrepareConfig
 from penstock.hal.capabilities import least_class
 from penstock.hal.loading import describe, is_device
@@ -97,12 +90,12 @@ def run(
     a device, and `VectorError` for malformed files.
     """
     if not directory.exists():
-        raise InputError(f"{directory}: no such directory")
+        raise errors.InputError(f"{directory}: no such directory")
     chosen = find_devices(device)[0] if ":" in device else manager.choose([device])[0]
     cases = [case for specification in load_directory(directory) for case in specification.cases]
     occurring = frozenset[str]().union(*(case.operations for case in cases))
     if absent := [name for name in operations if name not in occurring]:
-        raise InputError(f"{directory}: no case has the operation {absent[0]!r}")
+        raise errors.InputError(f"{directory}: no case has the operation {absent[0]!r}")
     wanted = [c for c in cases if not operations or c.operations & set(operations)]
     results: list[RunResult] = []
     report = run_vectors(wanted, chosen, results.append)
@@ -148,7 +141,7 @@ def run_vectors(
     what the device accepts.
     """
     if not is_device(device):
-        raise InputError(f"operation vectors run on a Device, not on {describe(device)}")
+        raise errors.InputError(f"operation vectors run on a Device, not on {describe(device)}")
     results: list[RunResult] = []
     for case in cases:
         for result in run_case(case, device, pools=pools):
@@ -174,7 +167,7 @@ def run_one(run: Run, device: Device, *, pools: bool = False) -> RunResult:
         outcome = "failed" if message else "passed"
     except NotCovered as reason:
         outcome, message = "not_covered", str(reason)
-    except FOREIGN as error:  # a driver may raise anything
+    except errors.FOREIGN as error:  # a driver may raise anything
         outcome, message = "failed", f"{type(error).__name__}: {error}"
     case = run.case
     return RunResult(case.specification.name, case.name, run.kind, outcome, message)
@@ -186,8 +179,8 @@ def _attempt(run: Run, device: Device, *, pools: bool) -> str | None:
         return difference(run, execute(run, device, pools=pools))
     try:
         execute(run, device, pools=pools)
-    except (ModelError, DriverError, InputError) as error:
-        if run.case.is_infinite_loop and not isinstance(error, MissedDeadline):
+    except (errors.ModelError, errors.DriverError, errors.InputError) as error:
+        if run.case.is_infinite_loop and not isinstance(error, errors.MissedDeadline):
             return f"a loop without end failed otherwise than by its timeout: {error}"
         return None
     return "a failure was expected, and there was none"
@@ -199,7 +192,7 @@ def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
     """
     try:
         model = lower(run.model, run.feature_level, run.omitted)
-    except NotLowerable as reason:
+    except errors.NotLowerable as reason:
         raise NotCovered(str(reason)) from reason
     fed = run.fed
     model = infer_shapes(model, {p: a.shape for p, a in enumerate(fed)})

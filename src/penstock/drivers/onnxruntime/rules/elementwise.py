@@ -8,16 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.checks import (
-    ACTIVATIONS,
-    CLAMPS,
-    F32,
-    activation,
-    activations,
-    check_logic,
-    numbers,
-    require_choice,
-)
+from penstock.driverkit import checks
 from penstock.driverkit.layout import (
     Values,
     broadcasts,
@@ -37,7 +28,7 @@ UNARY: Final = {
     "RELU": "Relu", "LOGISTIC": "Sigmoid", "TANH": "Tanh", "HARD_SWISH": "HardSwish", "ABS": "Abs",
     "NEG": "Neg", "SIGN": "Sign", "FLOOR": "Floor", "CEIL": "Ceil", "ROUND": "Round", "EXP": "Exp",
     "LOG": "Log", "SQRT": "Sqrt", "SIN": "Sin", "COS": "Cos", "RSQRT": "Sqrt", "SQUARE": "Mul",
-    "ELU": "Elu", **dict.fromkeys(CLAMPS, "Clip"),
+    "ELU": "Elu", **dict.fromkeys(checks.CLAMPS, "Clip"),
 }  # fmt: skip
 """ONNX's operator by operation type."""
 
@@ -67,8 +58,8 @@ def _check_unary(site: Site) -> AccuracyClass:
         _check_width(site)
         return "exact"
     if kind in FLOAT_ONLY:
-        require(site.input().dtype is F32, "only float32 values are computed here")
-    return activations(site, quantized="faithful")
+        require(site.input().dtype is checks.F32, "only float32 values are computed here")
+    return checks.activations(site, quantized="faithful")
 
 
 def _check_width(site: Site) -> None:
@@ -87,8 +78,8 @@ def emit_unary(graph: Graph, site: Site) -> None:
 
 def _computed(graph: Graph, site: Site, x: Value) -> Value:
     kind = site.operation.type
-    if kind in CLAMPS:
-        return graph.clip(x, *CLAMPS[kind])
+    if kind in checks.CLAMPS:
+        return graph.clip(x, *checks.CLAMPS[kind])
     if kind == "SQUARE":
         return graph.node("Mul", x, x)
     if kind == "ELU":
@@ -108,18 +99,18 @@ def _check_binary(site: Site) -> AccuracyClass:
     kind, dtype = site.operation.type, site.input().dtype
     _check_width(site)
     if kind in FLOAT_ONLY:
-        require(dtype is F32, "only float32 values are computed here")
+        require(dtype is checks.F32, "only float32 values are computed here")
     if kind in {"FLOOR_DIV", "FLOOR_MOD"}:
         require(dtype in WHOLE, "only whole numbers are divided so here")
     if "fused_activation_function" in site.attributes:
-        fused = activation(site, ACTIVATIONS)
+        fused = checks.activation(site, checks.ACTIVATIONS)
         require(fused == "NONE" or dtype not in WHOLE, "whole numbers with a fused activation")
     if kind in DIVIDES and dtype in WHOLE:
         # The engine does not check for these divisions. The processor traps, which ends the
         # process.
         divisor = site.value(1, "the divisor of whole numbers")
         require(not np.isin(divisor, (0, -1)).any(), "whole numbers divided by 0 or -1")
-    accuracy = numbers(site, WHOLE, "faithful" if kind in EXTREMES else "stepwise")
+    accuracy = checks.numbers(site, WHOLE, "faithful" if kind in EXTREMES else "stepwise")
     if site.is_quantized and kind in EXTREMES:
         require(len(site.output_shape()) > 0, "a scalar of 8 bits")
         require(_one_grid(site), "values of several scales, which TFLite compares as they are")
@@ -219,8 +210,8 @@ def operand_of(graph: Graph, site: Site, position: int) -> Value:
 def _check_add_n(site: Site) -> AccuracyClass:
     for position in range(len(site.inputs)):
         site.shape(position)
-    require(site.output().dtype is F32, "only float32 values are added here")
-    return activations(site)
+    require(site.output().dtype is checks.F32, "only float32 values are added here")
+    return checks.activations(site)
 
 
 @rule("ADD_N", check=_check_add_n, layout=broadcasts)
@@ -237,7 +228,7 @@ def emit_leaky_relu(graph: Graph, site: Site) -> None:
 def _check_prelu(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
     site.value(1, "alpha")
-    return activations(site)
+    return checks.activations(site)
 
 
 @rule("PRELU", check=_check_prelu, layout=broadcasts)
@@ -261,7 +252,7 @@ def _by_channel(site: Site, alpha: NDArray) -> bool:
     """
     channels = site.shape()[3]
     return (
-        site.input().dtype is F32
+        site.input().dtype is checks.F32
         and alpha.size == channels == alpha.shape[-1]
         and bool((np.abs(alpha) <= 1).all())
     )
@@ -289,7 +280,9 @@ COMPARISONS: Final = {
 def _check_comparison(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
     dtype = site.input().dtype
-    require(dtype is F32 or dtype in WHOLE, "only float32 and whole numbers are compared here")
+    require(
+        dtype is checks.F32 or dtype in WHOLE, "only float32 and whole numbers are compared here"
+    )
     return "exact"
 
 
@@ -305,14 +298,14 @@ def emit_comparison(graph: Graph, site: Site) -> None:
 LOGIC: Final = {"LOGICAL_AND": "And", "LOGICAL_OR": "Or", "LOGICAL_NOT": "Not"}
 
 
-@rule(*LOGIC, check=check_logic, layout=broadcasts)
+@rule(*LOGIC, check=checks.check_logic, layout=broadcasts)
 def emit_logic(graph: Graph, site: Site) -> None:
     given = [operand_of(graph, site, p) for p in range(len(site.inputs))]
     graph.put(site, graph.node(LOGIC[site.operation.type], *given))
 
 
 def _check_select(site: Site) -> AccuracyClass:
-    require_choice(site)
+    checks.require_choice(site)
     quantized = site.output().dtype in QUANTIZED
     same = all(site.input(p).quantization == site.output().quantization for p in (1, 2))
     require(same or not quantized, "a choice between values of another scale")

@@ -6,18 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.checks import (
-    ACTIVATIONS,
-    F32,
-    Windows,
-    activation,
-    activations,
-    coordinates,
-    nearest,
-    pool_extents,
-    require_resizable,
-    windows,
-)
+from penstock.driverkit import checks
 from penstock.driverkit.layout import (
     TO_LAST,
     Values,
@@ -38,19 +27,19 @@ UINT8: Final = 2
 
 
 def _check_pool(site: Site) -> AccuracyClass:
-    windows(site, site.shape()[1:3], pool_extents(site))
-    activation(site, ACTIVATIONS)
+    checks.windows(site, site.shape()[1:3], checks.pool_extents(site))
+    checks.activation(site, checks.ACTIVATIONS)
     if site.operation.type == "L2_POOL_2D":
-        require(site.input().dtype is F32, "only float32 values are computed here")
-    elif site.input().dtype is not F32:
+        require(site.input().dtype is checks.F32, "only float32 values are computed here")
+    elif site.input().dtype is not checks.F32:
         same = site.input().quantization == site.output().quantization
         require(same, "a quantised pool whose output has another scale")
-    return activations(site, quantized="faithful")
+    return checks.activations(site, quantized="faithful")
 
 
-def _attributes(site: Site, w: Windows) -> dict[str, Any]:
+def _attributes(site: Site, w: checks.Windows) -> dict[str, Any]:
     return {
-        "kernel_shape": list(pool_extents(site)),
+        "kernel_shape": list(checks.pool_extents(site)),
         "strides": w.strides,
         "pads": [*w.before, *w.after],
     }
@@ -63,7 +52,10 @@ def _average_layout(site: Site, values: Values) -> Layout:
 
 @rule("AVERAGE_POOL_2D", check=_check_pool, layout=_average_layout)
 def emit_average_pool(graph: Graph, site: Site) -> None:
-    w, fused = windows(site, site.shape()[1:3], pool_extents(site)), activation(site, ACTIVATIONS)
+    w, fused = (
+        checks.windows(site, site.shape()[1:3], checks.pool_extents(site)),
+        checks.activation(site, checks.ACTIVATIONS),
+    )
     named = _attributes(site, w)
     if graph.portable or not site.is_quantized:
         x = graph.real(site)
@@ -91,7 +83,10 @@ def rounded(graph: Graph, mean: Value, site: Site) -> Value:
 
 @rule("MAX_POOL_2D", check=_check_pool, layout=first_if_real)
 def emit_max_pool(graph: Graph, site: Site) -> None:
-    w, fused = windows(site, site.shape()[1:3], pool_extents(site)), activation(site, ACTIVATIONS)
+    w, fused = (
+        checks.windows(site, site.shape()[1:3], checks.pool_extents(site)),
+        checks.activation(site, checks.ACTIVATIONS),
+    )
     named = _attributes(site, w)
     if graph.portable or not site.is_quantized:
         x = graph.real(site)
@@ -105,16 +100,16 @@ def emit_max_pool(graph: Graph, site: Site) -> None:
 
 @rule("L2_POOL_2D", check=_check_pool, layout=channels_first)
 def emit_l2_pool(graph: Graph, site: Site) -> None:
-    w, x = windows(site, site.shape()[1:3], pool_extents(site)), graph.get(site)
+    w, x = checks.windows(site, site.shape()[1:3], checks.pool_extents(site)), graph.get(site)
     squares = graph.node("Mul", x, x)
     node = graph.node("AveragePool", squares, count_include_pad=0, **_attributes(site, w))
-    node = graph.activate(graph.node("Sqrt", node), activation(site, ACTIVATIONS))
+    node = graph.activate(graph.node("Sqrt", node), checks.activation(site, checks.ACTIVATIONS))
     graph.round(site, node)
 
 
 def _check_bilinear(site: Site) -> AccuracyClass:
-    require_resizable(site)
-    return activations(site, [0])
+    checks.require_resizable(site)
+    return checks.activations(site, [0])
 
 
 @rule("RESIZE_BILINEAR", check=_check_bilinear)
@@ -124,7 +119,13 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
     sizes = graph.whole([image[0], height, width, image[3]])
     x = graph.real(site)
     node = graph.node(
-        "Resize", x, "", "", sizes, mode="linear", coordinate_transformation_mode=coordinates(site)
+        "Resize",
+        x,
+        "",
+        "",
+        sizes,
+        mode="linear",
+        coordinate_transformation_mode=checks.coordinates(site),
     )
     graph.round(site, node)
 
@@ -138,7 +139,7 @@ def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
     for axis, (size, out) in enumerate(
         zip(site.shape()[1:3], site.integers(1, "its size"), strict=True), start=1
     ):
-        positions = nearest(size, out, align=align, half=half)
+        positions = checks.nearest(size, out, align=align, half=half)
         if not np.array_equal(positions, np.arange(size)):
             node = graph.node(
                 "Gather", node, graph.constant(positions), axis=computed_axis(site, axis)

@@ -7,22 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.driverkit.checks import (
-    ACTIVATIONS,
-    F32,
-    Windows,
-    activation,
-    activations,
-    check_layer,
-    check_transposed,
-    cut_windows,
-    one_scale,
-    require_floats,
-    require_rows,
-    require_shares,
-    transposed_windows,
-    windows,
-)
+from penstock.driverkit import checks
 from penstock.driverkit.layout import TO_LAST, Values, channels_first, first_if_real, layout_of
 from penstock.driverkit.site import QUANTIZED, Layout, Refused, Site, require
 from penstock.drivers.onnxruntime.graph import MICROSOFT, Graph, Value, raised
@@ -32,11 +17,11 @@ from penstock.ir import DType, NDArray
 
 
 def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
-    accuracy = check_layer(site, "stepwise", data=data, bias=bias)
+    accuracy = checks.check_layer(site, "stepwise", data=data, bias=bias)
     quantization = site.input(1).quantization
-    if site.input(data).dtype is not F32 and quantization is not None:
+    if site.input(data).dtype is not checks.F32 and quantization is not None:
         require(min(quantization.scales) > 0, "a filter with a scale of zero")
-        one_scale(site.input(data))
+        checks.one_scale(site.input(data))
     elif site.has(bias):
         require(len(site.input(bias).shape or ()) == 1, "a bias of another rank than 1")
     return accuracy
@@ -74,7 +59,7 @@ def real_weights(
 
 def _dequantized(value: NDArray, site: Site, position: int, channels: Sequence[int]) -> NDArray:
     quantization = site.input(position).quantization
-    if site.input(position).dtype is F32 or quantization is None:
+    if site.input(position).dtype is checks.F32 or quantization is None:
         return value
     places = tuple(channels) if quantization.per_channel else (1,) * value.ndim
     zeros = np.array(quantization.zero_points, np.float32).reshape(places)
@@ -93,9 +78,9 @@ def real_bias(
     if not site.has(bias):
         return []
     operand = site.input(bias)
-    if operand.dtype is F32:
+    if operand.dtype is checks.F32:
         return [graph.get(site, bias)]
-    steps = weight_scales(site, weights) * np.float32(one_scale(site.input(data))[0])
+    steps = weight_scales(site, weights) * np.float32(checks.one_scale(site.input(data))[0])
     value = site.value(bias, "its bias").reshape(-1).astype(np.float32)
     return [graph.constant(value * steps)]
 
@@ -151,8 +136,8 @@ def rounded_up(site: Site, bias: NDArray) -> NDArray:
     1. Otherwise it would move half of the results in the wrong direction.
     """
     output = site.output()
-    scale, zero = one_scale(output)
-    ratio = weight_scales(site, 1) * (one_scale(site.input())[0] / scale)
+    scale, zero = checks.one_scale(output)
+    ratio = weight_scales(site, 1) * (checks.one_scale(site.input())[0] / scale)
     if zero > np.iinfo(output.dtype.numpy).min:
         return bias
     is_lower = (np.frexp(ratio)[1] < 0) & (bias < np.iinfo(np.int32).max)
@@ -162,7 +147,7 @@ def rounded_up(site: Site, bias: NDArray) -> NDArray:
 def _check_conv(site: Site) -> AccuracyClass:
     image, filters = site.shape(0), site.shape(1)
     site.output_shape()
-    windows(site, image[1:3], filters[1:3])
+    checks.windows(site, image[1:3], filters[1:3])
     return _check_layer(site)
 
 
@@ -187,8 +172,8 @@ def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
 def _emit(
     graph: Graph, site: Site, order: Sequence[int], shape: Sequence[int], groups: int
 ) -> None:
-    image, fused = site.shape(), activation(site, ACTIVATIONS)
-    w = windows(site, image[1:3], shape[2:])
+    image, fused = site.shape(), checks.activation(site, checks.ACTIVATIONS)
+    w = checks.windows(site, image[1:3], shape[2:])
     named = attributes(w, shape[2:], groups)
     if graph.portable or site.input().dtype not in QUANTIZED:
         x = graph.real(site)
@@ -212,7 +197,7 @@ def _emit(
     graph.put(site, graph.limit(node, site.output(), fused))
 
 
-def attributes(w: Windows, extents: Sequence[int], groups: int = 1) -> dict[str, Any]:
+def attributes(w: checks.Windows, extents: Sequence[int], groups: int = 1) -> dict[str, Any]:
     """A convolution's attributes."""
     return {
         "kernel_shape": list(extents),
@@ -224,8 +209,8 @@ def attributes(w: Windows, extents: Sequence[int], groups: int = 1) -> dict[str,
 
 
 def _check_transpose_conv(site: Site) -> AccuracyClass:
-    check_transposed(site)
-    w, beyond = transposed_windows(site)
+    checks.check_transposed(site)
+    w, beyond = checks.transposed_windows(site)
     require(
         all(b < s or b == 0 for b, s in zip(beyond, w.strides, strict=True)),
         "an output that goes beyond what its input reaches",
@@ -242,15 +227,15 @@ def emit_transpose_conv(graph: Graph, site: Site) -> None:
     """The gradient of a convolution with respect to its input: filter [out, height, width, in].
     Quantised data is computed in float32, because there is no integer kernel.
     """
-    w, beyond = transposed_windows(site)
+    w, beyond = checks.transposed_windows(site)
     x = graph.real(site, 2)
     node = _transposed(graph, site, x, w, beyond, real_bias(graph, site, data=2, bias=3))
-    node = graph.activate(node, activation(site, ACTIVATIONS))
+    node = graph.activate(node, checks.activation(site, checks.ACTIVATIONS))
     graph.round(site, graph.transpose(node, TO_LAST[4]) if site.is_quantized else node)
 
 
 def _transposed(
-    graph: Graph, site: Site, x: Value, w: Windows, beyond: list[int], bias: list[Value]
+    graph: Graph, site: Site, x: Value, w: checks.Windows, beyond: list[int], bias: list[Value]
 ) -> Value:
     filters = site.shape(1)
     shape = (filters[3], filters[0], *filters[1:3])
@@ -260,7 +245,7 @@ def _transposed(
 
 
 def _check_transpose_bias(site: Site) -> AccuracyClass:
-    require_floats(site)
+    checks.require_floats(site)
     site.shape(0), site.shape(1), site.shape(2), site.output_shape()
     return "faithful"
 
@@ -271,15 +256,15 @@ def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
     sides.
     """
     x = graph.get(site)
-    node = _transposed(graph, site, x, cut_windows(site), [0, 0], [graph.get(site, 2)])
+    node = _transposed(graph, site, x, checks.cut_windows(site), [0, 0], [graph.get(site, 2)])
     graph.put(site, node)
 
 
 def _check_conv_3d(site: Site) -> AccuracyClass:
-    require_floats(site)
-    activation(site, ACTIVATIONS)
+    checks.require_floats(site)
+    checks.activation(site, checks.ACTIVATIONS)
     filters = site.shape(1)
-    windows(site, site.shape()[1:4], filters[:3], "dhw")
+    checks.windows(site, site.shape()[1:4], filters[:3], "dhw")
     require(site.shape()[4] == filters[3], "filter and volume of different channels")
     return "faithful"
 
@@ -288,17 +273,17 @@ def _check_conv_3d(site: Site) -> AccuracyClass:
 def emit_conv_3d(graph: Graph, site: Site) -> None:
     """Filter [depth, height, width, in, out]."""
     filters = site.shape(1)
-    w = windows(site, site.shape()[1:4], filters[:3], "dhw")
+    w = checks.windows(site, site.shape()[1:4], filters[:3], "dhw")
     shape = (filters[4], filters[3], *filters[:3])
     weights = real_weights(graph, site, 1, (4, 3, 0, 1, 2), shape, ())
     x = graph.transpose(graph.get(site), (0, 4, 1, 2, 3))
     node = graph.node("Conv", x, weights, *real_bias(graph, site), **attributes(w, filters[:3]))
-    node = graph.activate(node, activation(site, ACTIVATIONS))
+    node = graph.activate(node, checks.activation(site, checks.ACTIVATIONS))
     graph.put(site, graph.transpose(node, (0, 2, 3, 4, 1)))
 
 
 def _check_fully_connected(site: Site) -> AccuracyClass:
-    require_rows(site)
+    checks.require_rows(site)
     return _check_layer(site)
 
 
@@ -306,7 +291,7 @@ def _check_fully_connected(site: Site) -> AccuracyClass:
 def emit_fully_connected(graph: Graph, site: Site) -> None:
     """Rows of the input times the transposed weights [units, depth]."""
     units, depth = site.shape(1)
-    fused = activation(site, ACTIVATIONS)
+    fused = checks.activation(site, checks.ACTIVATIONS)
     real = graph.portable or site.input().dtype not in QUANTIZED
     x = graph.real(site) if real else graph.get(site)
     if len(site.shape()) != 2 or site.shape()[1] != depth:
@@ -337,7 +322,7 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
 
 def _check_batch_matmul(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
-    return activations(site)
+    return checks.activations(site)
 
 
 @rule("BATCH_MATMUL", check=_check_batch_matmul)
@@ -372,8 +357,8 @@ def _matrix(graph: Graph, site: Site, position: int, *, adjoint: bool) -> Value:
 def _check_softmax(site: Site) -> AccuracyClass:
     require(len(site.shape()) >= 1, "a scalar has no axis")
     if site.is_quantized:
-        require_shares(site.output())
-    return activations(site, quantized="faithful")
+        checks.require_shares(site.output())
+    return checks.activations(site, quantized="faithful")
 
 
 @rule("SOFTMAX", check=_check_softmax)
@@ -387,7 +372,7 @@ def emit_softmax(graph: Graph, site: Site) -> None:
 def _check_log_softmax(site: Site) -> AccuracyClass:
     """TFLite's 8-bit kernel computes in integers, which is up to six steps off the real result."""
     require(len(site.shape()) >= 1, "a scalar has no axis")
-    return activations(site, quantized="relaxed")
+    return checks.activations(site, quantized="relaxed")
 
 
 @rule("LOG_SOFTMAX", check=_check_log_softmax)

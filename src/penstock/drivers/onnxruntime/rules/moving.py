@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.driverkit.checks import (
-    F32,
-    bounds_of,
-    gather_axis,
-    join_axis,
-    moved_operands,
-    order_of,
-    pads_of,
-    reversed_axes,
-    split_of,
-)
+from penstock.driverkit import checks
 from penstock.driverkit.layout import (
     TO_FIRST,
     Values,
@@ -43,7 +33,7 @@ def _reshape_layout(site: Site, values: Values) -> Layout:
     shape, made = site.shape(), site.output_shape()
     loses_row = len(shape) == 4 and shape[1] == 1 and made == (shape[0], *shape[2:])
     gains_row = len(shape) == 3 and made == (shape[0], 1, *shape[1:])
-    is_sequence = gains_row or (loses_row and site.output().dtype is F32)
+    is_sequence = gains_row or (loses_row and site.output().dtype is checks.F32)
     return layout_of(site, is_sequence and values.is_first(site.input_indexes[0]), [0])
 
 
@@ -64,13 +54,13 @@ def emit_reshape(graph: Graph, site: Site) -> None:
 
 
 def _transpose_layout(site: Site, values: Values) -> Layout:
-    free = site.rank() == 4 or site.output().dtype is F32
-    return transposes(site, values, order_of(site), free=free)
+    free = site.rank() == 4 or site.output().dtype is checks.F32
+    return transposes(site, values, checks.order_of(site), free=free)
 
 
 @rule("TRANSPOSE", check=check_moved, layout=_transpose_layout)
 def emit_transpose(graph: Graph, site: Site) -> None:
-    x, order, shape = graph.source(site), order_of(site), site.shape()
+    x, order, shape = graph.source(site), checks.order_of(site), site.shape()
     long = [axis for axis in order if shape[axis] != 1]
     if long == sorted(long) and not is_renamed(site):
         x = graph.reshape(x, site.output_shape())
@@ -82,19 +72,19 @@ def emit_transpose(graph: Graph, site: Site) -> None:
 @rule("CONCATENATION", check=check_moved, layout=joins)
 def emit_concatenation(graph: Graph, site: Site) -> None:
     parts = [graph.source(site, p) for p in range(len(site.inputs))]
-    graph.put(site, graph.node("Concat", *parts, axis=computed_axis(site, join_axis(site))))
+    graph.put(site, graph.node("Concat", *parts, axis=computed_axis(site, checks.join_axis(site))))
 
 
 @rule("PACK", check=check_moved)
 def emit_pack(graph: Graph, site: Site) -> None:
-    shape, axis = list(site.output_shape()), join_axis(site)
+    shape, axis = list(site.output_shape()), checks.join_axis(site)
     shape[axis] = 1
     parts = [graph.reshape(graph.source(site, p), shape) for p in range(len(site.inputs))]
     graph.put(site, graph.node("Concat", *parts, axis=axis))
 
 
 def _check_pieces(site: Site) -> AccuracyClass:
-    (given,) = moved_operands(site)
+    (given,) = checks.moved_operands(site)
     alike = all(output.dtype is given.dtype for output in site.outputs)
     require(alike, "pieces of another type")
     return moved(site, [given], unscaled=True)
@@ -105,7 +95,7 @@ def _check_pieces(site: Site) -> AccuracyClass:
 @rule("SPLIT_V", check=_check_pieces, layout=follows)
 def emit_pieces(graph: Graph, site: Site) -> None:
     """Splits the input; each piece is on the grid of its output."""
-    source, axis = split_of(site)
+    source, axis = checks.split_of(site)
     given, is_unpacked = site.input(source), site.operation.type == "UNPACK"
     sizes = [1 if is_unpacked else site.output_shape(p)[axis] for p in range(len(site.outputs))]
     same = all(o.quantization == given.quantization for o in site.outputs)
@@ -123,7 +113,7 @@ def emit_pieces(graph: Graph, site: Site) -> None:
 
 
 def _check_pad(site: Site) -> AccuracyClass:
-    operands = moved_operands(site)
+    operands = checks.moved_operands(site)
     is_truth = site.operation.type == "PADV2" and site.input().dtype is DType.BOOL
     require(not is_truth, "a padding with truth values")
     return moved(site, operands)
@@ -131,7 +121,7 @@ def _check_pad(site: Site) -> AccuracyClass:
 
 @rule("PAD", "PADV2", check=_check_pad, layout=follows)
 def emit_pad(graph: Graph, site: Site) -> None:
-    before, after = (in_computed_order(site, side) for side in pads_of(site))
+    before, after = (in_computed_order(site, side) for side in checks.pads_of(site))
     value = zero_of(graph, site)
     if site.operation.type == "PADV2":
         value = graph.reshape(graph.source(site, 2), ())
@@ -152,7 +142,7 @@ def _padded(graph: Graph, node: Value, pads: Value) -> Value:
 @rule("MIRROR_PAD", check=check_moved, layout=follows)
 def emit_mirror_pad(graph: Graph, site: Site) -> None:
     """Each padded axis gathered at mirrored positions."""
-    before, after = pads_of(site)
+    before, after = checks.pads_of(site)
     mode = "reflect" if site.attributes.text("mode") == "REFLECT" else "symmetric"
     node = graph.source(site)
     for axis, (size, b, a) in enumerate(zip(site.shape(), before, after, strict=True)):
@@ -190,7 +180,7 @@ def emit_fill(graph: Graph, site: Site) -> None:
 @rule("REVERSE_V2", check=check_moved)
 def emit_reverse(graph: Graph, site: Site) -> None:
     shape, node = site.shape(), graph.source(site)
-    for axis in reversed_axes(site):
+    for axis in checks.reversed_axes(site):
         positions = graph.whole(range(shape[axis] - 1, -1, -1))
         node = graph.node("Gather", node, positions, axis=axis)
     graph.put(site, node)
@@ -217,7 +207,7 @@ def _slice_layout(site: Site, values: Values) -> Layout:
 
 @rule("SLICE", "STRIDED_SLICE", check=check_moved, layout=_slice_layout)
 def emit_slice(graph: Graph, site: Site) -> None:
-    bounds, shape = bounds_of(site), site.shape()
+    bounds, shape = checks.bounds_of(site), site.shape()
     axes = [
         axis
         for axis, size in enumerate(shape)
@@ -280,7 +270,7 @@ def _check_indices(site: Site, position: int) -> None:
 def _check_gather(site: Site) -> AccuracyClass:
     require(site.attributes.integer("batch_dims") == 0, "a gather by batches")
     _check_indices(site, 1)
-    size = site.shape()[gather_axis(site)]
+    size = site.shape()[checks.gather_axis(site)]
     if site.input(1).is_constant:
         indices = site.integers(1, "its indexes")
         require(all(0 <= i < size for i in indices), f"an index outside the {size} there are")
@@ -294,12 +284,14 @@ def emit_gather(graph: Graph, site: Site) -> None:
         graph.put(site, graph.reshape(graph.source(site), site.output_shape()))
         return
     indices = _indices(graph, site, 1)
-    graph.put(site, graph.node("Gather", graph.source(site), indices, axis=gather_axis(site)))
+    graph.put(
+        site, graph.node("Gather", graph.source(site), indices, axis=checks.gather_axis(site))
+    )
 
 
 def _gathers_all(site: Site) -> bool:
     """Whether the axis has size 1 and its only element is gathered."""
-    if not site.input(1).is_constant or site.shape()[gather_axis(site)] != 1:
+    if not site.input(1).is_constant or site.shape()[checks.gather_axis(site)] != 1:
         return False
     return bool(np.array_equal(site.value(1, "its indexes").reshape(-1), [0]))
 
@@ -334,7 +326,7 @@ def _check_one_hot(site: Site) -> AccuracyClass:
     require(len(depth) == 1 and depth[0] >= 1, f"a depth of {depth}")
     for position in (2, 3):
         require(site.value(position, "a value of it").size == 1, "several values")
-    require(site.output().dtype in {F32, *WHOLE}, "marks of another type")
+    require(site.output().dtype in {checks.F32, *WHOLE}, "marks of another type")
     return "exact"
 
 
@@ -360,7 +352,10 @@ def emit_one_hot(graph: Graph, site: Site) -> None:
 def _check_top_k(site: Site) -> AccuracyClass:
     k, shape = site.integers(1, "its number"), site.shape()
     require(len(k) == 1 and len(shape) >= 1 and 1 <= k[0] <= shape[-1], f"the best {k}")
-    require(site.input().dtype in {F32, *WHOLE}, "only float32 and whole numbers are ordered here")
+    require(
+        site.input().dtype in {checks.F32, *WHOLE},
+        "only float32 and whole numbers are ordered here",
+    )
     require(site.output(1).dtype is DType.INT32, "positions of another type")
     return "exact"
 

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.driverkit.checks import (
-    F32,
-    LEAST_LENGTH,
-    activations,
-    check_l2,
-    check_local,
-    one_scale,
-    reduced_axes,
-)
+from penstock.driverkit import checks
 from penstock.driverkit.layout import Values, channels_first, computed_axis, reduces
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
 from penstock.drivers.onnxruntime.graph import Graph
@@ -35,7 +27,7 @@ EXTREMES: Final = frozenset({"REDUCE_MAX", "REDUCE_MIN"})
 
 
 def _check(site: Site) -> AccuracyClass:
-    reduced_axes(site), site.output_shape()
+    checks.reduced_axes(site), site.output_shape()
     kind, dtype = site.operation.type, site.input().dtype
     if kind in LOGICAL:
         require(dtype is DType.BOOL, "only truth values are combined here")
@@ -46,17 +38,17 @@ def _check(site: Site) -> AccuracyClass:
         return "exact"
     if kind in EXTREMES:
         return moves(site)
-    require(kind != "REDUCE_PROD" or dtype is F32, "only float32 values are multiplied here")
-    return activations(site, [0])
+    require(kind != "REDUCE_PROD" or dtype is checks.F32, "only float32 values are multiplied here")
+    return checks.activations(site, [0])
 
 
 def _layout(site: Site, values: Values) -> Layout:
-    return reduces(site, values, reduced_axes(site))
+    return reduces(site, values, checks.reduced_axes(site))
 
 
 @rule(*REDUCTIONS, check=_check, layout=_layout)
 def emit_reduction(graph: Graph, site: Site) -> None:
-    axes, kind = reduced_axes(site), site.operation.type
+    axes, kind = checks.reduced_axes(site), site.operation.type
     keep = site.attributes.flag("keep_dims")
     if kind == "MEAN" and axes == [1, 2] and site.first:
         _emit_image_mean(graph, site, keep=keep)
@@ -92,9 +84,12 @@ def _check_position(site: Site) -> AccuracyClass:
     axes = site.integers(1, "its axis")
     require(len(axes) == 1 and -len(shape) <= axes[0] < len(shape), f"axes {axes}")
     dtype = site.input().dtype
-    require(dtype in {F32, DType.INT32, *QUANTIZED}, f"{dtype.value} values are not compared here")
+    require(
+        dtype in {checks.F32, DType.INT32, *QUANTIZED},
+        f"{dtype.value} values are not compared here",
+    )
     if dtype in QUANTIZED:
-        one_scale(site.input())
+        checks.one_scale(site.input())
     require(site.output().dtype in WHOLE, "a position of another type")
     return "exact"
 
@@ -116,7 +111,7 @@ def _check_sum(site: Site) -> AccuracyClass:
     require(len(axes) == 1 and -len(shape) <= axes[0] < len(shape), f"axes {axes}")
     if site.input().dtype in WHOLE:
         return "exact"
-    require(site.input().dtype is F32, "only float32 and whole numbers are summed here")
+    require(site.input().dtype is checks.F32, "only float32 and whole numbers are summed here")
     return "faithful"
 
 
@@ -133,14 +128,16 @@ def emit_cumulative_sum(graph: Graph, site: Site) -> None:
     graph.put(site, node)
 
 
-@rule("L2_NORMALIZATION", check=check_l2)
+@rule("L2_NORMALIZATION", check=checks.check_l2)
 def emit_l2(graph: Graph, site: Site) -> None:
     x = graph.get(site)
     length = graph.node("ReduceL2", x, graph.whole([-1]), keepdims=1)
-    graph.put(site, graph.node("Div", x, graph.node("Max", length, graph.number(LEAST_LENGTH))))
+    graph.put(
+        site, graph.node("Div", x, graph.node("Max", length, graph.number(checks.LEAST_LENGTH)))
+    )
 
 
-@rule("LOCAL_RESPONSE_NORMALIZATION", check=check_local, layout=channels_first)
+@rule("LOCAL_RESPONSE_NORMALIZATION", check=checks.check_local, layout=channels_first)
 def emit_local(graph: Graph, site: Site) -> None:
     """ONNX divides alpha by the number of neighbours."""
     attributes = site.attributes

@@ -7,18 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.checks import (
-    ACTIVATIONS,
-    CLAMPS,
-    F32,
-    activation,
-    activations,
-    axis_of,
-    check_logic,
-    numbers,
-    one_scale,
-    require_choice,
-)
+from penstock.driverkit import checks
 from penstock.driverkit.layout import Values, broadcasts, channels_last, follows
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
 from penstock.drivers.openvino.graph import Graph, Node, same_grid
@@ -38,7 +27,7 @@ UNARY: Final = {
     "RELU": "relu", "LOGISTIC": "sigmoid", "TANH": "tanh", "HARD_SWISH": "hswish", "ABS": "abs",
     "NEG": "negative", "EXP": "exp", "SQRT": "sqrt", "LOG": "log", "SIN": "sin", "COS": "cos",
     "SIGN": "sign", "FLOOR": "floor", "CEIL": "ceiling", "ROUND": "round", "RSQRT": "power",
-    "SQUARE": "multiply", "ELU": "elu", **dict.fromkeys(CLAMPS, "clamp"),
+    "SQUARE": "multiply", "ELU": "elu", **dict.fromkeys(checks.CLAMPS, "clamp"),
 }  # fmt: skip
 """OpenVINO's operation by operation type."""
 
@@ -67,12 +56,12 @@ def _check_unary(site: Site) -> AccuracyClass:
     if site.operation.type in OF_WHOLE and site.input().dtype is DType.INT32:
         return "exact"
     if site.operation.type in FLOAT_ONLY:
-        require(site.input().dtype is F32, "only float32 values are computed here")
-    accuracy = activations(site, quantized="faithful")
+        require(site.input().dtype is checks.F32, "only float32 values are computed here")
+    accuracy = checks.activations(site, quantized="faithful")
     if site.is_quantized and site.operation.type not in CURVES:
         ratio = step_ratio(site)
         # OpenVINO applies the limits on the input's grid, TFLite on the output's grid.
-        if site.operation.type in CLAMPS and ratio > 1:
+        if site.operation.type in checks.CLAMPS and ratio > 1:
             return "relaxed"
         return "faithful" if site.operation.type == "RELU" and rounds_alike(ratio) else "stepwise"
     return accuracy
@@ -86,7 +75,7 @@ def emit_unary(graph: Graph, site: Site) -> None:
         return
     kind = site.operation.type
     others: dict[str, tuple[Any, ...]] = {
-        **CLAMPS,
+        **checks.CLAMPS,
         "RSQRT": (graph.number(-0.5),),
         "SQUARE": (x,),
         "ELU": (1.0,),
@@ -105,14 +94,14 @@ def _check_binary(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
     kind, dtype = site.operation.type, site.input().dtype
     if kind in FLOAT_ONLY:
-        require(dtype is F32, "only float32 values are computed here")
+        require(dtype is checks.F32, "only float32 values are computed here")
     if "fused_activation_function" in site.attributes:
-        fused = activation(site, ACTIVATIONS)
+        fused = checks.activation(site, checks.ACTIVATIONS)
         require(
             fused == "NONE" or dtype is not DType.INT32, "whole numbers with a fused activation"
         )
     require(kind != "DIV" or dtype is not DType.INT32, "whole numbers are divided as float32")
-    accuracy = numbers(site, (DType.INT32,), "faithful" if kind in ROUNDED else "stepwise")
+    accuracy = checks.numbers(site, (DType.INT32,), "faithful" if kind in ROUNDED else "stepwise")
     if not site.is_quantized:
         return accuracy
     if kind in EXTREMES:
@@ -128,9 +117,9 @@ def _is_coarse(site: Site) -> bool:
     for position, other in ((0, 1), (1, 0)):
         if not site.input(position).is_constant or math.prod(site.shape(position)) != 1:
             continue
-        scale, zero = one_scale(site.input(position))
+        scale, zero = checks.one_scale(site.input(position))
         number = abs(scale * (float(site.value(position, "a number").reshape(())) - zero))
-        ratio = one_scale(site.input(other))[0] / one_scale(site.output())[0]
+        ratio = checks.one_scale(site.input(other))[0] / checks.one_scale(site.output())[0]
         if site.operation.type == "MUL":
             ratio *= number
         elif site.operation.type == "DIV" and number:
@@ -147,8 +136,8 @@ def emit_binary(graph: Graph, site: Site) -> None:
     fused = site.activation
     raised = NOTHING
     if site.is_quantized and site.operation.type == "MUL":
-        product = one_scale(site.input(0))[0] * one_scale(site.input(1))[0]
-        ratio = np.array(product / one_scale(site.output())[0])
+        product = checks.one_scale(site.input(0))[0] * checks.one_scale(site.input(1))[0]
+        ratio = np.array(product / checks.one_scale(site.output())[0])
         node, raised = away_from_zero(graph, site, node, rounded_twice(site, ratio), fused)
     else:
         node = graph.activate(node, fused)
@@ -162,7 +151,7 @@ def operand_of(graph: Graph, site: Site, position: int) -> Node:
 
 def _check_leaky(site: Site) -> AccuracyClass:
     site.shape()
-    return activations(site)
+    return checks.activations(site)
 
 
 @rule("LEAKY_RELU", check=_check_leaky, layout=follows)
@@ -175,7 +164,7 @@ def emit_leaky_relu(graph: Graph, site: Site) -> None:
 def _check_prelu(site: Site) -> AccuracyClass:
     site.shape()
     site.value(1, "alpha")
-    return activations(site)
+    return checks.activations(site)
 
 
 @rule("PRELU", check=_check_prelu, layout=broadcasts)
@@ -203,7 +192,7 @@ def _check_comparison(site: Site) -> AccuracyClass:
             equal, "whole numbers are put in order as float32, which does not tell large ones apart"
         )
     else:
-        require(dtype is F32, "only float32 and int32 values are compared here")
+        require(dtype is checks.F32, "only float32 and int32 values are compared here")
     return "exact"
 
 
@@ -220,14 +209,14 @@ LOGIC: Final = ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")
 """Operation types; OpenVINO uses the same names in lower case."""
 
 
-@rule(*LOGIC, check=check_logic, layout=broadcasts)
+@rule(*LOGIC, check=checks.check_logic, layout=broadcasts)
 def emit_logic(graph: Graph, site: Site) -> None:
     given = [operand_of(graph, site, p) for p in range(len(site.inputs))]
     graph.define(site, getattr(graph.op, site.operation.type.lower())(*given))
 
 
 def _check_select(site: Site) -> AccuracyClass:
-    require_choice(site)
+    checks.require_choice(site)
     return moved_or_plain(site, [site.input(1), site.input(2)])
 
 
@@ -248,7 +237,7 @@ def emit_select(graph: Graph, site: Site) -> None:
     graph.move(site, graph.op.select(condition, a, b), (1, 2))
 
 
-CONVERTED: Final = {F32: "f32", DType.INT32: "i32", DType.BOOL: "boolean"}
+CONVERTED: Final = {checks.F32: "f32", DType.INT32: "i32", DType.BOOL: "boolean"}
 
 
 def _check_cast(site: Site) -> AccuracyClass:
@@ -257,7 +246,9 @@ def _check_cast(site: Site) -> AccuracyClass:
     stored = source.dtype in QUANTIZED and source.quantization is None
     if target not in CONVERTED or (source.dtype not in CONVERTED and not stored):
         site.refuse_types()
-    require(source.dtype is not F32 or target is F32, "a float32 cut to a whole number")
+    require(
+        source.dtype is not checks.F32 or target is checks.F32, "a float32 cut to a whole number"
+    )
     require(not (stored and source.is_constant), "a constant of 8 bits without a scale")
     return "exact"
 
@@ -271,20 +262,20 @@ def emit_cast(graph: Graph, site: Site) -> None:
 def _check_position(site: Site) -> AccuracyClass:
     axes = site.integers(1, "its axis")
     require(len(axes) == 1, f"{len(axes)} axes")
-    axis_of(axes[0], len(site.shape()))
+    checks.axis_of(axes[0], len(site.shape()))
     require(site.output().dtype is DType.INT32, "positions of another type")
-    if site.input().dtype is F32:
+    if site.input().dtype is checks.F32:
         return "exact"
     if site.input().dtype not in QUANTIZED:
         site.refuse_types()
-    one_scale(site.input())
+    checks.one_scale(site.input())
     return "relaxed"
 
 
 @rule("ARG_MAX", "ARG_MIN", check=_check_position)
 def emit_position(graph: Graph, site: Site) -> None:
     """The first of equal values: a stable sort puts it first."""
-    axis = axis_of(site.integers(1, "its axis")[0], len(site.shape()))
+    axis = checks.axis_of(site.integers(1, "its axis")[0], len(site.shape()))
     node = graph.op.topk(
         graph.get(site),
         graph.op.constant(np.array(1, np.int32)),

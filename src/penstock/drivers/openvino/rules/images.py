@@ -8,16 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.checks import (
-    ACTIVATIONS,
-    activation,
-    activations,
-    coordinates,
-    nearest,
-    pool_extents,
-    require_resizable,
-    windows,
-)
+from penstock.driverkit import checks
 from penstock.driverkit.layout import channels_first
 from penstock.driverkit.site import Site
 from penstock.drivers.openvino.graph import Graph
@@ -30,9 +21,9 @@ OPSET_OF_MAX_POOL: Final = "openvino.opset1"
 
 
 def _check_pool(site: Site) -> AccuracyClass:
-    windows(site, site.shape()[1:3], pool_extents(site))
-    activation(site, ACTIVATIONS)
-    return activations(site, quantized="faithful" if _is_rounded_alike(site) else "stepwise")
+    checks.windows(site, site.shape()[1:3], checks.pool_extents(site))
+    checks.activation(site, checks.ACTIVATIONS)
+    return checks.activations(site, quantized="faithful" if _is_rounded_alike(site) else "stepwise")
 
 
 def _is_rounded_alike(site: Site) -> bool:
@@ -41,30 +32,30 @@ def _is_rounded_alike(site: Site) -> bool:
     They clamp an activation to quantised steps, and round halves of a mean to even. TFLite rounds
     halves away from zero. A mean of an odd number of values has no halves.
     """
-    if activation(site, ACTIVATIONS) not in {"NONE", "RELU"}:
+    if checks.activation(site, checks.ACTIVATIONS) not in {"NONE", "RELU"}:
         return False
     if site.operation.type == "MAX_POOL_2D":
         return True
-    w = windows(site, site.shape()[1:3], pool_extents(site))
-    return bool(math.prod(pool_extents(site)) % 2 and not any((*w.before, *w.after)))
+    w = checks.windows(site, site.shape()[1:3], checks.pool_extents(site))
+    return bool(math.prod(checks.pool_extents(site)) % 2 and not any((*w.before, *w.after)))
 
 
 @rule("AVERAGE_POOL_2D", check=_check_pool, layout=channels_first)
 def emit_average_pool(graph: Graph, site: Site) -> None:
-    w = windows(site, site.shape()[1:3], pool_extents(site))
+    w = checks.windows(site, site.shape()[1:3], checks.pool_extents(site))
     x = graph.get(site)
-    node = graph.op.avg_pool(x, w.strides, w.before, w.after, list(pool_extents(site)), True)
-    node = graph.activate(node, activation(site, ACTIVATIONS))
+    node = graph.op.avg_pool(x, w.strides, w.before, w.after, list(checks.pool_extents(site)), True)
+    node = graph.activate(node, checks.activation(site, checks.ACTIVATIONS))
     graph.define(site, node)
 
 
 @rule("MAX_POOL_2D", check=_check_pool, layout=channels_first)
 def emit_max_pool(graph: Graph, site: Site) -> None:
-    w = windows(site, site.shape()[1:3], pool_extents(site))
+    w = checks.windows(site, site.shape()[1:3], checks.pool_extents(site))
     op: Any = importlib.import_module(OPSET_OF_MAX_POOL)
     x = graph.get(site)
-    node = op.max_pool(x, w.strides, w.before, w.after, list(pool_extents(site)))
-    fused = activation(site, ACTIVATIONS)
+    node = op.max_pool(x, w.strides, w.before, w.after, list(checks.pool_extents(site)))
+    fused = checks.activation(site, checks.ACTIVATIONS)
     node = graph.activate(node, fused)
     if fused == "NONE":
         graph.move(site, node)
@@ -73,8 +64,8 @@ def emit_max_pool(graph: Graph, site: Site) -> None:
 
 
 def _check_bilinear(site: Site) -> AccuracyClass:
-    require_resizable(site)
-    return activations(site, [0])
+    checks.require_resizable(site)
+    return checks.activations(site, [0])
 
 
 @rule("RESIZE_BILINEAR", check=_check_bilinear, layout=channels_first)
@@ -85,7 +76,7 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
         "linear_onnx",
         "sizes",
         axes=graph.whole([2, 3]),
-        coordinate_transformation_mode=coordinates(site),
+        coordinate_transformation_mode=checks.coordinates(site),
         nearest_mode="floor",
     )
     graph.define(site, node)
@@ -100,7 +91,9 @@ def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
     sizes, outs = site.shape()[1:3], site.integers(1, "its size")
     attributes = site.attributes
     align, half = attributes.flag("align_corners"), attributes.flag("half_pixel_centers")
-    positions = [nearest(*pair, align=align, half=half) for pair in zip(sizes, outs, strict=True)]
+    positions = [
+        checks.nearest(*pair, align=align, half=half) for pair in zip(sizes, outs, strict=True)
+    ]
     repeated = [_is_repeated(*each) for each in zip(positions, sizes, strict=True)]
     if all(repeated) and list(sizes) != outs:
         node = graph.op.interpolate(

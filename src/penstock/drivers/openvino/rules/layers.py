@@ -8,22 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.checks import (
-    ACTIVATIONS,
-    F32,
-    Windows,
-    activation,
-    activations,
-    check_layer,
-    check_transposed,
-    cut_windows,
-    one_scale,
-    require_floats,
-    require_rows,
-    require_shares,
-    transposed_windows,
-    windows,
-)
+from penstock.driverkit import checks
 from penstock.driverkit.layout import Values, channels_first, layout_of
 from penstock.driverkit.site import Layout, Site, require
 from penstock.drivers.openvino.graph import Graph, Node, is_above_zero
@@ -38,10 +23,10 @@ MUCH: Final = 1 << 30
 
 
 def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
-    accuracy = check_layer(site, "faithful", data=data, bias=bias)
+    accuracy = checks.check_layer(site, "faithful", data=data, bias=bias)
     if not site.is_quantized:
         return accuracy
-    one_scale(site.input(data))
+    checks.one_scale(site.input(data))
     if site.has(bias):
         largest = int(np.abs(site.value(bias, "its bias").astype(np.int64)).max(initial=0))
         if largest >= MUCH:
@@ -71,7 +56,7 @@ def add_bias(
     if not operand.is_constant:
         return graph.op.add(node, graph.reshape(graph.get(site, bias), shape))
     value = site.value(bias, "its bias").reshape(-1)
-    if operand.dtype is not F32:
+    if operand.dtype is not checks.F32:
         value = value.astype(np.float32) * _product_scales(site, data, weights)
     return graph.op.add(node, graph.constant(value.reshape(shape)))
 
@@ -79,7 +64,7 @@ def add_bias(
 def _product_scales(site: Site, data: int, weights: int) -> NDArray:
     quantization = site.input(weights).quantization
     scales = np.array(quantization.scales if quantization else (1.0,), np.float32)
-    return scales * np.float32(one_scale(site.input(data))[0])
+    return scales * np.float32(checks.one_scale(site.input(data))[0])
 
 
 def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0) -> None:
@@ -97,14 +82,14 @@ def activated(
     """The sums of a layer after its activation, and an offset to add before rounding, so that they
     round as TFLite's. *shape* has their channels.
     """
-    fused = activation(site, ACTIVATIONS)
+    fused = checks.activation(site, checks.ACTIVATIONS)
     if not site.is_quantized:
         return graph.activate(node, fused), NOTHING
     if not is_above_zero(site.output()):
         # The offset takes up to a third of the layer's time, and corrects one step in one of a
         # thousand values.
         return graph.activate(node, fused), NOTHING
-    ratio = _product_scales(site, data, 1) / np.float64(one_scale(site.output())[0])
+    ratio = _product_scales(site, data, 1) / np.float64(checks.one_scale(site.output())[0])
     distance = rounded_twice(site, np.broadcast_to(ratio, math.prod(shape))).reshape(shape)
     if _is_grouped(site):
         node = graph.op.add(node, graph.constant(distance)) if distance.any() else node
@@ -123,7 +108,7 @@ def _is_grouped(site: Site) -> bool:
     return site.operation.type == "CONV_2D" and site.shape(0)[3] != site.shape(1)[3]
 
 
-def _image(graph: Graph, site: Site, w: Windows) -> tuple[Node, list[int], list[int]]:
+def _image(graph: Graph, site: Site, w: checks.Windows) -> tuple[Node, list[int], list[int]]:
     """The image of a convolution, channels first, and the padding before and after it. This
     includes the padding of a preceding PAD: OpenVINO would copy the image for a separate PAD.
     """
@@ -135,14 +120,14 @@ def _image(graph: Graph, site: Site, w: Windows) -> tuple[Node, list[int], list[
 
 def _check_conv(site: Site) -> AccuracyClass:
     image, filters = site.shape(0), site.shape(1)
-    windows(site, image[1:3], filters[1:3])
+    checks.windows(site, image[1:3], filters[1:3])
     accuracy = _check_layer(site)
     if site.is_quantized:
         known = site.input(1).quantization
         unsigned = (
             site.input(1).dtype is DType.UINT8 and known is not None and not any(known.zero_points)
         )
-        fits = not unsigned or one_scale(site.input())[1] == 0
+        fits = not unsigned or checks.one_scale(site.input())[1] == 0
         require(
             fits, "OpenVINO has no kernel for a filter without a zero point on an image with one"
         )
@@ -164,7 +149,7 @@ def emit_conv_2d(graph: Graph, site: Site) -> None:
     is grouped.
     """
     image, filters = site.shape(0), site.shape(1)
-    w = windows(site, image[1:3], filters[1:3])
+    w = checks.windows(site, image[1:3], filters[1:3])
     order, outer = (0, 3, 1, 2), (filters[3], *filters[1:3])
     outputs, groups = filters[0], image[3] // filters[3]
     x, before, after = _image(graph, site, w)
@@ -182,7 +167,7 @@ def emit_conv_2d(graph: Graph, site: Site) -> None:
 def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
     """Filter [1, height, width, out]: consecutive `out` belong to one input channel."""
     image, filters = site.shape(0), site.shape(1)
-    w = windows(site, image[1:3], filters[1:3])
+    w = checks.windows(site, image[1:3], filters[1:3])
     channels = (image[3], filters[3] // image[3], 1)
     weights = graph.weights(site, 1, (3, 0, 1, 2), (*channels, *filters[1:3]), (*channels, 1, 1))
     x, before, after = _image(graph, site, w)
@@ -191,11 +176,11 @@ def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
 
 
 def _check_transpose_conv(site: Site) -> AccuracyClass:
-    check_transposed(site)
+    checks.check_transposed(site)
     accuracy = _check_layer(site, data=2, bias=3)
     # OpenVINO uses its integer kernel only for images whose zero point is 0. Some of its results
     # are wrong by hundreds of steps.
-    bare = site.is_quantized and one_scale(site.input(2))[1] == 0
+    bare = site.is_quantized and checks.one_scale(site.input(2))[1] == 0
     require(not bare, "OpenVINO computes images of 8 bits whose zero point is 0 wrongly")
     return _of_pictures(site, accuracy)
 
@@ -207,11 +192,13 @@ def _transposed_layout(site: Site, _: Values) -> Layout:
 @rule("TRANSPOSE_CONV", check=_check_transpose_conv, layout=_transposed_layout)
 def emit_transpose_conv(graph: Graph, site: Site) -> None:
     """The gradient of a convolution with respect to its input: filter [out, height, width, in]."""
-    node = _transposed(graph, site, 2, *transposed_windows(site))
+    node = _transposed(graph, site, 2, *checks.transposed_windows(site))
     finish(graph, site, node, bias=3, data=2)
 
 
-def _transposed(graph: Graph, site: Site, data: int, w: Windows, beyond: Sequence[int]) -> Node:
+def _transposed(
+    graph: Graph, site: Site, data: int, w: checks.Windows, beyond: Sequence[int]
+) -> Node:
     """The gradient with a filter [out, height, width, in] at input 1; *beyond* is its output
     padding.
     """
@@ -230,7 +217,7 @@ def _transposed(graph: Graph, site: Site, data: int, w: Windows, beyond: Sequenc
 
 
 def _check_transpose_bias(site: Site) -> AccuracyClass:
-    require_floats(site)
+    checks.require_floats(site)
     image, filters, output = site.shape(), site.shape(1), site.output_shape()
     options = transpose_conv_bias(site.attributes)
     require(filters[3] == image[3], "filter and image of different channels")
@@ -245,13 +232,13 @@ def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
     """MediaPipe's operation: filter [out, height, width, in], a bias, SAME padding cropped on both
     sides.
     """
-    node = _transposed(graph, site, 0, cut_windows(site), [0, 0])
+    node = _transposed(graph, site, 0, checks.cut_windows(site), [0, 0])
     node = add_bias(graph, site, node, (1, site.output_shape()[3], 1, 1))
     graph.define(site, node)
 
 
 def _check_fully_connected(site: Site) -> AccuracyClass:
-    require_rows(site)
+    checks.require_rows(site)
     return _check_layer(site)
 
 
@@ -267,15 +254,18 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
     node = add_bias(graph, site, node, (1, units))
     if len(site.output_shape()) != 2:
         node = graph.reshape(node, site.output_shape())
-    graph.define(site, graph.activate(node, activation(site, ACTIVATIONS)))
+    graph.define(site, graph.activate(node, checks.activation(site, checks.ACTIVATIONS)))
 
 
 def _check_batch_matmul(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
     if site.input(0).dtype is DType.INT16:
         return _check_wide(site)
-    require(all(site.input(p).dtype is F32 for p in (0, 1)), "only float32 matrices are multiplied")
-    return activations(site)
+    require(
+        all(site.input(p).dtype is checks.F32 for p in (0, 1)),
+        "only float32 matrices are multiplied",
+    )
+    return checks.activations(site)
 
 
 def _check_wide(site: Site) -> AccuracyClass:
@@ -289,7 +279,7 @@ def _check_wide(site: Site) -> AccuracyClass:
         "TFLite takes the scale of a matrix with one a channel for 0",
     )
     for operand in (site.input(0), matrix, site.output()):
-        one_scale(operand)
+        checks.one_scale(operand)
     return "relaxed"
 
 
@@ -304,8 +294,8 @@ def emit_batch_matmul(graph: Graph, site: Site) -> None:
 def _check_softmax(site: Site) -> AccuracyClass:
     require(len(site.shape()) >= 1, "a scalar has no axis")
     if site.is_quantized:
-        require_shares(site.output())
-    return activations(site, quantized="faithful")
+        checks.require_shares(site.output())
+    return checks.activations(site, quantized="faithful")
 
 
 @rule("SOFTMAX", check=_check_softmax)

@@ -7,16 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.checks import (
-    F32,
-    bounds_of,
-    gather_axis,
-    join_axis,
-    moved_operands,
-    order_of,
-    pads_of,
-    split_of,
-)
+from penstock.driverkit import checks
 from penstock.driverkit.layout import (
     TO_FIRST,
     Values,
@@ -40,9 +31,9 @@ SLICES: Final = ("SLICE", "STRIDED_SLICE")
 
 
 def _check_plain(site: Site) -> AccuracyClass:
-    operands = moved_operands(site)
+    operands = checks.moved_operands(site)
     if site.operation.type in SLICES:
-        require(min(bounds_of(site).step) > 0, "a slice that runs backwards")
+        require(min(checks.bounds_of(site).step) > 0, "a slice that runs backwards")
     return moved_or_plain(site, operands)
 
 
@@ -81,25 +72,25 @@ def _kept_order(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None
 
 
 def _transpose_layout(site: Site, values: Values) -> Layout:
-    return transposes(site, values, order_of(site), free=site.rank() == 4)
+    return transposes(site, values, checks.order_of(site), free=site.rank() == 4)
 
 
 @rule("TRANSPOSE", check=check_moved, layout=_transpose_layout)
 def emit_transpose(graph: Graph, site: Site) -> None:
     x = graph.get(site)
-    graph.move(site, x if is_renamed(site) else graph.transpose(x, order_of(site)))
+    graph.move(site, x if is_renamed(site) else graph.transpose(x, checks.order_of(site)))
 
 
 @rule("CONCATENATION", check=_check_plain, layout=joins)
 def emit_concatenation(graph: Graph, site: Site) -> None:
     parts = [graph.get(site, position) for position in range(len(site.inputs))]
-    node = graph.op.concat(parts, computed_axis(site, join_axis(site)))
+    node = graph.op.concat(parts, computed_axis(site, checks.join_axis(site)))
     graph.move(site, node, range(len(parts)))
 
 
 @rule("PACK", check=_check_plain)
 def emit_pack(graph: Graph, site: Site) -> None:
-    shape, axis = list(site.output_shape()), join_axis(site)
+    shape, axis = list(site.output_shape()), checks.join_axis(site)
     shape[axis] = 1
     parts = [graph.reshape(graph.get(site, p), shape) for p in range(len(site.inputs))]
     graph.move(site, graph.op.concat(parts, axis), range(len(parts)))
@@ -107,7 +98,7 @@ def emit_pack(graph: Graph, site: Site) -> None:
 
 @rule("UNPACK", check=check_moved)
 def emit_unpack(graph: Graph, site: Site) -> None:
-    _, axis = split_of(site)
+    _, axis = checks.split_of(site)
     pieces = graph.op.split(graph.get(site), graph.op.constant(axis), len(site.outputs))
     for position, piece in enumerate(pieces.outputs()):
         node = graph.reshape(piece, site.output_shape(position))
@@ -117,7 +108,7 @@ def emit_unpack(graph: Graph, site: Site) -> None:
 @rule("SPLIT", check=check_moved, layout=follows_last_input)
 @rule("SPLIT_V", check=check_moved, layout=follows)
 def emit_split(graph: Graph, site: Site) -> None:
-    source, axis = split_of(site)
+    source, axis = checks.split_of(site)
     sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
     along = graph.op.constant(computed_axis(site, axis))
     node: Node = graph.op.variadic_split(graph.get(site, source), along, graph.whole(sizes))
@@ -126,7 +117,7 @@ def emit_split(graph: Graph, site: Site) -> None:
 
 
 def _check_pad(site: Site) -> AccuracyClass:
-    operands = moved_operands(site)
+    operands = checks.moved_operands(site)
     alike = all(operand.dtype is site.input().dtype for operand in operands)
     require(alike, "a padding value of another type")
     return moved(site, operands)
@@ -138,7 +129,7 @@ def emit_pad(graph: Graph, site: Site) -> None:
     if site.operation.type == "PADV2":
         value = graph.reshape(graph.get(site, 2), ())
     elif site.input().quantization == site.output().quantization:
-        before, after = pads_of(site)
+        before, after = checks.pads_of(site)
         if len(before) == 4 and not any((before[0], after[0], before[3], after[3])):
             graph.note_padding(site, before[1:3], after[1:3])
     _emit_padding(graph, site, "constant", value)
@@ -150,7 +141,7 @@ def emit_mirror_pad(graph: Graph, site: Site) -> None:
 
 
 def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> None:
-    before, after = (in_computed_order(site, side) for side in pads_of(site))
+    before, after = (in_computed_order(site, side) for side in checks.pads_of(site))
     x = graph.get(site)
     if value is not None and len(before) == 1 and site.input().dtype in STEPPED:
         # OpenVINO (2026.4) pads a row in quantised steps, and mistakes the real padding value for a
@@ -164,7 +155,7 @@ def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> No
 
 def _check_shape(site: Site) -> AccuracyClass:
     site.shape()
-    if site.input().dtype not in PLAIN | STEPPED | {F32}:
+    if site.input().dtype not in PLAIN | STEPPED | {checks.F32}:
         site.refuse_types()
     require(site.output().dtype is DType.INT32, "a shape of another type")
     return "exact"
@@ -178,7 +169,7 @@ def emit_shape(graph: Graph, site: Site) -> None:
 
 @rule(*SLICES, check=_check_plain)
 def emit_slice(graph: Graph, site: Site) -> None:
-    bounds, shape = bounds_of(site), site.shape()
+    bounds, shape = checks.bounds_of(site), site.shape()
     node = graph.op.slice(
         graph.get(site),
         graph.whole(bounds.begin),
@@ -194,7 +185,7 @@ def emit_slice(graph: Graph, site: Site) -> None:
 def _check_gather(site: Site) -> AccuracyClass:
     attributes = site.attributes
     require(attributes.integer("batch_dims") == 0, "a gather by batches")
-    indices, axis = site.integers(1, "its indexes"), gather_axis(site)
+    indices, axis = site.integers(1, "its indexes"), checks.gather_axis(site)
     size = site.shape()[axis]
     require(all(0 <= i < size for i in indices), f"an index outside the {size} there are")
     return moves(site)
@@ -206,6 +197,6 @@ def emit_gather(graph: Graph, site: Site) -> None:
     node = graph.op.gather(
         graph.get(site),
         graph.whole(site.integers(1, "its indexes")),
-        graph.whole([gather_axis(site)]),
+        graph.whole([checks.gather_axis(site)]),
     )
     graph.move(site, graph.reshape(node, site.output_shape()))

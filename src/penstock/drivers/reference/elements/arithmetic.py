@@ -9,18 +9,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
-from penstock.drivers.reference.numerics.fixed_point import (
-    INT32_MAX,
-    INT32_MIN,
-    count_leading_zeros,
-    multiply_by_quantized_multiplier,
-    multiply_saturating,
-    power_of_two,
-    quantize_multiplier,
-    reciprocal,
-    rounding_divide_by_pot,
-    saturating_rounding_doubling_high_mul,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED,
     QUANTIZED_8,
@@ -150,18 +139,18 @@ def _quantized_sum(site: Site, subtract: bool) -> Kernel:
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = (float(s) for s in these.scales)
     if dtype is DType.INT16 and site.attributes.flag("pot_scale_int16"):
-        powers = [power_of_two(float(s)) for s in these.scales]
+        powers = [fixed_point.power_of_two(float(s)) for s in these.scales]
         if None not in powers:
             return _power_of_two_sum(these, [p or 0 for p in powers], subtract)
     left = 15 if dtype is DType.INT16 else 20
     twice = 2.0 * max(scale_a, scale_b)
-    multiplier = quantize_multiplier(twice / (2.0**left * scale))
+    multiplier = fixed_point.quantize_multiplier(twice / (2.0**left * scale))
     prepare_a = _scaled(dtype, these.a.zero_point, left, scale_a / twice, negate=False)
     prepare_b = _scaled(dtype, these.b.zero_point, left, scale_b / twice, negate=subtract)
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
         total = prepare_a(a) + prepare_b(b)
-        return these.store(multiply_saturating(total, *multiplier), dtype)
+        return these.store(fixed_point.multiply_saturating(total, *multiplier), dtype)
 
     return with_pair(compute)
 
@@ -172,11 +161,11 @@ def _scaled(
     """A function that multiplies stored values by 2**left * *real*, and by -1 on request; 8-bit
     values use a table.
     """
-    multiplier = quantize_multiplier(real)
+    multiplier = fixed_point.quantize_multiplier(real)
 
     def scale(stored: NDArray) -> NDArray:
         wide = (stored.astype(np.int64) - zero_point) << left
-        scaled = multiply_by_quantized_multiplier(wide, *multiplier)
+        scaled = fixed_point.multiply_by_quantized_multiplier(wide, *multiplier)
         return -scaled if negate else scaled
 
     if dtype not in QUANTIZED_8:
@@ -194,8 +183,8 @@ def _power_of_two_sum(these: _Quantizations, powers: list[int], subtract: bool) 
     low, high = these.limits
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
-        wide_a = rounding_divide_by_pot(a.astype(np.int64), shift_a)
-        wide_b = rounding_divide_by_pot(b.astype(np.int64), shift_b)
+        wide_a = fixed_point.rounding_divide_by_pot(a.astype(np.int64), shift_a)
+        wide_b = fixed_point.rounding_divide_by_pot(b.astype(np.int64), shift_b)
         total = wide_a - wide_b if subtract else wide_a + wide_b
         clamped: NDArray = np.clip(total, low, high).astype(np.int16)
         return clamped
@@ -206,12 +195,14 @@ def _power_of_two_sum(these: _Quantizations, powers: list[int], subtract: bool) 
 def _quantized_product(site: Site) -> Kernel:
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = these.scales
-    multiplier = quantize_multiplier(float(scale_a * scale_b / scale))
+    multiplier = fixed_point.quantize_multiplier(float(scale_a * scale_b / scale))
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
         wide_a = a.astype(np.int64) - these.a.zero_point
         products = wide_a * (b.astype(np.int64) - these.b.zero_point)
-        return these.store(multiply_by_quantized_multiplier(products, *multiplier), dtype)
+        return these.store(
+            fixed_point.multiply_by_quantized_multiplier(products, *multiplier), dtype
+        )
 
     return with_pair(compute)
 
@@ -225,7 +216,7 @@ def _quantized_quotient(site: Site) -> Kernel:
     """
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = these.scales
-    mantissa, shift = quantize_multiplier(float(scale_a / (scale_b * scale)))
+    mantissa, shift = fixed_point.quantize_multiplier(float(scale_a / (scale_b * scale)))
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
         wide_b = b.astype(np.int64) - these.b.zero_point
@@ -235,16 +226,22 @@ def _quantized_quotient(site: Site) -> Kernel:
             quotients = a.astype(np.float32) * scale_a / (b.astype(np.float32) * scale_b) / scale
             return these.store(round_half_away(quotients).astype(np.int64), dtype)
         wide_a = (a.astype(np.int64) - these.a.zero_point) * np.sign(wide_b)
-        inverse, bits = reciprocal(np.abs(wide_b), 31)
+        inverse, bits = fixed_point.reciprocal(np.abs(wide_b), 31)
         size = np.abs(wide_a)
         headroom = np.where(
-            wide_a < 0, count_leading_zeros(2 * size - 1), count_leading_zeros(size) - 1
+            wide_a < 0,
+            fixed_point.count_leading_zeros(2 * size - 1),
+            fixed_point.count_leading_zeros(size) - 1,
         )
-        fine = saturating_rounding_doubling_high_mul(wide_a << headroom, inverse)
-        scaled = saturating_rounding_doubling_high_mul(fine, mantissa)
+        fine = fixed_point.saturating_rounding_doubling_high_mul(wide_a << headroom, inverse)
+        scaled = fixed_point.saturating_rounding_doubling_high_mul(fine, mantissa)
         right = bits + headroom - shift
-        saturated = np.clip(scaled << np.clip(-right, 0, 31), INT32_MIN, INT32_MAX)
-        return these.store(rounding_divide_by_pot(saturated, np.clip(right, 0, 62)), dtype)
+        saturated = np.clip(
+            scaled << np.clip(-right, 0, 31), fixed_point.INT32_MIN, fixed_point.INT32_MAX
+        )
+        return these.store(
+            fixed_point.rounding_divide_by_pot(saturated, np.clip(right, 0, 62)), dtype
+        )
 
     return with_pair(compute, whole=True)
 

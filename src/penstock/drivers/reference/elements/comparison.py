@@ -10,10 +10,7 @@ import numpy as np
 
 from penstock.drivers.reference.elements.arithmetic import check_types, with_pair
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
-from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
-    quantize_multiplier,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED_8,
     by_bits,
@@ -60,11 +57,11 @@ def compare(site: Site) -> Kernel:
 def _scale(operand: Operand, role: str) -> Callable[[NDArray], NDArray]:
     """A function that scales stored values to integers in steps of 2**-8."""
     quantization = tensor_quantization(operand, role)
-    multiplier = quantize_multiplier(quantization.scale)
+    multiplier = fixed_point.quantize_multiplier(quantization.scale)
 
     def scale(stored: NDArray) -> NDArray:
         wide = (stored.astype(np.int64) - quantization.zero_point) << 8
-        return multiply_by_quantized_multiplier(wide, *multiplier)
+        return fixed_point.multiply_by_quantized_multiplier(wide, *multiplier)
 
     if operand.dtype not in QUANTIZED_8:
         return scale
@@ -154,16 +151,16 @@ def _quantized_squared_difference(site: Site) -> Kernel:
     a, b = (tensor_quantization(site.input(i), f"input {i}") for i in (0, 1))
     made = tensor_quantization(site.output(), "the output")
     twice = 2.0 * max(a.scale, b.scale)
-    scale_a, scale_b = (quantize_multiplier(q.scale / twice) for q in (a, b))
+    scale_a, scale_b = (fixed_point.quantize_multiplier(q.scale / twice) for q in (a, b))
     real = twice * twice / float(np.float32(2**14) * np.float32(made.scale))
-    multiplier = quantize_multiplier(real)
+    multiplier = fixed_point.quantize_multiplier(real)
 
     def compute(x: NDArray, y: NDArray) -> NDArray:
         wide_x = (x.astype(np.int64) - a.zero_point) << 7
         wide_y = (y.astype(np.int64) - b.zero_point) << 7
-        difference = multiply_by_quantized_multiplier(wide_x, *scale_a)
-        difference = difference - multiply_by_quantized_multiplier(wide_y, *scale_b)
-        scaled = multiply_by_quantized_multiplier(difference * difference, *multiplier)
+        difference = fixed_point.multiply_by_quantized_multiplier(wide_x, *scale_a)
+        difference = difference - fixed_point.multiply_by_quantized_multiplier(wide_y, *scale_b)
+        scaled = fixed_point.multiply_by_quantized_multiplier(difference * difference, *multiplier)
         result: NDArray = np.clip(scaled + made.zero_point, -128, 127).astype(np.int8)
         return result
 

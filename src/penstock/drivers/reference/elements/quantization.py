@@ -17,11 +17,7 @@ from penstock.drivers.reference.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
-    quantize_multiplier,
-    round_half_away_from_zero,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import by_parts, look_up
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
@@ -98,7 +94,7 @@ def fake_quant(site: Site) -> Kernel:
     greatest = np.float32(2**bits - 1)
     low, high = np.float32(attributes.number("min")), np.float32(attributes.number("max"))
     scale = (high - low) / (greatest - least)
-    place = round_half_away_from_zero(np.asarray(least - low / scale))
+    place = fixed_point.round_half_away_from_zero(np.asarray(least - low / scale))
     zero = np.float32(int(np.clip(place, least, greatest)) % 2**16 if np.isfinite(place) else 0)
     bottom, top = (least - zero) * scale, (greatest - zero) * scale
 
@@ -108,7 +104,7 @@ def fake_quant(site: Site) -> Kernel:
         values = np.where(values < top, values, top)
         values -= bottom
         values *= np.float32(1) / scale
-        values = round_half_away_from_zero(values)
+        values = fixed_point.round_half_away_from_zero(values)
         values *= scale
         values += bottom
         return (values,)
@@ -168,12 +164,12 @@ def _requantize(source: Operand, target: Operand) -> Kernel:
     """Multiplies by the quantised ratio of the scales; 8-bit values use a table."""
     before = tensor_quantization(source, "an input")
     after = tensor_quantization(target, "an output")
-    mantissa, shift = quantize_multiplier(before.scale / after.scale)
+    mantissa, shift = fixed_point.quantize_multiplier(before.scale / after.scale)
     limits, dtype = integer_range(target.dtype), target.dtype.numpy
 
     def convert(stored: NDArray) -> NDArray:
         centred = stored.astype(np.int64) - before.zero_point
-        scaled = multiply_by_quantized_multiplier(centred, mantissa, shift)
+        scaled = fixed_point.multiply_by_quantized_multiplier(centred, mantissa, shift)
         scaled += after.zero_point
         return np.clip(scaled, *limits, out=scaled).astype(dtype)
 

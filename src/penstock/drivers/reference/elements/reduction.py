@@ -9,12 +9,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
-from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
-    multiply_wide_by_quantized_multiplier,
-    quantize_multiplier,
-    wrapped,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import QUANTIZED
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.structure.shape import dimensions, normal_axis
@@ -83,7 +78,7 @@ def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
     """
     given = tensor_quantization(site.input(0), "the input")
     made = tensor_quantization(site.output(), "the output")
-    mantissa, shift = quantize_multiplier(given.scale / made.scale)
+    mantissa, shift = fixed_point.quantize_multiplier(given.scale / made.scale)
     dtype = site.output().dtype
     limits = integer_range(dtype)
 
@@ -93,7 +88,10 @@ def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
         if x.size == 0:
             return np.zeros(total.shape, x.dtype)
         multiplier = _divided(mantissa, shift, count) if mean else (mantissa, shift)
-        scaled = multiply_by_quantized_multiplier(wrapped(total), *multiplier) + made.zero_point
+        scaled = (
+            fixed_point.multiply_by_quantized_multiplier(fixed_point.wrapped(total), *multiplier)
+            + made.zero_point
+        )
         clamped: NDArray = np.clip(scaled, *limits).astype(dtype.numpy)
         return clamped
 
@@ -162,12 +160,14 @@ def _quantized_product(site: Site) -> Reduce:
         shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
         if x.size == 0:
             return np.zeros(shape, x.dtype)
-        multiplier = quantize_multiplier(given.scale / math.pow(made.scale, 1.0 / count))
+        multiplier = fixed_point.quantize_multiplier(
+            given.scale / math.pow(made.scale, 1.0 / count)
+        )
         factors = np.moveaxis(x, sorted(axes), range(len(axes))).reshape(count, -1)
         values = factors.astype(np.int64) - given.zero_point
         result = values[0]
         for factor in (*values[1:], 1):
-            scaled = multiply_wide_by_quantized_multiplier(result * factor, *multiplier)
+            scaled = fixed_point.multiply_wide_by_quantized_multiplier(result * factor, *multiplier)
             result = scaled.astype(np.int32).astype(np.int64)
         clamped: NDArray = np.clip(result + made.zero_point, *integer_range(dtype))
         return clamped.astype(x.dtype).reshape(shape)

@@ -8,12 +8,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
-from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
-    quantize_multiplier,
-    round_half_away,
-    rounding_divide_by_pot,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED,
     QUANTIZED_8,
@@ -42,14 +37,18 @@ def relu(site: Site) -> Kernel:
     if site.input(0).dtype is DType.FLOAT32:
         return elementwise(lambda x: np.clip(x, np.float32(low), np.float32(high)))
     given, made = _quantizations(site, QUANTIZED)
-    multiplier = quantize_multiplier(float(np.float32(given.scale) / np.float32(made.scale)))
+    multiplier = fixed_point.quantize_multiplier(
+        float(np.float32(given.scale) / np.float32(made.scale))
+    )
     least, greatest = integer_range(site.output().dtype)
     least = max(least, made.zero_point + _steps(low, made.scale))
     if high != np.inf:
         greatest = min(greatest, made.zero_point + _steps(high, made.scale))
 
     def compute(stored: NDArray) -> NDArray:
-        scaled = multiply_by_quantized_multiplier(stored - given.zero_point, *multiplier)
+        scaled = fixed_point.multiply_by_quantized_multiplier(
+            stored - given.zero_point, *multiplier
+        )
         clamped: NDArray = np.minimum(np.maximum(scaled + made.zero_point, least), greatest)
         return clamped
 
@@ -66,15 +65,15 @@ def leaky_relu(site: Site) -> Kernel:
         return elementwise(lambda x: np.where(x > 0, x, x * alpha))
     given, made = _quantizations(site, QUANTIZED)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
-    identity = quantize_multiplier(float(scale / out_scale))
+    identity = fixed_point.quantize_multiplier(float(scale / out_scale))
     slope = float(scale * alpha / out_scale)
-    mantissa, shift = quantize_multiplier(abs(slope))
+    mantissa, shift = fixed_point.quantize_multiplier(abs(slope))
 
     def compute(stored: NDArray) -> NDArray:
         x = stored - given.zero_point
-        below = multiply_by_quantized_multiplier(x, mantissa, shift)
+        below = fixed_point.multiply_by_quantized_multiplier(x, mantissa, shift)
         below = -below if slope < 0 else below
-        above = multiply_by_quantized_multiplier(x, *identity)
+        above = fixed_point.multiply_by_quantized_multiplier(x, *identity)
         return np.where(x >= 0, above, below) + made.zero_point
 
     return tabulated(site, compute)
@@ -92,16 +91,16 @@ def prelu(site: Site) -> Kernel:
     given, made = _quantizations(site, QUANTIZED)
     slopes = tensor_quantization(site.input(1), "alpha")
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
-    identity = quantize_multiplier(float(scale / out_scale))
-    sloped = quantize_multiplier(float(scale * np.float32(slopes.scale) / out_scale))
+    identity = fixed_point.quantize_multiplier(float(scale / out_scale))
+    sloped = fixed_point.quantize_multiplier(float(scale * np.float32(slopes.scale) / out_scale))
     centred = stored_values(dtype) - given.zero_point
-    above = by_bits(multiply_by_quantized_multiplier(centred, *identity), dtype)
+    above = by_bits(fixed_point.multiply_by_quantized_multiplier(centred, *identity), dtype)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x, alpha = (np.asarray(a) for a in inputs)
         value = x.astype(np.int64) - given.zero_point
         products = value * (alpha.astype(np.int64) - slopes.zero_point)
-        below = multiply_by_quantized_multiplier(products, *sloped)
+        below = fixed_point.multiply_by_quantized_multiplier(products, *sloped)
         result = np.where(value >= 0, look_up(above, x), below) + made.zero_point
         return (np.clip(result, *integer_range(dtype)).astype(x.dtype),)
 
@@ -119,9 +118,11 @@ def hard_swish(site: Site) -> Kernel:
         return elementwise(_hard_swish)
     given, made = _quantizations(site, QUANTIZED_8)
     fine = np.float32(1 / 128) * np.float32(given.scale)
-    mantissa, exponent = quantize_multiplier(float(fine / np.float32(made.scale)))
+    mantissa, exponent = fixed_point.quantize_multiplier(float(fine / np.float32(made.scale)))
     require(exponent <= 0, "HARD_SWISH to a scale that is under 1/128 of the input's")
-    gate_mantissa, gate_exponent = quantize_multiplier(float(fine / np.float32(3 / 32768)))
+    gate_mantissa, gate_exponent = fixed_point.quantize_multiplier(
+        float(fine / np.float32(3 / 32768))
+    )
     out_multiplier, gate_multiplier = _to_int16(mantissa), _to_int16(gate_mantissa)
 
     def compute(stored: NDArray) -> NDArray:
@@ -168,11 +169,11 @@ def _divide_16(x: NDArray, exponent: int) -> NDArray:
     """
     if exponent > 15:
         return np.where(x >= 0, 1, -1)
-    return rounding_divide_by_pot(x, exponent)
+    return fixed_point.rounding_divide_by_pot(x, exponent)
 
 
 def _steps(real: float, scale: float) -> int:
-    return int(round_half_away(float(np.float32(real) / np.float32(scale))))
+    return int(fixed_point.round_half_away(float(np.float32(real) / np.float32(scale))))
 
 
 def _quantizations(site: Site, types: frozenset[DType]) -> tuple[Quantization, Quantization]:

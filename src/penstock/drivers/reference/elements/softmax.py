@@ -13,17 +13,7 @@ import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.layers.convolution import channels_first
-from penstock.drivers.reference.numerics.fixed_point import (
-    count_leading_zeros,
-    exp_on_negative_values,
-    inverse_square_root,
-    log,
-    multiply_by_quantized_multiplier,
-    quantize_multiplier,
-    reciprocal,
-    rounding_divide_by_pot,
-    saturating_rounding_doubling_high_mul,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED_8,
     by_rows,
@@ -116,16 +106,18 @@ class _Scaling(NamedTuple):
 def _scaling(beta: float, scale: float) -> _Scaling:
     real = min(beta * scale * 2.0**26, 2.0**31 - 1)
     require(real > 1.0, "a softmax whose input scale times beta is not over 2**-26")
-    mantissa, shift = quantize_multiplier(real)
+    mantissa, shift = fixed_point.quantize_multiplier(real)
     radius = math.floor(31 * 2.0**26 / 2.0**shift)
     counted = np.where(radius >= DISTANCES, -DISTANCES, 0)
-    scaled = multiply_by_quantized_multiplier(counted, mantissa, shift)
+    scaled = fixed_point.multiply_by_quantized_multiplier(counted, mantissa, shift)
     return _Scaling(mantissa, shift, radius, scaled)
 
 
 def _powers(scaling: _Scaling) -> NDArray:
     """The exponential of the negative `DISTANCES` in Q0, 0 beyond the radius."""
-    return np.where(scaling.radius >= DISTANCES, exp_on_negative_values(scaling.scaled), 0)
+    return np.where(
+        scaling.radius >= DISTANCES, fixed_point.exp_on_negative_values(scaling.scaled), 0
+    )
 
 
 def _softmax_8(site: Site, beta: float) -> Kernel:
@@ -138,16 +130,18 @@ def _softmax_8(site: Site, beta: float) -> Kernel:
     if made is DType.INT16 and site.output().quantization != WIDE:
         return _softmax_8_to(site, beta)
     powers = _powers(_scaling(beta, given.scale))
-    summands = rounding_divide_by_pot(powers, 12)
+    summands = fixed_point.rounding_divide_by_pot(powers, 12)
     least, greatest = integer_range(made)
 
     def compute(x: NDArray) -> NDArray:
         wide = x.astype(np.int64)
         distances = wide.max(axis=-1, keepdims=True) - wide
         sums = summands[distances].sum(axis=-1, keepdims=True)
-        inverse, shift = reciprocal(sums, 12)
-        products = saturating_rounding_doubling_high_mul(powers[distances], inverse)
-        results = rounding_divide_by_pot(products, shift + 31 - (made.bits or 8)) + least
+        inverse, shift = fixed_point.reciprocal(sums, 12)
+        products = fixed_point.saturating_rounding_doubling_high_mul(powers[distances], inverse)
+        results = (
+            fixed_point.rounding_divide_by_pot(products, shift + 31 - (made.bits or 8)) + least
+        )
         clamped: NDArray = np.clip(results, least, greatest).astype(made.numpy)
         return clamped
 
@@ -189,7 +183,7 @@ def _softmax_16(site: Site, beta: float) -> Kernel:
     require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
     require(abs(made.scale * 2**15 - 1) <= 1e-3, "SOFTMAX to another int16 scale than 1/32768")
     real = np.float64(np.float32(given.scale) * np.float32(beta)) / (10.0 / 65535.0)
-    multiplier = quantize_multiplier(float(real))
+    multiplier = fixed_point.quantize_multiplier(float(real))
     powers, inverses = _tables_16()
     low, high = integer_range(DType.INT16)
     every = interpolate(powers, stored_values(DType.INT16))
@@ -197,11 +191,11 @@ def _softmax_16(site: Site, beta: float) -> Kernel:
     def compute(x: NDArray) -> NDArray:
         wide = x.astype(np.int64)
         differences = wide - wide.max(axis=-1, keepdims=True)
-        scaled = multiply_by_quantized_multiplier(differences, *multiplier) + high
+        scaled = fixed_point.multiply_by_quantized_multiplier(differences, *multiplier) + high
         scaled -= low
         terms = every.take(scaled, mode="clip")
         sums = terms.sum(axis=-1, keepdims=True)
-        headroom = count_leading_zeros(sums)
+        headroom = fixed_point.count_leading_zeros(sums)
         normal = ((sums << (headroom - 1)) + (1 << 13)) >> 14
         inverse = interpolate(inverses, np.clip(normal - (1 << 15) - (1 << 16), low, high))
         shift = 31 - headroom
@@ -220,16 +214,19 @@ def _log_softmax_8(site: Site) -> Kernel:
     require(made.scale == 1 / 16, "LOG_SOFTMAX to another scale than 1/16")
     require(made.zero_point == greatest, "LOG_SOFTMAX with this output zero point")
     scaling = _scaling(1.0, given.scale)
-    summands = rounding_divide_by_pot(_powers(scaling), 12)
-    back = quantize_multiplier(2.0 ** (31 - scaling.shift) / scaling.mantissa)
+    summands = fixed_point.rounding_divide_by_pot(_powers(scaling), 12)
+    back = fixed_point.quantize_multiplier(2.0 ** (31 - scaling.shift) / scaling.mantissa)
 
     def compute(x: NDArray) -> NDArray:
         wide = x.astype(np.int64)
         distances = wide.max(axis=-1, keepdims=True) - wide
-        logarithms = log(summands[distances].sum(axis=-1, keepdims=True))
-        lowest = multiply_by_quantized_multiplier(logarithms - 2**31, *back)
+        logarithms = fixed_point.log(summands[distances].sum(axis=-1, keepdims=True))
+        lowest = fixed_point.multiply_by_quantized_multiplier(logarithms - 2**31, *back)
         counted = -distances > np.maximum(-scaling.radius - 1, lowest)
-        results = rounding_divide_by_pot(scaling.scaled[distances] - logarithms, 22) + greatest
+        results = (
+            fixed_point.rounding_divide_by_pot(scaling.scaled[distances] - logarithms, 22)
+            + greatest
+        )
         return np.where(counted, np.clip(results, least, greatest), least).astype(dtype.numpy)
 
     return _rows(compute)
@@ -256,11 +253,11 @@ def l2_normalization(site: Site) -> Kernel:
 
     def compute(stored: NDArray) -> NDArray:
         x = stored.astype(np.int64) - zero_point
-        mantissas, shifts = inverse_square_root((x * x).sum(axis=-1, keepdims=True))
+        mantissas, shifts = fixed_point.inverse_square_root((x * x).sum(axis=-1, keepdims=True))
         if dtype is DType.UINT8:
-            scaled = multiply_by_quantized_multiplier(128 * x, mantissas, shifts)
+            scaled = fixed_point.multiply_by_quantized_multiplier(128 * x, mantissas, shifts)
         else:
-            scaled = multiply_by_quantized_multiplier(x, mantissas, shifts + 7)
+            scaled = fixed_point.multiply_by_quantized_multiplier(x, mantissas, shifts + 7)
         clamped: NDArray = np.clip(scaled + middle, least, least + 255).astype(dtype.numpy)
         return clamped
 

@@ -10,11 +10,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
-from penstock.drivers.reference.numerics.fixed_point import (
-    inverse_square_root,
-    multiply_by_quantized_multiplier,
-    quantize_multiplier,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import (
     elementwise,
     input_and_output,
@@ -49,11 +45,13 @@ def absolute(site: Site) -> Kernel:
         return elementwise(np.abs)
     given, made = input_and_output(site)
     same = given.scale == made.scale
-    multiplier = quantize_multiplier(float(np.float32(given.scale) / np.float32(made.scale)))
+    multiplier = fixed_point.quantize_multiplier(
+        float(np.float32(given.scale) / np.float32(made.scale))
+    )
 
     def compute(stored: NDArray) -> NDArray:
         size = np.abs(stored - given.zero_point)
-        scaled = size if same else multiply_by_quantized_multiplier(size, *multiplier)
+        scaled = size if same else fixed_point.multiply_by_quantized_multiplier(size, *multiplier)
         return scaled + made.zero_point
 
     return tabulated(site, compute)
@@ -106,10 +104,10 @@ def _not_negative(inner: Kernel, zero_point: int, name: str) -> Kernel:
 
 def _rsqrt_8(x: NDArray, given: Quantization, made: Quantization) -> NDArray:
     real = 1.0 / float(np.sqrt(np.float32(given.scale)) * np.float32(made.scale))
-    mantissa, shift = quantize_multiplier(real)
-    roots, shifts = inverse_square_root(np.maximum(x, 0))
-    fine = multiply_by_quantized_multiplier(np.ones_like(x), roots, shifts + 20)
-    scaled = multiply_by_quantized_multiplier(fine, mantissa, shift - 20)
+    mantissa, shift = fixed_point.quantize_multiplier(real)
+    roots, shifts = fixed_point.inverse_square_root(np.maximum(x, 0))
+    fine = fixed_point.multiply_by_quantized_multiplier(np.ones_like(x), roots, shifts + 20)
+    scaled = fixed_point.multiply_by_quantized_multiplier(fine, mantissa, shift - 20)
     return np.where(x == 0, 2**7 - 1, scaled + made.zero_point)
 
 

@@ -13,10 +13,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.numerics.fixed_point import (
-    round_half_away,
-    round_half_away_from_zero,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.requantize import clamp_in_place
 from penstock.drivers.reference.numerics.weights import channel_scales
 from penstock.ir import DType, NDArray, Operand
@@ -126,7 +123,7 @@ def _asymmetric(least: NDArray, greatest: NDArray) -> _Ranges:
     below, above = low.astype(np.float64) / steps, high.astype(np.float64) / steps
     nearer_low = 128.0 + np.abs(below) < 127.0 + np.abs(above)
     offsets = np.clip(np.where(nearer_low, -128.0 - below, 127.0 - above), -128.0, 127.0)
-    offsets = np.where(empty, 0.0, round_half_away_from_zero(offsets))
+    offsets = np.where(empty, 0.0, fixed_point.round_half_away_from_zero(offsets))
     scales = steps.astype(np.float32)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
     return scales, inverse, offsets.astype(np.float32), False
@@ -142,7 +139,7 @@ def _asymmetric_row(row: NDArray) -> _Ranges:
         return _asymmetric(np.array([[least]]), np.array([[greatest]]))
     below, above = low / steps, high / steps
     offset = -128.0 - below if 128.0 - below < 127.0 + above else 127.0 - above
-    rounded = np.float32(round_half_away(min(max(offset, -128.0), 127.0)))
+    rounded = np.float32(fixed_point.round_half_away(min(max(offset, -128.0), 127.0)))
     return scale, np.float32(1) / scale, rounded, False
 
 

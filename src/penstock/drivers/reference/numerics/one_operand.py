@@ -7,13 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Kernel,
-    Site,
-    Unsupported,
-    require,
-    tensor_quantization,
-)
+from penstock.drivers.reference import kernel
 from penstock.drivers.reference.numerics.fixed_point import round_half_away_from_zero
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
@@ -50,7 +44,7 @@ def look_up(table: NDArray, x: NDArray) -> NDArray:
     return result
 
 
-def tabulated(site: Site, compute: Callable[[NDArray], NDArray]) -> Kernel:
+def tabulated(site: kernel.Site, compute: Callable[[NDArray], NDArray]) -> kernel.Kernel:
     """The kernel of a function of one quantised operand.
 
     *compute* maps stored values (int64) to stored results; the kernel clamps them to the output's
@@ -67,14 +61,14 @@ def tabulated(site: Site, compute: Callable[[NDArray], NDArray]) -> Kernel:
     return run
 
 
-def tabulated_reals(site: Site, function: Callable[[NDArray], NDArray]) -> Kernel:
+def tabulated_reals(site: kernel.Site, function: Callable[[NDArray], NDArray]) -> kernel.Kernel:
     """The kernel of a real function of one quantised operand, as TFLite's lookup tables compute it.
 
     *function* maps float32 to float32. For 8 bits the table has every result. For int16 it has 512
     steps of input, each corrected by half its error in the middle, and results are interpolated.
     """
-    given = tensor_quantization(site.input(0), "the input")
-    made = tensor_quantization(site.output(), "the output")
+    given = kernel.tensor_quantization(site.input(0), "the input")
+    made = kernel.tensor_quantization(site.output(), "the output")
     if site.input(0).dtype is DType.INT16:
         steps = interpolation_table(_affine(given), _affine(made), function, np.float32)
         return tabulated(site, lambda stored: interpolate(steps, stored))
@@ -166,7 +160,7 @@ def reader(operand: Operand, role: str) -> Read:
     if operand.dtype in FLOATING:
         return lambda value: given(value).astype(np.float32, copy=False)
     _require_stored(operand, role)
-    quantization = tensor_quantization(operand, role)
+    quantization = kernel.tensor_quantization(operand, role)
     scale, zero_point = np.float32(quantization.scale), quantization.zero_point
 
     def read(value: NDArray | None) -> NDArray:
@@ -184,7 +178,7 @@ def writer(operand: Operand, role: str) -> Write:
     if operand.dtype in FLOATING:
         return lambda real: real.astype(dtype, copy=False)
     _require_stored(operand, role)
-    quantization = tensor_quantization(operand, role)
+    quantization = kernel.tensor_quantization(operand, role)
     scale, zero_point = np.float32(quantization.scale), np.float32(quantization.zero_point)
     limits = integer_range(operand.dtype)
 
@@ -199,7 +193,7 @@ def writer(operand: Operand, role: str) -> Write:
 
 def _require_stored(operand: Operand, role: str) -> None:
     if operand.dtype not in STORED:
-        raise Unsupported(f"{role} of type {operand.dtype.value}")
+        raise kernel.Unsupported(f"{role} of type {operand.dtype.value}")
 
 
 BLOCK: Final = 1 << 15
@@ -271,7 +265,7 @@ SHORT_FLOATS: Final = frozenset({"float16", "bfloat16"})
 """NumPy's names of the 16-bit floats: the types themselves would import ml_dtypes."""
 
 
-def elementwise(function: Callable[[NDArray], NDArray]) -> Kernel:
+def elementwise(function: Callable[[NDArray], NDArray]) -> kernel.Kernel:
     """The kernel of a function of each element of one operand. 16-bit floats are computed as
     float32 and rounded.
     """
@@ -284,10 +278,12 @@ def elementwise(function: Callable[[NDArray], NDArray]) -> Kernel:
     return lambda inputs: (by_parts(compute, np.asarray(inputs[0])),)
 
 
-def input_and_output(site: Site) -> tuple[Quantization, Quantization]:
+def input_and_output(site: kernel.Site) -> tuple[Quantization, Quantization]:
     """The quantisation of the first input and the output; int16 must be symmetric."""
-    given = tensor_quantization(site.input(0), "the input")
-    made = tensor_quantization(site.output(), "the output")
+    given = kernel.tensor_quantization(site.input(0), "the input")
+    made = kernel.tensor_quantization(site.output(), "the output")
     if site.input(0).dtype is DType.INT16:
-        require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
+        kernel.require(
+            given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0"
+        )
     return given, made

@@ -14,14 +14,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.kernel import Site, Unsupported
-from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
-    multiply_wide_by_quantized_multiplier,
-    quantize_multipliers,
-    round_half_away,
-    round_half_away_from_zero,
-    wrapped,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray, Quantization
 
@@ -57,7 +50,7 @@ class Requantizer:
         *,
         wide: bool = False,
     ) -> None:
-        mantissas, shifts = quantize_multipliers(multipliers)
+        mantissas, shifts = fixed_point.quantize_multipliers(multipliers)
         self._channels = channels
         self._dtype = output.numpy
         self._mantissas, self._shifts = mantissas, shifts
@@ -170,9 +163,13 @@ class Requantizer:
     def _in_integers(self, accumulators: NDArray, out: NDArray, work: NDArray) -> None:
         wide = accumulators.astype(np.int64) + self._bias
         if self._wide:
-            scaled = multiply_wide_by_quantized_multiplier(wide, self._mantissas, self._shifts)
+            scaled = fixed_point.multiply_wide_by_quantized_multiplier(
+                wide, self._mantissas, self._shifts
+            )
         else:
-            scaled = multiply_by_quantized_multiplier(wrapped(wide), self._mantissas, self._shifts)
+            scaled = fixed_point.multiply_by_quantized_multiplier(
+                fixed_point.wrapped(wide), self._mantissas, self._shifts
+            )
         scaled += self._zero_point
         np.clip(scaled, *self._limits, out=scaled)
         np.copyto(out, scaled, casting="unsafe")
@@ -208,11 +205,11 @@ class RealRequantizer:
         """
         if self._wraps:
             whole = accumulators.astype(np.int64) + self._bias.astype(np.int64)
-            real = (whole if self._wide else wrapped(whole)).astype(np.float64)
+            real = (whole if self._wide else fixed_point.wrapped(whole)).astype(np.float64)
         else:
             real = np.add(accumulators, self._bias, dtype=np.float64)
         np.multiply(real, self._multipliers, out=real)
-        real = round_half_away_from_zero(real)
+        real = fixed_point.round_half_away_from_zero(real)
         np.add(real, self._zero_point, out=real)
         np.clip(real, *self._limits, out=real)
         np.copyto(out, real, casting="unsafe")
@@ -294,7 +291,11 @@ def quantized_range(
         return least, greatest
     scale, zero_point = np.float32(quantization.scale), quantization.zero_point
     if low is not None:
-        least = max(least, zero_point + int(round_half_away(float(np.float32(low) / scale))))
+        least = max(
+            least, zero_point + int(fixed_point.round_half_away(float(np.float32(low) / scale)))
+        )
     if high is not None:
-        greatest = min(greatest, zero_point + int(round_half_away(float(np.float32(high) / scale))))
+        greatest = min(
+            greatest, zero_point + int(fixed_point.round_half_away(float(np.float32(high) / scale)))
+        )
     return least, greatest

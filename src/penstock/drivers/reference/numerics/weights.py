@@ -9,13 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Kernel,
-    Site,
-    Unsupported,
-    require,
-    tensor_quantization,
-)
+from penstock.drivers.reference import kernel
 from penstock.drivers.reference.numerics.fixed_point import quantize_multipliers
 from penstock.drivers.reference.numerics.products import SignedInput
 from penstock.drivers.reference.numerics.requantize import (
@@ -36,7 +30,7 @@ Prepare = Callable[[NDArray, "NDArray | None"], Layer]
 """Prepares a layer with given weights and bias."""
 
 
-def layer_kernel(site: Site, prepare: Prepare) -> Kernel:
+def layer_kernel(site: kernel.Site, prepare: Prepare) -> kernel.Kernel:
     """The kernel of a layer whose inputs are an image, weights and an optional bias.
 
     Constant weights and bias are prepared once, computed ones in each run.
@@ -70,9 +64,9 @@ def weight_quantization(operand: Operand) -> Quantization:
     """
     quantization = operand.quantization
     if quantization is None:
-        raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
+        raise kernel.Unsupported(f"weights of type {operand.dtype.value} without a scale")
     symmetric = not quantization.per_channel or not any(quantization.zero_points)
-    require(symmetric, "per-channel weights with zero points")
+    kernel.require(symmetric, "per-channel weights with zero points")
     return quantization
 
 
@@ -92,14 +86,14 @@ def channel_scales(operand: Operand, axis: int) -> NDArray:
     """
     quantization = operand.quantization
     if quantization is None:
-        raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
+        raise kernel.Unsupported(f"weights of type {operand.dtype.value} without a scale")
     scales = np.array(quantization.scales, np.float64)
     channels = None if operand.shape is None else operand.shape[axis]
     matrix = operand.shape is not None and len(operand.shape) == 2
     fitting = quantization.dimension == axis and channels in {None, scales.size}
     enough = matrix and channels is not None and channels <= scales.size
     if scales.size > 1 and not (fitting or enough):
-        raise Unsupported(
+        raise kernel.Unsupported(
             f"{scales.size} scales along dimension {quantization.dimension} of weights of shape "
             f"{operand.shape}, where one scale, or one for each channel of "
             f"dimension {axis}, is needed"
@@ -123,7 +117,7 @@ class Scaling:
     wide: bool
 
     @classmethod
-    def of(cls, site: Site, *, source: int, weights: int, bias: int, axis: int) -> Scaling:
+    def of(cls, site: kernel.Site, *, source: int, weights: int, bias: int, axis: int) -> Scaling:
         """The scaling of *site*'s first output; *source*, *weights* and *bias* are positions of
         inputs.
 
@@ -148,7 +142,7 @@ class Scaling:
 
     @property
     def signed_input(self) -> SignedInput:
-        zero_point = tensor_quantization(self.source, "an input").zero_point
+        zero_point = kernel.tensor_quantization(self.source, "an input").zero_point
         return SignedInput(self.source.dtype, zero_point)
 
     def multipliers(self, *, single: bool) -> NDArray:
@@ -156,8 +150,8 @@ class Scaling:
 
         *single* computes the product in float32, as TFLite's per-tensor kernels do.
         """
-        source = tensor_quantization(self.source, "an input").scale
-        target = tensor_quantization(self.target, "an output").scale
+        source = kernel.tensor_quantization(self.source, "an input").scale
+        target = kernel.tensor_quantization(self.target, "an output").scale
         scales = channel_scales(self.filters, self.axis)
         if single:
             product = (np.float32(source) * scales.astype(np.float32)).astype(np.float64)
@@ -198,7 +192,7 @@ class Scaling:
 
     @property
     def _zero_point(self) -> int:
-        return tensor_quantization(self.target, "an output").zero_point
+        return kernel.tensor_quantization(self.target, "an output").zero_point
 
     @property
     def _limits(self) -> tuple[int, int]:

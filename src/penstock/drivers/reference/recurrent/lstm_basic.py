@@ -19,13 +19,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
-from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
-    power_of_two,
-    quantize_multiplier,
-    rounding_divide_by_pot,
-    saturating_rounding_doubling_high_mul,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import by_bits, stored_values
 from penstock.drivers.reference.numerics.products import Columns
 from penstock.drivers.reference.numerics.weights import given
@@ -93,7 +87,7 @@ def _table(values: NDArray) -> NDArray:
 
 def _constant(raw32: int) -> int:
     """A raw 32-bit constant rounded to a raw 16-bit one."""
-    return int(rounding_divide_by_pot(np.array(raw32), 16))
+    return int(fixed_point.rounding_divide_by_pot(np.array(raw32), 16))
 
 
 def _wrapped(x: NDArray) -> NDArray:
@@ -129,8 +123,8 @@ def _exp_near_zero(x: NDArray) -> NDArray:
     y = x + (1 << 12)
     y2 = multiply_q15(y, y)
     y3, y4 = multiply_q15(y2, y), multiply_q15(y2, y2)
-    tail = multiply_q15(rounding_divide_by_pot(y4, 2) + y3, third) + y2
-    result = multiply_q15(y + rounding_divide_by_pot(tail, 1), exp_minus_eighth)
+    tail = multiply_q15(fixed_point.rounding_divide_by_pot(y4, 2) + y3, third) + y2
+    result = multiply_q15(y + fixed_point.rounding_divide_by_pot(tail, 1), exp_minus_eighth)
     total: NDArray = np.clip(exp_minus_eighth + result, LEAST, GREATEST)
     return total
 
@@ -189,7 +183,10 @@ def _real(site: Site) -> Kernel:
 
 def _integer(site: Site) -> Kernel:
     state = tensor_quantization(site.output(1), "the state")
-    require(power_of_two(state.scale) == STATE_BITS - 15, "a state of another scale than 2**-11")
+    require(
+        fixed_point.power_of_two(state.scale) == STATE_BITS - 15,
+        "a state of another scale than 2**-11",
+    )
     multiplier = 4096.0 * float(np.float32(tensor_quantization(site.input(3), "the biases").scale))
     zero_point = tensor_quantization(site.input(2), "the weights").zero_point
     constants = site.constant(2), site.constant(3)
@@ -211,7 +208,7 @@ def _integer(site: Site) -> Kernel:
 def _rounded_up(sums: NDArray, mantissa: int, shift: int) -> NDArray:
     """Scales as TFLite's matrix products: both roundings are to the nearest, halves up."""
     right = max(-shift, 0)
-    high = saturating_rounding_doubling_high_mul(sums << max(shift, 0), mantissa)
+    high = fixed_point.saturating_rounding_doubling_high_mul(sums << max(shift, 0), mantissa)
     return (high + ((1 << right) >> 1)) >> right
 
 
@@ -220,7 +217,7 @@ def joined_gates(
 ) -> Callable[[NDArray], NDArray]:
     """uint8 rows [rows, inputs + cells] to int16 gates [rows, 4 * cells] in Q3, as int64."""
     columns = Columns(weights.astype(np.int64) - zero_point, 256)
-    scaling = quantize_multiplier(multiplier)
+    scaling = fixed_point.quantize_multiplier(multiplier)
     offset = bias.astype(np.int64) - INPUT_ZERO * columns.sums
 
     def gates(joined: NDArray) -> NDArray:
@@ -236,9 +233,9 @@ def stepped(gates: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
     admit, new, forget, shown = np.split(gates, GATES, axis=1)
     added = multiply_q15(logistic_q3()[admit], tanh_of(3)[new])
     kept = multiply_q15(logistic_q3()[forget], cell)
-    after = np.clip(rounding_divide_by_pot(added, STATE_BITS) + kept, LEAST, GREATEST)
+    after = np.clip(fixed_point.rounding_divide_by_pot(added, STATE_BITS) + kept, LEAST, GREATEST)
     activation = multiply_q15(logistic_q3()[shown], tanh_of(STATE_BITS)[after])
-    return INPUT_ZERO + np.clip(rounding_divide_by_pot(activation, 8), -128, 127), after
+    return INPUT_ZERO + np.clip(fixed_point.rounding_divide_by_pot(activation, 8), -128, 127), after
 
 
 @kernel("QUANTIZED_16BIT_LSTM")
@@ -269,7 +266,7 @@ def quantized_16bit_lstm(site: Site) -> Kernel:
             bias,
             weights.zero_point,
             multiplier,
-            multiply_by_quantized_multiplier,
+            fixed_point.multiply_by_quantized_multiplier,
         )
         joined = np.concatenate([given(inputs[0]), given(inputs[14])], axis=1)
         activation, after = stepped(gates(joined), given(inputs[13]))

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.drivers.reference.kernel import Site, require, tensor_quantization
-from penstock.drivers.reference.numerics.fixed_point import (
-    inverse_square_root,
-    multiply_by_quantized_multiplier,
-    power_of_two,
-    quantize_multiplier,
-    quantize_multipliers,
-    rounding_divide_by_pot,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.products import Columns
 from penstock.drivers.reference.recurrent.cells import Arrays, States, rows_of
 from penstock.drivers.reference.recurrent.lstm_basic import (
@@ -92,7 +85,7 @@ class ScaledProduct:
     ) -> None:
         columns = Columns(np.concatenate(weights).astype(np.int64), INT8_MAGNITUDE)
         counts = [len(w) for w in weights]
-        mantissas, shifts = quantize_multipliers([float(m) for m in multipliers])
+        mantissas, shifts = fixed_point.quantize_multipliers([float(m) for m in multipliers])
         self._columns = columns.values
         self._mantissas, self._shifts = (np.repeat(v, counts) for v in (mantissas, shifts))
         added = [
@@ -105,7 +98,7 @@ class ScaledProduct:
         """int8 *rows* [rows, depth] to scaled sums [rows, columns], int64."""
         sums = np.matmul(rows.astype(self._columns.dtype), self._columns.T).astype(np.int64)
         sums += self._bias
-        return multiply_by_quantized_multiplier(sums, self._mantissas, self._shifts)
+        return fixed_point.multiply_by_quantized_multiplier(sums, self._mantissas, self._shifts)
 
 
 def updated_cell(
@@ -115,10 +108,10 @@ def updated_cell(
 
     Without an input gate, that gate is 32767 - forget.
     """
-    kept = _wrapped(rounding_divide_by_pot(forget * cell, 15))
+    kept = _wrapped(fixed_point.rounding_divide_by_pot(forget * cell, 15))
     if admit is None:
         admit = GREATEST - forget
-    added = _wrapped(rounding_divide_by_pot(admit * new, 30 + cell_power))
+    added = _wrapped(fixed_point.rounding_divide_by_pot(admit * new, 30 + cell_power))
     cell = clamp_16(kept + added)
     if clip > 0:
         np.clip(cell, -clip, clip, out=cell)
@@ -150,7 +143,7 @@ class Intermediates:
 
 def cell_power(site: Site, position: int) -> int:
     """The binary logarithm of the cell state's scale."""
-    power = power_of_two(quantization_of(site, position).scale)
+    power = fixed_point.power_of_two(quantization_of(site, position).scale)
     require(
         power is not None and -15 <= power <= MOST_INTEGER_BITS - 15,
         "a cell state whose scale is not a power of two between 2**-15 and 2**-9",
@@ -202,7 +195,9 @@ class Memory16:
         }
         self.cells, self.outputs = arrays[positions.recurrent(FORGET)].shape
         hidden = intermediates.hidden
-        self._hidden = quantize_multiplier(float(np.float32(2.0**-15 / float(hidden) * 2.0**-15)))
+        self._hidden = fixed_point.quantize_multiplier(
+            float(np.float32(2.0**-15 / float(hidden) * 2.0**-15))
+        )
         self._hidden_zero_point = intermediates.hidden_zero_point
         self._projection = None
         if site.has(positions.projection):
@@ -244,7 +239,7 @@ class Memory16:
         cell = updated_cell(cell, forget, admit, new, self._power, self._clip)
         shown = logistic_q3()[self._finished(OUTPUT, gates[OUTPUT], cell)]
         hidden = shown * tanh_of(15 + self._power)[cell]
-        hidden = multiply_by_quantized_multiplier(hidden, *self._hidden)
+        hidden = fixed_point.multiply_by_quantized_multiplier(hidden, *self._hidden)
         hidden = clamp_8(hidden + self._hidden_zero_point)
         if self._projection is not None:
             hidden = clamp_8(self._projection(hidden) + self._output_zero_point)
@@ -271,10 +266,10 @@ class Peephole:
         cls, site: Site, position: int, power: int, gate_scale: np.float32, arrays: Arrays
     ) -> Peephole:
         real = np.float32(2.0**power * float(scale_of(site, position)) / float(gate_scale))
-        return cls(arrays[position].astype(np.int64), quantize_multiplier(float(real)))
+        return cls(arrays[position].astype(np.int64), fixed_point.quantize_multiplier(float(real)))
 
     def __call__(self, cell: NDArray) -> NDArray:
-        return multiply_by_quantized_multiplier(self.weights * cell, *self.multiplier)
+        return fixed_point.multiply_by_quantized_multiplier(self.weights * cell, *self.multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +287,7 @@ class Norm:
     def of(cls, site: Site, positions: Positions, gate: int, arrays: Arrays) -> Norm:
         position = positions.norm(gate)
         scale = scale_of(site, position)
-        mantissa, shift = quantize_multiplier(float(scale))
+        mantissa, shift = fixed_point.quantize_multiplier(float(scale))
         return cls(
             arrays[position].astype(np.int64),
             arrays[positions.bias(gate)].astype(np.int64),
@@ -310,15 +305,15 @@ class Norm:
         variance = _quotient(
             squares * (RESOLUTION**2 // cells) - mean * mean, RESOLUTION**2
         ).astype(np.int32)
-        mantissas, shifts = inverse_square_root(
+        mantissas, shifts = fixed_point.inverse_square_root(
             np.where(variance < 1, self.least_variance, variance)
         )
-        scaled = multiply_by_quantized_multiplier(
+        scaled = fixed_point.multiply_by_quantized_multiplier(
             RESOLUTION * sums - mean[:, None], mantissas[:, None], shifts[:, None]
         )
         weighted = (scaled * self.coefficients + self.bias).astype(np.int32).astype(np.int64)
         rounded = _quotient(weighted + np.where(weighted > 0, 512, -512), RESOLUTION)
-        return clamp_16(multiply_by_quantized_multiplier(rounded, *self.multiplier))
+        return clamp_16(fixed_point.multiply_by_quantized_multiplier(rounded, *self.multiplier))
 
 
 def _quotient(a: NDArray, b: int) -> NDArray:

@@ -13,12 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.drivers.reference.kernel import Site, require
-from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
-    multiply_wide_by_quantized_multiplier,
-    quantize_multiplier,
-    rounding_divide_by_pot,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import round_half_away
 from penstock.drivers.reference.recurrent.cells import Arrays, States, rows_of
 from penstock.drivers.reference.recurrent.lstm_basic import cut_logistic, cut_tanh
@@ -84,7 +79,7 @@ class Memory8:
         scale = (
             float(scale_of(site, positions.projection)) * 2.0**-15 / float(np.float32(state.scale))
         )
-        self._multiplier = quantize_multiplier(float(np.float32(scale)))
+        self._multiplier = fixed_point.quantize_multiplier(float(np.float32(scale)))
         self._projection = arrays[positions.projection].astype(np.float64)
         self._bias = arrays[positions.projection_bias].astype(np.int64)
         self.outputs, self.cells = self._projection.shape
@@ -118,10 +113,10 @@ class Memory8:
         forget, new = cut_logistic()[gate(FORGET, cell)], cut_tanh(3)[gate(CELL, cell)]
         cell = updated_cell(cell, forget, admit, new, CELL_POWER, self._clip)
         shown = cut_logistic()[gate(OUTPUT, cell)]
-        activated = rounding_divide_by_pot(shown * cut_tanh(0)[cell], 15)
+        activated = fixed_point.rounding_divide_by_pot(shown * cut_tanh(0)[cell], 15)
         projected = np.matmul(activated.astype(np.float64), self._projection.T).astype(np.int64)
         projected += self._bias
-        scaled = multiply_wide_by_quantized_multiplier(projected, *self._multiplier)
+        scaled = fixed_point.multiply_wide_by_quantized_multiplier(projected, *self._multiplier)
         hidden = clamp_8(scaled + self._zero_point)
         if self._output_clip > 0:
             np.clip(hidden, -self._output_clip, self._output_clip, out=hidden)
@@ -147,7 +142,9 @@ class Gate:
             _product(site, arrays, 0, positions.weights(gate), by_input),
             _product(site, arrays, output_state, positions.recurrent(gate), by_state),
         ]
-        self._multipliers = [quantize_multiplier(float(s / total)) for s in (by_input, by_state)]
+        self._multipliers = [
+            fixed_point.quantize_multiplier(float(s / total)) for s in (by_input, by_state)
+        ]
         position = positions.peephole(gate)
         self._peephole = (
             Peephole.of(site, position, CELL_POWER, total, arrays)
@@ -155,7 +152,7 @@ class Gate:
             else None
         )
         scale = scale_of(site, positions.norm(gate))
-        mantissa, shift = quantize_multiplier(float(scale))
+        mantissa, shift = fixed_point.quantize_multiplier(float(scale))
         self._scale = np.float32(mantissa * 2.0 ** (shift - 31))
         self._coefficients = arrays[positions.norm(gate)].astype(np.float32)
         self._bias = arrays[positions.bias(gate)].astype(np.float32) * (
@@ -182,7 +179,9 @@ class Gate:
     def _part(self, which: int, rows: NDArray) -> NDArray:
         zero_point = self._zero_points[which]
         stored = clamp_8(self._products[which](rows) + zero_point)
-        return multiply_by_quantized_multiplier(stored - zero_point, *self._multipliers[which])
+        return fixed_point.multiply_by_quantized_multiplier(
+            stored - zero_point, *self._multipliers[which]
+        )
 
 
 def _product(

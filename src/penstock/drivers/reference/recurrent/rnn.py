@@ -23,10 +23,7 @@ from penstock.drivers.reference.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
-    quantize_multiplier,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.hybrid import weight_scales, weight_values
 from penstock.drivers.reference.numerics.products import Columns, exact_dtype
 from penstock.drivers.reference.numerics.requantize import integer_range
@@ -188,8 +185,8 @@ def _integer(site: Site) -> Kernel:
         for operand in (*(site.input(i) for i in (0, 1, 2, 4)), site.output())
     )
     scales = [np.float32(q.scale) for q in (source, features, time, state, target)]
-    first = quantize_multiplier(float(scales[0] * scales[1] / scales[3]))
-    second = quantize_multiplier(float(scales[3] * scales[2] / scales[4]))
+    first = fixed_point.quantize_multiplier(float(scales[0] * scales[1] / scales[3]))
+    second = fixed_point.quantize_multiplier(float(scales[3] * scales[2] / scales[4]))
     dtype = site.output().dtype
     limits, state_limits = integer_range(dtype), integer_range(site.input(4).dtype)
 
@@ -205,7 +202,9 @@ def _integer(site: Site) -> Kernel:
         def run(inputs: Inputs) -> Sequence[NDArray]:
             rows = given(inputs[0]).astype(columns.values.dtype)
             sums = np.matmul(rows, columns.values.T).astype(np.int64) - offset
-            newest = np.clip(multiply_by_quantized_multiplier(sums, *first), *state_limits)
+            newest = np.clip(
+                fixed_point.multiply_by_quantized_multiplier(sums, *first), *state_limits
+            )
             after = _slide(given(inputs[4]), newest, weights.shape[1])
             over_time = np.einsum("bfm,fm->bf", after.astype(exact), taps).astype(np.int64)
             over_time -= shift
@@ -213,7 +212,9 @@ def _integer(site: Site) -> Kernel:
             if 3 in arrays:
                 out += arrays[3]
             wrapped = out.astype(np.int32)
-            scaled = multiply_by_quantized_multiplier(wrapped, *second) + target.zero_point
+            scaled = (
+                fixed_point.multiply_by_quantized_multiplier(wrapped, *second) + target.zero_point
+            )
             stored = np.clip(scaled, *limits).astype(dtype.numpy)
             return (stored, flattened(after))[: len(site.outputs)]
 
