@@ -10,14 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.hal import (
-    CacheHandle,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    PreparedModelBase,
-    Request,
-)
+from penstock import hal
 from penstock.ir import DType, Model, ModelBuilder, NDArray
 
 TOKEN: Final = bytes(range(32))
@@ -42,13 +35,13 @@ def answer() -> NDArray:
 
 
 @contextmanager
-def cache_files(folder: Path, files: tuple[int, int]) -> Iterator[PrepareConfig]:
+def cache_files(folder: Path, files: tuple[int, int]) -> Iterator[hal.PrepareConfig]:
     """A configuration with the cache files of *folder*, made where there are none."""
     names = [f"model{i}" for i in range(files[0])] + [f"data{i}" for i in range(files[1])]
     fds = [os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600) for name in names]
-    handles = tuple(map(CacheHandle, fds))
+    handles = tuple(map(hal.CacheHandle, fds))
     try:
-        yield PrepareConfig(
+        yield hal.PrepareConfig(
             token=TOKEN, binding=BINDING, model_cache=handles[: files[0]],
                 data_cache=handles[files[0] :]
         )  # fmt: skip
@@ -57,10 +50,10 @@ def cache_files(folder: Path, files: tuple[int, int]) -> Iterator[PrepareConfig]
             os.close(fd)
 
 
-def run(prepared: PreparedModelBase) -> NDArray:
+def run(prepared: hal.PreparedModelBase) -> NDArray:
     out, same = np.empty((2, 30), np.float32), np.empty_like(X)
-    request = Request((HostMemory(X),), (HostMemory(out), HostMemory(same)))
-    prepared.execute(request, ExecutionConfig())
+    request = hal.Request((hal.HostMemory(X),), (hal.HostMemory(out), hal.HostMemory(same)))
+    prepared.execute(request, hal.ExecutionConfig())
     assert np.array_equal(same, X)
     return out
 

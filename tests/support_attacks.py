@@ -19,30 +19,14 @@ import numpy as np
 from msgspec import structs
 
 import penstock
+from penstock import hal, sealed
 from penstock.cache.claim import uptime
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.eviction import collect
 from penstock.cache.info import CacheInfo
 from penstock.compilation import entry
 from penstock.errors import CacheError, GeneralFailure, PenstockError
-from penstock.hal import (
-    CacheHandle,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    PreparedModel,
-    Request,
-)
 from penstock.ir import DType, Model, ModelBuilder, NDArray
-from penstock.sealed import (
-    FileKeyStore,
-    FileRegistry,
-    KeyStore,
-    Owner,
-    Seal,
-    open_cache_file,
-    registry_path,
-)
 from penstock.testing.doubles import QUICK_FILES
 from penstock.testing.lab import LabDevice
 from penstock.testing.lab.prepared import LabPreparedModel
@@ -112,7 +96,7 @@ class LabRig:
     root: Path
     files: Any = QUICK_FILES
     registry_files: Any = QUICK_FILES
-    keys: KeyStore | None = None
+    keys: sealed.KeyStore | None = None
     version: str = "1"
     folder: str = "cache"
     clock: Callable[[], float] = time.time
@@ -130,22 +114,24 @@ class LabRig:
         return self.root / self.folder
 
     @property
-    def key_store(self) -> KeyStore:
-        return self.keys or FileKeyStore(self.state / "key", files=self.files)
+    def key_store(self) -> sealed.KeyStore:
+        return self.keys or sealed.FileKeyStore(self.state / "key", files=self.files)
 
     @property
     def registry_file(self) -> Path:
-        return Path(registry_path(self.state, Owner("lab", self.version), self.key_store))
+        return Path(
+            sealed.registry_path(self.state, sealed.Owner("lab", self.version), self.key_store)
+        )
 
-    def registry(self, version: str | None = None) -> FileRegistry:
-        owner, keys = Owner("lab", version or self.version), self.key_store
-        path = registry_path(self.state, owner, keys)
-        return FileRegistry(path, owner, keys, files=self.registry_files)
+    def registry(self, version: str | None = None) -> sealed.FileRegistry:
+        owner, keys = sealed.Owner("lab", version or self.version), self.key_store
+        path = sealed.registry_path(self.state, owner, keys)
+        return sealed.FileRegistry(path, owner, keys, files=self.registry_files)
 
-    def seal(self, device: str, version: str, needed: tuple[int, int]) -> Seal:
+    def seal(self, device: str, version: str, needed: tuple[int, int]) -> sealed.Seal:
         keys = self.key_store
         registry = self.registry(version)
-        return Seal(
+        return sealed.Seal(
             device, version, files=needed, registry=registry, keys=keys, file_system=self.files
         )
 
@@ -203,7 +189,7 @@ class LabRig:
             except PenstockError as error:
                 return outcome, type(error)
 
-    def peek(self, config: PrepareConfig) -> str:
+    def peek(self, config: hal.PrepareConfig) -> str:
         """What a reader finds under the token and binding of *config*, without a compile: "hit
         <artefact>", or why not.
         """
@@ -282,12 +268,12 @@ class LabRig:
         )
 
 
-def config_of(model: Model, token: bytes | None = None) -> PrepareConfig:
+def config_of(model: Model, token: bytes | None = None) -> hal.PrepareConfig:
     """What a compile asks the lab device with, but for the files."""
-    asked: list[PrepareConfig] = []
+    asked: list[hal.PrepareConfig] = []
 
     class Recording(LabDevice):
-        def prepare_model(self, model: Model, config: PrepareConfig) -> LabPreparedModel:
+        def prepare_model(self, model: Model, config: hal.PrepareConfig) -> LabPreparedModel:
             asked.append(config)
             return super().prepare_model(model, config)
 
@@ -307,18 +293,18 @@ class Bulk:
 
     def __init__(self, root: Path, model: Model) -> None:
         self.root, self.model = root, model
-        keys, owner = FileKeyStore(root / "key", files=QUICK_FILES), Owner("lab", "1")
-        self.registry = FileRegistry(root / "registry", owner, keys, files=QUICK_FILES)
+        keys, owner = sealed.FileKeyStore(root / "key", files=QUICK_FILES), sealed.Owner("lab", "1")
+        self.registry = sealed.FileRegistry(root / "registry", owner, keys, files=QUICK_FILES)
         self.device = LabDevice(registry=self.registry, keys=keys, file_system=QUICK_FILES)
         self.paths = [root / place for place in PLACES]
-        self.handles = [CacheHandle(open_cache_file(p, create=True)) for p in self.paths]
-        self.config = PrepareConfig(
+        self.handles = [hal.CacheHandle(sealed.open_cache_file(p, create=True)) for p in self.paths]
+        self.config = hal.PrepareConfig(
             token=TOKEN,
             binding=BINDING,
             model_cache=tuple(self.handles[:2]),
             data_cache=tuple(self.handles[2:]),
         )
-        self._request_input = HostMemory(given(model))
+        self._request_input = hal.HostMemory(given(model))
         self._wanted = expected(model)
 
     def __enter__(self) -> Self:
@@ -329,7 +315,7 @@ class Bulk:
         for handle in self.handles:
             os.close(handle.fd)
 
-    def hits(self, config: PrepareConfig | None = None) -> bool:
+    def hits(self, config: hal.PrepareConfig | None = None) -> bool:
         """Loads without a compile; the answer is right."""
         compiles, loads = self.device.compiles, self.device.loads
         prepared = self.device.prepare_model_from_cache(config or self.config)
@@ -338,7 +324,7 @@ class Bulk:
             loads + 1,
         )
 
-    def refusal(self, config: PrepareConfig | None = None) -> str:
+    def refusal(self, config: hal.PrepareConfig | None = None) -> str:
         """The name of the refusal, which comes before the engine is asked anything."""
         before = self.device.engine_calls
         try:
@@ -376,11 +362,11 @@ class Bulk:
             done += 1
         return done
 
-    def _right(self, prepared: PreparedModel) -> bool:
+    def _right(self, prepared: hal.PreparedModel) -> bool:
         with closing(prepared):
             answer = np.empty_like(self._wanted)
-            request = Request((self._request_input,), (HostMemory(answer),))
-            prepared.execute(request, ExecutionConfig())
+            request = hal.Request((self._request_input,), (hal.HostMemory(answer),))
+            prepared.execute(request, hal.ExecutionConfig())
             return bool((answer == self._wanted).all())
 
 

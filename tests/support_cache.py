@@ -13,26 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from penstock import sealed
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.index import IndexRecord
 from penstock.cache.lease import Lease
 from penstock.errors import CacheError
-from penstock.sealed import (
-    FileKeyStore,
-    FileRegistry,
-    KeyStore,
-    LateWriter,
-    Owner,
-    RegistryState,
-    Row,
-    Seal,
-    registry_path,
-)
 from penstock.testing.doubles import QUICK_FILES
 from tests.support_sealed import BINDING
 
 NEEDED = (2, 1)
-OWNER = Owner("lab", "1")
+OWNER = sealed.Owner("lab", "1")
 
 
 def token_of(number: int) -> bytes:
@@ -59,7 +49,7 @@ class MemoryRegistry:
     """A `Registry` of this process alone, which nobody tampers with."""
 
     def __init__(self) -> None:
-        self.listed: dict[tuple[bytes, bytes], Row] = {}
+        self.listed: dict[tuple[bytes, bytes], sealed.Row] = {}
         self.changes = 0
         self.name = bytes(16)
 
@@ -68,15 +58,15 @@ class MemoryRegistry:
         made.listed, made.changes = dict(self.listed), self.changes
         return made
 
-    def state(self) -> RegistryState | None:
-        return RegistryState(self.name, self.changes)
+    def state(self) -> sealed.RegistryState | None:
+        return sealed.RegistryState(self.name, self.changes)
 
-    def open(self) -> RegistryState:
-        return RegistryState(self.name, self.changes)
+    def open(self) -> sealed.RegistryState:
+        return sealed.RegistryState(self.name, self.changes)
 
-    def begin(self, row: Row) -> None:
+    def begin(self, row: sealed.Row) -> None:
         self.changes += 1
-        self.listed[row.token, row.entry] = Row(
+        self.listed[row.token, row.entry] = sealed.Row(
             row.token, row.entry, row.models, row.datas, self.changes
         )
 
@@ -84,13 +74,13 @@ class MemoryRegistry:
         for old in replaced:
             self.remove(token, old)
 
-    def find(self, token: bytes, entry: bytes) -> Row | None:
+    def find(self, token: bytes, entry: bytes) -> sealed.Row | None:
         return self.listed.get((token, entry))
 
     def remove(self, token: bytes, entry: bytes) -> None:
         self.changes += bool(self.listed.pop((token, entry), None))
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[sealed.Row, ...]:
         return tuple(self.listed.values())
 
     def clear(self) -> None:
@@ -106,7 +96,7 @@ class Bench:
 
     root: Path
     files: Any = QUICK_FILES
-    owner: Owner = OWNER
+    owner: sealed.Owner = OWNER
     binding: bytes = BINDING
     clock: Any = field(default_factory=Ticking)
     uptime: Any = None
@@ -116,8 +106,8 @@ class Bench:
     def path(self) -> Path:
         return self.root / "cache"
 
-    def keys(self) -> KeyStore:
-        return FileKeyStore(self.root / "key", files=self.files)
+    def keys(self) -> sealed.KeyStore:
+        return sealed.FileKeyStore(self.root / "key", files=self.files)
 
     @property
     def registry(self) -> MemoryRegistry:
@@ -144,9 +134,11 @@ class Bench:
         place = self.root / "locks"
         return sorted(path.suffix for path in place.iterdir()) if place.exists() else []
 
-    def seal(self, device: str = "", version: str = "", needed: tuple[int, int] = NEEDED) -> Seal:
-        owner = Owner(device or self.owner.driver, version or self.owner.version)
-        return Seal(
+    def seal(
+        self, device: str = "", version: str = "", needed: tuple[int, int] = NEEDED
+    ) -> sealed.Seal:
+        owner = sealed.Owner(device or self.owner.driver, version or self.owner.version)
+        return sealed.Seal(
             owner.driver,
             owner.version,
             files=needed,
@@ -155,7 +147,7 @@ class Bench:
             file_system=self.files,
         )
 
-    def _registry(self, owner: Owner) -> MemoryRegistry:
+    def _registry(self, owner: sealed.Owner) -> MemoryRegistry:
         return self.registries.setdefault((owner.driver, owner.version), MemoryRegistry())
 
     def record(self, token: bytes, **ingredients: str) -> IndexRecord:
@@ -188,7 +180,7 @@ class Bench:
         with lease:
             self.compile_under(lease, token, text, **ingredients)
 
-    def compile_later(self, token: bytes) -> LateWriter:
+    def compile_later(self, token: bytes) -> sealed.LateWriter:
         """Publishes an entry that the writer is going to write, as a driver that compiles at first
         execution.
         """
@@ -199,7 +191,7 @@ class Bench:
                 if files.lock is None:
                     lease.discard(files)
                     raise Unsaved("nothing can be written later without a lock")
-                writer = LateWriter(
+                writer = sealed.LateWriter(
                     self.seal(),
                     files.model,
                     files.data,
@@ -250,12 +242,14 @@ class ProcessBench(Bench):
     def directory(self) -> CacheDirectory:  # one, which knows what it has seen
         return super().directory
 
-    def seal(self, device: str = "", version: str = "", needed: tuple[int, int] = NEEDED) -> Seal:
-        owner = Owner(device or self.owner.driver, version or self.owner.version)
+    def seal(
+        self, device: str = "", version: str = "", needed: tuple[int, int] = NEEDED
+    ) -> sealed.Seal:
+        owner = sealed.Owner(device or self.owner.driver, version or self.owner.version)
         keys = self.keys()
-        path = registry_path(self.root / "state", owner, keys)
-        registry = FileRegistry(path, owner, keys, files=QUICK_FILES)
-        return Seal(
+        path = sealed.registry_path(self.root / "state", owner, keys)
+        registry = sealed.FileRegistry(path, owner, keys, files=QUICK_FILES)
+        return sealed.Seal(
             owner.driver,
             owner.version,
             files=needed,

@@ -10,16 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from penstock import hal
 from penstock.cache.directory import CacheDirectory
 from penstock.errors import DriverError
-from penstock.hal import (
-    NO_TOKEN,
-    CacheReport,
-    Capabilities,
-    PerformanceInfo,
-    PrepareConfig,
-    PreparedModel,
-)
 from penstock.ir import Model
 from tests.support_devices import KERNELS, NumpyDevice, NumpyPrepared
 
@@ -40,7 +33,7 @@ class Asked:
     token: bytes
     binding: bytes
     files: tuple[int, int]
-    config: PrepareConfig = field(repr=False, default_factory=PrepareConfig)
+    config: hal.PrepareConfig = field(repr=False, default_factory=hal.PrepareConfig)
 
     @property
     def with_caching(self) -> bool:
@@ -65,13 +58,13 @@ class CachingDevice(NumpyDevice):
         status: type[DriverError] | None = None,
         level: int = 8,
         saves: bool = True,
-        report: CacheReport = CacheReport(),  # noqa: B008  # immutable
-        on_prepare: Callable[[PrepareConfig], None] = lambda _: None,
+        report: hal.CacheReport = hal.CacheReport(),  # noqa: B008  # immutable
+        on_prepare: Callable[[hal.PrepareConfig], None] = lambda _: None,
         **more: Any,
     ) -> None:
         super().__init__(name, kinds, level=level, **more)
-        self.capabilities = Capabilities(
-            default_performance=PerformanceInfo(0.5, 0.5), dispatch_ns=0
+        self.capabilities = hal.Capabilities(
+            default_performance=hal.PerformanceInfo(0.5, 0.5), dispatch_ns=0
         )
         self.version = version
         self.needed, self.status, self.saves, self.report = needed, status, saves, report
@@ -82,11 +75,11 @@ class CachingDevice(NumpyDevice):
     def cache_files_needed(self) -> tuple[int, int]:
         return self.needed
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NumpyPrepared:
         self._note("prepare_model", config)
         self.on_prepare(config)
         prepared = super().prepare_model(model, config)
-        if self.saves and config.token != NO_TOKEN:
+        if self.saves and config.token != hal.NO_TOKEN:
             self.models[config.token] = model
             for handle in (*config.model_cache, *config.data_cache):
                 os.ftruncate(handle.fd, 0)
@@ -94,7 +87,7 @@ class CachingDevice(NumpyDevice):
         prepared.cache_report = self.report
         return prepared
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModel:
         self._note("prepare_model_from_cache", config)
         for handle in (*config.model_cache, *config.data_cache):
             assert os.pread(handle.fd, 1000, 0) == PAYLOAD
@@ -112,7 +105,7 @@ class CachingDevice(NumpyDevice):
             for c in self.calls
         ]
 
-    def _note(self, method: str, config: PrepareConfig) -> None:
+    def _note(self, method: str, config: hal.PrepareConfig) -> None:
         files = len(config.model_cache), len(config.data_cache)
         assert files in {(0, 0), self.needed}
         self.calls.append(Asked(method, config.token, config.binding, files, config))

@@ -11,15 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.errors import (
-    Cancelled,
-    DeadObject,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadlineTransient,
-    PenstockError,
-    ResourceExhaustedTransient,
-)
+from penstock import errors
 from penstock.ipc.crash_records import crash_directory
 from penstock.memory import live_mappings
 from tests.support_chaos_calls import CALLS, CHECKED_BY, Deadline, Rig
@@ -42,19 +34,23 @@ a start.
 SETTLE_SECONDS: Final = 5.0
 """Within which everything is as it was before."""
 
-OUT_OF_ROOM: Final = frozenset({ResourceExhaustedTransient, DeadObject, MissedDeadlineTransient})
+OUT_OF_ROOM: Final = frozenset(
+    {errors.ResourceExhaustedTransient, errors.DeadObject, errors.MissedDeadlineTransient}
+)
 
-NAMED: Final[dict[str, frozenset[type[PenstockError]]]] = {
-    "killed": frozenset({DeadObject}),
-    "stopped": frozenset({DeadObject, MissedDeadlineTransient}),
+NAMED: Final[dict[str, frozenset[type[errors.PenstockError]]]] = {
+    "killed": frozenset({errors.DeadObject}),
+    "stopped": frozenset({errors.DeadObject, errors.MissedDeadlineTransient}),
     "paused": frozenset(),
-    "garbage": frozenset({DeadObject}),
-    "oversized": frozenset({DeadObject}),
+    "garbage": frozenset({errors.DeadObject}),
+    "oversized": frozenset({errors.DeadObject}),
     "no descriptor in the host": OUT_OF_ROOM,
-    "no descriptor in the client": frozenset({ResourceExhaustedTransient, DeadObject}),
+    "no descriptor in the client": frozenset(
+        {errors.ResourceExhaustedTransient, errors.DeadObject}
+    ),
     "no memory in the host": OUT_OF_ROOM,
-    "no memory in the client": frozenset({ResourceExhaustedTransient, DeadObject}),
-    "memory gone": frozenset({InvalidArgument, GeneralFailure}),
+    "no memory in the client": frozenset({errors.ResourceExhaustedTransient, errors.DeadObject}),
+    "memory gone": frozenset({errors.InvalidArgument, errors.GeneralFailure}),
 }
 """The errors that each fault may have, where the call has no answer."""
 
@@ -131,12 +127,12 @@ def round_of(rig: Rig, point: Point) -> list[str]:
     wrong: list[str] = []
     fault = Fault(rig.supervisor, point)
     deadline = Deadline(SHORT_SECONDS if kind == "stopped" else SECONDS)
-    allowed = NAMED[kind] | ({Cancelled} if message == "Cancel" else set())
+    allowed = NAMED[kind] | ({errors.Cancelled} if message == "Cancel" else set())
     with fault.armed():
         began = time.monotonic()
         try:
             CALLS[message](rig, deadline)
-        except PenstockError as error:
+        except errors.PenstockError as error:
             if type(error) not in allowed:
                 wrong.append(f"raised {error!r}")
         except Exception as error:  # noqa: BLE001  # the finding

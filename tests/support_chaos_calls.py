@@ -12,20 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock import hal
 from penstock.errors import Cancelled, DeadObject, PenstockError
-from penstock.hal import (
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    Burst,
-    CacheReport,
-    CancelToken,
-    EventFence,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    Request,
-)
 from penstock.ipc.host_sockets import Place
 from penstock.ipc.remote import Channel
 from penstock.ipc.resilient import IsolatedDevice, IsolatedPreparedModel
@@ -48,12 +36,12 @@ class Deadline:
         self.ns = time.monotonic_ns() + int(seconds * 1e9)
 
     @property
-    def execution(self) -> ExecutionConfig:
-        return ExecutionConfig(deadline_ns=self.ns)
+    def execution(self) -> hal.ExecutionConfig:
+        return hal.ExecutionConfig(deadline_ns=self.ns)
 
     @property
-    def preparation(self) -> PrepareConfig:
-        return PrepareConfig(deadline_ns=self.ns)
+    def preparation(self) -> hal.PrepareConfig:
+        return hal.PrepareConfig(deadline_ns=self.ns)
 
 
 class Rig:
@@ -62,15 +50,15 @@ class Rig:
     def __init__(self) -> None:
         self.supervisor = Supervisor(PLACE)
         self.device = IsolatedDevice(self.supervisor, 0)
-        prepared = self.device.prepare_model(MODEL, PrepareConfig())
+        prepared = self.device.prepare_model(MODEL, hal.PrepareConfig())
         assert isinstance(prepared, IsolatedPreparedModel)
         self.prepared = prepared
         self.pool = MemoryPool.anonymous(64)
-        self._buffer: tuple[int, Buffer] | None = None
+        self._buffer: tuple[int, hal.Buffer] | None = None
         self._warm: set[tuple[int, str]] = set()
         self.used: list[Any] = []
         request, self.right = asked()
-        REFERENCE.prepare_model(MODEL, PrepareConfig()).execute(request, ExecutionConfig())
+        REFERENCE.prepare_model(MODEL, hal.PrepareConfig()).execute(request, hal.ExecutionConfig())
 
     def warm_up(self, message: str) -> None:
         """What a driver keeps from a first call is no leak."""
@@ -83,14 +71,14 @@ class Rig:
                 CALLS[message](self, Deadline(60))
 
     @property
-    def role(self) -> BufferRole:
-        return BufferRole(self.prepared, "input", 0)
+    def role(self) -> hal.BufferRole:
+        return hal.BufferRole(self.prepared, "input", 0)
 
-    def buffer(self) -> Buffer:
+    def buffer(self) -> hal.Buffer:
         """One in the process that lives now, with ones in it."""
         pid = self.supervisor.connection().pid
         if self._buffer is None or self._buffer[0] != pid:
-            made = self.device.allocate(BufferDesc(), [self.role])[1]
+            made = self.device.allocate(hal.BufferDesc(), [self.role])[1]
             self.fill(1)
             made.copy_from(self.pool.memory, support.SHAPE)
             self._buffer = pid, made
@@ -148,7 +136,7 @@ class Rig:
         self.pool.close()
 
 
-def asked(dimensions: tuple[int, ...] | None = None, pool_of: int = 0) -> tuple[Request, Any]:
+def asked(dimensions: tuple[int, ...] | None = None, pool_of: int = 0) -> tuple[hal.Request, Any]:
     """A request for 2 + 1, and where the answer will be; different ones bind apart."""
     out = np.zeros(support.SHAPE, np.float32)
     x = np.full(support.SHAPE, 2, np.float32)
@@ -157,7 +145,7 @@ def asked(dimensions: tuple[int, ...] | None = None, pool_of: int = 0) -> tuple[
         x = pool.view(np.float32, support.SHAPE)
         x[...] = 2
         pool.close()
-    return Request((HostMemory(x, dimensions),), (HostMemory(out),)), out
+    return hal.Request((hal.HostMemory(x, dimensions),), (hal.HostMemory(out),)), out
 
 
 def same(answer: object, right: object) -> None:
@@ -211,7 +199,7 @@ def from_cache(rig: Rig, deadline: Deadline) -> None:
 
 def refusal_of_nothing() -> str:
     try:
-        REFERENCE.prepare_model_from_cache(PrepareConfig())
+        REFERENCE.prepare_model_from_cache(hal.PrepareConfig())
     except PenstockError as error:
         return str(error)
     raise AssertionError("the driver loads from nothing")
@@ -226,14 +214,14 @@ def close(rig: Rig, deadline: Deadline) -> None:
 
 
 def allocate(rig: Rig, _: Deadline) -> None:
-    token, buffer = rig.device.allocate(BufferDesc(), [rig.role])
+    token, buffer = rig.device.allocate(hal.BufferDesc(), [rig.role])
     assert token > 0
     del buffer
 
 
 def fenced(rig: Rig, deadline: Deadline) -> None:
     request, out = asked()
-    ready = EventFence()
+    ready = hal.EventFence()
     ready.signal()
     fence = rig.prepared.execute_fenced(request, [ready], deadline.execution)
     assert fence.wait(deadline.ns - time.monotonic_ns()), "the fence has not signalled"
@@ -279,21 +267,21 @@ def copy_to(rig: Rig, _: Deadline) -> None:
 
 
 def report(rig: Rig, _: Deadline) -> None:
-    rig.prepared.current()._report = CacheReport(later=True)
-    assert rig.prepared.cache_report in (CacheReport(), CacheReport(later=True))
+    rig.prepared.current()._report = hal.CacheReport(later=True)
+    assert rig.prepared.cache_report in (hal.CacheReport(), hal.CacheReport(later=True))
 
 
 def burst(rig: Rig, deadline: Deadline) -> None:
     execute(rig, held_burst(rig), deadline, 1)
 
 
-def held_burst(rig: Rig) -> Burst:
+def held_burst(rig: Rig) -> hal.Burst:
     made = rig.prepared.configure_burst()
     rig.used.append(made)
     return made
 
 
-def execute(rig: Rig, made: Burst, deadline: Deadline, times: int) -> None:
+def execute(rig: Rig, made: hal.Burst, deadline: Deadline, times: int) -> None:
     request, out = asked()
     for _ in range(times):
         out[...] = 0
@@ -314,10 +302,10 @@ def greet(rig: Rig, deadline: Deadline) -> None:
 
 
 def cancel(rig: Rig, deadline: Deadline) -> None:
-    token = CancelToken()
+    token = hal.CancelToken()
     token.set()
     with without_rings(rig):
-        rig.prepared.execute(asked()[0], ExecutionConfig(deadline_ns=deadline.ns, cancel=token))
+        rig.prepared.execute(asked()[0], hal.ExecutionConfig(deadline_ns=deadline.ns, cancel=token))
 
 
 def drop(rig: Rig, deadline: Deadline) -> None:
@@ -333,7 +321,7 @@ def from_pool(rig: Rig, deadline: Deadline) -> None:
         x = pool.view(np.float32, support.SHAPE)
         out = pool.view(np.float32, support.SHAPE, 64)
         x[...] = 2
-        request = Request((HostMemory(x),), (HostMemory(out),))
+        request = hal.Request((hal.HostMemory(x),), (hal.HostMemory(out),))
         rig.prepared.execute(request, deadline.execution)
         rig.check(out)
         del x, out, request

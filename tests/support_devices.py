@@ -14,25 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock import hal
 from penstock.errors import InvalidArgument, OutputInsufficientSize
-from penstock.hal import (
-    AccuracyClass,
-    Capabilities,
-    Device,
-    DeviceBase,
-    DeviceType,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    OutputShape,
-    PerformanceInfo,
-    PrepareConfig,
-    PreparedModelBase,
-    Request,
-    Support,
-    validate_prepare,
-    validate_request,
-)
 from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
 from penstock.ir.types import is_static
 from penstock.partitioning import ExecutionPlan
@@ -107,7 +90,7 @@ def _results(model: Model, operation: Operation, arguments: list[NDArray]) -> Se
     return KERNELS[operation.type](operation, arguments)
 
 
-class NumpyDevice(DeviceBase):
+class NumpyDevice(hal.DeviceBase):
     """Computes with `KERNELS` what *wish* lets it, and refuses to prepare anything else.
 
     *performance* maps element types to (execution time, power usage); types it leaves out cost what
@@ -124,26 +107,26 @@ class NumpyDevice(DeviceBase):
         performance: Mapping[str, tuple[float, float]] | None = None,
         *,
         other: tuple[float, float] | None = (1.0, 1.0),
-        accuracy: AccuracyClass = "faithful",
+        accuracy: hal.AccuracyClass = "faithful",
         level: int = 8,
         **capabilities: Any,
     ) -> None:
         self.name, self._wish, self._accuracy = name, wish, accuracy
-        self.type = DeviceType.CPU if name == "reference" else DeviceType.ACCELERATOR
+        self.type = hal.DeviceType.CPU if name == "reference" else hal.DeviceType.ACCELERATOR
         self.feature_level = level
-        self.capabilities = Capabilities(
-            performance={t: PerformanceInfo(*p) for t, p in (performance or {}).items()},
-            default_performance=None if other is None else PerformanceInfo(*other),
+        self.capabilities = hal.Capabilities(
+            performance={t: hal.PerformanceInfo(*p) for t, p in (performance or {}).items()},
+            default_performance=None if other is None else hal.PerformanceInfo(*other),
             **{"dispatch_ns": 0, **capabilities},
         )
         self.asked: list[Model] = []
         self.prepared: list[Model] = []
 
-    def supported_operations(self, model: Model) -> list[Support]:
+    def supported_operations(self, model: Model) -> list[hal.Support]:
         self.asked.append(model)
         return [self._support(model.entry, index) for index in range(len(model.operations))]
 
-    def _support(self, entry: Subgraph, index: int) -> Support:
+    def _support(self, entry: Subgraph, index: int) -> hal.Support:
         kind = entry.operations[index].type
         wanted = (
             self._wish(kind, entry.operation_name(index))
@@ -151,24 +134,24 @@ class NumpyDevice(DeviceBase):
             else kind in self._wish
         )
         if wanted is True:
-            return Support(supported=True, accuracy=self._accuracy)
+            return hal.Support(supported=True, accuracy=self._accuracy)
         reason = wanted if isinstance(wanted, str) else f"{self.name} has no {kind}"
-        return Support(supported=False, reason=reason, accuracy=self._accuracy)
+        return hal.Support(supported=False, reason=reason, accuracy=self._accuracy)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
-        validate_prepare(model, config)
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NumpyPrepared:
+        hal.validate_prepare(model, config)
         if not all(answer.supported for answer in self.supported_operations(model)):
             raise InvalidArgument(f"{self.name} is given an operation that it refuses")
         self.prepared.append(model)
         return NumpyPrepared(model)
 
 
-class NumpyPrepared(PreparedModelBase):
+class NumpyPrepared(hal.PreparedModelBase):
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        validate_request(self.model, request, config)
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
+        hal.validate_request(self.model, request, config)
         entry = self.model.entry
         results = evaluate(self.model, [_array(a) for a in request.inputs])
         targets = [_array(a) for a in request.outputs]
@@ -185,11 +168,11 @@ class NumpyPrepared(PreparedModelBase):
                 target[...] = result
             else:
                 target[: result.nbytes] = np.frombuffer(result.tobytes(), np.uint8)
-        return ExecutionResult(tuple(OutputShape(result.shape) for result in results))
+        return hal.ExecutionResult(tuple(hal.OutputShape(result.shape) for result in results))
 
 
 def _array(argument: object) -> NDArray:
-    if not isinstance(argument, HostMemory):
+    if not isinstance(argument, hal.HostMemory):
         raise InvalidArgument(f"{type(argument).__name__} is given to a device of arrays")
     return argument.array
 
@@ -202,14 +185,14 @@ def run_plan(
     plan: ExecutionPlan,
     devices: Sequence[NumpyDevice],
     inputs: Sequence[NDArray],
-    engine: Device | None = None,
+    engine: hal.Device | None = None,
 ) -> list[NDArray]:
     """Every entry output, state outputs included, with the temporaries where the plan puts them.
 
     Each step is prepared by the device that the plan names, or by *engine* in its place.
     """
     entry = plan.model.entry
-    named: dict[str, Device] = {device.name: engine or device for device in devices}
+    named: dict[str, hal.Device] = {device.name: engine or device for device in devices}
     arena = np.full(plan.temporaries.nbytes, GUARD, np.uint8)
     values = dict(zip(entry.inputs, inputs, strict=True))
     for array in values.values():
@@ -220,17 +203,18 @@ def run_plan(
             _target(operand, plan.temporaries.offsets.get(index), arena)
             for index, operand in zip(step.outputs, outer, strict=True)
         ]
-        request = Request(
-            tuple(HostMemory(values[i]) for i in step.inputs), tuple(map(HostMemory, targets))
+        request = hal.Request(
+            tuple(hal.HostMemory(values[i]) for i in step.inputs),
+            tuple(map(hal.HostMemory, targets)),
         )
         if step.control is not None:
             _run_control(step, devices, request, engine)
             values.update(zip(step.outputs, targets, strict=True))
             continue
-        prepared = named[step.device].prepare_model(step.model, PrepareConfig())
-        shapes = prepared.execute(request, ExecutionConfig()).output_shapes
+        prepared = named[step.device].prepare_model(step.model, hal.PrepareConfig())
+        shapes = prepared.execute(request, hal.ExecutionConfig()).output_shapes
         # A driver need not tell the shapes where all are known.
-        told = iter(shapes or [OutputShape(target.shape) for target in targets])
+        told = iter(shapes or [hal.OutputShape(target.shape) for target in targets])
         for index, operand, target, shape in zip(step.outputs, outer, targets, told, strict=True):
             values[index] = (
                 target if is_static(operand.shape) else _shaped(target, operand, shape.dimensions)
@@ -243,8 +227,8 @@ def run_plan(
 def _run_control(
     step: ExecutionStep,
     devices: Sequence[NumpyDevice],
-    request: Request,
-    engine: Device | None,
+    request: hal.Request,
+    engine: hal.Device | None,
 ) -> None:
     """The step's branches by their own plans; *request* holds its boundary."""
     (operation,) = step.model.operations

@@ -10,20 +10,10 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from penstock import hal
 from penstock.driverkit import KernelDevice, Site, kernel
 from penstock.driverkit.kernel_device import PreparedKernels
 from penstock.errors import GeneralFailure
-from penstock.hal import (
-    Capabilities,
-    DeviceType,
-    ExecutionConfig,
-    ExecutionResult,
-    Extension,
-    ExtensionAttribute,
-    ExtensionOperandType,
-    PrepareConfig,
-    Request,
-)
 from penstock.ir import DType, Model, NDArray, Operand
 
 NAME: Final = "com.example.fibonacci"
@@ -35,8 +25,9 @@ zero point.
 SERIES, HINTS = 0, 7
 """Operations: the first n Fibonacci numbers, and what attributes the driver was given."""
 
-EXTENSION: Final = Extension(
-    NAME, (ExtensionOperandType(COUNT, 8, is_tensor=False), ExtensionOperandType(QUANT64, 8))
+EXTENSION: Final = hal.Extension(
+    NAME,
+    (hal.ExtensionOperandType(COUNT, 8, is_tensor=False), hal.ExtensionOperandType(QUANT64, 8)),
 )
 OTHER: Final = "com.example.other"
 
@@ -59,17 +50,17 @@ class Fibonacci(KernelDevice):
 
     name = "fibonacci"
     version = "1"
-    type = DeviceType.ACCELERATOR
-    capabilities = Capabilities(extensions=(EXTENSION, Extension(OTHER)))
-    seen: ClassVar[list[tuple[ExtensionAttribute, ...]]] = []
+    type = hal.DeviceType.ACCELERATOR
+    capabilities = hal.Capabilities(extensions=(EXTENSION, hal.Extension(OTHER)))
+    seen: ClassVar[list[tuple[hal.ExtensionAttribute, ...]]] = []
     """The attributes of each compile and each run, in order."""
 
-    def __init__(self, name: str = "fibonacci", extensions: Sequence[Extension] = ()) -> None:
+    def __init__(self, name: str = "fibonacci", extensions: Sequence[hal.Extension] = ()) -> None:
         self.name = name
         if extensions:
-            self.capabilities = Capabilities(extensions=tuple(extensions))
+            self.capabilities = hal.Capabilities(extensions=tuple(extensions))
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedKernels:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> PreparedKernels:
         self.seen.append(config.attributes)
         made = super().prepare_model(model, config)
         return Noted(self, made.model, made._sites)
@@ -116,7 +107,7 @@ class Fibonacci(KernelDevice):
 class Noted(PreparedKernels):
     """Notes the attributes of its runs."""
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         Fibonacci.seen.append(config.attributes)
         return super().execute(request, config)
 

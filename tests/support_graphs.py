@@ -10,23 +10,14 @@ from zlib import crc32
 
 import numpy as np
 
+from penstock import ir
 from penstock.hal import Preference
-from penstock.ir import (
-    DType,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    NDArray,
-    Operand,
-    Shape,
-    SubgraphBuilder,
-)
 from penstock.partitioning import ExecutionPlan, Policy, place
 from penstock.partitioning.policy import PlacementRule
 from tests.support_devices import NumpyDevice
 
 BASE: Final = (4, 6)
-FLOAT, INT = DType.FLOAT32, DType.INT32
+FLOAT, INT = ir.DType.FLOAT32, ir.DType.INT32
 BINARY: Final = ("ADD", "SUB", "MUL", "MAXIMUM")
 UNARY: Final = ("RELU", "NEG")
 
@@ -41,9 +32,9 @@ class RandomGraph:
     """
 
     rng: np.random.Generator
-    builder: ModelBuilder = field(default_factory=ModelBuilder)
-    values: list[tuple[int, DType, tuple[int, ...]]] = field(default_factory=list)
-    arrays: list[NDArray] = field(default_factory=list)
+    builder: ir.ModelBuilder = field(default_factory=ir.ModelBuilder)
+    values: list[tuple[int, ir.DType, tuple[int, ...]]] = field(default_factory=list)
+    arrays: list[ir.NDArray] = field(default_factory=list)
     produced: list[int] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
     read: set[int] = field(default_factory=set)
@@ -51,7 +42,7 @@ class RandomGraph:
     loops: tuple[int, int] | None = None
     hide_shapes: bool = False
 
-    def make(self) -> Model:
+    def make(self) -> ir.Model:
         for position in range(int(self.rng.integers(1, 4))):
             dtype = FLOAT if position == 0 or self.rng.random() < 0.7 else INT
             index = self.builder.input(dtype, BASE, f"input{position}")
@@ -113,7 +104,10 @@ class RandomGraph:
         condition, body = self.loops or self._loop_subgraphs()
         self.loops = condition, body
         begin = self._constant(np.array(self.rng.integers(0, 5), np.int32))
-        operands = [Operand(INT, ()), Operand(FLOAT, BASE, name=f"WHILE_{len(self.produced)}")]
+        operands = [
+            ir.Operand(INT, ()),
+            ir.Operand(FLOAT, BASE, name=f"WHILE_{len(self.produced)}"),
+        ]
         attributes = {"cond_subgraph_index": condition, "body_subgraph_index": body}
         _, after = self.builder.operation("WHILE", [begin, index], operands, attributes)
         self.read.add(index)
@@ -126,17 +120,17 @@ class RandomGraph:
         condition.input(FLOAT, BASE)
         most = condition.constant(np.array(4, np.int32))
         (goes_on,) = condition.operation(
-            "LESS", [turns, most], [Operand(DType.BOOL, (), name="goes_on")]
+            "LESS", [turns, most], [ir.Operand(ir.DType.BOOL, (), name="goes_on")]
         )
         body = self.builder.subgraph("body")
         turns, x = body.input(INT, ()), body.input(FLOAT, BASE)
         one = body.constant(np.array(1, np.int32))
-        (more,) = body.operation("ADD", [turns, one], [Operand(INT, (), name="more")])
+        (more,) = body.operation("ADD", [turns, one], [ir.Operand(INT, (), name="more")])
         weights = body.constant(self._array(FLOAT, BASE))
         (y,) = body.operation(
-            str(self.rng.choice(BINARY)), [x, weights], [Operand(FLOAT, BASE, name="y")]
+            str(self.rng.choice(BINARY)), [x, weights], [ir.Operand(FLOAT, BASE, name="y")]
         )
-        z_operand = Operand(FLOAT, BASE, name="z")
+        z_operand = ir.Operand(FLOAT, BASE, name="z")
         (z,) = body.operation(str(self.rng.choice(UNARY)), [y], [z_operand])
         return (
             self.builder.add_subgraph(condition.finish([goes_on])),
@@ -144,23 +138,23 @@ class RandomGraph:
         )
 
     def _subgraph(self, kind: str) -> int:
-        inner: SubgraphBuilder = self.builder.subgraph(kind)
+        inner: ir.SubgraphBuilder = self.builder.subgraph(kind)
         x = inner.input(FLOAT, BASE)
         weights = inner.constant(self._array(FLOAT, BASE))
-        (y,) = inner.operation(kind, [x], [Operand(FLOAT, BASE, name=f"{kind}_inner")])
-        (z,) = inner.operation("ADD", [y, weights], [Operand(FLOAT, BASE, name=f"{kind}_sum")])
+        (y,) = inner.operation(kind, [x], [ir.Operand(FLOAT, BASE, name=f"{kind}_inner")])
+        (z,) = inner.operation("ADD", [y, weights], [ir.Operand(FLOAT, BASE, name=f"{kind}_sum")])
         return self.builder.add_subgraph(inner.finish([z]))
 
     def _operation(
         self,
         kind: str,
         inputs: list[int],
-        outputs: list[tuple[DType, tuple[int, ...]]],
+        outputs: list[tuple[ir.DType, tuple[int, ...]]],
         **attributes: int,
     ) -> None:
         hidden = self.hide_shapes and self.rng.random() < 0.5
         operands = [
-            Operand(
+            ir.Operand(
                 dtype,
                 self._hide(shape) if hidden else shape,
                 name=f"{kind}_{len(self.produced) + k}",
@@ -173,7 +167,7 @@ class RandomGraph:
             self.produced.append(index)
             self._available(index, dtype, shape)
 
-    def _hide(self, shape: tuple[int, ...]) -> Shape:
+    def _hide(self, shape: tuple[int, ...]) -> ir.Shape:
         return None if self.rng.random() < 0.3 else (None, *shape[1:])
 
     def _state(self) -> None:
@@ -182,12 +176,12 @@ class RandomGraph:
             return
         output, dtype, shape = candidates[int(self.rng.integers(len(candidates)))]
         variable = self.builder.variable("state", dtype, shape)
-        operand = Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, "state_input")
+        operand = ir.Operand(dtype, shape, ir.Lifetime.SUBGRAPH_INPUT, "state_input")
         port = self.builder.operand(operand)
         self._available(port, dtype, shape)
         self.arrays.append(self._array(dtype, shape))
         (after,) = self.builder.operation(
-            "ADD", [output, port], [Operand(dtype, shape, name="state_output")]
+            "ADD", [output, port], [ir.Operand(dtype, shape, name="state_output")]
         )
         self.produced.append(after)
         self.builder.state(variable, port, after)
@@ -209,29 +203,29 @@ class RandomGraph:
             outputs.append(outputs[0])
         return outputs or [self.values[0][0]]
 
-    def _partner(self, dtype: DType, shape: tuple[int, ...]) -> int:
+    def _partner(self, dtype: ir.DType, shape: tuple[int, ...]) -> int:
         same = [index for index, d, s in self.values if d is dtype and s == shape]
         if self.rng.random() < 0.25:
             return self._constant(self._array(dtype, shape))
         return int(self.rng.choice(same))
 
-    def _constant(self, value: NDArray) -> int:
+    def _constant(self, value: ir.NDArray) -> int:
         self.constants.append(self.builder.constant(value))
         return self.constants[-1]
 
-    def _array(self, dtype: DType, shape: tuple[int, ...]) -> NDArray:
+    def _array(self, dtype: ir.DType, shape: tuple[int, ...]) -> ir.NDArray:
         if dtype is INT:
             return self.rng.integers(-9, 9, shape).astype(np.int32)
         return self.rng.standard_normal(shape).astype(np.float32)
 
-    def _pick(self) -> tuple[int, DType, tuple[int, ...]]:
+    def _pick(self) -> tuple[int, ir.DType, tuple[int, ...]]:
         return self.values[int(self.rng.integers(len(self.values)))]
 
-    def _available(self, index: int, dtype: DType, shape: tuple[int, ...]) -> None:
+    def _available(self, index: int, dtype: ir.DType, shape: tuple[int, ...]) -> None:
         self.values.append((index, dtype, shape))
 
 
-def random_devices(rng: np.random.Generator, model: Model) -> list[NumpyDevice]:
+def random_devices(rng: np.random.Generator, model: ir.Model) -> list[NumpyDevice]:
     """1 to 4 devices; every operation is taken by one of them (disjoint), or by any of several."""
     count = int(rng.choice([1, 2, 3, 4], p=[0.05, 0.3, 0.35, 0.3]))
     disjoint = bool(rng.random() < 0.5)
@@ -267,7 +261,7 @@ def random_devices(rng: np.random.Generator, model: Model) -> list[NumpyDevice]:
 @dataclass(frozen=True)
 class Case:
     graph: RandomGraph
-    model: Model
+    model: ir.Model
     devices: list[NumpyDevice]
     preference: Preference
     plan: ExecutionPlan

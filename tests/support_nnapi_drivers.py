@@ -6,17 +6,9 @@ import itertools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
 
+from penstock import hal
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import ErrorStatus, GeneralFailure, ResourceExhaustedTransient
-from penstock.hal import (
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    Capabilities,
-    Device,
-    PerformanceInfo,
-    Support,
-)
 from penstock.ipc.resilient import IsolatedDevice
 from penstock.ir import Model
 from penstock.runtime.isolation import supervisor_of
@@ -43,27 +35,29 @@ class DomainDriver(InterceptingDevice):
     ) -> None:
         super().__init__(ReferenceDevice(), name)
         self.level, self.outcome, self.operations = level, outcome, frozenset(operations)
-        self.asked: list[tuple[BufferDesc, Sequence[BufferRole]]] = []
+        self.asked: list[tuple[hal.BufferDesc, Sequence[hal.BufferRole]]] = []
 
     @property
     def feature_level(self) -> int:
         return self.level
 
     @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            performance={"float32": PerformanceInfo(0.1, 0.1)},
+    def capabilities(self) -> hal.Capabilities:
+        return hal.Capabilities(
+            performance={"float32": hal.PerformanceInfo(0.1, 0.1)},
             memory_kinds=("ashmem", "mmap_fd", "hardware_buffer_blob"),
         )
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         answers = self.device.supported_operations(model)
         return [
-            answer if operation.type in self.operations else Support(False, "as told")
+            answer if operation.type in self.operations else hal.Support(False, "as told")
             for operation, answer in zip(model.operations, answers, strict=True)
         ]
 
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+    def allocate(
+        self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
+    ) -> tuple[int, hal.Buffer]:
         self.asked.append((desc, roles))
         if self.outcome == "NOT_SUPPORTED":
             raise GeneralFailure("this device has no memory domains")
@@ -102,15 +96,15 @@ def domain_driver(part: str, level: str, outcome: Outcome) -> DomainDriver:
     return DomainDriver(f"{part}-{level}-{outcome}", LEVELS[level], outcome, PARTS[part])
 
 
-def create() -> list[Device]:
+def create() -> list[hal.Device]:
     """All of them, for one host process: those of `DOMAINS`, then those of `STATUSES`."""
     return [*itertools.starmap(domain_driver, DOMAINS), *itertools.starmap(StatusDriver, STATUSES)]
 
 
-def hosted() -> Iterator[list[Device]]:
+def hosted() -> Iterator[list[hal.Device]]:
     """What `create` makes, in a process of its own, until the generator is closed."""
     supervisor = supervisor_of("nnapi-tests", f"{__name__}:create")
-    devices: list[Device] = [
+    devices: list[hal.Device] = [
         IsolatedDevice(supervisor, index) for index in range(len(DOMAINS) + len(STATUSES))
     ]
     try:

@@ -15,23 +15,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from penstock import sealed
 from penstock.errors import CacheError
-from penstock.sealed import (
-    FileKeyStore,
-    FileRegistry,
-    FileSystem,
-    KeyStore,
-    LateWriter,
-    LoadedEntry,
-    Owner,
-    Registry,
-    RegistryState,
-    Row,
-    SaveReport,
-    Seal,
-    open_cache_file,
-    registry_path,
-)
 from penstock.testing.doubles import (
     QUICK_FILES,
     crash,
@@ -70,16 +55,16 @@ class MemoryRegistry:
     """A `Registry` without a file, where the cases are many and none is about the registry."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[bytes, bytes], Row] = {}
-        self._state = RegistryState(os.urandom(16), 0)
+        self._rows: dict[tuple[bytes, bytes], sealed.Row] = {}
+        self._state = sealed.RegistryState(os.urandom(16), 0)
 
-    def state(self) -> RegistryState:
+    def state(self) -> sealed.RegistryState:
         return self._state
 
-    def open(self) -> RegistryState:
+    def open(self) -> sealed.RegistryState:
         return self._state
 
-    def begin(self, row: Row) -> None:
+    def begin(self, row: sealed.Row) -> None:
         self._count()
         self._rows[row.token, row.entry] = replace(row, sequence=self._state.changes)
 
@@ -87,14 +72,14 @@ class MemoryRegistry:
         for old in replaced:
             self.remove(token, old)
 
-    def find(self, token: bytes, entry: bytes) -> Row | None:
+    def find(self, token: bytes, entry: bytes) -> sealed.Row | None:
         return self._rows.get((token, entry))
 
     def remove(self, token: bytes, entry: bytes) -> None:
         self._count()
         self._rows.pop((token, entry), None)
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[sealed.Row, ...]:
         return tuple(self._rows.values())
 
     def clear(self) -> None:
@@ -102,7 +87,7 @@ class MemoryRegistry:
         self._rows.clear()
 
     def _count(self) -> None:
-        self._state = RegistryState(self._state.registry, self._state.changes + 1)
+        self._state = sealed.RegistryState(self._state.registry, self._state.changes + 1)
 
 
 class Rig:
@@ -118,14 +103,14 @@ class Rig:
         *,
         driver: str = "lab",
         version: str = "1",
-        keys: KeyStore | None = None,
+        keys: sealed.KeyStore | None = None,
         program: Sequence[bytes] = PROGRAM,
         weights: Sequence[bytes] = WEIGHTS,
-        registry: Callable[[], Registry] | None = None,
+        registry: Callable[[], sealed.Registry] | None = None,
     ) -> None:
         self.root, self.owner, self.program, self.weights = (
             root,
-            Owner(driver, version),
+            sealed.Owner(driver, version),
             program,
             weights,
         )
@@ -134,30 +119,30 @@ class Rig:
         self._keys = keys
         self._registry = registry
 
-    def keys(self, files: FileSystem = QUICK_FILES) -> KeyStore:
-        return self._keys or FileKeyStore(self.state / "key", files=files)
+    def keys(self, files: sealed.FileSystem = QUICK_FILES) -> sealed.KeyStore:
+        return self._keys or sealed.FileKeyStore(self.state / "key", files=files)
 
-    def registry(self, keys: KeyStore | None = None) -> Registry:
+    def registry(self, keys: sealed.KeyStore | None = None) -> sealed.Registry:
         if self._registry is not None:
             return self._registry()
         keys = keys or self.keys()
-        return FileRegistry(self.registry_file, self.owner, keys, files=QUICK_FILES)
+        return sealed.FileRegistry(self.registry_file, self.owner, keys, files=QUICK_FILES)
 
     @property
     def registry_file(self) -> Path:
-        return Path(registry_path(self.state, self.owner, self.keys()))
+        return Path(sealed.registry_path(self.state, self.owner, self.keys()))
 
-    def seal(self, files: FileSystem = QUICK_FILES) -> Seal:
+    def seal(self, files: sealed.FileSystem = QUICK_FILES) -> sealed.Seal:
         keys = self.keys(files)
         return self.seal_with(self.registry(keys), keys, files)
 
     def seal_with(
         self,
-        registry: Registry,
-        keys: KeyStore | None = None,
-        files: FileSystem = QUICK_FILES,
-    ) -> Seal:
-        return Seal(
+        registry: sealed.Registry,
+        keys: sealed.KeyStore | None = None,
+        files: sealed.FileSystem = QUICK_FILES,
+    ) -> sealed.Seal:
+        return sealed.Seal(
             self.owner.driver,
             self.owner.version,
             files=(len(self.program), len(self.weights)),
@@ -181,7 +166,7 @@ class Rig:
         with ExitStack() as stack:
             opened = []
             for path in self.paths(folder):
-                fd = open_cache_file(path, create=create)
+                fd = sealed.open_cache_file(path, create=create)
                 stack.callback(os.close, fd)
                 opened.append(Opened(fd))
             yield opened[: len(self.program)], opened[len(self.program) :]
@@ -195,12 +180,14 @@ class Rig:
         token: bytes = TOKEN,
         binding: bytes = BINDING,
         files: Any = QUICK_FILES,
-        seal: Seal | None = None,
-    ) -> Iterator[LateWriter]:
+        seal: sealed.Seal | None = None,
+    ) -> Iterator[sealed.LateWriter]:
         """A late writer that has nothing but its own duplicates."""
         with self.handles(folder, create=True) as (model, data), self.lock(folder) as lock:
             seal = seal or self.seal(files)
-            writer = LateWriter(seal, model, data, token, binding, lock=lock, expected=expected)
+            writer = sealed.LateWriter(
+                seal, model, data, token, binding, lock=lock, expected=expected
+            )
         try:
             yield writer
         finally:
@@ -210,7 +197,7 @@ class Rig:
                 for handle in writer._handles:  # as the system does for a process that died
                     os.close(handle.fd)
 
-    def write(self, writer: LateWriter, *, timeout: float = 0.0) -> SaveReport:
+    def write(self, writer: sealed.LateWriter, *, timeout: float = 0.0) -> sealed.SaveReport:
         """Writes the rig's payloads late."""
         return writer.write(model=self.program, data=self.weights, timeout=timeout)
 
@@ -219,7 +206,7 @@ class Rig:
         """The entry's lock file, opened anew."""
         directory = self.root / folder
         directory.mkdir(exist_ok=True)
-        fd = open_cache_file(directory / "lock", create=True)
+        fd = sealed.open_cache_file(directory / "lock", create=True)
         try:
             yield Opened(fd)
         finally:
@@ -236,8 +223,8 @@ class Rig:
         *,
         token: bytes = TOKEN,
         binding: bytes = BINDING,
-        files: FileSystem = QUICK_FILES,
-    ) -> SaveReport:
+        files: sealed.FileSystem = QUICK_FILES,
+    ) -> sealed.SaveReport:
         with self.handles(folder, create=True) as (model, data):
             return self.seal(files).save(
                 model, data, token, binding, model=self.program, data=self.weights
@@ -249,8 +236,8 @@ class Rig:
         *,
         token: bytes = TOKEN,
         binding: bytes = BINDING,
-        files: FileSystem = QUICK_FILES,
-    ) -> LoadedEntry:
+        files: sealed.FileSystem = QUICK_FILES,
+    ) -> sealed.LoadedEntry:
         with self.handles(folder) as (model, data):
             return self.seal(files).load(model, data, token, binding)
 

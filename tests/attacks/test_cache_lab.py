@@ -16,21 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock import errors
 from penstock.cache.info import CacheInfo
-from penstock.errors import (
-    CacheError,
-    DriverError,
-    ForeignEntry,
-    IngredientChanged,
-    NoEntry,
-    NotRegularFile,
-    OtherVersion,
-    RegistryMissing,
-    RolledBack,
-    SealBroken,
-    TokenCollision,
-    WrongLength,
-)
 from penstock.sealed import KeyStore, MemoryKeyStore
 from tests.support_attacks import PLACES, LabRig, exchange, expected, flip_in, layer
 from tests.support_sealed import TOKEN, put_private
@@ -94,27 +81,29 @@ def link_a_file(rig: LabRig) -> None:
 def put_replaced_files_back(rig: LabRig) -> None:
     kept = [path.read_bytes() for path in rig.paths()]
     flip_a_bit(rig)
-    assert rig.refuses(SealBroken, MODEL)
+    assert rig.refuses(errors.SealBroken, MODEL)
     for path, content in zip(rig.paths(), kept, strict=True):
         path.write_bytes(content)
 
 
-PROVOKED: dict[type[CacheError], Callable[[LabRig], None]] = {
-    SealBroken: flip_a_bit,
-    WrongLength: append_a_byte,
-    TokenCollision: give_the_token_to_another_model,
-    ForeignEntry: exchange_model_files,
-    OtherVersion: put_another_version_s_files,
-    RegistryMissing: delete_the_registry,
-    NotRegularFile: link_a_file,
-    RolledBack: put_replaced_files_back,
+PROVOKED: dict[type[errors.CacheError], Callable[[LabRig], None]] = {
+    errors.SealBroken: flip_a_bit,
+    errors.WrongLength: append_a_byte,
+    errors.TokenCollision: give_the_token_to_another_model,
+    errors.ForeignEntry: exchange_model_files,
+    errors.OtherVersion: put_another_version_s_files,
+    errors.RegistryMissing: delete_the_registry,
+    errors.NotRegularFile: link_a_file,
+    errors.RolledBack: put_replaced_files_back,
 }
 
 
 @pytest.mark.parametrize("kind", PROVOKED, ids=lambda kind: kind.__name__)
-def test_every_refusal_is_provoked_by_an_attack(tmp_path: Path, kind: type[CacheError]) -> None:
+def test_every_refusal_is_provoked_by_an_attack(
+    tmp_path: Path, kind: type[errors.CacheError]
+) -> None:
     rig = LabRig(tmp_path)
-    info = CacheInfo(rig.path, TOKEN) if kind is TokenCollision else None
+    info = CacheInfo(rig.path, TOKEN) if kind is errors.TokenCollision else None
     assert rig.compile(MODEL, info).name == "NoEntry"
     rig.attack(kind, lambda: PROVOKED[kind](rig), MODEL, info)
 
@@ -138,7 +127,7 @@ def test_every_two_files_of_entries_exchanged(tmp_path: Path) -> None:
             assert rig.hits(layer(seed))
         exchange(one[2], other[2])
         for rig, seed in touched.values():
-            assert rig.refuses(ForeignEntry, layer(seed)), (one, other)
+            assert rig.refuses(errors.ForeignEntry, layer(seed)), (one, other)
             assert rig.hits(layer(seed))
 
 
@@ -152,7 +141,7 @@ def test_whole_entries_exchanged(tmp_path: Path) -> None:
     for a, b in zip(mine, theirs, strict=True):
         exchange(a, b)
     for model in (MODEL, OTHER):
-        assert one.refuses(ForeignEntry, model)
+        assert one.refuses(errors.ForeignEntry, model)
         assert one.hits(model)
     for a, b in zip(mine, twins, strict=True):
         exchange(a, b)
@@ -165,7 +154,7 @@ def test_a_file_copied_over_another_of_its_entry(rig: LabRig, one: int, other: i
     def copy() -> None:
         shutil.copyfile(rig.paths()[one], rig.paths()[other])
 
-    rig.attack(ForeignEntry, copy, MODEL)
+    rig.attack(errors.ForeignEntry, copy, MODEL)
 
 
 def test_bits_of_a_caller_s_token(tmp_path: Path) -> None:
@@ -181,7 +170,7 @@ def test_bits_of_a_caller_s_token(tmp_path: Path) -> None:
         theirs = rig.new_paths(MODEL, flipped)
         for path, content in zip(theirs, contents, strict=True):
             path.write_bytes(content)
-        assert rig.refuses(ForeignEntry, MODEL, flipped), bit
+        assert rig.refuses(errors.ForeignEntry, MODEL, flipped), bit
         assert rig.hits(MODEL, flipped), bit
         for path in theirs:
             path.unlink()
@@ -217,7 +206,7 @@ def test_link_or_directory_in_place_of_a_cache_file_is_refused(
         assert rig.compile(MODEL).compiles == 1
         assert rig.hits(MODEL)
     else:
-        rig.attack(NotRegularFile, put, MODEL)
+        rig.attack(errors.NotRegularFile, put, MODEL)
     assert aside.read_bytes() == whole
     assert not (rig.root / "nowhere").exists()
     assert rig.litter() == []
@@ -225,12 +214,12 @@ def test_link_or_directory_in_place_of_a_cache_file_is_refused(
 
 @pytest.mark.parametrize("number", FILES)
 def test_a_missing_file(rig: LabRig, number: int) -> None:
-    rig.attack(NoEntry, rig.paths()[number].unlink, MODEL)
+    rig.attack(errors.NoEntry, rig.paths()[number].unlink, MODEL)
 
 
 class TestTheRegistry:
     def test_deleted(self, rig: LabRig) -> None:
-        rig.attack(RegistryMissing, lambda: delete_the_registry(rig), MODEL)
+        rig.attack(errors.RegistryMissing, lambda: delete_the_registry(rig), MODEL)
 
     def test_deleted_with_the_key(self, rig: LabRig) -> None:
         """Without the key nothing can be authentic; there is nothing either that could have listed
@@ -241,10 +230,10 @@ class TestTheRegistry:
             delete_the_registry(rig)
             (rig.state / "key").unlink()
 
-        rig.attack(RegistryMissing, delete, MODEL)
+        rig.attack(errors.RegistryMissing, delete, MODEL)
 
     def test_the_key_alone_deleted(self, rig: LabRig) -> None:
-        rig.attack(SealBroken, (rig.state / "key").unlink, MODEL)
+        rig.attack(errors.SealBroken, (rig.state / "key").unlink, MODEL)
 
     def test_registry_of_another_version_is_refused(self, rig: LabRig) -> None:
         theirs = newer(rig, folder="theirs")
@@ -255,7 +244,7 @@ class TestTheRegistry:
             delete_the_registry(rig)
             put_private(rig.registry_file, whole)
 
-        rig.attack(OtherVersion, put, MODEL)
+        rig.attack(errors.OtherVersion, put, MODEL)
         assert theirs.registry_file.read_bytes() == whole
         assert theirs.hits(MODEL)
 
@@ -269,7 +258,7 @@ class TestTheRegistry:
             delete_the_registry(rig)
             (rig.state / "other").rename(rig.registry_file)
 
-        rig.attack(SealBroken, put, MODEL)
+        rig.attack(errors.SealBroken, put, MODEL)
 
     def test_flipped_bits_of_the_registry_give_a_named_miss(self, rig: LabRig) -> None:
         draw = random.Random(11)
@@ -308,12 +297,12 @@ class TestARolledBackPair:
         rig.compile(MODEL)
         put_back = snapshot(rig)
         flip_a_bit(rig)
-        assert rig.refuses(SealBroken, MODEL)
+        assert rig.refuses(errors.SealBroken, MODEL)
         return rig, put_back
 
     def test_rolled_back_pair_is_refused_by_a_key_store_counter(self, tmp_path: Path) -> None:
         rig, put_back = self.with_keys(tmp_path, MemoryKeyStore())
-        rig.attack(RolledBack, put_back, MODEL)
+        rig.attack(errors.RolledBack, put_back, MODEL)
 
     def test_rolled_back_pair_of_the_same_version_loads_without_a_counter(
         self, tmp_path: Path
@@ -340,7 +329,7 @@ class TestARolledBackPair:
             delete_the_registry(rig)
             put_private(rig.registry_file, old.registry_file.read_bytes())
 
-        rig.attack(OtherVersion, put, MODEL)
+        rig.attack(errors.OtherVersion, put, MODEL)
         assert old.hits(MODEL)
 
     @pytest.mark.parametrize("store", [None, MemoryKeyStore])
@@ -350,19 +339,19 @@ class TestARolledBackPair:
         rig.compile(MODEL)
         kept = rig.registry_file.read_bytes()
         flip_a_bit(rig)
-        assert rig.refuses(SealBroken, MODEL)
+        assert rig.refuses(errors.SealBroken, MODEL)
 
         def put() -> None:
             delete_the_registry(rig)
             put_private(rig.registry_file, kept)
 
-        rig.attack(RolledBack, put, MODEL)
+        rig.attack(errors.RolledBack, put, MODEL)
 
     @pytest.mark.parametrize("store", [None, MemoryKeyStore])
     def test_the_files_alone(self, tmp_path: Path, store: type[MemoryKeyStore] | None) -> None:
         rig = LabRig(tmp_path, keys=store() if store else None)
         rig.compile(MODEL)
-        rig.attack(RolledBack, lambda: put_replaced_files_back(rig), MODEL)
+        rig.attack(errors.RolledBack, lambda: put_replaced_files_back(rig), MODEL)
 
 
 class TestATrustedToken:
@@ -390,16 +379,16 @@ class TestATrustedToken:
         for units, depth in [*sizes, *sizes]:
             outcome, answer = rig.answer(layer(seed, units, depth), trusting)
             assert outcome in {"hit", "miss"}
-            assert isinstance(answer, np.ndarray) or issubclass(answer, DriverError), answer
+            assert isinstance(answer, np.ndarray) or issubclass(answer, errors.DriverError), answer
 
     def test_trusted_token_refuses_altered_entries(self, tmp_path: Path) -> None:
         rig = LabRig(tmp_path)
         trusting = CacheInfo(rig.path, TOKEN, trust_token=True)
         rig.compile(MODEL, trusting)
-        rig.attack(SealBroken, lambda: flip_a_bit(rig), MODEL, trusting)
-        rig.attack(ForeignEntry, lambda: exchange_model_files(rig), MODEL, trusting)
+        rig.attack(errors.SealBroken, lambda: flip_a_bit(rig), MODEL, trusting)
+        rig.attack(errors.ForeignEntry, lambda: exchange_model_files(rig), MODEL, trusting)
 
     def test_trusted_entry_is_refused_for_an_untrusted_token(self, tmp_path: Path) -> None:
         rig = LabRig(tmp_path)
         rig.compile(MODEL, CacheInfo(rig.path, TOKEN, trust_token=True))
-        assert rig.refuses(IngredientChanged, MODEL, CacheInfo(rig.path, TOKEN))
+        assert rig.refuses(errors.IngredientChanged, MODEL, CacheInfo(rig.path, TOKEN))

@@ -13,18 +13,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import knobs
+from penstock import errors, knobs
 from penstock.cache.info import CacheInfo
-from penstock.errors import (
-    CacheError,
-    DriverError,
-    ForeignEntry,
-    NotRegularFile,
-    OtherVersion,
-    RegistryMissing,
-    SealBroken,
-    WrongLength,
-)
 from tests.support_attacks import exchange, expected, given, layer
 from tests.support_openvino import cpu, needs_openvino
 from tests.support_openvino_entry import OpenVinoEntry, refusal
@@ -49,14 +39,14 @@ def test_seeded_bits_are_refused_without_the_engine(entry: OpenVinoEntry) -> Non
     """Places in the header, the data file and, most of them, the artefact."""
     bits = entry.bits()
     assert len(bits) > 250_000
-    assert entry.refuse(SealBroken, random.Random(SEED).sample(bits, REFUSED)) == REFUSED
+    assert entry.refuse(errors.SealBroken, random.Random(SEED).sample(bits, REFUSED)) == REFUSED
 
 
 def test_seeded_bits_through_compile(entry: OpenVinoEntry) -> None:
     draw = random.Random(SEED + 1)
     model, data = (path.stat().st_size * 8 for path in entry.paths())
-    done = entry.attack(SealBroken, 0, draw.sample(range(model), COMPILED - 20))
-    done += entry.attack(SealBroken, 1, draw.sample(range(data), 20))
+    done = entry.attack(errors.SealBroken, 0, draw.sample(range(model), COMPILED - 20))
+    done += entry.attack(errors.SealBroken, 1, draw.sample(range(data), 20))
     assert done == COMPILED
 
 
@@ -116,16 +106,16 @@ def seal_by_another_version(entry: OpenVinoEntry) -> None:
 @pytest.mark.parametrize(
     ("kind", "alter"),
     [
-        (WrongLength, append),
-        (NotRegularFile, link),
-        (ForeignEntry, swap),
-        (RegistryMissing, delete_the_registry),
-        (OtherVersion, seal_by_another_version),
+        (errors.WrongLength, append),
+        (errors.NotRegularFile, link),
+        (errors.ForeignEntry, swap),
+        (errors.RegistryMissing, delete_the_registry),
+        (errors.OtherVersion, seal_by_another_version),
     ],
     ids=lambda value: value.__name__,
 )
 def test_openvino_refuses_altered_entries_by_name(
-    entry: OpenVinoEntry, kind: type[CacheError], alter: Callable[[OpenVinoEntry], None]
+    entry: OpenVinoEntry, kind: type[errors.CacheError], alter: Callable[[OpenVinoEntry], None]
 ) -> None:
     assert entry.compiled() == ("hit", "optimised")
     alter(entry)
@@ -146,7 +136,7 @@ def test_a_trusted_token_given_to_several_models_never_crashes(tmp_path: Path) -
             try:
                 answer = compiled.run([given(model)])[0]
                 seen.add((outcome, bool(np.array_equal(answer, expected(model)))))
-            except DriverError as error:
+            except errors.DriverError as error:
                 seen.add((outcome, type(error).__name__))
     assert ("miss", True) in seen
     assert ("hit", True) in seen

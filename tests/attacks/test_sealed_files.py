@@ -14,17 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.errors import (
-    CacheError,
-    ForeignEntry,
-    InvalidArgument,
-    NotRegularFile,
-    OtherVersion,
-    SealBroken,
-    TokenCollision,
-    Unreadable,
-    WrongLength,
-)
+from penstock import errors
 from penstock.sealed import HEADER_BYTES, LEAF_BYTES, Header, Seal, open_cache_file
 from penstock.testing.doubles import FaultyFiles
 from tests.support_sealed import BINDING, PROGRAM, TOKEN, WEIGHTS, MemoryRegistry, Opened, Rig
@@ -68,7 +58,7 @@ def refusal(
     """The class that a load is refused with; None's where it is a hit, with what was saved."""
     try:
         loaded = seal.load(model, data, token, binding)
-    except CacheError as error:
+    except errors.CacheError as error:
         return type(error)
     assert tuple(map(bytes, loaded.model)) == PROGRAM
     assert tuple(map(bytes, loaded.data)) == WEIGHTS
@@ -88,7 +78,7 @@ def test_each_single_bit_of_each_file_is_refused(quick: Rig, number: int) -> Non
         for bit in range(len(whole) * 8):
             assert refusal(seal, model, data) is HIT
             os.pwrite(fd, flipped(whole, bit)[bit // 8 :][:1], bit // 8)
-            assert refusal(seal, model, data) is SealBroken, f"bit {bit} of file {number}"
+            assert refusal(seal, model, data) is errors.SealBroken, f"bit {bit} of file {number}"
             os.pwrite(fd, whole[bit // 8 :][:1], bit // 8)
     assert quick.hits()
 
@@ -116,7 +106,7 @@ def test_sealed_file_of_another_length_is_refused(quick: Rig, number: int) -> No
             os.ftruncate(fd, min(length, len(whole)))
             os.pwrite(fd, more[: max(0, length - len(whole))], len(whole))
             assert path.stat().st_size == length
-            assert refusal(seal, model, data) is WrongLength, f"length {length}"
+            assert refusal(seal, model, data) is errors.WrongLength, f"length {length}"
             os.ftruncate(fd, min(length, len(whole)))
             os.pwrite(fd, whole[length:], length)
     path.write_bytes(whole[:-1])
@@ -130,9 +120,12 @@ def test_each_bit_of_token_and_binding_is_compared(quick: Rig, what: str) -> Non
         for bit in range(256):
             assert refusal(seal, model, data) is HIT
             if what == "token":
-                assert refusal(seal, model, data, token=flipped(TOKEN, bit)) is ForeignEntry
+                assert refusal(seal, model, data, token=flipped(TOKEN, bit)) is errors.ForeignEntry
             else:
-                assert refusal(seal, model, data, binding=flipped(BINDING, bit)) is TokenCollision
+                assert (
+                    refusal(seal, model, data, binding=flipped(BINDING, bit))
+                    is errors.TokenCollision
+                )
 
 
 def test_files_of_two_entries_never_load_together(rig: Rig) -> None:
@@ -147,7 +140,7 @@ def test_files_of_two_entries_never_load_together(rig: Rig) -> None:
         if folders in {("one",) * 3, ("two",) * 3}:
             assert rig.hits("mixed")
         else:
-            assert rig.refuses(ForeignEntry, "mixed")
+            assert rig.refuses(errors.ForeignEntry, "mixed")
     assert rig.saved("mixed")
 
 
@@ -157,14 +150,14 @@ def test_a_file_in_the_place_of_another_of_its_entry_is_refused(
 ) -> None:
     assert rig.saved()
     shutil.copyfile(rig.paths()[one], rig.paths()[other])
-    assert rig.refuses(ForeignEntry)
+    assert rig.refuses(errors.ForeignEntry)
     assert rig.saved()
 
 
 def test_entry_of_another_driver_is_refused(rig: Rig, tmp_path: Path) -> None:
     assert rig.saved()
     assert Rig(tmp_path, driver="other").saved()
-    assert rig.refuses(ForeignEntry)
+    assert rig.refuses(errors.ForeignEntry)
     assert rig.saved()
 
 
@@ -174,16 +167,16 @@ def test_entry_of_another_version_is_refused_and_its_registry_stays(
     newer = Rig(tmp_path, version="2")
     assert rig.saved("old")
     shutil.copytree(tmp_path / "old", tmp_path / "cache")
-    assert newer.refuses(OtherVersion)
+    assert newer.refuses(errors.OtherVersion)
     assert newer.saved()
-    assert rig.refuses(OtherVersion)
+    assert rig.refuses(errors.OtherVersion)
     assert rig.hits("old")
 
 
 def test_an_entry_of_another_number_of_files_is_refused(rig: Rig, tmp_path: Path) -> None:
     assert rig.saved()
     fewer = Rig(tmp_path, program=rig.program[:1])
-    assert fewer.refuses(ForeignEntry)
+    assert fewer.refuses(errors.ForeignEntry)
     assert fewer.saved()
 
 
@@ -194,7 +187,7 @@ def test_entry_of_another_user_is_refused(rig: Rig, tmp_path: Path) -> None:
     assert rig.saved()
     for ours, theirs in zip(rig.paths(), stranger.paths(), strict=True):
         shutil.copyfile(theirs, ours)
-    assert rig.refuses(SealBroken)
+    assert rig.refuses(errors.SealBroken)
     assert rig.saved()
 
 
@@ -213,8 +206,8 @@ def test_link_or_special_file_is_refused(rig: Rig, number: int, how: str) -> Non
         path.mkdir()
     else:
         os.mkfifo(path)
-    assert rig.refuses(NotRegularFile)
-    with pytest.raises(NotRegularFile):
+    assert rig.refuses(errors.NotRegularFile)
+    with pytest.raises(errors.NotRegularFile):
         rig.save()
     if how == "directory":
         path.rmdir()
@@ -258,7 +251,7 @@ def test_a_handle_of_the_wrong_access_mode(rig: Rig, number: int, mode: int) -> 
         model, data = handles[:2], handles[2:]
         try:
             if mode == os.O_WRONLY:
-                assert refusal(seal, model, data) is Unreadable
+                assert refusal(seal, model, data) is errors.Unreadable
             else:
                 report = seal.save(model, data, TOKEN, BINDING, model=rig.program, data=rig.weights)
                 assert report.reason is not None
@@ -291,7 +284,7 @@ def test_wrong_number_of_handles_is_refused(rig: Rig, models: int, datas: int) -
         )
         assert report.reason is not None
         assert report.reason.startswith("InvalidArgument: ")
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(errors.InvalidArgument):
             seal.load(more_models, more_datas, TOKEN, BINDING)
     assert rig.hits()
 
@@ -302,7 +295,7 @@ def test_tokens_have_32_bytes(rig: Rig, length: int) -> None:
     assert rig.save(token=bytes(length)).reason == (
         f"InvalidArgument: token and binding have {length} and 32 bytes, not 32 each"
     )
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(errors.InvalidArgument):
         rig.load(binding=bytes(length))
     assert rig.hits()
 
@@ -320,14 +313,14 @@ def test_every_leaf_of_a_large_file_is_hashed(tmp_path: Path) -> None:
             with path.open("r+b") as file:
                 file.seek(HEADER_BYTES + place)
                 file.write(bytes([weights[place] ^ 0x10]))
-            assert rig.refuses(SealBroken)
+            assert rig.refuses(errors.SealBroken)
             with path.open("r+b") as file:
                 file.seek(HEADER_BYTES + place)
                 file.write(weights[place : place + 1])
     with path.open("r+b") as file:
         file.seek(HEADER_BYTES)
         file.write(weights[LEAF_BYTES : 2 * LEAF_BYTES] + weights[:LEAF_BYTES])
-    assert rig.refuses(SealBroken)
+    assert rig.refuses(errors.SealBroken)
     assert rig.saved()
 
 
@@ -365,7 +358,7 @@ def test_a_file_replaced_at_any_moment_of_a_load(rig: Rig, number: int) -> None:
         try:
             assert rig.hits(files=FaultyFiles(at, lambda: rewrite(path, theirs)))
             outcomes.add("hit")
-        except CacheError as error:
+        except errors.CacheError as error:
             outcomes.add(type(error).__name__)
         rewrite(path, whole)
     assert outcomes <= {"hit", "ForeignEntry", "WrongLength", "SealBroken"}
@@ -391,7 +384,7 @@ def test_a_file_replaced_at_any_moment_of_a_save(rig: Rig, number: int) -> None:
         rig.save(files=FaultyFiles(at, lambda: rewrite(path, theirs)))
         try:
             assert rig.hits()
-        except CacheError:
+        except errors.CacheError:
             refused += 1
     assert refused
     assert rig.saved()
@@ -406,7 +399,9 @@ def rewrite(path: Path, content: bytes) -> None:
 def test_a_name_with_a_link_in_it_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(NotRegularFile, match=r"^NotRegularFile: /.*/link is a link or no file"):
+    with pytest.raises(
+        errors.NotRegularFile, match=r"^NotRegularFile: /.*/link is a link or no file"
+    ):
         open_cache_file(tmp_path / "link", create=True)
     with pytest.raises(FileNotFoundError):
         open_cache_file(tmp_path / "missing")
@@ -422,7 +417,7 @@ def test_authentic_file_of_a_later_format_is_refused_by_name(rig: Rig) -> None:
     assert header is not None
     later = replace(header, format=2).pack(rig.keys().key())
     path.write_bytes(later + whole[HEADER_BYTES:])
-    assert rig.refuses(OtherVersion)
+    assert rig.refuses(errors.OtherVersion)
     assert rig.saved()
 
 
@@ -440,7 +435,7 @@ def test_an_authentic_header_that_the_registry_does_not_list_is_refused(
     assert header is not None
     other = replace(header, sequence=header.sequence + 1).pack(rig.keys().key())
     path.write_bytes(other + whole[HEADER_BYTES:])
-    assert rig.refuses(SealBroken)
+    assert rig.refuses(errors.SealBroken)
     assert rig.saved()
 
 
@@ -461,7 +456,7 @@ def test_a_file_cut_at_any_moment_of_a_load(
             try:
                 assert rig.hits(files=FaultyFiles(at, partial(os.truncate, path, length)))
                 outcomes.add("hit")
-            except CacheError as error:
+            except errors.CacheError as error:
                 outcomes.add(type(error).__name__)
             path.write_bytes(whole)
         # Into sealed memory the last file is written after it was read.
@@ -477,5 +472,5 @@ def test_a_row_of_another_number_of_files_is_refused(rig: Rig) -> None:
     (row,) = registry.rows()
     registry.remove(row.token, row.entry)
     registry.begin(replace(row, datas=()))
-    assert rig.refuses(ForeignEntry)
+    assert rig.refuses(errors.ForeignEntry)
     assert rig.saved()

@@ -16,15 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import (
-    CacheError,
-    OtherVersion,
-    RegistryMissing,
-    RolledBack,
-    SealBroken,
-    Unreadable,
-    WrongLength,
-)
+from penstock import errors
 from penstock.sealed import FileKeyStore, FileRegistry, MemoryKeyStore, Registry
 from penstock.sealed.registry import HEAD_BYTES, MOST_BYTES, Contents
 from penstock.testing.doubles import QUICK_FILES
@@ -49,14 +41,14 @@ def snapshot(rig: Rig, name: str) -> Path:
 def test_a_deleted_registry_is_a_named_miss(rig: Rig) -> None:
     assert rig.saved()
     rig.registry_file.unlink()
-    assert rig.refuses(RegistryMissing)
+    assert rig.refuses(errors.RegistryMissing)
     assert rig.saved()
 
 
 def test_an_emptied_registry_is_a_named_miss(rig: Rig) -> None:
     assert rig.saved()
     rig.registry_file.write_bytes(b"")
-    assert rig.refuses(SealBroken)
+    assert rig.refuses(errors.SealBroken)
     assert rig.saved()
 
 
@@ -64,7 +56,7 @@ def test_a_registry_that_was_lost_and_serves_another_entry_is_a_named_miss(rig: 
     assert rig.saved()
     rig.registry_file.unlink()
     assert rig.saved("elsewhere", token=bytes(32))
-    assert rig.refuses(RegistryMissing)
+    assert rig.refuses(errors.RegistryMissing)
     assert rig.saved()
 
 
@@ -72,7 +64,7 @@ def test_registry_and_key_lost_together_are_a_named_miss(rig: Rig) -> None:
     assert rig.saved()
     shutil.rmtree(rig.state)
     rig.state.mkdir()
-    assert rig.refuses(RegistryMissing)
+    assert rig.refuses(errors.RegistryMissing)
     assert rig.saved()
 
 
@@ -81,7 +73,7 @@ def test_registry_of_another_version_is_refused(rig: Rig, tmp_path: Path) -> Non
     assert other.saved("other")
     assert rig.saved()
     shutil.copyfile(other.registry_file, rig.registry_file)
-    assert rig.refuses(OtherVersion)
+    assert rig.refuses(errors.OtherVersion)
     assert rig.saved()
     assert other.hits("other")
 
@@ -91,7 +83,7 @@ def test_registry_of_another_driver_is_refused(rig: Rig, tmp_path: Path) -> None
     assert other.saved("other")
     assert rig.saved()
     shutil.copyfile(other.registry_file, rig.registry_file)
-    assert rig.refuses(SealBroken)
+    assert rig.refuses(errors.SealBroken)
     assert rig.saved()
 
 
@@ -103,9 +95,9 @@ def test_a_rolled_back_pair_of_another_version_is_refused(rig: Rig, tmp_path: Pa
     shutil.copyfile(older.registry_file, tmp_path / "old registry")
     assert rig.saved()
     shutil.copytree(old, tmp_path / "cache", dirs_exist_ok=True)
-    assert rig.refuses(OtherVersion)
+    assert rig.refuses(errors.OtherVersion)
     shutil.copyfile(tmp_path / "old registry", rig.registry_file)
-    assert rig.refuses(OtherVersion)
+    assert rig.refuses(errors.OtherVersion)
     assert rig.saved()
 
 
@@ -118,7 +110,7 @@ def test_a_rolled_back_pair_of_the_same_version_is_refused_where_the_key_store_c
     assert rig.saved()
     shutil.copytree(old / "cache", tmp_path / "cache", dirs_exist_ok=True)
     shutil.copyfile(old / "registry", rig.registry_file)
-    assert rig.refuses(RolledBack)
+    assert rig.refuses(errors.RolledBack)
     assert rig.saved()
     assert rig.saved()
 
@@ -142,7 +134,7 @@ def test_process_detects_a_roll_back_without_a_count(rig: Rig) -> None:
         assert seal.save(*arguments, model=rig.program, data=rig.weights).saved
         shutil.copytree(old / "cache", rig.root / "cache", dirs_exist_ok=True)
         shutil.copyfile(old / "registry", rig.registry_file)
-        with pytest.raises(RolledBack, match="RolledBack: the registry stands at change 1"):
+        with pytest.raises(errors.RolledBack, match="RolledBack: the registry stands at change 1"):
             seal.load(*arguments)
         assert seal.save(*arguments, model=rig.program, data=rig.weights).saved
         assert bytes(seal.load(*arguments).model[0]) == rig.program[0]
@@ -153,7 +145,7 @@ def test_rolled_back_files_alone_are_refused(rig: Rig) -> None:
     old = snapshot(rig, "old")
     assert rig.saved()
     shutil.copytree(old / "cache", rig.root / "cache", dirs_exist_ok=True)
-    assert rig.refuses(RolledBack)
+    assert rig.refuses(errors.RolledBack)
     assert rig.saved()
 
 
@@ -162,7 +154,7 @@ def test_a_rolled_back_registry_alone_is_refused(rig: Rig) -> None:
     old = snapshot(rig, "old")
     assert rig.saved()
     shutil.copyfile(old / "registry", rig.registry_file)
-    assert rig.refuses(RolledBack)
+    assert rig.refuses(errors.RolledBack)
     assert rig.saved()
 
 
@@ -172,7 +164,7 @@ def test_an_entry_that_was_forgotten_is_refused(rig: Rig) -> None:
         entry = rig.seal().entry_of(model[0], TOKEN)
     assert entry is not None
     rig.seal().forget(TOKEN, entry)
-    assert rig.refuses(RolledBack)
+    assert rig.refuses(errors.RolledBack)
     assert rig.saved()
 
 
@@ -234,28 +226,28 @@ def test_an_altered_registry_is_refused_and_made_anew(rig: Rig, name: str) -> No
     assert content[place(field)] != value
     content[place(field)] = value
     rig.registry_file.write_bytes(content)
-    assert rig.refuses(SealBroken)
+    assert rig.refuses(errors.SealBroken)
     assert rig.saved()
     assert len(rig.registry().rows()) == 1
 
 
-BELIEVED: dict[str, type[CacheError]] = {
-    "another magic": OtherVersion,
-    "another format": OtherVersion,
-    "reserved bytes": OtherVersion,
-    "no rows": SealBroken,
-    "more rows than there are": SealBroken,
-    "the most rows that can be told": SealBroken,
-    "the highest count": SealBroken,
-    "another driver": SealBroken,
-    "another version": OtherVersion,
-    "another token": RolledBack,
-    "another entry": RolledBack,
-    "fewer model files": SealBroken,
-    "255 model files": SealBroken,
-    "more data files": SealBroken,
-    "another digest": SealBroken,
-    "another length": WrongLength,
+BELIEVED: dict[str, type[errors.CacheError]] = {
+    "another magic": errors.OtherVersion,
+    "another format": errors.OtherVersion,
+    "reserved bytes": errors.OtherVersion,
+    "no rows": errors.SealBroken,
+    "more rows than there are": errors.SealBroken,
+    "the most rows that can be told": errors.SealBroken,
+    "the highest count": errors.SealBroken,
+    "another driver": errors.SealBroken,
+    "another version": errors.OtherVersion,
+    "another token": errors.RolledBack,
+    "another entry": errors.RolledBack,
+    "fewer model files": errors.SealBroken,
+    "255 model files": errors.SealBroken,
+    "more data files": errors.SealBroken,
+    "another digest": errors.SealBroken,
+    "another length": errors.WrongLength,
 }
 """How the alterations are refused that the key's holder would have made; others are his to make."""
 
@@ -291,7 +283,7 @@ def test_a_registry_that_somebody_made_with_a_key_of_his_own_is_refused(rig: Rig
     (row,) = rig.registry().rows()
     forged = Contents.empty(rig.owner, bytes(32), 100).with_row(row).pack()
     put_private(rig.registry_file, forged)
-    assert rig.refuses(SealBroken)
+    assert rig.refuses(errors.SealBroken)
     assert rig.saved()
 
 
@@ -312,10 +304,10 @@ def test_every_bit_of_the_registry_s_file_is_authenticated(rig: Rig) -> None:
     for bit in range(8 * len(whole)):
         altered[bit // 8] ^= 1 << bit % 8
         rig.registry_file.write_bytes(altered)
-        with pytest.raises(SealBroken, match="altered, or sealed with another key"):
+        with pytest.raises(errors.SealBroken, match="altered, or sealed with another key"):
             fresh(rig).find(TOKEN, bytes(16))
         if not bit % 64:
-            assert rig.refuses(SealBroken)
+            assert rig.refuses(errors.SealBroken)
         altered[bit // 8] ^= 1 << bit % 8
     rig.registry_file.write_bytes(whole)
     assert rig.hits()
@@ -328,10 +320,10 @@ def test_every_length_of_the_registry_s_file_is_authenticated(rig: Rig) -> None:
             continue
         content = whole[:length].ljust(length, b"\0")
         rig.registry_file.write_bytes(content)
-        with pytest.raises(SealBroken):
+        with pytest.raises(errors.SealBroken):
             fresh(rig).rows()
         if not length % 16:
-            assert rig.refuses(SealBroken)
+            assert rig.refuses(errors.SealBroken)
     rig.registry_file.write_bytes(whole)
     assert rig.hits()
 
@@ -342,7 +334,7 @@ def test_every_length_of_the_registry_s_file_is_authenticated(rig: Rig) -> None:
 def test_broken_registry_is_refused_and_replaced(rig: Rig, content: bytes) -> None:
     assert rig.saved()
     rig.registry_file.write_bytes(content)
-    assert rig.refuses(SealBroken)
+    assert rig.refuses(errors.SealBroken)
     assert rig.saved()
 
 
@@ -368,7 +360,7 @@ def test_a_database_that_computes_without_end_or_takes_gigabytes_is_refused_at_o
         database.execute(view)
         database.commit()
     put_private(rig.registry_file, aside.read_bytes())
-    assert cheaply(lambda: rig.refuses(SealBroken))
+    assert cheaply(lambda: rig.refuses(errors.SealBroken))
     assert cheaply(rig.saved)
 
 
@@ -480,7 +472,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other fi
 def test_registry_that_is_no_private_file_is_replaced(rig: Rig, harm: str) -> None:
     assert rig.saved()
     OF_REGISTRIES[harm](rig.registry_file)
-    assert cheaply(lambda: rig.refuses(SealBroken))
+    assert cheaply(lambda: rig.refuses(errors.SealBroken))
     assert cheaply(rig.saved)
     status = rig.registry_file.lstat()
     assert (status.st_mode, status.st_nlink) == (0o100600, 1)
@@ -503,7 +495,7 @@ def test_a_lock_file_that_somebody_replaced_keeps_nobody_out(rig: Rig, harm: str
 def test_registry_and_key_of_another_user_are_not_used(rig: Rig) -> None:
     assert rig.saved()
     os.chown(rig.registry_file, 4321, -1)
-    assert rig.refuses(SealBroken)
+    assert rig.refuses(errors.SealBroken)
     assert rig.saved()
     old = rig.keys().key()
     os.chown(rig.state / "key", 4321, -1)
@@ -529,12 +521,12 @@ def test_unreadable_key_or_registry_is_replaced(tmp_path: Path, mode: int) -> No
             rig = Rig(place)
             assert rig.saved()
             rig.registry_file.chmod(mode)
-            assert rig.refuses(SealBroken)
+            assert rig.refuses(errors.SealBroken)
             assert rig.saved()
             old = rig.keys().key()
             (rig.state / "key").chmod(mode)
             assert rig.keys().key() != old
-            assert rig.refuses(SealBroken)
+            assert rig.refuses(errors.SealBroken)
             assert rig.saved()
             code = 0
         finally:
@@ -548,7 +540,7 @@ def test_a_link_in_place_of_the_registry_is_not_followed(rig: Rig) -> None:
     rig.registry_file.rename(aside)
     rig.registry_file.symlink_to(aside)
     before = aside.read_bytes()
-    assert rig.refuses(SealBroken)
+    assert rig.refuses(errors.SealBroken)
     assert rig.saved()
     assert aside.read_bytes() == before
     assert not rig.registry_file.is_symlink()
@@ -566,20 +558,20 @@ def test_every_prior_registry_that_is_put_back_is_refused(tmp_path: Path) -> Non
     newest = kept.pop()
     for old in kept:
         put_private(rig.registry_file, old)
-        assert rig.refuses(RolledBack)
-        assert rig.refuses(RolledBack, "elsewhere", token=bytes(32))
+        assert rig.refuses(errors.RolledBack)
+        assert rig.refuses(errors.RolledBack, "elsewhere", token=bytes(32))
     put_private(rig.registry_file, newest)
     assert rig.hits()
     assert rig.hits("elsewhere", token=bytes(32))
     put_private(rig.registry_file, kept[0])
     assert rig.saved()
-    assert rig.refuses(RegistryMissing, "elsewhere", token=bytes(32))
+    assert rig.refuses(errors.RegistryMissing, "elsewhere", token=bytes(32))
 
 
 def test_directory_of_another_user_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.saved()
     monkeypatch.setattr("os.geteuid", lambda: 4242)
-    with pytest.raises(Unreadable, match="belongs to another user"):
+    with pytest.raises(errors.Unreadable, match="belongs to another user"):
         rig.registry(MemoryKeyStore()).clear()
 
 
@@ -590,11 +582,11 @@ def test_a_key_store_that_answers_only_sometimes_costs_compiles_and_no_more(
     with_store = Rig(tmp_path, keys=MemoryKeyStore())
     without = Rig(tmp_path)
     assert with_store.saved()
-    assert without.refuses(RegistryMissing)
+    assert without.refuses(errors.RegistryMissing)
     assert without.saved()
-    assert with_store.refuses(SealBroken)
+    assert with_store.refuses(errors.SealBroken)
     assert with_store.saved()
-    assert without.refuses(SealBroken)
+    assert without.refuses(errors.SealBroken)
     assert without.saved("elsewhere")
     assert with_store.hits()
 
@@ -623,7 +615,7 @@ def test_a_key_that_cannot_be_trusted_is_replaced(rig: Rig, harm: str) -> None:
     path = rig.state / "key"
     old = path.read_bytes()
     OF_KEYS[harm](path)
-    assert cheaply(lambda: rig.refuses(SealBroken))
+    assert cheaply(lambda: rig.refuses(errors.SealBroken))
     assert FileKeyStore(path).key() == path.read_bytes() != old
     assert path.lstat().st_mode == 0o100600
     assert list(rig.state.glob("*.tmp")) == []
@@ -649,5 +641,5 @@ def test_a_key_in_whose_place_a_directory_cannot_be_moved_away_is_named(
     path.mkdir()
     (path / "file").touch()
     monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(Unreadable, match=f"the key file {path} cannot be read or made"):
+    with pytest.raises(errors.Unreadable, match=f"the key file {path} cannot be read or made"):
         FileKeyStore(path).key()

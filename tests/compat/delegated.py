@@ -11,54 +11,48 @@ import runpy
 import sys
 from collections.abc import Callable
 
-from penstock import tflite
-from penstock.delegates import (
-    DelegateContext,
-    DelegateKernel,
-    DelegateNode,
-    DriverDelegate,
-    GpuDelegate,
-    NnapiDelegate,
-    Registration,
-)
+from penstock import delegates, tflite
 from penstock.hal import DeviceType
 from penstock.runtime.discovery import manager
 from penstock.testing.doubles import SimulatedDevice
 
 
-class Alternating(DriverDelegate):
+class Alternating(delegates.DriverDelegate):
     """Takes every other node: as many subgraphs as a network can be cut into."""
 
     turn = False
 
     def is_node_supported(
-        self, registration: Registration, node: DelegateNode, context: DelegateContext
+        self,
+        registration: delegates.Registration,
+        node: delegates.DelegateNode,
+        context: delegates.DelegateContext,
     ) -> bool:
         self.turn = not self.turn
         return self.turn and super().is_node_supported(registration, node, context)
 
 
-def over_a_gpu(name: str) -> GpuDelegate:
+def over_a_gpu(name: str) -> delegates.GpuDelegate:
     """What a GPU would take, computed by the device *name*."""
     device = manager.by_name(name)
     assert device is not None
     double = SimulatedDevice(device, "gpu", DeviceType.GPU)
-    return GpuDelegate(max_delegated_partitions=0, device=double)
+    return delegates.GpuDelegate(max_delegated_partitions=0, device=double)
 
 
-KINDS: dict[str, Callable[[str], DriverDelegate]] = {
-    "driver": DriverDelegate,
+KINDS: dict[str, Callable[[str], delegates.DriverDelegate]] = {
+    "driver": delegates.DriverDelegate,
     "alternating": Alternating,
-    "nnapi": NnapiDelegate,
+    "nnapi": delegates.NnapiDelegate,
     "gpu": over_a_gpu,
 }
 
 if __name__ == "__main__":
     delegate = KINDS[sys.argv[1]]("reference")
     create = delegate.create_kernel
-    made: list[DelegateKernel] = []
+    made: list[delegates.DelegateKernel] = []
 
-    def count() -> DelegateKernel:
+    def count() -> delegates.DelegateKernel:
         made.append(create())
         return made[-1]
 

@@ -19,18 +19,10 @@ from typing import Final, Literal
 import numpy as np
 import pytest
 
+from penstock import nnapi
 from penstock.errors import ModelError
 from penstock.ir import NDArray
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
-from penstock.nnapi import (
-    Compilation,
-    Execution,
-    Memory,
-    MemoryDesc,
-    NnapiError,
-    OperandDesc,
-    ResultCode,
-)
 from penstock.nnapi.description import MAXIMUM_FEATURE_LEVEL, NnapiOperand
 from penstock.nnapi.lowering import lower
 from penstock.nnapi.ports import size_of
@@ -73,7 +65,7 @@ def test_generated(runs: list[Run]) -> None:
         name = f"{run.case.name} ({run.kind}, {mode}, {kind}, reusable={reusable})"
         try:
             outcome = attempt(run, mode, kind, reusable=reusable)
-        except NnapiError as error:
+        except nnapi.NnapiError as error:
             outcome = f"{error}"
         if outcome in {"passed", "not for this"}:
             counted[outcome] += 1
@@ -99,17 +91,17 @@ def attempt(run: Run, mode: str, kind: Memories, *, reusable: bool) -> str:
             return "not for this"
     with ExitStack() as stack:
         try:
-            compilation = Compilation.create_for_devices(replay(run.model), ["reference"])
+            compilation = nnapi.Compilation.create_for_devices(replay(run.model), ["reference"])
             stack.enter_context(compilation)
             compilation.finish()
-        except NnapiError:
+        except nnapi.NnapiError:
             if expected and not endless:
                 return "passed"
             raise
         if kind == "device" and not compilation.compiled.plan.steps:
             # What computes nothing runs on no device.
             return "not for this"
-        execution = stack.enter_context(Execution(compilation))
+        execution = stack.enter_context(nnapi.Execution(compilation))
         execution.set_reusable(reusable)
         if endless:
             execution.set_loop_timeout(100_000_000)
@@ -119,14 +111,14 @@ def attempt(run: Run, mode: str, kind: Memories, *, reusable: bool) -> str:
             bind_input(stack, execution, place, array, kind)
         rooms = [bind_output(stack, execution, p, e, kind) for p, e in enumerate(run.outputs)]
         if mode == "fenced" and not all(room.is_static for room in rooms):
-            with pytest.raises(NnapiError, match="BAD_DATA"):
+            with pytest.raises(nnapi.NnapiError, match="BAD_DATA"):
                 MODES[mode](execution)
             return "not for this"
         for _ in range(2 if reusable else 1):
             try:
                 MODES[mode](execution)
-            except NnapiError as error:
-                late = error.code is ResultCode.MISSED_DEADLINE_TRANSIENT
+            except nnapi.NnapiError as error:
+                late = error.code is nnapi.ResultCode.MISSED_DEADLINE_TRANSIENT
                 if expected and late == endless:
                     return "passed"
                 raise
@@ -143,13 +135,13 @@ class Room:
 
     place: int
     operand: NnapiOperand
-    where: NDArray | Memory
+    where: NDArray | nnapi.Memory
 
     @property
     def is_static(self) -> bool:
         return self.operand.dimensions is not None and None not in self.operand.dimensions
 
-    def value(self, execution: Execution) -> NDArray:
+    def value(self, execution: nnapi.Execution) -> NDArray:
         """What the last run wrote."""
         rank = execution.get_output_operand_rank(self.place)
         shape = execution.get_output_operand_dimensions(self.place) if rank else ()
@@ -158,7 +150,7 @@ class Room:
         raw = self.where
         if nbytes == 0:
             return np.empty(shape, dtype)
-        if isinstance(raw, Memory) and raw.is_managed:
+        if isinstance(raw, nnapi.Memory) and raw.is_managed:
             assert raw.size == nbytes
             copied = np.empty(nbytes, np.uint8)
             with ExitStack() as stack:
@@ -166,21 +158,21 @@ class Room:
                 raw.copy(target)
                 copied[:] = target.store.content()
             raw = copied
-        elif isinstance(raw, Memory):
+        elif isinstance(raw, nnapi.Memory):
             raw = raw.store.content()
         assert (raw[nbytes:] == UNWRITTEN).all()
         return np.array(raw[:nbytes]).view(dtype).reshape(shape)
 
 
 def bind_input(
-    stack: ExitStack, execution: Execution, place: int, array: NDArray | None, kind: Memories
+    stack: ExitStack, execution: nnapi.Execution, place: int, array: NDArray | None, kind: Memories
 ) -> None:
     if array is None:
         execution.set_input(place, None)
         return
     compilation = execution.compilation
     operand = compilation.port("input", place).operand
-    described = OperandDesc(operand.type, array.shape, operand.scale, operand.zero_point)
+    described = nnapi.OperandDesc(operand.type, array.shape, operand.scale, operand.zero_point)
     raw = array.reshape(-1).view(np.uint8)
     if kind == "buffer":
         execution.set_input(place, raw, type=described)
@@ -194,7 +186,7 @@ def bind_input(
 
 
 def bind_output(
-    stack: ExitStack, execution: Execution, place: int, expected: Expected, kind: Memories
+    stack: ExitStack, execution: nnapi.Execution, place: int, expected: Expected, kind: Memories
 ) -> Room:
     compilation = execution.compilation
     operand = compilation.port("output", place).operand
@@ -214,15 +206,15 @@ def bind_output(
     return Room(place, operand, memory)
 
 
-def shared(stack: ExitStack, content: NDArray, kind: Memories) -> Memory:
+def shared(stack: ExitStack, content: NDArray, kind: Memories) -> nnapi.Memory:
     """Shared memory with that content."""
     if kind == "blob":
         with HardwareBuffer.allocate(content.nbytes) as buffer:
-            memory = Memory.create_from_hardware_buffer(buffer)
+            memory = nnapi.Memory.create_from_hardware_buffer(buffer)
     else:
         fd = os.memfd_create("test")
         os.ftruncate(fd, content.nbytes)
-        memory = Memory.create_from_fd(content.nbytes, PROT_READ | PROT_WRITE, fd)
+        memory = nnapi.Memory.create_from_fd(content.nbytes, PROT_READ | PROT_WRITE, fd)
         os.close(fd)
     stack.callback(memory.close)
     memory.store.content()[:] = content
@@ -230,15 +222,15 @@ def shared(stack: ExitStack, content: NDArray, kind: Memories) -> Memory:
 
 
 def allocated(
-    stack: ExitStack, compilation: Compilation, role: str, place: int, shape: tuple[int, ...]
-) -> Memory:
+    stack: ExitStack, compilation: nnapi.Compilation, role: str, place: int, shape: tuple[int, ...]
+) -> nnapi.Memory:
     """The device's own memory for that input or output."""
-    with MemoryDesc() as desc:
+    with nnapi.MemoryDesc() as desc:
         add = desc.add_input_role if role == "input" else desc.add_output_role
         add(compilation, place)
         desc.set_dimensions(shape)
         desc.finish()
-        memory = Memory.create_from_desc(desc)
+        memory = nnapi.Memory.create_from_desc(desc)
     stack.callback(memory.close)
     assert memory.is_in_device
     return memory

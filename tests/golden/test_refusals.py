@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import (
-    CyclicModel,
-    InvalidQuantization,
-    ModelError,
-    PenstockError,
-    PlacementError,
-)
+from penstock import errors
 from penstock.ir import DType, NDArray, Operand
 from tests.conftest import CORPUS
 from tests.golden.cases import operators_meant, parameters, rule
@@ -22,11 +16,11 @@ from tests.golden.comparison import Case, compare
 from tests.golden.engine_rules import judge
 from tests.golden.unrecorded import judged_on_zeros
 
-REFUSED: Final[dict[str, type[ModelError]]] = {
-    "hello_int8__badzp": InvalidQuantization,
-    "hello_int8__word1": InvalidQuantization,
-    "lstm_int8__word1": InvalidQuantization,
-    "lstm_int8__cycle": CyclicModel,
+REFUSED: Final[dict[str, type[errors.ModelError]]] = {
+    "hello_int8__badzp": errors.InvalidQuantization,
+    "hello_int8__word1": errors.InvalidQuantization,
+    "lstm_int8__word1": errors.InvalidQuantization,
+    "lstm_int8__cycle": errors.CyclicModel,
 }
 """Damaged files that LiteRT runs and Penstock refuses (docs/differences.md), with the class of the
 error.
@@ -54,10 +48,10 @@ def _zeros(operand: Operand) -> NDArray:
 def test_files_that_litert_rejects(entry: dict[str, Any]) -> None:
     stage = entry["reference_runtime"]["stops_at"]
     if stage == "load":
-        with pytest.raises(ModelError):
+        with pytest.raises(errors.ModelError):
             _load(entry)
     elif stage == "allocate":
-        with pytest.raises((ModelError, PlacementError)) as caught:
+        with pytest.raises((errors.ModelError, errors.PlacementError)) as caught:
             penstock.compile(_load(entry))
         names = operators_meant(entry)
         assert any(name in str(caught.value) for name in names), (names, str(caught.value))
@@ -65,14 +59,14 @@ def test_files_that_litert_rejects(entry: dict[str, Any]) -> None:
         fed = judged_on_zeros(entry)
         judge(_run(_load(entry)), fed, "faithful")
     else:
-        with pytest.raises(PenstockError):
+        with pytest.raises(errors.PenstockError):
             _run(_load(entry))
 
 
 @pytest.mark.parametrize("entry", parameters("corrupted"))
 def test_damaged_files(entry: dict[str, Any]) -> None:
     if entry["reference_runtime"]["stops_at"] != "runs":
-        with pytest.raises(PenstockError):
+        with pytest.raises(errors.PenstockError):
             _run(_load(entry))
         return
     if entry["id"] in REFUSED:

@@ -12,20 +12,13 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import blobcache, capsules, memory, sealed
+from penstock import blobcache, capsules, hal, memory, sealed
 from penstock.arguments import check_kind, path_of
 from penstock.cache import Cache, CacheInfo
 from penstock.compilation.receipt import chrome_trace
 from penstock.delegates import Delegate
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import InputError, InvalidArgument
-from penstock.hal import (
-    EventFence,
-    ExecutionConfig,
-    as_descriptor,
-    validate_prepare_config,
-    validate_request,
-)
 from penstock.hal.fence import FenceSignal, MergedFence, fence_pair, status_of
 from penstock.ir import Attributes, DType, Model, ModelBuilder, Operand, Quantization, infer_shapes
 from penstock.nnapi.lowering import lower
@@ -108,11 +101,11 @@ DOORS: Final[dict[str, tuple[Callable[[Any], object], str]]] = {
     "run_vectors": (lambda v: run_vectors([], v), "operation vectors run on a Device"),
     "MergedFence": (MergedFence, r"a fence is needed, with wait\(\) and error\(\)"),
     "status_of": (status_of, r"a fence is needed, with wait\(\) and error\(\)"),
-    "as_descriptor": (as_descriptor, r"a fence is needed, with wait\(\) and error\(\)"),
+    "as_descriptor": (hal.as_descriptor, r"a fence is needed, with wait\(\) and error\(\)"),
     "FenceSignal": (FenceSignal, "a fence is signalled by one end of a socket pair"),
-    "signal": (EventFence().signal, "a fence fails with a DriverError"),
+    "signal": (hal.EventFence().signal, "a fence fails with a DriverError"),
     "signal, as a descriptor": (fence_pair()[0].signal, "a fence fails with"),
-    "when_signalled": (EventFence().when_signalled, "a fence calls a function"),
+    "when_signalled": (hal.EventFence().when_signalled, "a fence calls a function"),
     "pool_of": (memory.pool_of, "the place of a NumPy array"),
     "map_memory": (memory.map_memory, "a hal.Memory is mapped"),
     "PoolLayout": (lambda v: memory.PoolLayout(v, 0), "a layout has a mapping"),
@@ -173,7 +166,7 @@ def test_doors_name_what_they_take(door: str) -> None:
 
 def test_waits_are_numbers_of_nanoseconds() -> None:
     signal, descriptor = fence_pair()
-    for fence in (EventFence(), MergedFence(EventFence()), descriptor):
+    for fence in (hal.EventFence(), MergedFence(hal.EventFence()), descriptor):
         for wrong in ("a", [1], True, float("nan")):
             with pytest.raises(
                 InputError, match=r"^a wait is a number of nanoseconds, or None, not "
@@ -188,9 +181,9 @@ def test_waits_are_numbers_of_nanoseconds() -> None:
 def test_the_hal_takes_its_own_structs() -> None:
     for wrong in (None, 3, "a", [1]):
         with pytest.raises(InvalidArgument, match="a PrepareConfig is needed, not "):
-            validate_prepare_config(wrong)  # type: ignore[arg-type]  # a driver's mistake
+            hal.validate_prepare_config(wrong)  # type: ignore[arg-type]  # a driver's mistake
         with pytest.raises(InvalidArgument, match="a Request is needed, not "):
-            validate_request(relu(), wrong, ExecutionConfig())  # type: ignore[arg-type]  # likewise
+            hal.validate_request(relu(), wrong, hal.ExecutionConfig())  # type: ignore[arg-type]  # likewise
 
 
 def test_a_wrong_scale_is_no_number() -> None:

@@ -14,21 +14,11 @@ import pytest
 from msgspec import structs
 
 import penstock.cache
-from penstock import knobs
+from penstock import errors, knobs
 from penstock.cache import Cache, CacheEntry
 from penstock.cache.index import IndexRecord
 from penstock.cache.ingredients import binding_of, derived_token, ingredients_of
 from penstock.cache.naming import letters_of
-from penstock.errors import (
-    InputError,
-    NotYetWritten,
-    OtherVersion,
-    RegistryMissing,
-    RolledBack,
-    SealBroken,
-    Unreadable,
-    WrongLength,
-)
 from penstock.hal import PrepareConfig
 from penstock.ir import DType, Model, ModelBuilder
 from penstock.sealed import Owner
@@ -81,17 +71,17 @@ def test_the_default_is_the_users_cache_directory(tmp_path: Path) -> None:
 
 def test_arguments_of_the_wrong_kind(tmp_path: Path) -> None:
     for wrong in (5, "", b"path"):
-        with pytest.raises(InputError, match="must be a path"):
+        with pytest.raises(errors.InputError, match="must be a path"):
             Cache(wrong)  # type: ignore[arg-type]
     cache = Cache(tmp_path)
     for most in ("a", 1.5, True, -1):
-        with pytest.raises(InputError, match="cannot be kept to"):
+        with pytest.raises(errors.InputError, match="cannot be kept to"):
             cache.gc(max_bytes=most)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="model must be a Model, not str"):
+    with pytest.raises(errors.InputError, match="model must be a Model, not str"):
         cache.explain("m.tflite", Lab())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="device must be a Device, not str"):
+    with pytest.raises(errors.InputError, match="device must be a Device, not str"):
         cache.explain(model(), "lab")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="config must be a PrepareConfig, not dict"):
+    with pytest.raises(errors.InputError, match="config must be a PrepareConfig, not dict"):
         cache.explain(model(), Lab(), {})  # type: ignore[arg-type]
 
 
@@ -156,26 +146,30 @@ def test_each_defect_is_named_as_a_driver_would(bench: Bench) -> None:
     path.write_bytes(content)
     for number in range(2):
         (bench.path / f"{letters[2]}1{number}").write_bytes(old[number])
-    assert refusals(bench) == [WrongLength.__name__, SealBroken.__name__, "ForeignEntry"]
+    assert refusals(bench) == [
+        errors.WrongLength.__name__,
+        errors.SealBroken.__name__,
+        "ForeignEntry",
+    ]
 
 
 def test_an_entry_that_was_forgotten_is_rolled_back(bench: Bench) -> None:
     for row in bench.registry.rows()[:1]:
         bench.seal().forget(row.token, row.entry)
-    assert sorted(refusals(bench)) == ["", "", RolledBack.__name__]
+    assert sorted(refusals(bench)) == ["", "", errors.RolledBack.__name__]
 
 
 def test_a_lost_registry_is_named(bench: Bench) -> None:
     bench.registries.clear()
     bench.registry.name = bytes(range(16))
-    assert set(refusals(bench)) == {RegistryMissing.__name__}
+    assert set(refusals(bench)) == {errors.RegistryMissing.__name__}
 
 
 def test_an_entry_that_is_not_yet_written_is_named(tmp_path: Path) -> None:
     bench = Bench(tmp_path, clock=time.time)
     bench.compile_later(TOKENS[0]).close()
     ((_, error),) = cache_of(bench).verify()
-    assert type(error) is NotYetWritten
+    assert type(error) is errors.NotYetWritten
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -214,12 +208,12 @@ def test_another_drivers_entry_under_an_index_of_this_one(bench: Bench) -> None:
     other = replace(bench, owner=Owner("lab", "2"))
     other.compile(TOKENS[0], "old")
     bench.directory.store.write_record(TOKENS[0], bench.record(TOKENS[0]))
-    assert refusals(bench)[0] == OtherVersion.__name__
+    assert refusals(bench)[0] == errors.OtherVersion.__name__
 
 
 def test_a_directory_that_cannot_be_listed_is_named(bench: Bench) -> None:
     bench.files = FaultyFiles(0, failing(errno.EIO), only=["names"])
-    with pytest.raises(Unreadable, match="cannot be read"):
+    with pytest.raises(errors.Unreadable, match="cannot be read"):
         cache_of(bench).entries()
 
 
@@ -230,7 +224,7 @@ def test_collecting_keeps_to_a_size(bench: Bench) -> None:
     assert cache.gc() == []
     with knobs.override(cache_limit_mib=0):
         assert cache.gc() == []
-    with pytest.raises(InputError, match="-1 bytes"):
+    with pytest.raises(errors.InputError, match="-1 bytes"):
         cache.gc(-1)
     assert len(cache.entries()) == 2
 
@@ -276,7 +270,7 @@ def test_entry_with_a_directory_loses_its_removable_files(bench: Bench, place: s
 @pytest.mark.skipif(os.name != "posix", reason="symbolic links")
 def test_a_link_to_nothing_is_no_empty_cache(tmp_path: Path) -> None:
     (tmp_path / "cache").symlink_to(tmp_path / "gone")
-    with pytest.raises(Unreadable, match="cannot be read"):
+    with pytest.raises(errors.Unreadable, match="cannot be read"):
         Cache(tmp_path / "cache").entries()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock import knobs
+from penstock import errors, knobs
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.naming import (
     file_names,
@@ -27,20 +27,6 @@ from penstock.cache.naming import (
 )
 from penstock.cache.store import _ends_with_a_seal
 from penstock.distribution import BY_THE_PROGRAM
-from penstock.errors import (
-    CacheError,
-    Cancelled,
-    ForeignEntry,
-    InputError,
-    NoEntry,
-    NotRegularFile,
-    NotYetWritten,
-    ReadOnly,
-    RolledBack,
-    StateError,
-    Unreadable,
-    WrongLength,
-)
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.locks import lock, unlock
 from penstock.testing.doubles import FaultyFiles, ReadOnlyFiles, failing
@@ -68,7 +54,7 @@ def opens(bench: Bench, token: bytes = TOKEN) -> None:
 
 def test_nothing_is_touched_before_the_first_lease(tmp_path: Path) -> None:
     directory = CacheDirectory(tmp_path / "a" / "b")
-    with pytest.raises(NoEntry, match="NoEntry: nothing is cached here"):
+    with pytest.raises(errors.NoEntry, match="NoEntry: nothing is cached here"):
         directory.open(TOKEN, NEEDED)
     directory.touch(TOKEN)
     assert directory.record(TOKEN) is None
@@ -93,7 +79,7 @@ def test_published_entry_is_found(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     assert bench.load(TOKEN, TEXTS) == "old"
     assert bench.names() == [".json", "10", "11", "20"]
-    assert bench.load(token_of(2), TEXTS) is NoEntry
+    assert bench.load(token_of(2), TEXTS) is errors.NoEntry
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permission bits are POSIX's")
@@ -110,7 +96,7 @@ def test_an_entry_is_replaced_and_the_old_one_forgotten(bench: Bench) -> None:
     assert len(bench.registry.rows()) == 1
     for path, content in zip(paths(bench), old, strict=True):
         path.write_bytes(content)
-    assert bench.load(TOKEN, TEXTS) is RolledBack
+    assert bench.load(TOKEN, TEXTS) is errors.RolledBack
 
 
 def test_open_entry_stays_readable_after_its_replacement(bench: Bench) -> None:
@@ -149,7 +135,7 @@ def test_entry_on_a_read_only_mount_is_read_without_its_lock_file(bench: Bench) 
     bench.lock_file(lock_name(TOKEN)).unlink()
     bench.files = ReadOnlyFiles(bench.path)
     assert bench.load(TOKEN, TEXTS) == "old"
-    assert bench.load(token_of(2), TEXTS) is NoEntry
+    assert bench.load(token_of(2), TEXTS) is errors.NoEntry
 
 
 def test_entry_locked_by_a_writer_is_not_read_from_a_read_only_mount(bench: Bench) -> None:
@@ -157,7 +143,7 @@ def test_entry_locked_by_a_writer_is_not_read_from_a_read_only_mount(bench: Benc
     held = os.open(bench.lock_file(lock_name(TOKEN)), os.O_RDWR)
     assert lock(held, exclusive=True, timeout=0)
     bench.files = ReadOnlyFiles(bench.path)
-    with pytest.raises(NotYetWritten, match="being written at this moment"):
+    with pytest.raises(errors.NotYetWritten, match="being written at this moment"):
         bench.directory.open(TOKEN, NEEDED, deadline_ns=time.monotonic_ns())
     unlock(held)
     os.close(held)
@@ -169,7 +155,7 @@ def test_files_for_a_new_entry_on_a_read_only_mount_are_refused_by_name(bench: B
     bench.files = ReadOnlyFiles(bench.path)
     lease = bench.directory.lease(token_of(2))
     assert lease is not None
-    with lease, pytest.raises(ReadOnly, match=r"cannot be written: Read-only file system"):
+    with lease, pytest.raises(errors.ReadOnly, match=r"cannot be written: Read-only file system"):
         lease.create(NEEDED)
 
 
@@ -201,7 +187,7 @@ def test_the_drivers_lock_is_an_opening_of_its_own(bench: Bench) -> None:
         assert lock(kept, exclusive=True, timeout=0)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("penstock.cache.directory.LOCK_SECONDS", 0.05)
-            with pytest.raises(NotYetWritten, match="at this moment"):
+            with pytest.raises(errors.NotYetWritten, match="at this moment"):
                 opens(bench)
         unlock(kept)
         opens(bench)
@@ -218,7 +204,7 @@ def test_a_wait_for_who_writes_is_cancelled_soon(bench: Bench) -> None:
         timer = threading.Timer(0.05, cancel.set)
         timer.start()
         began = time.monotonic()
-        with pytest.raises(Cancelled):
+        with pytest.raises(errors.Cancelled):
             bench.directory.open(TOKEN, NEEDED, cancel=cancel)
         assert time.monotonic() - began < 5
         timer.join()
@@ -244,7 +230,7 @@ def test_a_wait_for_who_writes_ends_at_the_deadline(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     with locked_elsewhere(bench, exclusive=True):
         began = time.monotonic()
-        with pytest.raises(NotYetWritten, match="at this moment"):
+        with pytest.raises(errors.NotYetWritten, match="at this moment"):
             bench.directory.open(TOKEN, NEEDED, deadline_ns=after(80))
         assert 0.01 <= time.monotonic() - began < 5
         (bench.path / (letters_of(TOKEN) + ".json")).unlink()
@@ -265,7 +251,7 @@ def published_while_read(bench: Bench, **limits: Any) -> None:
 def test_a_publication_gives_up_before_the_deadline(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     deadline_ns = after(400)
-    with pytest.raises(Unreadable, match=r"stays in use by others .* within 0\.0\d+ s"):
+    with pytest.raises(errors.Unreadable, match=r"stays in use by others .* within 0\.0\d+ s"):
         published_while_read(bench, deadline_ns=deadline_ns)
     assert time.monotonic_ns() < deadline_ns
     assert bench.temporaries() == []
@@ -279,7 +265,7 @@ def test_a_publication_is_cancelled_soon(bench: Bench) -> None:
     timer = threading.Timer(0.1, cancel.set)
     timer.start()
     began = time.monotonic()
-    with pytest.raises(Cancelled):
+    with pytest.raises(errors.Cancelled):
         published_while_read(bench, cancel=cancel)
     assert time.monotonic() - began < 5
     timer.join()
@@ -297,12 +283,12 @@ def test_readers_do_not_exclude_each_other(bench: Bench) -> None:
 def test_an_entry_that_lacks_a_file_is_none(bench: Bench, gone: int) -> None:
     bench.compile(TOKEN, "old")
     paths(bench)[gone].unlink()
-    assert bench.load(TOKEN, TEXTS) is NoEntry
+    assert bench.load(TOKEN, TEXTS) is errors.NoEntry
     name = ("model file 0", "model file 1", "data file 0")[gone]
-    with pytest.raises(NoEntry, match=f"the entry lacks {name}"):
+    with pytest.raises(errors.NoEntry, match=f"the entry lacks {name}"):
         opens(bench)
     bench.lock_file(lock_name(TOKEN)).unlink()
-    with pytest.raises(NoEntry, match=f"the entry lacks {name}"):
+    with pytest.raises(errors.NoEntry, match=f"the entry lacks {name}"):
         opens(bench)
     bench.compile(TOKEN, "new")
     assert bench.load(TOKEN, TEXTS) == "new"
@@ -313,7 +299,7 @@ def test_files_of_two_entries_are_refused(bench: Bench) -> None:
     old = paths(bench)[0].read_bytes()
     bench.compile(TOKEN, "new")
     paths(bench)[0].write_bytes(old)
-    assert bench.load(TOKEN, TEXTS) is ForeignEntry
+    assert bench.load(TOKEN, TEXTS) is errors.ForeignEntry
 
 
 def symlink(path: Path, other: Path) -> None:
@@ -342,7 +328,7 @@ def test_links_and_pipes_are_refused_and_replaced(
     bench.compile(TOKEN, "old")
     assert bench.load(TOKEN, TEXTS) == "old"
     put(bench.path / (letters_of(TOKEN) + place), other)
-    assert bench.load(TOKEN, TEXTS) == ("old" if place == ".json" else NotRegularFile)
+    assert bench.load(TOKEN, TEXTS) == ("old" if place == ".json" else errors.NotRegularFile)
     assert (bench.directory.record(TOKEN) is None) == (place == ".json")
     bench.compile(TOKEN, "new")
     assert bench.load(TOKEN, TEXTS) == "new"
@@ -371,8 +357,8 @@ def test_a_directory_in_place_of_a_file_is_refused(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     paths(bench)[0].unlink()
     paths(bench)[0].mkdir()
-    assert bench.load(TOKEN, TEXTS) is NotRegularFile
-    with pytest.raises(Unreadable, match=r"...10 is a directory .*: remove it"):
+    assert bench.load(TOKEN, TEXTS) is errors.NotRegularFile
+    with pytest.raises(errors.Unreadable, match=r"...10 is a directory .*: remove it"):
         bench.compile(TOKEN, "new")
     assert bench.temporaries() == []
     paths(bench)[0].rmdir()
@@ -390,7 +376,7 @@ def test_a_directory_in_place_of_any_other_file_is_named(bench: Bench, role: str
     }[role]
     in_place.unlink(missing_ok=True)
     in_place.mkdir()
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(errors.Unreadable) as caught:
         bench.compile(TOKEN, "new")
     short = in_place.with_name(f"{in_place.name[:8]}...{in_place.suffix}")
     assert str(caught.value).startswith(f"Unreadable: {short} is a directory")
@@ -402,7 +388,7 @@ def test_a_directory_in_place_of_any_other_file_is_named(bench: Bench, role: str
 @pytest.mark.skipif(os.name != "posix", reason="symbolic links")
 def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").symlink_to(tmp_path / "gone")
-    with pytest.raises(Unreadable, match="cannot be made: it is a symbolic link to nothing"):
+    with pytest.raises(errors.Unreadable, match="cannot be made: it is a symbolic link to nothing"):
         CacheDirectory(tmp_path / "cache").lease(TOKEN)
 
 
@@ -415,12 +401,12 @@ def test_a_lost_lock_file_is_made_again(bench: Bench) -> None:
 def test_one_empty_file_is_for_the_driver_to_refuse(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     os.truncate(paths(bench)[1], 0)
-    assert bench.load(TOKEN, TEXTS) is WrongLength
+    assert bench.load(TOKEN, TEXTS) is errors.WrongLength
 
 
 def test_an_entry_that_is_to_be_written_later_is_not_yet_written(bench: Bench) -> None:
     writer = bench.compile_later(TOKEN)
-    with pytest.raises(NotYetWritten, match=f"process {os.getpid()} has not written"):
+    with pytest.raises(errors.NotYetWritten, match=f"process {os.getpid()} has not written"):
         opens(bench)
     writer.close()
 
@@ -428,7 +414,7 @@ def test_an_entry_that_is_to_be_written_later_is_not_yet_written(bench: Bench) -
 def test_empty_entry_without_a_writer_is_named(bench: Bench) -> None:
     writer = bench.compile_later(TOKEN)
     bench.clock.now += knobs.late_write_seconds()
-    with pytest.raises(NotYetWritten, match="nobody is going to"):
+    with pytest.raises(errors.NotYetWritten, match="nobody is going to"):
         opens(bench)
     writer.close()
 
@@ -437,9 +423,9 @@ def test_a_driver_that_wrote_nothing_is_not_published(bench: Bench) -> None:
     lease = bench.directory.lease(TOKEN)
     assert lease is not None
     with lease, lease.create(NEEDED) as files:
-        with pytest.raises(NotYetWritten, match="wrote nothing"):
+        with pytest.raises(errors.NotYetWritten, match="wrote nothing"):
             lease.publish(files, bench.record(TOKEN))
-        with pytest.raises(StateError, match="published or discarded"):
+        with pytest.raises(errors.StateError, match="published or discarded"):
             lease.publish(files, bench.record(TOKEN))
     assert bench.names() == []
 
@@ -452,20 +438,24 @@ def test_files_that_are_not_published_go_with_the_lease(bench: Bench) -> None:
         assert len(bench.temporaries()) == 3
     assert bench.temporaries() == []
     files.close()
-    with pytest.raises(StateError, match="given up"):
+    with pytest.raises(errors.StateError, match="given up"):
         lease.create(NEEDED)
     lease.close()
 
 
 def test_an_entry_of_no_files_is_none(bench: Bench) -> None:
-    with pytest.raises(NoEntry, match="no cache files"):
+    with pytest.raises(errors.NoEntry, match="no cache files"):
         bench.directory.open(TOKEN, (0, 0))
 
 
 def test_a_record_of_another_entry_is_refused(bench: Bench) -> None:
     lease = bench.directory.lease(TOKEN)
     assert lease is not None
-    with lease, lease.create((1, 1)) as files, pytest.raises(InputError, match="another entry"):
+    with (
+        lease,
+        lease.create((1, 1)) as files,
+        pytest.raises(errors.InputError, match="another entry"),
+    ):
         lease.publish(files, bench.record(TOKEN))
 
 
@@ -476,7 +466,7 @@ def test_an_entry_that_stays_in_use_is_not_replaced(
     bench.compile(TOKEN, "old")
     with (
         bench.directory.open(TOKEN, NEEDED),
-        pytest.raises(Unreadable, match="stays in use"),
+        pytest.raises(errors.Unreadable, match="stays in use"),
     ):
         bench.compile(TOKEN, "new")
     assert bench.temporaries() == []
@@ -519,7 +509,7 @@ def test_an_entry_that_goes_while_it_is_opened_is_none(bench: Bench) -> None:
     for at in range(4):
         lock.unlink(missing_ok=True)
         bench.files = FaultyFiles(at, failing(errno.ENOENT), only=["open"])
-        assert bench.load(TOKEN, TEXTS) in {NoEntry, "old"}
+        assert bench.load(TOKEN, TEXTS) in {errors.NoEntry, "old"}
 
 
 def test_no_entry_is_larger_than_the_whole_cache(bench: Bench) -> None:
@@ -527,7 +517,7 @@ def test_no_entry_is_larger_than_the_whole_cache(bench: Bench) -> None:
     assert lease is not None
     with knobs.override(cache_limit_mib=1), lease, lease.create(NEEDED) as files:
         os.truncate(files.data[0].fd, (1 << 20) + 1)
-        with pytest.raises(Unreadable, match=r"1048577 bytes.*cache_limit_mib \(1\)"):
+        with pytest.raises(errors.Unreadable, match=r"1048577 bytes.*cache_limit_mib \(1\)"):
             lease.publish(files, bench.record(TOKEN))
     assert bench.temporaries() == []
 
@@ -540,18 +530,18 @@ def test_a_directory_that_cannot_be_written_is_named(bench: Bench, only: str, co
         bench.files = FaultyFiles(3, failing(code), only=[only])
     if only == "write":  # the driver's own report has that reason
         bench.files = FaultyFiles(0, failing(code), only=["truncate"])
-    with pytest.raises(CacheError, match=os.strerror(code)) as caught:
+    with pytest.raises(errors.CacheError, match=os.strerror(code)) as caught:
         bench.compile(TOKEN, "old")
     read_only = only == "open" and code in {errno.EROFS, errno.EACCES}
-    assert caught.type is (ReadOnly if read_only else Unreadable)
+    assert caught.type is (errors.ReadOnly if read_only else errors.Unreadable)
     assert bench.temporaries() == []
-    assert bench.load(TOKEN, TEXTS) is NoEntry
+    assert bench.load(TOKEN, TEXTS) is errors.NoEntry
     assert bench.registry.rows() == ()
 
 
 def test_a_file_system_without_a_root_is_named() -> None:
     files = FaultyFiles(0, failing(errno.ENOENT), only=["mkdir"])
-    with pytest.raises(Unreadable, match="cannot be made: No such file"):
+    with pytest.raises(errors.Unreadable, match="cannot be made: No such file"):
         CacheDirectory("/", files=files).lease(TOKEN)
 
 
@@ -570,7 +560,7 @@ def test_a_link_that_somebody_else_has_replaced_by_now_is_not_removed_again(benc
 
 def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(Unreadable, match="cannot be made"):
+    with pytest.raises(errors.Unreadable, match="cannot be made"):
         CacheDirectory(tmp_path / "file" / "cache").lease(TOKEN)
 
 
@@ -578,11 +568,11 @@ def test_unusable_cache_directory_is_named(tmp_path: Path) -> None:
     place = tmp_path / "cache"
     place.write_bytes(b"")
     directory, letters = CacheDirectory(place), letters_of(TOKEN)
-    with pytest.raises(Unreadable) as opened:
+    with pytest.raises(errors.Unreadable) as opened:
         directory.open(TOKEN, (1, 0))
     lease = directory.lease(TOKEN)
     assert lease is not None
-    with lease, pytest.raises(Unreadable) as leased:
+    with lease, pytest.raises(errors.Unreadable) as leased:
         lease.create((1, 0))
     for raised in (opened, leased):
         assert str(place) in str(raised.value)
@@ -590,7 +580,7 @@ def test_unusable_cache_directory_is_named(tmp_path: Path) -> None:
     place.unlink()
     place.mkdir()
     (place / f"{letters}10").symlink_to(tmp_path)
-    with pytest.raises(NotRegularFile) as linked:
+    with pytest.raises(errors.NotRegularFile) as linked:
         directory.open(TOKEN, (1, 0))
     assert f"{place}/{letters[:8]}...10 is a link" in str(linked.value)
 
@@ -652,7 +642,7 @@ def test_a_read_only_directory_is_read_and_not_written(bench: Bench) -> None:
     bench.path.chmod(0o500)
     try:
         assert bench.load(TOKEN, TEXTS) == "old"
-        with pytest.raises(Unreadable, match="cannot be"):
+        with pytest.raises(errors.Unreadable, match="cannot be"):
             bench.directory.lease(token_of(2))
     finally:
         bench.path.chmod(0o700)
@@ -691,7 +681,7 @@ def test_a_temporary_name_that_is_taken_is_not_written_to(
     if what == "files":
         lease = bench.directory.lease(TOKEN)
         assert lease is not None
-        with lease, pytest.raises(Unreadable, match="File exists"):
+        with lease, pytest.raises(errors.Unreadable, match="File exists"):
             lease.create(NEEDED)
     else:
         with pytest.raises(FileExistsError):

@@ -16,17 +16,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import penstock
+from penstock import errors
 from penstock.cli.failures import FileError, UsageError, exit_code, message
 from penstock.cli.main import app, hoist
 from penstock.cli.plan import short
-from penstock.errors import (
-    GeneralFailure,
-    InputError,
-    NotAvailable,
-    PlacementError,
-    TruncatedModel,
-    UnknownSignature,
-)
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder
 from penstock.knobs import KNOBS
@@ -102,13 +95,13 @@ def test_arguments_behind_two_dashes_are_not_hoisted() -> None:
     ("error", "code"),
     [
         (UsageError("x"), 2),
-        (NotAvailable("x"), 2),
-        (UnknownSignature("x"), 2),
+        (errors.NotAvailable("x"), 2),
+        (errors.UnknownSignature("x"), 2),
         (FileError("f", "x"), 3),
-        (TruncatedModel("x"), 3),
-        (InputError("x"), 1),
-        (PlacementError("x"), 1),
-        (GeneralFailure("x"), 1),
+        (errors.TruncatedModel("x"), 3),
+        (errors.InputError("x"), 1),
+        (errors.PlacementError("x"), 1),
+        (errors.GeneralFailure("x"), 1),
         (ZeroDivisionError("x"), 1),
         (KeyboardInterrupt(), 130),
     ],
@@ -119,11 +112,11 @@ def test_exit_codes(error: BaseException, code: int) -> None:
 
 def test_messages_are_one_line_and_bugs_are_named() -> None:
     assert (
-        message(PlacementError("no device", {"a": "broken", "b": "gone"}))
+        message(errors.PlacementError("no device", {"a": "broken", "b": "gone"}))
         == "no device; a: broken; b: gone"
     )
     assert message(ZeroDivisionError("x\ny")) == "internal error: ZeroDivisionError: x; y"
-    assert message(InputError()) == "InputError"
+    assert message(errors.InputError()) == "InputError"
 
 
 def test_without_arguments_help_is_printed(run: Run) -> None:
@@ -321,7 +314,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_whatever_compiles(
     line = one_line(run("run", model, "random"), 1)
     assert f"knob {variable.lower()}" in line
     assert words in line
-    with pytest.raises(InputError, match=re.escape(words)):
+    with pytest.raises(errors.InputError, match=re.escape(words)):
         penstock.compile(str(model))
     assert run("doctor").exit_code == 1
 
@@ -423,7 +416,7 @@ def test_plan_compiles_and_shows_what_failed(
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
 
     def full(*_: Any) -> None:
-        raise GeneralFailure("no room")
+        raise errors.GeneralFailure("no room")
 
     monkeypatch.setattr("penstock.drivers.sample.SampleDevice.prepare_model", full)
     plan = parsed(run("plan", model, "--device", "sample", "--json"))["plan"]

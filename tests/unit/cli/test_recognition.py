@@ -9,29 +9,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from penstock import ir
 from penstock.cli.failures import FileError
 from penstock.cli.feed import Wishes, feed
 from penstock.cli.feed.normalization import UNIT
 from penstock.cli.feed.sound import read_sound
-from penstock.ir import (
-    DType,
-    Lifetime,
-    ModelBuilder,
-    Operand,
-    Quantization,
-    Shape,
-    TensorMetadata,
-)
 from tests.unit.cli.support_slots import Body, slot
 
-FLOAT = DType.FLOAT32
+FLOAT = ir.DType.FLOAT32
 
 
 def tensor(
-    shape: Shape, dtype: DType = FLOAT, scale: float | None = None, zero_point: int = 0
-) -> Operand:
-    quantization = None if scale is None else Quantization((scale,), (zero_point,))
-    return Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, "x", quantization)
+    shape: ir.Shape, dtype: ir.DType = FLOAT, scale: float | None = None, zero_point: int = 0
+) -> ir.Operand:
+    quantization = None if scale is None else ir.Quantization((scale,), (zero_point,))
+    return ir.Operand(dtype, shape, ir.Lifetime.SUBGRAPH_INPUT, "x", quantization)
 
 
 @pytest.fixture
@@ -50,8 +42,8 @@ def sound(tmp_path: Path) -> Path:
     return tmp_path / "x.wav"
 
 
-def dense(outputs: int, values: int, result: Shape) -> Body:
-    def body(builder: ModelBuilder, x: int) -> int:
+def dense(outputs: int, values: int, result: ir.Shape) -> Body:
+    def body(builder: ir.ModelBuilder, x: int) -> int:
         weights = builder.constant(np.ones((outputs, values), np.float32), "w")
         (y,) = builder.operation("FULLY_CONNECTED", [x, weights, None], [(FLOAT, result)])
         return y
@@ -62,7 +54,7 @@ def dense(outputs: int, values: int, result: Shape) -> Body:
 def reshaped(shape: tuple[int, ...], kernel: tuple[int, int]) -> Body:
     """A reshape and a convolution with a kernel of that height and width."""
 
-    def body(builder: ModelBuilder, x: int) -> int:
+    def body(builder: ir.ModelBuilder, x: int) -> int:
         to = builder.constant(np.array(shape, np.int32), "shape")
         (map_,) = builder.operation("RESHAPE", [x, to], [(FLOAT, shape)])
         weights = builder.constant(np.ones((2, *kernel, shape[3]), np.float32), "w")
@@ -102,7 +94,7 @@ def refused_sound(sound: Path, *arguments: object) -> str:
     ],
 )
 def test_a_picture_for_another_shape_says_what_that_looks_like(
-    picture: Path, shape: Shape, looks: str
+    picture: Path, shape: ir.Shape, looks: str
 ) -> None:
     if not looks:
         assert feed([str(picture)], [slot(tensor(shape))], Wishes()).pictures
@@ -114,10 +106,10 @@ def test_a_picture_for_another_shape_says_what_that_looks_like(
 
 @pytest.mark.parametrize(
     ("dtype", "scale", "zero_point"),
-    [(DType.INT8, 0.5847, 83), (DType.INT8, 0.102, -128), (DType.UINT8, 0.3, 255)],
+    [(ir.DType.INT8, 0.5847, 83), (ir.DType.INT8, 0.102, -128), (ir.DType.UINT8, 0.3, 255)],
 )
 def test_a_picture_for_a_grey_map_of_another_range_is_refused(
-    picture: Path, dtype: DType, scale: float, zero_point: int
+    picture: Path, dtype: ir.DType, scale: float, zero_point: int
 ) -> None:
     text = refused_picture(picture, tensor((1, 49, 10, 1), dtype, scale, zero_point))
     assert "no usual normalization of pictures gives" in text
@@ -125,26 +117,28 @@ def test_a_picture_for_a_grey_map_of_another_range_is_refused(
 
 
 def test_the_callers_scheme_makes_a_map_of_any_range_a_picture(picture: Path) -> None:
-    given = slot(tensor((1, 49, 10, 1), DType.INT8, 0.5847, 83))
+    given = slot(tensor((1, 49, 10, 1), ir.DType.INT8, 0.5847, 83))
     assert feed([str(picture)], [given], Wishes(UNIT)).pictures
 
 
 def test_metadata_that_calls_it_an_image_makes_a_map_of_any_range_a_picture(picture: Path) -> None:
-    given = slot(tensor((1, 49, 10, 1), DType.INT8, 0.5847, 83), TensorMetadata(content="image"))
+    given = slot(
+        tensor((1, 49, 10, 1), ir.DType.INT8, 0.5847, 83), ir.TensorMetadata(content="image")
+    )
     assert feed([str(picture)], [given], Wishes()).pictures
 
 
 @pytest.mark.parametrize(
     ("dtype", "scale", "zero_point"),
     [
-        (DType.INT8, 1 / 255, -128),
-        (DType.UINT8, 1.0, 0),
-        (DType.INT8, 3.24 / 255, -95),
-        (DType.INT8, 1 / 127, 0),
+        (ir.DType.INT8, 1 / 255, -128),
+        (ir.DType.UINT8, 1.0, 0),
+        (ir.DType.INT8, 3.24 / 255, -95),
+        (ir.DType.INT8, 1 / 127, 0),
     ],
 )
 def test_grey_pictures_of_usual_ranges_are_fed(
-    picture: Path, dtype: DType, scale: float, zero_point: int
+    picture: Path, dtype: ir.DType, scale: float, zero_point: int
 ) -> None:
     given = slot(tensor((1, 28, 28, 1), dtype, scale, zero_point))
     assert feed([str(picture)], [given], Wishes()).pictures
@@ -155,7 +149,7 @@ def test_a_picture_for_what_the_metadata_calls_otherwise_is_refused(
     picture: Path, content: str
 ) -> None:
     assert "which the metadata calls a" in refused_picture(
-        picture, tensor((1, 8, 8, 3)), TensorMetadata(content=content)
+        picture, tensor((1, 8, 8, 3)), ir.TensorMetadata(content=content)
     )
 
 
@@ -173,12 +167,12 @@ def test_a_grey_picture_that_goes_into_one_layer_as_a_whole_is_fed(picture: Path
 
 
 def test_a_picture_for_places_in_a_table_is_refused(picture: Path) -> None:
-    def body(builder: ModelBuilder, x: int) -> int:
+    def body(builder: ir.ModelBuilder, x: int) -> int:
         table = builder.constant(np.ones((300, 4), np.float32), "t")
         (y,) = builder.operation("GATHER", [table, x], [(FLOAT, (1, 8, 8, 4))])
         return y
 
-    text = refused_picture(picture, tensor((1, 8, 8), DType.INT32), None, body)
+    text = refused_picture(picture, tensor((1, 8, 8), ir.DType.INT32), None, body)
     assert "takes its values for places in a table" in text
 
 
@@ -188,7 +182,7 @@ def test_a_picture_for_four_channels_that_no_convolution_reads_is_refused(pictur
 
 
 def test_a_picture_for_truth_values_is_refused(picture: Path) -> None:
-    assert "no numbers for pixels" in refused_picture(picture, tensor((1, 8, 8, 3), DType.BOOL))
+    assert "no numbers for pixels" in refused_picture(picture, tensor((1, 8, 8, 3), ir.DType.BOOL))
 
 
 def test_a_sound_for_a_spectrogram_is_refused(sound: Path) -> None:
@@ -215,26 +209,26 @@ def test_a_sound_for_a_vector_of_features_is_refused(sound: Path, batch: int | N
 
 
 def test_a_sound_for_what_the_metadata_calls_a_sound_is_fed(sound: Path) -> None:
-    metadata = TensorMetadata(content="audio")
+    metadata = ir.TensorMetadata(content="audio")
     samples, _, _ = read_sound(sound, slot(tensor((1, 257)), metadata, dense(4, 257, (1, 4))))
     assert samples.shape == (1, 257)
 
 
 @pytest.mark.parametrize(
     ("dtype", "scale", "zero_point"),
-    [(DType.INT8, 0.1017, -128), (DType.INT16, 0.000625, 0), (DType.INT8, 0.391, 89)],
+    [(ir.DType.INT8, 0.1017, -128), (ir.DType.INT16, 0.000625, 0), (ir.DType.INT8, 0.391, 89)],
 )
 def test_a_sound_for_a_range_that_is_no_waveforms_is_refused(
-    sound: Path, dtype: DType, scale: float, zero_point: int
+    sound: Path, dtype: ir.DType, scale: float, zero_point: int
 ) -> None:
     text = refused_sound(sound, tensor((1, 1960), dtype, scale, zero_point))
     assert "is not that of a waveform" in text
 
 
 def test_a_range_of_16_bit_samples_takes_16_bit_samples(sound: Path) -> None:
-    samples, _, _ = read_sound(sound, slot(tensor((1, 16000), DType.INT16, 1.0, 0)))
+    samples, _, _ = read_sound(sound, slot(tensor((1, 16000), ir.DType.INT16, 1.0, 0)))
     assert samples[0, :3].tolist() == [-8000, -7999, -7998]
-    samples, _, _ = read_sound(sound, slot(tensor((1, 16000), DType.INT8, 256.0, 0)))
+    samples, _, _ = read_sound(sound, slot(tensor((1, 16000), ir.DType.INT8, 256.0, 0)))
     assert samples[0, 0] == round(-8000 / 256)
 
 
@@ -250,11 +244,11 @@ def test_a_batch_of_unknown_size_takes_one_sound(sound: Path) -> None:
 
 
 def test_a_sound_of_another_rate_than_the_metadata_says_is_refused(sound: Path) -> None:
-    metadata = TensorMetadata(content="audio", sample_rate=44100)
+    metadata = ir.TensorMetadata(content="audio", sample_rate=44100)
     text = refused_sound(sound, tensor((1, 16000)), metadata)
     assert (
         "has 16000 samples a second, and the model takes 44100: resample the sound to 44100 Hz"
         in text
     )
-    metadata = TensorMetadata(content="audio", sample_rate=16000)
+    metadata = ir.TensorMetadata(content="audio", sample_rate=16000)
     assert read_sound(sound, slot(tensor((1, 16000)), metadata))[1] == []

@@ -13,13 +13,8 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock import errors
 from penstock.cache.info import CacheInfo
-from penstock.errors import (
-    DeviceUnavailable,
-    DriverError,
-    GeneralFailure,
-    InvalidArgument,
-)
 from penstock.hal import (
     NO_TOKEN,
 )
@@ -31,14 +26,14 @@ from tests.unit.partitioning.models import chain
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
 SIZES = (0, 1, 32)
-STATUSES = (None, GeneralFailure, DeviceUnavailable, InvalidArgument)
+STATUSES = (None, errors.GeneralFailure, errors.DeviceUnavailable, errors.InvalidArgument)
 
 
 @pytest.mark.parametrize("needed", list(itertools.product(SIZES, SIZES)))
 @pytest.mark.parametrize("status", STATUSES)
 class TestCompilationCachingTest:
     def test_token_provided_and_cache_not_exist(
-        self, tmp_path: Path, needed: tuple[int, int], status: type[DriverError] | None
+        self, tmp_path: Path, needed: tuple[int, int], status: type[errors.DriverError] | None
     ) -> None:
         device = CachingDevice(needed=needed, status=status)
         outcome(device, info(tmp_path))
@@ -48,7 +43,7 @@ class TestCompilationCachingTest:
         assert device.calls[0].files == needed
 
     def test_token_provided_and_cache_exist(
-        self, tmp_path: Path, needed: tuple[int, int], status: type[DriverError] | None
+        self, tmp_path: Path, needed: tuple[int, int], status: type[errors.DriverError] | None
     ) -> None:
         device = CachingDevice(needed=needed, status=status)
         outcome(device, info(tmp_path))
@@ -66,7 +61,7 @@ class TestCompilationCachingTest:
             assert device.calls[0].token == device.calls[1].token
 
     def test_token_not_provided(
-        self, tmp_path: Path, needed: tuple[int, int], status: type[DriverError] | None
+        self, tmp_path: Path, needed: tuple[int, int], status: type[errors.DriverError] | None
     ) -> None:
         device = CachingDevice(needed=needed, status=status)
         assert outcome(device, None) == ("off", "no cache was asked for")
@@ -75,7 +70,7 @@ class TestCompilationCachingTest:
 
 
 class TestDeviceRegistrationTest:
-    @pytest.mark.parametrize("status", [None, DeviceUnavailable("no")])
+    @pytest.mark.parametrize("status", [None, errors.DeviceUnavailable("no")])
     @pytest.mark.parametrize("needed", list(itertools.product((*SIZES, 33), repeat=2)))
     def test_caching_failure(
         self, needed: tuple[int, int], status: Exception | None, monkeypatch: pytest.MonkeyPatch
@@ -207,7 +202,7 @@ def test_a_miss_keeps_nothing_of_its_compile_once_that_is_gone(tmp_path: Path) -
     gc.collect()
     gc.disable()
     try:
-        device = CachingDevice(status=DeviceUnavailable)
+        device = CachingDevice(status=errors.DeviceUnavailable)
         assert outcome(device, info(tmp_path)) == ("miss", "DeviceUnavailable: as told")
         kept = weakref.ref(device)
         del device

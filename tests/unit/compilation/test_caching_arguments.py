@@ -11,18 +11,10 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import errors, hal
 from penstock.cache import Cache
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
-from penstock.errors import (
-    GeneralFailure,
-    InputError,
-)
-from penstock.hal import (
-    NO_TOKEN,
-    Capabilities,
-    PrepareConfig,
-)
 from penstock.ir import DType, Model
 from penstock.runtime.discovery import Manager
 from tests.support_caching import CachingDevice
@@ -52,7 +44,7 @@ class TestLeastRecentlyUsed:
 class TestArguments:
     @pytest.mark.parametrize("cache", [3, 1.5, b"x", "", "a\0b"])
     def test_cache_of_a_wrong_type_is_refused(self, cache: Any) -> None:
-        with pytest.raises(InputError, match="must be"):
+        with pytest.raises(errors.InputError, match="must be"):
             compiled(NumpyDevice("reference"), cache)
 
     def test_a_directory_as_text(self, tmp_path: Path) -> None:
@@ -80,11 +72,11 @@ class TestArguments:
         ):
             with monkeypatch.context() as patch:
                 patch.setenv(f"PENSTOCK_{name}", value)
-                with pytest.raises(InputError, match=f"knob {name.lower()}"):
+                with pytest.raises(errors.InputError, match=f"knob {name.lower()}"):
                     outcome(CachingDevice(), tmp_path / "c")
 
     def test_trust_token_needs_a_token(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="needs a token"):
+        with pytest.raises(errors.InputError, match="needs a token"):
             CacheInfo(tmp_path, trust_token=True)
 
     def test_copies(self, tmp_path: Path) -> None:
@@ -138,11 +130,11 @@ class TestCacheablePaths:
             assert [r.compiles for r in receipts] == [compiles, 0]
 
     def test_a_fall_back_never(self, tmp_path: Path) -> None:
-        def fail(_: PrepareConfig) -> None:
-            raise GeneralFailure("no room")
+        def fail(_: hal.PrepareConfig) -> None:
+            raise errors.GeneralFailure("no room")
 
         spare = CachingDevice("reference")
-        spare.capabilities = Capabilities()
+        spare.capabilities = hal.Capabilities()
         devices = [CachingDevice("one", on_prepare=fail), spare]
         with compiled(devices, tmp_path / "c") as made:
             (step,) = made.receipt.steps
@@ -166,4 +158,4 @@ def test_a_driver_without_handles_is_given_no_token(tmp_path: Path) -> None:
     assert what == "miss"
     (call,) = device.calls
     assert call.files == (0, 0)
-    assert (call.token, call.binding) == (NO_TOKEN, NO_TOKEN)
+    assert (call.token, call.binding) == (hal.NO_TOKEN, hal.NO_TOKEN)

@@ -11,17 +11,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import errors, hal
 from penstock.cache.info import CacheInfo
 from penstock.compilation import CacheOutcome
-from penstock.errors import (
-    GeneralFailure,
-    InputError,
-)
-from penstock.hal import (
-    NO_TOKEN,
-    CacheReport,
-    PrepareConfig,
-)
 from penstock.ir import DType, Model
 from penstock.partitioning import Policy
 from penstock.testing.lab import LabDevice
@@ -62,7 +54,7 @@ class TestDriversThatGetNothing:
         assert what == "off"
         assert f"feature level {level}" in reason
         assert device.methods == ["prepare_model without caching"]
-        assert device.calls[0].token == NO_TOKEN
+        assert device.calls[0].token == hal.NO_TOKEN
         assert not (tmp_path / "cache").exists()
 
 
@@ -76,7 +68,7 @@ class TestSaving:
         assert not [p for p in (tmp_path / "c").iterdir() if p.name.endswith(("10", "20", ".tmp"))]
 
     def test_a_driver_that_says_why_not(self, tmp_path: Path) -> None:
-        device = CachingDevice(report=CacheReport("failed", "Unreadable: no space left"))
+        device = CachingDevice(report=hal.CacheReport("failed", "Unreadable: no space left"))
         with compiled(device, tmp_path / "c") as made:
             found = made.receipt.steps[0].cache
         assert not found.saved
@@ -85,11 +77,11 @@ class TestSaving:
         assert outcome(device, tmp_path / "c")[0] == "miss"
 
     def test_a_compile_that_fails_leaves_nothing(self, tmp_path: Path) -> None:
-        def fail(_: PrepareConfig) -> None:
-            raise GeneralFailure("no room")
+        def fail(_: hal.PrepareConfig) -> None:
+            raise errors.GeneralFailure("no room")
 
         alone = Policy(allow_fallback=False)
-        with pytest.raises(GeneralFailure, match="no room"):
+        with pytest.raises(errors.GeneralFailure, match="no room"):
             compiled(CachingDevice(on_prepare=fail), tmp_path / "c", policy=alone)
         assert not [p for p in (tmp_path / "c").iterdir() if p.suffix in {".tmp", ".json"}]
         assert outcome(CachingDevice(), tmp_path / "c")[0] == "miss"
@@ -103,7 +95,7 @@ class TestSaving:
 
     def test_a_driver_whose_report_raises(self, tmp_path: Path) -> None:
         class Worse(CachingDevice):
-            def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+            def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NumpyPrepared:
                 super().prepare_model(model, config)
 
                 class Prepared(NumpyPrepared):
@@ -147,7 +139,7 @@ class TestSaving:
     def test_handles_are_read_write_and_regular(self, tmp_path: Path) -> None:
         import fcntl
 
-        def look(config: PrepareConfig) -> None:
+        def look(config: hal.PrepareConfig) -> None:
             assert config.lock is not None
             for handle in (*config.model_cache, *config.data_cache, config.lock):
                 assert fcntl.fcntl(handle.fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
@@ -170,11 +162,11 @@ class TestGivenFiles:
         return [os.open(tmp_path / f"f{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(count)]
 
     def test_are_written_then_hit(self, tmp_path: Path) -> None:
-        device = CachingDevice(report=CacheReport("saved"))
+        device = CachingDevice(report=hal.CacheReport("saved"))
         fds = self.files(tmp_path, 2)
         try:
             given = CacheInfo.from_fds(fds[:1], fds[1:], token=TOKEN)
-            device.status = GeneralFailure
+            device.status = errors.GeneralFailure
             for fd in fds:
                 os.write(fd, PAYLOAD)
             assert outcome(device, given) == ("miss", "GeneralFailure: as told")
@@ -206,7 +198,7 @@ class TestGivenFiles:
         assert found(os.O_RDONLY).outcome == "hit"
 
     def test_a_descriptor_that_is_not_open(self) -> None:
-        with pytest.raises(InputError, match="not open"):
+        with pytest.raises(errors.InputError, match="not open"):
             CacheInfo.from_fds([10**6], token=TOKEN)
 
     def test_later_shapes_leave_given_files_alone(self, tmp_path: Path) -> None:
@@ -217,7 +209,7 @@ class TestGivenFiles:
         given = CacheInfo.from_fds(fds[:1], fds[1:], token=TOKEN)
         for fd in fds:
             os.write(fd, PAYLOAD)
-        device.status = GeneralFailure
+        device.status = errors.GeneralFailure
         with compiled(device, given, model) as made:
             for fd in fds:
                 os.close(fd)
@@ -226,7 +218,7 @@ class TestGivenFiles:
         assert device.methods == ["prepare_model without caching"]
 
     def test_no_compile_outlives_the_call(self, tmp_path: Path) -> None:
-        device = CachingDevice(status=GeneralFailure)
+        device = CachingDevice(status=errors.GeneralFailure)
         fds = self.files(tmp_path, 2)
         try:
             for fd in fds:
@@ -241,18 +233,18 @@ class TestGivenFiles:
     def test_two_of_one_file(self, tmp_path: Path) -> None:
         (fd,) = self.files(tmp_path, 1)
         try:
-            with pytest.raises(InputError, match="of one file"):
+            with pytest.raises(errors.InputError, match="of one file"):
                 CacheInfo.from_fds([fd], [fd], token=TOKEN)
         finally:
             os.close(fd)
 
     @pytest.mark.parametrize("given", [None, 3, "34", b"34", [None], ["3"], list(range(33))])
     def test_given_files_refuse_wrong_descriptors(self, given: Any) -> None:
-        with pytest.raises(InputError, match="cache file"):
+        with pytest.raises(errors.InputError, match="cache file"):
             CacheInfo.from_fds(given, token=TOKEN)
 
     def test_no_token(self) -> None:
-        with pytest.raises(InputError, match="need a token"):
+        with pytest.raises(errors.InputError, match="need a token"):
             CacheInfo.from_fds(token=cast("bytes", None))
 
     def test_given_files_are_unused_by_several_steps(self, tmp_path: Path) -> None:

@@ -16,16 +16,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import errors, hal
 from penstock.cache.directory import CacheDirectory
-from penstock.errors import (
-    Cancelled,
-    GeneralFailure,
-)
-from penstock.hal import (
-    CancelToken,
-    PrepareConfig,
-    ProgressEvent,
-)
 from penstock.ir import Model
 from penstock.partitioning import Policy
 from tests.support_caching import CachingDevice
@@ -45,7 +37,7 @@ def another_compiling(cache: Path, model: Model = MODEL) -> Iterator[threading.E
     """
     begun, go_on = threading.Event(), threading.Event()
 
-    def hold(_: PrepareConfig) -> None:
+    def hold(_: hal.PrepareConfig) -> None:
         begun.set()
         assert go_on.wait(120)
 
@@ -77,10 +69,10 @@ class TestTogether:
         assert sorted(found) == ["hit"] * 5 + ["miss"]
 
     def test_a_wait_can_be_cancelled(self, tmp_path: Path) -> None:
-        cancel, seen = CancelToken(), list[ProgressEvent]()
+        cancel, seen = hal.CancelToken(), list[hal.ProgressEvent]()
         with another_compiling(tmp_path / "c"):
             threading.Timer(0.05, cancel.set).start()
-            with pytest.raises(Cancelled):
+            with pytest.raises(errors.Cancelled):
                 compiled(CachingDevice(), tmp_path / "c", cancel=cancel, progress=seen.append)
         assert [e.stage for e in seen] == ["compile", "lease"]
 
@@ -153,7 +145,7 @@ class TestWhileCompiling:
     def test_runs_at_once_and_switches(self, tmp_path: Path) -> None:
         begun, go_on = threading.Event(), threading.Event()
 
-        def hold(_: PrepareConfig) -> None:
+        def hold(_: hal.PrepareConfig) -> None:
             begun.set()
             assert go_on.wait(30)
 
@@ -183,7 +175,7 @@ class TestWhileCompiling:
     ) -> None:
         go_on = threading.Event()
 
-        def hold(_: PrepareConfig) -> None:
+        def hold(_: hal.PrepareConfig) -> None:
             assert go_on.wait(30)
 
         device = CachingDevice(on_prepare=hold)
@@ -206,7 +198,7 @@ class TestWhileCompiling:
     def test_close_cancels_what_is_under_way(self, tmp_path: Path) -> None:
         seen = threading.Event()
 
-        def wait_for_the_end(config: PrepareConfig) -> None:
+        def wait_for_the_end(config: hal.PrepareConfig) -> None:
             assert config.cancel is not None
             seen.set()
             while True:
@@ -254,8 +246,8 @@ while not made.executable.base.compilation.steps[0].pending._thread.is_alive():
     def test_a_failure_leaves_the_reference_device(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def fail(_: PrepareConfig) -> None:
-            raise GeneralFailure("no room")
+        def fail(_: hal.PrepareConfig) -> None:
+            raise errors.GeneralFailure("no room")
 
         with compiled(CachingDevice(on_prepare=fail), None, policy=self.policy) as made:
             pending = made.executable.base.compilation.steps[0].pending
@@ -270,13 +262,13 @@ class TestTheCallersProgress:
         pass
 
     def test_error_of_a_progress_callback_propagates(self, tmp_path: Path) -> None:
-        def complain(event: ProgressEvent) -> None:
+        def complain(event: hal.ProgressEvent) -> None:
             if event.stage == "inside":
                 raise self.Mine
 
-        def tell(config: PrepareConfig) -> None:
+        def tell(config: hal.PrepareConfig) -> None:
             assert config.progress is not None
-            config.progress(ProgressEvent("inside", "caching", 0, 1))
+            config.progress(hal.ProgressEvent("inside", "caching", 0, 1))
 
         device = CachingDevice(on_prepare=tell)
         for devices in ([device], [device, NumpyDevice("reference")]):

@@ -11,18 +11,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import hal
 from penstock.compilation import CopyReceipt, Failure, KernelReceipt, Receipt, Span, StepReceipt
 from penstock.compilation.receipt import chrome_trace
-from penstock.hal import (
-    Capabilities,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    OperationTiming,
-    PrepareConfig,
-    Request,
-    Timing,
-)
 from penstock.ir import DType, Model, ModelBuilder, Operand
 from penstock.partitioning import Policy
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, add_relu, f32
@@ -163,13 +154,13 @@ class Timed(NumpyDevice):
         super().__init__(name, only=[kind])
         self._operations = operations
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NumpyPrepared:
         prepared = super().prepare_model(model, config)
         inner = prepared.execute
 
-        def execute(request: Request, config: ExecutionConfig) -> ExecutionResult:
+        def execute(request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
             inner(request, config)
-            return ExecutionResult((), Timing(5, 10, self._operations))
+            return hal.ExecutionResult((), hal.Timing(5, 10, self._operations))
 
         prepared.execute = execute  # type: ignore[method-assign]  # a driver that times
         return prepared
@@ -186,7 +177,7 @@ class TestWhatDriversSay:
         return steps[1].kernels
 
     def test_kernel_times_name_operations_of_the_plan(self) -> None:
-        (kernel,) = self.kernels((OperationTiming((0,), "clamp", 2, 3),))
+        (kernel,) = self.kernels((hal.OperationTiming((0,), "clamp", 2, 3),))
         assert (kernel.kernel, kernel.operations, kernel.names) == ("clamp", (1,), ("RELU relu",))
         assert kernel.duration_ns == 3
 
@@ -194,11 +185,11 @@ class TestWhatDriversSay:
         "nonsense",
         [
             None,
-            [OperationTiming((0,), "clamp", 2, 3)],
+            [hal.OperationTiming((0,), "clamp", 2, 3)],
             ("clamp",),
-            (OperationTiming((1,), "beyond", 2, 3),),
-            (OperationTiming((-1,), "before", 2, 3),),
-            (OperationTiming((0,), "clamp", "soon", 3),),  # type: ignore[arg-type]  # a lie
+            (hal.OperationTiming((1,), "beyond", 2, 3),),
+            (hal.OperationTiming((-1,), "before", 2, 3),),
+            (hal.OperationTiming((0,), "clamp", "soon", 3),),  # type: ignore[arg-type]  # a lie
         ],
     )
     def test_is_left_out_where_it_makes_no_sense(self, nonsense: Any) -> None:
@@ -207,7 +198,7 @@ class TestWhatDriversSay:
 
 class TestCopies:
     def test_copies_for_a_separate_device_stand_at_boundaries(self) -> None:
-        apart = Capabilities(shares_host_memory=False)
+        apart = hal.Capabilities(shares_host_memory=False)
         devices = [NumpyDevice("a", only=["ADD"]), NumpyDevice("b", ["RELU"], capabilities=apart)]
         policy = Policy(placement="nnapi")
         with penstock.compile(add_relu(), devices=devices, cache=False, policy=policy) as compiled:
@@ -224,12 +215,14 @@ class TestCopies:
     def test_late_writes_of_a_device_reach_no_output(self, in_place: bool) -> None:
         kept: list[Any] = []
 
-        def keep(request: Request, config: ExecutionConfig) -> None:
+        def keep(request: hal.Request, config: hal.ExecutionConfig) -> None:
             kept.extend(
-                a.array for a in (*request.inputs, *request.outputs) if isinstance(a, HostMemory)
+                a.array
+                for a in (*request.inputs, *request.outputs)
+                if isinstance(a, hal.HostMemory)
             )
 
-        apart = Capabilities(shares_host_memory=False)
+        apart = hal.Capabilities(shares_host_memory=False)
         late = NumpyDevice("late", ["RELU"], before=keep, capabilities=apart)
         devices = [NumpyDevice("a", only=["ADD"]), late]
         policy = Policy(placement="nnapi")

@@ -9,15 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.delegates import (
-    Delegate,
-    DelegateContext,
-    DelegateFlags,
-    DelegateNode,
-    DelegateParams,
-    DelegateRegistration,
-    DelegateTensor,
-)
+from penstock import delegates
 from penstock.ir import NDArray
 
 COMPUTE: dict[str, Callable[..., Any]] = {
@@ -29,7 +21,7 @@ COMPUTE: dict[str, Callable[..., Any]] = {
 }
 
 
-class Recorder(Delegate):
+class Recorder(delegates.Delegate):
     """Takes the nodes whose operator is one of *kinds*.
 
     *events* are the calls: ("init", nodes), ("prepare", nodes, input shape), ("invoke", nodes),
@@ -41,7 +33,7 @@ class Recorder(Delegate):
     def __init__(
         self,
         *kinds: str,
-        flags: DelegateFlags = DelegateFlags.NONE,
+        flags: delegates.DelegateFlags = delegates.DelegateFlags.NONE,
         fail: str = "",
         buffers: bool = False,
         name: str = "recorder",
@@ -53,9 +45,9 @@ class Recorder(Delegate):
         self.made = 0
         self.plans: list[tuple[int, ...]] = []
 
-    def prepare(self, context: DelegateContext) -> None:
+    def prepare(self, context: delegates.DelegateContext) -> None:
         chosen = self.chosen(context)
-        functions = DelegateRegistration(
+        functions = delegates.DelegateRegistration(
             f"{self.name} kernel",
             init=self._init,
             prepare=self._prepare,
@@ -66,17 +58,17 @@ class Recorder(Delegate):
         self.plans.append(context.execution_plan)
         self._maybe_fail("prepare")
 
-    def chosen(self, context: DelegateContext) -> list[int]:
+    def chosen(self, context: delegates.DelegateContext) -> list[int]:
         return [i for i in context.execution_plan if self._takes(context, i)]
 
     def copy_from_buffer_handle(
-        self, context: DelegateContext, handle: int, tensor: DelegateTensor
+        self, context: delegates.DelegateContext, handle: int, tensor: delegates.DelegateTensor
     ) -> None:
         self.events.append(("copy from", handle, tensor.index))
         self._maybe_fail("copy from")
         tensor.data[...] = self.buffers[handle]
 
-    def free_buffer_handle(self, context: DelegateContext, handle: int) -> None:
+    def free_buffer_handle(self, context: delegates.DelegateContext, handle: int) -> None:
         self.events.append(("free buffer", handle))
 
     def names(self, *wanted: str) -> list[Any]:
@@ -84,10 +76,10 @@ class Recorder(Delegate):
         found = [e for e in self.events if e[0] in wanted]
         return [e[1] for e in found] if len(wanted) == 1 else found
 
-    def _takes(self, context: DelegateContext, index: int) -> bool:
+    def _takes(self, context: delegates.DelegateContext, index: int) -> bool:
         return context.node_and_registration(index)[1].builtin_name in self.kinds
 
-    def _init(self, context: DelegateContext, params: DelegateParams) -> Any:
+    def _init(self, context: delegates.DelegateContext, params: delegates.DelegateParams) -> Any:
         self.events.append(("init", params.nodes))
         if self.fail == f"none {self.made}":
             return None
@@ -95,13 +87,13 @@ class Recorder(Delegate):
         self.made += 1
         return params
 
-    def _prepare(self, context: DelegateContext, node: DelegateNode) -> None:
+    def _prepare(self, context: delegates.DelegateContext, node: delegates.DelegateNode) -> None:
         self.events.append(
             ("kernel prepare", node.user_data.nodes, context.tensor(node.inputs[0]).shape)
         )
         self._maybe_fail("kernel prepare")
 
-    def _invoke(self, context: DelegateContext, node: DelegateNode) -> None:
+    def _invoke(self, context: delegates.DelegateContext, node: delegates.DelegateNode) -> None:
         self.events.append(("invoke", node.user_data.nodes))
         self._maybe_fail("invoke")
         values: dict[int, NDArray] = {}
@@ -114,12 +106,14 @@ class Recorder(Delegate):
         for index in node.outputs:
             self._write(context, context.tensor(index), values[index])
 
-    def _read(self, tensor: DelegateTensor) -> NDArray:
+    def _read(self, tensor: delegates.DelegateTensor) -> NDArray:
         if tensor.buffer_handle >= 0 and tensor.buffer_handle in self.buffers:
             return self.buffers[tensor.buffer_handle]
         return tensor.data
 
-    def _write(self, context: DelegateContext, tensor: DelegateTensor, value: NDArray) -> None:
+    def _write(
+        self, context: delegates.DelegateContext, tensor: delegates.DelegateTensor, value: NDArray
+    ) -> None:
         if tensor.shape != value.shape:
             context.resize_tensor(tensor.index, value.shape)
         if self.buffered:
@@ -130,7 +124,7 @@ class Recorder(Delegate):
         else:
             tensor.data[...] = value
 
-    def _free(self, context: DelegateContext, user_data: Any) -> None:
+    def _free(self, context: delegates.DelegateContext, user_data: Any) -> None:
         self.events.append(("free", user_data.nodes))
 
     def _maybe_fail(self, *stages: str) -> None:
@@ -142,7 +136,7 @@ class Uploading(Recorder):
     """A `Recorder` that takes host data into its buffers."""
 
     def copy_to_buffer_handle(
-        self, context: DelegateContext, handle: int, tensor: DelegateTensor
+        self, context: delegates.DelegateContext, handle: int, tensor: delegates.DelegateTensor
     ) -> None:
         self.events.append(("copy to", handle, tensor.index))
         self.buffers[handle] = np.array(tensor.data)

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.delegates import (
-    NULL_BUFFER_HANDLE,
-    DelegateContext,
-    DelegateFlags,
-    DelegateNode,
-    DriverDelegate,
-)
+from penstock import delegates
 from penstock.errors import DelegateError
 from tests.unit.delegates import graphs
 from tests.unit.delegates.recorder import Recorder, Uploading
@@ -23,21 +17,21 @@ from tests.unit.delegates.test_buffers import copies
 from tests.unit.delegates.test_delegates import X, opened, run, same
 from tests.unit.loaders.files import FileBuilder
 
-DYNAMIC = DelegateFlags.ALLOW_DYNAMIC_TENSORS
+DYNAMIC = delegates.DelegateFlags.ALLOW_DYNAMIC_TENSORS
 ONES = np.ones(3, np.float32)
 
 
 class Placing(Uploading):
     """Takes its first input in buffer 50."""
 
-    def _prepare(self, context: DelegateContext, node: DelegateNode) -> None:
+    def _prepare(self, context: delegates.DelegateContext, node: delegates.DelegateNode) -> None:
         context.tensor(node.inputs[0]).buffer_handle = 50
 
 
 class Keeping(Placing):
     """Says that its input is in the buffer alone once it has read it."""
 
-    def _invoke(self, context: DelegateContext, node: DelegateNode) -> None:
+    def _invoke(self, context: delegates.DelegateContext, node: delegates.DelegateNode) -> None:
         super()._invoke(context, node)
         context.tensor(node.inputs[0]).data_is_stale = True
 
@@ -56,9 +50,11 @@ def test_a_resize_keeps_the_buffers_that_the_user_named_and_frees_the_kernels() 
     assert delegate.names("free buffer") == [101]
 
 
-@pytest.mark.parametrize("flags", [DelegateFlags.NONE, DYNAMIC])
+@pytest.mark.parametrize("flags", [delegates.DelegateFlags.NONE, DYNAMIC])
 @pytest.mark.parametrize("is_set", [False, True])
-def test_resizing_an_input_frees_its_delegate_buffer(flags: DelegateFlags, is_set: bool) -> None:
+def test_resizing_an_input_frees_its_delegate_buffer(
+    flags: delegates.DelegateFlags, is_set: bool
+) -> None:
     first = Uploading("NEG", flags=flags)
     second = Uploading("ABS", flags=flags, name="second")
     interpreter = opened(graphs.chain("NEG", "ABS"), first, second)
@@ -83,7 +79,7 @@ def test_forked_child_has_and_frees_no_buffer() -> None:
     copies(delegate)
     graph: Any = interpreter._core.graph(0)._delegated
     graph.after_fork()
-    assert [graph.tensors.handle(i) for i in (0, 1)] == [NULL_BUFFER_HANDLE] * 2
+    assert [graph.tensors.handle(i) for i in (0, 1)] == [delegates.NULL_BUFFER_HANDLE] * 2
     assert not graph.tensors.is_stale(0)
     np.testing.assert_array_equal(run(interpreter, 2 * X)[0], -2 * X)
     assert copies(delegate) == [("copy from", 101, 1)]
@@ -111,10 +107,12 @@ def test_earlier_host_value_is_copied_to_a_named_buffer() -> None:
     """The kernel says that its input lies in no buffer, and names one in its first run."""
 
     class Late(Uploading):
-        def _prepare(self, context: DelegateContext, node: DelegateNode) -> None:
-            context.tensor(node.inputs[0]).buffer_handle = NULL_BUFFER_HANDLE
+        def _prepare(
+            self, context: delegates.DelegateContext, node: delegates.DelegateNode
+        ) -> None:
+            context.tensor(node.inputs[0]).buffer_handle = delegates.NULL_BUFFER_HANDLE
 
-        def _invoke(self, context: DelegateContext, node: DelegateNode) -> None:
+        def _invoke(self, context: delegates.DelegateContext, node: delegates.DelegateNode) -> None:
             super()._invoke(context, node)
             context.tensor(node.inputs[0]).buffer_handle = 50
 
@@ -144,7 +142,7 @@ def twice() -> bytes:
 
 @pytest.mark.parametrize("fuse", [True, False])
 def test_kernel_reads_a_variable_before_and_after_a_change(fuse: bool) -> None:
-    delegate = DriverDelegate("reference", cache=False)
+    delegate = delegates.DriverDelegate("reference", cache=False)
     interpreter = opened(twice(), delegate, experimental_disable_delegate_node_fusion=not fuse)
     plain = opened(twice())
     for factor in (1, 2, 3):
@@ -154,5 +152,5 @@ def test_kernel_reads_a_variable_before_and_after_a_change(fuse: bool) -> None:
     same(
         twice(),
         np.ones((1, 2), np.float32),
-        interpreter=opened(twice(), DriverDelegate("reference", cache=False)),
+        interpreter=opened(twice(), delegates.DriverDelegate("reference", cache=False)),
     )

@@ -10,14 +10,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import errors
 from penstock.driverkit.engine import EngineDevice
 from penstock.driverkit.postponed_write import Payloads
-from penstock.errors import (
-    GeneralFailure,
-    InputError,
-    InvalidArgument,
-    ResourceExhaustedTransient,
-)
 from penstock.hal import Capabilities, DeviceType
 from tests.support_artefacts import DAMAGES, X, answer, cache_files, network, run
 from tests.support_open_shapes import check_open_batch
@@ -33,7 +28,7 @@ def test_cache_files_without_load_are_refused_in_one_sentence() -> None:
     class Remembering(Forgetful):
         load = EngineDevice.compile  # type: ignore[assignment]
 
-    with pytest.raises(InputError) as found:
+    with pytest.raises(errors.InputError) as found:
         Forgetful("forgetful", DeviceType.CPU, Capabilities())
     assert str(found.value) == (
         "Forgetful: files is (1, 0), but nothing loads them; implement load(entry, config), or set "
@@ -43,7 +38,9 @@ def test_cache_files_without_load_are_refused_in_one_sentence() -> None:
         kind("other", DeviceType.CPU, Capabilities())
 
 
-@pytest.mark.parametrize("error", [OSError("no space"), ResourceExhaustedTransient("no memory")])
+@pytest.mark.parametrize(
+    "error", [OSError("no space"), errors.ResourceExhaustedTransient("no memory")]
+)
 def test_error_of_a_driver_while_it_saves_is_reported(tmp_path: Path, error: Exception) -> None:
     device = EngineDevice("other", DeviceType.CPU, Capabilities())
 
@@ -119,7 +116,7 @@ def test_altered_files_never_reach_the_engine(
     reason, change = every[damage]
     (saved / file).write_bytes(change((saved / file).read_bytes()))
     with cache_files(saved, engine.files) as config:
-        with pytest.raises(GeneralFailure, match=f"^{reason}: "):
+        with pytest.raises(errors.GeneralFailure, match=f"^{reason}: "):
             device.prepare_model_from_cache(config)
         assert (device.compiles, device.loads) == (0, 0)
         prepared = device.prepare_model(network(), config)
@@ -136,7 +133,7 @@ def test_other_ingredients_are_refused_by_name(
 ) -> None:
     with (
         cache_files(saved, engine.files) as config,
-        pytest.raises(GeneralFailure, match=f"^{reason}: "),
+        pytest.raises(errors.GeneralFailure, match=f"^{reason}: "),
     ):
         device.prepare_model_from_cache(msgspec.structs.replace(config, **{field: bytes(32)}))
     assert device.loads == 0
@@ -149,7 +146,7 @@ def test_a_wrong_number_of_files_is_compiled_but_not_loaded(
         prepared = device.prepare_model(network(), config)
         assert prepared.cache_report.save == "failed"
         assert np.allclose(run(prepared), answer(), atol=1e-4)
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(errors.InvalidArgument):
             device.prepare_model_from_cache(config)
 
 
@@ -159,7 +156,7 @@ def test_an_artefact_of_another_build_is_refused(
     version = engine.pretend_version(monkeypatch)
     with (
         cache_files(saved, engine.files) as config,
-        pytest.raises(GeneralFailure, match=f"^OtherVersion: .*{version}"),
+        pytest.raises(errors.GeneralFailure, match=f"^OtherVersion: .*{version}"),
     ):
         device.prepare_model_from_cache(config)
     assert device.loads == 0
@@ -172,7 +169,7 @@ def test_an_entry_of_another_device_is_refused(
     other.name = f"{engine.name}-other"
     with (
         cache_files(saved, engine.files) as config,
-        pytest.raises(GeneralFailure, match=r"^ForeignEntry: "),
+        pytest.raises(errors.GeneralFailure, match=r"^ForeignEntry: "),
     ):
         other.prepare_model_from_cache(config)
     assert other.loads == 0

@@ -7,20 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.hal import (
-    DONE,
-    Capabilities,
-    DeviceBase,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    PrepareConfig,
-    PreparedModelBase,
-    Request,
-    Support,
-    validate_prepare,
-    validate_request,
-)
+from penstock import hal
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, NDArray, Operand, Shape
 
 
@@ -36,7 +23,7 @@ KERNELS: dict[str, Callable[..., NDArray]] = {
 }
 
 
-class NumpyDevice(DeviceBase):
+class NumpyDevice(hal.DeviceBase):
     """Runs ADD, MUL and RELU; *only* narrows that, *before* is called at every execution."""
 
     version = "1"
@@ -45,40 +32,40 @@ class NumpyDevice(DeviceBase):
         self,
         name: str = "numpy",
         only: Sequence[str] = tuple(KERNELS),
-        before: Callable[[Request, ExecutionConfig], None] | None = None,
-        capabilities: Capabilities | None = None,
+        before: Callable[[hal.Request, hal.ExecutionConfig], None] | None = None,
+        capabilities: hal.Capabilities | None = None,
     ) -> None:
         self.name, self.only, self.before = name, tuple(only), before
-        self.capabilities = capabilities or Capabilities()
+        self.capabilities = capabilities or hal.Capabilities()
         self.prepared: list[NumpyPrepared] = []
 
-    def supported_operations(self, model: Model) -> list[Support]:
+    def supported_operations(self, model: Model) -> list[hal.Support]:
         return [
-            Support(o.type in self.only, "" if o.type in self.only else f"no {o.type}", "exact")
+            hal.Support(o.type in self.only, "" if o.type in self.only else f"no {o.type}", "exact")
             for o in model.operations
         ]
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
-        validate_prepare(model, config)
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NumpyPrepared:
+        hal.validate_prepare(model, config)
         prepared = NumpyPrepared(model, self.before)
         prepared.config = config
         self.prepared.append(prepared)
         return prepared
 
 
-class NumpyPrepared(PreparedModelBase):
-    config: PrepareConfig
+class NumpyPrepared(hal.PreparedModelBase):
+    config: hal.PrepareConfig
 
     def __init__(
-        self, model: Model, before: Callable[[Request, ExecutionConfig], None] | None
+        self, model: Model, before: Callable[[hal.Request, hal.ExecutionConfig], None] | None
     ) -> None:
         self.model, self.before = model, before
         self.closed = 0
         self.runs = 0
         self._lock = threading.Lock()
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        validate_request(self.model, request, config)
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
+        hal.validate_request(self.model, request, config)
         with self._lock:
             self.runs += 1
         if self.before is not None:
@@ -86,15 +73,15 @@ class NumpyPrepared(PreparedModelBase):
         entry = self.model.entry
         values = {i: self.model.constant(o) for i, o in enumerate(entry.operands) if o.is_constant}
         for index, argument in zip(entry.inputs, request.inputs, strict=True):
-            assert isinstance(argument, HostMemory)
+            assert isinstance(argument, hal.HostMemory)
             values[index] = argument.array
         for operation in entry.operations:
             arguments = [values[i] for i in operation.inputs]
             values[operation.outputs[0]] = KERNELS[operation.type](*arguments)
         for index, argument in zip(entry.outputs, request.outputs, strict=True):
-            assert isinstance(argument, HostMemory)
+            assert isinstance(argument, hal.HostMemory)
             np.copyto(argument.array, values[index])
-        return DONE
+        return hal.DONE
 
     def close(self) -> None:
         self.closed += 1

@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import (
-    DeviceUnavailable,
-    DriverError,
-    GeneralFailure,
-    OutputInsufficientSize,
-    ResourceExhaustedPersistent,
-    ResourceExhaustedTransient,
-)
+from penstock import errors
 from penstock.hal import ExecutionConfig, ExecutionResult, HostMemory, PrepareConfig, Request
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
 from penstock.partitioning import Policy
@@ -204,7 +197,7 @@ def test_dynamic_temporaries_when_the_step_is_repeated() -> None:
 
     def fail(_: Request) -> None:
         if next(calls) % 2:
-            raise GeneralFailure("every other time")
+            raise errors.GeneralFailure("every other time")
 
     devices = [
         NumpyDevice("picker", {"WHERE"}, other=(0.01, 0.01)),
@@ -229,7 +222,7 @@ def test_random_failures_in_random_plans_change_no_result(rule: PlacementRule) -
         nonlocal failures
         if rng.random() < 0.15:
             failures += 1
-            raise ResourceExhaustedTransient("just now")
+            raise errors.ResourceExhaustedTransient("just now")
 
     for seed in range(40):
         case = random_case(seed)
@@ -263,20 +256,20 @@ def test_random_failures_in_random_plans_change_no_result(rule: PlacementRule) -
     assert failures >= 20
 
 
-OUTCOMES: list[type[DriverError] | None] = [
+OUTCOMES: list[type[errors.DriverError] | None] = [
     None,
-    GeneralFailure,
-    OutputInsufficientSize,
-    DeviceUnavailable,
-    ResourceExhaustedTransient,
-    ResourceExhaustedPersistent,
+    errors.GeneralFailure,
+    errors.OutputInsufficientSize,
+    errors.DeviceUnavailable,
+    errors.ResourceExhaustedTransient,
+    errors.ResourceExhaustedPersistent,
 ]
 
 
 @pytest.mark.parametrize("way", ["run", "submit", "run_async", "burst"])
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("allowed", [True, False])
-def test_timing(way: str, outcome: type[DriverError] | None, allowed: bool) -> None:
+def test_timing(way: str, outcome: type[errors.DriverError] | None, allowed: bool) -> None:
     """NNAPI's TimingTest: whatever the driver answers, the receipt's times are those of who did the
     work.
     """
@@ -305,7 +298,7 @@ def test_timing(way: str, outcome: type[DriverError] | None, allowed: bool) -> N
             return asyncio.run(compiled.run_async(X))
 
         if outcome is not None and not allowed:
-            with pytest.raises(DriverError):
+            with pytest.raises(errors.DriverError):
                 call()
             return
         outputs = call()

@@ -15,24 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import penstock
-from penstock.errors import (
-    Cancelled,
-    ClosedError,
-    GeneralFailure,
-    InputError,
-    MissedDeadlinePersistent,
-    MissedDeadlineTransient,
-    StateError,
-)
-from penstock.hal import (
-    Burst,
-    CancelToken,
-    Capabilities,
-    ExecutionConfig,
-    ExecutionResult,
-    ProvenRequest,
-    Request,
-)
+from penstock import errors, hal
 from penstock.ir import NDArray
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, accumulator, add_relu, f32
@@ -69,11 +52,11 @@ class TestValues:
             ):
                 np.testing.assert_array_equal(outputs[0], RELU)
                 np.testing.assert_array_equal(outputs["sum"], SUM)
-            with pytest.raises(InputError, match="not both"):
+            with pytest.raises(errors.InputError, match="not both"):
                 burst.run(X, y=Y)
-            with pytest.raises(InputError, match="2 needed"):
+            with pytest.raises(errors.InputError, match="2 needed"):
                 burst.run(X)
-            with pytest.raises(InputError, match="float64"):
+            with pytest.raises(errors.InputError, match="float64"):
                 burst.run(X, Y.astype(np.float64))
 
     @pytest.mark.parametrize("make", [two_steps, None], ids=["two steps", "one step"])
@@ -134,9 +117,9 @@ class TestValues:
             assert burst.run(X, Y, out={"sum": other})["sum"] is other
             burst.run(X, Y)
             assert (mine == -1).all()
-            with pytest.raises(InputError, match="shares memory with an input"):
+            with pytest.raises(errors.InputError, match="shares memory with an input"):
                 burst.run(mine, Y, out=[None, mine])
-            with pytest.raises(InputError, match="shape"):
+            with pytest.raises(errors.InputError, match="shape"):
                 burst.run(X, Y, out=[None, np.empty(3, np.float32)])
 
     def test_an_array_given_for_an_input_and_later_for_an_output(
@@ -145,14 +128,14 @@ class TestValues:
         with compiled.burst() as burst:
             x, target = X.copy(), np.empty_like(X)
             burst.run(x, Y, out=[None, target])
-            with pytest.raises(InputError, match="shares memory with an input"):
+            with pytest.raises(errors.InputError, match="shares memory with an input"):
                 burst.run(target, Y, out=[None, target])
             np.testing.assert_array_equal(burst.run(x, Y, out=[None, target])[1], SUM)
 
     def test_burst_run_allocates_no_output(self) -> None:
         seen: list[tuple[int, ...]] = []
 
-        def note(request: Request, config: ExecutionConfig) -> None:
+        def note(request: hal.Request, config: hal.ExecutionConfig) -> None:
             seen.append(tuple(a.array.ctypes.data for a in request.outputs))  # type: ignore[union-attr]
 
         device = NumpyDevice(before=note)
@@ -165,10 +148,10 @@ class TestValues:
         assert len(set(seen)) == 1
 
     def test_drivers_look_at_a_request_once(self) -> None:
-        kinds: list[type[Request]] = []
+        kinds: list[type[hal.Request]] = []
         ids: list[int] = []
 
-        def note(request: Request, config: ExecutionConfig) -> None:
+        def note(request: hal.Request, config: hal.ExecutionConfig) -> None:
             kinds.append(type(request))
             ids.append(id(request))
 
@@ -180,7 +163,7 @@ class TestValues:
         ):
             for _ in range(4):
                 burst.run(X, Y)
-        assert kinds == [Request] + [ProvenRequest] * 3
+        assert kinds == [hal.Request] + [hal.ProvenRequest] * 3
         assert len(set(ids[1:])) == 1
 
     def test_receipts_are_each_runs_own(self, compiled: penstock.CompiledModel) -> None:
@@ -270,11 +253,13 @@ class TestDrivers:
         class Bursting(NumpyPrepared):
             name = ""
 
-            def configure_burst(self) -> Burst:
+            def configure_burst(self) -> hal.Burst:
                 outer = self
 
                 class Own:
-                    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+                    def execute(
+                        self, request: hal.Request, config: hal.ExecutionConfig
+                    ) -> hal.ExecutionResult:
                         return outer.execute(request, config)
 
                     def close(self) -> None:
@@ -295,11 +280,11 @@ class TestDrivers:
             gc.collect()
             assert closed == ["one", "two"] * 2
         assert closed == ["one", "two"] * 3
-        with pytest.raises(ClosedError):
+        with pytest.raises(errors.ClosedError):
             left.run(X, Y)
 
     def test_devices_with_memory_of_their_own(self) -> None:
-        device = NumpyDevice(capabilities=Capabilities(shares_host_memory=False))
+        device = NumpyDevice(capabilities=hal.Capabilities(shares_host_memory=False))
         with (
             penstock.compile(add_relu(), devices=[device], cache=False) as compiled,
             compiled.burst() as burst,
@@ -315,9 +300,9 @@ class TestFallback:
     def test_a_failed_step_is_repeated_elsewhere(self) -> None:
         failing = [False]
 
-        def fail(request: Request, config: ExecutionConfig) -> None:
+        def fail(request: hal.Request, config: hal.ExecutionConfig) -> None:
             if failing[0]:
-                raise GeneralFailure("not today")
+                raise errors.GeneralFailure("not today")
 
         devices = [NumpyDevice("adder", ["ADD"], fail), NumpyDevice("relu", ["RELU"])]
         with (
@@ -365,7 +350,7 @@ class TestFallback:
             compiled.burst() as burst,
         ):
             burst.run(X, Y)
-            with pytest.raises(GeneralFailure):
+            with pytest.raises(errors.GeneralFailure):
                 burst.run(X, Y)
             np.testing.assert_array_equal(burst.run(X, Y)[0], RELU)
 
@@ -405,7 +390,7 @@ class TestState:
         ):
             x = f32([1, 2])
             burst.run(x)
-            with pytest.raises(GeneralFailure):
+            with pytest.raises(errors.GeneralFailure):
                 burst.run(x)
             np.testing.assert_array_equal(burst.run(x)[0], f32([12, 24]))
 
@@ -427,7 +412,7 @@ class TestLimits:
                 run(burst)
                 x.shape = (3, 2)
                 for _ in range(2):
-                    with pytest.raises(InputError, match="shape"):
+                    with pytest.raises(errors.InputError, match="shape"):
                         run(burst)
                 x.shape = (2, 3)
                 np.testing.assert_array_equal(run(burst)[1], SUM)
@@ -435,11 +420,11 @@ class TestLimits:
             for _ in range(2):
                 burst.run(x, Y, out=[None, out])
             out.shape = (3, 2)
-            with pytest.raises(InputError, match="shape"):
+            with pytest.raises(errors.InputError, match="shape"):
                 burst.run(x, Y, out=[None, out])
 
     def test_deadlines_and_cancellation(self) -> None:
-        configs: list[ExecutionConfig] = []
+        configs: list[hal.ExecutionConfig] = []
         device = NumpyDevice(before=lambda _, config: configs.append(config))
         with (
             penstock.compile(
@@ -454,12 +439,12 @@ class TestLimits:
             assert [c.priority for c in configs] == ["high", "low"]
             assert configs[-1].loop_timeout_ns == 99 * 10**9
             assert configs[-1].measure
-            with pytest.raises(MissedDeadlinePersistent):
+            with pytest.raises(errors.MissedDeadlinePersistent):
                 burst.run(X, Y, timeout=0)
-            token = CancelToken()
+            token = hal.CancelToken()
             burst.run(X, Y, cancel=token)
             token.set()
-            with pytest.raises(Cancelled):
+            with pytest.raises(errors.Cancelled):
                 burst.run(X, Y, cancel=token)
             np.testing.assert_array_equal(burst.run(X, Y)[0], RELU)
 
@@ -468,14 +453,14 @@ class TestLimits:
         with (
             penstock.compile(add_relu(), devices=[device], cache=False) as compiled,
             compiled.burst() as burst,
-            pytest.raises(MissedDeadlineTransient),
+            pytest.raises(errors.MissedDeadlineTransient),
         ):
             burst.run(X, Y, timeout=0.1)
 
     def test_two_threads_at_once_are_refused(self) -> None:
         inside, go_on = threading.Event(), threading.Event()
 
-        def wait(request: Request, config: ExecutionConfig) -> None:
+        def wait(request: hal.Request, config: hal.ExecutionConfig) -> None:
             inside.set()
             assert go_on.wait(30)
 
@@ -486,7 +471,7 @@ class TestLimits:
             thread = threading.Thread(target=lambda: found.append(burst.run(X, Y)[0]))
             thread.start()
             assert inside.wait(30)
-            with pytest.raises(StateError, match="another thread"):
+            with pytest.raises(errors.StateError, match="another thread"):
                 burst.run(X, Y)
             go_on.set()
             thread.join()
@@ -514,21 +499,21 @@ class TestLimits:
         burst = compiled.burst()
         burst.close()
         burst.close()
-        with pytest.raises(ClosedError, match="burst used after close"):
+        with pytest.raises(errors.ClosedError, match="burst used after close"):
             burst.run(X, Y)
         with compiled.burst() as other:
             other.run(X, Y)
             compiled.close()
-            with pytest.raises(ClosedError, match="compiled model used after close"):
+            with pytest.raises(errors.ClosedError, match="compiled model used after close"):
                 other.run(X, Y)
-        with pytest.raises(ClosedError):
+        with pytest.raises(errors.ClosedError):
             compiled.burst()
 
     def test_closing_the_model_waits_for_a_run_of_a_burst(self) -> None:
         inside, go_on = threading.Event(), threading.Event()
         order: list[str] = []
 
-        def wait(request: Request, config: ExecutionConfig) -> None:
+        def wait(request: hal.Request, config: hal.ExecutionConfig) -> None:
             inside.set()
             assert go_on.wait(30)
             order.append("ran")
@@ -556,7 +541,7 @@ class TestLimits:
         """Also where another thread of the parent was in a run of it."""
         inside, go_on = threading.Event(), threading.Event()
 
-        def hold(request: Request, config: ExecutionConfig) -> None:
+        def hold(request: hal.Request, config: hal.ExecutionConfig) -> None:
             inside.set()
             assert go_on.wait(30)
 
@@ -572,7 +557,7 @@ class TestLimits:
                 code = 1
                 try:
                     burst.run(X, Y)
-                except StateError:
+                except errors.StateError:
                     burst.close()
                     code = 0
                 finally:

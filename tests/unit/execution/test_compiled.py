@@ -18,16 +18,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import (
-    Cancelled,
-    ClosedError,
-    GeneralFailure,
-    InputError,
-    MissedDeadline,
-    MissedDeadlinePersistent,
-    PlacementError,
-    StateError,
-)
+from penstock import errors
 from penstock.hal import CancelToken, Capabilities, ExecutionConfig, HostMemory, Request
 from penstock.ir import NDArray
 from tests.unit.execution.fakes import NumpyDevice, accumulator, add_relu, f32
@@ -106,12 +97,12 @@ class TestInputs:
     def test_input_that_does_not_fit_is_refused_by_name(
         self, compiled: penstock.CompiledModel, inputs: Any, message: str
     ) -> None:
-        with pytest.raises(InputError, match=message) as caught:
+        with pytest.raises(errors.InputError, match=message) as caught:
             compiled.run(inputs)
         assert isinstance(caught.value, ValueError)
 
     def test_positions_and_keywords_do_not_mix(self, compiled: penstock.CompiledModel) -> None:
-        with pytest.raises(InputError, match="not both"):
+        with pytest.raises(errors.InputError, match="not both"):
             compiled(X, y=Y)
 
     def test_memory_that_is_not_contiguous_is_copied_and_said(
@@ -144,7 +135,7 @@ class TestInputs:
         with penstock.compile(builder.build(outputs), devices=[device]) as compiled:
             one = f32([1])
             assert compiled(one, one)[0] == 2
-            with pytest.raises(InputError, match="inputs 0, 1 are all named 'same'"):
+            with pytest.raises(errors.InputError, match="inputs 0, 1 are all named 'same'"):
                 compiled(same=one)
 
 
@@ -156,7 +147,7 @@ class TestOutputs:
         assert outputs["relu"] is outputs[0] is relu
         assert outputs[-1] is total
         assert list(outputs.as_dict()) == ["relu", "sum"]
-        with pytest.raises(InputError, match="no output is named 'nothing'"):
+        with pytest.raises(errors.InputError, match="no output is named 'nothing'"):
             outputs["nothing"]
         with pytest.raises(IndexError):
             outputs[2]
@@ -193,13 +184,14 @@ class TestOutputs:
     def test_out_that_does_not_fit_is_named(
         self, compiled: penstock.CompiledModel, wrong: Any
     ) -> None:
-        with pytest.raises(InputError, match=r"out for output 0 \(relu\)"):
+        with pytest.raises(errors.InputError, match=r"out for output 0 \(relu\)"):
             compiled.run([X, Y], out=[wrong, None])
 
     def test_out_with_a_mask_is_refused(self, compiled: penstock.CompiledModel) -> None:
         masked, whole = (np.ma.masked_array(np.zeros_like(X), mask=mask) for mask in (X > 0, False))
         with pytest.raises(
-            InputError, match=r"out for output 0 \(relu\) is a masked array, .* give its data"
+            errors.InputError,
+            match=r"out for output 0 \(relu\) is a masked array, .* give its data",
         ):
             compiled.run([X, Y], out=[masked, None])
         assert compiled.run([X, Y], out=[whole, None])[0] is whole
@@ -279,7 +271,7 @@ class TestLifetime:
             compiled.new_state,
             compiled.__enter__,
         ):
-            with pytest.raises(ClosedError):
+            with pytest.raises(errors.ClosedError):
                 use()
 
     def test_close_waits_for_runs_in_flight(self) -> None:
@@ -394,7 +386,7 @@ def _use_after_fork() -> None:
                 try:
                     use()
                     answers.append("ran")
-                except StateError:
+                except errors.StateError:
                     answers.append("StateError")
             compiled.close()
             os.write(write, ",".join(answers).encode())
@@ -414,7 +406,7 @@ def _run_pickled(compiled: penstock.CompiledModel) -> Any:
 
 class TestInterruption:
     def test_a_timeout_of_nothing_is_missed_at_once(self, compiled: penstock.CompiledModel) -> None:
-        with pytest.raises(MissedDeadlinePersistent) as caught:
+        with pytest.raises(errors.MissedDeadlinePersistent) as caught:
             compiled.run([X, Y], timeout=0)
         assert isinstance(caught.value, TimeoutError)
 
@@ -437,18 +429,18 @@ class TestInterruption:
         assert deadline < now + 50 * 10**9
 
     def test_compile_past_its_timeout(self, device: NumpyDevice) -> None:
-        with pytest.raises(MissedDeadline):
+        with pytest.raises(errors.MissedDeadline):
             penstock.compile(add_relu(), devices=[device], timeout=-1)
 
     def test_a_missed_deadline_is_not_repeated_elsewhere(self) -> None:
         def before(request: Request, config: ExecutionConfig) -> None:
-            raise MissedDeadlinePersistent("too slow")
+            raise errors.MissedDeadlinePersistent("too slow")
 
         cheap = Capabilities(default_performance=penstock.hal.PerformanceInfo(0.1, 0.1))
         device = NumpyDevice(before=before, capabilities=cheap)
         with (
             penstock.compile(add_relu(), devices=[device, "reference"]) as compiled,
-            pytest.raises(MissedDeadlinePersistent),
+            pytest.raises(errors.MissedDeadlinePersistent),
         ):
             compiled(X, Y)
 
@@ -456,9 +448,9 @@ class TestInterruption:
         token = CancelToken()
         np.testing.assert_array_equal(compiled.run([X, Y], cancel=token)[0], RELU)
         token.set()
-        with pytest.raises(Cancelled):
+        with pytest.raises(errors.Cancelled):
             compiled.run([X, Y], cancel=token)
-        with pytest.raises(Cancelled):
+        with pytest.raises(errors.Cancelled):
             penstock.compile(add_relu(), devices=[device], cancel=token)
 
 
@@ -468,7 +460,7 @@ class TestFallback:
             for argument in request.outputs:
                 assert isinstance(argument, HostMemory)
                 argument.array.fill(np.nan)
-            raise GeneralFailure("overheated")
+            raise errors.GeneralFailure("overheated")
 
         cheap = Capabilities(default_performance=penstock.hal.PerformanceInfo(0.1, 0.1))
         return NumpyDevice(name, before=before, capabilities=cheap)
@@ -492,7 +484,7 @@ class TestFallback:
             penstock.compile(
                 add_relu(), devices=[self.failing(), "reference"], policy=policy
             ) as compiled,
-            pytest.raises(GeneralFailure, match="overheated"),
+            pytest.raises(errors.GeneralFailure, match="overheated"),
         ):
             compiled(X, Y)
 
@@ -510,7 +502,7 @@ class TestFallback:
         device = NumpyDevice(before=before)
         with (
             penstock.compile(add_relu(), devices=[device], policy=alone) as compiled,
-            pytest.raises(GeneralFailure, match=r"numpy failed in execute.*vendor bug"),
+            pytest.raises(errors.GeneralFailure, match=r"numpy failed in execute.*vendor bug"),
         ):
             compiled(X, Y)
 
@@ -518,7 +510,7 @@ class TestFallback:
         device = self.failing()
 
         def refuse(model: Any, config: Any) -> Any:
-            raise GeneralFailure("out of registers")
+            raise errors.GeneralFailure("out of registers")
 
         device.prepare_model = refuse  # type: ignore[method-assign]  # a driver that lies in its support
         with penstock.compile(add_relu(), devices=[device, "reference"]) as compiled:
@@ -553,7 +545,7 @@ class TestState:
 
         def before(request: Request, config: ExecutionConfig) -> None:
             if fail[0]:
-                raise GeneralFailure("no")
+                raise errors.GeneralFailure("no")
 
         one = f32([1, 2])
         alone = penstock.Policy(allow_fallback=False)
@@ -562,7 +554,7 @@ class TestState:
             state = compiled.new_state()
             compiled.run([one], state=state)
             fail[0] = True
-            with pytest.raises(GeneralFailure):
+            with pytest.raises(errors.GeneralFailure):
                 compiled.run([one], state=state)
             fail[0] = False
             np.testing.assert_array_equal(compiled.run([one], state=state)[0], [12, 24])
@@ -608,11 +600,11 @@ class TestState:
             penstock.compile(add_relu(), devices=[device]) as other,
         ):
             given, out = np.zeros(2, np.float32), np.full(2, 7, np.float32)
-            with pytest.raises(StateError):
+            with pytest.raises(errors.StateError):
                 one.run([given], out=[out], state=other.new_state())
-            with pytest.raises(StateError):
+            with pytest.raises(errors.StateError):
                 one.start_fenced([given], out=[out], state=other.new_state()).result(30)
-            with one.burst() as burst, pytest.raises(StateError):
+            with one.burst() as burst, pytest.raises(errors.StateError):
                 burst.run([given], out=[out], state=other.new_state())
             assert out.tolist() == [7, 7]
             assert not any(prepared.runs for prepared in device.prepared)
@@ -640,7 +632,7 @@ class TestShapes:
                 outputs = compiled(x, x)
                 assert outputs[1].shape == (rows, 3)
                 np.testing.assert_array_equal(outputs["sum"], x * 2)
-            with pytest.raises(InputError):
+            with pytest.raises(errors.InputError):
                 compiled(X[:, :2], X[:, :2])
             assert compiled(X, Y).receipt.compiles == 1
             assert compiled(X, Y).receipt.compiles == 0
@@ -654,7 +646,7 @@ class TestShapes:
 
     @pytest.mark.parametrize("shapes", [{"z": (1,)}, {"x": (-1, 3)}, {"x": ("a",)}, {"x": 5}])
     def test_shapes_that_make_no_sense(self, device: NumpyDevice, shapes: Any) -> None:
-        with pytest.raises(InputError):
+        with pytest.raises(errors.InputError):
             penstock.compile(add_relu(), devices=[device], shapes=shapes)
 
     def test_shapes_that_do_not_fit_each_other_name_the_operation(
@@ -682,13 +674,13 @@ class TestQuantized:
             assert len(result.receipt.copies) == 2
             stored = compiled.run([u8([0, 10, 11, 255])])
             assert stored[0].dtype == np.uint8
-            with pytest.raises(InputError, match="real values"):
+            with pytest.raises(errors.InputError, match="real values"):
                 compiled.run([u8([0, 10, 11, 255])], dequantize=True)
 
 
 class TestNotAvailable:
     def test_an_object_of_this_process_cannot_be_isolated(self, device: NumpyDevice) -> None:
-        with pytest.raises(PlacementError, match="cannot be isolated"):
+        with pytest.raises(errors.PlacementError, match="cannot be isolated"):
             penstock.compile(add_relu(), devices=[device], isolate=True)
 
     @pytest.mark.parametrize("arguments", [{"cache": True}, {"cache": False}, {"isolate": None}])
@@ -703,7 +695,7 @@ class TestNotAvailable:
     "arguments", [{"preference": "fastest"}, {"priority": "urgent"}, {"num_threads": 0}]
 )
 def test_arguments_that_are_not_in_the_vocabulary(device: NumpyDevice, arguments: Any) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(errors.InputError):
         penstock.compile(add_relu(), devices=[device], **arguments)
 
 

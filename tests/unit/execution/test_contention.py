@@ -12,28 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 import penstock
+from penstock import errors, hal
 from penstock.drivers.reference import ReferenceDevice
-from penstock.errors import (
-    Cancelled,
-    DeadObject,
-    GeneralFailure,
-    MissedDeadlineTransient,
-    StateError,
-)
 from penstock.execution.adapters import ReusedRequests
 from penstock.execution.interface import Outputs
-from penstock.hal import (
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    CancelToken,
-    EventFence,
-    ExecutionConfig,
-    HostMemory,
-    Memory,
-    Request,
-    Support,
-)
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, Operand
 from penstock.memory.domain import ManagedBuffer
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice
@@ -83,7 +65,7 @@ class Only(ReferenceDevice):
     def supported_operations(self, model: Model) -> Any:
         answers = super().supported_operations(model)
         return [
-            a if o.type == self._kind else Support(False, "not mine")
+            a if o.type == self._kind else hal.Support(False, "not mine")
             for a, o in zip(answers, model.operations, strict=True)
         ]
 
@@ -131,10 +113,10 @@ def test_a_run_that_fails_after_a_buffer_was_written_leaves_it_without_a_value()
     ):
         compiled.run([X], out={"m": m})
         assert np.array_equal(m.numpy(), np.maximum(X, 0))
-        with pytest.raises(GeneralFailure, match="as told"):
+        with pytest.raises(errors.GeneralFailure, match="as told"):
             compiled.run([X * 2], out={"m": m})
         assert not m.is_initialized
-        with pytest.raises(StateError, match="no value"):
+        with pytest.raises(errors.StateError, match="no value"):
             m.numpy()
 
 
@@ -150,7 +132,7 @@ def test_a_deadline_that_passes_while_a_later_step_waits_for_a_slot_is_transient
         running = compiled.submit(X)
         assert inside.wait(PATIENCE)
         try:
-            with pytest.raises(MissedDeadlineTransient):
+            with pytest.raises(errors.MissedDeadlineTransient):
                 compiled.run([X], timeout=0.1)
         finally:
             hold.set()
@@ -189,23 +171,23 @@ class Forgetful(ReferenceDevice):
 
     lost = full = False
 
-    def allocate(self, desc: BufferDesc, roles: Any) -> tuple[int, Buffer]:
+    def allocate(self, desc: hal.BufferDesc, roles: Any) -> tuple[int, hal.Buffer]:
         token, buffer = super().allocate(desc, roles)
         return token, _Forgotten(self, buffer)
 
 
 class _Forgotten:
-    def __init__(self, device: Forgetful, buffer: Buffer) -> None:
+    def __init__(self, device: Forgetful, buffer: hal.Buffer) -> None:
         self._device, self._buffer = device, buffer
 
-    def copy_to(self, destination: Memory) -> None:
+    def copy_to(self, destination: hal.Memory) -> None:
         if self._device.lost:
-            raise DeadObject("it is gone")
+            raise errors.DeadObject("it is gone")
         self._buffer.copy_to(destination)
 
-    def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
+    def copy_from(self, source: hal.Memory, dimensions: tuple[int, ...]) -> None:
         if self._device.full:
-            raise GeneralFailure("it takes no more")
+            raise errors.GeneralFailure("it takes no more")
         self._buffer.copy_from(source, dimensions)
 
     def close(self) -> None:
@@ -244,7 +226,7 @@ def test_bursts_may_be_closed_while_their_model_is() -> None:
 
 def test_state_is_bound_once_and_before_bursts() -> None:
     with compiled_on(summing(), ReferenceDevice()) as compiled:
-        with compiled.burst(), pytest.raises(StateError, match="before bursts"):
+        with compiled.burst(), pytest.raises(errors.StateError, match="before bursts"):
             compiled.bind_state({"total_out": "total_in"})
         compiled.bind_state({"total_out": "total_in"})
 
@@ -292,7 +274,7 @@ def test_a_variable_that_was_given_another_value_is_copied_to_its_device_by_rece
 
 def test_an_endless_time_after_fences_is_no_time_at_all() -> None:
     with compiled_on(summing(), ReferenceDevice()) as compiled:
-        fence = EventFence()
+        fence = hal.EventFence()
         fence.signal()
         run = compiled.start_fenced([X, X], [fence], timeout_after_fence=float("inf"))
         outputs: Outputs = run.result(float("inf"))
@@ -307,15 +289,15 @@ def test_a_buffer_that_its_driver_failed_to_fill_has_no_value() -> None:
     ):
         buffer.copy_from(X)
         device.full = True
-        with pytest.raises(GeneralFailure, match="takes no more"):
+        with pytest.raises(errors.GeneralFailure, match="takes no more"):
             buffer.copy_from(X * 2)
         assert not buffer.is_initialized
-        with pytest.raises(StateError, match="no value"):
+        with pytest.raises(errors.StateError, match="no value"):
             compiled.run([buffer, X])
 
 
 def test_the_callers_token_cancels_what_was_submitted() -> None:
-    inside, token = threading.Event(), CancelToken()
+    inside, token = threading.Event(), hal.CancelToken()
 
     def wait() -> None:
         inside.set()
@@ -328,7 +310,7 @@ def test_the_callers_token_cancels_what_was_submitted() -> None:
         future = compiled.submit(X, cancel=token)
         assert inside.wait(PATIENCE)
         token.set()
-        with pytest.raises(Cancelled):
+        with pytest.raises(errors.Cancelled):
             future.result(PATIENCE)
 
 
@@ -337,11 +319,11 @@ def test_an_execution_bound_for_reuse_is_of_the_request_that_comes_now() -> None
         held = ReusedRequests(compiled.executable.base.compilation.steps[0].prepared)
         for times in (1, 1, 2, 2, 3):
             out = np.zeros(3, np.float32)
-            given = HostMemory(X * times)
-            request = Request((given, given), (HostMemory(out),))
+            given = hal.HostMemory(X * times)
+            request = hal.Request((given, given), (hal.HostMemory(out),))
             for _ in range(3):
                 out[:] = 0
-                held.execute(request, ExecutionConfig())
+                held.execute(request, hal.ExecutionConfig())
                 assert np.array_equal(out, X * times * 2)
         held.close()
 
@@ -349,8 +331,8 @@ def test_an_execution_bound_for_reuse_is_of_the_request_that_comes_now() -> None
 def test_memory_of_a_value_that_somebody_reads_is_not_written_again() -> None:
     device = ReferenceDevice()
     with compiled_on(summing(), device) as compiled:
-        role = BufferRole(compiled.executable.base.compilation.steps[0].prepared, "output", 0)
-        _, buffer = device.allocate(BufferDesc(), [role])
+        role = hal.BufferRole(compiled.executable.base.compilation.steps[0].prepared, "output", 0)
+        _, buffer = device.allocate(hal.BufferDesc(), [role])
         assert isinstance(buffer, ManagedBuffer)
         buffer.publish(X.copy(), (3,), "output ok")
         value = buffer.begin("copy_to")

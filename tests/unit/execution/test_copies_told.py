@@ -16,20 +16,10 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import nnapi
+from penstock import hal, nnapi
 from penstock.compilation.receipt import Receipt
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import GeneralFailure
-from penstock.hal import (
-    Capabilities,
-    Device,
-    EventFence,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    RemoteResult,
-    Request,
-)
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteBuffer, RemoteDevice
 from penstock.ipc.dispatch import Dispatcher
@@ -93,29 +83,29 @@ def relu() -> Model:
 
 def private() -> NumpyDevice:
     """A device that has the copying of arrays done for it."""
-    return NumpyDevice("private", capabilities=Capabilities(shares_host_memory=False))
+    return NumpyDevice("private", capabilities=hal.Capabilities(shares_host_memory=False))
 
 
 @pytest.fixture(scope="module", params=["private", "isolated", "lab"])
-def device(request: pytest.FixtureRequest, isolated: Device) -> Device:
+def device(request: pytest.FixtureRequest, isolated: hal.Device) -> hal.Device:
     made: dict[str, Any] = {"private": private(), "lab": LabDevice(), "isolated": isolated}
-    return cast("Device", made[request.param])
+    return cast("hal.Device", made[request.param])
 
 
 @pytest.fixture(scope="module")
-def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hal.Device]:
     """A device with memory domains in a process of its own."""
     if (reason := unavailable()) is not None:
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         supervisor = Supervisor(Place("domains", "tests.support_isolated:domains"))
-        yield cast("Device", IsolatedDevice(supervisor, 0))
+        yield cast("hal.Device", IsolatedDevice(supervisor, 0))
         supervisor.close()
 
 
 def fenced(compiled: penstock.CompiledModel, x: Any, **more: Any) -> list[Receipt]:
-    fence = EventFence()
+    fence = hal.EventFence()
     run = compiled.start_fenced([x], [fence], **more)
     fence.signal()
     return [run.result(30).receipt]
@@ -153,7 +143,7 @@ def check(copies: Counted, told: Sequence[CopyReceipt]) -> None:
 
 @pytest.mark.parametrize("given", ["plain", "strided", "file"])
 def test_receipt_of_a_run_has_every_copy(
-    device: Device, copies: Counted, given: str, tmp_path: Path
+    device: hal.Device, copies: Counted, given: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x").write_bytes(X.tobytes())
     wide = np.zeros((2, 6), np.float32)
@@ -171,7 +161,7 @@ def test_receipt_of_a_run_has_every_copy(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_receipt_of_an_nnapi_execution_has_every_copy(
-    device: Device, copies: Counted, mode: str, tmp_path: Path
+    device: hal.Device, copies: Counted, mode: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "both"
     path.write_bytes(bytes(4) + X.tobytes() + bytes(4 + X.nbytes))
@@ -197,7 +187,7 @@ def test_receipt_of_an_nnapi_execution_has_every_copy(
 class Buffers:
     """Two buffers of *device*, and what a driver copies to and from its own."""
 
-    def __init__(self, device: Device, copies: Counted, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, device: hal.Device, copies: Counted, patch: pytest.MonkeyPatch) -> None:
         self.compiled = penstock.compile(relu(), devices=[device], cache=None)
         self.one = self.compiled.allocate(inputs=["x"], outputs=["y"])
         self.other = self.compiled.allocate(inputs=["x"])
@@ -216,7 +206,11 @@ class Buffers:
 
 @pytest.mark.parametrize("where", ["isolated", "lab", "pool"])
 def test_buffer_copy_reports_every_copy(
-    where: str, isolated: Device, copies: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str,
+    isolated: hal.Device,
+    copies: Counted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = {"isolated": isolated, "lab": LabDevice(), "pool": private()}[where]
     buffers = Buffers(device, copies, monkeypatch)
@@ -283,7 +277,7 @@ def test_nnapi_memory_copy_reports_every_copy(copies: Counted, tmp_path: Path) -
 
 
 @contextmanager
-def served(device: Device) -> Iterator[tuple[RemoteDevice, Connection]]:
+def served(device: hal.Device) -> Iterator[tuple[RemoteDevice, Connection]]:
     """*device* behind a socket, and the host's end of that."""
     ours, theirs = map(Connection, socket.socketpair())
     over = threading.Event()
@@ -332,16 +326,16 @@ def test_failed_run_reports_its_copies(copies: Counted, way: str, dies: bool) ->
 
 def test_reusable_execution_reports_copies_of_its_creation(copies: Counted) -> None:
     with served(ReferenceDevice()) as (device, _):
-        prepared = device.prepare_model(relu(), PrepareConfig())
+        prepared = device.prepare_model(relu(), hal.PrepareConfig())
         out = np.empty_like(X)
         copies.places.clear()
         execution = prepared.create_reusable_execution(
-            Request((HostMemory(X),), (HostMemory(out),))
+            hal.Request((hal.HostMemory(X),), (hal.HostMemory(out),))
         )
         told: list[Any] = []
         for _ in range(2):
-            result = execution.execute(ExecutionConfig())
-            assert isinstance(result, RemoteResult)
+            result = execution.execute(hal.ExecutionConfig())
+            assert isinstance(result, hal.RemoteResult)
             told += result.copies
         assert len(told) == len(copies), copies.places
 
@@ -353,7 +347,7 @@ def test_repeated_run_reports_copies_of_both_attempts(
         pytest.skip(reason)
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
     supervisor = Supervisor(Place("misbehaving", support_isolated.ENTRY))
-    device = cast("Device", IsolatedDevice(supervisor, 0))
+    device = cast("hal.Device", IsolatedDevice(supervisor, 0))
     with penstock.compile(support_isolated.add_one(), devices=[device], cache=None) as compiled:
         copies.places.clear()
         receipt = compiled(support_isolated.order(support_isolated.ONCE)).receipt

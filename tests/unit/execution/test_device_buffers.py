@@ -12,29 +12,11 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import nnapi
+from penstock import errors, ir, nnapi
 from penstock.drivers.reference import ReferenceDevice
 from penstock.drivers.sample import SampleDevice
-from penstock.errors import (
-    ClosedError,
-    GeneralFailure,
-    InputError,
-    PlacementError,
-    ResourceExhaustedTransient,
-    StateError,
-)
 from penstock.execution.results import Copying
 from penstock.hal import Buffer, BufferDesc, BufferRole, Device, Support
-from penstock.ir import (
-    DType,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    NDArray,
-    Operand,
-    Quantization,
-    Shape,
-)
 from penstock.memory import (
     DeviceBuffer,
     HardwareBuffer,
@@ -50,27 +32,27 @@ from penstock.testing import assert_no_copies
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from penstock.testing.lab import LabDevice
 
-F32 = DType.FLOAT32
+F32 = ir.DType.FLOAT32
 VALUE = np.array([[1, -2, 3], [-4, 5, -6]], np.float32)
 
 
-def named(name: str, shape: Shape, kind: DType = F32) -> Operand:
-    return Operand(kind, shape, Lifetime.TEMPORARY_VARIABLE, name)
+def named(name: str, shape: ir.Shape, kind: ir.DType = F32) -> ir.Operand:
+    return ir.Operand(kind, shape, ir.Lifetime.TEMPORARY_VARIABLE, name)
 
 
-def relu(shape: tuple[int | None, ...] | None = (2, 3), kind: DType = F32) -> Model:
-    b = ModelBuilder()
+def relu(shape: tuple[int | None, ...] | None = (2, 3), kind: ir.DType = F32) -> ir.Model:
+    b = ir.ModelBuilder()
     x = b.input(kind, shape, "x")
     return b.build(b.operation("RELU", [x], [named("y", shape, kind)]))
 
 
-def add(shape: tuple[int | None, ...] | None = (2, 3)) -> Model:
-    b = ModelBuilder()
+def add(shape: tuple[int | None, ...] | None = (2, 3)) -> ir.Model:
+    b = ir.ModelBuilder()
     u, v = b.input(F32, shape, "u"), b.input(F32, shape, "v")
     return b.build(b.operation("ADD", [u, v], [named("sum", shape)]))
 
 
-def compiled_on(model: Model, *devices: Any, **more: Any) -> penstock.CompiledModel:
+def compiled_on(model: ir.Model, *devices: Any, **more: Any) -> penstock.CompiledModel:
     return penstock.compile(model, devices=list(devices), cache=None, **more)
 
 
@@ -93,7 +75,7 @@ class Only(ReferenceDevice):
         super().__init__()
         self.name, self._types = name, types
 
-    def supported_operations(self, model: Model) -> Any:
+    def supported_operations(self, model: ir.Model) -> Any:
         answers = super().supported_operations(model)
         return [
             a if o.type in self._types else Support(False, "not mine")
@@ -168,7 +150,7 @@ def test_below_hal_1_3_no_door_asks_a_device_for_memory_of_its_own(level: int) -
         if has_domains:
             allocate([role], fallback=False).close()
         else:
-            with pytest.raises(PlacementError, match=told):
+            with pytest.raises(errors.PlacementError, match=told):
                 allocate([role], fallback=False)
     assert (device.asked > 0) is has_domains
     device.asked = 0
@@ -201,16 +183,16 @@ def test_a_buffer_of_another_use_is_refused_and_nothing_changes(
 ) -> None:
     out = np.full((2, 3), 7, np.float32)
     with compiled.allocate(inputs=["x"]) as buffer, compiled_on(relu(), device) as other:
-        with pytest.raises(InputError, match="was not allocated for output 0"):
+        with pytest.raises(errors.InputError, match="was not allocated for output 0"):
             compiled.run([VALUE], out=[buffer])
-        with pytest.raises(StateError, match="has no value"):
+        with pytest.raises(errors.StateError, match="has no value"):
             compiled.run([buffer], out=[out])
         buffer.copy_from(VALUE)
-        with pytest.raises(InputError, match="was not allocated for input 0"):
+        with pytest.raises(errors.InputError, match="was not allocated for input 0"):
             other.run([buffer], out=[out])
         buffer.close()
         buffer.close()
-        with pytest.raises(ClosedError):
+        with pytest.raises(errors.ClosedError):
             compiled.run([buffer], out=[out])
     assert np.array_equal(out, np.full((2, 3), 7, np.float32))
 
@@ -221,7 +203,7 @@ def test_a_buffer_that_is_written_serves_one_argument(device: Device) -> None:
         model.allocate(inputs=["x"], outputs=["y"]) as both,
     ):
         both.copy_from(VALUE)
-        with pytest.raises(InputError, match="an input and as an output"):
+        with pytest.raises(errors.InputError, match="an input and as an output"):
             model.run([both], out=[both])
         assert np.array_equal(both.numpy(), VALUE)
 
@@ -231,7 +213,7 @@ def test_a_buffer_that_is_written_serves_one_argument(device: Device) -> None:
 def test_buffer_names_of_a_wrong_type_are_refused_with_the_remedy(
     compiled: penstock.CompiledModel, kind: str, given: Any
 ) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(errors.InputError) as caught:
         compiled.allocate(**{kind: given})
     one = "" if given is None else f"; for one, [{given!r}]"
     assert str(caught.value) == f"{kind} takes a list of names or positions, not {given!r}{one}"
@@ -251,24 +233,24 @@ def test_roles_that_make_no_sense_are_refused(compiled: penstock.CompiledModel) 
         ("dimensions", [InputRole(compiled, "x")], (2, 4)),
         ("make no sense", [InputRole(compiled, "x")], (2, -3)),
     ):
-        with pytest.raises(InputError, match=match):
+        with pytest.raises(errors.InputError, match=match):
             allocate(roles, dimensions)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("frequency", [0.0, 0, -0.5, 10.0, float("nan"), True, "often"])
 @pytest.mark.parametrize("role", [InputRole, OutputRole])
 def test_a_frequency_that_makes_no_sense_is_refused_at_once(role: Any, frequency: Any) -> None:
-    with pytest.raises(InputError, match="frequency of a role is above 0 and at most 1"):
+    with pytest.raises(errors.InputError, match="frequency of a role is above 0 and at most 1"):
         role(None, "x", frequency)
 
 
 def test_roles_that_disagree_are_refused() -> None:
-    b = ModelBuilder()
-    quantised = Quantization((0.5,), (1,))
-    x = b.input(DType.INT8, (2, 3), "x", quantised)
-    y = b.input(DType.INT8, (2, 3), "y", Quantization((0.25,), (1,)))
+    b = ir.ModelBuilder()
+    quantised = ir.Quantization((0.5,), (1,))
+    x = b.input(ir.DType.INT8, (2, 3), "x", quantised)
+    y = b.input(ir.DType.INT8, (2, 3), "y", ir.Quantization((0.25,), (1,)))
     s = b.input(F32, (), "s")
-    z = b.input(DType.INT8, (2, 3), "z", Quantization((0.5,), (2,)))
+    z = b.input(ir.DType.INT8, (2, 3), "z", ir.Quantization((0.5,), (2,)))
     outs = [b.operation("DEQUANTIZE", [i], [(F32, (2, 3))])[0] for i in (x, y, z)] + b.operation(
         "RELU", [s], [(F32, ())]
     )
@@ -279,9 +261,9 @@ def test_roles_that_disagree_are_refused() -> None:
             ("quantised", [InputRole(one, "x"), InputRole(one, "z")]),
             ("rank", [InputRole(one, "s"), InputRole(other, "x")]),
         ):
-            with pytest.raises(InputError, match=match):
+            with pytest.raises(errors.InputError, match=match):
                 allocate(roles)
-        with pytest.raises(InputError, match="rank"):
+        with pytest.raises(errors.InputError, match="rank"):
             allocate([InputRole(one, "s")], (1,))
         with allocate([InputRole(one, "s")]) as scalar:
             scalar.copy_from(np.array(3, np.float32))
@@ -290,24 +272,26 @@ def test_roles_that_disagree_are_refused() -> None:
 
 def test_copies_check_size_type_and_value(compiled: penstock.CompiledModel) -> None:
     with compiled.allocate(inputs=["x"]) as buffer:
-        with pytest.raises(StateError, match="has no value"):
+        with pytest.raises(errors.StateError, match="has no value"):
             buffer.copy_to(VALUE.copy())
-        with pytest.raises(InputError, match="float64"):
+        with pytest.raises(errors.InputError, match="float64"):
             buffer.copy_from(VALUE.astype(np.float64))
-        with pytest.raises(InputError, match=r"\(3, 2\)"):
+        with pytest.raises(errors.InputError, match=r"\(3, 2\)"):
             buffer.copy_from(VALUE.reshape(3, 2))
-        with MemoryPool.anonymous(28) as longer, pytest.raises(InputError, match="24 bytes"):
+        with MemoryPool.anonymous(28) as longer, pytest.raises(errors.InputError, match="24 bytes"):
             buffer.copy_from(longer)
-        with pytest.raises(InputError, match="no memory to copy from"):
+        with pytest.raises(errors.InputError, match="no memory to copy from"):
             buffer.copy_from([1, 2])
-        with pytest.raises(InputError, match=r"gets a masked array, .* filled\(\)"):
+        with pytest.raises(errors.InputError, match=r"gets a masked array, .* filled\(\)"):
             buffer.copy_from(np.ma.masked_array(VALUE, mask=True))
         buffer.copy_from(VALUE)
         fixed = VALUE.copy()
         fixed.flags.writeable = False
-        with pytest.raises(InputError, match="writable"):
+        with pytest.raises(errors.InputError, match="writable"):
             buffer.copy_to(fixed)
-        with pytest.raises(InputError, match=r"is copied to a masked array, .* give its data"):
+        with pytest.raises(
+            errors.InputError, match=r"is copied to a masked array, .* give its data"
+        ):
             buffer.copy_to(np.ma.masked_array(VALUE.copy(), mask=True))
         assert buffer.is_initialized
         assert np.array_equal(buffer.numpy(), VALUE)
@@ -334,14 +318,14 @@ def test_copies_to_and_from_pools_of_every_kind(
     with (
         HardwareBuffer.allocate(6, 1, format=1) as image,
         compiled.allocate(inputs=["x"]) as buffer,
-        pytest.raises(InputError, match="an image has no bytes"),
+        pytest.raises(errors.InputError, match="an image has no bytes"),
     ):
         buffer.copy_from(image)
 
 
 def test_copies_between_buffers(compiled: penstock.CompiledModel) -> None:
     with compiled.allocate(inputs=["x"]) as one, compiled.allocate(outputs=["y"]) as other:
-        with pytest.raises(StateError):
+        with pytest.raises(errors.StateError):
             one.copy_from(other)
         one.copy_from(VALUE)
         one.copy_to(other)
@@ -365,11 +349,11 @@ def test_buffer_without_a_common_device_is_a_pool_and_noted(device: Device) -> N
             assert "lies in a pool" in outputs.receipt.show()
             (total,) = then.run([shared, VALUE])
             assert np.array_equal(total, np.maximum(VALUE, 0) + VALUE)
-        with pytest.raises(PlacementError, match="several devices"):
+        with pytest.raises(errors.PlacementError, match="several devices"):
             allocate(roles, fallback=False)
 
 
-@pytest.mark.parametrize("error", [GeneralFailure, ResourceExhaustedTransient])
+@pytest.mark.parametrize("error", [errors.GeneralFailure, errors.ResourceExhaustedTransient])
 def test_a_refused_allocation_becomes_a_pool(error: type[Exception], device: Device) -> None:
     weak = FaultyDevice(device, {"allocate": "always"}, error=error)
     with compiled_on(relu(), weak) as compiled, compiled.allocate(inputs=["x"]) as buffer:
@@ -423,10 +407,10 @@ def test_a_run_that_fails_leaves_its_outputs_without_a_value(device: Device) -> 
     ):
         compiled.run([VALUE], out=[result])
         assert result.is_initialized
-        with pytest.raises(GeneralFailure):
+        with pytest.raises(errors.GeneralFailure):
             compiled.run([VALUE], out=[result])
         assert not result.is_initialized
-        with pytest.raises(StateError):
+        with pytest.raises(errors.StateError):
             result.numpy()
 
 
@@ -449,7 +433,7 @@ def test_a_buffer_of_unknown_shape_takes_that_of_what_is_written(
             compiled.run([one], out=[other])
             assert np.array_equal(other.numpy(), np.maximum(given, 0))
         with MemoryPool.anonymous(24) as pool:
-            with pytest.raises(InputError, match="give dimensions"):
+            with pytest.raises(errors.InputError, match="give dimensions"):
                 one.copy_from(pool)
             one.copy_from(pool, (2, 3))
             assert one.shape == (2, 3)
@@ -461,9 +445,9 @@ def test_a_buffer_that_knows_more_of_its_shape_than_the_model_refuses_others() -
         compiled.allocate(outputs=["y"], dimensions=(2, 3)) as buffer,
     ):
         compiled.run([VALUE], out=[buffer])
-        with pytest.raises(InputError):
+        with pytest.raises(errors.InputError):
             buffer.copy_from(np.zeros((4, 3), np.float32))
-        with pytest.raises(GeneralFailure, match="does not fit"):
+        with pytest.raises(errors.GeneralFailure, match="does not fit"):
             compiled.run([np.zeros((4, 3), np.float32)], out=[buffer])
         assert not buffer.is_initialized
 
@@ -487,7 +471,7 @@ def test_a_buffer_is_of_this_process_and_does_not_pickle(compiled: penstock.Comp
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(buffer)
         buffer._process += 1
-        with pytest.raises(StateError, match="before a fork"):
+        with pytest.raises(errors.StateError, match="before a fork"):
             compiled.run([buffer])
         buffer._process -= 1
         assert "float32" in repr(buffer)
@@ -495,7 +479,7 @@ def test_a_buffer_is_of_this_process_and_does_not_pickle(compiled: penstock.Comp
 
 def test_forwarded_value_is_copied_to_its_buffer(device: Device) -> None:
     """An input that is an output, too, is written by no step."""
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x = b.input(F32, (2, 3), "x")
     (y,) = b.operation("RELU", [x], [(F32, (2, 3))])
     with (
@@ -519,7 +503,7 @@ def test_an_output_that_another_step_reads_stays_on_the_device_for_it() -> None:
     such memory.
     """
 
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x = b.input(F32, (2, 3), "x")
     (y,) = b.operation("RELU", [x], [(F32, (2, 3))])
     (z,) = b.operation("TANH", [y], [(F32, (2, 3))])
@@ -531,7 +515,7 @@ def test_an_output_that_another_step_reads_stays_on_the_device_for_it() -> None:
     ) as compiled:
         roles = allocate([OutputRole(compiled, 0)])
         assert "several devices (one, two)" in roles.fallback_reason
-        given: NDArray = VALUE
+        given: ir.NDArray = VALUE
         outputs = compiled.run([given], out=[roles, None])
         assert isinstance(outputs[0], DeviceBuffer)
         assert np.allclose(outputs[1], np.tanh(np.maximum(VALUE, 0)))
@@ -603,7 +587,7 @@ def test_use_fall_back_to_the_cpu(domains: Any) -> None:
 
 def test_unusable_buffer_of_the_last_step_is_refused_before_the_first_step() -> None:
     first, second = (RecordingDevice(one) for one in (Only("one", "RELU"), Only("two", "ADD")))
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x, w = b.input(F32, (2, 3), "x"), b.input(F32, (2, 3), "w")
     (y,) = b.operation("RELU", [x], [named("y", (2, 3))])
     (z,) = b.operation("ADD", [y, w], [named("z", (2, 3))])
@@ -615,12 +599,12 @@ def test_unusable_buffer_of_the_last_step_is_refused_before_the_first_step() -> 
     ):
         assert [s.device for s in compiled.plan.steps] == ["one", "two"]
         assert (late.device, result.device) == ("two", "two")
-        with pytest.raises(StateError, match="has no value"):
+        with pytest.raises(errors.StateError, match="has no value"):
             compiled.run({"x": VALUE, "w": late}, out={"y": out})
         late.copy_from(VALUE)
-        with pytest.raises(InputError, match="was not allocated"):
+        with pytest.raises(errors.InputError, match="was not allocated"):
             compiled.run({"x": VALUE, "w": result}, out={"y": out})
-        with pytest.raises(InputError, match="was not allocated"):
+        with pytest.raises(errors.InputError, match="was not allocated"):
             compiled.run({"x": VALUE, "w": late}, out={"y": out, "z": late})
         assert np.array_equal(out, np.full((2, 3), 7, np.float32))
         assert first.count("execute") == 0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import hal
 from penstock.errors import (
     Cancelled,
     DriverError,
@@ -20,15 +21,6 @@ from penstock.errors import (
     MissedDeadlineTransient,
     OutputInsufficientSize,
     ResourceExhaustedTransient,
-)
-from penstock.hal import (
-    Capabilities,
-    Device,
-    ExecutionConfig,
-    HostMemory,
-    PerformanceInfo,
-    PrepareConfig,
-    Request,
 )
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
 from penstock.testing.devices import find_devices
@@ -44,7 +36,7 @@ X = f32([[1, -2, 3], [-4, 5, -6]])
 NNAPI = penstock.Policy(placement="nnapi")
 
 
-def reference() -> Device:
+def reference() -> hal.Device:
     """The reference driver, a new one."""
     (device,) = find_devices("reference")
     return device
@@ -63,7 +55,7 @@ def compiled(
     return penstock.compile(model, devices=devices, cache=False, policy=policy)
 
 
-def faulty(device: Device, method: str, *calls: int, **more: Any) -> FaultyDevice:
+def faulty(device: hal.Device, method: str, *calls: int, **more: Any) -> FaultyDevice:
     return FaultyDevice(device, {method: calls or "always"}, **more)
 
 
@@ -176,9 +168,11 @@ class TestACompileWithinARun:
     compile.
     """
 
-    def devices(self, before: Callable[[PrepareConfig], None] = lambda _: None) -> list[Device]:
+    def devices(
+        self, before: Callable[[hal.PrepareConfig], None] = lambda _: None
+    ) -> list[hal.Device]:
         class Second(NumpyDevice):
-            def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+            def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NumpyPrepared:
                 before(config)
                 return super().prepare_model(model, config)
 
@@ -206,7 +200,7 @@ class TestACompileWithinARun:
     def test_a_token_set_meanwhile_ends_the_run(self) -> None:
         token = penstock.CancelToken()
 
-        def wait(config: PrepareConfig) -> None:
+        def wait(config: hal.PrepareConfig) -> None:
             token.set()
             if config.cancel is not None:
                 config.cancel.check()
@@ -216,7 +210,7 @@ class TestACompileWithinARun:
             model.run([X, X], cancel=token)
 
     def test_a_deadline_that_passes_meanwhile_ends_the_run(self) -> None:
-        def late(config: PrepareConfig) -> None:
+        def late(config: hal.PrepareConfig) -> None:
             if config.deadline_ns is not None:
                 raise MissedDeadlineTransient("too late")
 
@@ -287,9 +281,9 @@ class TestWhatDoesNotFallBack:
 def spoiling(name: str) -> NumpyDevice:
     """Fills its outputs with what is not a number, then fails."""
 
-    def before(request: Request, config: ExecutionConfig) -> None:
+    def before(request: hal.Request, config: hal.ExecutionConfig) -> None:
         for argument in request.outputs:
-            assert isinstance(argument, HostMemory)
+            assert isinstance(argument, hal.HostMemory)
             argument.array.fill(np.nan)
         raise GeneralFailure("overheated")
 
@@ -359,17 +353,17 @@ class WholeOnly(NumpyDevice):
     """A device named "reference" that runs models of at least *least* operations."""
 
     def __init__(self, least: int) -> None:
-        dear = Capabilities(default_performance=PerformanceInfo(9, 9))
+        dear = hal.Capabilities(default_performance=hal.PerformanceInfo(9, 9))
         super().__init__("reference", before=self._check, capabilities=dear)
         self._least = least
 
-    def _check(self, request: Request, config: ExecutionConfig) -> None:
+    def _check(self, request: hal.Request, config: hal.ExecutionConfig) -> None:
         if len(self.prepared[-1].model.operations) < self._least:
             raise GeneralFailure("too small for it")
 
 
 class TestTheWholeModel:
-    def devices(self, *failing: str) -> list[Device]:
+    def devices(self, *failing: str) -> list[hal.Device]:
         return [
             faulty(device, "execute") if kind in failing else device
             for kind in ("ADD", "RELU", "MUL")

@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import (
-    Cancelled,
-    ClosedError,
-    GeneralFailure,
-    InputError,
-    MissedDeadline,
-    MissedDeadlinePersistent,
-    MissedDeadlineTransient,
-)
+from penstock import errors
 from penstock.execution import fenced
 from penstock.execution.fenced import run_fenced
 from penstock.hal import CancelToken, EventFence, ExecutionConfig, Fence, Request, as_descriptor
@@ -74,7 +66,7 @@ class NativePrepared(NumpyPrepared):
             for fence in wait_for:
                 fence.wait()
                 if fence.error() is not None:
-                    done.signal(GeneralFailure("a fence failed"))
+                    done.signal(errors.GeneralFailure("a fence failed"))
                     return
             log.append(f"{name} begun")
             if timeout_after_fence_ns is not None:
@@ -135,7 +127,7 @@ class TestRuns:
         for fence in fences:
             assert not run.fence.wait(5_000_000)
             assert (target == 7).all()
-            with pytest.raises(MissedDeadlineTransient):
+            with pytest.raises(errors.MissedDeadlineTransient):
                 run.result(0)
             fence.signal()
         assert run.result(PATIENCE_S)[1] is target
@@ -227,10 +219,10 @@ class TestRuns:
         target = np.full_like(X, 7)
         fences = [signalled(), EventFence()]
         run = compiled.start_fenced([X, Y], fences, out=[None, target])
-        fences[1].signal(GeneralFailure("the camera is gone"))
-        with pytest.raises(GeneralFailure, match="the camera is gone"):
+        fences[1].signal(errors.GeneralFailure("the camera is gone"))
+        with pytest.raises(errors.GeneralFailure, match="the camera is gone"):
             run.result(PATIENCE_S)
-        assert isinstance(run.fence.error(), GeneralFailure)
+        assert isinstance(run.fence.error(), errors.GeneralFailure)
         assert (target == 7).all()
         np.testing.assert_array_equal(compiled(X, Y)[1], SUM)
 
@@ -238,18 +230,18 @@ class TestRuns:
         np.testing.assert_array_equal(
             run_fenced(compiled.executable, [X, Y], [signalled()])[0], RELU
         )
-        with pytest.raises(GeneralFailure, match="gone"):
-            run_fenced(compiled.executable, [X, Y], [signalled(GeneralFailure("gone"))])
+        with pytest.raises(errors.GeneralFailure, match="gone"):
+            run_fenced(compiled.executable, [X, Y], [signalled(errors.GeneralFailure("gone"))])
 
     def test_a_fence_that_never_signals(self, compiled: penstock.CompiledModel) -> None:
         never = EventFence()
         run = compiled.start_fenced([X, Y], [never], timeout=0.01)
-        with pytest.raises(MissedDeadline):
+        with pytest.raises(errors.MissedDeadline):
             run.result(PATIENCE_S)
         token = CancelToken()
         waiting = compiled.start_fenced([X, Y], [never], cancel=token)
         token.set()
-        with pytest.raises(Cancelled):
+        with pytest.raises(errors.Cancelled):
             waiting.result(PATIENCE_S)
         # Threads of drivers that heed neither end with it.
         never.signal()
@@ -265,7 +257,7 @@ class TestRuns:
         assert not run.fence.wait(20_000_000)
         closing = threading.Thread(target=compiled.close)
         closing.start()
-        with pytest.raises(ClosedError, match="fences"):
+        with pytest.raises(errors.ClosedError, match="fences"):
             run.result(PATIENCE_S)
         closing.join(PATIENCE_S)
         assert not closing.is_alive()
@@ -286,26 +278,26 @@ class TestRuns:
     def test_arguments_that_make_no_sense(self, compiled: penstock.CompiledModel) -> None:
         waiting: Any
         for waiting in (None, (fence for fence in [signalled()])):
-            with pytest.raises(InputError, match="wait_for takes a list of fences"):
+            with pytest.raises(errors.InputError, match="wait_for takes a list of fences"):
                 compiled.start_fenced([X, Y], waiting)
-        with pytest.raises(InputError, match="wait_for takes fences"):
+        with pytest.raises(errors.InputError, match="wait_for takes fences"):
             compiled.start_fenced([X, Y], [None])  # type: ignore[list-item]
         for wrong in (0, -1, float("nan"), "1"):
-            with pytest.raises(InputError, match="timeout_after_fence"):
+            with pytest.raises(errors.InputError, match="timeout_after_fence"):
                 compiled.start_fenced([X, Y], [], wrong)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="2 needed"):
+        with pytest.raises(errors.InputError, match="2 needed"):
             compiled.start_fenced([X], []).result(PATIENCE_S)
-        with pytest.raises(MissedDeadlinePersistent):
+        with pytest.raises(errors.MissedDeadlinePersistent):
             compiled.start_fenced([X, Y], [], timeout=0)
         compiled.close()
-        with pytest.raises(ClosedError):
+        with pytest.raises(errors.ClosedError):
             compiled.start_fenced([X, Y])
 
 
 def test_outputs_of_unknown_shape_are_refused() -> None:
     with (
         penstock.compile(add_relu((None, 3)), devices=[NumpyDevice()], cache=False) as compiled,
-        pytest.raises(InputError, match="unknown shape"),
+        pytest.raises(errors.InputError, match="unknown shape"),
     ):
         compiled.start_fenced([X, Y])
 
@@ -375,7 +367,7 @@ class TestChains:
 
         def fail(request: Request, config: ExecutionConfig) -> None:
             if failing[0]:
-                raise GeneralFailure("not today")
+                raise errors.GeneralFailure("not today")
 
         devices = [Native("adder", ["ADD"], log), Native("relu", ["RELU"], log, before=fail)]
         with penstock.compile(add_relu(), devices=devices, cache=False) as compiled:
@@ -394,16 +386,16 @@ class TestChains:
 
     def test_without_the_policys_leave_the_error_comes_out(self) -> None:
         def fail(request: Request, config: ExecutionConfig) -> None:
-            raise GeneralFailure("not today")
+            raise errors.GeneralFailure("not today")
 
         device = Native("both", ["ADD", "RELU"], [], before=fail)
         with penstock.compile(
             add_relu(), devices=[device], cache=False, policy=NO_FALLBACK
         ) as compiled:
             run = compiled.start_fenced([X, Y])
-            with pytest.raises(GeneralFailure, match="not today"):
+            with pytest.raises(errors.GeneralFailure, match="not today"):
                 run.result(PATIENCE_S)
-            assert isinstance(run.fence.error(), GeneralFailure)
+            assert isinstance(run.fence.error(), errors.GeneralFailure)
 
     @pytest.mark.parametrize("answer", [None, 3, ZeroDivisionError("!")])
     def test_wrong_answer_of_a_fenced_driver_is_its_failure(self, answer: Any) -> None:
@@ -437,12 +429,12 @@ class TestChains:
             target, other = np.full_like(X, 7), np.empty_like(X)
             run = compiled.start_fenced([X, Y], out=[None, target], timeout=0.2)
             assert inside.wait(PATIENCE_S)
-            with pytest.raises(MissedDeadlineTransient):
+            with pytest.raises(errors.MissedDeadlineTransient):
                 run.result(PATIENCE_S)
             token = CancelToken()
             cancelled = compiled.start_fenced([X, Y], out=[None, target], cancel=token)
             token.set()
-            with pytest.raises(Cancelled):
+            with pytest.raises(errors.Cancelled):
                 cancelled.result(PATIENCE_S)
             go_on.set()
             outputs = run_fenced(compiled.executable, [X, Y], out=[None, other], timeout=PATIENCE_S)
@@ -455,7 +447,7 @@ class TestChains:
             go_on.clear()
             left = compiled.start_fenced([X, Y], timeout=0.2)
             assert inside.wait(PATIENCE_S)
-            with pytest.raises(MissedDeadlineTransient):
+            with pytest.raises(errors.MissedDeadlineTransient):
                 left.result(PATIENCE_S)
             go_on.set()
 

@@ -9,22 +9,13 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import hal
 from penstock.errors import GeneralFailure, OutputInsufficientSize, ResourceExhaustedTransient
-from penstock.hal import (
-    DONE,
-    Capabilities,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    OutputShape,
-    PerformanceInfo,
-    Request,
-)
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, accumulator, add_relu, f32
 
 X = np.ones((2, 3), np.float32)
-CHEAP = Capabilities(default_performance=PerformanceInfo(0.1, 0.1))
+CHEAP = hal.Capabilities(default_performance=hal.PerformanceInfo(0.1, 0.1))
 ALONE = penstock.Policy(allow_fallback=False)
 
 
@@ -42,7 +33,7 @@ class Answering(NumpyDevice):
     def prepare_model(self, model: Model, config: Any) -> NumpyPrepared:
         prepared = super().prepare_model(model, config)
 
-        def execute(request: Request, config: ExecutionConfig) -> Any:
+        def execute(request: hal.Request, config: hal.ExecutionConfig) -> Any:
             answer = self.answer(request) if callable(self.answer) else self.answer
             if isinstance(answer, Exception):
                 raise answer
@@ -52,8 +43,8 @@ class Answering(NumpyDevice):
         return prepared
 
 
-def shapes(*dimensions: Any, sufficient: Any = True) -> ExecutionResult:
-    return ExecutionResult(tuple(OutputShape(d, sufficient) for d in dimensions))
+def shapes(*dimensions: Any, sufficient: Any = True) -> hal.ExecutionResult:
+    return hal.ExecutionResult(tuple(hal.OutputShape(d, sufficient) for d in dimensions))
 
 
 def where() -> Model:
@@ -103,7 +94,7 @@ NO_SHAPES: Any = [3]
 
 @pytest.mark.parametrize(
     "answer",
-    [DONE, OutputInsufficientSize("small"), OutputInsufficientSize("small", NO_SHAPES)],
+    [hal.DONE, OutputInsufficientSize("small"), OutputInsufficientSize("small", NO_SHAPES)],
 )
 def test_missing_output_shapes_are_a_failure(answer: Any) -> None:
     with (
@@ -123,7 +114,7 @@ def test_a_size_beyond_memory_is_exhaustion() -> None:
 
 
 def test_lies_fall_back_like_other_failures() -> None:
-    with penstock.compile(where(), devices=[Answering(DONE), "reference"]) as compiled:
+    with penstock.compile(where(), devices=[Answering(hal.DONE), "reference"]) as compiled:
         outputs = compiled(np.eye(2, 3, dtype=bool))
     np.testing.assert_array_equal(outputs[0], [[0, 0], [1, 1]])
     assert outputs.receipt.steps[0].fallback_from == "liar"
@@ -132,9 +123,9 @@ def test_lies_fall_back_like_other_failures() -> None:
 def test_growing_outputs_are_given_room() -> None:
     sizes: list[int] = []
 
-    def answer(request: Request) -> Any:
+    def answer(request: hal.Request) -> Any:
         argument = request.outputs[0]
-        assert isinstance(argument, HostMemory)
+        assert isinstance(argument, hal.HostMemory)
         sizes.append(argument.array.nbytes)
         if argument.array.nbytes < 1000 * 16:
             return OutputInsufficientSize("small", [((1000, 2), False)])
@@ -150,9 +141,9 @@ def test_growing_outputs_are_given_room() -> None:
 
 class TestWritingToInputs:
     def scribbling(self) -> NumpyDevice:
-        def before(request: Request, config: ExecutionConfig) -> None:
+        def before(request: hal.Request, config: hal.ExecutionConfig) -> None:
             for argument in request.inputs:
-                assert isinstance(argument, HostMemory)
+                assert isinstance(argument, hal.HostMemory)
                 argument.array[...] = 99
             raise GeneralFailure("broken")
 
@@ -176,12 +167,12 @@ class TestWritingToInputs:
 def test_separate_device_gets_copies_that_the_receipt_lists() -> None:
     seen: list[int] = []
 
-    def before(request: Request, config: ExecutionConfig) -> None:
+    def before(request: hal.Request, config: hal.ExecutionConfig) -> None:
         argument = request.inputs[0]
-        assert isinstance(argument, HostMemory)
+        assert isinstance(argument, hal.HostMemory)
         seen.append(argument.array.ctypes.data)
 
-    apart = Capabilities(shares_host_memory=False)
+    apart = hal.Capabilities(shares_host_memory=False)
     with penstock.compile(
         add_relu(), devices=[NumpyDevice(before=before, capabilities=apart)]
     ) as compiled:
@@ -198,13 +189,13 @@ def test_arguments_in_pools_are_aligned_as_the_device_asks() -> None:
 
     offsets: list[int] = []
 
-    def before(request: Request, config: ExecutionConfig) -> None:
+    def before(request: hal.Request, config: hal.ExecutionConfig) -> None:
         for argument in (*request.inputs, *request.outputs):
             assert isinstance(argument, PoolArgument)
             offsets.append(argument.location.offset)
         raise GeneralFailure("seen enough")
 
-    pools = Capabilities(accepts_host_memory=False, alignment=256)
+    pools = hal.Capabilities(accepts_host_memory=False, alignment=256)
     with (
         penstock.compile(
             add_relu(), devices=[NumpyDevice(before=before, capabilities=pools)], policy=ALONE
@@ -220,9 +211,9 @@ def test_arguments_in_pools_are_aligned_as_the_device_asks() -> None:
 def test_arenas_are_used_again() -> None:
     addresses: set[int] = set()
 
-    def before(request: Request, config: ExecutionConfig) -> None:
+    def before(request: hal.Request, config: hal.ExecutionConfig) -> None:
         argument = request.inputs[0]
-        assert isinstance(argument, HostMemory)
+        assert isinstance(argument, hal.HostMemory)
         addresses.add(argument.array.ctypes.data)
 
     first = NumpyDevice("first", only=["ADD"])
@@ -335,7 +326,7 @@ class TestVariants:
 def test_every_caller_of_close_waits() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
-    def before(request: Request, config: ExecutionConfig) -> None:
+    def before(request: hal.Request, config: hal.ExecutionConfig) -> None:
         inside.set()
         assert go_on.wait(10)
 
@@ -371,7 +362,7 @@ def test_closing_from_a_futures_callback() -> None:
 def test_driver_that_overruns_the_deadline_misses_the_deadline() -> None:
     import time
 
-    def before(request: Request, config: ExecutionConfig) -> None:
+    def before(request: hal.Request, config: hal.ExecutionConfig) -> None:
         assert config.deadline_ns is not None
         while time.monotonic_ns() < config.deadline_ns:
             time.sleep(0.001)

@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import (
-    Cancelled,
-    InputError,
-    MissedDeadlinePersistent,
-    MissedDeadlineTransient,
-    OutputInsufficientSize,
-)
+from penstock import errors
 from penstock.hal import ExecutionConfig, ExecutionResult, Request, Timing
 from penstock.ir import Model
 from penstock.testing.contract.cases import looping
@@ -46,16 +40,16 @@ class TestDeadlines:
         ]
         with penstock.compile(add_relu(), devices=devices, cache=False) as compiled:
             for timeout in (0, -1, 1e-9):
-                with pytest.raises(MissedDeadlinePersistent):
+                with pytest.raises(errors.MissedDeadlinePersistent):
                     compiled.run([X, X], timeout=timeout)
             assert began == []
-            with pytest.raises(MissedDeadlineTransient):
+            with pytest.raises(errors.MissedDeadlineTransient):
                 compiled.run([X, X], timeout=0.2)
             assert began == ["adder"]
             with compiled.burst() as burst:
-                with pytest.raises(MissedDeadlinePersistent):
+                with pytest.raises(errors.MissedDeadlinePersistent):
                     burst.run(X, X, timeout=1e-9)
-                with pytest.raises(MissedDeadlineTransient):
+                with pytest.raises(errors.MissedDeadlineTransient):
                     burst.run(X, X, timeout=0.2)
             assert began == ["adder", "adder"]
 
@@ -83,7 +77,7 @@ class TestDeadlines:
     def test_timeout_of_a_wrong_type_is_refused(self, timeout: Any) -> None:
         with (
             penstock.compile(add_relu(), devices=[NumpyDevice()], cache=False) as compiled,
-            pytest.raises(InputError, match="timeout"),
+            pytest.raises(errors.InputError, match="timeout"),
         ):
             compiled.run([X, X], timeout=timeout)
 
@@ -91,9 +85,9 @@ class TestDeadlines:
     def test_waiting_for_a_fenced_run_takes_a_number(self, timeout: Any) -> None:
         with penstock.compile(add_relu(), devices=[NumpyDevice()], cache=False) as compiled:
             fenced = compiled.start_fenced([X, X], [])
-            with pytest.raises(InputError, match="timeout must be a number of seconds, not"):
+            with pytest.raises(errors.InputError, match="timeout must be a number of seconds, not"):
                 fenced.result(timeout)
-            with pytest.raises(InputError, match="timeout_after_fence must be a number"):
+            with pytest.raises(errors.InputError, match="timeout_after_fence must be a number"):
                 compiled.start_fenced([X, X], [], timeout_after_fence=True)
 
     @pytest.mark.parametrize("way", ["run", "burst"])
@@ -105,7 +99,9 @@ class TestDeadlines:
             run = compiled.run if way == "run" else burst.run
             wrong: Any = "no"
             for _ in range(2):
-                with pytest.raises(InputError, match="dequantize must be true or false, not 'no'"):
+                with pytest.raises(
+                    errors.InputError, match="dequantize must be true or false, not 'no'"
+                ):
                     run([X, X], dequantize=wrong)
                 run([X, X])
 
@@ -147,7 +143,7 @@ class TestStates:
                 asked["cancel"] = token
             if way == "cancel":
                 token.set()
-            wanted = Cancelled if way == "cancel" else MissedDeadlinePersistent
+            wanted = errors.Cancelled if way == "cancel" else errors.MissedDeadlinePersistent
             with pytest.raises(wanted):
                 compiled.run([f32([1, 2])], **asked)
             late = compiled.submit(f32([1, 2]), timeout=30, cancel=penstock.CancelToken())
@@ -165,7 +161,7 @@ class TestLoops:
             compiled.burst() as burst,
         ):
             runs = {"run": compiled.run, "burst": burst.run}
-            with pytest.raises(MissedDeadlineTransient):
+            with pytest.raises(errors.MissedDeadlineTransient):
                 runs[way]([counter, x], loop_timeout=0.02)
 
     def test_none_unless_asked_and_as_long_as_asked(self) -> None:
@@ -176,7 +172,7 @@ class TestLoops:
             for seconds in (0.5, 14, 15, 16, 1e30, float("inf")):
                 compiled.run([X, X], loop_timeout=seconds)
             for wrong in (0, -1, float("nan"), "1", True):
-                with pytest.raises(InputError, match="loop_timeout"):
+                with pytest.raises(errors.InputError, match="loop_timeout"):
                     compiled.run([X, X], loop_timeout=wrong)  # type: ignore[arg-type]
         assert seen == [None, 5 * 10**8, 14 * 10**9, 15 * 10**9, 16 * 10**9, None, None]
 
@@ -185,14 +181,16 @@ class TestRoom:
     def test_output_too_small_gets_the_shape_of_the_result(self) -> None:
         with penstock.compile(where(), devices=["reference"], cache=False) as compiled:
             small = np.full((2, 2), -1, np.int64)
-            with pytest.raises(OutputInsufficientSize, match="48 bytes are needed, 32") as caught:
+            with pytest.raises(
+                errors.OutputInsufficientSize, match="48 bytes are needed, 32"
+            ) as caught:
                 compiled.run([MASK], out=[small])
             ((shape, enough),) = caught.value.output_shapes
             assert (shape, enough) == ((3, 2), False)
             assert (small == -1).all()
             found = compiled.run([MASK], out=[np.empty(shape, np.int64)])
             np.testing.assert_array_equal(found[0], PLACES)
-            with pytest.raises(InputError, match=r"has shape \(4, 2\), the result \(3, 2\)"):
+            with pytest.raises(errors.InputError, match=r"has shape \(4, 2\), the result \(3, 2\)"):
                 compiled.run([MASK], out=[np.empty((4, 2), np.int64)])
 
     def test_burst_output_too_small_gets_its_shape(self) -> None:
@@ -200,7 +198,7 @@ class TestRoom:
             penstock.compile(where(), devices=["reference"], cache=False) as compiled,
             compiled.burst() as burst,
         ):
-            with pytest.raises(OutputInsufficientSize):
+            with pytest.raises(errors.OutputInsufficientSize):
                 burst.run(MASK, out=[np.empty((2, 2), np.int64)])
             target = np.empty((3, 2), np.int64)
             assert burst.run(MASK, out=[target])[0] is target
@@ -233,7 +231,7 @@ class TestMeasuring:
                 assert [s.driver_ns for s in outputs.receipt.steps] == [2]
             for outputs in (compiled.run([X, X]), burst.run(X, X)):
                 assert [s.driver_ns for s in outputs.receipt.steps] == [None]
-            with pytest.raises(InputError, match="measure"):
+            with pytest.raises(errors.InputError, match="measure"):
                 compiled.run([X, X], measure=1)  # type: ignore[arg-type]
 
 
@@ -241,6 +239,6 @@ def test_a_run_that_is_submitted_with_something_else_than_a_token_is_refused_at_
     wrong: Any = "soon"
     with (
         penstock.compile(add_relu(), devices=[NumpyDevice()], cache=False) as compiled,
-        pytest.raises(InputError, match="cancel must be a CancelToken, not str"),
+        pytest.raises(errors.InputError, match="cancel must be a CancelToken, not str"),
     ):
         compiled.submit(X, X, cancel=wrong)

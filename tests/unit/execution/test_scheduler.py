@@ -15,15 +15,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import penstock
-from penstock import knobs
+from penstock import errors, knobs
 from penstock.drivers.reference import ReferenceDevice
-from penstock.errors import (
-    Cancelled,
-    ClosedError,
-    InputError,
-    MissedDeadlinePersistent,
-    StateError,
-)
 from penstock.execution import adapters
 from penstock.execution.adapters import scheduler_of
 from penstock.execution.interface import Outputs
@@ -327,16 +320,16 @@ def test_cancelled_run_leaves_the_queue(slow: Slow) -> None:
         cancelled = compiled.submit(X, X, cancel=token)
         eventually(lambda: scheduler.waiting == 1)
         token.set()
-        with pytest.raises(Cancelled):
+        with pytest.raises(errors.Cancelled):
             cancelled.result(PATIENCE_S)
         assert scheduler.waiting == 0
-        with pytest.raises(MissedDeadlinePersistent):
+        with pytest.raises(errors.MissedDeadlinePersistent):
             compiled.run([X, X], timeout=0.01)
         assert scheduler.waiting == 0
         waiting = compiled.submit(X, X)
         eventually(lambda: scheduler.waiting == 1)
         assert waiting.cancel()
-        with pytest.raises(Cancelled):
+        with pytest.raises(errors.Cancelled):
             waiting.result(PATIENCE_S)
         slow.let_go(2)
         running.result(PATIENCE_S)
@@ -424,7 +417,7 @@ def test_close_waits_for_those_in_the_queue(slow: Slow) -> None:
     closer.join(PATIENCE_S)
     for future in futures:
         np.testing.assert_array_equal(future.result(0)[1], X + X)
-    with pytest.raises(ClosedError):
+    with pytest.raises(errors.ClosedError):
         compiled.submit(X, X)
 
 
@@ -447,7 +440,7 @@ def test_a_child_process_is_not_kept_by_its_parents_runs(slow: Slow) -> None:
                 good = good and scheduler_of(device).enter(ExecutionConfig())
                 try:
                     compiled(X, X)
-                except StateError:
+                except errors.StateError:
                     code = 0 if good else 2
             finally:
                 os._exit(code)
@@ -466,9 +459,9 @@ class TestSubmit:
             compiled.submit(X, X).result()
             compiled.submit(X, X, priority="medium").result()
             compiled.submit({"x": X, "y": X}, priority="high").result()
-            with pytest.raises(InputError, match="priority"):
+            with pytest.raises(errors.InputError, match="priority"):
                 compiled.run([X, X], priority="urgent")  # type: ignore[arg-type]
-            with pytest.raises(InputError, match="priority"):
+            with pytest.raises(errors.InputError, match="priority"):
                 compiled.submit(X, X, priority="urgent")  # type: ignore[arg-type]
         assert seen == ["low", "high", "low", "medium", "high"]
 
@@ -494,7 +487,7 @@ class TestSubmit:
             slow.await_begun(pool_size)
             late = [compiled.submit(X, X, timeout=t) for t in (0.02, 0.01)]
             for future in late:
-                with pytest.raises(MissedDeadlinePersistent, match="before a thread"):
+                with pytest.raises(errors.MissedDeadlinePersistent, match="before a thread"):
                     future.result(PATIENCE_S)
             slow.let_go(pool_size)
             for future in running:
@@ -515,7 +508,9 @@ class TestSubmit:
             future = compiled.submit(X, X)
             assert inside.wait(PATIENCE_S)
             assert future.cancel()
-            with pytest.raises(Cancelled, match=r"^cancel\(\) of the run's future ended it$"):
+            with pytest.raises(
+                errors.Cancelled, match=r"^cancel\(\) of the run's future ended it$"
+            ):
                 future.result(PATIENCE_S)
             assert not future.cancel()
 
@@ -528,7 +523,7 @@ class TestSubmit:
             future.cancel()
             assert not token.is_set()
             token.set()
-            with pytest.raises(Cancelled, match=r"^the cancel token was set$"):
+            with pytest.raises(errors.Cancelled, match=r"^the cancel token was set$"):
                 compiled.submit(X, X, cancel=token).result(PATIENCE_S)
 
     def test_a_driver_that_knows_of_a_token_alone_does_not_say_what_ended_the_run(self) -> None:
@@ -537,14 +532,16 @@ class TestSubmit:
         def stop(*_: object) -> None:
             inside.set()
             assert go_on.wait(PATIENCE_S)
-            raise Cancelled("the cancel token was set")
+            raise errors.Cancelled("the cancel token was set")
 
         with compiled_for(NumpyDevice(before=stop)) as compiled:
             future = compiled.submit(X, X)
             assert inside.wait(PATIENCE_S)
             assert future.cancel()
             go_on.set()
-            with pytest.raises(Cancelled, match=r"^cancel\(\) of the run's future ended it$"):
+            with pytest.raises(
+                errors.Cancelled, match=r"^cancel\(\) of the run's future ended it$"
+            ):
                 future.result(PATIENCE_S)
 
     def test_a_timeout_counts_from_the_submission(self) -> None:
@@ -598,7 +595,7 @@ def test_runs_that_give_up_at_random_leave_the_queue_whole() -> None:
                 token.set()
             try:
                 assert scheduler.enter(config)
-            except (Cancelled, MissedDeadlinePersistent) as error:
+            except (errors.Cancelled, errors.MissedDeadlinePersistent) as error:
                 outcomes.append(type(error).__name__)
                 continue
             with lock:

@@ -6,19 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import loaders
+from penstock import ir, loaders
 from penstock.errors import InputError, NotExportable
 from penstock.export.tflite import write, writer
-from penstock.ir import (
-    DType,
-    Metadata,
-    Model,
-    ModelBuilder,
-    Quantization,
-    Shape,
-    Signature,
-    infer_shapes,
-)
 from penstock.ir.builder import pack
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operations import OPERATIONS
@@ -27,7 +17,7 @@ from tests.unit.loaders.files import FileBuilder
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
 
-F32 = DType.FLOAT32
+F32 = ir.DType.FLOAT32
 
 
 def interpreter(content: bytes) -> Any:
@@ -48,9 +38,9 @@ def run(made: Any, *inputs: Any) -> list[Any]:
     return [made.get_tensor(d["index"]).copy() for d in made.get_output_details()]
 
 
-def addition(**arguments: Any) -> Model:
+def addition(**arguments: Any) -> ir.Model:
     """y = relu(x + w)."""
-    builder = ModelBuilder()
+    builder = ir.ModelBuilder()
     x = builder.input(F32, (2, 3), "x")
     w = builder.constant(np.arange(6, dtype=np.float32).reshape(2, 3) - 3, "w")
     (s,) = builder.operation("ADD", [x, w], [(F32, (2, 3))])
@@ -91,24 +81,24 @@ def test_writer_omits_fields_that_the_file_omitted() -> None:
     x, y = file.tensor("x", [2]), file.tensor("y", [])
     file.operator("RELU", [x], [y])
     loaded = loaders.load(file.finish([x], [y]))
-    for model in (loaded, infer_shapes(loaded)):
+    for model in (loaded, ir.infer_shapes(loaded)):
         again = loaders.load(write(model))
         assert again.outputs[0].shape == ()
         assert again.digest == loaded.digest
 
 
 def test_types_quantisation_and_shapes_read_back() -> None:
-    builder = ModelBuilder()
-    q = Quantization((0.5,), (3,))
-    per_channel = Quantization((0.5, 0.25), (0, 0), 0)
-    x = builder.input(DType.INT8, (None, 4), "x", q)
+    builder = ir.ModelBuilder()
+    q = ir.Quantization((0.5,), (3,))
+    per_channel = ir.Quantization((0.5, 0.25), (0, 0), 0)
+    x = builder.input(ir.DType.INT8, (None, 4), "x", q)
     w = builder.constant(np.ones((2, 4), np.int8), "w", per_channel)
-    packed = builder.constant(np.array([[1, -2], [3, 4]], np.int8), "p", per_channel, DType.INT4)
+    packed = builder.constant(np.array([[1, -2], [3, 4]], np.int8), "p", per_channel, ir.DType.INT4)
     text = builder.constant(np.array([b"a", b"bc"], object), "t")
-    out: list[tuple[DType, Shape, Quantization | None]] = [
-        (DType.INT8, (None, 2), q),
-        (DType.BFLOAT16, (), None),
-        (DType.STRING, (0,), None),
+    out: list[tuple[ir.DType, ir.Shape, ir.Quantization | None]] = [
+        (ir.DType.INT8, (None, 2), q),
+        (ir.DType.BFLOAT16, (), None),
+        (ir.DType.STRING, (0,), None),
     ]
     y = builder.operation(
         "CUSTOM", [x, w, packed, text, None], out, {"custom_code": "C", "custom_options": b"12"}
@@ -120,7 +110,7 @@ def test_types_quantisation_and_shapes_read_back() -> None:
 
 
 def test_constants_are_written_once_and_aligned() -> None:
-    builder = ModelBuilder()
+    builder = ir.ModelBuilder()
     x = builder.input(F32, (100,), "x")
     w = builder.constant(np.arange(100, dtype=np.float32))
     (a,) = builder.operation("ADD", [x, w], [(F32, (100,))])
@@ -132,7 +122,7 @@ def test_constants_are_written_once_and_aligned() -> None:
 
 
 def test_outputs_follow_inputs_where_that_is_asked() -> None:
-    builder = ModelBuilder()
+    builder = ir.ModelBuilder()
     x, y = (builder.input(F32, (4,), name) for name in "xy")
     w = builder.constant(np.arange(4, dtype=np.float32))
     (a,) = builder.operation("ADD", [x, w], [(F32, (4,))])
@@ -149,12 +139,12 @@ def test_outputs_follow_inputs_where_that_is_asked() -> None:
 
 
 def test_constants_beyond_the_limit_stand_behind_and_litert_finds_them() -> None:
-    builder = ModelBuilder()
+    builder = ir.ModelBuilder()
     x = builder.input(F32, (100,), "x")
     w = builder.constant(np.arange(100, dtype=np.float32))
     (y,) = builder.operation("ADD", [x, w], [(F32, (100,))])
     model = builder.build(
-        [y], metadata=Metadata(entries={"note": b"n" * 500}, files={"a.txt": b"hello"})
+        [y], metadata=ir.Metadata(entries={"note": b"n" * 500}, files={"a.txt": b"hello"})
     )
     content = writer.write(model, inline_limit=300)
     assert content.index(np.arange(100, dtype=np.float32).tobytes()) > len(write(model)) - 1200
@@ -167,8 +157,10 @@ def test_constants_beyond_the_limit_stand_behind_and_litert_finds_them() -> None
 
 
 def test_signatures_and_metadata_read_back() -> None:
-    signature = Signature(0, (("in", 0),), (("out", 3),))
-    metadata = Metadata(entries={"min_runtime_version": b"1.5.0"}, files={"labels.txt": b"cat\n"})
+    signature = ir.Signature(0, (("in", 0),), (("out", 3),))
+    metadata = ir.Metadata(
+        entries={"min_runtime_version": b"1.5.0"}, files={"labels.txt": b"cat\n"}
+    )
     content = write(addition(signatures={"go": signature}, metadata=metadata))
     model = loaders.load(content)
     assert [n for n, _ in model.signatures["go"].inputs] == ["in"]
@@ -188,7 +180,7 @@ def test_variables_keep_their_value_between_runs() -> None:
 
 
 def test_variables_that_start_at_zero_are_initialised() -> None:
-    builder = ModelBuilder()
+    builder = ir.ModelBuilder()
     x = builder.input(F32, (2,), "x")
     before = builder.operand(loaders.load(files.relu([2]).encode()).operands[0])
     (after,) = builder.operation("ADD", [x, before], [(F32, (2,))])
@@ -225,7 +217,7 @@ def test_a_table_is_written_as_one() -> None:
 
 def test_subgraphs_are_renumbered_from_the_main_one() -> None:
     model = loaders.load(files.counting_loop().encode())
-    body = Model(model.subgraphs, model.pools, model.variables, main=2)
+    body = ir.Model(model.subgraphs, model.pools, model.variables, main=2)
     again = loaders.load(write(body))
     assert again == body
     assert len(again.subgraphs) == 1
@@ -234,7 +226,7 @@ def test_subgraphs_are_renumbered_from_the_main_one() -> None:
 @pytest.mark.parametrize("name", [n for n in OPERATIONS if OPERATIONS[n].vocabulary == "nnapi"])
 def test_an_operation_without_a_twin_is_named(name: str) -> None:
     row = OPERATIONS[name]
-    builder = ModelBuilder()
+    builder = ir.ModelBuilder()
     required = [p for p in row.inputs if not p.optional and not p.variadic]
     inputs = [builder.input(_some(p.types), (1, 1, 1, 1)) for p in required]
     kinds = {
@@ -250,7 +242,7 @@ def test_an_operation_without_a_twin_is_named(name: str) -> None:
         write(model)
 
 
-def _some(types: frozenset[DType] | None) -> DType:
+def _some(types: frozenset[ir.DType] | None) -> ir.DType:
     if types is None or F32 in types:
         return F32
     return min(types, key=lambda t: t.value)
@@ -286,15 +278,15 @@ def test_new_state_that_is_used_elsewhere_is_not_exportable() -> None:
         entry.name,
     )
     with pytest.raises(NotExportable, match=r"operation 0 \(SVDF\)"):
-        write(Model((changed,), model.pools, model.variables))
+        write(ir.Model((changed,), model.pools, model.variables))
 
 
 def test_a_computed_table_is_not_exportable() -> None:
-    builder = ModelBuilder()
-    keys, values = builder.input(DType.INT64, (3,)), builder.input(DType.INT64, (3,))
-    query, default = builder.input(DType.INT64, (1,)), builder.input(DType.INT64, ())
+    builder = ir.ModelBuilder()
+    keys, values = builder.input(ir.DType.INT64, (3,)), builder.input(ir.DType.INT64, (3,))
+    query, default = builder.input(ir.DType.INT64, (1,)), builder.input(ir.DType.INT64, ())
     made = builder.operation(
-        "HASHTABLE_FIND", [keys, values, query, default], [(DType.INT64, (1,))]
+        "HASHTABLE_FIND", [keys, values, query, default], [(ir.DType.INT64, (1,))]
     )
     with pytest.raises(NotExportable, match="HASHTABLE_FIND"):
         write(builder.build(made))
@@ -302,11 +294,11 @@ def test_a_computed_table_is_not_exportable() -> None:
 
 def test_packed_values_are_written_packed() -> None:
     values = np.array([1, -2, 3], np.int8)
-    builder = ModelBuilder()
-    p = builder.constant(values, "p", Quantization((1.0,), (0,)), DType.INT4)
+    builder = ir.ModelBuilder()
+    p = builder.constant(values, "p", ir.Quantization((1.0,), (0,)), ir.DType.INT4)
     (y,) = builder.operation("CUSTOM", [p], [(F32, (1,))], {"custom_code": "C"})
     again = loaders.load(write(builder.build([y])))
-    assert again.operands[0].value == pack(values, DType.INT4)[0]
+    assert again.operands[0].value == pack(values, ir.DType.INT4)[0]
 
 
 def test_a_variable_without_elements_needs_no_initial_value() -> None:
@@ -318,9 +310,9 @@ def test_a_variable_without_elements_needs_no_initial_value() -> None:
     assert loaders.load(write(model)) == model
 
 
-def lstm_with_state(initial: Any) -> Model:
+def lstm_with_state(initial: Any) -> ir.Model:
     """An SVDF whose state starts at *initial*."""
-    builder = ModelBuilder()
+    builder = ir.ModelBuilder()
     x = builder.input(F32, (1, 2), "x")
     feature, time = (builder.constant(np.ones(s, np.float32)) for s in ((3, 2), (3, 4)))
     state = builder.operand(Operand(F32, (1, 12), Lifetime.SUBGRAPH_INPUT, "state"))
@@ -338,14 +330,14 @@ def test_recurrent_state_must_start_at_zero() -> None:
 
 
 def test_recurrent_state_must_be_the_models_own() -> None:
-    builder = ModelBuilder()
+    builder = ir.ModelBuilder()
     x, state = builder.input(F32, (1, 2), "x"), builder.input(F32, (1, 12), "state")
     feature, time = (builder.constant(np.ones(s, np.float32)) for s in ((3, 2), (3, 4)))
     inputs = [x, feature, time, None, state]
     y, new = builder.operation("SVDF", inputs, [(F32, (1, 3)), (F32, (1, 12))], {"rank": 1})
     with pytest.raises(NotExportable, match="SVDF"):
         write(builder.build([y, new]))
-    stateless = ModelBuilder()
+    stateless = ir.ModelBuilder()
     x, state = stateless.input(F32, (1, 2), "x"), stateless.input(F32, (1, 12), "state")
     feature, time = (stateless.constant(np.ones(s, np.float32)) for s in ((3, 2), (3, 4)))
     (y,) = stateless.operation(
@@ -356,21 +348,21 @@ def test_recurrent_state_must_be_the_models_own() -> None:
 
 
 def test_a_variable_of_unknown_rank_has_no_form() -> None:
-    builder = ModelBuilder()
-    variable = builder.variable("memory", DType.FLOAT32, None)
-    before = builder.operand(Operand(DType.FLOAT32, None, Lifetime.SUBGRAPH_INPUT, "before"))
-    (after,) = builder.operation("ABS", [before], [(DType.FLOAT32, None)])
+    builder = ir.ModelBuilder()
+    variable = builder.variable("memory", ir.DType.FLOAT32, None)
+    before = builder.operand(Operand(ir.DType.FLOAT32, None, Lifetime.SUBGRAPH_INPUT, "before"))
+    (after,) = builder.operation("ABS", [before], [(ir.DType.FLOAT32, None)])
     builder.state(variable, before, after)
     with pytest.raises(NotExportable, match="'memory' has no known rank"):
         write(builder.build([after]))
 
 
 def test_zeros_of_unknown_size_have_no_form() -> None:
-    builder = ModelBuilder()
+    builder = ir.ModelBuilder()
     shape = (None, 3)
-    variable = builder.variable("memory", DType.FLOAT32, shape)
-    before = builder.operand(Operand(DType.FLOAT32, shape, Lifetime.SUBGRAPH_INPUT, "before"))
-    (after,) = builder.operation("ABS", [before], [(DType.FLOAT32, shape)])
+    variable = builder.variable("memory", ir.DType.FLOAT32, shape)
+    before = builder.operand(Operand(ir.DType.FLOAT32, shape, Lifetime.SUBGRAPH_INPUT, "before"))
+    (after,) = builder.operation("ABS", [before], [(ir.DType.FLOAT32, shape)])
     builder.state(variable, before, after)
     with pytest.raises(NotExportable, match="'memory' starts at zeros of unknown size"):
         write(builder.build([]))

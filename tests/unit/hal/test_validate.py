@@ -10,26 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlinePersistent
-from penstock.hal import (
-    NO_VALUE_ARGUMENT,
-    PREFERENCES,
-    PRIORITIES,
-    ExecutionConfig,
-    HostMemory,
-    Memory,
-    PoolArgument,
-    PrepareConfig,
-    Request,
-    RequestArgument,
-    Support,
-    TokenArgument,
-    check_deadline,
-    validate_prepare,
-    validate_prepare_config,
-    validate_request,
-    validate_support,
-)
 from penstock.hal.capabilities import least_class
 from penstock.hal.validate import validate_fenced
 from penstock.ir import DataLocation, DType, Model, ModelBuilder, Shape
@@ -39,8 +21,8 @@ from penstock.testing.contract.trial import Kind, Trial
 from tests.checked import does_not_raise
 
 F32 = DType.FLOAT32
-CONFIG = ExecutionConfig()
-POOL = Memory("ashmem", 0, 1000)
+CONFIG = hal.ExecutionConfig()
+POOL = hal.Memory("ashmem", 0, 1000)
 
 
 def model(shape: Shape = (2, 3), dtype: DType = F32, result: Shape = (2, 3)) -> Model:
@@ -50,34 +32,34 @@ def model(shape: Shape = (2, 3), dtype: DType = F32, result: Shape = (2, 3)) -> 
     return b.build(b.operation("RESHAPE", [x], [(dtype, result)], attributes))
 
 
-def pool(length: int, *dimensions: int, offset: int = 0, padding: int = 0) -> PoolArgument:
-    return PoolArgument(DataLocation(0, offset, length), dimensions, padding)
+def pool(length: int, *dimensions: int, offset: int = 0, padding: int = 0) -> hal.PoolArgument:
+    return hal.PoolArgument(DataLocation(0, offset, length), dimensions, padding)
 
 
-def host(*shape: int, dtype: Any = np.float32) -> HostMemory:
-    return HostMemory(np.zeros(shape, dtype))
+def host(*shape: int, dtype: Any = np.float32) -> hal.HostMemory:
+    return hal.HostMemory(np.zeros(shape, dtype))
 
 
-def flat(nbytes: int) -> HostMemory:
-    return HostMemory(np.zeros(nbytes, np.uint8))
+def flat(nbytes: int) -> hal.HostMemory:
+    return hal.HostMemory(np.zeros(nbytes, np.uint8))
 
 
-def words(nbytes: int, *dimensions: int) -> HostMemory:
-    return HostMemory(np.zeros(nbytes, np.uint8), dimensions)
+def words(nbytes: int, *dimensions: int) -> hal.HostMemory:
+    return hal.HostMemory(np.zeros(nbytes, np.uint8), dimensions)
 
 
-def frozen(*shape: int) -> HostMemory:
+def frozen(*shape: int) -> hal.HostMemory:
     array = np.zeros(shape, np.float32)
     array.flags.writeable = False
-    return HostMemory(array)
+    return hal.HostMemory(array)
 
 
-def strided() -> HostMemory:
-    return HostMemory(np.zeros((2, 6), np.float32)[:, ::2])
+def strided() -> hal.HostMemory:
+    return hal.HostMemory(np.zeros((2, 6), np.float32)[:, ::2])
 
 
-def check(given: RequestArgument, wanted: RequestArgument, of: Model | None = None) -> None:
-    validate_request(of or model(), Request((given,), (wanted,), (POOL,)), CONFIG)
+def check(given: hal.RequestArgument, wanted: hal.RequestArgument, of: Model | None = None) -> None:
+    hal.validate_request(of or model(), hal.Request((given,), (wanted,), (POOL,)), CONFIG)
 
 
 GOOD_IN, GOOD_OUT = pool(24), pool(24, offset=64)
@@ -99,8 +81,8 @@ MANY_STRINGS = model((None,), DType.STRING, (None,))
         (host(2, 3), host(2, 3), None),
         (frozen(2, 3), host(2, 3), None),
         (host(2, 3), pool(24), None),
-        (TokenArgument(1), TokenArgument(2), None),
-        (GOOD_IN, NO_VALUE_ARGUMENT, None),
+        (hal.TokenArgument(1), hal.TokenArgument(2), None),
+        (GOOD_IN, hal.NO_VALUE_ARGUMENT, None),
         (pool(60, 5, 3), pool(60), UNKNOWN),
         (pool(60, 5, 3), pool(0), UNKNOWN),
         (pool(0, 0, 3), pool(60), UNKNOWN),
@@ -115,7 +97,7 @@ MANY_STRINGS = model((None,), DType.STRING, (None,))
     ],
 )
 def test_valid_request_is_accepted(
-    given: RequestArgument, wanted: RequestArgument, of: Model | None
+    given: hal.RequestArgument, wanted: hal.RequestArgument, of: Model | None
 ) -> None:
     with does_not_raise():
         check(given, wanted, of)
@@ -134,8 +116,8 @@ def test_valid_request_is_accepted(
         (pool(24, offset=2**64 - 8), GOOD_OUT, None, "of a pool"),
         (pool(24, padding=977), GOOD_OUT, None, "of a pool"),
         (pool(24, padding=-1), GOOD_OUT, None, "of a pool"),
-        (PoolArgument(DataLocation(1, 0, 24)), GOOD_OUT, None, "pool 1 of 1"),
-        (PoolArgument(DataLocation(-1, 0, 24)), GOOD_OUT, None, "pool -1 of 1"),
+        (hal.PoolArgument(DataLocation(1, 0, 24)), GOOD_OUT, None, "pool 1 of 1"),
+        (hal.PoolArgument(DataLocation(-1, 0, 24)), GOOD_OUT, None, "pool -1 of 1"),
         (pool(24, 3, 2), GOOD_OUT, None, r"shape \(3, 2\) given, \(2, 3\) needed"),
         (pool(24, 2, 3, 1), GOOD_OUT, None, "needed"),
         (pool(24, 2, -3), GOOD_OUT, None, "negative dimension"),
@@ -160,9 +142,9 @@ def test_valid_request_is_accepted(
         (flat(9), flat(9), STRINGS, "strings need their dimensions"),
         (words(9, 3), flat(9), STRINGS, r"shape \(3,\) given"),
         (pool(9), pool(9), MANY_STRINGS, "must be complete"),
-        (NO_VALUE_ARGUMENT, GOOD_OUT, None, r"input 0 \(x\) is omitted, but not optional"),
-        (TokenArgument(0), GOOD_OUT, None, "token 0 is not positive"),
-        (GOOD_IN, TokenArgument(-5), None, "token -5"),
+        (hal.NO_VALUE_ARGUMENT, GOOD_OUT, None, r"input 0 \(x\) is omitted, but not optional"),
+        (hal.TokenArgument(0), GOOD_OUT, None, "token 0 is not positive"),
+        (GOOD_IN, hal.TokenArgument(-5), None, "token -5"),
         ("text", GOOD_OUT, None, "input 0: str is not a request argument"),
         (GOOD_IN, None, None, "output 0: NoneType is not"),
     ],
@@ -177,31 +159,31 @@ def test_invalid_request_is_refused_with_its_fault(
 @pytest.mark.parametrize(
     "request_",
     [
-        Request((), (GOOD_OUT,), (POOL,)),
-        Request((GOOD_IN,), (), (POOL,)),
-        Request((GOOD_IN, GOOD_IN), (GOOD_OUT,), (POOL,)),
-        Request((GOOD_IN,), (GOOD_OUT, GOOD_OUT), (POOL,)),
+        hal.Request((), (GOOD_OUT,), (POOL,)),
+        hal.Request((GOOD_IN,), (), (POOL,)),
+        hal.Request((GOOD_IN, GOOD_IN), (GOOD_OUT,), (POOL,)),
+        hal.Request((GOOD_IN,), (GOOD_OUT, GOOD_OUT), (POOL,)),
     ],
 )
-def test_counts_must_be_the_model_s(request_: Request) -> None:
+def test_counts_must_be_the_model_s(request_: hal.Request) -> None:
     with pytest.raises(InvalidArgument, match="the model has 1 and 1"):
-        validate_request(model(), request_, CONFIG)
+        hal.validate_request(model(), request_, CONFIG)
 
 
 @pytest.mark.parametrize("kind", ["pool", "host", "mixed"])
 @pytest.mark.parametrize("case", every_case(), ids=lambda c: c.name)
 def test_every_mutation_of_a_valid_request_is_refused(case: Any, kind: Kind) -> None:
     with Trial(case, kind) as trial:
-        validate_request(case.model, trial.request, CONFIG)
+        hal.validate_request(case.model, trial.request, CONFIG)
         mutations = dict(request_mutations(trial))
         assert mutations
         accepted = {name for name, mutated in mutations.items() if is_valid(case.model, mutated)}
         assert accepted == set()
 
 
-def is_valid(of: Model, request: Request) -> bool:
+def is_valid(of: Model, request: hal.Request) -> bool:
     try:
-        validate_request(of, request, CONFIG)
+        hal.validate_request(of, request, CONFIG)
     except InvalidArgument:
         return False
     return True
@@ -210,7 +192,7 @@ def is_valid(of: Model, request: Request) -> bool:
 integers = st.integers(-(2**65), 2**65)
 arguments = st.one_of(
     st.builds(
-        PoolArgument,
+        hal.PoolArgument,
         st.builds(DataLocation, integers, integers, integers),
         st.lists(integers, max_size=3).map(tuple),
         integers,
@@ -220,45 +202,47 @@ arguments = st.one_of(
         st.integers(-1, 1001),
         st.integers(-1, 1001),
     ),
-    st.builds(TokenArgument, integers),
-    st.just(NO_VALUE_ARGUMENT),
+    st.builds(hal.TokenArgument, integers),
+    st.just(hal.NO_VALUE_ARGUMENT),
     st.builds(host, st.integers(0, 3), st.integers(0, 3)),
 )
 
 
 @given(arguments, arguments, st.sampled_from([model(), UNKNOWN, NO_RANK, INT4, STRINGS]))
 def test_any_request_is_valid_or_an_invalid_argument(
-    given_: RequestArgument, wanted: RequestArgument, of: Model
+    given_: hal.RequestArgument, wanted: hal.RequestArgument, of: Model
 ) -> None:
     try:
         check(given_, wanted, of)
     except InvalidArgument:
         return
     for argument in (given_, wanted):
-        if isinstance(argument, PoolArgument):
+        if isinstance(argument, hal.PoolArgument):
             at = argument.location
             assert at.pool == 0
             assert 0 <= at.offset <= at.offset + at.length + argument.padding <= POOL.size
 
 
 def test_a_deadline_in_the_past_is_missed() -> None:
-    past = ExecutionConfig(deadline_ns=time.monotonic_ns() - 1)
-    far = ExecutionConfig(deadline_ns=time.monotonic_ns() + 10**12)
-    request = Request((GOOD_IN,), (GOOD_OUT,), (POOL,))
-    validate_request(model(), request, far)
+    past = hal.ExecutionConfig(deadline_ns=time.monotonic_ns() - 1)
+    far = hal.ExecutionConfig(deadline_ns=time.monotonic_ns() + 10**12)
+    request = hal.Request((GOOD_IN,), (GOOD_OUT,), (POOL,))
+    hal.validate_request(model(), request, far)
     with pytest.raises(MissedDeadlinePersistent):
-        validate_request(model(), request, past)
+        hal.validate_request(model(), request, past)
     with pytest.raises(MissedDeadlinePersistent):
-        check_deadline(0)
-    check_deadline(None)
+        hal.check_deadline(0)
+    hal.check_deadline(None)
 
 
 class TestPrepare:
-    @pytest.mark.parametrize("preference", PREFERENCES)
-    @pytest.mark.parametrize("priority", PRIORITIES)
+    @pytest.mark.parametrize("preference", hal.PREFERENCES)
+    @pytest.mark.parametrize("priority", hal.PRIORITIES)
     def test_every_preference_and_priority_is_valid(self, preference: Any, priority: Any) -> None:
         with does_not_raise():
-            validate_prepare(model(), PrepareConfig(preference=preference, priority=priority))
+            hal.validate_prepare(
+                model(), hal.PrepareConfig(preference=preference, priority=priority)
+            )
 
     @pytest.mark.parametrize(
         ("fields", "complaint"),
@@ -273,16 +257,16 @@ class TestPrepare:
     )
     def test_every_other_value_is_named(self, fields: dict[str, Any], complaint: str) -> None:
         with pytest.raises(InvalidArgument, match=complaint):
-            validate_prepare_config(msgspec.structs.replace(PrepareConfig(), **fields))
+            hal.validate_prepare_config(msgspec.structs.replace(hal.PrepareConfig(), **fields))
 
     def test_a_missed_deadline(self) -> None:
         with pytest.raises(MissedDeadlinePersistent):
-            validate_prepare(model(), PrepareConfig(deadline_ns=1))
+            hal.validate_prepare(model(), hal.PrepareConfig(deadline_ns=1))
 
     @pytest.mark.parametrize("thing", [None, "model", b"", 3])
     def test_only_a_model_is_a_model(self, thing: Any) -> None:
         with pytest.raises(InvalidArgument, match="a Model is needed"):
-            validate_prepare(thing, PrepareConfig())
+            hal.validate_prepare(thing, hal.PrepareConfig())
 
 
 def test_fenced_execution_needs_known_shapes() -> None:
@@ -297,11 +281,11 @@ def test_the_first_operation_that_a_device_refuses_is_named_with_the_reason() ->
     x = builder.input(DType.FLOAT32, (2,), "x")
     (y,) = builder.operation("RELU", [x], [(DType.FLOAT32, (2,))])
     chain = builder.build(builder.operation("NEG", [y], [(DType.FLOAT32, (2,))]))
-    validate_support(chain, [Support(True), Support(True)])
+    hal.validate_support(chain, [hal.Support(True), hal.Support(True)])
     with pytest.raises(GeneralFailure, match=r"^operation 1 \(NEG\): no NEG here"):
-        validate_support(chain, [Support(True), Support(False, "no NEG here")])
+        hal.validate_support(chain, [hal.Support(True), hal.Support(False, "no NEG here")])
     with pytest.raises(GeneralFailure, match=r"^operation 0 \(RELU\): first"):
-        validate_support(chain, [Support(False, "first"), Support(False, "second")])
+        hal.validate_support(chain, [hal.Support(False, "first"), hal.Support(False, "second")])
 
 
 def test_a_yes_whose_accuracy_is_no_class_is_a_named_error() -> None:
@@ -309,12 +293,12 @@ def test_a_yes_whose_accuracy_is_no_class_is_a_named_error() -> None:
     x = builder.input(DType.FLOAT32, (2,), "x")
     model = builder.build(builder.operation("NEG", [x], [(DType.FLOAT32, (2,))]))
     wrong: Any = "NEG is reserved"
-    answer = Support(True, "", wrong)
+    answer = hal.Support(True, "", wrong)
     with pytest.raises(
         GeneralFailure, match=r"^operation 0 \(NEG\): its accuracy 'NEG is reserved'"
     ):
-        validate_support(model, [answer])
+        hal.validate_support(model, [answer])
     with pytest.raises(GeneralFailure, match="malformed: its accuracy 'NEG is reserved' is not"):
-        least_class([Support(True), answer])
-    assert least_class([Support(True), Support(True, "", "relaxed")]) == "relaxed"
+        least_class([hal.Support(True), answer])
+    assert least_class([hal.Support(True), hal.Support(True, "", "relaxed")]) == "relaxed"
     assert least_class([]) == "faithful"

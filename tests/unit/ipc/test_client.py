@@ -8,19 +8,9 @@ from typing import Any
 
 import pytest
 
+from penstock import hal
 from penstock.drivers.sample import create
 from penstock.errors import DeadObject, GeneralFailure, InvalidArgument
-from penstock.hal import (
-    Buffer,
-    BufferDesc,
-    BufferRole,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    PreparedModel,
-    ProgressEvent,
-    Request,
-)
 from penstock.ipc import client_objects, wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.client_objects import MAX_OBJECTS
@@ -76,15 +66,15 @@ def test_a_failure_that_is_none_is_a_general_failure(channel: Scripted) -> None:
 
 
 def test_a_fence_that_did_not_come_is_named(channel: Scripted) -> None:
-    prepared = RemoteDevice(channel).prepare_model(CASE.model, PrepareConfig())
+    prepared = RemoteDevice(channel).prepare_model(CASE.model, hal.PrepareConfig())
     channel.replace = lambda _: Packer().frame(wire.Fenced(0))
     with pytest.raises(GeneralFailure, match="handle 0 of 0"):
-        prepared.execute_fenced(Request((), ()), [], ExecutionConfig())
+        prepared.execute_fenced(hal.Request((), ()), [], hal.ExecutionConfig())
 
 
 def test_a_device_that_is_gone_is_closed_without_an_error(channel: Scripted) -> None:
     device = RemoteDevice(channel)
-    prepared = device.prepare_model(CASE.model, PrepareConfig())
+    prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
 
     def dead(_: Frame) -> Frame:
         raise DeadObject("the process died")
@@ -96,12 +86,12 @@ def test_a_device_that_is_gone_is_closed_without_an_error(channel: Scripted) -> 
 
 
 def test_a_value_without_bytes_is_an_invalid_argument(channel: Scripted) -> None:
-    prepared = RemoteDevice(channel).prepare_model(CASE.model, PrepareConfig())
-    many = Request((HostMemory(CASE.inputs[0]),) * (wire.MAX_HANDLES + 1), ())
+    prepared = RemoteDevice(channel).prepare_model(CASE.model, hal.PrepareConfig())
+    many = hal.Request((hal.HostMemory(CASE.inputs[0]),) * (wire.MAX_HANDLES + 1), ())
     with pytest.raises(InvalidArgument, match="more than 4096 handles"):
-        prepared.execute(many, ExecutionConfig())
+        prepared.execute(many, hal.ExecutionConfig())
     with pytest.raises(InvalidArgument, match="cannot be encoded"):
-        prepared.execute(Request(("text", 2**70), ()), ExecutionConfig())  # type: ignore[arg-type]
+        prepared.execute(hal.Request(("text", 2**70), ()), hal.ExecutionConfig())  # type: ignore[arg-type]
 
 
 def test_objects_of_a_client_are_bounded(
@@ -112,11 +102,11 @@ def test_objects_of_a_client_are_bounded(
     assert MAX_OBJECTS == 65536
     monkeypatch.setattr(client_objects, "MAX_OBJECTS", 2)
     device = RemoteDevice(channel)
-    kept = [device.prepare_model(CASE.model, PrepareConfig()) for _ in range(2)]
+    kept = [device.prepare_model(CASE.model, hal.PrepareConfig()) for _ in range(2)]
     with pytest.raises(ResourceExhaustedPersistent, match="2 objects at a time"):
-        device.prepare_model(CASE.model, PrepareConfig())
+        device.prepare_model(CASE.model, hal.PrepareConfig())
     kept.pop().close()
-    device.prepare_model(CASE.model, PrepareConfig()).close()
+    device.prepare_model(CASE.model, hal.PrepareConfig()).close()
 
 
 def test_an_answer_of_the_device_without_bytes_is_a_general_failure() -> None:
@@ -137,11 +127,13 @@ def test_an_answer_of_the_device_without_bytes_is_a_general_failure() -> None:
 @pytest.mark.parametrize("what", ["prepare_model", "allocate"])
 def test_nothing_where_something_was_to_be_made_is_a_general_failure(what: str) -> None:
     class Empty(InterceptingDevice):
-        def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
             nothing: Any = None
             return nothing if what == "prepare_model" else super().prepare_model(model, config)
 
-        def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        def allocate(
+            self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
+        ) -> tuple[int, hal.Buffer]:
             nothing: Any = None
             return 1, nothing
 
@@ -149,7 +141,8 @@ def test_nothing_where_something_was_to_be_made_is_a_general_failure(what: str) 
     model = next(iter(every_case())).model
     with pytest.raises(GeneralFailure, match="there is no"):
         device.allocate(
-            BufferDesc(), [BufferRole(device.prepare_model(model, PrepareConfig()), "input", 0)]
+            hal.BufferDesc(),
+            [hal.BufferRole(device.prepare_model(model, hal.PrepareConfig()), "input", 0)],
         )
 
 
@@ -178,20 +171,20 @@ def test_an_object_that_cannot_be_closed_keeps_no_other_open(
 class Listening:
     """A callback that msgspec could encode itself."""
 
-    events: list[ProgressEvent] = field(default_factory=list)
+    events: list[hal.ProgressEvent] = field(default_factory=list)
 
-    def __call__(self, event: ProgressEvent) -> None:
+    def __call__(self, event: hal.ProgressEvent) -> None:
         self.events.append(event)
 
 
 class Telling(InterceptingDevice):
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
         assert config.progress is not None
-        config.progress(ProgressEvent("compile", "it", 1, 1))
+        config.progress(hal.ProgressEvent("compile", "it", 1, 1))
         return super().prepare_model(model, config)
 
 
 def test_a_progress_callback_may_be_a_data_class() -> None:
     device, told = LoopbackDevice(Telling(create())), Listening()
-    device.prepare_model(CASE.model, PrepareConfig(progress=told)).close()
+    device.prepare_model(CASE.model, hal.PrepareConfig(progress=told)).close()
     assert [event.subject for event in told.events] == ["it"]

@@ -14,17 +14,9 @@ from typing import Any, Final, TypeVar, cast
 import numpy as np
 import pytest
 
+from penstock import hal
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import DeadObject, MissedDeadlinePersistent, MissedDeadlineTransient
-from penstock.hal import (
-    Capabilities,
-    Device,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    Priority,
-    Request,
-)
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
 from penstock.ipc.device_sharing import ClientDevice, SharingDevice
@@ -51,17 +43,17 @@ class Narrow(InterceptingDevice):
         self._lock = threading.Lock()
 
     @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(concurrent_executions=1)
+    def capabilities(self) -> hal.Capabilities:
+        return hal.Capabilities(concurrent_executions=1)
 
     def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
         if not method.endswith("execute"):
             return proceed()
-        requests = [a for a in arguments if isinstance(a, Request)]
+        requests = [a for a in arguments if isinstance(a, hal.Request)]
         with self._lock:
             self.inside += 1
             self.most = max(self.most, self.inside)
-            given = cast("HostMemory", requests[0].inputs[0]).array if requests else np.zeros(1)
+            given = cast("hal.HostMemory", requests[0].inputs[0]).array if requests else np.zeros(1)
             self.seen.append(int(given.flat[0]))
         assert self.go.acquire(timeout=PATIENCE)
         try:
@@ -76,11 +68,11 @@ def client(shared: SharingDevice) -> Iterator[RemotePreparedModel]:
     """A program, and its prepared model."""
     ours, theirs = map(Connection, socket.socketpair())
     over = threading.Event()
-    dispatcher = Dispatcher(cast("Device", ClientDevice(shared)), owns_device=False)
+    dispatcher = Dispatcher(cast("hal.Device", ClientDevice(shared)), owns_device=False)
     Client(theirs, [dispatcher], over.set).start()
     session = Session(ours)
     try:
-        yield RemoteDevice(session.channel(0)).prepare_model(add_one(), PrepareConfig())
+        yield RemoteDevice(session.channel(0)).prepare_model(add_one(), hal.PrepareConfig())
     finally:
         session.close()
         assert over.wait(PATIENCE)
@@ -93,10 +85,10 @@ def until(found: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def run(prepared: RemotePreparedModel, value: int, way: str, priority: Priority) -> None:
+def run(prepared: RemotePreparedModel, value: int, way: str, priority: hal.Priority) -> None:
     out = np.empty(SHAPE, np.float32)
-    request = Request((HostMemory(order(value)),), (HostMemory(out),))
-    config = ExecutionConfig(priority=priority)
+    request = hal.Request((hal.HostMemory(order(value)),), (hal.HostMemory(out),))
+    config = hal.ExecutionConfig(priority=priority)
     if way == "execute":
         prepared.execute(request, config)
     elif way == "burst":
@@ -118,7 +110,7 @@ def test_runs_of_several_programs_go_one_after_another_as_they_came(way: str) ->
     with client(shared) as one, client(shared) as other:
         threads = []
 
-        def begin(prepared: RemotePreparedModel, value: int, priority: Priority) -> None:
+        def begin(prepared: RemotePreparedModel, value: int, priority: hal.Priority) -> None:
             thread = threading.Thread(target=run, args=(prepared, value, way, priority))
             thread.start()
             threads.append(thread)
@@ -147,8 +139,8 @@ def test_run_waiting_for_another_program_keeps_its_deadline() -> None:
         thread.start()
         until(lambda: device.seen == [1])
         out = np.empty(SHAPE, np.float32)
-        request = Request((HostMemory(order(2)),), (HostMemory(out),))
-        config = ExecutionConfig(deadline_ns=time.monotonic_ns() + 50_000_000)
+        request = hal.Request((hal.HostMemory(order(2)),), (hal.HostMemory(out),))
+        config = hal.ExecutionConfig(deadline_ns=time.monotonic_ns() + 50_000_000)
         # Whoever looks first: the device's side, or this one.
         with pytest.raises((MissedDeadlinePersistent, MissedDeadlineTransient), match="deadline"):
             other.execute(request, config)

@@ -19,17 +19,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from penstock import hal
 from penstock.errors import DeadObject, GeneralFailure, InvalidArgument, ResourceExhaustedTransient
-from penstock.hal import (
-    BufferDesc,
-    BufferRole,
-    EventFence,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    Request,
-    TokenArgument,
-)
 from penstock.ipc import wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
@@ -245,9 +236,9 @@ def test_a_host_without_descriptors_answers_every_call(raw: Raw) -> None:
     import resource
 
     prepared = RemoteDevice(Session(raw.connection).channel(0)).prepare_model(
-        MODEL, PrepareConfig()
+        MODEL, hal.PrepareConfig()
     )
-    ready = EventFence()
+    ready = hal.EventFence()
     ready.signal()
     pid = raw.started.pid
     _, hard = before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -256,8 +247,8 @@ def test_a_host_without_descriptors_answers_every_call(raw: Raw) -> None:
         for room in range(6):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (taken[-1] + 1 + room, hard))
             out = np.zeros(support.SHAPE, np.float32)
-            request = Request((HostMemory(support.order(1)),), (HostMemory(out),))
-            config = ExecutionConfig(deadline_ns=soon())
+            request = hal.Request((hal.HostMemory(support.order(1)),), (hal.HostMemory(out),))
+            config = hal.ExecutionConfig(deadline_ns=soon())
             began = time.monotonic()
             with suppress(ResourceExhaustedTransient, InvalidArgument, GeneralFailure):
                 assert prepared.execute_fenced(request, [ready], config).wait(10**10)
@@ -336,36 +327,36 @@ def test_another_version_is_refused() -> None:
 
 def test_objects_and_tokens_of_another_client_are_refused() -> None:
     with client() as (mine, _), client() as (other, _):
-        prepared = other.prepare_model(MODEL, PrepareConfig())
-        token, buffer = other.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
+        prepared = other.prepare_model(MODEL, hal.PrepareConfig())
+        token, buffer = other.allocate(hal.BufferDesc(), [hal.BufferRole(prepared, "input", 0)])
         with MemoryPool.anonymous(4 * 16) as pool:
             buffer.copy_from(pool.memory, support.SHAPE)
-        own = mine.prepare_model(MODEL, PrepareConfig())
-        out = HostMemory(np.zeros(support.SHAPE, np.float32))
-        request = Request((TokenArgument(token),), (out,))
-        prepared.execute(request, ExecutionConfig())
+        own = mine.prepare_model(MODEL, hal.PrepareConfig())
+        out = hal.HostMemory(np.zeros(support.SHAPE, np.float32))
+        request = hal.Request((hal.TokenArgument(token),), (out,))
+        prepared.execute(request, hal.ExecutionConfig())
         for run_mine in (
-            lambda: own.execute(request, ExecutionConfig()),
+            lambda: own.execute(request, hal.ExecutionConfig()),
             lambda: own.create_reusable_execution(request),
-            lambda: own.execute_fenced(request, [], ExecutionConfig()),
-            lambda: own.configure_burst().execute(request, ExecutionConfig()),
+            lambda: own.execute_fenced(request, [], hal.ExecutionConfig()),
+            lambda: own.configure_burst().execute(request, hal.ExecutionConfig()),
         ):
             with pytest.raises(InvalidArgument, match="no token of a buffer of this client"):
                 run_mine()
         own._number = 40
         with pytest.raises(InvalidArgument, match="object 40 is no prepared model"):
             own.configure_burst()
-        prepared.execute(request, ExecutionConfig())
+        prepared.execute(request, hal.ExecutionConfig())
 
 
 def test_closing_the_device_closes_what_is_ones_own() -> None:
     with client() as (mine, _), client() as (other, _):
-        kept = other.prepare_model(MODEL, PrepareConfig())
-        mine.prepare_model(MODEL, PrepareConfig())
+        kept = other.prepare_model(MODEL, hal.PrepareConfig())
+        mine.prepare_model(MODEL, hal.PrepareConfig())
         mine.close()
-        x = HostMemory(np.zeros(support.SHAPE, np.float32))
-        out = HostMemory(np.zeros(support.SHAPE, np.float32))
-        kept.execute(Request((x,), (out,)), ExecutionConfig())
+        x = hal.HostMemory(np.zeros(support.SHAPE, np.float32))
+        out = hal.HostMemory(np.zeros(support.SHAPE, np.float32))
+        kept.execute(hal.Request((x,), (out,)), hal.ExecutionConfig())
         assert (out.array == 1).all()
 
 
@@ -447,14 +438,14 @@ def _is_zombie(pid: int) -> bool:
 
 def test_host_refuses_requests_as_drivers_do() -> None:
     with client() as (device, _):
-        prepared = device.prepare_model(MODEL, PrepareConfig())
+        prepared = device.prepare_model(MODEL, hal.PrepareConfig())
         strided = np.zeros((8, 4), np.float32)[::2]
-        out = HostMemory(np.zeros(support.SHAPE, np.float32))
+        out = hal.HostMemory(np.zeros(support.SHAPE, np.float32))
         with pytest.raises(InvalidArgument, match="not C-contiguous"):
-            prepared.execute(Request((HostMemory(strided),), (out,)), ExecutionConfig())
-        wrong = HostMemory(np.zeros((2, 2), np.float32))
+            prepared.execute(hal.Request((hal.HostMemory(strided),), (out,)), hal.ExecutionConfig())
+        wrong = hal.HostMemory(np.zeros((2, 2), np.float32))
         with pytest.raises((InvalidArgument, GeneralFailure)):
-            prepared.execute(Request((wrong,), (out,)), ExecutionConfig())
+            prepared.execute(hal.Request((wrong,), (out,)), hal.ExecutionConfig())
 
 
 @pytest.mark.skipif(unable() is not None, reason=str(unable()))

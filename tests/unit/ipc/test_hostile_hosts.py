@@ -14,26 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock import errors, hal
 from penstock.drivers.null import NullDevice
-from penstock.errors import (
-    DeadObject,
-    DeviceUnavailable,
-    ErrorStatus,
-    GeneralFailure,
-    MissedDeadlineTransient,
-    WireError,
-)
-from penstock.hal import (
-    CacheReport,
-    Capabilities,
-    DescriptorFence,
-    ExecutionResult,
-    OperationTiming,
-    OutputShape,
-    ProgressEvent,
-    Support,
-    Timing,
-)
 from penstock.hal.fence import fence_pair
 from penstock.ipc import crash_records, wire
 from penstock.ipc.channel import Session
@@ -88,7 +70,7 @@ def test_a_host_that_reads_nothing_holds_no_call(
 
 
 def _missed(session: Session, body: bytes, handles: tuple[object, ...]) -> None:
-    with pytest.raises(MissedDeadlineTransient):
+    with pytest.raises(errors.MissedDeadlineTransient):
         session.call(0, Frame(body, handles, soon(0.005)))
 
 
@@ -98,13 +80,13 @@ def test_endless_messages_for_other_calls_block_no_call(
     session, theirs = pair
 
     def other() -> None:
-        with pytest.raises(DeadObject):
+        with pytest.raises(errors.DeadObject):
             session.call(0, Frame(CHECK, (lambda _: None,)))
 
     waiting = threading.Thread(target=other, daemon=True)
     waiting.start()
     number = decode_to_host(Connection(theirs).receive(soon(60)).data).call  # type: ignore[union-attr]
-    event = encode(wire.Progress(ProgressEvent("compile", "x", 1, 2), number))
+    event = encode(wire.Progress(hal.ProgressEvent("compile", "x", 1, 2), number))
     flood = (HEADER.pack(0, len(event)) + event) * 50_000
 
     def drown() -> None:
@@ -118,7 +100,7 @@ def test_endless_messages_for_other_calls_block_no_call(
     drowning = threading.Thread(target=drown, daemon=True)
     drowning.start()
     began = time.monotonic()
-    with pytest.raises(MissedDeadlineTransient):
+    with pytest.raises(errors.MissedDeadlineTransient):
         session.call(0, Frame(CHECK, (), soon(0.2)))
     assert time.monotonic() - began < 20
     session.end("enough")
@@ -131,10 +113,10 @@ def test_endless_messages_for_other_calls_block_no_call(
 def test_a_page_that_could_shrink_is_not_read() -> None:
     fd = os.memfd_create("page")
     try:
-        with pytest.raises(WireError, match="sealed"):
+        with pytest.raises(errors.WireError, match="sealed"):
             HeartbeatView(fd)
         os.ftruncate(fd, PAGE)
-        with pytest.raises(WireError, match="sealed"):
+        with pytest.raises(errors.WireError, match="sealed"):
             HeartbeatView(fd)
     finally:
         os.close(fd)
@@ -146,7 +128,7 @@ def test_more_devices_than_a_driver_may_have_are_not_asked_for(devices: int) -> 
     readable, writable = os.pipe()
     welcome = wire.Welcome(wire.WIRE_VERSION, 0, 0, devices)
     Connection(theirs).send(encode(welcome), (readable, readable))
-    with pytest.raises(DeviceUnavailable, match="devices; the limit is 256"):
+    with pytest.raises(errors.DeviceUnavailable, match="devices; the limit is 256"):
         _enter(ours, Place("many", "m:f"), None)
     theirs.close()
     close_all([readable, writable])
@@ -189,7 +171,7 @@ def test_output_of_a_host_commands_no_terminal(
     with caplog.at_level("INFO", "penstock.ipc"):
         link._say(nasty.encode())
     assert caplog.messages == [f"nasty (1): {shown}"]
-    failure = error_of(wire.Failure(ErrorStatus.GENERAL_FAILURE, nasty))
+    failure = error_of(wire.Failure(errors.ErrorStatus.GENERAL_FAILURE, nasty))
     assert str(failure) == shown
     assert str(error_of(wire.Stopped("closed", nasty))) == shown
 
@@ -206,7 +188,7 @@ def test_devices_of_names_that_cannot_be_shown_are_refused(name: str) -> None:
         def drop(self, number: int) -> None:
             """Nothing is kept."""
 
-    with pytest.raises(GeneralFailure, match="a device's version is up to 1024"):
+    with pytest.raises(errors.GeneralFailure, match="a device's version is up to 1024"):
         RemoteDevice(Local())
 
 
@@ -258,10 +240,12 @@ def replied(pair: tuple[Session, socket.socket], reply: wire.Reply) -> wire.Repl
     "reply",
     [
         wire.Reason(COLOURS),
-        wire.Supports((Support(False, COLOURS), Support(True, "", "relaxed", COLOURS))),
-        wire.Made(1, CacheReport("failed", COLOURS, False, COLOURS)),
+        wire.Supports((hal.Support(False, COLOURS), hal.Support(True, "", "relaxed", COLOURS))),
+        wire.Made(1, hal.CacheReport("failed", COLOURS, False, COLOURS)),
         wire.Executed(
-            ExecutionResult((), Timing(operations=(OperationTiming((), COLOURS, 0, 1),)))
+            hal.ExecutionResult(
+                (), hal.Timing(operations=(hal.OperationTiming((), COLOURS, 0, 1),))
+            )
         ),
     ],
     ids=lambda reply: type(reply).__name__,
@@ -276,7 +260,7 @@ def test_no_text_of_a_host_commands_a_terminal(
 
 
 def test_no_progress_of_a_host_commands_a_terminal() -> None:
-    event = encode(wire.Progress(ProgressEvent(COLOURS, COLOURS * 10_000, 1, 2), 1))
+    event = encode(wire.Progress(hal.ProgressEvent(COLOURS, COLOURS * 10_000, 1, 2), 1))
     told = decode_to_client(event)
     assert isinstance(told, wire.Progress)
     assert told.event.stage == r"\x1b[31m"
@@ -287,39 +271,39 @@ def test_no_progress_of_a_host_commands_a_terminal() -> None:
 def test_no_fence_of_a_host_commands_a_terminal(pair: tuple[Session, socket.socket]) -> None:
     session, theirs = pair
     signal, fence = fence_pair()
-    signal.signal(MissedDeadlineTransient(COLOURS))
+    signal.signal(errors.MissedDeadlineTransient(COLOURS))
     answer = wire.Answer(1, encode(wire.Fenced(0)), (wire.FenceForm(0),))
     Connection(theirs).send(encode(answer), [fence.fileno()])
     (told,) = session.call(0, Frame(CHECK, (), soon(5))).handles
-    assert isinstance(told, DescriptorFence)
+    assert isinstance(told, hal.DescriptorFence)
     error = told.error()
-    assert type(error) is MissedDeadlineTransient
+    assert type(error) is errors.MissedDeadlineTransient
     assert str(error) == r"\x1b[31m"
 
 
 @pytest.mark.parametrize("name", [COLOURS, "x" * 2000])
 def test_a_capability_of_a_name_that_cannot_be_shown_is_refused(name: str) -> None:
     class Boasting(NullDevice):
-        capabilities = Capabilities(families=(name,))
+        capabilities = hal.Capabilities(families=(name,))
 
-    with pytest.raises(GeneralFailure, match="can be printed"):
+    with pytest.raises(errors.GeneralFailure, match="can be printed"):
         RemoteDevice(Local(Boasting()))
 
 
-MANY = (OutputShape((2**62,) * (MAX_RANK + 1)),)
+MANY = (hal.OutputShape((2**62,) * (MAX_RANK + 1)),)
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        wire.Executed(ExecutionResult(MANY)),
-        wire.Failure(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, "", MANY),
+        wire.Executed(hal.ExecutionResult(MANY)),
+        wire.Failure(errors.ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, "", MANY),
     ],
     ids=lambda reply: type(reply).__name__,
 )
 def test_shapes_of_more_dimensions_than_a_value_has_are_not_believed(reply: wire.Reply) -> None:
     """Their product is one step of the interpreter that takes hours."""
-    with pytest.raises(WireError, match="length <= 32"):
+    with pytest.raises(errors.WireError, match="length <= 32"):
         decode_reply(encode(reply))
 
 

@@ -14,13 +14,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from penstock import hal
-from penstock.errors import (
-    DeadObject,
-    GeneralFailure,
-    ResourceExhaustedPersistent,
-    ResourceExhaustedTransient,
-)
+from penstock import errors, hal
 from penstock.hal import (
     BufferDesc,
     BufferRole,
@@ -188,7 +182,7 @@ def test_memory_of_a_failed_reusable_execution_is_freed() -> None:
             return Nothing(self)
 
     with Served(Empty()) as client:
-        with pytest.raises(GeneralFailure, match="there is no reusable execution"):
+        with pytest.raises(errors.GeneralFailure, match="there is no reusable execution"):
             client.ask(wire.CreateReusableExecution(client.prepared(), REQUEST), [client.spare])
         assert soon(lambda: client.host._descriptors == 0)
 
@@ -215,7 +209,7 @@ def test_memory_of_a_fenced_run_outlives_the_run(
         monkeypatch.setattr(serving, "close_all", kept)
         target = client.prepared()
         call = wire.ExecuteFenced(target, REQUEST, (), PLAIN, None)
-        with pytest.raises(ResourceExhaustedTransient):
+        with pytest.raises(errors.ResourceExhaustedTransient):
             client.ask(call, [client.spare])
         assert closed == []
         held.fences[0].signal()
@@ -337,7 +331,7 @@ def test_memories_of_a_client_have_a_limit_that_ends_no_connection(
         form = wire.ArrayForm(number, 0, DType.FLOAT32, (4,), False)
         try:
             client.ask(wire.Check(), (), [form])
-        except ResourceExhaustedTransient as error:
+        except errors.ResourceExhaustedTransient as error:
             return str(error)
         return ""
 
@@ -361,9 +355,9 @@ def test_fence_of_a_client_carries_its_outcome() -> None:
     lost = ClientFence(orphan.fileno(), leaving)
     waits = [f.wait(0) for f in (good, bad, lost)]
     assert waits == [False, False, True]
-    assert isinstance(lost.error(), DeadObject)
+    assert isinstance(lost.error(), errors.DeadObject)
     assert good.error() is None
-    failing.signal(GeneralFailure("broken"))
+    failing.signal(errors.GeneralFailure("broken"))
     assert bad.wait()
     assert "broken" in str(bad.error())
     assert not good.wait(1_000_000)
@@ -395,7 +389,7 @@ def test_fenced_runs_of_a_client_have_a_limit(
     def launch() -> bool:
         try:
             prepared.execute_fenced(request, [], ExecutionConfig())
-        except ResourceExhaustedTransient as error:
+        except errors.ResourceExhaustedTransient as error:
             refusals.append(str(error))
             return False
         return True
@@ -419,7 +413,7 @@ def test_rings_of_a_client_have_a_limit(held: HeldDevice, monkeypatch: pytest.Mo
         return ring_burst(prepared, os.dup(life))
 
     bursts = [open_ring() for _ in range(2)]
-    with pytest.raises(ResourceExhaustedTransient, match="2 rings at a time"):
+    with pytest.raises(errors.ResourceExhaustedTransient, match="2 rings at a time"):
         open_ring()
     bursts.pop().close()
     bursts.append(open_ring())
@@ -458,7 +452,7 @@ def test_pools_lent_to_rings_have_a_limit(
     channel = Local(held)
     with MemoryPool.anonymous(16) as pool:
         lent = [lend_pool(channel, pool.memory) for _ in range(2)]
-        with pytest.raises(ResourceExhaustedTransient, match="2 pools lent at a time"):
+        with pytest.raises(errors.ResourceExhaustedTransient, match="2 pools lent at a time"):
             lend_pool(channel, pool.memory)
         lent.pop().close()
         lend_pool(channel, pool.memory).close()
@@ -476,7 +470,7 @@ def test_closing_objects_count_towards_the_limit(
     assert close is not None
     assert channel.dispatcher.objects.detach(dropped.number) is None
     _second = device.prepare_model(slow_model(), PrepareConfig())
-    with pytest.raises(ResourceExhaustedPersistent):
+    with pytest.raises(errors.ResourceExhaustedPersistent):
         device.prepare_model(slow_model(), PrepareConfig())
     close()
     device.prepare_model(slow_model(), PrepareConfig())
@@ -492,7 +486,9 @@ def test_descriptors_that_a_client_leaves_with_its_calls_have_a_limit(
         ]
         call = wire.CreateReusableExecution(client.prepared(), REQUEST)
         made.append(client.ask(call, [client.spare] * 2))
-        with pytest.raises(ResourceExhaustedTransient, match="3 descriptors in calls at a time"):
+        with pytest.raises(
+            errors.ResourceExhaustedTransient, match="3 descriptors in calls at a time"
+        ):
             client.ask(call, [client.spare])
         client.ask(wire.Close(made[0].target))
         client.ask(call, [client.spare])

@@ -15,19 +15,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument, WireError
-from penstock.hal import (
-    BufferDesc,
-    BufferRole,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    Memory,
-    PoolArgument,
-    PrepareConfig,
-    RemoteResult,
-    Request,
-)
 from penstock.ipc import system, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
@@ -46,7 +35,7 @@ MODEL: Final = support.add_one()
 NBYTES: Final = 64
 OUT: Final = 128
 SIZE: Final = 256
-PLAIN: Final = ExecutionConfig()
+PLAIN: Final = hal.ExecutionConfig()
 
 
 class Rude(Channel):
@@ -114,24 +103,24 @@ def fd() -> Iterator[int]:
     os.close(made)
 
 
-def request_in(memory: Memory, out: Memory | None = None) -> Request:
+def request_in(memory: hal.Memory, out: hal.Memory | None = None) -> hal.Request:
     """The input from byte 0, the output from byte `OUT` on."""
-    given = PoolArgument(DataLocation(0, 0, NBYTES), support.SHAPE)
-    wanted = PoolArgument(DataLocation(0 if out is None else 1, OUT, NBYTES), support.SHAPE)
-    return Request((given,), (wanted,), (memory,) if out is None else (memory, out))
+    given = hal.PoolArgument(DataLocation(0, 0, NBYTES), support.SHAPE)
+    wanted = hal.PoolArgument(DataLocation(0 if out is None else 1, OUT, NBYTES), support.SHAPE)
+    return hal.Request((given,), (wanted,), (memory,) if out is None else (memory, out))
 
 
-def ways(device: RemoteDevice) -> dict[str, Callable[[Memory], object]]:
+def ways(device: RemoteDevice) -> dict[str, Callable[[hal.Memory], object]]:
     """Every way for memory into a host."""
-    prepared = device.prepare_model(MODEL, PrepareConfig())
-    _, buffer = device.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
+    prepared = device.prepare_model(MODEL, hal.PrepareConfig())
+    _, buffer = device.allocate(hal.BufferDesc(), [hal.BufferRole(prepared, "input", 0)])
 
-    def reusable(memory: Memory) -> ExecutionResult:
+    def reusable(memory: hal.Memory) -> hal.ExecutionResult:
         execution = prepared.create_reusable_execution(request_in(memory))
         execution.execute(PLAIN)
         return execution.execute(PLAIN)
 
-    def burst(memory: Memory) -> ExecutionResult:
+    def burst(memory: hal.Memory) -> hal.ExecutionResult:
         made = prepared.configure_burst()
         made.execute(request_in(memory), PLAIN)
         return made.execute(request_in(memory), PLAIN)
@@ -141,8 +130,10 @@ def ways(device: RemoteDevice) -> dict[str, Callable[[Memory], object]]:
         "reusable": reusable,
         "burst": burst,
         "fenced": lambda memory: prepared.execute_fenced(request_in(memory), [], PLAIN),
-        "copy_from": lambda m: buffer.copy_from(Memory(m.name, m.handle, NBYTES), support.SHAPE),
-        "copy_to": lambda m: buffer.copy_to(Memory(m.name, m.handle, NBYTES)),
+        "copy_from": lambda m: buffer.copy_from(
+            hal.Memory(m.name, m.handle, NBYTES), support.SHAPE
+        ),
+        "copy_to": lambda m: buffer.copy_to(hal.Memory(m.name, m.handle, NBYTES)),
     }
 
 
@@ -171,16 +162,16 @@ def test_a_host_maps_no_memory_that_may_shrink(
         with MemoryPool.anonymous(NBYTES) as pool:
             ways(rude)["copy_from"](pool.memory)
     with pytest.raises(InvalidArgument, match=f"a {kind} memory that may shrink"):
-        send(Memory(kind, handles[kind], SIZE))
+        send(hal.Memory(kind, handles[kind], SIZE))
 
 
 def test_a_pool_that_shrinks_between_runs_ends_no_host(rude: RemoteDevice, fd: int) -> None:
     from tests.support_ring import ring_burst
 
-    prepared = rude.prepare_model(MODEL, PrepareConfig())
+    prepared = rude.prepare_model(MODEL, hal.PrepareConfig())
     life, end = os.pipe()
     burst = ring_burst(prepared, life)
-    request = request_in(Memory("mmap_fd", MappedFd(fd), SIZE))
+    request = request_in(hal.Memory("mmap_fd", MappedFd(fd), SIZE))
     try:
         with pytest.raises(InvalidArgument, match="may shrink"):
             burst.execute(request, PLAIN)
@@ -207,7 +198,7 @@ def test_pool_in_a_file_is_copied_and_reported(
             assert fence.wait(10**10)
             assert fence.error() is None
         else:
-            assert isinstance(result, RemoteResult)
+            assert isinstance(result, hal.RemoteResult)
             told = [(c.argument, c.out, c.nbytes) for c in result.copies]
             assert told == [(0, False, NBYTES), (0, True, NBYTES)]
         assert (pool.view(np.float32, support.SHAPE, OUT) == 42).all()
@@ -223,14 +214,14 @@ def test_pool_in_a_file_is_copied_and_reported(
 
 def test_a_view_of_a_pool_in_a_file_is_copied(polite: RemoteDevice, tmp_path: Path) -> None:
     (tmp_path / "frames").write_bytes(bytes(SIZE))
-    prepared = polite.prepare_model(MODEL, PrepareConfig())
+    prepared = polite.prepare_model(MODEL, hal.PrepareConfig())
     with MemoryPool.from_file(tmp_path / "frames") as pool:
         x, y = pool.view(np.float32, support.SHAPE), pool.view(np.float32, support.SHAPE, OUT)
         burst = prepared.configure_burst()
         for run in (prepared.execute, burst.execute, burst.execute):
             y[...] = 0
-            result = run(Request((HostMemory(x),), (HostMemory(y),)), PLAIN)
-            assert isinstance(result, RemoteResult)
+            result = run(hal.Request((hal.HostMemory(x),), (hal.HostMemory(y),)), PLAIN)
+            assert isinstance(result, hal.RemoteResult)
             assert len(result.copies) == 2
             assert (y == 1).all()
 
@@ -241,13 +232,13 @@ def test_memory_that_is_sealed_is_not_copied(polite: RemoteDevice, fd: int) -> N
         pool.view(np.float32, support.SHAPE)[...] = support.order(1)
         for way in ("execute", "reusable", "burst"):
             result = ways(polite)[way](pool.memory)
-            assert not isinstance(result, RemoteResult)
+            assert not isinstance(result, hal.RemoteResult)
             assert (pool.view(np.float32, support.SHAPE, OUT) == 2).all()
 
 
 def test_buffers_are_copied_to_and_from_files(polite: RemoteDevice, tmp_path: Path) -> None:
-    prepared = polite.prepare_model(MODEL, PrepareConfig())
-    _, buffer = polite.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
+    prepared = polite.prepare_model(MODEL, hal.PrepareConfig())
+    _, buffer = polite.allocate(hal.BufferDesc(), [hal.BufferRole(prepared, "input", 0)])
     (tmp_path / "a").write_bytes(support.order(9).tobytes())
     (tmp_path / "b").write_bytes(bytes(NBYTES))
     with MemoryPool.from_file(tmp_path / "a") as a, MemoryPool.from_file(tmp_path / "b") as b:
@@ -257,8 +248,8 @@ def test_buffers_are_copied_to_and_from_files(polite: RemoteDevice, tmp_path: Pa
 
 
 def test_a_file_that_became_shorter_is_named(polite: RemoteDevice, fd: int) -> None:
-    prepared = polite.prepare_model(MODEL, PrepareConfig())
-    memory = Memory("mmap_fd", MappedFd(fd), SIZE)
+    prepared = polite.prepare_model(MODEL, hal.PrepareConfig())
+    memory = hal.Memory("mmap_fd", MappedFd(fd), SIZE)
     os.ftruncate(fd, 16)
     with pytest.raises((GeneralFailure, InvalidArgument)):
         prepared.execute(request_in(memory), PLAIN)
@@ -268,18 +259,18 @@ def test_a_file_that_became_shorter_is_named(polite: RemoteDevice, fd: int) -> N
 def test_a_memory_without_a_descriptor_fails_as_in_process(
     polite: RemoteDevice, handle: object
 ) -> None:
-    prepared = polite.prepare_model(MODEL, PrepareConfig())
+    prepared = polite.prepare_model(MODEL, hal.PrepareConfig())
     name = "mmap_fd" if isinstance(handle, MappedFd) else "ashmem"
     with pytest.raises((GeneralFailure, InvalidArgument)):
-        prepared.execute(request_in(Memory(name, handle, SIZE)), PLAIN)
+        prepared.execute(request_in(hal.Memory(name, handle, SIZE)), PLAIN)
 
 
 @pytest.mark.parametrize(("offset", "protection"), [(-8, 3), (SIZE, 3), (0, 0), (0, 2), (0, 1)])
 def test_a_window_that_makes_no_sense_fails_as_in_process(
     polite: RemoteDevice, fd: int, offset: int, protection: int
 ) -> None:
-    prepared = polite.prepare_model(MODEL, PrepareConfig())
-    memory = Memory("mmap_fd", MappedFd(fd, offset, protection), SIZE)
+    prepared = polite.prepare_model(MODEL, hal.PrepareConfig())
+    memory = hal.Memory("mmap_fd", MappedFd(fd, offset, protection), SIZE)
     content = os.pread(fd, SIZE, 0)
     with pytest.raises((GeneralFailure, InvalidArgument)):
         prepared.execute(request_in(memory), PLAIN)
@@ -308,7 +299,7 @@ def test_huge_pages_are_never_sealed_enough(fd: int) -> None:
         fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SHRINK | fcntl.F_SEAL_GROW)
         assert not is_sealed(huge, SHRINK)
         with pytest.raises(WireError, match="may shrink"):
-            check_cannot_shrink(Memory("ashmem", huge, 1 << 20))
+            check_cannot_shrink(hal.Memory("ashmem", huge, 1 << 20))
     finally:
         os.close(huge)
 

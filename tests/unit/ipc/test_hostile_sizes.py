@@ -20,33 +20,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from penstock import errors, hal, ir
 from penstock.driverkit.request_arrays import input_arrays
 from penstock.drivers.reference import create
 from penstock.drivers.sample import SampleDevice
-from penstock.errors import (
-    Cancelled,
-    GeneralFailure,
-    InvalidArgument,
-    InvalidSignature,
-    ResourceExhaustedTransient,
-    WireError,
-)
-from penstock.hal import (
-    BufferDesc,
-    BufferRole,
-    CacheHandle,
-    CancelToken,
-    Device,
-    EventFence,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    Memory,
-    PoolArgument,
-    PrepareConfig,
-    Request,
-    as_descriptor,
-)
 from penstock.hal.validate import check_constants
 from penstock.ipc import codec, quotas, ring, wire
 from penstock.ipc.channel import Session
@@ -68,17 +45,6 @@ from penstock.ipc.quotas import MOST_THREADS, Account, Lease
 from penstock.ipc.ring import Doorbell, Layout
 from penstock.ipc.ring_server import LentPool, RingServer
 from penstock.ipc.transport import Connection
-from penstock.ir import (
-    Attributes,
-    ConstantPool,
-    DataLocation,
-    DType,
-    Model,
-    ModelBuilder,
-    Operation,
-    Signature,
-    Subgraph,
-)
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import input_operand
 from penstock.ir.validate import MAX_RANK, _check_signature
@@ -93,7 +59,7 @@ SECONDS = 30.0
 class Local(LocalChannel):
     """A channel to a dispatcher of this process, for the user *owner*."""
 
-    def __init__(self, device: Device, owner: bytes = b"") -> None:
+    def __init__(self, device: hal.Device, owner: bytes = b"") -> None:
         super().__init__(Dispatcher(device, owns_device=False, owner=owner))
 
 
@@ -103,22 +69,26 @@ def memory() -> Iterator[int]:
         yield pool.memory.handle
 
 
-def of_any_rank() -> Model:
-    b = ModelBuilder()
-    return b.build(b.operation("NEG", [b.input(DType.FLOAT32, None, "x")], [(DType.FLOAT32, None)]))
+def of_any_rank() -> ir.Model:
+    b = ir.ModelBuilder()
+    return b.build(
+        b.operation("NEG", [b.input(ir.DType.FLOAT32, None, "x")], [(ir.DType.FLOAT32, None)])
+    )
 
 
-def endless() -> Model:
+def endless() -> ir.Model:
     """A WHILE whose condition is true."""
-    true = Operand(DType.BOOL, (1,), Lifetime.CONSTANT_COPY, value=b"\1")
-    x = input_operand(DType.FLOAT32, (1,), "x")
-    loop = Operation("WHILE", (0,), (1,), Attributes(cond_subgraph_index=1, body_subgraph_index=2))
-    made = Operand(DType.FLOAT32, (1,), Lifetime.SUBGRAPH_OUTPUT)
-    return Model(
+    true = Operand(ir.DType.BOOL, (1,), Lifetime.CONSTANT_COPY, value=b"\1")
+    x = input_operand(ir.DType.FLOAT32, (1,), "x")
+    loop = ir.Operation(
+        "WHILE", (0,), (1,), ir.Attributes(cond_subgraph_index=1, body_subgraph_index=2)
+    )
+    made = Operand(ir.DType.FLOAT32, (1,), Lifetime.SUBGRAPH_OUTPUT)
+    return ir.Model(
         (
-            Subgraph((x, made), (loop,), (0,), (1,)),
-            Subgraph((x, true), (), (0,), (1,)),
-            Subgraph((x,), (), (0,), (0,)),
+            ir.Subgraph((x, made), (loop,), (0,), (1,)),
+            ir.Subgraph((x, true), (), (0,), (1,)),
+            ir.Subgraph((x,), (), (0,), (0,)),
         )
     )
 
@@ -128,18 +98,18 @@ def test_more_dimensions_than_a_value_has_are_refused() -> None:
     thread.
     """
     device = RemoteDevice(Local(create()))
-    prepared = device.prepare_model(of_any_rank(), PrepareConfig())
-    place = DataLocation(0, 0, 4)
+    prepared = device.prepare_model(of_any_rank(), hal.PrepareConfig())
+    place = ir.DataLocation(0, 0, 4)
     with MemoryPool.anonymous(64) as pool:
-        output = PoolArgument(DataLocation(0, 4, 4))
-        request = Request((PoolArgument(place, MANY),), (output,), (pool.memory,))
-        with pytest.raises(InvalidArgument, match="length <= 32"):
-            prepared.execute(request, ExecutionConfig())
-        role = BufferRole(prepared, "input", 0)
-        with pytest.raises(InvalidArgument, match="length <= 32"):
-            device.allocate(BufferDesc(MANY), [role])
-        _, buffer = device.allocate(BufferDesc(), [role])
-        with pytest.raises(InvalidArgument, match="length <= 32"):
+        output = hal.PoolArgument(ir.DataLocation(0, 4, 4))
+        request = hal.Request((hal.PoolArgument(place, MANY),), (output,), (pool.memory,))
+        with pytest.raises(errors.InvalidArgument, match="length <= 32"):
+            prepared.execute(request, hal.ExecutionConfig())
+        role = hal.BufferRole(prepared, "input", 0)
+        with pytest.raises(errors.InvalidArgument, match="length <= 32"):
+            device.allocate(hal.BufferDesc(MANY), [role])
+        _, buffer = device.allocate(hal.BufferDesc(), [role])
+        with pytest.raises(errors.InvalidArgument, match="length <= 32"):
             buffer.copy_from(pool.memory, MANY)
 
 
@@ -150,21 +120,21 @@ def test_a_machine_is_not_asked_for_more_threads_than_it_has_processors(
     reference = create()
     prepare = reference.prepare_model
 
-    def prepare_model(model: Model, config: PrepareConfig) -> Any:
+    def prepare_model(model: ir.Model, config: hal.PrepareConfig) -> Any:
         asked.append(config.num_threads)
         return prepare(model, config)
 
     monkeypatch.setattr(reference, "prepare_model", prepare_model)
     device = RemoteDevice(Local(reference))
     for threads in (None, 1, 100_000):
-        device.prepare_model(support.add_one(), PrepareConfig(num_threads=threads)).close()
+        device.prepare_model(support.add_one(), hal.PrepareConfig(num_threads=threads)).close()
     assert asked == [None, 1, MOST_THREADS]
 
 
 def test_long_error_text_is_cut() -> None:
-    long = failure_of(InvalidArgument("\0" * 10_000_000))
+    long = failure_of(errors.InvalidArgument("\0" * 10_000_000))
     assert len(long.message) < 20_000
-    assert failure_of(InvalidArgument("short")).message == "short"
+    assert failure_of(errors.InvalidArgument("short")).message == "short"
 
 
 @pytest.mark.parametrize("way", ["call", "ring"])
@@ -175,15 +145,15 @@ def test_a_loop_ends_when_its_client_leaves(way: str) -> None:
     served.start()
     session = Session(ours)
     device = RemoteDevice(session.channel(0))
-    prepared = device.prepare_model(endless(), PrepareConfig())
+    prepared = device.prepare_model(endless(), hal.PrepareConfig())
     runner: Any = prepared.configure_burst() if way == "ring" else prepared
     x, y = np.zeros(1, np.float32), np.zeros(1, np.float32)
-    request = Request((HostMemory(x),), (HostMemory(y),))
+    request = hal.Request((hal.HostMemory(x),), (hal.HostMemory(y),))
     before = threading.active_count()
 
     def run() -> None:
         with suppress(Exception):
-            runner.execute(request, ExecutionConfig())
+            runner.execute(request, hal.ExecutionConfig())
 
     running = threading.Thread(target=run)
     running.start()
@@ -204,15 +174,15 @@ class Stubborn:
     def __init__(self) -> None:
         self.running, self.stopped = threading.Event(), threading.Event()
 
-    def execute(self, _: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, _: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         self.running.set()
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             if config.cancel is not None and config.cancel.is_set():
                 self.stopped.set()
-                raise Cancelled("it was")
+                raise errors.Cancelled("it was")
             time.sleep(0.002)
-        return ExecutionResult()
+        return hal.ExecutionResult()
 
     def close(self) -> None:
         """Nothing to release."""
@@ -284,8 +254,8 @@ def test_a_ring_maps_one_pool_no_more_often_than_it_may(
 ) -> None:
     monkeypatch.setattr(quotas, "MAX_MAPPED", 4)
     mine = Account(1 << 30, "one connection")
-    lent = LentPool(Memory("ashmem", memory, 64))
-    place = PoolArgument(DataLocation(0, 0, 64))
+    lent = LentPool(hal.Memory("ashmem", memory, 64))
+    place = hal.PoolArgument(ir.DataLocation(0, 0, 64))
     form = wire.RingRequest(1, (place,), (place,), (1,) * 5)
     served = Ring(Stubborn(), form, lambda _: lent, charge=mine.charge)
     reply = served.answer()
@@ -301,7 +271,7 @@ def test_a_greeting_is_short() -> None:
     guest = Guest(theirs, 0, lambda _: None)
     with ours:
         ours.sendall(struct.pack("<IQ", 0, 2 << 20))
-        with pytest.raises(WireError, match="before `Welcome`"):
+        with pytest.raises(errors.WireError, match="before `Welcome`"):
             guest.connection.receive(time.monotonic_ns() + 10**9)
         guest.connection.close()
 
@@ -329,7 +299,7 @@ def test_mappings_of_one_memory_are_bounded(memory: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(quotas, "MAX_MAPPED", 4)
     mine = Account(1 << 30, "one connection")
     held = [mine.memory(memory, 64) for _ in range(4)]
-    with pytest.raises(ResourceExhaustedTransient, match="map 4 memories"):
+    with pytest.raises(errors.ResourceExhaustedTransient, match="map 4 memories"):
         mine.memory(memory, 64)
     held.pop().release()
     held.append(mine.memory(memory, 64))
@@ -346,12 +316,12 @@ def test_a_request_names_one_memory_no_more_often_than_it_may_be_mapped(
     dispatcher = Dispatcher(create(), owns_device=False)
     model = support.add_one()
     pack = Packer()
-    prepare = wire.Prepare(pack.model(model), PrepareConfig())
+    prepare = wire.Prepare(pack.model(model), hal.PrepareConfig())
     made = decode_reply(dispatcher.answer(pack.frame(prepare)).data)
     assert isinstance(made, wire.Made)
-    place = PoolArgument(DataLocation(0, 0, 64))
+    place = hal.PoolArgument(ir.DataLocation(0, 0, 64))
     form = wire.RequestForm((place,), (place,), (wire.MemoryForm("ashmem", 0, 64),) * 65)
-    plain = ExecutionConfig(loop_timeout_ns=0)
+    plain = hal.ExecutionConfig(loop_timeout_ns=0)
     body = encode(wire.Execute(made.target, form, plain))
     lease = Lease(account=mine)
     reply = decode_reply(dispatcher.answer(Frame(body, (Descriptor(memory),)), lease).data)
@@ -364,9 +334,9 @@ def test_a_request_names_one_memory_no_more_often_than_it_may_be_mapped(
 def test_a_descriptor_is_one_fence_however_often_it_is_named() -> None:
     ours, theirs = map(Connection, socket.socketpair())
     served = Client(theirs, [], lambda: None)
-    fence = as_descriptor(EventFence())
+    fence = hal.as_descriptor(hal.EventFence())
     job = _Job(
-        wire.Ask(1, 0, b""), [fence.fileno()], CancelToken(), quotas.NOTHING, {}
+        wire.Ask(1, 0, b""), [fence.fileno()], hal.CancelToken(), quotas.NOTHING, {}
     )  # fmt: skip
     assert served._handle(wire.FenceForm(0), job) is served._handle(wire.FenceForm(0), job)
     ours.close()
@@ -379,7 +349,7 @@ def test_more_handles_than_travel_are_no_message() -> None:
     """
     few, many = ((wire.ReportForm(),) * n for n in (wire.MAX_HANDLES, wire.MAX_HANDLES + 1))
     assert isinstance(decode_to_host(encode(wire.Ask(1, 0, b"", few))), wire.Ask)
-    with pytest.raises(WireError, match="length <= 4096"):
+    with pytest.raises(errors.WireError, match="length <= 4096"):
         decode_to_host(encode(wire.Ask(1, 0, b"", many)))
 
 
@@ -418,28 +388,28 @@ def test_a_user_seals_nothing_for_another(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PENSTOCK_KEY_STORE", "file")
     service = SampleDevice()
     fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in ("model", "data")]
-    config = PrepareConfig(
+    config = hal.PrepareConfig(
         token=b"t" * 32,
         binding=b"b" * 32,
-        model_cache=(CacheHandle(fds[0]),),
-        data_cache=(CacheHandle(fds[1]),),
+        model_cache=(hal.CacheHandle(fds[0]),),
+        data_cache=(hal.CacheHandle(fds[1]),),
     )
     one, other = (RemoteDevice(Local(service, owner)) for owner in (b"1001", b"1002"))
     assert one.prepare_model(support.add_one(), config).cache_report.save == "saved"
     one.prepare_model_from_cache(config).close()
-    with pytest.raises(GeneralFailure, match="TokenCollision"):
+    with pytest.raises(errors.GeneralFailure, match="TokenCollision"):
         other.prepare_model_from_cache(config)
     for fd in fds:
         os.close(fd)
 
 
-@pytest.mark.parametrize("kind", [DType.BOOL, DType.INT32, DType.UINT8, DType.FLOAT32])
-def test_indexes_in_shared_memory_are_read_once(kind: DType) -> None:
+@pytest.mark.parametrize("kind", [ir.DType.BOOL, ir.DType.INT32, ir.DType.UINT8, ir.DType.FLOAT32])
+def test_indexes_in_shared_memory_are_read_once(kind: ir.DType) -> None:
     """NumPy checks indices, and counts what a mask has, before it goes by them: who lent them
     changes them in between.
     """
     lent = np.zeros(4, kind.numpy)
-    request = Request((HostMemory(lent),), ())
+    request = hal.Request((hal.HostMemory(lent),), ())
     (bound,) = input_arrays(request, [input_operand(kind, (4,), "x")], [], copy_integers=True)
     assert np.shares_memory(bound, lent) == kind.is_float
 
@@ -456,18 +426,18 @@ def test_constants_are_looked_at_as_often_however_many_pools_there_are(pools: in
             looked += 1
             return super().__getitem__(at)
 
-    b = ModelBuilder()
-    x = b.input(DType.FLOAT32, (64,), "x")
+    b = ir.ModelBuilder()
+    x = b.input(ir.DType.FLOAT32, (64,), "x")
     for number in range(pools):
-        there = ConstantPool(memoryview(bytes(256)), None, "of nobody")
-        k = b.located(there, 0, DType.FLOAT32, (64,), f"k{number}")
-        (x,) = b.operation("ADD", [x, k], [(DType.FLOAT32, (64,))])
+        there = ir.ConstantPool(memoryview(bytes(256)), None, "of nobody")
+        k = b.located(there, 0, ir.DType.FLOAT32, (64,), f"k{number}")
+        (x,) = b.operation("ADD", [x, k], [(ir.DType.FLOAT32, (64,))])
     model = b.build([x])
     graph = replace(model.entry, operands=Looked(model.operands))
     given: Any = SimpleNamespace(
         pools=model.pools, subgraphs=(graph,), entry=graph, operations=graph.operations
     )
-    with pytest.raises(GeneralFailure, match="'k0' lies in of nobody memory"):
+    with pytest.raises(errors.GeneralFailure, match="'k0' lies in of nobody memory"):
         check_constants(given, ())
     assert looked <= 6 * pools
 
@@ -486,13 +456,15 @@ def test_a_subgraph_is_looked_at_once_however_many_signatures_it_has() -> None:
     model = support.add_one()
     graph = SimpleNamespace(ordinary_inputs=Looked((0,)), ordinary_outputs=Looked((1,)))
     ports: Any = {}
-    signature = Signature(0, (("x", 0),), (("y", 1),))
+    signature = ir.Signature(0, (("x", 0),), (("y", 1),))
     for name in "abc":
-        _check_signature(cast("Model", SimpleNamespace(subgraphs=(graph,))), name, signature, ports)
+        _check_signature(
+            cast("ir.Model", SimpleNamespace(subgraphs=(graph,))), name, signature, ports
+        )
     assert looked == 2
-    wrong = Signature(0, (("x", 7),), ())
-    with pytest.raises(InvalidSignature, match="operand 7"):
-        replace(model, signatures={"good": Signature(0, (), ()), "bad": wrong})
+    wrong = ir.Signature(0, (("x", 7),), ())
+    with pytest.raises(errors.InvalidSignature, match="operand 7"):
+        replace(model, signatures={"good": ir.Signature(0, (), ()), "bad": wrong})
 
 
 @pytest.mark.parametrize("driver", ["onnxruntime", "openvino", "xnnpack"])
@@ -504,14 +476,14 @@ def test_engines_begin_no_more_threads_than_there_are_processors(driver: str) ->
         pytest.skip(reason)
     device = RemoteDevice(Local(engine))
 
-    def threads_of(config: PrepareConfig) -> int:
+    def threads_of(config: hal.PrepareConfig) -> int:
         prepared = device.prepare_model(support.add_one(), config)
-        x, y = (HostMemory(np.zeros(support.SHAPE, np.float32)) for _ in range(2))
-        prepared.execute(Request((x,), (y,)), ExecutionConfig())
+        x, y = (hal.HostMemory(np.zeros(support.SHAPE, np.float32)) for _ in range(2))
+        prepared.execute(hal.Request((x,), (y,)), hal.ExecutionConfig())
         count = len(list(Path("/proc/self/task").iterdir()))
         prepared.close()
         return count
 
-    threads_of(PrepareConfig(num_threads=1))
-    before = threads_of(PrepareConfig(num_threads=1))
-    assert threads_of(PrepareConfig(num_threads=100_000)) <= before + MOST_THREADS
+    threads_of(hal.PrepareConfig(num_threads=1))
+    before = threads_of(hal.PrepareConfig(num_threads=1))
+    assert threads_of(hal.PrepareConfig(num_threads=100_000)) <= before + MOST_THREADS

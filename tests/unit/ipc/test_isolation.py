@@ -17,16 +17,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import CompiledModel, Policy
-from penstock.errors import (
-    Cancelled,
-    DeadObject,
-    GeneralFailure,
-    MissedDeadline,
-    NotAvailable,
-    PlacementError,
-    StateError,
-)
+from penstock import CompiledModel, Policy, errors
 from penstock.hal import CancelToken, ExecutionConfig, HostMemory, RemoteResult, Request
 from penstock.ipc import supervision
 from penstock.ipc.client import RemoteDevice
@@ -90,7 +81,7 @@ def test_a_driver_that_would_end_its_program_is_answered_for(
             return more.run(x, timeout=20) if burst else model.run([x], timeout=20)
 
         check(run(X))
-        with pytest.raises(GeneralFailure, match=said):
+        with pytest.raises(errors.GeneralFailure, match=said):
             run(support.order(code))
         check(run(X))
         (supervisor,) = isolation.supervisors()
@@ -196,11 +187,11 @@ def test_a_driver_that_dies_in_each_run_falls_back(code: int) -> None:
 
 def test_a_driver_that_dies_without_a_fall_back_is_a_dead_object() -> None:
     with compiled(ALONE) as model:
-        with pytest.raises(DeadObject, match="was ended by SIGKILL"):
+        with pytest.raises(errors.DeadObject, match="was ended by SIGKILL"):
             model(support.order(support.KILL))
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            with suppress(DeadObject):
+            with suppress(errors.DeadObject):
                 check(model(X))
                 return
             time.sleep(0.05)
@@ -215,7 +206,7 @@ def test_run_waits_for_a_preparation_at_most_until_its_deadline() -> None:
         while not isinstance(prepared, IsolatedPreparedModel):
             prepared = prepared.prepared  # type: ignore[attr-defined]  # of what wraps it
         began = time.monotonic()
-        with prepared._lock, pytest.raises(DeadObject, match="still being prepared"):
+        with prepared._lock, pytest.raises(errors.DeadObject, match="still being prepared"):
             prepared.current(time.monotonic_ns() + 50_000_000)
         assert time.monotonic() - began < 20
         check(model(X))
@@ -260,7 +251,7 @@ def test_run_repeated_on_a_restarted_process_is_noted() -> None:
                 killed.append(host())
                 os.kill(killed[0], signal.SIGKILL)
                 check(model(X))
-                raise DeadObject("its process died")
+                raise errors.DeadObject("its process died")
             return remote.execute(request, ExecutionConfig())
 
         result = prepared.run(call, request, ExecutionConfig())
@@ -320,7 +311,7 @@ def test_a_stopped_process_does_not_hold_a_call_beyond_its_deadline(
         pid = host()
         support.stop(pid)
         began = time.monotonic()
-        with pytest.raises(MissedDeadline):
+        with pytest.raises(errors.MissedDeadline):
             model.run([X], timeout=0.3)
         assert time.monotonic() - began < 20
         os.kill(pid, signal.SIGKILL)
@@ -329,12 +320,12 @@ def test_a_stopped_process_does_not_hold_a_call_beyond_its_deadline(
 
 def test_a_thread_that_hangs_is_left_at_the_deadline_and_at_a_cancellation() -> None:
     with compiled() as model:
-        with pytest.raises(MissedDeadline):
+        with pytest.raises(errors.MissedDeadline):
             model.run([support.order(support.HANG)], timeout=0.3)
         token = CancelToken()
         threading.Timer(0.2, token.set).start()
         began = time.monotonic()
-        with pytest.raises(Cancelled):
+        with pytest.raises(errors.Cancelled):
             model.run([support.order(support.HANG)], cancel=token)
         assert time.monotonic() - began < 30
         check(model(X))
@@ -356,7 +347,7 @@ def test_note_of_a_death_says_how_the_process_ended(caplog: pytest.LogCaptureFix
         assert (
             session.end_reason == f"the process of driver misbehaving ({pid}) was ended by SIGKILL"
         )
-        with pytest.raises(DeadObject) as caught:
+        with pytest.raises(errors.DeadObject) as caught:
             model(support.order(support.KILL))
         assert "SIGKILL" in str(caught.value)
     assert "Errno" not in caplog.text + str(caught.value)
@@ -439,7 +430,7 @@ def test_shapes_of_a_run_while_the_driver_is_not_there_need_a_fall_back(
             link = supervisor.connection()
             os.kill(link.pid, signal.SIGKILL)
             link.settle()
-        with pytest.raises(PlacementError, match="cannot be asked: DeadObject"):
+        with pytest.raises(errors.PlacementError, match="cannot be asked: DeadObject"):
             model(X)
 
 
@@ -448,12 +439,14 @@ def test_a_driver_that_keeps_dying_is_quarantined(monkeypatch: pytest.MonkeyPatc
     with compiled(ALONE) as first, compiled(ALONE) as second, compiled(ALONE) as third:
         (supervisor,) = isolation.supervisors()
         for model in (first, first, second, second, second):
-            with pytest.raises(DeadObject):
+            with pytest.raises(errors.DeadObject):
                 model(support.order(support.KILL))
         assert "quarantined" in supervisor.quarantined
-        with pytest.raises(DeadObject, match=r"quarantined in this program for \d+ s more"):
+        with pytest.raises(errors.DeadObject, match=r"quarantined in this program for \d+ s more"):
             third(X)
-        with pytest.raises(PlacementError, match=r"quarantined in this program for \d+ s more"):
+        with pytest.raises(
+            errors.PlacementError, match=r"quarantined in this program for \d+ s more"
+        ):
             compiled(ALONE)
     crash = last_crash()
     assert crash is not None
@@ -469,7 +462,7 @@ def test_a_device_that_comes_back_as_another_is_of_no_use(
         (told / "version").write_text("another")
         os.kill(host(), signal.SIGKILL)
         said = "not what it was: .* its version is 'another', and was '1 .*; a program"
-        with pytest.raises(GeneralFailure, match=said):
+        with pytest.raises(errors.GeneralFailure, match=said):
             model(X)
 
 
@@ -591,10 +584,10 @@ def test_a_child_process_cannot_use_its_parents_connection() -> None:
             code = 1
             try:
                 model(X)
-            except StateError:
+            except errors.StateError:
                 try:
                     device.check()
-                except StateError:
+                except errors.StateError:
                     code = 0
             finally:
                 os._exit(code)
@@ -603,13 +596,13 @@ def test_a_child_process_cannot_use_its_parents_connection() -> None:
 
 
 def test_an_object_cannot_be_isolated() -> None:
-    with pytest.raises(PlacementError, match="cannot be isolated"):
+    with pytest.raises(errors.PlacementError, match="cannot be isolated"):
         penstock.compile(MODEL, devices=[support.create()], isolate=True)
 
 
 def test_a_system_that_cannot_isolate_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.ipc.starting.unavailable", lambda: "it lacks everything")
-    with pytest.raises(NotAvailable, match="it lacks everything"):
+    with pytest.raises(errors.NotAvailable, match="it lacks everything"):
         compiled()
 
 

@@ -21,18 +21,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from penstock import knobs
+from penstock import hal, knobs
 from penstock.errors import DeadObject, ResourceExhaustedTransient, WireError
-from penstock.hal import (
-    BufferDesc,
-    BufferRole,
-    ExecutionConfig,
-    HostMemory,
-    Memory,
-    PoolArgument,
-    PrepareConfig,
-    Request,
-)
 from penstock.ipc import wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
@@ -58,7 +48,7 @@ if sys.platform != "linux":
 LIMIT: Final = MIB
 MODEL: Final = support.add_one()
 NBYTES: Final = 64
-PLAIN: Final = ExecutionConfig()
+PLAIN: Final = hal.ExecutionConfig()
 PATIENCE: Final = 20.0
 
 
@@ -144,7 +134,7 @@ def test_no_more_counts_than_there_is(memory: int) -> None:
     account.memory(memory, 1 << 60)
     assert account.used == 8 * LIMIT
     account.memory(-1, LIMIT).release()
-    account.charge(Memory("ashmem", None, LIMIT)).release()
+    account.charge(hal.Memory("ashmem", None, LIMIT)).release()
     assert account.used == 8 * LIMIT
 
 
@@ -257,10 +247,12 @@ class Served:
         return True
 
 
-def lent(fd: int, nbytes: int) -> Request:
-    memory = Memory("ashmem", fd, nbytes)
-    arguments = [PoolArgument(DataLocation(0, at, NBYTES), support.SHAPE) for at in (0, 2 * NBYTES)]
-    return Request((arguments[0],), (arguments[1],), (memory,))
+def lent(fd: int, nbytes: int) -> hal.Request:
+    memory = hal.Memory("ashmem", fd, nbytes)
+    arguments = [
+        hal.PoolArgument(DataLocation(0, at, NBYTES), support.SHAPE) for at in (0, 2 * NBYTES)
+    ]
+    return hal.Request((arguments[0],), (arguments[1],), (memory,))
 
 
 def large_model(nbytes: int) -> Model:
@@ -272,7 +264,7 @@ def large_model(nbytes: int) -> Model:
 
 def ways(device: RemoteDevice, fd: int, nbytes: int) -> dict[str, Callable[[], Any]]:
     """Every way for that many bytes into a host."""
-    prepared = device.prepare_model(MODEL, PrepareConfig())
+    prepared = device.prepare_model(MODEL, hal.PrepareConfig())
     request = lent(fd, nbytes)
 
     def ring() -> None:
@@ -289,8 +281,8 @@ def ways(device: RemoteDevice, fd: int, nbytes: int) -> dict[str, Callable[[], A
         assert fence.wait(int(PATIENCE * 1e9))
 
     def copied() -> None:
-        _, buffer = device.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
-        buffer.copy_from(Memory("ashmem", fd, NBYTES), support.SHAPE)
+        _, buffer = device.allocate(hal.BufferDesc(), [hal.BufferRole(prepared, "input", 0)])
+        buffer.copy_from(hal.Memory("ashmem", fd, NBYTES), support.SHAPE)
         buffer.copy_to(request.pools[0])
 
     return {
@@ -299,7 +291,7 @@ def ways(device: RemoteDevice, fd: int, nbytes: int) -> dict[str, Callable[[], A
         "fenced": fenced,
         "ring": ring,
         "copied": copied,
-        "model": lambda: device.prepare_model(large_model(nbytes), PrepareConfig()),
+        "model": lambda: device.prepare_model(large_model(nbytes), hal.PrepareConfig()),
     }
 
 
@@ -358,8 +350,8 @@ def test_lent_memory_is_given_back_when_it_is_released_or_its_owner_hangs_up(mem
         with served.client() as (device, account):
             with MemoryPool.anonymous(LIMIT // 2) as pool:
                 view = pool.view(np.float32, (LIMIT // 16,))
-                made = device.prepare_model(prepared, PrepareConfig())
-                request = Request((HostMemory(view),), (HostMemory(view),))
+                made = device.prepare_model(prepared, hal.PrepareConfig())
+                request = hal.Request((hal.HostMemory(view),), (hal.HostMemory(view),))
                 made.execute(request, PLAIN)
                 assert account.used >= LIMIT * 3 // 4
                 if release:
@@ -468,11 +460,11 @@ def test_a_host_refuses_what_its_settings_do_not_allow_and_goes_on(
     started = connect(Place("domains", "tests.support_isolated:domains"))
     session = Session(started.connection)
     try:
-        prepared = RemoteDevice(session.channel(0)).prepare_model(MODEL, PrepareConfig())
+        prepared = RemoteDevice(session.channel(0)).prepare_model(MODEL, hal.PrepareConfig())
         with MemoryPool.anonymous(2 * MIB) as large, MemoryPool.anonymous(4096) as small:
             for pool in (large, small, large):
                 view = pool.view(np.float32, support.SHAPE)
-                request = Request((HostMemory(view),), (HostMemory(view),))
+                request = hal.Request((hal.HostMemory(view),), (hal.HostMemory(view),))
                 if pool is small:
                     prepared.execute(request, PLAIN)
                     assert (view == 1).all()

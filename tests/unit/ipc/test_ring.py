@@ -14,27 +14,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from penstock import knobs
-from penstock.errors import (
-    Cancelled,
-    ClosedError,
-    DeadObject,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadline,
-    MissedDeadlineTransient,
-    StateError,
-)
-from penstock.hal import (
-    CancelToken,
-    ExecutionConfig,
-    HostMemory,
-    Memory,
-    PoolArgument,
-    PrepareConfig,
-    RemoteResult,
-    Request,
-)
+from penstock import errors, hal, knobs
 from penstock.ipc import ring, ring_client
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.remote import Channel
@@ -74,18 +54,18 @@ def here() -> Iterator[InProcess]:
 
 
 def opened(channel: Channel, model: Model | None = None) -> RingBurst:
-    prepared = RemoteDevice(channel).prepare_model(model or slow_model(), PrepareConfig())
+    prepared = RemoteDevice(channel).prepare_model(model or slow_model(), hal.PrepareConfig())
     burst = prepared.configure_burst()
     assert isinstance(burst, RingBurst)
     return burst
 
 
-def host(x: NDArray, y: NDArray) -> Request:
-    return Request((HostMemory(x),), (HostMemory(y),))
+def host(x: NDArray, y: NDArray) -> hal.Request:
+    return hal.Request((hal.HostMemory(x),), (hal.HostMemory(y),))
 
 
-def within(seconds: float) -> ExecutionConfig:
-    return ExecutionConfig(deadline_ns=time.monotonic_ns() + int(seconds * 1e9))
+def within(seconds: float) -> hal.ExecutionConfig:
+    return hal.ExecutionConfig(deadline_ns=time.monotonic_ns() + int(seconds * 1e9))
 
 
 def four(value: float = 0.0) -> NDArray:
@@ -131,12 +111,12 @@ def test_arrays_in_a_pool_are_not_copied_and_others_are(slow: ChildChannel) -> N
         x, y = pool.view(np.float32, 4), pool.view(np.float32, 4, 4096)
         for value in (0.0, 0.001, 0.002):
             x[...] = value
-            assert not isinstance(burst.execute(host(x, y), PLAIN), RemoteResult)
+            assert not isinstance(burst.execute(host(x, y), PLAIN), hal.RemoteResult)
             np.testing.assert_array_equal(y, x)
     for value in (0.0, 0.001):
         x, y = four(value), four(9.0)
         result = burst.execute(host(x, y), PLAIN)
-        assert isinstance(result, RemoteResult)
+        assert isinstance(result, hal.RemoteResult)
         copies = [(c.argument, c.out, c.nbytes) for c in result.copies]
         assert copies == [(0, False, x.nbytes), (0, True, y.nbytes)]
         np.testing.assert_array_equal(y, x)
@@ -153,8 +133,8 @@ def test_a_pool_keeps_its_name_while_its_number_is_somebody_elses(slow: ChildCha
             x = pool.view(np.float32, 4)
             x[...] = value
             location = DataLocation(0, 64, 16)
-            given = PoolArgument(DataLocation(0, 0, 16)), PoolArgument(location)
-            burst.execute(Request(given[:1], given[1:], (pool.memory,)), PLAIN)
+            given = hal.PoolArgument(DataLocation(0, 0, 16)), hal.PoolArgument(location)
+            burst.execute(hal.Request(given[:1], given[1:], (pool.memory,)), PLAIN)
             np.testing.assert_array_equal(pool.view(np.float32, 4, 64), four(value))
     burst.close()
 
@@ -173,7 +153,7 @@ def test_more_requests_than_a_burst_keeps_bound(slow: ChildChannel) -> None:
 
 def test_the_times_of_a_measured_run_arrive(slow: ChildChannel) -> None:
     burst = opened(slow)
-    timing = burst.execute(host(four(), four()), ExecutionConfig(measure=True)).timing
+    timing = burst.execute(host(four(), four()), hal.ExecutionConfig(measure=True)).timing
     assert (timing.on_device_ns, timing.in_driver_ns) == (7, 1000)
     burst.close()
 
@@ -187,9 +167,9 @@ def test_arrays_that_no_process_can_be_lent_are_named(slow: ChildChannel) -> Non
         (four(), fixed, "writeable"),
         (np.array([None] * 4), four(), "cannot be lent"),
     ):
-        with pytest.raises(InvalidArgument, match=said):
+        with pytest.raises(errors.InvalidArgument, match=said):
             burst.execute(host(x, y), PLAIN)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(errors.InvalidArgument):
         burst.execute(host(np.zeros(5, np.float32), four()), PLAIN)
     burst.execute(host(four(), four()), PLAIN)
     burst.close()
@@ -197,7 +177,7 @@ def test_arrays_that_no_process_can_be_lent_are_named(slow: ChildChannel) -> Non
 
 def test_a_message_too_long_for_a_slot_is_cut(slow: ChildChannel) -> None:
     burst = opened(slow)
-    with pytest.raises(GeneralFailure, match=r"x{400}.*\[\.\.\.\]"):
+    with pytest.raises(errors.GeneralFailure, match=r"x{400}.*\[\.\.\.\]"):
         burst.execute(host(four(101.0), four()), PLAIN)
     burst.close()
 
@@ -208,7 +188,7 @@ def test_a_deadline_is_kept_and_the_next_calls_are_right(
 ) -> None:
     burst = opened(slow)
     began = time.monotonic()
-    with pytest.raises(MissedDeadlineTransient):
+    with pytest.raises(errors.MissedDeadlineTransient):
         burst.execute(host(four(-3.0 if stubborn else 20.0), four()), within(0.1))
     assert time.monotonic() - began < 2.5
     for value in (0.0, 0.001):
@@ -220,7 +200,7 @@ def test_a_deadline_is_kept_and_the_next_calls_are_right(
 
 def test_a_deadline_in_the_past_is_missed_on_the_devices_side(slow: ChildChannel) -> None:
     burst = opened(slow)
-    with pytest.raises(MissedDeadline):
+    with pytest.raises(errors.MissedDeadline):
         burst.execute(host(four(), four()), within(-1.0))
     burst.close()
 
@@ -233,25 +213,27 @@ def test_a_device_that_answers_nothing_is_not_asked_without_end(slow: ChildChann
     x[...] = -5.0
     # The first has to reach the device before its deadline: a late one would be answered at once.
     for seconds in (1.0, *(0.02,) * (ring.DEFAULT_LAYOUT.slots - 1)):
-        with pytest.raises(MissedDeadlineTransient):
+        with pytest.raises(errors.MissedDeadlineTransient):
             burst.execute(request, within(seconds))
-    with pytest.raises(GeneralFailure, match="not answered the last"):
+    with pytest.raises(errors.GeneralFailure, match="not answered the last"):
         burst.execute(request, within(0.02))
     burst.close()
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_token_stops_a_run(slow: ChildChannel, stubborn: bool) -> None:
-    burst, token = opened(slow), CancelToken()
+    burst, token = opened(slow), hal.CancelToken()
     timer = threading.Timer(0.05, token.set)
     timer.start()
     began = time.monotonic()
-    with pytest.raises(Cancelled):
-        burst.execute(host(four(-3.0 if stubborn else 20.0), four()), ExecutionConfig(cancel=token))
+    with pytest.raises(errors.Cancelled):
+        burst.execute(
+            host(four(-3.0 if stubborn else 20.0), four()), hal.ExecutionConfig(cancel=token)
+        )
     assert time.monotonic() - began < 2.5
     timer.join()
     y = four(9.0)
-    burst.execute(host(four(), y), ExecutionConfig(cancel=CancelToken()))
+    burst.execute(host(four(), y), hal.ExecutionConfig(cancel=hal.CancelToken()))
     np.testing.assert_array_equal(y, four())
     burst.close()
 
@@ -262,11 +244,11 @@ def test_a_process_that_dies_in_a_run_is_noticed(alone: ChildChannel) -> None:
     timer = threading.Timer(0.05, os.kill, (alone.pid, signal.SIGKILL))
     timer.start()
     began = time.monotonic()
-    with pytest.raises(DeadObject, match="ended"):
+    with pytest.raises(errors.DeadObject, match="ended"):
         burst.execute(host(four(20.0), four()), PLAIN)
     assert time.monotonic() - began < 15
     timer.join()
-    with pytest.raises(DeadObject):
+    with pytest.raises(errors.DeadObject):
         burst.execute(host(four(), four()), PLAIN)
     burst.close()
 
@@ -276,12 +258,12 @@ def test_a_burst_is_one_run_at_a_time_and_none_after_close(slow: ChildChannel) -
     thread = threading.Thread(target=burst.execute, args=(host(four(3.0), four()), PLAIN))
     thread.start()
     assert eventually(burst._running.locked)
-    with pytest.raises(GeneralFailure, match="already"):
+    with pytest.raises(errors.GeneralFailure, match="already"):
         burst.execute(host(four(), four()), PLAIN)
     thread.join()
     burst.close()
     burst.close()
-    with pytest.raises(ClosedError):
+    with pytest.raises(errors.ClosedError):
         burst.execute(host(four(), four()), PLAIN)
 
 
@@ -316,7 +298,7 @@ def test_without_total_store_order_and_pipes_that_never_wait(
         y = four(9.0)
         burst.execute(host(four(value), y), PLAIN)
         np.testing.assert_array_equal(y, four(value))
-    with pytest.raises(MissedDeadlineTransient):
+    with pytest.raises(errors.MissedDeadlineTransient):
         burst.execute(host(four(-0.2), four()), within(0.02))
     burst.execute(host(four(), four()), PLAIN)
     burst.close()
@@ -355,7 +337,7 @@ def test_ring_notices_the_death_of_the_other_side(here: InProcess) -> None:
     burst = opened(here)
     timer = threading.Timer(0.05, here.die)
     timer.start()
-    with pytest.raises(DeadObject, match="ended"):
+    with pytest.raises(errors.DeadObject, match="ended"):
         burst.execute(host(four(-3.0), four()), PLAIN)
     timer.join()
     burst.close()
@@ -363,9 +345,11 @@ def test_ring_notices_the_death_of_the_other_side(here: InProcess) -> None:
 
 def test_a_memory_without_a_descriptor_goes_the_ordinary_way(here: InProcess) -> None:
     burst = opened(here)
-    given = PoolArgument(DataLocation(0, 0, 16)), PoolArgument(DataLocation(0, 64, 16))
-    with pytest.raises(GeneralFailure, match="no kind that can be mapped"):
-        burst.execute(Request(given[:1], given[1:], (Memory("queer", object(), 128),)), PLAIN)
+    given = hal.PoolArgument(DataLocation(0, 0, 16)), hal.PoolArgument(DataLocation(0, 64, 16))
+    with pytest.raises(errors.GeneralFailure, match="no kind that can be mapped"):
+        burst.execute(
+            hal.Request(given[:1], given[1:], (hal.Memory("queer", object(), 128),)), PLAIN
+        )
     burst.close()
 
 
@@ -382,7 +366,7 @@ def test_alarms_without_an_answer_end_the_ring(
 
     thread = threading.Thread(target=shake)
     thread.start()
-    with pytest.raises(DeadObject, match="rings without"):
+    with pytest.raises(errors.DeadObject, match="rings without"):
         burst.execute(host(four(-0.3), four()), PLAIN)
     stop.set()
     thread.join()
@@ -398,7 +382,7 @@ def test_a_child_made_by_fork_leaves_its_parents_ring_alone(slow: ChildChannel) 
         status = 1
         try:
             burst.execute(host(four(), four()), PLAIN)
-        except StateError:
+        except errors.StateError:
             burst.close()
             status = 0
         finally:

@@ -14,16 +14,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import knobs
+from penstock import hal, knobs
 from penstock.errors import ClosedError, DeadObject, InvalidArgument, MissedDeadlineTransient
-from penstock.hal import (
-    ExecutionConfig,
-    HostMemory,
-    PoolArgument,
-    PrepareConfig,
-    RemoteResult,
-    Request,
-)
 from penstock.ipc import dispatch, ring, ring_pool, wire
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
 from penstock.ipc.codec import Frame, Unpacker, decode_call, decode_to_host, encode
@@ -65,7 +57,7 @@ def slow() -> Iterator[ChildChannel]:
 
 
 def prepared_on(channel: Any, model: Model | None = None) -> RemotePreparedModel:
-    return RemoteDevice(channel).prepare_model(model or slow_model(), PrepareConfig())
+    return RemoteDevice(channel).prepare_model(model or slow_model(), hal.PrepareConfig())
 
 
 def rings_of(prepared: RemotePreparedModel) -> Rings:
@@ -78,19 +70,19 @@ def four(value: float = 0.0) -> NDArray:
     return np.full(4, value, np.float32)
 
 
-def host(x: NDArray, y: NDArray) -> Request:
-    return Request((HostMemory(x),), (HostMemory(y),))
+def host(x: NDArray, y: NDArray) -> hal.Request:
+    return hal.Request((hal.HostMemory(x),), (hal.HostMemory(y),))
 
 
-def within(seconds: float) -> ExecutionConfig:
-    return ExecutionConfig(deadline_ns=time.monotonic_ns() + int(seconds * 1e9))
+def within(seconds: float) -> hal.ExecutionConfig:
+    return hal.ExecutionConfig(deadline_ns=time.monotonic_ns() + int(seconds * 1e9))
 
 
 def check(prepared: RemotePreparedModel, value: float = 0.0) -> None:
     y = four(9.0)
     result = prepared.execute(host(four(value), y), PLAIN)
     np.testing.assert_array_equal(y, four(value))
-    assert isinstance(result, RemoteResult)
+    assert isinstance(result, hal.RemoteResult)
     assert [(c.argument, c.out, c.nbytes) for c in result.copies] == [(0, False, 16), (0, True, 16)]
 
 
@@ -133,7 +125,9 @@ def test_a_compiled_model_in_another_process_runs_without_messages(
 
 def test_prepared_models_of_one_device_share_a_ring(here: Counting) -> None:
     device = RemoteDevice(here)
-    models = [device.prepare_model(slow_model(), PrepareConfig()) for _ in range(MOST_BOUND + 3)]
+    models = [
+        device.prepare_model(slow_model(), hal.PrepareConfig()) for _ in range(MOST_BOUND + 3)
+    ]
     for _ in range(2):
         for turn, prepared in enumerate(models):
             check(prepared, turn * 1e-6)
@@ -232,7 +226,10 @@ def test_next_run_ignores_writes_of_a_late_run() -> None:
             # Other shapes of the same bytes bind apart, in the same staging memory.
             y = four(9.0)
             burst.execute(
-                Request((HostMemory(four(0.002 + turn / 1000), (4,)),), (HostMemory(y),)), PLAIN
+                hal.Request(
+                    (hal.HostMemory(four(0.002 + turn / 1000), (4,)),), (hal.HostMemory(y),)
+                ),
+                PLAIN,
             )
             np.testing.assert_array_equal(y, four(0.002 + turn / 1000))
         burst.close()
@@ -249,7 +246,7 @@ def test_memory_in_a_pool_is_lent_when_it_comes_again_and_no_longer_than_it_is_t
         x, y = pool.view(np.float32, 4), pool.view(np.float32, 4, 1024)
         for turn, lent in enumerate((1, 2, 2)):
             x[...] = turn / 1000
-            assert not isinstance(prepared.execute(host(x, y), PLAIN), RemoteResult)
+            assert not isinstance(prepared.execute(host(x, y), PLAIN), hal.RemoteResult)
             np.testing.assert_array_equal(y, x)
             assert len(here.dispatcher._lent) == lent
         del x, y
@@ -291,7 +288,7 @@ def test_more_pools_than_a_ring_keeps_bound(here: Counting, way: str) -> None:
 
 def test_closed_model_frees_its_bindings(here: Counting) -> None:
     device = RemoteDevice(here)
-    kept, closed = (device.prepare_model(slow_model(), PrepareConfig()) for _ in range(2))
+    kept, closed = (device.prepare_model(slow_model(), hal.PrepareConfig()) for _ in range(2))
     with MemoryPool.anonymous(4096) as pool:
         x, y = pool.view(np.float32, 4), pool.view(np.float32, 4, 1024)
         for _ in range(2):
@@ -318,7 +315,7 @@ def test_a_larger_request_takes_larger_memory_for_all(here: Counting) -> None:
             b = ModelBuilder()
             x = b.input(DType.FLOAT32, (nbytes // 4,), "x")
             model = b.build(b.operation("RELU", [x], [(DType.FLOAT32, (nbytes // 4,))]))
-            sized.append((nbytes, device.prepare_model(model, PrepareConfig())))
+            sized.append((nbytes, device.prepare_model(model, hal.PrepareConfig())))
         for _ in range(3):
             for nbytes, one in sized:
                 y = np.full(nbytes // 4, 9, np.float32)
@@ -346,7 +343,7 @@ def test_a_device_that_is_closed_or_forgotten_leaves_no_ring(here: Counting) -> 
     places = here.dispatcher._rings
     for forget in (False, True):
         device = RemoteDevice(here)
-        prepared = device.prepare_model(slow_model(), PrepareConfig())
+        prepared = device.prepare_model(slow_model(), hal.PrepareConfig())
         check(prepared)
         if not forget:
             rings_of(prepared).close()
@@ -391,10 +388,10 @@ def test_a_pool_that_the_request_has_not_is_refused_beside_arrays_that_are_copie
     here: Counting,
 ) -> None:
     prepared = prepared_on(here)
-    place = PoolArgument(DataLocation(0, 0, 16))
+    place = hal.PoolArgument(DataLocation(0, 0, 16))
     for request in (
-        Request((HostMemory(four()),), (place,)),
-        Request((place,), (HostMemory(four()),)),
+        hal.Request((hal.HostMemory(four()),), (place,)),
+        hal.Request((place,), (hal.HostMemory(four()),)),
     ):
         for run in (prepared.execute, prepared.configure_burst().execute):
             with pytest.raises(InvalidArgument, match=r"put 0: pool 0 of 0"):
@@ -409,7 +406,7 @@ def test_an_array_in_a_pool_at_an_odd_byte_is_copied(here: Counting) -> None:
             x[...] = turn / 1000
             result = prepared.execute(host(x, y), PLAIN)
             np.testing.assert_array_equal(y, x)
-            assert isinstance(result, RemoteResult)
+            assert isinstance(result, hal.RemoteResult)
             assert len(result.copies) == 2
         del x, y
 

@@ -15,15 +15,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pytest
 
+from penstock import hal
 from penstock.drivers.reference import ReferenceDevice
-from penstock.hal import (
-    Capabilities,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    ProgressEvent,
-    Request,
-)
 from penstock.ipc import wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
@@ -95,16 +88,18 @@ class _Choosy(InterceptingDevice):
 
     def __init__(self, alignment: int, padding: int) -> None:
         super().__init__(ReferenceDevice(), "choosy")
-        self._claims = Capabilities(alignment=alignment, padding=padding)
+        self._claims = hal.Capabilities(alignment=alignment, padding=padding)
         self.addresses: list[int] = []
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> hal.Capabilities:
         return self._claims
 
     def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
-        for request in (a for a in arguments if isinstance(a, Request)):
-            every = [a for a in (*request.inputs, *request.outputs) if isinstance(a, HostMemory)]
+        for request in (a for a in arguments if isinstance(a, hal.Request)):
+            every = [
+                a for a in (*request.inputs, *request.outputs) if isinstance(a, hal.HostMemory)
+            ]
             self.addresses += [a.array.ctypes.data for a in every]
         return proceed()
 
@@ -121,17 +116,17 @@ def test_copies_for_a_device_have_its_preferred_layout(
     ours, theirs = map(Connection, socket.socketpair())
     Client(theirs, [Dispatcher(device, owns_device=False)], over.set).start()
     session = Session(ours)
-    prepared = RemoteDevice(session.channel(0)).prepare_model(add_one(), PrepareConfig())
+    prepared = RemoteDevice(session.channel(0)).prepare_model(add_one(), hal.PrepareConfig())
     out = np.empty(SHAPE, np.float32)
-    request = Request((HostMemory(order(1)),), (HostMemory(out),))
+    request = hal.Request((hal.HostMemory(order(1)),), (hal.HostMemory(out),))
     if way == "run":
-        prepared.execute(request, ExecutionConfig())
+        prepared.execute(request, hal.ExecutionConfig())
     elif way == "fenced":
-        assert prepared.execute_fenced(request, [], ExecutionConfig()).wait(10**10)
+        assert prepared.execute_fenced(request, [], hal.ExecutionConfig()).wait(10**10)
     else:
         life, end = os.pipe()
         burst = ring_burst(prepared, life)
-        burst.execute(request, ExecutionConfig())
+        burst.execute(request, hal.ExecutionConfig())
         burst.close()
         os.close(end)
     assert (out == 2).all()
@@ -150,7 +145,7 @@ def test_progress_after_the_answer_is_dropped() -> None:
         for _ in range(2):
             ask = decode_to_host(theirs.receive().data)
             assert isinstance(ask, wire.Ask)
-            event = ProgressEvent("compile", "x", 1, 2)
+            event = hal.ProgressEvent("compile", "x", 1, 2)
             theirs.send(encode(wire.Answer(ask.call, b"reply")))
             theirs.send(encode(wire.Progress(event, ask.call)))
 

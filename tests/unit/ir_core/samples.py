@@ -7,24 +7,14 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.ir import (
-    Attributes,
-    DType,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    Operand,
-    Operation,
-    Quantization,
-    Subgraph,
-)
+from penstock import ir
 
-F32 = DType.FLOAT32
+F32 = ir.DType.FLOAT32
 
 
-def small() -> Model:
+def small() -> ir.Model:
     """x + k, RELU of it; k lies in a pool."""
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x = b.input(F32, (2, 40), "x")
     k = b.constant(np.arange(80, dtype=np.float32).reshape(2, 40), "k")
     (s,) = b.operation("ADD", [x, k], [(F32, (2, 40))])
@@ -32,29 +22,29 @@ def small() -> Model:
     return b.build([y])
 
 
-def quantized() -> Model:
-    b = ModelBuilder()
-    q = Quantization((0.5,), (3,))
-    x = b.input(DType.INT8, (4,), "x", q)
-    (y,) = b.operation("RELU", [x], [(DType.INT8, (4,), q)])
+def quantized() -> ir.Model:
+    b = ir.ModelBuilder()
+    q = ir.Quantization((0.5,), (3,))
+    x = b.input(ir.DType.INT8, (4,), "x", q)
+    (y,) = b.operation("RELU", [x], [(ir.DType.INT8, (4,), q)])
     return b.build([y])
 
 
-def counter() -> Model:
+def counter() -> ir.Model:
     """One variable with an initial value: before + x is after, and the output."""
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x = b.input(F32, (2,), "x")
-    before = b.operand(Operand(F32, (2,), Lifetime.SUBGRAPH_INPUT, "before"))
+    before = b.operand(ir.Operand(F32, (2,), ir.Lifetime.SUBGRAPH_INPUT, "before"))
     (after,) = b.operation("ADD", [before, x], [(F32, (2,))])
     (shown,) = b.operation("RELU", [after], [(F32, (2,))])
     b.state(b.variable("count", F32, (2,), initial=np.ones(2, np.float32)), before, after)
     return b.build([shown])
 
 
-def branching() -> Model:
+def branching() -> ir.Model:
     """IF over two subgraphs: x + x, or RELU of x."""
-    b = ModelBuilder()
-    chosen = b.input(DType.BOOL, (), "chosen")
+    b = ir.ModelBuilder()
+    chosen = b.input(ir.DType.BOOL, (), "chosen")
     x = b.input(F32, (3,), "x")
     targets = []
     for kind, count in (("ADD", 2), ("RELU", 1)):
@@ -66,45 +56,45 @@ def branching() -> Model:
     return b.build(b.operation("IF", [chosen, x], [(F32, (3,))], attributes))
 
 
-def with_entry(model: Model, **changes: Any) -> Model:
+def with_entry(model: ir.Model, **changes: Any) -> ir.Model:
     subgraphs = list(model.subgraphs)
     subgraphs[model.main] = replace(model.entry, **changes)
     return replace(model, subgraphs=tuple(subgraphs))
 
 
-def with_operand(model: Model, index: int, **changes: Any) -> Model:
+def with_operand(model: ir.Model, index: int, **changes: Any) -> ir.Model:
     operands = list(model.operands)
     operands[index] = replace(operands[index], **changes)
     return with_entry(model, operands=tuple(operands))
 
 
-def with_operation(model: Model, index: int, **changes: Any) -> Model:
-    operations: list[Operation] = list(model.operations)
+def with_operation(model: ir.Model, index: int, **changes: Any) -> ir.Model:
+    operations: list[ir.Operation] = list(model.operations)
     operations[index] = replace(operations[index], **changes)
     return with_entry(model, operations=tuple(operations))
 
 
-def subgraph_of(model: Model, index: int) -> Subgraph:
+def subgraph_of(model: ir.Model, index: int) -> ir.Subgraph:
     return model.subgraphs[index]
 
 
-def branching_twice(depth: int) -> Model:
+def branching_twice(depth: int) -> ir.Model:
     """Subgraphs of which each enters the next for either branch: as a tree they have no end."""
-    condition = Operand(DType.BOOL, (), Lifetime.SUBGRAPH_INPUT)
-    x = Operand(F32, (1,), Lifetime.SUBGRAPH_INPUT)
+    condition = ir.Operand(ir.DType.BOOL, (), ir.Lifetime.SUBGRAPH_INPUT)
+    x = ir.Operand(F32, (1,), ir.Lifetime.SUBGRAPH_INPUT)
     results = (
-        Operand(DType.BOOL, (), Lifetime.SUBGRAPH_OUTPUT),
-        Operand(F32, (1,), Lifetime.SUBGRAPH_OUTPUT),
+        ir.Operand(ir.DType.BOOL, (), ir.Lifetime.SUBGRAPH_OUTPUT),
+        ir.Operand(F32, (1,), ir.Lifetime.SUBGRAPH_OUTPUT),
     )
     graphs = [
-        Subgraph(
+        ir.Subgraph(
             (condition, x, *results),
             (
-                Operation(
+                ir.Operation(
                     "IF",
                     (0, 0, 1),
                     (2, 3),
-                    Attributes(then_subgraph_index=at + 1, else_subgraph_index=at + 1),
+                    ir.Attributes(then_subgraph_index=at + 1, else_subgraph_index=at + 1),
                 ),
             ),
             (0, 1),
@@ -112,4 +102,4 @@ def branching_twice(depth: int) -> Model:
         )
         for at in range(depth)
     ]
-    return Model((*graphs, Subgraph((condition, x), (), (0, 1), (0, 1))))
+    return ir.Model((*graphs, ir.Subgraph((condition, x), (), (0, 1), (0, 1))))

@@ -14,21 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from penstock.ir import (
-    Attributes,
-    ConstantPool,
-    DataLocation,
-    DType,
-    Lifetime,
-    Metadata,
-    Model,
-    ModelBuilder,
-    Operand,
-    Origin,
-    Quantization,
-    Signature,
-    Subgraph,
-)
+from penstock import ir
 from penstock.ir.digest import SCHEMA
 from penstock.testing.contract.cases import every_case
 from tests.unit.ir_core.samples import (
@@ -42,10 +28,10 @@ from tests.unit.ir_core.samples import (
     with_operation,
 )
 
-SAMPLES: tuple[Callable[[], Model], ...] = (small, quantized, counter, branching)
+SAMPLES: tuple[Callable[[], ir.Model], ...] = (small, quantized, counter, branching)
 
 
-def renumbered(subgraph: Subgraph, order: list[int]) -> Subgraph:
+def renumbered(subgraph: ir.Subgraph, order: list[int]) -> ir.Subgraph:
     """The same subgraph with its operands in another order: place i holds operand order[i]."""
     place = {old: new for new, old in enumerate(order)}
 
@@ -73,7 +59,7 @@ def renumbered(subgraph: Subgraph, order: list[int]) -> Subgraph:
 
 
 @pytest.mark.parametrize("make", SAMPLES)
-def test_building_twice_gives_one_digest(make: Callable[[], Model]) -> None:
+def test_building_twice_gives_one_digest(make: Callable[[], ir.Model]) -> None:
     assert make().digest == make().digest
     assert make() == make()
     assert hash(make()) == hash(make())
@@ -97,13 +83,13 @@ def test_operand_order_does_not_count(data: st.DataObject) -> None:
 
 def test_names_origins_signatures_and_metadata_do_not_count() -> None:
     model = small()
-    changed = with_operand(model, 0, name="other", origin=Origin(3, 4))
-    changed = with_operation(changed, 0, origin=Origin(1, 2, 3, 4))
+    changed = with_operand(model, 0, name="other", origin=ir.Origin(3, 4))
+    changed = with_operation(changed, 0, origin=ir.Origin(1, 2, 3, 4))
     changed = with_entry(changed, name="elsewhere")
     changed = replace(
         changed,
-        signatures={"s": Signature(0, (("a", 0),), (("b", 3),))},
-        metadata=Metadata(name="m", files={"labels.txt": b"cat"}),
+        signatures={"s": ir.Signature(0, (("a", 0),), (("b", 3),))},
+        metadata=ir.Metadata(name="m", files={"labels.txt": b"cat"}),
     )
     assert changed.digest == model.digest
 
@@ -111,29 +97,31 @@ def test_names_origins_signatures_and_metadata_do_not_count() -> None:
 def test_digest_ignores_the_place_of_a_constant() -> None:
     model = small()
     content = bytes(model.pools[0].view)
-    inline = with_operand(model, 1, lifetime=Lifetime.CONSTANT_COPY, location=None, value=content)
+    inline = with_operand(
+        model, 1, lifetime=ir.Lifetime.CONSTANT_COPY, location=None, value=content
+    )
     assert replace(inline, pools=()).digest == model.digest
     operands = list(model.operands)
-    operands[1] = replace(operands[1], location=DataLocation(1, 24, 320))
+    operands[1] = replace(operands[1], location=ir.DataLocation(1, 24, 320))
     pools = (b"", b"x" * 24 + content + b"rest")
-    moved = Model(
+    moved = ir.Model(
         (replace(model.entry, operands=tuple(operands)),),
-        tuple(ConstantPool(memoryview(p)) for p in pools),
+        tuple(ir.ConstantPool(memoryview(p)) for p in pools),
     )
     assert moved.digest == model.digest
 
 
 def test_unused_operands_and_unreachable_subgraphs_do_not_count() -> None:
     model = small()
-    spare = with_entry(model, operands=(*model.operands, Operand(DType.INT8, (9,))))
+    spare = with_entry(model, operands=(*model.operands, ir.Operand(ir.DType.INT8, (9,))))
     assert spare.digest == model.digest
     more = replace(model, subgraphs=(model.entry, branching().subgraphs[1]))
     assert more.digest == model.digest
 
 
 def test_an_omitted_input_at_the_end_is_as_good_as_none() -> None:
-    def layer(*omitted: None) -> Model:
-        b = ModelBuilder()
+    def layer(*omitted: None) -> ir.Model:
+        b = ir.ModelBuilder()
         x, w = b.input(F32, (1, 4), "x"), b.constant(np.ones((2, 4), np.float32))
         return b.build(b.operation("FULLY_CONNECTED", [x, w, *omitted], [(F32, (1, 2))]))
 
@@ -143,52 +131,52 @@ def test_an_omitted_input_at_the_end_is_as_good_as_none() -> None:
 def test_digest_ignores_the_order_of_referenced_subgraphs() -> None:
     model = branching()
     main, then, other = model.subgraphs
-    attributes = Attributes(then_subgraph_index=2, else_subgraph_index=1)
+    attributes = ir.Attributes(then_subgraph_index=2, else_subgraph_index=1)
     swapped = replace(main, operations=(replace(main.operations[0], attributes=attributes),))
-    assert Model((swapped, other, then)).digest == model.digest
-    attributes = Attributes(then_subgraph_index=0, else_subgraph_index=1)
+    assert ir.Model((swapped, other, then)).digest == model.digest
+    attributes = ir.Attributes(then_subgraph_index=0, else_subgraph_index=1)
     moved = replace(main, operations=(replace(main.operations[0], attributes=attributes),))
-    assert Model((then, other, moved), main=2).digest == model.digest
+    assert ir.Model((then, other, moved), main=2).digest == model.digest
 
 
-def retyped(dtype: DType) -> Model:
+def retyped(dtype: ir.DType) -> ir.Model:
     model = quantized()
     return with_entry(model, operands=tuple(replace(o, dtype=dtype) for o in model.operands))
 
 
-def rescaled(quantization: Quantization | None) -> Model:
+def rescaled(quantization: ir.Quantization | None) -> ir.Model:
     return with_operand(quantized(), 0, quantization=quantization)
 
 
-def flipped(model: Model, place: int) -> Model:
+def flipped(model: ir.Model, place: int) -> ir.Model:
     content = bytearray(model.pools[0].view)
     content[place] ^= 1
-    return replace(model, pools=(ConstantPool(memoryview(bytes(content))),))
+    return replace(model, pools=(ir.ConstantPool(memoryview(bytes(content))),))
 
 
-def more_inputs() -> Model:
+def more_inputs() -> ir.Model:
     model = small()
-    spare = Operand(F32, (1,), Lifetime.SUBGRAPH_INPUT)
+    spare = ir.Operand(F32, (1,), ir.Lifetime.SUBGRAPH_INPUT)
     return with_entry(model, operands=(*model.operands, spare), inputs=(0, 4))
 
 
-def changed_variable(**changes: Any) -> Model:
+def changed_variable(**changes: Any) -> ir.Model:
     model = counter()
     return replace(model, variables=(replace(model.variables[0], **changes),))
 
 
-def exchanged() -> Model:
-    attributes = Attributes(then_subgraph_index=2, else_subgraph_index=1)
+def exchanged() -> ir.Model:
+    attributes = ir.Attributes(then_subgraph_index=2, else_subgraph_index=1)
     return with_operation(branching(), 0, attributes=attributes)
 
 
-Edit = tuple[str, Callable[[], Model], Callable[[], Model]]
+Edit = tuple[str, Callable[[], ir.Model], Callable[[], ir.Model]]
 
 EDITS: tuple[Edit, ...] = (
     (
         "operation type",
         small,
-        lambda: with_operation(small(), 1, type="RELU6", attributes=Attributes()),
+        lambda: with_operation(small(), 1, type="RELU6", attributes=ir.Attributes()),
     ),
     (
         "attribute",
@@ -196,10 +184,12 @@ EDITS: tuple[Edit, ...] = (
         lambda: with_operation(
             small(),
             0,
-            attributes=Attributes({**small().operations[0].attributes, "pot_scale_int16": False}),
+            attributes=ir.Attributes(
+                {**small().operations[0].attributes, "pot_scale_int16": False}
+            ),
         ),
     ),
-    ("attribute left out", small, lambda: with_operation(small(), 0, attributes=Attributes())),
+    ("attribute left out", small, lambda: with_operation(small(), 0, attributes=ir.Attributes())),
     ("order of inputs", small, lambda: with_operation(small(), 0, inputs=(1, 0))),
     ("an input", small, lambda: with_operation(small(), 1, inputs=(0,))),
     ("dimension", small, lambda: with_operand(small(), 2, shape=(40, 2))),
@@ -211,10 +201,10 @@ EDITS: tuple[Edit, ...] = (
         lambda: with_operand(small(), 2, shape=(None, 40)),
         lambda: with_operand(small(), 2, shape=(0, 40)),
     ),
-    ("type", quantized, lambda: retyped(DType.UINT8)),
-    ("scale", quantized, lambda: rescaled(Quantization((0.25,), (3,)))),
-    ("zero point", quantized, lambda: rescaled(Quantization((0.5,), (4,)))),
-    ("per channel", quantized, lambda: rescaled(Quantization((0.5,) * 4, (3,) * 4, 0))),
+    ("type", quantized, lambda: retyped(ir.DType.UINT8)),
+    ("scale", quantized, lambda: rescaled(ir.Quantization((0.25,), (3,)))),
+    ("zero point", quantized, lambda: rescaled(ir.Quantization((0.5,), (4,)))),
+    ("per channel", quantized, lambda: rescaled(ir.Quantization((0.5,) * 4, (3,) * 4, 0))),
     ("no quantisation", quantized, lambda: rescaled(None)),
     ("a constant's bits", small, lambda: flipped(small(), 0)),
     ("a constant's last bit", small, lambda: flipped(small(), 319)),
@@ -241,7 +231,7 @@ EDITS: tuple[Edit, ...] = (
 
 @pytest.mark.parametrize(("before", "after"), [e[1:] for e in EDITS], ids=[e[0] for e in EDITS])
 def test_a_semantic_edit_changes_the_digest(
-    before: Callable[[], Model], after: Callable[[], Model]
+    before: Callable[[], ir.Model], after: Callable[[], ir.Model]
 ) -> None:
     assert before().digest != after().digest
     assert before() != after()
@@ -256,11 +246,11 @@ def test_constants_and_structure_are_told_apart() -> None:
 
 
 def test_a_byte_moved_between_neighbouring_constants_changes_it() -> None:
-    def pair(first: bytes, second: bytes) -> Model:
-        b = ModelBuilder()
-        x = b.input(DType.UINT8, (1,), "x")
+    def pair(first: bytes, second: bytes) -> ir.Model:
+        b = ir.ModelBuilder()
+        x = b.input(ir.DType.UINT8, (1,), "x")
         k = [b.constant(np.frombuffer(v, np.uint8)) for v in (first, second)]
-        (s,) = b.operation("CONCATENATION", [x, *k], [(DType.UINT8, (4,))], {"axis": 0})
+        (s,) = b.operation("CONCATENATION", [x, *k], [(ir.DType.UINT8, (4,))], {"axis": 0})
         return b.build([s])
 
     assert pair(b"a", b"bc").digest.constants != pair(b"ab", b"c").digest.constants
@@ -269,11 +259,11 @@ def test_a_byte_moved_between_neighbouring_constants_changes_it() -> None:
 
 @given(st.lists(st.binary(max_size=4), min_size=1, max_size=4), st.data())
 def test_no_two_lists_of_constants_hash_alike(chunks: list[bytes], data: st.DataObject) -> None:
-    def model(values: list[bytes]) -> Model:
-        b = ModelBuilder()
+    def model(values: list[bytes]) -> ir.Model:
+        b = ir.ModelBuilder()
         k = [b.constant(np.frombuffer(v, np.uint8)) for v in values]
         total = sum(map(len, values))
-        return b.build(b.operation("CONCATENATION", k, [(DType.UINT8, (total,))], {"axis": 0}))
+        return b.build(b.operation("CONCATENATION", k, [(ir.DType.UINT8, (total,))], {"axis": 0}))
 
     joined = b"".join(chunks)
     cuts = sorted(
@@ -289,8 +279,8 @@ def test_no_two_lists_of_constants_hash_alike(chunks: list[bytes], data: st.Data
 
 
 def test_floats_count_by_their_bits() -> None:
-    def leaky(alpha: float) -> Model:
-        b = ModelBuilder()
+    def leaky(alpha: float) -> ir.Model:
+        b = ir.ModelBuilder()
         x = b.input(F32, (2,), "x")
         return b.build(b.operation("LEAKY_RELU", [x], [(F32, (2,))], {"alpha": alpha}))
 

@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from penstock.ir import (
-    DType,
-    Metadata,
-    Model,
-    ModelBuilder,
-    Operand,
-    Quantization,
-    Shape,
-    Signature,
-)
+from penstock import ir
 from penstock.ir.model import MAX_ROWS, show_operand, show_shape
 from tests.unit.ir_core.samples import F32, branching, counter, small
 
@@ -24,7 +15,7 @@ from tests.unit.ir_core.samples import F32, branching, counter, small
     ("shape", "text"),
     [((1, None, 3), "[1, ?, 3]"), ((), "[]"), (None, "[...]"), ((0,), "[0]")],
 )
-def test_shapes_are_shown_with_unknown_dimensions(shape: Shape, text: str) -> None:
+def test_shapes_are_shown_with_unknown_dimensions(shape: ir.Shape, text: str) -> None:
     assert show_shape(shape) == text
 
 
@@ -32,18 +23,18 @@ def test_shapes_are_shown_with_unknown_dimensions(shape: Shape, text: str) -> No
     ("quantization", "text"),
     [
         (None, "int8[2, ?]"),
-        (Quantization((0.0039215689,), (-128,)), "int8[2, ?] (0.00392157, -128)"),
-        (Quantization((1.0, 2.0), (0, 0), 0), "int8[2, ?] per channel 0"),
+        (ir.Quantization((0.0039215689,), (-128,)), "int8[2, ?] (0.00392157, -128)"),
+        (ir.Quantization((1.0, 2.0), (0, 0), 0), "int8[2, ?] per channel 0"),
     ],
 )
 def test_operands_are_shown_with_their_quantisation(
-    quantization: Quantization | None, text: str
+    quantization: ir.Quantization | None, text: str
 ) -> None:
-    assert show_operand(Operand(DType.INT8, (2, None), quantization=quantization)) == text
+    assert show_operand(ir.Operand(ir.DType.INT8, (2, None), quantization=quantization)) == text
 
 
 def test_a_model_line_by_line() -> None:
-    model = replace(small(), signatures={"serve": Signature(0, (("a", 0),), (("b", 3),))})
+    model = replace(small(), signatures={"serve": ir.Signature(0, (("a", 0),), (("b", 3),))})
     attributes = "{fused_activation_function=NONE, pot_scale_int16=True}"
     assert model.show().splitlines() == [
         f"model {model.digest.structure.hex()[:16]}",
@@ -73,7 +64,7 @@ def test_every_subgraph_is_shown() -> None:
 
 
 def test_omitted_inputs_and_bytes_have_a_short_form() -> None:
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x, w = b.input(F32, (1, 2), "x"), b.constant(np.ones((2, 2), np.float32))
     (y,) = b.operation("FULLY_CONNECTED", [x, w, None], [(F32, (1, 2))], {"quant_spec": b"abc"})
     text = b.build([y]).show()
@@ -83,13 +74,13 @@ def test_omitted_inputs_and_bytes_have_a_short_form() -> None:
 
 def test_metadata_is_not_shown_and_the_text_is_stable() -> None:
     model = small()
-    assert replace(model, metadata=Metadata(description="secret")).show() == model.show()
+    assert replace(model, metadata=ir.Metadata(description="secret")).show() == model.show()
     assert model.show().endswith("\n")
 
 
-def named(name: str, inputs: int = 1, *, kinds: int = 1) -> Model:
+def named(name: str, inputs: int = 1, *, kinds: int = 1) -> ir.Model:
     """A model with hostile or many names: *inputs* inputs, custom operators of *kinds* kinds."""
-    builder = ModelBuilder(name)
+    builder = ir.ModelBuilder(name)
     added = [builder.input(F32, (2, 40), f"{name}{i}") for i in range(inputs)]
     outputs = [
         builder.operation("CUSTOM", added[:1], [(F32, (2,))], {"custom_code": f"{i}{name}"})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from penstock import ir
 from penstock.errors import (
     CyclicModel,
     DuplicateWriter,
@@ -24,20 +25,6 @@ from penstock.errors import (
     UnknownOperator,
     UnwrittenOperand,
 )
-from penstock.ir import (
-    Attributes,
-    DataLocation,
-    DType,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    Operand,
-    Operation,
-    Quantization,
-    Signature,
-    StatePort,
-    Subgraph,
-)
 from penstock.testing.contract.cases import Case, every_case, looping
 from penstock.testing.contract.mutations import model_mutations
 from tests.unit.ir_core.samples import (
@@ -52,37 +39,37 @@ from tests.unit.ir_core.samples import (
     with_operation,
 )
 
-Defect = tuple[str, type[ModelError], str, Callable[[], Model]]
+Defect = tuple[str, type[ModelError], str, Callable[[], ir.Model]]
 
 
-def temporaries(count: int) -> tuple[Operand, ...]:
-    return tuple(Operand(F32, (1,)) for _ in range(count))
+def temporaries(count: int) -> tuple[ir.Operand, ...]:
+    return tuple(ir.Operand(F32, (1,)) for _ in range(count))
 
 
-def layer() -> Model:
-    b = ModelBuilder()
+def layer() -> ir.Model:
+    b = ir.ModelBuilder()
     x, w = b.input(F32, (2, 4), "x"), b.constant(np.ones((3, 4), np.float32))
     return b.build(b.operation("FULLY_CONNECTED", [x, w], [(F32, (2, 3))]))
 
 
-def changed_variable(**changes: object) -> Model:
+def changed_variable(**changes: object) -> ir.Model:
     model = counter()
     return replace(model, variables=(replace(model.variables[0], **changes),))
 
 
-def recursive() -> Model:
+def recursive() -> ir.Model:
     model = branching()
     attributes = dict(model.operations[0].attributes)
     inner = replace(
         model.subgraphs[1],
         operands=(
-            Operand(DType.BOOL, (), Lifetime.SUBGRAPH_INPUT),
-            Operand(F32, (3,), Lifetime.SUBGRAPH_INPUT),
-            Operand(F32, (3,), Lifetime.SUBGRAPH_OUTPUT),
+            ir.Operand(ir.DType.BOOL, (), ir.Lifetime.SUBGRAPH_INPUT),
+            ir.Operand(F32, (3,), ir.Lifetime.SUBGRAPH_INPUT),
+            ir.Operand(F32, (3,), ir.Lifetime.SUBGRAPH_OUTPUT),
         ),
         inputs=(0, 1),
         outputs=(2,),
-        operations=(Operation("IF", (0, 1), (2,), Attributes(attributes)),),
+        operations=(ir.Operation("IF", (0, 1), (2,), ir.Attributes(attributes)),),
     )
     return replace(model, subgraphs=(model.subgraphs[0], inner, model.subgraphs[2]))
 
@@ -91,7 +78,7 @@ def test_subgraphs_may_enter_each_other_so_often() -> None:
     assert len(branching_twice(12).subgraphs) == 13
 
 
-def entered_state() -> Model:
+def entered_state() -> ir.Model:
     model = branching()
     with_state = replace(counter().entry, inputs=(0, 1))
     return replace(
@@ -105,7 +92,7 @@ def entered_state() -> Model:
 X, K, S, Y = range(4)
 
 DEFECTS: tuple[Defect, ...] = (
-    ("no subgraph", IndexOutOfRange, "main subgraph 0 of 0", lambda: Model(())),
+    ("no subgraph", IndexOutOfRange, "main subgraph 0 of 0", lambda: ir.Model(())),
     ("main", IndexOutOfRange, "main subgraph 1 of 1", lambda: replace(small(), main=1)),
     (
         "input index",
@@ -227,7 +214,9 @@ DEFECTS: tuple[Defect, ...] = (
         InvalidOperation,
         "needs input 1 (b)",
         lambda: with_operation(
-            with_entry(small(), operands=(*small().operands, Operand(F32, (), Lifetime.NO_VALUE))),
+            with_entry(
+                small(), operands=(*small().operands, ir.Operand(F32, (), ir.Lifetime.NO_VALUE))
+            ),
             0,
             inputs=(X, 4),
         ),
@@ -236,32 +225,32 @@ DEFECTS: tuple[Defect, ...] = (
         "types disagree",
         InvalidOperation,
         "is int32, where float32 is needed",
-        lambda: with_operand(small(), K, dtype=DType.INT32),
+        lambda: with_operand(small(), K, dtype=ir.DType.INT32),
     ),
     (
         "type not possible",
         InvalidOperation,
         "input 1 (weights) of FULLY_CONNECTED cannot be bool",
-        lambda: with_operand(layer(), 1, dtype=DType.BOOL, value=bytes(12), shape=(3, 4)),
+        lambda: with_operand(layer(), 1, dtype=ir.DType.BOOL, value=bytes(12), shape=(3, 4)),
     ),
     (
         "unknown attribute",
         InvalidAttribute,
         "ADD has no attribute 'axis'",
-        lambda: with_operation(small(), 0, attributes=Attributes(axis=1)),
+        lambda: with_operation(small(), 0, attributes=ir.Attributes(axis=1)),
     ),
     (
         "attribute of another kind",
         InvalidAttribute,
         "'pot_scale_int16' must be bool, not 1",
-        lambda: with_operation(small(), 0, attributes=Attributes(pot_scale_int16=1)),
+        lambda: with_operation(small(), 0, attributes=ir.Attributes(pot_scale_int16=1)),
     ),
     (
         "attribute outside its choices",
         InvalidAttribute,
         "must be one of NONE, RELU",
         lambda: with_operation(
-            small(), 0, attributes=Attributes(fused_activation_function="SWISH")
+            small(), 0, attributes=ir.Attributes(fused_activation_function="SWISH")
         ),
     ),
     (
@@ -299,7 +288,7 @@ DEFECTS: tuple[Defect, ...] = (
         "value too short",
         InvalidOperand,
         "takes 320 bytes, its value has 316",
-        lambda: with_operand(small(), K, location=DataLocation(0, 0, 316)),
+        lambda: with_operand(small(), K, location=ir.DataLocation(0, 0, 316)),
     ),
     (
         "constant of unknown shape",
@@ -311,25 +300,25 @@ DEFECTS: tuple[Defect, ...] = (
         "pool index",
         IndexOutOfRange,
         "pool 1 of 1",
-        lambda: with_operand(small(), K, location=DataLocation(1, 0, 320)),
+        lambda: with_operand(small(), K, location=ir.DataLocation(1, 0, 320)),
     ),
     (
         "pool offset",
         OffsetOutOfBounds,
         "[8, 328) of a pool of 320 bytes",
-        lambda: with_operand(small(), K, location=DataLocation(0, 8, 320)),
+        lambda: with_operand(small(), K, location=ir.DataLocation(0, 8, 320)),
     ),
     (
         "negative offset",
         OffsetOutOfBounds,
         "[-8, 312)",
-        lambda: with_operand(small(), K, location=DataLocation(0, -8, 320)),
+        lambda: with_operand(small(), K, location=ir.DataLocation(0, -8, 320)),
     ),
     (
         "offset that wraps",
         OffsetOutOfBounds,
         "of a pool of 320",
-        lambda: with_operand(small(), K, location=DataLocation(0, 2**64 - 320, 320)),
+        lambda: with_operand(small(), K, location=ir.DataLocation(0, 2**64 - 320, 320)),
     ),
     ("no place", InvalidOperand, "never both", lambda: with_operand(small(), K, location=None)),
     (
@@ -348,45 +337,45 @@ DEFECTS: tuple[Defect, ...] = (
         "location of an input",
         InvalidOperand,
         "input operand cannot hold a value",
-        lambda: with_operand(small(), X, location=DataLocation(0, 0, 320)),
+        lambda: with_operand(small(), X, location=ir.DataLocation(0, 0, 320)),
     ),
     (
         "quantised dimension",
         InvalidQuantization,
         "quantised dimension 1 of a rank-1 operand",
-        lambda: with_operand(quantized(), 0, quantization=Quantization((1.0,), (0,), 1)),
+        lambda: with_operand(quantized(), 0, quantization=ir.Quantization((1.0,), (0,), 1)),
     ),
     (
         "number of scales",
         InvalidQuantization,
         "2 scales for dimension 0 of size 4",
-        lambda: with_operand(quantized(), 0, quantization=Quantization((1.0, 1.0), (0, 0), 0)),
+        lambda: with_operand(quantized(), 0, quantization=ir.Quantization((1.0, 1.0), (0, 0), 0)),
     ),
     (
         "zero point",
         InvalidQuantization,
         "zero point 128 is outside [-128, 127] of int8",
-        lambda: with_operand(quantized(), 0, quantization=Quantization((1.0,), (128,))),
+        lambda: with_operand(quantized(), 0, quantization=ir.Quantization((1.0,), (128,))),
     ),
     (
         "subgraph index",
         IndexOutOfRange,
         "refers to subgraph 7 of 3",
         lambda: with_operation(
-            branching(), 0, attributes=Attributes(then_subgraph_index=7, else_subgraph_index=1)
+            branching(), 0, attributes=ir.Attributes(then_subgraph_index=7, else_subgraph_index=1)
         ),
     ),
     (
         "a branch that takes another type",
         InvalidOperation,
         "operation 0 (IF): subgraph 1 takes float32, not int32",
-        lambda: with_operand(branching(), 1, dtype=DType.INT32),
+        lambda: with_operand(branching(), 1, dtype=ir.DType.INT32),
     ),
     (
         "a branch that gives another type",
         InvalidOperation,
         "subgraph 1 gives float32, not int32",
-        lambda: with_operand(branching(), 2, dtype=DType.INT32),
+        lambda: with_operand(branching(), 2, dtype=ir.DType.INT32),
     ),
     (
         "a branch that takes more",
@@ -398,14 +387,14 @@ DEFECTS: tuple[Defect, ...] = (
         "a body that gives another type",
         InvalidOperation,
         "operation 0 (WHILE): subgraph 2 gives float32, float32, not float32, int32",
-        lambda: with_operand(looping(1.0), 3, dtype=DType.INT32),
+        lambda: with_operand(looping(1.0), 3, dtype=ir.DType.INT32),
     ),
     (
         "a condition that is no bool",
         InvalidOperation,
         "condition 2 does not give one bool",
         lambda: with_operation(
-            looping(1.0), 0, attributes=Attributes(cond_subgraph_index=2, body_subgraph_index=2)
+            looping(1.0), 0, attributes=ir.Attributes(cond_subgraph_index=2, body_subgraph_index=2)
         ),
     ),
     (
@@ -413,7 +402,7 @@ DEFECTS: tuple[Defect, ...] = (
         InvalidOperation,
         "needs a condition and a body",
         lambda: with_operation(
-            looping(1.0), 0, attributes=Attributes(cond_subgraph_index=1, body_subgraph_index=-1)
+            looping(1.0), 0, attributes=ir.Attributes(cond_subgraph_index=1, body_subgraph_index=-1)
         ),
     ),
     (
@@ -421,7 +410,9 @@ DEFECTS: tuple[Defect, ...] = (
         InvalidOperation,
         "needs a condition and a body",
         lambda: with_operation(
-            looping(1.0), 0, attributes=Attributes(cond_subgraph_index=-1, body_subgraph_index=-1)
+            looping(1.0),
+            0,
+            attributes=ir.Attributes(cond_subgraph_index=-1, body_subgraph_index=-1),
         ),
     ),
     ("recursion", CyclicModel, "subgraph 1 is entered again from within itself", recursive),
@@ -448,7 +439,7 @@ DEFECTS: tuple[Defect, ...] = (
         "variable type",
         InvalidOperand,
         "is float32, variable 'count' is float16",
-        lambda: changed_variable(dtype=DType.FLOAT16, value=None),
+        lambda: changed_variable(dtype=ir.DType.FLOAT16, value=None),
     ),
     (
         "variable value",
@@ -460,7 +451,7 @@ DEFECTS: tuple[Defect, ...] = (
         "variable in two places",
         InvalidOperand,
         "not both",
-        lambda: changed_variable(location=DataLocation(0, 0, 8)),
+        lambda: changed_variable(location=ir.DataLocation(0, 0, 8)),
     ),
     (
         "variable shape",
@@ -472,31 +463,33 @@ DEFECTS: tuple[Defect, ...] = (
         "two ports of a variable",
         DuplicateWriter,
         "two state ports",
-        lambda: with_entry(counter(), states=(*counter().entry.states, StatePort(0, None, None))),
+        lambda: with_entry(
+            counter(), states=(*counter().entry.states, ir.StatePort(0, None, None))
+        ),
     ),
     (
         "signature of no subgraph",
         InvalidSignature,
         "signature 's': subgraph 5 of 1",
-        lambda: replace(small(), signatures={"s": Signature(5, (), ())}),
+        lambda: replace(small(), signatures={"s": ir.Signature(5, (), ())}),
     ),
     (
         "signature input",
         InvalidSignature,
         "input 'a' is operand 2, not an input of it",
-        lambda: replace(small(), signatures={"s": Signature(0, (("a", S),), ())}),
+        lambda: replace(small(), signatures={"s": ir.Signature(0, (("a", S),), ())}),
     ),
     (
         "signature of a state input",
         InvalidSignature,
         "input 'a' is operand 1",
-        lambda: replace(counter(), signatures={"s": Signature(0, (("a", 1),), ())}),
+        lambda: replace(counter(), signatures={"s": ir.Signature(0, (("a", 1),), ())}),
     ),
     (
         "signature name twice",
         InvalidSignature,
         "two inputs have one name",
-        lambda: replace(small(), signatures={"s": Signature(0, (("a", X), ("a", X)), ())}),
+        lambda: replace(small(), signatures={"s": ir.Signature(0, (("a", X), ("a", X)), ())}),
     ),
 )
 
@@ -504,7 +497,9 @@ DEFECTS: tuple[Defect, ...] = (
 @pytest.mark.parametrize(
     ("kind", "message", "make"), [d[1:] for d in DEFECTS], ids=[d[0] for d in DEFECTS]
 )
-def test_a_defect_is_named(kind: type[ModelError], message: str, make: Callable[[], Model]) -> None:
+def test_a_defect_is_named(
+    kind: type[ModelError], message: str, make: Callable[[], ir.Model]
+) -> None:
     with pytest.raises(kind) as caught:
         make()
     assert kind is ModelError or type(caught.value) is kind
@@ -531,22 +526,22 @@ def test_every_mutation_of_a_valid_model_is_refused(case: Case) -> None:
 def test_an_output_may_be_an_input_a_constant_or_stand_twice() -> None:
     model = with_entry(small(), outputs=(Y, X, K, Y))
     assert [o.lifetime for o in model.outputs] == [
-        Lifetime.SUBGRAPH_OUTPUT,
-        Lifetime.SUBGRAPH_INPUT,
-        Lifetime.CONSTANT_POOL,
-        Lifetime.SUBGRAPH_OUTPUT,
+        ir.Lifetime.SUBGRAPH_OUTPUT,
+        ir.Lifetime.SUBGRAPH_INPUT,
+        ir.Lifetime.CONSTANT_POOL,
+        ir.Lifetime.SUBGRAPH_OUTPUT,
     ]
 
 
 def test_names_origins_and_unused_operands_are_free() -> None:
-    extra = Operand(DType.STRING, None, name="unused")
+    extra = ir.Operand(ir.DType.STRING, None, name="unused")
     model = with_entry(small(), operands=(*small().operands, extra))
     assert model == small()
 
 
 def test_a_model_without_operations_is_valid() -> None:
-    passing = Subgraph((Operand(F32, (2,), Lifetime.SUBGRAPH_INPUT, "x"),), (), (0,), (0,))
-    model = Model((passing,))
+    passing = ir.Subgraph((ir.Operand(F32, (2,), ir.Lifetime.SUBGRAPH_INPUT, "x"),), (), (0,), (0,))
+    model = ir.Model((passing,))
     assert model.inputs == model.outputs
 
 
@@ -554,29 +549,29 @@ def test_unreachable_subgraph_is_checked() -> None:
     good = small()
     bad = replace(good.entry, outputs=(99,))
     with pytest.raises(IndexOutOfRange, match="subgraph 1: output operand 99"):
-        Model((good.entry, bad), good.pools)
+        ir.Model((good.entry, bad), good.pools)
 
 
 def test_deep_nesting_of_subgraphs_is_no_recursion() -> None:
     """Ten thousand subgraphs, each calling the next: validation does not recurse in Python."""
     count, most = 10_000, 128
     operands = (
-        Operand(F32, (3,), Lifetime.SUBGRAPH_INPUT),
-        Operand(F32, (3,), Lifetime.SUBGRAPH_OUTPUT),
+        ir.Operand(F32, (3,), ir.Lifetime.SUBGRAPH_INPUT),
+        ir.Operand(F32, (3,), ir.Lifetime.SUBGRAPH_OUTPUT),
     )
 
-    def calling(target: int) -> Subgraph:
-        call = Operation("CALL", (0,), (1,), Attributes(subgraph=target))
-        return Subgraph(operands, (call,), (0,), (1,))
+    def calling(target: int) -> ir.Subgraph:
+        call = ir.Operation("CALL", (0,), (1,), ir.Attributes(subgraph=target))
+        return ir.Subgraph(operands, (call,), (0,), (1,))
 
-    leaf = Subgraph(operands, (Operation("RELU", (0,), (1,)),), (0,), (1,))
+    leaf = ir.Subgraph(operands, (ir.Operation("RELU", (0,), (1,)),), (0,), (1,))
     chain = tuple(calling(index + 1) for index in range(count))
     shallow = tuple(calling(index + 1) for index in range(most))
-    assert len(Model((*shallow, leaf)).subgraphs) == most + 1
+    assert len(ir.Model((*shallow, leaf)).subgraphs) == most + 1
     with pytest.raises(LimitExceeded, match="129 deep; the limit is 128"):
-        Model((*chain, leaf))
+        ir.Model((*chain, leaf))
     with pytest.raises(CyclicModel):
-        Model((*chain, calling(0)))
+        ir.Model((*chain, calling(0)))
 
 
 def test_models_are_immutable() -> None:
@@ -584,7 +579,7 @@ def test_models_are_immutable() -> None:
     with pytest.raises(AttributeError):
         model.main = 1  # type: ignore[misc]  # the point
     with pytest.raises(TypeError):
-        model.signatures["s"] = Signature(0, (), ())  # type: ignore[index]  # the point
+        model.signatures["s"] = ir.Signature(0, (), ())  # type: ignore[index]  # the point
     with pytest.raises(ValueError, match="read-only"):
         model.constant(model.operands[K])[0, 0] = 1
     assert np.array_equal(

@@ -4,21 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock import loaders
-from penstock.errors import (
-    CyclicModel,
-    DuplicateWriter,
-    IndexOutOfRange,
-    InvalidAttribute,
-    InvalidOperation,
-    InvalidSignature,
-    ModelError,
-    NotAModel,
-    OffsetOutOfBounds,
-    ShapeMismatch,
-    UnknownOperator,
-    UnwrittenOperand,
-)
+from penstock import errors, loaders
 from penstock.export.tflite.encoding import encode
 from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE
 from penstock.ir import DType, infer_shapes
@@ -99,7 +85,7 @@ def test_large_custom_options_stand_behind_the_flatbuffer() -> None:
     assert (
         loaders.load(content + b"12345").operations[0].attributes.blob("custom_options") == b"12345"
     )
-    with pytest.raises(OffsetOutOfBounds):
+    with pytest.raises(errors.OffsetOutOfBounds):
         loaders.load(content + b"1234")
 
 
@@ -217,28 +203,28 @@ def without_inputs(root: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("change", "error"), [
-    (no_subgraph, IndexOutOfRange),
-    (old_schema, NotAModel),
-    (unknown_operator, UnknownOperator),
-    (negative_operator, UnknownOperator),
-    (placeholder_operator, UnknownOperator),
-    (nameless_custom, UnknownOperator),
-    (code_index, IndexOutOfRange),
-    (input_index, IndexOutOfRange),
-    (input_below_minus_one, IndexOutOfRange),
-    (omitted_output, IndexOutOfRange),
-    (intermediate_index, IndexOutOfRange),
-    (graph_input, IndexOutOfRange),
-    (graph_output, IndexOutOfRange),
-    (no_output, (InvalidOperation, UnwrittenOperand)),
-    (reads_itself, CyclicModel),
-    (two_writers, DuplicateWriter),
-    (writes_its_input, DuplicateWriter),
-    (wrong_options, InvalidAttribute),
-    (unknown_options, InvalidAttribute),
-    (without_inputs, InvalidOperation),
+    (no_subgraph, errors.IndexOutOfRange),
+    (old_schema, errors.NotAModel),
+    (unknown_operator, errors.UnknownOperator),
+    (negative_operator, errors.UnknownOperator),
+    (placeholder_operator, errors.UnknownOperator),
+    (nameless_custom, errors.UnknownOperator),
+    (code_index, errors.IndexOutOfRange),
+    (input_index, errors.IndexOutOfRange),
+    (input_below_minus_one, errors.IndexOutOfRange),
+    (omitted_output, errors.IndexOutOfRange),
+    (intermediate_index, errors.IndexOutOfRange),
+    (graph_input, errors.IndexOutOfRange),
+    (graph_output, errors.IndexOutOfRange),
+    (no_output, (errors.InvalidOperation, errors.UnwrittenOperand)),
+    (reads_itself, errors.CyclicModel),
+    (two_writers, errors.DuplicateWriter),
+    (writes_its_input, errors.DuplicateWriter),
+    (wrong_options, errors.InvalidAttribute),
+    (unknown_options, errors.InvalidAttribute),
+    (without_inputs, errors.InvalidOperation),
 ])  # fmt: skip
-def test_a_broken_graph_is_named(change: Any, error: type[ModelError]) -> None:
+def test_a_broken_graph_is_named(change: Any, error: type[errors.ModelError]) -> None:
     file = relu()
     change(file.root)
     with pytest.raises(error):
@@ -263,13 +249,13 @@ def test_signatures_name_the_ends_of_a_subgraph() -> None:
 
 
 @pytest.mark.parametrize(("signatures", "error"), [
-    ([entries(), entries()], InvalidSignature),
-    ([entries(inputs=[{"name": "a", "tensor_index": 0}] * 2)], InvalidSignature),
-    ([entries(outputs=[{"name": "a", "tensor_index": 7}])], IndexOutOfRange),
-    ([{**entries(), "subgraph_index": 1}], IndexOutOfRange),
+    ([entries(), entries()], errors.InvalidSignature),
+    ([entries(inputs=[{"name": "a", "tensor_index": 0}] * 2)], errors.InvalidSignature),
+    ([entries(outputs=[{"name": "a", "tensor_index": 7}])], errors.IndexOutOfRange),
+    ([{**entries(), "subgraph_index": 1}], errors.IndexOutOfRange),
 ])  # fmt: skip
 def test_a_broken_signature_is_named(
-    signatures: list[dict[str, Any]], error: type[ModelError]
+    signatures: list[dict[str, Any]], error: type[errors.ModelError]
 ) -> None:
     with pytest.raises(error, match="signature"):
         loaders.load(relu().encode(signature_defs=signatures))
@@ -294,7 +280,7 @@ def test_subgraphs_that_enter_each_other_are_named() -> None:
             "IF", [c, x], [y], {"then_subgraph_index": target, "else_subgraph_index": target}
         )
         file.end([c, x], [y])
-    with pytest.raises(CyclicModel, match="entered again"):
+    with pytest.raises(errors.CyclicModel, match="entered again"):
         loaders.load(file.encode())
 
 
@@ -302,7 +288,7 @@ def test_a_subgraph_out_of_range_is_named() -> None:
     file = FileBuilder()
     c, x, y = file.tensor("c", [1], "BOOL"), file.tensor("x", [1]), file.tensor("y", [1])
     file.operator("IF", [c, x], [y], {"then_subgraph_index": 9, "else_subgraph_index": 0})
-    with pytest.raises(IndexOutOfRange, match="subgraph 9 of 1"):
+    with pytest.raises(errors.IndexOutOfRange, match="subgraph 9 of 1"):
         loaders.load(file.finish([c, x], [y]))
 
 
@@ -321,7 +307,7 @@ def test_constants_beyond_the_flatbuffer() -> None:
     content = file.encode() + b"\0\0\x80?" * 64
     model = loaders.load(content)
     assert model.constant(model.operands[w]).tolist() == [1.0] * 64
-    with pytest.raises(OffsetOutOfBounds, match="buffer 1"):
+    with pytest.raises(errors.OffsetOutOfBounds, match="buffer 1"):
         loaders.load(content[:-1])
 
 
@@ -342,10 +328,10 @@ def test_the_branches_of_a_case_are_followed() -> None:
     file = FileBuilder()
     i, y = file.tensor("i", [], "INT32"), file.tensor("y", [1])
     file.operator("STABLEHLO_CASE", [i], [y], {"branch_subgraph_indices": [0]})
-    with pytest.raises(CyclicModel):
+    with pytest.raises(errors.CyclicModel):
         loaders.load(file.finish([i], [y]))
     file.graph["operators"][0]["builtin_options2"] = {"branch_subgraph_indices": [1, 7]}
-    with pytest.raises(IndexOutOfRange, match="subgraph 1 of 1"):
+    with pytest.raises(errors.IndexOutOfRange, match="subgraph 1 of 1"):
         loaders.load(file.encode())
 
 
@@ -354,5 +340,5 @@ def test_a_scalar_among_concatenated_vectors_is_named() -> None:
     a, b, y = file.tensor("a", [2]), file.tensor("b", []), file.tensor("y", [3])
     file.operator("CONCATENATION", [a, b], [y], {})
     model = loaders.load(file.finish([a, b], [y]))
-    with pytest.raises(ShapeMismatch, match="rank"):
+    with pytest.raises(errors.ShapeMismatch, match="rank"):
         infer_shapes(model)

@@ -5,16 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from penstock import loaders
-from penstock.errors import (
-    CyclicModel,
-    DuplicateWriter,
-    InvalidOperand,
-    InvalidOperation,
-    InvalidQuantization,
-    LimitExceeded,
-    ModelError,
-)
+from penstock import errors, loaders
 from penstock.ir import DType, Model, StatePort
 from penstock.ir.subgraph import constant_array
 from tests.support_runs import assert_same_runs
@@ -149,7 +140,7 @@ def test_initial_values_that_the_file_does_not_hold_are_bounded() -> None:
         tensor.pop("buffer", None)
     state = file.graph["tensors"][4]
     state["quantization"], state["shape"] = quantization([0.5], [-3]), [2**20, 2**11]
-    with pytest.raises(LimitExceeded, match="initial value"):
+    with pytest.raises(errors.LimitExceeded, match="initial value"):
         load(file)
 
 
@@ -213,7 +204,7 @@ def test_a_table_of_constants_is_looked_up_without_state() -> None:
 def test_a_table_without_an_importer_is_named() -> None:
     file = hash_table()
     del file.graph["operators"][1]
-    with pytest.raises(InvalidOperation, match="HASHTABLE"):
+    with pytest.raises(errors.InvalidOperation, match="HASHTABLE"):
         load(file)
 
 
@@ -254,17 +245,17 @@ def init_enters_itself(file: FileBuilder) -> None:
 
 
 @pytest.mark.parametrize(("change", "error"), [
-    (unknown_handle, InvalidOperation),
-    (two_dtypes, InvalidOperand),
-    (read_twice_into_one, DuplicateWriter),
-    (read_into_an_input, DuplicateWriter),
-    (other_quantisation, InvalidQuantization),
-    (init_with_inputs, InvalidOperation),
-    (assign_without_value, InvalidOperation),
-    (init_enters_itself, CyclicModel),
+    (unknown_handle, errors.InvalidOperation),
+    (two_dtypes, errors.InvalidOperand),
+    (read_twice_into_one, errors.DuplicateWriter),
+    (read_into_an_input, errors.DuplicateWriter),
+    (other_quantisation, errors.InvalidQuantization),
+    (init_with_inputs, errors.InvalidOperation),
+    (assign_without_value, errors.InvalidOperation),
+    (init_enters_itself, errors.CyclicModel),
 ])  # fmt: skip
 def test_broken_variables_are_named(
-    change: Callable[[FileBuilder], None], error: type[ModelError]
+    change: Callable[[FileBuilder], None], error: type[errors.ModelError]
 ) -> None:
     file = accumulator()
     change(file)
@@ -279,7 +270,7 @@ def test_a_condition_that_changes_state_is_named() -> None:
     cond["tensors"].append(handle)
     cond["operators"] += [file.subgraphs[0]["operators"][0] | {"outputs": [3]}]
     cond["operators"] += [file.subgraphs[2]["operators"][3] | {"inputs": [3, 0]}]
-    with pytest.raises(InvalidOperation, match="condition of a loop"):
+    with pytest.raises(errors.InvalidOperation, match="condition of a loop"):
         load(file)
 
 
@@ -287,7 +278,7 @@ def test_a_resource_without_a_maker_is_named() -> None:
     file = FileBuilder()
     handle, value = file.tensor("h", [], "RESOURCE"), file.tensor("v", [2])
     file.operator("READ_VARIABLE", [handle], [value])
-    with pytest.raises(InvalidOperation, match="VAR_HANDLE"):
+    with pytest.raises(errors.InvalidOperation, match="VAR_HANDLE"):
         loaders.load(file.finish([handle], [value]))
 
 
@@ -356,13 +347,13 @@ def test_state_that_too_many_branches_would_carry_is_refused() -> None:
         file.operator("VAR_HANDLE", [], [handle], {"container": "", "shared_name": str(index)})
         file.operator("READ_VARIABLE", [handle], [value])
     file.end([], [])
-    with pytest.raises(LimitExceeded, match="values of state"):
+    with pytest.raises(errors.LimitExceeded, match="values of state"):
         load(file)
 
 
 def test_state_that_spreads_too_far_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.loaders.tflite.calls.MAX_PASSES", 1)
-    with pytest.raises(LimitExceeded, match="levels"):
+    with pytest.raises(errors.LimitExceeded, match="levels"):
         load(counting_loop())
 
 
@@ -425,14 +416,14 @@ def written_after_it_was_read_into(file: FileBuilder) -> None:
 
 
 @pytest.mark.parametrize(("change", "error"), [
-    (main_entered_by_another, InvalidOperation),
-    (initialiser_as_branch, InvalidOperation),
-    (call_once_with_inputs, InvalidOperation),
-    (state_in_a_composite, InvalidOperation),
-    (written_after_it_was_read_into, DuplicateWriter),
+    (main_entered_by_another, errors.InvalidOperation),
+    (initialiser_as_branch, errors.InvalidOperation),
+    (call_once_with_inputs, errors.InvalidOperation),
+    (state_in_a_composite, errors.InvalidOperation),
+    (written_after_it_was_read_into, errors.DuplicateWriter),
 ])  # fmt: skip
 def test_state_that_cannot_be_lowered_is_named(
-    change: Callable[[FileBuilder], None], error: type[ModelError]
+    change: Callable[[FileBuilder], None], error: type[errors.ModelError]
 ) -> None:
     file = accumulator()
     change(file)

@@ -6,15 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock import loaders
-from penstock.errors import (
-    IndexOutOfRange,
-    InvalidOperand,
-    InvalidQuantization,
-    ModelError,
-    ShapeOverflow,
-    UnknownType,
-)
+from penstock import errors, loaders
 from penstock.export.tflite.fields import TFLITE
 from penstock.ir import DType, Lifetime, Model, Quantization, infer_shapes
 from penstock.ir.builder import pack
@@ -159,7 +151,7 @@ def test_without_scales_there_is_no_quantisation() -> None:
     {"details_type": 3, "details": {}},
 ])  # fmt: skip
 def test_bad_quantisation_is_named(table: dict[str, Any]) -> None:
-    with pytest.raises(InvalidQuantization, match=r"tensor 0 \(x\)"):
+    with pytest.raises(errors.InvalidQuantization, match=r"tensor 0 \(x\)"):
         loaders.load(relu([2, 3], quantization=table).encode())
 
 
@@ -167,21 +159,21 @@ def test_an_integer_tensor_with_scale_zero_is_named() -> None:
     file = FileBuilder()
     x, y = (file.tensor(n, [2], "INT8", quantization=quantization([0.0])) for n in "xy")
     file.operator("RELU", [x], [y])
-    with pytest.raises(InvalidQuantization, match="zero"):
+    with pytest.raises(errors.InvalidQuantization, match="zero"):
         loaders.load(file.finish([x], [y]))
 
 
 @pytest.mark.parametrize(("fields", "error"), [
-    ({"type": 77}, UnknownType),
-    ({"shape": [-1, 4]}, ShapeOverflow),
-    ({"shape": [2**31 - 1] * 4}, ShapeOverflow),
-    ({"shape": [1] * 40}, ShapeOverflow),
-    ({"shape": [0, 2**31 - 1, 2**31 - 1, 4]}, ShapeOverflow),
-    ({"buffer": 9}, IndexOutOfRange),
-    ({"external_buffer": 1}, InvalidOperand),
+    ({"type": 77}, errors.UnknownType),
+    ({"shape": [-1, 4]}, errors.ShapeOverflow),
+    ({"shape": [2**31 - 1] * 4}, errors.ShapeOverflow),
+    ({"shape": [1] * 40}, errors.ShapeOverflow),
+    ({"shape": [0, 2**31 - 1, 2**31 - 1, 4]}, errors.ShapeOverflow),
+    ({"buffer": 9}, errors.IndexOutOfRange),
+    ({"external_buffer": 1}, errors.InvalidOperand),
 ])  # fmt: skip
 def test_a_bad_tensor_is_named_with_its_place(
-    fields: dict[str, Any], error: type[ModelError]
+    fields: dict[str, Any], error: type[errors.ModelError]
 ) -> None:
     file = relu([1, 4])
     file.graph["tensors"][0].update(fields)
@@ -204,10 +196,10 @@ def test_a_bad_tensor_is_named_with_its_place(
 def test_a_value_that_does_not_fit_is_named(
     value: bytes, shape: tuple[int, ...], dtype: str
 ) -> None:
-    with pytest.raises(InvalidOperand, match=r"tensor 0 \(c\)"):
+    with pytest.raises(errors.InvalidOperand, match=r"tensor 0 \(c\)"):
         constant(value, shape, dtype)
 
 
 def test_a_variable_tensor_with_a_buffer_is_refused() -> None:
-    with pytest.raises(InvalidOperand, match="variable tensor"):
+    with pytest.raises(errors.InvalidOperand, match="variable tensor"):
         constant(np.ones(2, np.float32), (2,), "FLOAT32", is_variable=True)

@@ -10,55 +10,44 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock import nnapi
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
-from penstock.nnapi import (
-    Burst,
-    Compilation,
-    Event,
-    Execution,
-    Memory,
-    MemoryDesc,
-    Model,
-    NnapiError,
-    OperandType,
-    ResultCode,
-)
 
-FLOAT = OperandType.TENSOR_FLOAT32
-INT = OperandType.INT32
+FLOAT = nnapi.OperandType.TENSOR_FLOAT32
+INT = nnapi.OperandType.INT32
 
-BAD_DATA: Final = ResultCode.BAD_DATA
-BAD_STATE: Final = ResultCode.BAD_STATE
-OP_FAILED: Final = ResultCode.OP_FAILED
-UNEXPECTED_NULL: Final = ResultCode.UNEXPECTED_NULL
-UNMAPPABLE: Final = ResultCode.UNMAPPABLE
+BAD_DATA: Final = nnapi.ResultCode.BAD_DATA
+BAD_STATE: Final = nnapi.ResultCode.BAD_STATE
+OP_FAILED: Final = nnapi.ResultCode.OP_FAILED
+UNEXPECTED_NULL: Final = nnapi.ResultCode.UNEXPECTED_NULL
+UNMAPPABLE: Final = nnapi.ResultCode.UNMAPPABLE
 
 
 @contextmanager
-def answers(code: ResultCode, match: str | None = None) -> Iterator[None]:
+def answers(code: nnapi.ResultCode, match: str | None = None) -> Iterator[None]:
     """The block raises an `NnapiError` of *code*."""
-    with pytest.raises(NnapiError, match=match) as caught:
+    with pytest.raises(nnapi.NnapiError, match=match) as caught:
         yield
     assert caught.value.code is code
     assert str(caught.value).startswith(f"{code.name}: ")
 
 
-def fuse(model: Model, value: int = 0) -> int:
+def fuse(model: nnapi.Model, value: int = 0) -> int:
     """A new operand with a fuse code."""
     index = model.add_operand(INT)
     model.set_operand_value(index, value)
     return index
 
 
-def unfinished() -> Model:
+def unfinished() -> nnapi.Model:
     """z = x + y, with nothing identified yet: operands 0, 1, 2 and the fuse code 3."""
-    model = Model()
+    model = nnapi.Model()
     x, y, z = (model.add_operand(FLOAT, (2, 3), name=name) for name in "xyz")
     model.add_operation("ADD", [x, y, fuse(model)], [z])
     return model
 
 
-def finished(relaxed: bool = False) -> Model:
+def finished(relaxed: bool = False) -> nnapi.Model:
     """The same, finished."""
     model = unfinished()
     model.identify_inputs_and_outputs([0, 1], [2])
@@ -67,18 +56,18 @@ def finished(relaxed: bool = False) -> Model:
     return model
 
 
-def invalid() -> Model:
+def invalid() -> nnapi.Model:
     """A model whose `finish` has failed."""
     model = unfinished()
-    with answers(ResultCode.BAD_DATA):
+    with answers(nnapi.ResultCode.BAD_DATA):
         model.finish()
     return model
 
 
-def weighted(seed: int = 0, units: int = 40) -> Model:
+def weighted(seed: int = 0, units: int = 40) -> nnapi.Model:
     """y = relu(x @ w.T + b) + c, of weights that are more than 128 bytes."""
     random = np.random.default_rng(seed)
-    model = Model()
+    model = nnapi.Model()
     x = model.add_operand(FLOAT, (1, 8), name="x")
     w, b, c = (model.add_operand(FLOAT, shape) for shape in ((units, 8), (units,), (1, units)))
     for index, shape in ((w, (units, 8)), (b, (units,)), (c, (1, units))):
@@ -95,12 +84,12 @@ def unary(
     operation: str = "RELU",
     dimensions: tuple[int, ...] = (2, 3),
     output: tuple[int, ...] | None = None,
-    kind: OperandType = FLOAT,
+    kind: nnapi.OperandType = FLOAT,
     scale: float = 0.0,
     zero_point: int = 0,
-) -> Model:
+) -> nnapi.Model:
     """y = operation(x), of operands of one type; 0 for a dimension that is not known."""
-    model = Model()
+    model = nnapi.Model()
     x = model.add_operand(kind, dimensions, scale, zero_point, name="x")
     wanted = dimensions if output is None else output
     y = model.add_operand(kind, wanted, scale, zero_point, name="y")
@@ -110,59 +99,63 @@ def unary(
     return model
 
 
-def compiled(model: Model, devices: Sequence[Any] | None = None) -> Compilation:
+def compiled(model: nnapi.Model, devices: Sequence[Any] | None = None) -> nnapi.Compilation:
     """*model*, compiled: for all devices, or for these alone."""
-    made = Compilation(model) if devices is None else Compilation.create_for_devices(model, devices)
+    made = (
+        nnapi.Compilation(model)
+        if devices is None
+        else nnapi.Compilation.create_for_devices(model, devices)
+    )
     made.finish()
     return made
 
 
-def shared(nbytes: int, protect: int = PROT_READ | PROT_WRITE) -> Memory:
+def shared(nbytes: int, protect: int = PROT_READ | PROT_WRITE) -> nnapi.Memory:
     """Anonymous memory of that size."""
     fd = os.memfd_create("test")
     try:
         os.ftruncate(fd, nbytes)
-        return Memory.create_from_fd(nbytes, protect, fd)
+        return nnapi.Memory.create_from_fd(nbytes, protect, fd)
     finally:
         os.close(fd)
 
 
-def blob(nbytes: int) -> Memory:
+def blob(nbytes: int) -> nnapi.Memory:
     """A hardware buffer of that size."""
     with HardwareBuffer.allocate(nbytes) as buffer:
-        return Memory.create_from_hardware_buffer(buffer)
+        return nnapi.Memory.create_from_hardware_buffer(buffer)
 
 
-def filled(memory: Memory, value: float) -> Memory:
+def filled(memory: nnapi.Memory, value: float) -> nnapi.Memory:
     """*memory* with that value in every float of it."""
     memory.store.content().view(np.float32)[:] = value
     return memory
 
 
-def described(compilation: Compilation, *, dimensions: tuple[int, ...] = ()) -> Memory:
+def described(compilation: nnapi.Compilation, *, dimensions: tuple[int, ...] = ()) -> nnapi.Memory:
     """Memory for input 0 and output 0 of *compilation*."""
-    with MemoryDesc() as desc:
+    with nnapi.MemoryDesc() as desc:
         desc.add_input_role(compilation, 0)
         desc.add_output_role(compilation, 0)
         desc.set_dimensions(dimensions)
         desc.finish()
-        return Memory.create_from_desc(desc)
+        return nnapi.Memory.create_from_desc(desc)
 
 
-def ended(event: Event) -> None:
+def ended(event: nnapi.Event) -> None:
     """Waits for *event* and frees it."""
     with event:
         event.wait()
 
 
-def in_burst(execution: Execution) -> None:
+def in_burst(execution: nnapi.Execution) -> None:
     """Runs in a burst of its own."""
-    with Burst(execution.compilation) as burst:
+    with nnapi.Burst(execution.compilation) as burst:
         execution.burst_compute(burst)
 
 
-MODES: Final[dict[str, Callable[[Execution], None]]] = {
-    "sync": Execution.compute,
+MODES: Final[dict[str, Callable[[nnapi.Execution], None]]] = {
+    "sync": nnapi.Execution.compute,
     "async": lambda e: ended(e.start_compute()),
     "fenced": lambda e: ended(e.start_compute_with_dependencies([])),
     "burst": in_burst,

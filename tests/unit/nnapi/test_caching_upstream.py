@@ -12,14 +12,8 @@ from typing import Final
 import numpy as np
 import pytest
 
+from penstock import errors
 from penstock.drivers.reference import ReferenceDevice
-from penstock.errors import (
-    DeviceUnavailable,
-    DriverError,
-    GeneralFailure,
-    InvalidArgument,
-    PlacementError,
-)
 from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, CacheReport, PrepareConfig, PreparedModel
 from penstock.ir import Model as IrModel
 from penstock.nnapi import Compilation, Model
@@ -34,9 +28,9 @@ CONTENT: Final = bytes(range(256))
 COUNTS: Final = (0, 1, 32)
 STATUSES: Final = {
     "NONE": None,
-    "GENERAL_FAILURE": GeneralFailure,
-    "DEVICE_UNAVAILABLE": DeviceUnavailable,
-    "INVALID_ARGUMENT": InvalidArgument,
+    "GENERAL_FAILURE": errors.GeneralFailure,
+    "DEVICE_UNAVAILABLE": errors.DeviceUnavailable,
+    "INVALID_ARGUMENT": errors.InvalidArgument,
 }
 
 
@@ -49,7 +43,9 @@ class CachingDouble(InterceptingDevice):
     how many handles, and under which token.
     """
 
-    def __init__(self, needed: tuple[int, int], load_error: type[DriverError] | None) -> None:
+    def __init__(
+        self, needed: tuple[int, int], load_error: type[errors.DriverError] | None
+    ) -> None:
         super().__init__(ReferenceDevice(), "caching")
         self.needed, self.load_error = needed, load_error
         self.prepared: list[tuple[int, int]] = []
@@ -95,7 +91,7 @@ class TestCompilationCaching:
             compilation.finish()
 
     def test_token_provided_and_cache_not_exist(
-        self, tmp_path: Path, models: int, datas: int, status: type[DriverError] | None
+        self, tmp_path: Path, models: int, datas: int, status: type[errors.DriverError] | None
     ) -> None:
         device = CachingDouble((models, datas), status)
         self.compile(device, tmp_path)
@@ -103,7 +99,7 @@ class TestCompilationCaching:
         assert device.prepared == [(models, datas)]
 
     def test_token_provided_and_cache_exist(
-        self, tmp_path: Path, models: int, datas: int, status: type[DriverError] | None
+        self, tmp_path: Path, models: int, datas: int, status: type[errors.DriverError] | None
     ) -> None:
         self.compile(CachingDouble((models, datas), None), tmp_path)
         device = CachingDouble((models, datas), status)
@@ -115,7 +111,7 @@ class TestCompilationCaching:
         assert len(device.tokens) == supported
 
     def test_token_not_provided(
-        self, models: int, datas: int, status: type[DriverError] | None
+        self, models: int, datas: int, status: type[errors.DriverError] | None
     ) -> None:
         device = CachingDouble((models, datas), status)
         self.compile(device, None)
@@ -130,7 +126,7 @@ def test_device_registration(models: int, datas: int, fails: bool) -> None:
     class Registered(CachingDouble):
         def cache_files_needed(self) -> tuple[int, int]:
             if fails:
-                raise DeviceUnavailable("as told")
+                raise errors.DeviceUnavailable("as told")
             return self.needed
 
     device = Registered((models, datas), None)
@@ -138,7 +134,7 @@ def test_device_registration(models: int, datas: int, fails: bool) -> None:
     if not fails and models <= 32 and datas <= 32:
         assert manager.choose([device]) == [device]
     else:
-        with pytest.raises(PlacementError):
+        with pytest.raises(errors.PlacementError):
             manager.choose([device])
 
 

@@ -6,33 +6,21 @@ import pickle
 
 import pytest
 
-from penstock import errors, hal
+from penstock import errors, hal, nnapi
 from penstock.errors import DriverError, ErrorStatus, driver_error_classes
-from penstock.nnapi import (
-    DeviceType,
-    FeatureLevel,
-    FuseCode,
-    NnapiError,
-    OperationCode,
-    PaddingCode,
-    Preference,
-    Priority,
-    ResultCode,
-    codes,
-)
 from penstock.nnapi.codes import STATUS_CODES, code_of, translated
 from penstock.nnapi.lowering import rules
 from penstock.nnapi.lowering.operation import ACTIVATIONS, PADDINGS
 
 
 def test_result_codes_are_numbered_as_in_the_header() -> None:
-    assert [code.value for code in ResultCode] == list(range(15))
-    assert (ResultCode.BAD_DATA.value, ResultCode.BAD_STATE.value) == (4, 6)
+    assert [code.value for code in nnapi.ResultCode] == list(range(15))
+    assert (nnapi.ResultCode.BAD_DATA.value, nnapi.ResultCode.BAD_STATE.value) == (4, 6)
 
 
 def test_every_operation_has_a_number_and_a_lowering() -> None:
-    assert set(OperationCode.__members__) - {"OEM_OPERATION"} == set(rules())
-    assert sorted(OperationCode) == [*range(106), 10000, 20000]
+    assert set(nnapi.OperationCode.__members__) - {"OEM_OPERATION"} == set(rules())
+    assert sorted(nnapi.OperationCode) == [*range(106), 10000, 20000]
 
 
 @pytest.mark.parametrize(("name", "first", "last"), [
@@ -40,20 +28,20 @@ def test_every_operation_has_a_number_and_a_lowering() -> None:
 ])  # fmt: skip
 def test_operations_are_numbered_by_feature_level(name: int, first: int, last: int) -> None:
     for number in range(first, last + 1):
-        assert rules()[OperationCode(number).name].level == name
+        assert rules()[nnapi.OperationCode(number).name].level == name
 
 
 def test_preferences_and_priorities() -> None:
-    assert [(p.name.lower(), p.value) for p in Preference] == list(
+    assert [(p.name.lower(), p.value) for p in nnapi.Preference] == list(
         zip(hal.PREFERENCES, range(3), strict=True)
     )
-    assert [(p.name.lower(), p.value) for p in Priority] == list(
+    assert [(p.name.lower(), p.value) for p in nnapi.Priority] == list(
         zip(hal.PRIORITIES, (90, 100, 110), strict=True)
     )
 
 
 def test_feature_levels() -> None:
-    assert [level.value for level in FeatureLevel] == [
+    assert [level.value for level in nnapi.FeatureLevel] == [
         27,
         28,
         29,
@@ -63,16 +51,16 @@ def test_feature_levels() -> None:
         1000007,
         1000008,
     ]
-    assert FeatureLevel.of(1) is FeatureLevel.LEVEL_1
-    assert FeatureLevel.of(9) is FeatureLevel.LEVEL_8
+    assert nnapi.FeatureLevel.of(1) is nnapi.FeatureLevel.LEVEL_1
+    assert nnapi.FeatureLevel.of(9) is nnapi.FeatureLevel.LEVEL_8
 
 
 def test_types_of_devices_and_codes_of_scalars() -> None:
-    assert [kind.value for kind in DeviceType] == [0, 1, 2, 3, 4]
-    assert [code.name for code in FuseCode] == ["NONE", "RELU", "RELU1", "RELU6"]
-    assert len(ACTIVATIONS) == len(FuseCode)
-    assert {code.value: code.name for code in PaddingCode} == PADDINGS
-    assert codes.MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES == 128
+    assert [kind.value for kind in nnapi.DeviceType] == [0, 1, 2, 3, 4]
+    assert [code.name for code in nnapi.FuseCode] == ["NONE", "RELU", "RELU1", "RELU6"]
+    assert len(ACTIVATIONS) == len(nnapi.FuseCode)
+    assert {code.value: code.name for code in nnapi.PaddingCode} == PADDINGS
+    assert nnapi.codes.MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES == 128
 
 
 def test_every_status_has_a_result_code() -> None:
@@ -82,28 +70,28 @@ def test_every_status_has_a_result_code() -> None:
 @pytest.mark.parametrize("kind", driver_error_classes().values(), ids=lambda kind: kind.__name__)
 def test_driver_errors_keep_their_status(kind: type[DriverError]) -> None:
     expected = {
-        ErrorStatus.DEVICE_UNAVAILABLE: ResultCode.UNAVAILABLE_DEVICE,
-        ErrorStatus.GENERAL_FAILURE: ResultCode.OP_FAILED,
-        ErrorStatus.INVALID_ARGUMENT: ResultCode.BAD_DATA,
+        ErrorStatus.DEVICE_UNAVAILABLE: nnapi.ResultCode.UNAVAILABLE_DEVICE,
+        ErrorStatus.GENERAL_FAILURE: nnapi.ResultCode.OP_FAILED,
+        ErrorStatus.INVALID_ARGUMENT: nnapi.ResultCode.BAD_DATA,
     }
     code = code_of(kind("the driver said no"))
-    assert code is (expected.get(kind.status) or ResultCode[kind.status.name])
+    assert code is (expected.get(kind.status) or nnapi.ResultCode[kind.status.name])
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (errors.InvalidOperand("x"), ResultCode.BAD_DATA),
-        (errors.InputError("x"), ResultCode.BAD_DATA),
-        (errors.PlacementError("x"), ResultCode.BAD_DATA),
-        (errors.StateError("x"), ResultCode.BAD_STATE),
-        (errors.ClosedError("x"), ResultCode.BAD_STATE),
-        (errors.Cancelled("x"), ResultCode.OP_FAILED),
-        (MemoryError(), ResultCode.OUT_OF_MEMORY),
+        (errors.InvalidOperand("x"), nnapi.ResultCode.BAD_DATA),
+        (errors.InputError("x"), nnapi.ResultCode.BAD_DATA),
+        (errors.PlacementError("x"), nnapi.ResultCode.BAD_DATA),
+        (errors.StateError("x"), nnapi.ResultCode.BAD_STATE),
+        (errors.ClosedError("x"), nnapi.ResultCode.BAD_STATE),
+        (errors.Cancelled("x"), nnapi.ResultCode.OP_FAILED),
+        (MemoryError(), nnapi.ResultCode.OUT_OF_MEMORY),
     ],
 )
-def test_errors_of_other_kinds(error: errors.PenstockError, code: ResultCode) -> None:
-    with pytest.raises(NnapiError) as caught, translated():
+def test_errors_of_other_kinds(error: errors.PenstockError, code: nnapi.ResultCode) -> None:
+    with pytest.raises(nnapi.NnapiError) as caught, translated():
         raise error
     assert caught.value.code is code
     assert caught.value.message
@@ -111,8 +99,8 @@ def test_errors_of_other_kinds(error: errors.PenstockError, code: ResultCode) ->
 
 
 def test_an_nnapi_error_is_translated_once_and_pickles() -> None:
-    first = NnapiError(ResultCode.UNMAPPABLE, "no memory there")
-    with pytest.raises(NnapiError) as caught, translated():
+    first = nnapi.NnapiError(nnapi.ResultCode.UNMAPPABLE, "no memory there")
+    with pytest.raises(nnapi.NnapiError) as caught, translated():
         raise first
     assert caught.value is first
     again = pickle.loads(pickle.dumps(first))  # noqa: TID251  # our own bytes

@@ -14,21 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import errors
+from penstock import errors, nnapi
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import driver_error_classes
 from penstock.hal import Device as HalDevice, PrepareConfig
-from penstock.nnapi import (
-    Compilation,
-    Device,
-    Model,
-    Preference,
-    Priority,
-    ResultCode,
-    get_device,
-    get_device_by_name,
-    get_device_count,
-)
 from penstock.nnapi.codes import STATUS_CODES
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from tests.checked import does_not_raise
@@ -63,17 +52,17 @@ def prepared(device: RecordingDevice) -> PrepareConfig:
 
 class TestCreate:
     @pytest.mark.parametrize("make", [unfinished, invalid])
-    def test_a_model_that_is_not_finished(self, make: Callable[[], Model]) -> None:
+    def test_a_model_that_is_not_finished(self, make: Callable[[], nnapi.Model]) -> None:
         with answers(BAD_STATE):
-            Compilation(make())
+            nnapi.Compilation(make())
         with answers(BAD_STATE):
-            Compilation.create_for_devices(make(), ["reference"])
+            nnapi.Compilation.create_for_devices(make(), ["reference"])
 
     def test_compilation_rejects_a_missing_model(self) -> None:
         with answers(UNEXPECTED_NULL):
-            Compilation(None)  # type: ignore[arg-type]
+            nnapi.Compilation(None)  # type: ignore[arg-type]
         with answers(BAD_DATA):
-            Compilation("net.tflite")  # type: ignore[arg-type]
+            nnapi.Compilation("net.tflite")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         ("devices", "code"),
@@ -88,39 +77,41 @@ class TestCreate:
             (3, BAD_DATA),
         ],
     )
-    def test_create_for_devices_rejects_wrong_devices(self, devices: Any, code: ResultCode) -> None:
+    def test_create_for_devices_rejects_wrong_devices(
+        self, devices: Any, code: nnapi.ResultCode
+    ) -> None:
         with answers(code):
-            Compilation.create_for_devices(finished(), devices)
+            nnapi.Compilation.create_for_devices(finished(), devices)
 
     def test_devices_by_handle_name_or_object(self) -> None:
-        for device in (get_device_by_name("reference"), "reference", ReferenceDevice()):
-            with Compilation.create_for_devices(finished(), [device]) as compilation:
+        for device in (nnapi.get_device_by_name("reference"), "reference", ReferenceDevice()):
+            with nnapi.Compilation.create_for_devices(finished(), [device]) as compilation:
                 compilation.finish()
                 assert [s.device for s in compilation.receipt.steps] == ["reference"]
 
     def test_compilation_outlives_its_model(self) -> None:
         model = finished()
-        with Compilation(model) as compilation:
+        with nnapi.Compilation(model) as compilation:
             model.close()
             compilation.finish()
             assert compilation.compiled.run([X, X])[0].tolist() == (X + X).tolist()
 
 
-SETTERS: dict[str, Callable[[Compilation], object]] = {
-    "set_preference": lambda c: c.set_preference(Preference.LOW_POWER),
-    "set_priority": lambda c: c.set_priority(Priority.LOW),
+SETTERS: dict[str, Callable[[nnapi.Compilation], object]] = {
+    "set_preference": lambda c: c.set_preference(nnapi.Preference.LOW_POWER),
+    "set_priority": lambda c: c.set_priority(nnapi.Priority.LOW),
     "set_timeout": lambda c: c.set_timeout(0),
     "set_caching": lambda c: c.set_caching("/tmp", TOKEN),
     "set_caching_from_fds": lambda c: c.set_caching_from_fds([], [], TOKEN),
-    "finish": Compilation.finish,
+    "finish": nnapi.Compilation.finish,
 }
 
 
 @pytest.mark.parametrize("call", SETTERS.values(), ids=SETTERS)
 def test_a_compilation_cannot_be_changed_after_finish(
-    call: Callable[[Compilation], object],
+    call: Callable[[nnapi.Compilation], object],
 ) -> None:
-    with Compilation.create_for_devices(finished(), ["reference"]) as compilation:
+    with nnapi.Compilation.create_for_devices(finished(), ["reference"]) as compilation:
         compilation.finish()
         with answers(BAD_STATE):
             call(compilation)
@@ -128,16 +119,16 @@ def test_a_compilation_cannot_be_changed_after_finish(
 
 @pytest.mark.parametrize("call", SETTERS.values(), ids=SETTERS)
 def test_compilation_rejects_changes_after_failed_finish(
-    call: Callable[[Compilation], object],
+    call: Callable[[nnapi.Compilation], object],
 ) -> None:
-    compilation = Compilation.create_for_devices(finished(), [NumpyDevice("none", ())])
+    compilation = nnapi.Compilation.create_for_devices(finished(), [NumpyDevice("none", ())])
     with answers(BAD_DATA):
         compilation.finish()
     with answers(BAD_STATE):
         call(compilation)
 
 
-GETTERS: dict[str, Callable[[Compilation], object]] = {
+GETTERS: dict[str, Callable[[nnapi.Compilation], object]] = {
     "compiled": lambda c: c.compiled,
     "receipt": lambda c: c.receipt,
     "alignment for input": lambda c: c.get_preferred_memory_alignment_for_input(0),
@@ -149,9 +140,9 @@ GETTERS: dict[str, Callable[[Compilation], object]] = {
 
 @pytest.mark.parametrize("call", GETTERS.values(), ids=GETTERS)
 def test_results_are_there_after_a_finish_that_succeeded(
-    call: Callable[[Compilation], object],
+    call: Callable[[nnapi.Compilation], object],
 ) -> None:
-    compilation = Compilation(finished())
+    compilation = nnapi.Compilation(finished())
     with answers(BAD_STATE):
         call(compilation)
     compilation.finish()
@@ -159,7 +150,7 @@ def test_results_are_there_after_a_finish_that_succeeded(
     compilation.close()
     with answers(BAD_STATE):
         call(compilation)
-    failed = Compilation.create_for_devices(finished(), [NumpyDevice("none", ())])
+    failed = nnapi.Compilation.create_for_devices(finished(), [NumpyDevice("none", ())])
     with answers(BAD_DATA):
         failed.finish()
     with answers(BAD_STATE):
@@ -169,17 +160,17 @@ def test_results_are_there_after_a_finish_that_succeeded(
 @pytest.mark.parametrize("value", [3, -1, "fast", 1.5, 2**40, True])
 def test_preferences_are_0_to_2(value: Any) -> None:
     with answers(BAD_DATA):
-        Compilation(finished()).set_preference(value)
+        nnapi.Compilation(finished()).set_preference(value)
 
 
 @pytest.mark.parametrize("value", [0, 1, 2, 91, 120, -1, "high"])
 def test_priorities_are_90_100_and_110(value: Any) -> None:
     with answers(BAD_DATA):
-        Compilation(finished()).set_priority(value)
+        nnapi.Compilation(finished()).set_priority(value)
 
 
 def test_null_for_a_preference_a_priority_or_a_timeout() -> None:
-    compilation = Compilation.create_for_devices(finished(), ["reference"])
+    compilation = nnapi.Compilation.create_for_devices(finished(), ["reference"])
     for call in (compilation.set_preference, compilation.set_priority, compilation.set_timeout):
         with answers(UNEXPECTED_NULL):
             call(None)  # type: ignore[arg-type]
@@ -189,7 +180,7 @@ def test_null_for_a_preference_a_priority_or_a_timeout() -> None:
     ("preference", "priority", "expected"),
     [
         (None, None, ("fast_single_answer", "medium")),
-        (Preference.LOW_POWER, Priority.LOW, ("low_power", "low")),
+        (nnapi.Preference.LOW_POWER, nnapi.Priority.LOW, ("low_power", "low")),
         (1, 100, ("fast_single_answer", "medium")),
         (np.int32(2), 110, ("sustained_speed", "high")),
     ],
@@ -198,7 +189,7 @@ def test_preference_and_priority_reach_the_driver(
     preference: Any, priority: Any, expected: tuple[str, str]
 ) -> None:
     device = recording()
-    with Compilation.create_for_devices(finished(), [device]) as compilation:
+    with nnapi.Compilation.create_for_devices(finished(), [device]) as compilation:
         if preference is not None:
             compilation.set_preference(preference)
             compilation.set_priority(priority)
@@ -211,7 +202,7 @@ def test_preference_and_priority_reach_the_driver(
 
 def test_relaxation_reaches_the_driver() -> None:
     device = recording()
-    with Compilation.create_for_devices(finished(relaxed=True), [device]) as compilation:
+    with nnapi.Compilation.create_for_devices(finished(relaxed=True), [device]) as compilation:
         compilation.finish()
     assert prepared(device).accuracy == "relaxed"
 
@@ -219,20 +210,20 @@ def test_relaxation_reaches_the_driver() -> None:
 class TestTimeout:
     def test_timeout_needs_exactly_one_named_device(self) -> None:
         with answers(BAD_DATA):
-            Compilation(finished()).set_timeout(1)
+            nnapi.Compilation(finished()).set_timeout(1)
         two: list[HalDevice] = [recording("one"), recording("two")]
         with answers(BAD_DATA):
-            Compilation.create_for_devices(finished(), two).set_timeout(1)
+            nnapi.Compilation.create_for_devices(finished(), two).set_timeout(1)
 
     @pytest.mark.parametrize("value", [-1, 2**64, 0.5, "1"])
     def test_timeout_rejects_values_out_of_range(self, value: Any) -> None:
         with answers(BAD_DATA):
-            Compilation.create_for_devices(finished(), ["reference"]).set_timeout(value)
+            nnapi.Compilation.create_for_devices(finished(), ["reference"]).set_timeout(value)
 
     def test_timeout_is_the_drivers_deadline(self) -> None:
         device = recording()
         began = time.monotonic_ns()
-        with Compilation.create_for_devices(finished(), [device]) as compilation:
+        with nnapi.Compilation.create_for_devices(finished(), [device]) as compilation:
             compilation.set_timeout(10**12)
             compilation.finish()
         deadline = prepared(device).deadline_ns
@@ -241,22 +232,22 @@ class TestTimeout:
 
     def test_timeout_of_0_is_no_limit(self) -> None:
         device = recording()
-        with Compilation.create_for_devices(finished(), [device]) as compilation:
+        with nnapi.Compilation.create_for_devices(finished(), [device]) as compilation:
             compilation.set_timeout(1)
             compilation.set_timeout(0)
             compilation.finish()
         assert prepared(device).deadline_ns is None
 
     def test_passed_timeout_misses_the_deadline(self) -> None:
-        compilation = Compilation.create_for_devices(finished(), [recording()])
+        compilation = nnapi.Compilation.create_for_devices(finished(), [recording()])
         compilation.set_timeout(1)
-        with answers(ResultCode.MISSED_DEADLINE_PERSISTENT):
+        with answers(nnapi.ResultCode.MISSED_DEADLINE_PERSISTENT):
             compilation.finish()
 
     @pytest.mark.parametrize("level", [1, 2, 3])
     def test_devices_below_level_4_ignore_timeouts(self, level: int) -> None:
         device = NumpyDevice("old", {"ADD"}, level=level)
-        with Compilation.create_for_devices(finished(), [device]) as compilation:
+        with nnapi.Compilation.create_for_devices(finished(), [device]) as compilation:
             compilation.set_timeout(1)
             with does_not_raise():
                 compilation.finish()
@@ -270,22 +261,22 @@ class TestAllDevices:
 
     def test_operations_go_to_the_best_device(self, only: Callable[..., None]) -> None:
         only(self.quick(), ReferenceDevice())
-        for preference, device in ((Preference.FAST_SINGLE_ANSWER, "gpu"), (0, "reference")):
-            with Compilation(finished()) as compilation:
+        for preference, device in ((nnapi.Preference.FAST_SINGLE_ANSWER, "gpu"), (0, "reference")):
+            with nnapi.Compilation(finished()) as compilation:
                 compilation.set_preference(preference)
                 compilation.finish()
                 assert [s.device for s in compilation.receipt.steps] == [device]
 
     def test_a_device_that_fails_is_replaced(self, only: Callable[..., None]) -> None:
         only(FaultyDevice(self.quick(), raise_on={"prepare_model": 1}), ReferenceDevice())
-        with Compilation(finished()) as compilation:
+        with nnapi.Compilation(finished()) as compilation:
             compilation.finish()
             (step,) = compilation.receipt.steps
             assert (step.device, step.fallback_from) == ("reference", "gpu")
 
     def test_device_that_fails_in_a_run_is_replaced(self, only: Callable[..., None]) -> None:
         only(FaultyDevice(self.quick(), raise_on={"execute": 1}), ReferenceDevice())
-        with Compilation(finished()) as compilation:
+        with nnapi.Compilation(finished()) as compilation:
             compilation.finish()
             outputs = compilation.compiled.run([X, X])
             assert outputs[0].tolist() == (X + X).tolist()
@@ -295,14 +286,14 @@ class TestAllDevices:
         self, only: Callable[..., None]
     ) -> None:
         only(self.quick(alignment=4096, padding=512), ReferenceDevice())
-        with Compilation(finished()) as compilation:
+        with nnapi.Compilation(finished()) as compilation:
             compilation.finish()
             assert compilation.get_preferred_memory_alignment_for_input(0) == 4096
             assert compilation.get_preferred_memory_padding_for_output(0) == 512
 
     def test_compilation_without_any_device_fails(self, only: Callable[..., None]) -> None:
         only()
-        compilation = Compilation(finished())
+        compilation = nnapi.Compilation(finished())
         with answers(BAD_DATA, "no usable device"):
             compilation.finish()
 
@@ -310,17 +301,17 @@ class TestAllDevices:
         self, only: Callable[..., None]
     ) -> None:
         only(self.quick(only_when_named=True), ReferenceDevice())
-        assert [get_device(i).name for i in range(get_device_count())] == ["reference"]
-        assert get_device_by_name("gpu").type.name == "ACCELERATOR"
+        assert [nnapi.get_device(i).name for i in range(nnapi.get_device_count())] == ["reference"]
+        assert nnapi.get_device_by_name("gpu").type.name == "ACCELERATOR"
         only(self.quick(only_when_named=True))
-        assert get_device_count() == 0
+        assert nnapi.get_device_count() == 0
 
     @pytest.mark.parametrize("level", range(1, 9))
     def test_devices_report_their_feature_level(
         self, only: Callable[..., None], level: int
     ) -> None:
         only(self.quick(level=level))
-        assert get_device(0).feature_level.name == f"LEVEL_{level}"
+        assert nnapi.get_device(0).feature_level.name == f"LEVEL_{level}"
 
 
 class TestFailures:
@@ -329,25 +320,27 @@ class TestFailures:
     )
     def test_a_drivers_error_has_its_code(self, kind: type[errors.DriverError]) -> None:
         device = FaultyDevice(ReferenceDevice(), raise_on={"prepare_model": 1}, error=kind)
-        compilation = Compilation.create_for_devices(finished(), [device])
+        compilation = nnapi.Compilation.create_for_devices(finished(), [device])
         with answers(STATUS_CODES[kind.status]):
             compilation.finish()
 
     def test_an_operation_that_no_named_device_has(self) -> None:
-        compilation = Compilation.create_for_devices(finished(), [NumpyDevice("gpu", {"SUB"})])
+        compilation = nnapi.Compilation.create_for_devices(
+            finished(), [NumpyDevice("gpu", {"SUB"})]
+        )
         with answers(BAD_DATA, "gpu has no ADD"):
             compilation.finish()
 
     def test_named_devices_have_no_fall_back(self) -> None:
         quick = NumpyDevice("gpu", {"ADD"}, {"float32": (0.5, 0.5)})
         failing = FaultyDevice(quick, raise_on={"prepare_model": 1})
-        compilation = Compilation.create_for_devices(finished(), [failing, "reference"])
-        with answers(ResultCode.OP_FAILED):
+        compilation = nnapi.Compilation.create_for_devices(finished(), [failing, "reference"])
+        with answers(nnapi.ResultCode.OP_FAILED):
             compilation.finish()
 
     def test_named_device_has_no_fallback_in_a_run(self) -> None:
         failing = FaultyDevice(NumpyDevice("gpu", {"ADD"}), raise_on={"execute": 1})
-        with Compilation.create_for_devices(finished(), [failing]) as compilation:
+        with nnapi.Compilation.create_for_devices(finished(), [failing]) as compilation:
             compilation.finish()
             with pytest.raises(errors.GeneralFailure):
                 compilation.compiled.run([X, X])
@@ -358,7 +351,7 @@ class TestMemoryPreferences:
     def compilation(self) -> Any:
         first = NumpyDevice("first", {"ADD"}, alignment=256, padding=32)
         second = NumpyDevice("second", {"NEG"}, alignment=8, padding=1)
-        model = Model()
+        model = nnapi.Model()
         x, y, z, w = (model.add_operand(3, (4,)) for _ in range(4))
         zero = model.add_operand(1)
         model.set_operand_value(zero, 0)
@@ -366,11 +359,11 @@ class TestMemoryPreferences:
         model.add_operation("NEG", [z], [w])
         model.identify_inputs_and_outputs([x, y], [w, z])
         model.finish()
-        with Compilation.create_for_devices(model, [first, second]) as made:
+        with nnapi.Compilation.create_for_devices(model, [first, second]) as made:
             made.finish()
             yield made
 
-    def test_are_those_of_all_that_read_or_write(self, compilation: Compilation) -> None:
+    def test_are_those_of_all_that_read_or_write(self, compilation: nnapi.Compilation) -> None:
         assert compilation.get_preferred_memory_alignment_for_input(1) == 256
         assert compilation.get_preferred_memory_padding_for_input(0) == 32
         assert compilation.get_preferred_memory_alignment_for_output(0) == 16
@@ -380,7 +373,7 @@ class TestMemoryPreferences:
 
     @pytest.mark.parametrize("index", [2, -1, 2**70, "x"])
     def test_memory_preference_of_a_wrong_index_is_refused(
-        self, compilation: Compilation, index: Any
+        self, compilation: nnapi.Compilation, index: Any
     ) -> None:
         for call in (
             compilation.get_preferred_memory_alignment_for_input,
@@ -392,7 +385,7 @@ class TestMemoryPreferences:
                 call(index)
 
     def test_compilation_for_all_devices_prefers_the_alignment_of_the_reference(self) -> None:
-        with Compilation(finished()) as compilation:
+        with nnapi.Compilation(finished()) as compilation:
             compilation.finish()
             alignment = ReferenceDevice().capabilities.alignment
             assert compilation.get_preferred_memory_alignment_for_input(0) == alignment
@@ -412,18 +405,18 @@ class TestCachingArguments:
         ],
     )
     def test_caching_rejects_wrong_arguments(
-        self, directory: Any, token: Any, code: ResultCode
+        self, directory: Any, token: Any, code: nnapi.ResultCode
     ) -> None:
         with answers(code):
-            Compilation(finished()).set_caching(directory, token)
+            nnapi.Compilation(finished()).set_caching(directory, token)
 
     def test_trust_token_must_be_true_or_false(self) -> None:
         with answers(BAD_DATA):
-            Compilation(finished()).set_caching("/tmp", TOKEN, "yes")  # type: ignore[arg-type]
+            nnapi.Compilation(finished()).set_caching("/tmp", TOKEN, "yes")  # type: ignore[arg-type]
 
     def test_caching_from_fds_rejects_wrong_descriptors(self, tmp_path: Path) -> None:
         with (tmp_path / "file").open("w+b") as file:
-            compilation = Compilation.create_for_devices(finished(), ["reference"])
+            compilation = nnapi.Compilation.create_for_devices(finished(), ["reference"])
             for models, datas, token, code in (
                 (None, [], TOKEN, UNEXPECTED_NULL),
                 ([], None, TOKEN, UNEXPECTED_NULL),
@@ -440,7 +433,7 @@ class TestCachingArguments:
 
     def test_cache_descriptors_are_duplicated_and_closed(self, tmp_path: Path) -> None:
         with (tmp_path / "file").open("w+b") as file, (tmp_path / "other").open("w+b") as other:
-            compilation = Compilation.create_for_devices(finished(), ["reference"])
+            compilation = nnapi.Compilation.create_for_devices(finished(), ["reference"])
             compilation.set_caching_from_fds([file.fileno()], [other.fileno()], TOKEN)
             compilation.set_caching_from_fds([file.fileno()], [], TOKEN)
             # The compilation has closed none but its own.
@@ -454,8 +447,8 @@ class TestFree:
 
     def test_unfinished_compilation_is_freed(self) -> None:
         for compilation in (
-            Compilation(finished()),
-            Compilation.create_for_devices(finished(), ["reference"]),
+            nnapi.Compilation(finished()),
+            nnapi.Compilation.create_for_devices(finished(), ["reference"]),
         ):
             compilation.close()
             compilation.close()
@@ -464,16 +457,16 @@ class TestFree:
 
     def test_a_finished_one_that_is_dropped(self) -> None:
         with does_not_raise():
-            Compilation(weighted()).finish()
+            nnapi.Compilation(weighted()).finish()
             gc.collect()
 
 
 class TestDevices:
     def test_devices_are_listed_with_the_reference_device_last(self) -> None:
-        devices = [get_device(index) for index in range(get_device_count())]
+        devices = [nnapi.get_device(index) for index in range(nnapi.get_device_count())]
         assert devices[-1].name == "reference"
         assert not any(d.info.only_when_named for d in devices)
-        last: Device = devices[-1]
+        last: nnapi.Device = devices[-1]
         assert (last.type.name, last.feature_level.name) == ("CPU", "LEVEL_8")
         assert last.version == ReferenceDevice.version
         assert repr(last) == "<penstock.nnapi.Device 'reference'>"
@@ -483,12 +476,12 @@ class TestDevices:
     @pytest.mark.parametrize("index", [10**6, -1, "0", 0.0])
     def test_get_device_rejects_index_beyond_the_last(self, index: Any) -> None:
         with answers(BAD_DATA):
-            get_device(index)
+            nnapi.get_device(index)
         with answers(UNEXPECTED_NULL):
-            get_device(None)  # type: ignore[arg-type]
+            nnapi.get_device(None)  # type: ignore[arg-type]
 
     def test_get_device_by_name_finds_usable_devices(self) -> None:
-        assert get_device_by_name("null").name == "null"
+        assert nnapi.get_device_by_name("null").name == "null"
         for name in ("nobody", 3):
             with answers(BAD_DATA):
-                get_device_by_name(name)  # type: ignore[arg-type]
+                nnapi.get_device_by_name(name)  # type: ignore[arg-type]

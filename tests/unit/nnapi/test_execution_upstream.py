@@ -16,29 +16,12 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock import nnapi
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import ErrorStatus
 from penstock.hal import Device, ExecutionResult, Timing
 from penstock.hal.fence import fence_pair
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
-from penstock.nnapi import (
-    UNKNOWN_DURATION,
-    Burst,
-    Compilation,
-    DurationCode,
-    Event,
-    Execution,
-    Memory,
-    MemoryDesc,
-    Model,
-    NnapiError,
-    OperandDesc,
-    OperandType,
-    Priority,
-    ResultCode,
-    get_default_loop_timeout,
-    get_maximum_loop_timeout,
-)
 from penstock.nnapi.codes import STATUS_CODES
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice, RecordingDevice, SlowDevice
 from tests.checked import does_not_raise
@@ -77,7 +60,7 @@ class TestExecution:
             hosted = request.getfixturevalue("nnapi_host")
             device = hosted[len(DOMAINS) + STATUSES.index((level, status))]
         with compiled(finished(), [device]) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_reusable(reusable)
             execution.set_input(0, X)
             execution.set_input(1, X)
@@ -88,21 +71,21 @@ class TestExecution:
                     assert out.tolist() == (X + X).tolist()
                     assert execution.get_output_operand_dimensions(0) == (2, 3)
                     continue
-                with pytest.raises(NnapiError) as caught:
+                with pytest.raises(nnapi.NnapiError) as caught:
                     MODES[mode](execution)
                 assert caught.value.code in _codes(status)
-                with answers(ResultCode.BAD_STATE):
+                with answers(nnapi.ResultCode.BAD_STATE):
                     execution.get_output_operand_rank(0)
             if not reusable:
-                with answers(ResultCode.BAD_STATE):
+                with answers(nnapi.ResultCode.BAD_STATE):
                     MODES[mode](execution)
 
 
-def _codes(status: ErrorStatus) -> set[ResultCode]:
+def _codes(status: ErrorStatus) -> set[nnapi.ResultCode]:
     """What a run may answer whose device answers *status*."""
     if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         # Of outputs of known sizes that is no answer that can be believed.
-        return {ResultCode.OP_FAILED, ResultCode.OUTPUT_INSUFFICIENT_SIZE}
+        return {nnapi.ResultCode.OP_FAILED, nnapi.ResultCode.OUTPUT_INSUFFICIENT_SIZE}
     return {STATUS_CODES[status]}
 
 
@@ -117,7 +100,7 @@ class TestFallback:
         only(FaultyDevice(quick, dict.fromkeys(EXECUTES, "always")), ReferenceDevice())
         out = np.empty_like(X)
         with compiled(finished()) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input(0, X)
             execution.set_input(1, X)
             execution.set_output(0, out)
@@ -132,7 +115,7 @@ class TestReuse:
         device = RecordingDevice(ReferenceDevice(), "recording")
         x, out = X.copy(), np.empty_like(X)
         with compiled(finished(), [device]) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_reusable(True)
             execution.set_input(0, x)
             execution.set_input(1, X)
@@ -150,14 +133,14 @@ class TestReuse:
 
     def test_memory_that_is_closed_meanwhile(self) -> None:
         with HardwareBuffer.allocate(64) as buffer:
-            memory = Memory.create_from_hardware_buffer(buffer)
-        with compiled(unary()) as compilation, Execution(compilation) as execution:
+            memory = nnapi.Memory.create_from_hardware_buffer(buffer)
+        with compiled(unary()) as compilation, nnapi.Execution(compilation) as execution:
             execution.set_reusable(True)
             execution.set_input_from_memory(0, memory, 0, 24)
             execution.set_output(0, np.empty_like(X))
             execution.compute()
             memory.close()
-            with answers(ResultCode.BAD_STATE):
+            with answers(nnapi.ResultCode.BAD_STATE):
                 execution.compute()
 
     def test_no_thread_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,29 +148,29 @@ class TestReuse:
             raise RuntimeError("can't start new thread")
 
         with compiled(unary()) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input(0, X)
             execution.set_output(0, np.empty_like(X))
             with monkeypatch.context() as patched:
                 patched.setattr(threading.Thread, "start", refuse)
-                with answers(ResultCode.RESOURCE_EXHAUSTED_TRANSIENT):
+                with answers(nnapi.ResultCode.RESOURCE_EXHAUSTED_TRANSIENT):
                     execution.start_compute()
             execution.compute()
 
-    @pytest.mark.parametrize("priority", Priority)
-    def test_the_priority_reaches_the_driver(self, priority: Priority) -> None:
+    @pytest.mark.parametrize("priority", nnapi.Priority)
+    def test_the_priority_reaches_the_driver(self, priority: nnapi.Priority) -> None:
         device = RecordingDevice(ReferenceDevice(), "recording")
-        with Compilation.create_for_devices(unary(), [device]) as compilation:
+        with nnapi.Compilation.create_for_devices(unary(), [device]) as compilation:
             compilation.set_priority(priority)
             compilation.finish()
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input(0, X)
             execution.set_output(0, np.empty_like(X))
             execution.set_loop_timeout(10**12)
             execution.compute()
         (config,) = [c.arguments[1] for c in device.calls if c.method == "execute"]
         assert config.priority == priority.name.lower()
-        assert config.loop_timeout_ns == get_maximum_loop_timeout()
+        assert config.loop_timeout_ns == nnapi.get_maximum_loop_timeout()
 
 
 class Timed(InterceptingDevice):
@@ -210,34 +193,34 @@ class TestTiming:
         ("timing", "expected"),
         [
             (Timing(10, 30), (10, 30)),
-            (Timing(), (UNKNOWN_DURATION, UNKNOWN_DURATION)),
-            (Timing(None, 7), (UNKNOWN_DURATION, 7)),
+            (Timing(), (nnapi.UNKNOWN_DURATION, nnapi.UNKNOWN_DURATION)),
+            (Timing(None, 7), (nnapi.UNKNOWN_DURATION, 7)),
             (Timing(2**64, 2**65), (2**64 - 2, 2**64 - 2)),
         ],
         ids=["both", "neither", "driver", "huge"],
     )
     def test_get_duration(self, mode: str, timing: Timing, expected: tuple[int, int]) -> None:
         with compiled(finished(), [Timed(timing)]) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_measure_timing(True)
             execution.set_input(0, X)
             execution.set_input(1, X)
             execution.set_output(0, np.empty_like(X))
             MODES[mode](execution)
-            for first in (DurationCode.ON_HARDWARE, DurationCode.FENCED_ON_HARDWARE):
+            for first in (nnapi.DurationCode.ON_HARDWARE, nnapi.DurationCode.FENCED_ON_HARDWARE):
                 found = execution.get_duration(first), execution.get_duration(first + 1)
                 assert found == expected
 
     def test_a_run_that_failed_has_none(self) -> None:
         with compiled(finished(), [StatusDriver(8, ErrorStatus.GENERAL_FAILURE)]) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_measure_timing(True)
             execution.set_input(0, X)
             execution.set_input(1, X)
             execution.set_output(0, np.empty_like(X))
-            with answers(ResultCode.OP_FAILED):
+            with answers(nnapi.ResultCode.OP_FAILED):
                 execution.compute()
-            with answers(ResultCode.BAD_STATE):
+            with answers(nnapi.ResultCode.BAD_STATE):
                 execution.get_duration(0)
 
 
@@ -247,10 +230,10 @@ class TestDeadlines:
         slow = SlowDevice(ReferenceDevice(), dict.fromkeys(EXECUTES, 30.0), "slow")
         with compiled(finished(), [slow]) as compilation:
             for duration, code, words in (
-                (1, ResultCode.MISSED_DEADLINE_PERSISTENT, "the timeout of 1 ns had passed"),
-                (30_000_000, ResultCode.MISSED_DEADLINE_TRANSIENT, None),
+                (1, nnapi.ResultCode.MISSED_DEADLINE_PERSISTENT, "the timeout of 1 ns had passed"),
+                (30_000_000, nnapi.ResultCode.MISSED_DEADLINE_TRANSIENT, None),
             ):
-                execution = Execution(compilation)
+                execution = nnapi.Execution(compilation)
                 execution.set_input(0, X)
                 execution.set_input(1, X)
                 execution.set_output(0, np.empty_like(X))
@@ -262,7 +245,7 @@ class TestDeadlines:
 
     def test_devices_below_level_4_know_none(self) -> None:
         with compiled(finished(), [StatusDriver(3, ErrorStatus.NONE)]) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input(0, X)
             execution.set_input(1, X)
             out = np.empty_like(X)
@@ -275,10 +258,10 @@ class TestDeadlines:
         signal, fence = fence_pair()
         with (
             compiled(endless(), ["reference"]) as compilation,
-            Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
+            nnapi.Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
         ):
-            execution = Execution(compilation)
-            execution.set_loop_timeout(get_maximum_loop_timeout())
+            execution = nnapi.Execution(compilation)
+            execution.set_loop_timeout(nnapi.get_maximum_loop_timeout())
             execution.set_input(0, np.zeros(1, np.float32))
             execution.set_output(0, np.zeros(1, np.float32))
             with execution.start_compute_with_dependencies([dependency], 40_000_000) as event:
@@ -287,7 +270,7 @@ class TestDeadlines:
                     event.outcome(80_000_000)
                 began = time.monotonic()
                 signal.signal()
-                with answers(ResultCode.MISSED_DEADLINE_TRANSIENT):
+                with answers(nnapi.ResultCode.MISSED_DEADLINE_TRANSIENT):
                     event.wait()
                 assert 0.03 < time.monotonic() - began < 10
         fence.close()
@@ -298,8 +281,8 @@ class TestMemory:
     """z = (x + c1) * c2, its constants, input and output in memories of one kind."""
 
     @staticmethod
-    def constants(memory: Memory, offsets: tuple[int, int]) -> Model:
-        model = Model()
+    def constants(memory: nnapi.Memory, offsets: tuple[int, int]) -> nnapi.Model:
+        model = nnapi.Model()
         x, c1, h, c2, z = (model.add_operand(FLOAT, (3, 4)) for _ in range(5))
         for operand, offset in zip((c1, c2), offsets, strict=True):
             model.set_operand_value_from_memory(operand, memory, offset, 48)
@@ -309,14 +292,14 @@ class TestMemory:
         model.finish()
         return model
 
-    def check(self, memories: list[Memory], at: tuple[int, int]) -> None:
+    def check(self, memories: list[nnapi.Memory], at: tuple[int, int]) -> None:
         weights, inputs, outputs = memories
         x = np.arange(12, dtype=np.float32)
         inputs.store.content()[8:56].view(np.float32)[:] = x
         for k, offset in enumerate(at):
             weights.store.content()[offset : offset + 48].view(np.float32)[:] = k + 2
         with compiled(self.constants(weights, at)) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input_from_memory(0, inputs, 8, 48)
             execution.set_output_from_memory(0, outputs, 20, 48)
             execution.compute()
@@ -331,7 +314,7 @@ class TestMemory:
         for fd in fds:
             os.ftruncate(fd, 8192)
         memories = [
-            Memory.create_from_fd(size, protect, fd, offset)
+            nnapi.Memory.create_from_fd(size, protect, fd, offset)
             for fd, size, protect, offset in zip(
                 fds, (4096, 64, 80), (BOTH, BOTH, BOTH), (4096, 0, 4096), strict=True
             )
@@ -346,7 +329,7 @@ class TestMemory:
         memories = []
         for size in (256, 64, 80):
             with HardwareBuffer.allocate(size) as buffer:
-                memories.append(Memory.create_from_hardware_buffer(buffer))
+                memories.append(nnapi.Memory.create_from_hardware_buffer(buffer))
         self.check(memories, at=(20, 100))
         for memory in memories:
             memory.close()
@@ -355,10 +338,10 @@ class TestMemory:
         """They are copied, and the receipt says so."""
         fd = os.memfd_create("test")
         os.ftruncate(fd, 64)
-        with Memory.create_from_fd(64, BOTH, fd) as memory, compiled(unary()) as compilation:
+        with nnapi.Memory.create_from_fd(64, BOTH, fd) as memory, compiled(unary()) as compilation:
             os.close(fd)
             memory.store.content()[1:25] = X.reshape(-1).view(np.uint8)
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input_from_memory(0, memory, 1, 24)
             execution.set_output_from_memory(0, memory, 31, 24)
             execution.compute()
@@ -369,38 +352,38 @@ class TestMemory:
 
 class TestControlFlow:
     def test_duration(self) -> None:
-        assert get_default_loop_timeout() == 2_000_000_000
-        assert get_maximum_loop_timeout() == 15_000_000_000
+        assert nnapi.get_default_loop_timeout() == 2_000_000_000
+        assert nnapi.get_maximum_loop_timeout() == 15_000_000_000
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("devices", [None, ["reference"]], ids=["any", "reference"])
     def test_infinite_loop(self, mode: str, devices: list[str] | None) -> None:
         with compiled(endless(), devices) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_loop_timeout(50_000_000)
             execution.set_input(0, np.zeros(1, np.float32))
             execution.set_output(0, np.zeros(1, np.float32))
             began = time.monotonic()
-            with answers(ResultCode.MISSED_DEADLINE_TRANSIENT):
+            with answers(nnapi.ResultCode.MISSED_DEADLINE_TRANSIENT):
                 MODES[mode](execution)
             assert time.monotonic() - began < 1.9
 
 
-def endless() -> Model:
+def endless() -> nnapi.Model:
     """while x == x: x = x + x."""
-    condition = Model()
+    condition = nnapi.Model()
     x = condition.add_operand(FLOAT, (1,))
-    go = condition.add_operand(OperandType.TENSOR_BOOL8, (1,))
+    go = condition.add_operand(nnapi.OperandType.TENSOR_BOOL8, (1,))
     condition.add_operation("EQUAL", [x, x], [go])
     condition.identify_inputs_and_outputs([x], [go])
     condition.finish()
-    body = Model()
+    body = nnapi.Model()
     x, y = body.add_operand(FLOAT, (1,)), body.add_operand(FLOAT, (1,))
     body.add_operation("ADD", [x, x, fuse(body)], [y])
     body.identify_inputs_and_outputs([x], [y])
     body.finish()
-    model = Model()
-    parts = [model.add_operand(OperandType.SUBGRAPH) for _ in range(2)]
+    model = nnapi.Model()
+    parts = [model.add_operand(nnapi.OperandType.SUBGRAPH) for _ in range(2)]
     for part, made in zip(parts, (condition, body), strict=True):
         model.set_operand_value_from_model(part, made)
     x, y = model.add_operand(FLOAT, (1,)), model.add_operand(FLOAT, (1,))
@@ -412,8 +395,8 @@ def endless() -> Model:
 
 KINDS: Final = {
     "float32": (FLOAT, np.float32, 0.0),
-    "quant8": (OperandType.TENSOR_QUANT8_ASYMM, np.uint8, 1.0),
-    "float16": (OperandType.TENSOR_FLOAT16, np.float16, 0.0),
+    "quant8": (nnapi.OperandType.TENSOR_QUANT8_ASYMM, np.uint8, 1.0),
+    "float16": (nnapi.OperandType.TENSOR_FLOAT16, np.float16, 0.0),
 }
 KNOWN: Final = {"specified": (3, 4), "dimension": (3, 0), "dimensions": (0, 0), "rank": ()}
 """What a model or an execution says of dimensions (3, 4)."""
@@ -433,14 +416,14 @@ class TestUnspecifiedDimensions:
         out = np.empty_like(x)
         model = unary(dimensions=KNOWN[at_model], kind=operand, scale=scale)
         with compiled(model) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             given = None
             if at_execution != "nothing":
-                given = OperandDesc(operand, KNOWN[at_execution], scale)
+                given = nnapi.OperandDesc(operand, KNOWN[at_execution], scale)
             whole = "specified" in {at_model, at_execution}
             valid = _refines(KNOWN[at_model], given)
             if not valid or not whole or (given and at_execution != "specified"):
-                with answers(ResultCode.BAD_DATA):
+                with answers(nnapi.ResultCode.BAD_DATA):
                     execution.set_input(0, x, type=given)
                 return
             execution.set_input(0, x, type=given)
@@ -454,14 +437,14 @@ class TestUnspecifiedDimensions:
         x = np.arange(12, dtype=dtype).reshape(3, 4)
         model = unary(dimensions=(0, 0), output=KNOWN[at_model], kind=operand, scale=scale)
         with compiled(model) as compilation:
-            execution = Execution(compilation)
-            execution.set_input(0, x, type=OperandDesc(operand, (3, 4), scale))
+            execution = nnapi.Execution(compilation)
+            execution.set_input(0, x, type=nnapi.OperandDesc(operand, (3, 4), scale))
             given = None
             if at_execution != "nothing":
-                given = OperandDesc(operand, KNOWN[at_execution], scale)
+                given = nnapi.OperandDesc(operand, KNOWN[at_execution], scale)
             out = np.empty_like(x)
             if not _refines(KNOWN[at_model], given):
-                with answers(ResultCode.BAD_DATA):
+                with answers(nnapi.ResultCode.BAD_DATA):
                     execution.set_output(0, out, type=given)
                 return
             execution.set_output(0, out, type=given)
@@ -470,7 +453,7 @@ class TestUnspecifiedDimensions:
             assert execution.get_output_operand_dimensions(0) == (3, 4)
 
 
-def _refines(known: tuple[int, ...], given: OperandDesc | None) -> bool:
+def _refines(known: tuple[int, ...], given: nnapi.OperandDesc | None) -> bool:
     if given is None or not known:
         return True
     return len(given.dimensions) == len(known) and all(
@@ -482,29 +465,29 @@ class TestUnknownDimensions:
     """Outputs whose size only a run tells, in buffers of any length."""
 
     @pytest.fixture
-    def dynamic(self) -> Iterator[Compilation]:
+    def dynamic(self) -> Iterator[nnapi.Compilation]:
         with compiled(unary(dimensions=(0, 3))) as made:
             yield made
 
     @pytest.mark.parametrize("mode", ["sync", "async", "burst"])
-    def test_insufficient(self, dynamic: Compilation, mode: str) -> None:
+    def test_insufficient(self, dynamic: nnapi.Compilation, mode: str) -> None:
         x = np.arange(12, dtype=np.float32).reshape(4, 3)
         for length in (1, 47):
-            execution = Execution(dynamic)
-            execution.set_input(0, x, type=OperandDesc(FLOAT, (4, 3)))
+            execution = nnapi.Execution(dynamic)
+            execution.set_input(0, x, type=nnapi.OperandDesc(FLOAT, (4, 3)))
             room = np.full(64, 9, np.uint8)
             execution.set_output(0, room, length)
-            with answers(ResultCode.OUTPUT_INSUFFICIENT_SIZE):
+            with answers(nnapi.ResultCode.OUTPUT_INSUFFICIENT_SIZE):
                 MODES[mode](execution)
             assert execution.get_output_operand_rank(0) == 2
             assert execution.get_output_operand_dimensions(0) == (4, 3)
             assert not execution.is_output_sufficient(0)
             assert (room == 9).all()
-            with answers(ResultCode.BAD_STATE):
+            with answers(nnapi.ResultCode.BAD_STATE):
                 execution.get_duration(0)
         for length in (48, 64):
-            again = Execution(dynamic)
-            again.set_input(0, x, type=OperandDesc(FLOAT, (4, 3)))
+            again = nnapi.Execution(dynamic)
+            again.set_input(0, x, type=nnapi.OperandDesc(FLOAT, (4, 3)))
             room = np.full(64, 9, np.uint8)
             again.set_output(0, room, length)
             MODES[mode](again)
@@ -512,36 +495,38 @@ class TestUnknownDimensions:
             assert (room[48:] == 9).all()
             assert again.is_output_sufficient(0)
 
-    def test_another_shape_than_the_execution_says(self, dynamic: Compilation) -> None:
-        execution = Execution(dynamic)
-        execution.set_input(0, np.zeros((4, 3), np.float32), type=OperandDesc(FLOAT, (4, 3)))
-        execution.set_output(0, np.zeros((5, 3), np.float32), type=OperandDesc(FLOAT, (5, 3)))
-        with answers(ResultCode.OP_FAILED):
+    def test_another_shape_than_the_execution_says(self, dynamic: nnapi.Compilation) -> None:
+        execution = nnapi.Execution(dynamic)
+        execution.set_input(0, np.zeros((4, 3), np.float32), type=nnapi.OperandDesc(FLOAT, (4, 3)))
+        execution.set_output(0, np.zeros((5, 3), np.float32), type=nnapi.OperandDesc(FLOAT, (5, 3)))
+        with answers(nnapi.ResultCode.OP_FAILED):
             execution.compute()
 
     @pytest.mark.parametrize("shapes", list(itertools.permutations([1, 2, 5])))
-    def test_shapes_one_after_another(self, dynamic: Compilation, shapes: tuple[int, ...]) -> None:
+    def test_shapes_one_after_another(
+        self, dynamic: nnapi.Compilation, shapes: tuple[int, ...]
+    ) -> None:
         for rows in shapes:
             x = np.random.default_rng(rows).normal(size=(rows, 3)).astype(np.float32)
             out = np.empty_like(x)
-            execution = Execution(dynamic)
-            execution.set_input(0, x, type=OperandDesc(FLOAT, (rows, 3)))
+            execution = nnapi.Execution(dynamic)
+            execution.set_input(0, x, type=nnapi.OperandDesc(FLOAT, (rows, 3)))
             execution.set_output(0, out)
             execution.compute()
             assert out.tolist() == np.maximum(x, 0).tolist()
 
     def test_an_output_that_nobody_wants(self) -> None:
-        model = Model()
+        model = nnapi.Model()
         x = model.add_operand(FLOAT, (4,))
         values, places = model.add_operand(FLOAT, (2,)), model.add_operand(3 + 1, (2,))
-        k = model.add_operand(OperandType.INT32)
+        k = model.add_operand(nnapi.OperandType.INT32)
         model.set_operand_value(k, 2)
         model.add_operation("TOPK_V2", [x, k], [values, places])
         model.identify_inputs_and_outputs([x], [values, places])
         model.finish()
         with compiled(model) as compilation:
             out = np.zeros(2, np.int32)
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input(0, np.array([1, 4, 2, 3], np.float32))
             execution.set_output(0, None)
             execution.set_output(1, out)
@@ -553,15 +538,15 @@ class TestOmittedInputs:
     """Optional operands that an execution gives no value."""
 
     @staticmethod
-    def looking_up() -> Model:
+    def looking_up() -> nnapi.Model:
         """An LSH projection, whose weights are optional."""
-        model = Model()
+        model = nnapi.Model()
         hashes = model.add_operand(FLOAT, (4, 2))
-        x = model.add_operand(OperandType.TENSOR_INT32, (3, 2))
+        x = model.add_operand(nnapi.OperandType.TENSOR_INT32, (3, 2))
         weight = model.add_operand(FLOAT, (3,))
-        kind = model.add_operand(OperandType.INT32)
+        kind = model.add_operand(nnapi.OperandType.INT32)
         model.set_operand_value(kind, 2)
-        y = model.add_operand(OperandType.TENSOR_INT32, (8,))
+        y = model.add_operand(nnapi.OperandType.TENSOR_INT32, (8,))
         model.add_operation("LSH_PROJECTION", [hashes, x, weight, kind], [y])
         model.identify_inputs_and_outputs([hashes, x, weight], [y])
         model.finish()
@@ -575,7 +560,7 @@ class TestOmittedInputs:
         with compiled(self.looking_up()) as compilation:
             for weight in (np.ones(3, np.float32), None, None):
                 out = np.full(8, -1, np.int32)
-                execution = Execution(compilation)
+                execution = nnapi.Execution(compilation)
                 execution.set_input(0, hashes)
                 execution.set_input(1, x)
                 execution.set_input(2, weight)
@@ -587,26 +572,26 @@ class TestOmittedInputs:
 
     def test_omitting_a_required_operand_is_bad_data(self) -> None:
         with compiled(finished()) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input(0, X)
             execution.set_input(1, None)
             execution.set_output(0, np.empty_like(X))
-            with answers(ResultCode.BAD_DATA):
+            with answers(nnapi.ResultCode.BAD_DATA):
                 execution.compute()
 
 
 class TestFree:
     def test_unscheduled_execution(self) -> None:
         with does_not_raise(), compiled(finished()) as compilation:
-            Execution(compilation).close()
-            execution = Execution(compilation)
+            nnapi.Execution(compilation).close()
+            execution = nnapi.Execution(compilation)
             execution.set_input(0, X)
             execution.close()
-            Burst(compilation).close()
+            nnapi.Burst(compilation).close()
 
     def test_unfinished_descriptor(self) -> None:
         with does_not_raise():
-            desc = MemoryDesc()
+            desc = nnapi.MemoryDesc()
             desc.close()
             desc.close()
 
@@ -614,7 +599,7 @@ class TestFree:
         slow = SlowDevice(ReferenceDevice(), dict.fromkeys(EXECUTES, 0.05), "slow")
         out = np.zeros_like(X)
         with compiled(finished(), [slow]) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input(0, X)
             execution.set_input(1, X)
             execution.set_output(0, out)

@@ -12,18 +12,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock import nnapi
 from penstock.drivers.reference import ReferenceDevice
 from penstock.hal import Device
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
-from penstock.nnapi import (
-    Compilation,
-    Execution,
-    Memory,
-    MemoryDesc,
-    Model,
-    OperandDesc,
-    ResultCode,
-)
 from penstock.nnapi.memory_kinds import PoolStore
 from tests.support_nnapi_drivers import (
     DOMAINS,
@@ -40,9 +32,9 @@ X: Final = np.linspace(-3, 8, 12, dtype=np.float32).reshape(3, 4)
 NBYTES: Final = X.nbytes
 
 
-def two_parts() -> Model:
+def two_parts() -> nnapi.Model:
     """z = (x + y) * x: an ADD that one driver takes, and a MUL of another."""
-    model = Model()
+    model = nnapi.Model()
     x, y, h, z = (model.add_operand(FLOAT, (3, 4)) for _ in range(4))
     model.add_operation("ADD", [x, y, fuse(model)], [h])
     model.add_operation("MUL", [h, y, fuse(model)], [z])
@@ -79,7 +71,7 @@ class TestMemoryDomain:
         with ExitStack() as self.made:
             yield
 
-    def compile(self, model: Model, *drivers: Device) -> Compilation:
+    def compile(self, model: nnapi.Model, *drivers: Device) -> nnapi.Compilation:
         if self.explicit:
             return self.made.enter_context(compiled(model, drivers))
         self.only(*drivers, ReferenceDevice())
@@ -108,26 +100,26 @@ class TestMemoryDomain:
 
     def allocated(
         self,
-        compilation: Compilation,
+        compilation: nnapi.Compilation,
         inputs: Sequence[int],
         outputs: Sequence[int],
         dimensions: Sequence[int] = (),
-    ) -> Memory:
-        with MemoryDesc() as desc:
+    ) -> nnapi.Memory:
+        with nnapi.MemoryDesc() as desc:
             for index in inputs:
                 desc.add_input_role(compilation, index)
             for index in outputs:
                 desc.add_output_role(compilation, index)
             desc.set_dimensions(dimensions)
             desc.finish()
-            return self.made.enter_context(Memory.create_from_desc(desc))
+            return self.made.enter_context(nnapi.Memory.create_from_desc(desc))
 
     def check(
-        self, compilation: Compilation, inputs: Sequence[int], outputs: Sequence[int]
-    ) -> Memory | None:
+        self, compilation: nnapi.Compilation, inputs: Sequence[int], outputs: Sequence[int]
+    ) -> nnapi.Memory | None:
         """Allocates for roles that one driver serves; the memory, where there is any."""
         if not self.allocates and self.explicit:
-            with answers(ResultCode.OP_FAILED):
+            with answers(nnapi.ResultCode.OP_FAILED):
                 self.allocated(compilation, inputs, outputs)
             return None
         memory = self.allocated(compilation, inputs, outputs)
@@ -137,7 +129,7 @@ class TestMemoryDomain:
             self.check_fallback(memory, blob=self.knows_domains)
         return memory
 
-    def check_fallback(self, memory: Memory, *, blob: bool) -> None:
+    def check_fallback(self, memory: nnapi.Memory, *, blob: bool) -> None:
         """A hardware buffer where every driver takes these, else plain shared memory."""
         assert isinstance(memory.store, PoolStore)
         expected = "hardware_buffer_blob" if blob else "ashmem"
@@ -158,13 +150,13 @@ class TestMemoryDomain:
             return
         h = np.empty_like(X)
         for run in MODES.values():
-            writes = Execution(compilation)
+            writes = nnapi.Execution(compilation)
             writes.set_input(0, X)
             writes.set_input(1, X)
             writes.set_output(0, h)
             writes.set_output_from_memory(1, memory)
             run(writes)
-            reads = Execution(compilation)
+            reads = nnapi.Execution(compilation)
             reads.set_input_from_memory(0, memory)
             reads.set_input(1, X)
             reads.set_output(0, h)
@@ -183,7 +175,7 @@ class TestMemoryDomain:
         # Both read y, and what the one writes the other reads.
         for inputs, outputs in (([1], []), ([], [0]), ([0], [1])):
             if self.explicit:
-                with answers(ResultCode.OP_FAILED):
+                with answers(nnapi.ResultCode.OP_FAILED):
                     self.allocated(compilation, inputs, outputs)
             else:
                 memory = self.allocated(compilation, inputs, outputs)
@@ -196,7 +188,7 @@ class TestMemoryDomain:
         driver = self.driver("whole")
         compilation = self.compile(unary(dimensions=(0, 4)), driver)
         if not self.allocates:
-            with answers(ResultCode.OP_FAILED):
+            with answers(nnapi.ResultCode.OP_FAILED):
                 self.allocated(compilation, [0], [0])
             if self.explicit:
                 return
@@ -208,30 +200,30 @@ class TestMemoryDomain:
         assert memory.size == 0
         for rows in (3, 5, 2):
             x = np.linspace(-1, 1, rows * 4, dtype=np.float32).reshape(rows, 4)
-            given = OperandDesc(FLOAT, (rows, 4))
-            writes = Execution(compilation)
+            given = nnapi.OperandDesc(FLOAT, (rows, 4))
+            writes = nnapi.Execution(compilation)
             writes.set_input(0, x, type=given)
             writes.set_output_from_memory(0, memory)
             writes.compute()
             assert writes.get_output_operand_dimensions(0) == (rows, 4)
             assert memory.size == x.nbytes
             out = np.empty_like(x)
-            reads = Execution(compilation)
+            reads = nnapi.Execution(compilation)
             reads.set_input_from_memory(0, memory, type=given)
             reads.set_output(0, out)
             reads.compute()
             assert out.tolist() == np.maximum(x, 0).tolist()
-            wrong = Execution(compilation)
-            wrong.set_input_from_memory(0, memory, type=OperandDesc(FLOAT, (rows + 1, 4)))
+            wrong = nnapi.Execution(compilation)
+            wrong.set_input_from_memory(0, memory, type=nnapi.OperandDesc(FLOAT, (rows + 1, 4)))
             wrong.set_output(0, np.empty((rows + 1, 4), np.float32))
-            with answers(ResultCode.OP_FAILED):
+            with answers(nnapi.ResultCode.OP_FAILED):
                 wrong.compute()
 
     def test_memory_copy(self) -> None:
         """Every pair of a device's memory, shared memory and a hardware buffer."""
         compilation = self.compile(unary(dimensions=(3, 4)), self.driver("whole"))
         if self.explicit and not self.allocates:
-            with answers(ResultCode.OP_FAILED):
+            with answers(nnapi.ResultCode.OP_FAILED):
                 self.allocated(compilation, [0], [0])
             return
         device = [self.allocated(compilation, [0], [0]) for _ in range(2)]
@@ -252,9 +244,9 @@ class TestMemoryDomain:
             for good in (*device, *host):
                 if good in device:
                     host[0].copy(good)
-                with answers(ResultCode.BAD_DATA):
+                with answers(nnapi.ResultCode.BAD_DATA):
                     good.copy(other)
-                with answers(ResultCode.BAD_DATA):
+                with answers(nnapi.ResultCode.BAD_DATA):
                     other.copy(good)
                 assert good.is_initialized == (good in host)
 
@@ -262,7 +254,7 @@ class TestMemoryDomain:
         compilation = self.compile(unary(dimensions=(0, 4)), self.driver("whole"))
         if not self.allocates:
             # What the runtime allocates instead, if it may, must have a size.
-            with answers(ResultCode.OP_FAILED):
+            with answers(nnapi.ResultCode.OP_FAILED):
                 self.allocated(compilation, [0], [0])
             return
         known, unknown = (
@@ -271,7 +263,7 @@ class TestMemoryDomain:
         )
         plain = self.filled(self.shared(NBYTES), X)
         # Plain bytes say nothing of a shape, so that the device cannot tell what they are.
-        with answers(ResultCode.BAD_DATA):
+        with answers(nnapi.ResultCode.BAD_DATA):
             plain.copy(unknown)
         assert not unknown.is_initialized
         plain.copy(known)
@@ -281,26 +273,26 @@ class TestMemoryDomain:
         unknown.copy(result)
         assert result.store.content().tobytes() == X.tobytes()
         x = np.ones((2, 4), np.float32)
-        writes = Execution(compilation)
-        writes.set_input(0, x, type=OperandDesc(FLOAT, (2, 4)))
+        writes = nnapi.Execution(compilation)
+        writes.set_input(0, x, type=nnapi.OperandDesc(FLOAT, (2, 4)))
         writes.set_output_from_memory(0, unknown)
         writes.compute()
         for target in (known, result):
-            with answers(ResultCode.BAD_DATA):
+            with answers(nnapi.ResultCode.BAD_DATA):
                 unknown.copy(target)
         unknown.copy(self.shared(x.nbytes))
 
-    def shared(self, nbytes: int) -> Memory:
+    def shared(self, nbytes: int) -> nnapi.Memory:
         fd = os.memfd_create("test")
         os.ftruncate(fd, nbytes)
-        memory = self.made.enter_context(Memory.create_from_fd(nbytes, BOTH, fd))
+        memory = self.made.enter_context(nnapi.Memory.create_from_fd(nbytes, BOTH, fd))
         os.close(fd)
         return memory
 
-    def blob(self, nbytes: int) -> Memory:
+    def blob(self, nbytes: int) -> nnapi.Memory:
         with HardwareBuffer.allocate(nbytes) as buffer:
-            return self.made.enter_context(Memory.create_from_hardware_buffer(buffer))
+            return self.made.enter_context(nnapi.Memory.create_from_hardware_buffer(buffer))
 
-    def filled(self, memory: Memory, value: Any) -> Memory:
+    def filled(self, memory: nnapi.Memory, value: Any) -> nnapi.Memory:
         memory.store.content().view(np.float32)[:] = np.asarray(value).reshape(-1)
         return memory

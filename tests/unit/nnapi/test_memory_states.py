@@ -13,20 +13,12 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from penstock import nnapi
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import GeneralFailure
 from penstock.ir import NDArray
 from penstock.memory import PROT_READ, PROT_WRITE
 from penstock.memory.storage import OnDevice
-from penstock.nnapi import (
-    Compilation,
-    Execution,
-    Memory,
-    MemoryDesc,
-    NnapiError,
-    OperandDesc,
-    ResultCode,
-)
 from penstock.testing.doubles import InterceptingDevice
 from tests.unit.nnapi.building import FLOAT, MODES, answers, compiled, unary
 
@@ -59,7 +51,7 @@ class Memories(RuleBasedStateMachine):
     """Each memory beside the value that it must hold, None for none."""
 
     device: Breakable
-    compilation: Compilation
+    compilation: nnapi.Compilation
 
     @initialize()
     def make(self) -> None:
@@ -68,13 +60,13 @@ class Memories(RuleBasedStateMachine):
         self.held: list[NDArray | None] = [None, None, *zeros]
         self.values = 0
 
-    def allocated(self, dimensions: tuple[int, ...]) -> Memory:
-        with MemoryDesc() as desc:
+    def allocated(self, dimensions: tuple[int, ...]) -> nnapi.Memory:
+        with nnapi.MemoryDesc() as desc:
             desc.add_input_role(self.compilation, 0)
             desc.add_output_role(self.compilation, 0)
             desc.set_dimensions(dimensions)
             desc.finish()
-            return Memory.create_from_desc(desc)
+            return nnapi.Memory.create_from_desc(desc)
 
     @rule(source=MEMORIES, into=MEMORIES)
     def copy(self, source: int, into: int) -> None:
@@ -88,7 +80,9 @@ class Memories(RuleBasedStateMachine):
             self.memories[source].copy(self.memories[into])
             self.held[into] = held
             return
-        self.refused(ResultCode.BAD_DATA, lambda: self.memories[source].copy(self.memories[into]))
+        self.refused(
+            nnapi.ResultCode.BAD_DATA, lambda: self.memories[source].copy(self.memories[into])
+        )
         if into < 2:
             self.held[into] = None
 
@@ -98,14 +92,14 @@ class Memories(RuleBasedStateMachine):
             return  # rows are only known when it has run, or there is no room for them
         self.values += 1
         value = np.full((rows, COLUMNS), self.values, np.float32)
-        execution = Execution(self.compilation)
-        execution.set_input(0, value, type=OperandDesc(FLOAT, value.shape))
+        execution = nnapi.Execution(self.compilation)
+        execution.set_input(0, value, type=nnapi.OperandDesc(FLOAT, value.shape))
         memory = self.memories[into]
         execution.set_output_from_memory(0, memory, 0, memory.size if into >= 2 else 0)
         self.device.broken = broken
         try:
             if broken or (into == 1 and rows != 2):
-                with pytest.raises(NnapiError):
+                with pytest.raises(nnapi.NnapiError):
                     MODES[mode](execution)
                 if into < 2:
                     self.held[into] = None
@@ -128,9 +122,9 @@ class Memories(RuleBasedStateMachine):
         if source == 1 and rows != 2:
             return  # refused when it is set
         out = np.full(shape, -1, np.float32)
-        described = OperandDesc(FLOAT, shape)
+        described = nnapi.OperandDesc(FLOAT, shape)
         memory = self.memories[source]
-        execution = Execution(self.compilation)
+        execution = nnapi.Execution(self.compilation)
         execution.set_input_from_memory(
             0, memory, 0, memory.size if source >= 2 else 0, type=described
         )
@@ -140,7 +134,7 @@ class Memories(RuleBasedStateMachine):
             MODES[mode](execution)
             assert out.tolist() == held.tolist()
         else:
-            self.refused(ResultCode.OP_FAILED, lambda: MODES[mode](execution))
+            self.refused(nnapi.ResultCode.OP_FAILED, lambda: MODES[mode](execution))
             assert (out == -1).all()
 
     @invariant()
@@ -158,8 +152,8 @@ class Memories(RuleBasedStateMachine):
             return bool(value.nbytes == self.memories[into].size)
         return not plain if into == 0 else value.shape == (2, COLUMNS)
 
-    def refused(self, code: ResultCode, call: Callable[[], object]) -> None:
-        with pytest.raises(NnapiError) as caught:
+    def refused(self, code: nnapi.ResultCode, call: Callable[[], object]) -> None:
+        with pytest.raises(nnapi.NnapiError) as caught:
             call()
         assert caught.value.code is code
 
@@ -168,11 +162,11 @@ class Memories(RuleBasedStateMachine):
             memory.close()
 
 
-def shared(rows: int) -> Memory:
+def shared(rows: int) -> nnapi.Memory:
     nbytes = rows * COLUMNS * 4
     fd = os.memfd_create("test")
     os.ftruncate(fd, nbytes)
-    memory = Memory.create_from_fd(nbytes, PROT_READ | PROT_WRITE, fd)
+    memory = nnapi.Memory.create_from_fd(nbytes, PROT_READ | PROT_WRITE, fd)
     os.close(fd)
     return memory
 
@@ -192,16 +186,18 @@ def test_memories(device: Breakable) -> None:
 def test_memory_that_is_lost_with_its_device_says_so_each_time(
     device: Breakable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with compiled(unary("RELU", (2, COLUMNS)), [device]) as compilation, MemoryDesc() as desc:
+    with compiled(unary("RELU", (2, COLUMNS)), [device]) as compilation, nnapi.MemoryDesc() as desc:
         desc.add_input_role(compilation, 0)
         desc.finish()
-        with Memory.create_from_desc(desc) as memory, shared(2) as zeros:
+        with nnapi.Memory.create_from_desc(desc) as memory, shared(2) as zeros:
             assert memory.is_in_device
             zeros.copy(memory)
             monkeypatch.setattr(OnDevice, "lost", "its process ended")
             for _ in range(2):
-                execution = Execution(compilation)
+                execution = nnapi.Execution(compilation)
                 execution.set_input_from_memory(0, memory)
                 execution.set_output(0, np.empty((2, COLUMNS), np.float32))
-                with answers(ResultCode.DEAD_OBJECT, "lost with its device .*; allocate another"):
+                with answers(
+                    nnapi.ResultCode.DEAD_OBJECT, "lost with its device .*; allocate another"
+                ):
                     execution.compute()

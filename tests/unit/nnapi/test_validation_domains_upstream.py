@@ -13,19 +13,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pytest
 
+from penstock import nnapi
 from penstock.errors import PlacementError
 from penstock.ipc.resilient import IsolatedDevice
 from penstock.ipc.starting import unavailable
-from penstock.nnapi import (
-    Compilation,
-    Execution,
-    Memory,
-    MemoryDesc,
-    Model,
-    NnapiError,
-    OperandDesc,
-    OperandType,
-)
 from penstock.runtime.discovery import manager
 from tests.checked import does_not_raise
 from tests.unit.nnapi.building import (
@@ -44,11 +35,14 @@ from tests.unit.nnapi.building import (
     unary,
 )
 
-Compile: TypeAlias = Callable[[Model], Compilation]
+Compile: TypeAlias = Callable[[nnapi.Model], nnapi.Compilation]
 
 X: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
 NBYTES: Final = X.nbytes
-ROLES: Final = {"input": MemoryDesc.add_input_role, "output": MemoryDesc.add_output_role}
+ROLES: Final = {
+    "input": nnapi.MemoryDesc.add_input_role,
+    "output": nnapi.MemoryDesc.add_output_role,
+}
 DRIVERS: Final = ("reference", "sample", "lab", "openvino-cpu")
 ENTRIES: Final = {"openvino-cpu": "openvino"}
 DOORS: Final = ("in process", "isolated")
@@ -85,7 +79,9 @@ def process_is_kept(place: tuple[str | None, Any]) -> None:
     keeps: it is started before a test counts what it leaves open.
     """
     device = place[1]
-    with suppress(NnapiError):  # the driver takes no FILL, and then no test starts the process
+    with suppress(
+        nnapi.NnapiError
+    ):  # the driver takes no FILL, and then no test starts the process
         compiled(filling(), None if device is None else [device]).close()
 
 
@@ -108,10 +104,10 @@ def compile_(place: tuple[str | None, Any]) -> Compile:
     """Compiles for the driver; a test whose model that one does not take is skipped."""
     name, device = place
 
-    def make(model: Model) -> Compilation:
+    def make(model: nnapi.Model) -> nnapi.Compilation:
         try:
             return compiled(model, None if device is None else [device])
-        except NnapiError as error:
+        except nnapi.NnapiError as error:
             if device is None:
                 raise
             pytest.skip(f"{name} does not take this model: {error}")
@@ -120,13 +116,13 @@ def compile_(place: tuple[str | None, Any]) -> Compile:
 
 
 @pytest.fixture
-def relu(compile_: Compile) -> Iterator[Compilation]:
+def relu(compile_: Compile) -> Iterator[nnapi.Compilation]:
     with compile_(unary()) as made:
         yield made
 
 
 @pytest.fixture
-def dynamic(compile_: Compile) -> Iterator[Compilation]:
+def dynamic(compile_: Compile) -> Iterator[nnapi.Compilation]:
     with compile_(unary(dimensions=(0, 3))) as made:
         yield made
 
@@ -134,12 +130,12 @@ def dynamic(compile_: Compile) -> Iterator[Compilation]:
 class TestValidationTestMemoryDesc:
     @pytest.mark.parametrize("add", ROLES.values(), ids=ROLES)
     def test_add_input_role_and_add_output_role(
-        self, relu: Compilation, add: Callable[..., None]
+        self, relu: nnapi.Compilation, add: Callable[..., None]
     ) -> None:
-        desc = MemoryDesc()
+        desc = nnapi.MemoryDesc()
         with answers(UNEXPECTED_NULL):
             add(desc, None, 0, 1.0)
-        for wrong in ("a compilation", Compilation(finished())):
+        for wrong in ("a compilation", nnapi.Compilation(finished())):
             with answers(BAD_DATA):
                 add(desc, wrong, 0, 1.0)
         for index in (-1, 1, 999):
@@ -159,10 +155,10 @@ class TestValidationTestMemoryDesc:
     @pytest.mark.parametrize(
         ("operand", "scale", "zero_point", "fits"),
         [
-            (OperandType.TENSOR_QUANT8_ASYMM, 0.5, 128, True),
-            (OperandType.TENSOR_QUANT8_ASYMM, 0.25, 128, False),
-            (OperandType.TENSOR_QUANT8_ASYMM, 0.5, 127, False),
-            (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, 0.5, 127, False),
+            (nnapi.OperandType.TENSOR_QUANT8_ASYMM, 0.5, 128, True),
+            (nnapi.OperandType.TENSOR_QUANT8_ASYMM, 0.25, 128, False),
+            (nnapi.OperandType.TENSOR_QUANT8_ASYMM, 0.5, 127, False),
+            (nnapi.OperandType.TENSOR_QUANT8_ASYMM_SIGNED, 0.5, 127, False),
             (FLOAT, 0.0, 0, False),
         ],
     )
@@ -170,14 +166,14 @@ class TestValidationTestMemoryDesc:
         self,
         compile_: Compile,
         kind: str,
-        operand: OperandType,
+        operand: nnapi.OperandType,
         scale: float,
         zero_point: int,
         fits: bool,
     ) -> None:
-        first = unary(kind=OperandType.TENSOR_QUANT8_ASYMM, scale=0.5, zero_point=128)
+        first = unary(kind=nnapi.OperandType.TENSOR_QUANT8_ASYMM, scale=0.5, zero_point=128)
         other = unary(kind=operand, scale=scale, zero_point=zero_point)
-        with compile_(first) as one, compile_(other) as two, MemoryDesc() as desc:
+        with compile_(first) as one, compile_(other) as two, nnapi.MemoryDesc() as desc:
             desc.add_input_role(one, 0)
             with does_not_raise() if fits else answers(BAD_DATA, "type"):
                 ROLES[kind](desc, two, 0, 1.0)
@@ -199,7 +195,7 @@ class TestValidationTestMemoryDesc:
         with (
             compile_(unary(dimensions=one)) as first,
             compile_(unary(dimensions=other)) as second,
-            MemoryDesc() as desc,
+            nnapi.MemoryDesc() as desc,
         ):
             desc.add_output_role(first, 0)
             if not fits:
@@ -218,15 +214,15 @@ class TestValidationTestMemoryDesc:
                 for dimension, scales in ((0, (0.5, 0.25)), (0, (0.5, 0.5)), (1, (0.5, 0.25)))
             ]
             same = stack.enter_context(compile_(per_channel(0, (0.5, 0.25))))
-            desc = MemoryDesc()
+            desc = nnapi.MemoryDesc()
             desc.add_input_role(made[0], 0)
             for other in made[1:]:
                 with answers(BAD_DATA, "quantisation"):
                     desc.add_input_role(other, 0)
             desc.add_input_role(same, 0)
 
-    def test_set_dimensions(self, compile_: Compile, relu: Compilation) -> None:
-        desc = MemoryDesc()
+    def test_set_dimensions(self, compile_: Compile, relu: nnapi.Compilation) -> None:
+        desc = nnapi.MemoryDesc()
         with answers(UNEXPECTED_NULL):
             desc.set_dimensions(None)  # type: ignore[arg-type]
         desc.set_dimensions((2, 0))
@@ -241,34 +237,34 @@ class TestValidationTestMemoryDesc:
         desc.finish()
         with answers(BAD_STATE):
             desc.set_dimensions((2, 3))
-        with MemoryDesc() as other, compile_(unary(dimensions=(2, 4))) as wider:
+        with nnapi.MemoryDesc() as other, compile_(unary(dimensions=(2, 4))) as wider:
             other.set_dimensions((2, 3))
             with answers(BAD_DATA):
                 other.add_input_role(wider, 0)
 
     def test_set_scalar_dimensions_before_add_role(self, compile_: Compile) -> None:
         with compile_(filling()) as compilation:
-            desc = MemoryDesc()
+            desc = nnapi.MemoryDesc()
             desc.set_dimensions(())
             desc.add_input_role(compilation, 1)
-            other = MemoryDesc()
+            other = nnapi.MemoryDesc()
             other.set_dimensions((1,))
             with answers(BAD_DATA):
                 other.add_input_role(compilation, 1)
 
     def test_set_scalar_dimensions_after_add_role(self, compile_: Compile) -> None:
         with compile_(filling()) as compilation:
-            desc = MemoryDesc()
+            desc = nnapi.MemoryDesc()
             desc.add_input_role(compilation, 1)
             desc.set_dimensions(())
             with answers(BAD_DATA):
                 desc.set_dimensions((1,))
             desc.finish()
-            with Memory.create_from_desc(desc) as memory:
+            with nnapi.Memory.create_from_desc(desc) as memory:
                 assert memory.size == 4
 
-    def test_finish(self, relu: Compilation) -> None:
-        desc = MemoryDesc()
+    def test_finish(self, relu: nnapi.Compilation) -> None:
+        desc = nnapi.MemoryDesc()
         with answers(BAD_DATA):
             desc.finish()
         desc.add_input_role(relu, 0)
@@ -279,17 +275,17 @@ class TestValidationTestMemoryDesc:
         with answers(BAD_STATE):
             desc.finish()
 
-    def test_create_memory(self, relu: Compilation, driver: str | None) -> None:
+    def test_create_memory(self, relu: nnapi.Compilation, driver: str | None) -> None:
         with answers(UNEXPECTED_NULL):
-            Memory.create_from_desc(None)  # type: ignore[arg-type]
+            nnapi.Memory.create_from_desc(None)  # type: ignore[arg-type]
         with answers(BAD_DATA):
-            Memory.create_from_desc(relu)  # type: ignore[arg-type]
-        desc = MemoryDesc()
+            nnapi.Memory.create_from_desc(relu)  # type: ignore[arg-type]
+        desc = nnapi.MemoryDesc()
         desc.add_input_role(relu, 0)
         with answers(BAD_STATE):
-            Memory.create_from_desc(desc)
+            nnapi.Memory.create_from_desc(desc)
         desc.finish()
-        memories = [Memory.create_from_desc(desc) for _ in range(2)]
+        memories = [nnapi.Memory.create_from_desc(desc) for _ in range(2)]
         desc.close()
         for memory in memories:
             assert memory.size == NBYTES
@@ -297,7 +293,7 @@ class TestValidationTestMemoryDesc:
             assert not memory.is_initialized
             memory.close()
 
-    def test_memory_copying(self, relu: Compilation) -> None:
+    def test_memory_copying(self, relu: nnapi.Compilation) -> None:
         with ExitStack() as stack:
             enter = stack.enter_context
             good = [enter(filled(shared(NBYTES), 1.0)), enter(filled(blob(NBYTES), 2.0))]
@@ -305,9 +301,9 @@ class TestValidationTestMemoryDesc:
             device, other = enter(described(relu)), enter(described(relu))
             for pair in ((None, good[0]), (good[0], None)):
                 with answers(UNEXPECTED_NULL):
-                    Memory.copy(*pair)
+                    nnapi.Memory.copy(*pair)
             with answers(BAD_DATA):
-                Memory.copy(good[0], X)  # type: ignore[arg-type]
+                nnapi.Memory.copy(good[0], X)  # type: ignore[arg-type]
             for source in (*good, *bad):
                 for target in (*good, *bad):
                     if source.size == target.size:
@@ -340,7 +336,7 @@ class TestValidationTestMemoryDesc:
                     device.copy(target)
             assert device.is_initialized
 
-    def test_memory_copying_over_itself(self, relu: Compilation) -> None:
+    def test_memory_copying_over_itself(self, relu: nnapi.Compilation) -> None:
         """It counts as holding a value afterwards, whatever it held."""
         with described(relu) as memory:
             memory.copy(memory)
@@ -348,9 +344,11 @@ class TestValidationTestMemoryDesc:
         with shared(8) as plain:
             plain.copy(plain)
 
-    def test_memory_copying_of_other_operands(self, compile_: Compile, relu: Compilation) -> None:
+    def test_memory_copying_of_other_operands(
+        self, compile_: Compile, relu: nnapi.Compilation
+    ) -> None:
         quantized = unary(
-            dimensions=(6, 4), kind=OperandType.TENSOR_QUANT8_ASYMM, scale=0.5, zero_point=3
+            dimensions=(6, 4), kind=nnapi.OperandType.TENSOR_QUANT8_ASYMM, scale=0.5, zero_point=3
         )
         with compile_(quantized) as other, described(relu) as one, described(other) as two:
             with filled(shared(NBYTES), 1.0) as source:
@@ -375,14 +373,14 @@ class TestValidationTestMemoryDesc:
 class TestValidationTestExecutionDeviceMemory:
     @pytest.mark.parametrize("kind", ["input", "output"])
     def test_set_input_from_memory_and_set_output_from_memory(
-        self, compile_: Compile, relu: Compilation, kind: str
+        self, compile_: Compile, relu: nnapi.Compilation, kind: str
     ) -> None:
-        with MemoryDesc() as desc, compile_(unary()) as other:
+        with nnapi.MemoryDesc() as desc, compile_(unary()) as other:
             ROLES[kind](desc, relu, 0, 1.0)
             desc.finish()
-            with Memory.create_from_desc(desc) as memory:
+            with nnapi.Memory.create_from_desc(desc) as memory:
                 for compilation, wanted in ((relu, kind), (relu, "other"), (other, kind)):
-                    execution = Execution(compilation)
+                    execution = nnapi.Execution(compilation)
                     into = kind if wanted == kind else {"input": "output", "output": "input"}[kind]
                     bind = (
                         execution.set_input_from_memory
@@ -397,24 +395,24 @@ class TestValidationTestExecutionDeviceMemory:
                         with answers(BAD_DATA):
                             bind(0, memory, offset, length)
                     for given in (
-                        OperandDesc(OperandType.TENSOR_INT32, (2, 3)),
-                        OperandDesc(FLOAT, (3, 3)),
-                        OperandDesc(FLOAT, (2, 3, 1)),
+                        nnapi.OperandDesc(nnapi.OperandType.TENSOR_INT32, (2, 3)),
+                        nnapi.OperandDesc(FLOAT, (3, 3)),
+                        nnapi.OperandDesc(FLOAT, (2, 3, 1)),
                     ):
                         with answers(BAD_DATA):
                             bind(0, memory, type=given)
-                    bind(0, memory, type=OperandDesc(FLOAT, (2, 3)))
+                    bind(0, memory, type=nnapi.OperandDesc(FLOAT, (2, 3)))
                     with answers(BAD_STATE):
                         bind(0, memory)
 
     @pytest.mark.parametrize("kind", ["input", "output"])
-    def test_dynamic_shape(self, dynamic: Compilation, kind: str) -> None:
-        with MemoryDesc() as desc:
+    def test_dynamic_shape(self, dynamic: nnapi.Compilation, kind: str) -> None:
+        with nnapi.MemoryDesc() as desc:
             ROLES[kind](desc, dynamic, 0, 1.0)
             desc.set_dimensions((2, 3))
             desc.finish()
-            with Memory.create_from_desc(desc) as memory:
-                execution = Execution(dynamic)
+            with nnapi.Memory.create_from_desc(desc) as memory:
+                execution = nnapi.Execution(dynamic)
                 bind = (
                     execution.set_input_from_memory
                     if kind == "input"
@@ -422,23 +420,23 @@ class TestValidationTestExecutionDeviceMemory:
                 )
                 for shape in ((4, 3), (2, 4), (2, 3, 1)):
                     with answers(BAD_DATA):
-                        bind(0, memory, type=OperandDesc(FLOAT, shape))
+                        bind(0, memory, type=nnapi.OperandDesc(FLOAT, shape))
                 if kind == "input":
                     with answers(BAD_DATA):
                         bind(0, memory)
-                    bind(0, memory, type=OperandDesc(FLOAT, (2, 3)))
+                    bind(0, memory, type=nnapi.OperandDesc(FLOAT, (2, 3)))
                 else:
                     bind(0, memory)
 
-    def test_device_memory_holds_the_value_written(self, relu: Compilation) -> None:
+    def test_device_memory_holds_the_value_written(self, relu: nnapi.Compilation) -> None:
         out = np.empty_like(X)
         with described(relu) as memory, filled(shared(NBYTES), 3.0) as source:
-            reads, writes = Execution(relu), Execution(relu)
+            reads, writes = nnapi.Execution(relu), nnapi.Execution(relu)
             reads.set_input_from_memory(0, memory)
             reads.set_output(0, out)
             writes.set_input(0, X)
             writes.set_output_from_memory(0, memory)
-            for run in (Execution.compute, Execution.start_compute):
+            for run in (nnapi.Execution.compute, nnapi.Execution.start_compute):
                 with answers(OP_FAILED, "holds no value"):
                     run(reads)
             source.copy(memory)
@@ -451,10 +449,10 @@ class TestValidationTestExecutionDeviceMemory:
             memory.copy(source)
             assert source.store.content().tobytes() == X.tobytes()
 
-    def test_one_memory_as_input_and_output(self, relu: Compilation) -> None:
+    def test_one_memory_as_input_and_output(self, relu: nnapi.Compilation) -> None:
         with described(relu) as memory, filled(shared(NBYTES), 3.0) as source:
             source.copy(memory)
-            execution = Execution(relu)
+            execution = nnapi.Execution(relu)
             execution.set_input_from_memory(0, memory)
             execution.set_output_from_memory(0, memory)
             with answers(BAD_DATA):
@@ -462,10 +460,10 @@ class TestValidationTestExecutionDeviceMemory:
             assert not memory.is_initialized
 
 
-def per_channel(dimension: int, scales: tuple[float, float]) -> Model:
+def per_channel(dimension: int, scales: tuple[float, float]) -> nnapi.Model:
     """Dequantises an input with scales for channels."""
-    model = Model()
-    x = model.add_operand(OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, (2, 2))
+    model = nnapi.Model()
+    x = model.add_operand(nnapi.OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, (2, 2))
     model.set_operand_symm_per_channel_quant_params(x, dimension, scales)
     y = model.add_operand(FLOAT, (2, 2))
     model.add_operation("DEQUANTIZE", [x], [y])
@@ -474,11 +472,11 @@ def per_channel(dimension: int, scales: tuple[float, float]) -> Model:
     return model
 
 
-def filling() -> Model:
+def filling() -> nnapi.Model:
     """FILL, whose second input is a scalar."""
-    model = Model()
-    shape = model.add_operand(OperandType.TENSOR_INT32, (1,))
-    value = model.add_operand(OperandType.FLOAT32)
+    model = nnapi.Model()
+    shape = model.add_operand(nnapi.OperandType.TENSOR_INT32, (1,))
+    value = model.add_operand(nnapi.OperandType.FLOAT32)
     y = model.add_operand(FLOAT, (0,))
     model.add_operation("FILL", [shape, value], [y])
     model.identify_inputs_and_outputs([shape, value], [y])

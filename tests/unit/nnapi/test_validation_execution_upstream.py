@@ -13,22 +13,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock import nnapi
 from penstock.drivers.reference import ReferenceDevice
 from penstock.hal.fence import FenceSignal, fence_pair
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
-from penstock.nnapi import (
-    UNKNOWN_DURATION,
-    Burst,
-    Compilation,
-    DurationCode,
-    Event,
-    Execution,
-    Memory,
-    NnapiError,
-    OperandDesc,
-    OperandType,
-    ResultCode,
-)
 from penstock.testing.doubles import InterceptingDevice, RecordingDevice
 from tests.checked import does_not_raise
 from tests.unit.nnapi.building import (
@@ -47,7 +35,7 @@ from tests.unit.nnapi.building import (
 X: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
 NBYTES: Final = X.nbytes
 BOTH: Final = PROT_READ | PROT_WRITE
-LOOSE: Final = OperandDesc(FLOAT, (2, 3))
+LOOSE: Final = nnapi.OperandDesc(FLOAT, (2, 3))
 
 
 class Gate(InterceptingDevice):
@@ -65,33 +53,36 @@ class Gate(InterceptingDevice):
 
 
 @pytest.fixture
-def addition() -> Iterator[Compilation]:
+def addition() -> Iterator[nnapi.Compilation]:
     with compiled(finished()) as made:
         yield made
 
 
 @pytest.fixture
-def alone() -> Iterator[Compilation]:
+def alone() -> Iterator[nnapi.Compilation]:
     """For a single device."""
     with compiled(finished(), ["reference"]) as made:
         yield made
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
+def memory() -> Iterator[nnapi.Memory]:
     """64 bytes of shared memory."""
     fd = os.memfd_create("test")
     os.ftruncate(fd, 64)
-    with Memory.create_from_fd(64, BOTH, fd) as made:
+    with nnapi.Memory.create_from_fd(64, BOTH, fd) as made:
         os.close(fd)
         yield made
 
 
 def ready(
-    compilation: Compilation, out: np.ndarray[Any, Any] | None = None, *, reusable: bool = False
-) -> Execution:
+    compilation: nnapi.Compilation,
+    out: np.ndarray[Any, Any] | None = None,
+    *,
+    reusable: bool = False,
+) -> nnapi.Execution:
     """An execution of x + x with all arguments."""
-    execution = Execution(compilation)
+    execution = nnapi.Execution(compilation)
     execution.set_reusable(reusable)
     execution.set_input(0, X)
     execution.set_input(1, X)
@@ -103,15 +94,15 @@ def ready(
 class TestValidationTestExecution:
     def test_create(self) -> None:
         with answers(UNEXPECTED_NULL):
-            Execution(None)  # type: ignore[arg-type]
+            nnapi.Execution(None)  # type: ignore[arg-type]
         with answers(BAD_DATA):
-            Execution("a compilation")  # type: ignore[arg-type]
+            nnapi.Execution("a compilation")  # type: ignore[arg-type]
         with answers(BAD_STATE):
-            Execution(Compilation(finished()))
+            nnapi.Execution(nnapi.Compilation(finished()))
 
     @pytest.mark.parametrize("kind", ["input", "output"])
-    def test_set_input_and_set_output(self, addition: Compilation, kind: str) -> None:
-        execution = Execution(addition)
+    def test_set_input_and_set_output(self, addition: nnapi.Compilation, kind: str) -> None:
+        execution = nnapi.Execution(addition)
         bind = execution.set_input if kind == "input" else execution.set_output
         room = np.empty_like(X)
         for index in (-1, 2 if kind == "input" else 1, 999, 2**32):
@@ -137,42 +128,42 @@ class TestValidationTestExecution:
         with answers(BAD_STATE):
             bind(0, room, NBYTES)
 
-    def test_masks_are_not_passed_over(self, addition: Compilation) -> None:
-        execution, masked = Execution(addition), np.ma.masked_array(X, mask=True)
+    def test_masks_are_not_passed_over(self, addition: nnapi.Compilation) -> None:
+        execution, masked = nnapi.Execution(addition), np.ma.masked_array(X, mask=True)
         for bind in (execution.set_input, execution.set_output):
             with answers(BAD_DATA, "is given a masked array"):
                 bind(0, masked)
 
-    def test_an_output_must_be_writable(self, addition: Compilation) -> None:
+    def test_an_output_must_be_writable(self, addition: nnapi.Compilation) -> None:
         with answers(BAD_DATA):
-            Execution(addition).set_output(0, bytes(NBYTES))
+            nnapi.Execution(addition).set_output(0, bytes(NBYTES))
 
     @pytest.mark.parametrize(
         "given",
         [
-            OperandDesc(OperandType.TENSOR_INT32, (2, 3)),
-            OperandDesc(FLOAT, (2, 3), 0.5),
-            OperandDesc(FLOAT, (2, 3), 0.0, 1),
-            OperandDesc(FLOAT, (3, 2)),
-            OperandDesc(FLOAT, (2, 0)),
-            OperandDesc(FLOAT, (6,)),
-            OperandDesc(FLOAT, ()),
-            OperandDesc(99, (2, 3)),
+            nnapi.OperandDesc(nnapi.OperandType.TENSOR_INT32, (2, 3)),
+            nnapi.OperandDesc(FLOAT, (2, 3), 0.5),
+            nnapi.OperandDesc(FLOAT, (2, 3), 0.0, 1),
+            nnapi.OperandDesc(FLOAT, (3, 2)),
+            nnapi.OperandDesc(FLOAT, (2, 0)),
+            nnapi.OperandDesc(FLOAT, (6,)),
+            nnapi.OperandDesc(FLOAT, ()),
+            nnapi.OperandDesc(99, (2, 3)),
             (2, 3),
         ],
         ids=str,
     )
     def test_a_type_only_says_what_the_model_leaves_open(
-        self, addition: Compilation, given: Any
+        self, addition: nnapi.Compilation, given: Any
     ) -> None:
-        execution = Execution(addition)
+        execution = nnapi.Execution(addition)
         for bind in (execution.set_input, execution.set_output):
             with answers(BAD_DATA):
                 bind(0, np.empty_like(X), type=given)
             bind(0, np.empty_like(X), type=LOOSE)
 
-    def test_set_input_enable_padding(self, addition: Compilation) -> None:
-        execution = Execution(addition)
+    def test_set_input_enable_padding(self, addition: nnapi.Compilation) -> None:
+        execution = nnapi.Execution(addition)
         execution.enable_input_and_output_padding(True)
         with answers(BAD_DATA):
             execution.set_input(0, X, NBYTES - 1)
@@ -189,9 +180,9 @@ class TestValidationTestExecution:
 
     @pytest.mark.parametrize("kind", ["input", "output"])
     def test_set_input_from_memory_and_set_output_from_memory(
-        self, addition: Compilation, memory: Memory, kind: str
+        self, addition: nnapi.Compilation, memory: nnapi.Memory, kind: str
     ) -> None:
-        execution = Execution(addition)
+        execution = nnapi.Execution(addition)
         bind = (
             execution.set_input_from_memory if kind == "input" else execution.set_output_from_memory
         )
@@ -220,9 +211,9 @@ class TestValidationTestExecution:
             bind(0, memory, 4, NBYTES)
 
     def test_set_input_from_memory_enable_padding(
-        self, addition: Compilation, memory: Memory
+        self, addition: nnapi.Compilation, memory: nnapi.Memory
     ) -> None:
-        execution = Execution(addition)
+        execution = nnapi.Execution(addition)
         execution.enable_input_and_output_padding(True)
         with answers(BAD_DATA):
             execution.set_input_from_memory(0, memory, 0, NBYTES - 4)
@@ -239,13 +230,13 @@ class TestValidationTestExecution:
 
     @pytest.mark.parametrize("padded", [False, True], ids=["plain", "EnablePadding"])
     def test_set_input_from_a_hardware_buffer_blob(
-        self, addition: Compilation, padded: bool
+        self, addition: nnapi.Compilation, padded: bool
     ) -> None:
         with (
             HardwareBuffer.allocate(64) as buffer,
-            Memory.create_from_hardware_buffer(buffer) as memory,
+            nnapi.Memory.create_from_hardware_buffer(buffer) as memory,
         ):
-            execution = Execution(addition)
+            execution = nnapi.Execution(addition)
             execution.enable_input_and_output_padding(padded)
             for offset, length in ((0, 0), (0, NBYTES - 1), (48, NBYTES), (0, 65)):
                 with answers(BAD_DATA):
@@ -263,7 +254,7 @@ class TestValidationTestExecution:
             assert found.tolist() == X.reshape(-1).tolist()
             del found
 
-    def test_enable_input_and_output_padding(self, addition: Compilation) -> None:
+    def test_enable_input_and_output_padding(self, addition: nnapi.Compilation) -> None:
         execution = ready(addition)
         with answers(BAD_STATE):
             execution.enable_input_and_output_padding(True)
@@ -271,9 +262,9 @@ class TestValidationTestExecution:
         with answers(BAD_STATE):
             execution.enable_input_and_output_padding(True)
         with answers(UNEXPECTED_NULL):
-            Execution(addition).enable_input_and_output_padding(None)  # type: ignore[arg-type]
+            nnapi.Execution(addition).enable_input_and_output_padding(None)  # type: ignore[arg-type]
 
-    def test_set_reusable(self, addition: Compilation) -> None:
+    def test_set_reusable(self, addition: nnapi.Compilation) -> None:
         execution = ready(addition)
         execution.compute()
         with answers(BAD_STATE):
@@ -281,9 +272,9 @@ class TestValidationTestExecution:
         with answers(BAD_STATE):
             execution.compute()
 
-    def test_reusable(self, addition: Compilation) -> None:
+    def test_reusable(self, addition: nnapi.Compilation) -> None:
         x, out = X.copy(), np.empty_like(X)
-        execution = Execution(addition)
+        execution = nnapi.Execution(addition)
         execution.set_reusable(True)
         execution.set_input(0, x)
         execution.set_input(1, X)
@@ -298,9 +289,9 @@ class TestValidationTestExecution:
             execution.set_input(0, x)
 
     @pytest.mark.parametrize("missing", ["input", "output", "both inputs"])
-    def test_arguments_that_are_not_set(self, addition: Compilation, missing: str) -> None:
+    def test_arguments_that_are_not_set(self, addition: nnapi.Compilation, missing: str) -> None:
         for run in MODES.values():
-            execution = Execution(addition)
+            execution = nnapi.Execution(addition)
             execution.set_input(0, X)
             if missing == "output":
                 execution.set_input(1, X)
@@ -335,7 +326,7 @@ class TestValidationTestExecution:
             execution.compute()
             event.close()
 
-    def test_event_wait(self, addition: Compilation) -> None:
+    def test_event_wait(self, addition: nnapi.Compilation) -> None:
         with ready(addition).start_compute() as event:
             event.wait()
             event.wait()
@@ -343,7 +334,7 @@ class TestValidationTestExecution:
         with answers(BAD_STATE):
             event.wait()
 
-    def test_get_output_operand_rank_and_dimensions(self, addition: Compilation) -> None:
+    def test_get_output_operand_rank_and_dimensions(self, addition: nnapi.Compilation) -> None:
         execution = ready(addition)
         for ask in (
             execution.get_output_operand_rank,
@@ -360,7 +351,7 @@ class TestValidationTestExecution:
             with answers(BAD_DATA):
                 execution.get_output_operand_rank(index)
 
-    def test_set_loop_timeout(self, addition: Compilation) -> None:
+    def test_set_loop_timeout(self, addition: nnapi.Compilation) -> None:
         execution = ready(addition)
         execution.set_loop_timeout(0)
         execution.set_loop_timeout(2**64 - 1)
@@ -370,7 +361,7 @@ class TestValidationTestExecution:
         with answers(BAD_STATE):
             execution.set_loop_timeout(1)
 
-    def test_closed(self, addition: Compilation) -> None:
+    def test_closed(self, addition: nnapi.Compilation) -> None:
         execution = ready(addition)
         execution.close()
         execution.close()
@@ -381,11 +372,13 @@ class TestValidationTestExecution:
 
 
 class TestValidationTestCompilationForDevices:
-    def test_execution_set_timeout(self, addition: Compilation, alone: Compilation) -> None:
+    def test_execution_set_timeout(
+        self, addition: nnapi.Compilation, alone: nnapi.Compilation
+    ) -> None:
         with answers(BAD_DATA):
-            Execution(addition).set_timeout(0)
+            nnapi.Execution(addition).set_timeout(0)
         with compiled(finished(), ["reference", "xnnpack"]) as two, answers(BAD_DATA):
-            Execution(two).set_timeout(10**9)
+            nnapi.Execution(two).set_timeout(10**9)
         execution = ready(alone)
         for duration in (0, 1, 2**64 - 1):
             execution.set_timeout(duration)
@@ -395,20 +388,20 @@ class TestValidationTestCompilationForDevices:
         with answers(BAD_STATE):
             execution.set_timeout(0)
 
-    def test_execution_timing(self, addition: Compilation, alone: Compilation) -> None:
+    def test_execution_timing(self, addition: nnapi.Compilation, alone: nnapi.Compilation) -> None:
         with answers(BAD_DATA):
-            Execution(addition).set_measure_timing(True)
+            nnapi.Execution(addition).set_measure_timing(True)
         for measured in (False, True):
             execution = ready(alone)
             execution.set_measure_timing(measured)
             with answers(BAD_STATE):
-                execution.get_duration(DurationCode.ON_HARDWARE)
+                execution.get_duration(nnapi.DurationCode.ON_HARDWARE)
             execution.compute()
             with answers(BAD_STATE):
                 execution.set_measure_timing(True)
-            for code in DurationCode:
+            for code in nnapi.DurationCode:
                 if measured:
-                    assert 0 <= execution.get_duration(code) <= UNKNOWN_DURATION
+                    assert 0 <= execution.get_duration(code) <= nnapi.UNKNOWN_DURATION
                     assert execution.get_duration(code) == execution.get_duration(code % 2)
                 else:
                     with answers(BAD_STATE):
@@ -420,20 +413,20 @@ class TestValidationTestCompilationForDevices:
 
 @pytest.mark.usefixtures("nothing_left_open")
 class TestValidationTestBurst:
-    def test_burst_compute_null(self, addition: Compilation) -> None:
+    def test_burst_compute_null(self, addition: nnapi.Compilation) -> None:
         with answers(UNEXPECTED_NULL):
             ready(addition).burst_compute(None)  # type: ignore[arg-type]
         with answers(UNEXPECTED_NULL):
-            Burst(None)  # type: ignore[arg-type]
+            nnapi.Burst(None)  # type: ignore[arg-type]
 
     def test_burst_compute_bad_compilation(self) -> None:
         with answers(BAD_STATE):
-            Burst(Compilation(finished()))
+            nnapi.Burst(nnapi.Compilation(finished()))
         with answers(BAD_DATA):
-            Burst("a compilation")  # type: ignore[arg-type]
+            nnapi.Burst("a compilation")  # type: ignore[arg-type]
 
-    def test_burst_compute_different_compilations(self, addition: Compilation) -> None:
-        with compiled(finished()) as other, Burst(other) as burst:
+    def test_burst_compute_different_compilations(self, addition: nnapi.Compilation) -> None:
+        with compiled(finished()) as other, nnapi.Burst(other) as burst:
             execution = ready(addition)
             with answers(BAD_DATA):
                 execution.burst_compute(burst)
@@ -441,7 +434,7 @@ class TestValidationTestBurst:
 
     def test_burst_compute_concurrent(self) -> None:
         device = Gate()
-        with compiled(finished(), [device]) as compilation, Burst(compilation) as burst:
+        with compiled(finished(), [device]) as compilation, nnapi.Burst(compilation) as burst:
             first, second = ready(compilation), ready(compilation)
             thread = threading.Thread(target=first.burst_compute, args=(burst,))
             thread.start()
@@ -454,8 +447,8 @@ class TestValidationTestBurst:
                 thread.join()
             second.burst_compute(burst)
 
-    def test_many_runs(self, addition: Compilation) -> None:
-        with Burst(addition) as burst:
+    def test_many_runs(self, addition: nnapi.Compilation) -> None:
+        with nnapi.Burst(addition) as burst:
             outs = [np.empty_like(X) for _ in range(3)]
             for out in outs:
                 ready(addition, out).burst_compute(burst)
@@ -465,12 +458,12 @@ class TestValidationTestBurst:
 
     @pytest.mark.parametrize("first", ["burst", "memory"])
     def test_free_burst_before_memory_and_free_memory_before_burst(
-        self, addition: Compilation, first: str
+        self, addition: nnapi.Compilation, first: str
     ) -> None:
         with HardwareBuffer.allocate(64) as buffer:
-            memory = Memory.create_from_hardware_buffer(buffer)
-        burst = Burst(addition)
-        execution = Execution(addition)
+            memory = nnapi.Memory.create_from_hardware_buffer(buffer)
+        burst = nnapi.Burst(addition)
+        execution = nnapi.Execution(addition)
         execution.set_input_from_memory(0, memory, 0, NBYTES)
         execution.set_input(1, X)
         execution.set_output_from_memory(0, memory, 32, NBYTES)
@@ -486,11 +479,11 @@ class TestValidationTestEvent:
     def test_create_from_sync_fence_fd(self) -> None:
         for wrong in (-1, -7, 10**6):
             with answers(BAD_DATA):
-                Event.create_from_sync_fence_fd(wrong)
+                nnapi.Event.create_from_sync_fence_fd(wrong)
         with answers(UNEXPECTED_NULL):
-            Event.create_from_sync_fence_fd(None)  # type: ignore[arg-type]
+            nnapi.Event.create_from_sync_fence_fd(None)  # type: ignore[arg-type]
         read, write = os.pipe()
-        with Event.create_from_sync_fence_fd(read) as event:
+        with nnapi.Event.create_from_sync_fence_fd(read) as event:
             os.close(read)
             with pytest.raises(TimeoutError):
                 event.outcome(0)
@@ -500,13 +493,13 @@ class TestValidationTestEvent:
 
     def test_a_fence_in_error(self) -> None:
         read, write = os.pipe()
-        with Event.create_from_sync_fence_fd(write) as event:
+        with nnapi.Event.create_from_sync_fence_fd(write) as event:
             os.close(read)
             with answers(OP_FAILED):
                 event.wait()
         os.close(write)
 
-    def test_get_sync_fence_fd(self, addition: Compilation) -> None:
+    def test_get_sync_fence_fd(self, addition: nnapi.Compilation) -> None:
         with ready(addition).start_compute() as event:
             event.wait()
             with answers(BAD_DATA):
@@ -521,7 +514,7 @@ class TestValidationTestEvent:
                 poll.register(fd, select.POLLIN)
                 ((_, events),) = poll.poll(30_000)
                 assert events & select.POLLIN
-                with Event.create_from_sync_fence_fd(fd) as other:
+                with nnapi.Event.create_from_sync_fence_fd(fd) as other:
                     again = other.get_sync_fence_fd()
                     other.wait()
                 for each in (fd, again):
@@ -529,23 +522,25 @@ class TestValidationTestEvent:
 
     def test_the_fence_of_a_run_that_failed(self) -> None:
         with compiled(unary(dimensions=(0, 3), output=(2, 3)), ["reference"]) as compilation:
-            execution = Execution(compilation)
-            execution.set_input(0, np.zeros((4, 3), np.float32), type=OperandDesc(FLOAT, (4, 3)))
+            execution = nnapi.Execution(compilation)
+            execution.set_input(
+                0, np.zeros((4, 3), np.float32), type=nnapi.OperandDesc(FLOAT, (4, 3))
+            )
             execution.set_output(0, np.zeros((2, 3), np.float32))
             with execution.start_compute_with_dependencies([]) as event:
                 fd = event.get_sync_fence_fd()
-                with pytest.raises(NnapiError, match="shape") as caught:
+                with pytest.raises(nnapi.NnapiError, match="shape") as caught:
                     event.wait()
-                with Event.create_from_sync_fence_fd(fd) as other, answers(caught.value.code):
+                with nnapi.Event.create_from_sync_fence_fd(fd) as other, answers(caught.value.code):
                     other.wait()
                 os.close(fd)
 
 
 @pytest.mark.usefixtures("no_descriptor_leaks")
 class TestFencedExecution:
-    def test_fenced_run_waits_for_its_dependencies(self, addition: Compilation) -> None:
+    def test_fenced_run_waits_for_its_dependencies(self, addition: nnapi.Compilation) -> None:
         signal, fence = fence_pair()
-        dependency = Event.create_from_sync_fence_fd(fence.fileno())
+        dependency = nnapi.Event.create_from_sync_fence_fd(fence.fileno())
         fence.close()
         out = np.zeros_like(X)
         with ready(addition, out).start_compute_with_dependencies([dependency]) as event:
@@ -557,9 +552,9 @@ class TestFencedExecution:
             assert out.tolist() == (X + X).tolist()
         dependency.close()
 
-    def test_fenced_run_waits_for_the_run_before(self, addition: Compilation) -> None:
+    def test_fenced_run_waits_for_the_run_before(self, addition: nnapi.Compilation) -> None:
         middle, out = np.zeros_like(X), np.zeros_like(X)
-        second = Execution(addition)
+        second = nnapi.Execution(addition)
         second.set_input(0, middle)
         second.set_input(1, X)
         second.set_output(0, out)
@@ -570,12 +565,12 @@ class TestFencedExecution:
             last.wait()
         assert out.tolist() == (3 * X).tolist()
 
-    def test_a_failed_dependency_fails_the_run(self, addition: Compilation) -> None:
+    def test_a_failed_dependency_fails_the_run(self, addition: nnapi.Compilation) -> None:
         signal, fence = fence_pair()
         signal.close()
         execution = ready(addition, reusable=True)
         with (
-            Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
+            nnapi.Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
             execution.start_compute_with_dependencies([dependency]) as event,
             answers(OP_FAILED, "waits for"),
         ):
@@ -585,7 +580,7 @@ class TestFencedExecution:
             execution.get_output_operand_rank(0)
         execution.compute()
 
-    def test_arguments(self, addition: Compilation, alone: Compilation) -> None:
+    def test_arguments(self, addition: nnapi.Compilation, alone: nnapi.Compilation) -> None:
         for wrong, code in ((None, UNEXPECTED_NULL), ([None], UNEXPECTED_NULL), ([3], BAD_DATA)):
             with answers(code):
                 ready(addition).start_compute_with_dependencies(wrong)  # type: ignore[arg-type]
@@ -596,7 +591,7 @@ class TestFencedExecution:
 
     def test_outputs_must_be_known(self) -> None:
         with compiled(unary(dimensions=(0, 3))) as compilation:
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input(0, X, type=LOOSE)
             execution.set_output(0, np.empty(100, np.uint8))
             with answers(BAD_DATA, "unknown shape"):
@@ -608,9 +603,9 @@ class TestFencedExecution:
         out = np.zeros_like(X)
         with (
             compiled(unary(dimensions=(0, 3))) as compilation,
-            Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
+            nnapi.Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
         ):
-            execution = Execution(compilation)
+            execution = nnapi.Execution(compilation)
             execution.set_input(0, X, type=LOOSE)
             execution.set_output(0, out, type=LOOSE)
             with execution.start_compute_with_dependencies([dependency]) as event:
@@ -633,14 +628,14 @@ class TestFencedExecution:
         calls = [c.arguments for c in device.calls if c.method == "execute_fenced"]
         assert sorted(len(arguments[1]) for arguments in calls) == [0, 1]
 
-    def test_a_deadline_while_it_waits(self, alone: Compilation) -> None:
+    def test_a_deadline_while_it_waits(self, alone: nnapi.Compilation) -> None:
         signal, fence = fence_pair()
         execution = ready(alone)
         execution.set_timeout(500_000_000)
         with (
-            Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
+            nnapi.Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
             execution.start_compute_with_dependencies([dependency]) as event,
-            answers(ResultCode.MISSED_DEADLINE_TRANSIENT),
+            answers(nnapi.ResultCode.MISSED_DEADLINE_TRANSIENT),
         ):
             event.wait()
         fence.close()

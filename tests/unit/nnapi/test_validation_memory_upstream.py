@@ -10,29 +10,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from penstock import hal, nnapi
 from penstock.drivers.reference import ReferenceDevice
-from penstock.hal import (
-    Capabilities,
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    PoolArgument,
-    PrepareConfig,
-    PreparedModel,
-    PreparedModelBase,
-    Request,
-    RequestArgument,
-)
 from penstock.ir import Model as IrModel
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer, HardwareBufferFormat, dmabuf
-from penstock.nnapi import (
-    Compilation,
-    Execution,
-    Memory,
-    Model,
-    OperandType,
-    ResultCode,
-)
 from penstock.testing.doubles import InterceptingDevice
 from tests.unit.nnapi.building import (
     BAD_DATA,
@@ -57,7 +38,7 @@ NBYTES: Final = X.nbytes
 
 
 @pytest.fixture
-def relu() -> Iterator[Compilation]:
+def relu() -> Iterator[nnapi.Compilation]:
     with compiled(unary()) as made:
         yield made
 
@@ -79,20 +60,20 @@ class TestValidationTestMemory:
         ],
     )
     def test_create_from_fd(
-        self, size: Any, protect: int, fd: int, offset: int, code: ResultCode
+        self, size: Any, protect: int, fd: int, offset: int, code: nnapi.ResultCode
     ) -> None:
         own = os.memfd_create("test")
         os.ftruncate(own, 4096)
         try:
             with answers(code):
-                Memory.create_from_fd(size, protect, own if fd == 0 else fd, offset)
+                nnapi.Memory.create_from_fd(size, protect, own if fd == 0 else fd, offset)
         finally:
             os.close(own)
 
     def test_the_descriptor_is_duplicated_and_the_bytes_are_shared(self) -> None:
         fd = os.memfd_create("test")
         os.ftruncate(fd, 8192)
-        with Memory.create_from_fd(100, BOTH, fd, 4096) as memory:
+        with nnapi.Memory.create_from_fd(100, BOTH, fd, 4096) as memory:
             assert memory.size == 100
             assert memory.is_initialized
             memory.store.content()[:3] = 1, 2, 3
@@ -101,9 +82,9 @@ class TestValidationTestMemory:
             memory.store.content()[3] = 4
 
     @pytest.mark.parametrize("protect", [0, PROT_WRITE])
-    def test_unmappable_memory_is_refused(self, relu: Compilation, protect: int) -> None:
+    def test_unmappable_memory_is_refused(self, relu: nnapi.Compilation, protect: int) -> None:
         with shared(NBYTES, protect) as memory, shared(NBYTES) as other:
-            execution = Execution(relu)
+            execution = nnapi.Execution(relu)
             execution.set_input_from_memory(0, memory, 0, NBYTES)
             execution.set_output(0, np.empty_like(X))
             with answers(UNMAPPABLE):
@@ -111,17 +92,17 @@ class TestValidationTestMemory:
             for source, target in ((memory, other), (other, memory)):
                 with answers(UNMAPPABLE):
                     source.copy(target)
-            model = Model()
+            model = nnapi.Model()
             index = model.add_operand(FLOAT, (2, 3))
             with answers(UNMAPPABLE):
                 model.set_operand_value_from_memory(index, memory, 0, NBYTES)
 
-    def test_read_only_memory_is_no_copy_target(self, relu: Compilation) -> None:
+    def test_read_only_memory_is_no_copy_target(self, relu: nnapi.Compilation) -> None:
         with shared(NBYTES, PROT_READ) as memory, shared(NBYTES) as other:
             memory.copy(other)
             with answers(UNMAPPABLE):
                 other.copy(memory)
-            execution = Execution(relu)
+            execution = nnapi.Execution(relu)
             execution.set_input_from_memory(0, memory, 0, NBYTES)
             execution.set_output_from_memory(0, memory, 0, NBYTES)
             with answers(UNMAPPABLE):
@@ -129,21 +110,21 @@ class TestValidationTestMemory:
 
     def test_create_from_hardware_buffer(self) -> None:
         with answers(UNEXPECTED_NULL):
-            Memory.create_from_hardware_buffer(None)  # type: ignore[arg-type]
+            nnapi.Memory.create_from_hardware_buffer(None)  # type: ignore[arg-type]
         with answers(BAD_DATA):
-            Memory.create_from_hardware_buffer(X)  # type: ignore[arg-type]
+            nnapi.Memory.create_from_hardware_buffer(X)  # type: ignore[arg-type]
         buffer = HardwareBuffer.allocate(100)
         buffer.close()
         with answers(BAD_STATE):
-            Memory.create_from_hardware_buffer(buffer)
+            nnapi.Memory.create_from_hardware_buffer(buffer)
         with blob(100) as memory:
             assert memory.size == 100
 
-    def test_a_hardware_buffer_that_is_no_blob(self, relu: Compilation) -> None:
+    def test_a_hardware_buffer_that_is_no_blob(self, relu: nnapi.Compilation) -> None:
         with HardwareBuffer.allocate(2, 3, format=HardwareBufferFormat.R8G8B8A8_UNORM) as buffer:
-            memory = Memory.create_from_hardware_buffer(buffer)
+            memory = nnapi.Memory.create_from_hardware_buffer(buffer)
             assert memory.size == 0
-            model = Model()
+            model = nnapi.Model()
             index = model.add_operand(FLOAT, (2, 3))
             with answers(BAD_DATA):
                 model.set_operand_value_from_memory(index, memory, 0, NBYTES)
@@ -151,7 +132,7 @@ class TestValidationTestMemory:
                 for source, target in ((memory, other), (other, memory)):
                     with answers(OP_FAILED):
                         source.copy(target)
-            execution = Execution(relu)
+            execution = nnapi.Execution(relu)
             for offset, length in ((0, NBYTES), (4, 0), (0, 1)):
                 with answers(BAD_DATA):
                     execution.set_input_from_memory(0, memory, offset, length)
@@ -171,15 +152,15 @@ class TestValidationTestMemory:
                 content[:NBYTES].view(np.float32)[:] = 1.0
                 row = len(content) // 3
             out = np.empty_like(X)
-            with Memory.create_from_hardware_buffer(buffer) as memory:
-                execution = Execution(compilation)
+            with nnapi.Memory.create_from_hardware_buffer(buffer) as memory:
+                execution = nnapi.Execution(compilation)
                 execution.set_input_from_memory(0, memory)
                 execution.set_output(0, out)
                 execution.compute()
                 assert (out == 1.0).all()
                 assert row >= 8
                 assert execution.receipt.copies == ()
-                execution = Execution(compilation)
+                execution = nnapi.Execution(compilation)
                 execution.set_input(0, X)
                 execution.set_output_from_memory(0, memory)
                 execution.compute()
@@ -189,20 +170,20 @@ class TestValidationTestMemory:
 
     def test_constants(self) -> None:
         for memory in (filled(shared(64), 2.0), filled(blob(64), 2.0)):
-            model = Model()
+            model = nnapi.Model()
             x, c, y = (model.add_operand(FLOAT, (2, 3)) for _ in range(3))
             for offset, length in ((41, NBYTES), (0, NBYTES - 1), (2**32 - 8, NBYTES)):
                 with answers(BAD_DATA):
                     model.set_operand_value_from_memory(c, memory, offset, length)
             model.set_operand_value_from_memory(c, memory, 8, NBYTES)
-            fuse = model.add_operand(OperandType.INT32)
+            fuse = model.add_operand(nnapi.OperandType.INT32)
             model.set_operand_value(fuse, 0)
             model.add_operation("ADD", [x, c, fuse], [y])
             model.identify_inputs_and_outputs([x], [y])
             model.finish()
             with compiled(model) as compilation:
                 out = np.empty_like(X)
-                execution = Execution(compilation)
+                execution = nnapi.Execution(compilation)
                 execution.set_input(0, X)
                 execution.set_output(0, out)
                 execution.compute()
@@ -210,7 +191,7 @@ class TestValidationTestMemory:
             memory.close()
 
     def test_dma_buf_access_is_bracketed_by_sync_calls(
-        self, relu: Compilation, monkeypatch: pytest.MonkeyPatch
+        self, relu: nnapi.Compilation, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         told: list[tuple[str, bool]] = []
 
@@ -224,7 +205,7 @@ class TestValidationTestMemory:
         with blob(NBYTES) as one, blob(NBYTES) as other, shared(NBYTES) as plain:
             monkeypatch.setattr(dmabuf, "begin", begin)
             monkeypatch.setattr(dmabuf, "end", end)
-            execution = Execution(relu)
+            execution = nnapi.Execution(relu)
             execution.set_input_from_memory(0, one, 0, NBYTES)
             execution.set_output_from_memory(0, other, 0, NBYTES)
             execution.compute()
@@ -234,12 +215,12 @@ class TestValidationTestMemory:
             assert told == [("begin", True), ("end", True)]
             execution.close()
 
-    def test_closed(self, relu: Compilation) -> None:
+    def test_closed(self, relu: nnapi.Compilation) -> None:
         memory = shared(NBYTES)
         memory.close()
         memory.close()
         with answers(BAD_STATE):
-            Execution(relu).set_input_from_memory(0, memory, 0, NBYTES)
+            nnapi.Execution(relu).set_input_from_memory(0, memory, 0, NBYTES)
         with shared(NBYTES) as other, answers(BAD_STATE):
             memory.copy(other)
 
@@ -251,34 +232,34 @@ class ImageDevice(InterceptingDevice):
         super().__init__(ReferenceDevice(), "images")
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> hal.Capabilities:
         known = self.device.capabilities
         return replace(known, memory_kinds=(*known.memory_kinds, "hardware_buffer"))
 
-    def prepare_model(self, model: IrModel, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: IrModel, config: hal.PrepareConfig) -> hal.PreparedModel:
         return ImageModel(super().prepare_model(model, config), model)
 
 
-class ImageModel(PreparedModelBase):
-    def __init__(self, prepared: PreparedModel, model: IrModel) -> None:
+class ImageModel(hal.PreparedModelBase):
+    def __init__(self, prepared: hal.PreparedModel, model: IrModel) -> None:
         self.prepared, self.model = prepared, model
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         (memory,) = request.pools
         assert memory.name == "hardware_buffer"
         with (
             HardwareBuffer.wrap(*memory.handle) as buffer,
             buffer.lock(write=True) as content,
         ):
-            lent = HostMemory(content[:NBYTES].view(np.float32).reshape(2, 3))
+            lent = hal.HostMemory(content[:NBYTES].view(np.float32).reshape(2, 3))
 
-            def replaced(argument: RequestArgument) -> RequestArgument:
-                if not isinstance(argument, PoolArgument):
+            def replaced(argument: hal.RequestArgument) -> hal.RequestArgument:
+                if not isinstance(argument, hal.PoolArgument):
                     return argument
                 assert (argument.location.offset, argument.location.length) == (0, 0)
                 return lent
 
-            inner = Request(
+            inner = hal.Request(
                 tuple(map(replaced, request.inputs)), tuple(map(replaced, request.outputs))
             )
             return self.prepared.execute(inner, config)

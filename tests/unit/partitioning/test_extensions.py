@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import hal
 from penstock.drivers.null import NullDevice
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import InputError, PlacementError
-from penstock.hal import (
-    Capabilities,
-    Extension,
-    ExtensionAttribute,
-    ExtensionOperandType,
-    Support,
-)
 from penstock.ir import DType, ExtensionType, Model, ModelBuilder, Operand
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import collect_support
@@ -32,12 +26,12 @@ class Eager(NullDevice):
     """Says yes to everything, and notes what it is asked for."""
 
     name = "eager"
-    capabilities = Capabilities(extensions=(Extension(OTHER),))
+    capabilities = hal.Capabilities(extensions=(hal.Extension(OTHER),))
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         self.asked += [operation.key for operation in model.operations]
         return super().supported_operations(model)
 
@@ -115,7 +109,7 @@ def test_control_flow_with_unknown_extension_operations_has_no_device(depth: int
 def test_a_device_below_the_level_of_extensions_is_not_asked() -> None:
     device = Eager()
     device.feature_level = 2
-    device.capabilities = Capabilities(extensions=(EXTENSION,))
+    device.capabilities = hal.Capabilities(extensions=(EXTENSION,))
     assert reasons(network(), device) == ["", "needs feature level 3; the device has 2"]
 
 
@@ -134,7 +128,7 @@ def test_model_is_split_between_the_extension_device_and_others(
     placement: Any, performance: dict[str, Any]
 ) -> None:
     device = Fibonacci()
-    device.capabilities = Capabilities(
+    device.capabilities = hal.Capabilities(
         performance=performance, default_performance=None, extensions=(EXTENSION,)
     )
     wish = Policy(placement=placement, require={f"EXTENSION:{NAME}:{SERIES}": "fibonacci"})
@@ -151,7 +145,7 @@ def test_a_model_with_an_extension_needs_a_device_that_offers_it() -> None:
 
 
 def test_a_device_that_declares_a_type_otherwise_is_no_candidate() -> None:
-    device = Fibonacci("other", [Extension(NAME, (ExtensionOperandType(COUNT, 4, False),))])
+    device = Fibonacci("other", [hal.Extension(NAME, (hal.ExtensionOperandType(COUNT, 4, False),))])
     builder = ModelBuilder()
     n = builder.input(DType.UINT8, (8,), "n", extension=ExtensionType(NAME, COUNT, 8, False))
     model = builder.build(builder.operation("EXTENSION", [n], [(FLOAT, (10,))], CALL))
@@ -162,7 +156,7 @@ def test_a_device_that_declares_a_type_otherwise_is_no_candidate() -> None:
 
 
 class TestAttributes:
-    GOOD: Final = (ExtensionAttribute(NAME, 0, b"x"),)
+    GOOD: Final = (hal.ExtensionAttribute(NAME, 0, b"x"),)
 
     @pytest.mark.parametrize("devices", [None, [], ["reference", "sample"]])
     def test_a_compile_takes_them_for_one_device_alone(self, devices: Any) -> None:
@@ -170,7 +164,7 @@ class TestAttributes:
             penstock.compile(network(), devices=devices, cache=None, extension_attributes=self.GOOD)
 
     @pytest.mark.parametrize("bad", [
-        "text", (GOOD[0], GOOD[0]), [("a.b", 0, b"x")], [ExtensionAttribute("word", 0, b"x")],
+        "text", (GOOD[0], GOOD[0]), [("a.b", 0, b"x")], [hal.ExtensionAttribute("word", 0, b"x")],
         {"a.b": b"x"},
     ])  # fmt: skip
     def test_malformed_ones_are_refused(self, bad: Any) -> None:
@@ -186,7 +180,7 @@ class TestAttributes:
     def test_every_way_to_run_passes_attributes_to_the_driver(self) -> None:
         device = Fibonacci()
         x = np.array([10], np.float32)
-        more = [ExtensionAttribute(NAME, 1, b"run")]
+        more = [hal.ExtensionAttribute(NAME, 1, b"run")]
         device.seen.clear()
         builder = ModelBuilder()
         n = builder.input(FLOAT, (1,), "n")

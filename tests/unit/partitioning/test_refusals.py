@@ -10,18 +10,8 @@ from typing import NoReturn
 import pytest
 
 import penstock
+from penstock import errors
 from penstock.compilation.step_receipt import Failure
-from penstock.errors import (
-    DeadObject,
-    DriverError,
-    ErrorStatus,
-    GeneralFailure,
-    MissedDeadlinePersistent,
-    MissedDeadlineTransient,
-    PlacementError,
-    Refusal,
-    RefusalCode,
-)
 from penstock.execution.availability import lists_unavailable, refuse_unavailable, unanswered
 from penstock.hal import Support
 from penstock.ir import Model
@@ -57,19 +47,19 @@ class Raising(NumpyDevice):
 @pytest.mark.parametrize(
     ("error", "absent"),
     [
-        (DeadObject("gone"), True),
-        (MissedDeadlineTransient("late"), True),
-        (MissedDeadlinePersistent("late"), True),
-        (GeneralFailure("DeadObject: gone"), False),
+        (errors.DeadObject("gone"), True),
+        (errors.MissedDeadlineTransient("late"), True),
+        (errors.MissedDeadlinePersistent("late"), True),
+        (errors.GeneralFailure("DeadObject: gone"), False),
         (ValueError("no"), False),
     ],
 )
 def test_a_device_is_absent_by_the_status_of_its_error(error: Exception, absent: bool) -> None:
     table = collect_support(chain(["ADD"]), [Raising("lab", error)], Policy())
     refusals = table.refusals(0)
-    status = error.status if isinstance(error, DriverError) else None
+    status = error.status if isinstance(error, errors.DriverError) else None
     detail = f"{type(error).__name__}: {error}"
-    assert refusals == {"lab": Refusal(RefusalCode.NO_ANSWER, detail, status)}
+    assert refusals == {"lab": errors.Refusal(errors.RefusalCode.NO_ANSWER, detail, status)}
     assert str(refusals["lab"]) == f"cannot be asked: {detail}"
     assert lists_unavailable(refusals) is absent
 
@@ -90,7 +80,7 @@ def test_a_refusal_in_the_words_of_the_policy_asks_for_no_laxer_class() -> None:
 
 
 def no_device(model: Model) -> Sequence[str]:
-    with pytest.raises(PlacementError) as caught:
+    with pytest.raises(errors.PlacementError) as caught:
         place(model, [Saying("saying", "no")])
     again = copy.copy(caught.value)
     assert again.refusals == caught.value.refusals
@@ -98,8 +88,8 @@ def no_device(model: Model) -> Sequence[str]:
 
 
 def given_words(model: Model) -> Sequence[str]:
-    error = PlacementError("no", {"lab": "no room"})
-    assert error.refusals == {"lab": Refusal(RefusalCode.OTHER, "no room")}
+    error = errors.PlacementError("no", {"lab": "no room"})
+    assert error.refusals == {"lab": errors.Refusal(errors.RefusalCode.OTHER, "no room")}
     return [why.code.value for why in error.refusals.values()]
 
 
@@ -118,7 +108,7 @@ def test_the_json_of_a_plan_has_the_codes() -> None:
     assert told[1]["codes"] == {"adder": "unsupported"}
 
 
-class DeadObjectOfMine(GeneralFailure):
+class DeadObjectOfMine(errors.GeneralFailure):
     """Is named like the death of a process, and is none."""
 
 
@@ -131,5 +121,7 @@ def test_a_failure_is_an_absence_by_its_status(monkeypatch: pytest.MonkeyPatch) 
     one = f32([[1, 2, 3]] * 2)
     with penstock.compile(add_relu(), devices=devices, cache=False) as made:
         (failure,) = made.receipt.steps[0].failures
-        assert failure == Failure("first", "DeadObjectOfMine: no room", ErrorStatus.GENERAL_FAILURE)
+        assert failure == Failure(
+            "first", "DeadObjectOfMine: no room", errors.ErrorStatus.GENERAL_FAILURE
+        )
         assert made(one, one).receipt.steps[0].failures == ()

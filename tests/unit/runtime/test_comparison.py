@@ -10,17 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 import penstock
+from penstock import hal
 from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
 from penstock.errors import GeneralFailure, InputError, PlacementError
-from penstock.hal import (
-    Device,
-    ExecutionResult,
-    HostMemory,
-    PrepareConfig,
-    PreparedModel,
-    Request,
-)
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.ir.types import is_static
 from penstock.runtime.comparison import Comparison, case_arrays, compare
@@ -61,17 +54,17 @@ class Planted(InterceptingDevice):
         super().__init__(reference(), "planted")
         self.names, self.change, self.together = names, change, together
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
         prepared = self.device.prepare_model(model, config)
         return PlantedModel(self, prepared, model)
 
 
 class PlantedModel(InterceptedModel):
-    def __init__(self, owner: Planted, prepared: PreparedModel, model: Model) -> None:
+    def __init__(self, owner: Planted, prepared: hal.PreparedModel, model: Model) -> None:
         super().__init__(owner, prepared)
         self.planted, self.model = owner, model
 
-    def execute(self, request: Request, config: Any) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: Any) -> hal.ExecutionResult:
         entry, operands = self.model.entry, self.model.operands
         if len(entry.operations) < self.planted.together:
             return self.prepared.execute(request, config)
@@ -100,9 +93,9 @@ class PlantedModel(InterceptedModel):
                 self.planted.change(results[0])
             values.update(zip(operation.outputs, results, strict=True))
         for operand, argument in zip(entry.outputs, request.outputs, strict=True):
-            assert isinstance(argument, HostMemory)
+            assert isinstance(argument, hal.HostMemory)
             np.copyto(argument.array, values[operand])
-        return ExecutionResult()
+        return hal.ExecutionResult()
 
 
 def off_by(steps: int, at: int = 3) -> Callable[[NDArray], None]:
@@ -255,7 +248,7 @@ def test_a_device_that_takes_nothing_is_not_called_right() -> None:
 
 def test_a_device_that_fails_is_a_departure_at_the_operation_it_fails_at() -> None:
     class Fails(InterceptingDevice):
-        def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
             if any(o.type == "TANH" for o in model.operations):
                 raise GeneralFailure("no room for TANH")
             return super().prepare_model(model, config)
@@ -319,7 +312,7 @@ def test_arrays_of_equal_names_are_numbered() -> None:
 
 def test_a_comparison_takes_another_device_as_its_reference() -> None:
     model, inputs = floats()
-    liar: Device = LyingDevice(sample(), "values", name="liar")
+    liar: hal.Device = LyingDevice(sample(), "values", name="liar")
     found: Comparison = compare(model, inputs, "reference", against=liar)
     assert found.against == "liar"
     assert found.departs

@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 import penstock
+from penstock import hal
 from penstock.cache.verdicts import Verdicts
 from penstock.errors import (
     Cancelled,
@@ -22,16 +23,6 @@ from penstock.errors import (
     MissedDeadline,
     MissedDeadlinePersistent,
     MissedDeadlineTransient,
-)
-from penstock.hal import (
-    ACCURACY_RANK,
-    AccuracyClass,
-    CancelToken,
-    ExecutionConfig,
-    ExecutionResult,
-    PrepareConfig,
-    ProgressEvent,
-    Request,
 )
 from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from penstock.partitioning import Policy
@@ -82,7 +73,7 @@ class TimedDevice(NumpyDevice):
         if self.clock.events[-1:] != [event]:
             self.clock.events.append(event)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NumpyPrepared:
         self.compiles += 1
         if self.fails:
             raise GeneralFailure("out of order")
@@ -98,7 +89,7 @@ class _Timed(NumpyPrepared):
     def close(self) -> None:
         self.device.happens("closed")
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         device = self.device
         device.happens("ran")
         took = int(device.rng.integers(0, device.jitter + 1))
@@ -115,7 +106,7 @@ def occasion(
 ) -> Occasion:
     """A compile whose clock is the devices' own."""
     clock = devices[0].clock
-    settings: dict[str, Any] = {"policy": Policy(), "config": PrepareConfig(), **more}
+    settings: dict[str, Any] = {"policy": Policy(), "config": hal.PrepareConfig(), **more}
     return Occasion(
         model,
         infer_shapes(model),
@@ -298,8 +289,8 @@ def test_a_verdict_is_of_one_model_and_of_these_devices_in_these_versions(tmp_pa
     assert not known(model=chain(["ADD", "RELU", "ADD"]))
     assert not known(devices=devices[:1])
     assert not known(devices=[*devices, TimedDevice("c", devices[0].clock, {"ADD": 1})])
-    assert not known(config=PrepareConfig(num_threads=3))
-    assert not known(config=PrepareConfig(preference="low_power"))
+    assert not known(config=hal.PrepareConfig(num_threads=3))
+    assert not known(config=hal.PrepareConfig(preference="low_power"))
     assert not known(policy=Policy(accuracy="exact"))
     assert not known(policy=Policy(forbid={"ADD": "nobody"}))
     assert known(policy=Policy(allow_fallback=False))
@@ -324,14 +315,14 @@ class AskedDevice(TimedDevice):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self.asked_for: set[AccuracyClass] = set()
+        self.asked_for: set[hal.AccuracyClass] = set()
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NumpyPrepared:
         self.asked_for.add(config.accuracy)
         return super().prepare_model(model, config)
 
 
-def with_a_quick_one(declared: AccuracyClass) -> list[TimedDevice]:
+def with_a_quick_one(declared: hal.AccuracyClass) -> list[TimedDevice]:
     """One that is ten times as fast and declares a class of its own, and the reference."""
     clock = Clock()
     quick = AskedDevice("quick", clock, dict.fromkeys(KINDS, MS), accuracy=declared)
@@ -339,25 +330,25 @@ def with_a_quick_one(declared: AccuracyClass) -> list[TimedDevice]:
     return [quick, TimedDevice("reference", clock, slow, accuracy="exact")]
 
 
-@pytest.mark.parametrize("wanted", get_args(AccuracyClass))
-@pytest.mark.parametrize("declared", get_args(AccuracyClass))
+@pytest.mark.parametrize("wanted", get_args(hal.AccuracyClass))
+@pytest.mark.parametrize("declared", get_args(hal.AccuracyClass))
 def test_tuning_stays_within_the_accuracy_class(
-    wanted: AccuracyClass, declared: AccuracyClass, tmp_path: Path
+    wanted: hal.AccuracyClass, declared: hal.AccuracyClass, tmp_path: Path
 ) -> None:
     devices = with_a_quick_one(declared)
-    config, policy = PrepareConfig(accuracy=wanted), Policy(accuracy=wanted)
+    config, policy = hal.PrepareConfig(accuracy=wanted), Policy(accuracy=wanted)
     given = occasion(chain(KINDS), devices, tmp_path, config=config, policy=policy)
     plan = tuned_plan(given)
-    is_met = ACCURACY_RANK[declared] >= ACCURACY_RANK[wanted]
+    is_met = hal.ACCURACY_RANK[declared] >= hal.ACCURACY_RANK[wanted]
     assert [step.device for step in plan.steps] == ["quick" if is_met else "reference"]
     assert isinstance(devices[0], AskedDevice)
     assert devices[0].asked_for == ({wanted} if is_met else set())
     assert plan.accuracy == wanted
 
 
-@pytest.mark.parametrize("wanted", get_args(AccuracyClass))
+@pytest.mark.parametrize("wanted", get_args(hal.AccuracyClass))
 def test_a_verdict_of_another_accuracy_class_is_never_used(
-    wanted: AccuracyClass, tmp_path: Path
+    wanted: hal.AccuracyClass, tmp_path: Path
 ) -> None:
     given = occasion(
         chain(KINDS), with_a_quick_one("exact"), tmp_path, policy=Policy(accuracy=wanted)
@@ -366,7 +357,7 @@ def test_a_verdict_of_another_accuracy_class_is_never_used(
     store = Verdicts(tmp_path)
     (kept,) = store.every()
     assert kept.accuracy == wanted
-    for said in get_args(AccuracyClass):
+    for said in get_args(hal.AccuracyClass):
         store.save(replace(kept, accuracy=said))
         assert (stored_plan(given) is not None) == (said == wanted)
 
@@ -397,7 +388,7 @@ def test_low_power_goes_by_measured_energy() -> None:
         TimedDevice("quick", clock, dict.fromkeys(KINDS, MS), power=9.0, other=(0.1, 0.1)),
         TimedDevice("thrifty", clock, dict.fromkeys(KINDS, 2 * MS), power=1.0, other=(0.9, 0.9)),
     ]
-    config = PrepareConfig(preference="low_power")
+    config = hal.PrepareConfig(preference="low_power")
     plan = tuned_plan(occasion(chain(KINDS), devices, config=config))
     assert [s.device for s in plan.steps] == ["thrifty"]
     assert plan.tuned is not None
@@ -470,10 +461,10 @@ def test_the_receipt_says_that_nothing_was_measured() -> None:
 
 
 def test_a_cancelled_compile_measures_no_further() -> None:
-    token = CancelToken()
+    token = hal.CancelToken()
     token.set()
     with pytest.raises(Cancelled):
-        tuned_plan(occasion(chain(KINDS), liars(), config=PrepareConfig(cancel=token)))
+        tuned_plan(occasion(chain(KINDS), liars(), config=hal.PrepareConfig(cancel=token)))
 
 
 @pytest.fixture
@@ -487,9 +478,11 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 class Sleepy(NumpyDevice):
     """Really takes 3 ms a run."""
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NumpyPrepared:
         class Slow(NumpyPrepared):
-            def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+            def execute(
+                self, request: hal.Request, config: hal.ExecutionConfig
+            ) -> hal.ExecutionResult:
                 time.sleep(0.003)
                 return super().execute(request, config)
 
@@ -505,7 +498,7 @@ def test_compile_measures_once_and_remembers(tmp_path: Path) -> None:
     with penstock.compile(model, devices=devices, cache=tmp_path) as compiled:
         assert compiled.plan.steps[0].device == "sleepy"
         assert compiled.plan.tuned is None
-    events: list[ProgressEvent] = []
+    events: list[hal.ProgressEvent] = []
     with penstock.compile(
         model, devices=devices, cache=tmp_path, tune=True, progress=events.append
     ) as compiled:
@@ -550,7 +543,9 @@ def test_a_loop_of_a_measured_run_has_a_limit_of_its_own(
     seen: list[int | None] = []
     execute = NumpyPrepared.execute
 
-    def recorded(self: NumpyPrepared, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def recorded(
+        self: NumpyPrepared, request: hal.Request, config: hal.ExecutionConfig
+    ) -> hal.ExecutionResult:
         seen.append(config.loop_timeout_ns)
         return execute(self, request, config)
 

@@ -11,28 +11,9 @@ from typing import Any, TypeVar
 import pytest
 from msgspec import structs
 
+from penstock import errors, hal
 from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
-from penstock.errors import (
-    GeneralFailure,
-    InvalidArgument,
-)
-from penstock.hal import (
-    AccuracyClass,
-    CacheHandle,
-    Capabilities,
-    Device,
-    EventFence,
-    ExecutionConfig,
-    ExecutionResult,
-    Fence,
-    PerformanceInfo,
-    PoolArgument,
-    PrepareConfig,
-    PreparedModel,
-    Request,
-    Support,
-)
 from penstock.ir import Model, validate
 from penstock.memory import Mapping, map_memory
 from penstock.testing.contract import (
@@ -80,7 +61,7 @@ MODULES = (
 BY_NAME = {check.__name__: check for check in CHECKS}
 
 
-def failing(device: Device, *names: str) -> set[str]:
+def failing(device: hal.Device, *names: str) -> set[str]:
     """Which of the checks *names* fail on *device*."""
     results = [run_check(device, BY_NAME[name]) for name in names]
     return {r.check for r in results if r.outcome == "failed"}
@@ -145,30 +126,30 @@ def test_check_cycle_fails_a_device_that_accepts_a_cycle(monkeypatch: pytest.Mon
         (Changed(type="cpu"), "check_get_device_type"),
         (Changed(feature_level=9), "check_levels"),
         (Changed(hal_version=0), "check_levels"),
-        (Changed(capabilities=Capabilities(alignment=48)), "check_get_capabilities"),
+        (Changed(capabilities=hal.Capabilities(alignment=48)), "check_get_capabilities"),
         (
-            Changed(capabilities=Capabilities(performance={"int8": PerformanceInfo(-1.0)})),
+            Changed(capabilities=hal.Capabilities(performance={"int8": hal.PerformanceInfo(-1.0)})),
             "check_get_capabilities",
         ),
         (
-            Changed(capabilities=Capabilities(performance={"int9": PerformanceInfo()})),
+            Changed(capabilities=hal.Capabilities(performance={"int9": hal.PerformanceInfo()})),
             "check_get_capabilities",
         ),
-        (Changed(capabilities=Capabilities(memory_kinds=("ashmem",))), "check_memory_kinds"),
+        (Changed(capabilities=hal.Capabilities(memory_kinds=("ashmem",))), "check_memory_kinds"),
         (Changed(check=lambda: ""), "check_check_gives_a_reason"),
         (Changed(cache_files_needed=lambda: (33, 0)), "check_get_number_of_cache_files_needed"),
         (
-            Changed(supported_operations=lambda m: [Support(True)] * len(m.operations)),
+            Changed(supported_operations=lambda m: [hal.Support(True)] * len(m.operations)),
             "check_operations_on_constants_of_other_kinds_are_refused",
         ),
         (
-            Changed(supported_operations=lambda m: [Support(False)] * len(m.operations)),
+            Changed(supported_operations=lambda m: [hal.Support(False)] * len(m.operations)),
             "check_support_gives_reasons",
         ),
     ],
     ids=lambda v: v if isinstance(v, str) else type(v).__name__,
 )
-def test_a_broken_device_fails_the_check_of_its_fault(device: Device, expected: str) -> None:
+def test_a_broken_device_fails_the_check_of_its_fault(device: hal.Device, expected: str) -> None:
     assert failing(device, expected) == {expected}
 
 
@@ -201,22 +182,22 @@ def test_a_device_that_supports_nothing_covers_little() -> None:
 class Careless(InterceptingDevice):
     """Looks at nothing it is given before it uses it."""
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
-        return CarelessModel(self.device.prepare_model(model, PrepareConfig()))
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
+        return CarelessModel(self.device.prepare_model(model, hal.PrepareConfig()))
 
 
 class CarelessModel:
-    def __init__(self, prepared: PreparedModel) -> None:
+    def __init__(self, prepared: hal.PreparedModel) -> None:
         self._prepared = prepared
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._prepared, name)
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         try:
-            return self._prepared.execute(request, ExecutionConfig())
-        except InvalidArgument:
-            return ExecutionResult()
+            return self._prepared.execute(request, hal.ExecutionConfig())
+        except errors.InvalidArgument:
+            return hal.ExecutionResult()
 
 
 def test_a_device_without_validation_is_caught() -> None:
@@ -241,7 +222,7 @@ class Keeping(InterceptingDevice):
         if method.endswith("execute") and arguments[0].pools:
             try:
                 self.kept.append(map_memory(arguments[0].pools[0]))
-            except GeneralFailure:
+            except errors.GeneralFailure:
                 return proceed()
         return proceed()
 
@@ -260,10 +241,10 @@ class Remembering(InterceptingDevice):
 
     def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
         result = proceed()
-        if isinstance(result, ExecutionResult):
+        if isinstance(result, hal.ExecutionResult):
             self.runs += 1
             argument = arguments[0].outputs[0]
-            if self.runs > 1 and isinstance(argument, PoolArgument):
+            if self.runs > 1 and isinstance(argument, hal.PoolArgument):
                 with map_memory(arguments[0].pools[argument.location.pool]) as mapping:
                     mapping.array[argument.location.offset] += 1
         return result
@@ -277,11 +258,11 @@ def test_a_device_with_a_memory_of_its_runs_is_caught() -> None:
 class Rough(InterceptingDevice):
     """Adds wrongly, by *fault*, where the class *accuracy* is asked for."""
 
-    def __init__(self, accuracy: AccuracyClass, fault: Fault) -> None:
+    def __init__(self, accuracy: hal.AccuracyClass, fault: Fault) -> None:
         super().__init__(reference())
         self.accuracy, self.wrong = accuracy, WrongDevice(reference(), "ADD", fault)
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
         is_wrong = config.accuracy == self.accuracy
         return (self.wrong if is_wrong else self.device).prepare_model(model, config)
 
@@ -296,7 +277,7 @@ class Rough(InterceptingDevice):
     ],
 )
 def test_a_device_that_is_wrong_in_one_class_alone_is_caught(
-    accuracy: AccuracyClass, fault: Fault, said: str
+    accuracy: hal.AccuracyClass, fault: Fault, said: str
 ) -> None:
     result = run_check(
         Rough(accuracy, fault), prepare.check_prepare_keeps_the_class_that_is_asked_for
@@ -311,7 +292,7 @@ class Impatient(InterceptingDevice):
     def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
         if method != "execute_fenced":
             return proceed()
-        made: Any = EventFence()
+        made: Any = hal.EventFence()
         made.signal()
         return made  # type: ignore[no-any-return]
 
@@ -319,21 +300,21 @@ class Impatient(InterceptingDevice):
 class Ignorant(InterceptingDevice):
     """Starts fenced requests without looking at the fences."""
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
         return IgnorantModel(self.device.prepare_model(model, config))
 
 
 class IgnorantModel(CarelessModel):
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         return self._prepared.execute(request, config)
 
     def execute_fenced(
         self,
-        request: Request,
-        wait_for: Sequence[Fence],
-        config: ExecutionConfig,
+        request: hal.Request,
+        wait_for: Sequence[hal.Fence],
+        config: hal.ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
-    ) -> Fence:
+    ) -> hal.Fence:
         return self._prepared.execute_fenced(request, [], config)
 
 
@@ -357,7 +338,7 @@ class Caching(InterceptingDevice):
     def cache_files_needed(self) -> tuple[int, int]:
         return 1, 1
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
         prepared = super().prepare_model(model, self._without_files(config))
         if (len(config.model_cache), len(config.data_cache)) == (1, 1):
             content = model.digest.structure + config.token + config.binding
@@ -369,31 +350,31 @@ class Caching(InterceptingDevice):
                 return prepared
         return prepared
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModel:
         import os
 
         if (len(config.model_cache), len(config.data_cache)) != (1, 1):
-            raise InvalidArgument("one file of each is needed")
+            raise errors.InvalidArgument("one file of each is needed")
         contents = set()
         try:
             for handle in (*config.model_cache, *config.data_cache):
                 os.lseek(handle.fd, 0, os.SEEK_SET)
                 contents.add(os.read(handle.fd, 1000))
         except OSError as error:
-            raise GeneralFailure(str(error)) from error
+            raise errors.GeneralFailure(str(error)) from error
         content = contents.pop()
         known = not contents and content in self.saved
         if self.checks and not (known and content[32:] == config.token + config.binding):
-            raise GeneralFailure("these are not the bytes that were saved")
+            raise errors.GeneralFailure("these are not the bytes that were saved")
         model = self.saved.get(content) or next(reversed(self.saved.values()))
         return super().prepare_model(model, self._without_files(config))
 
     @staticmethod
-    def _without_files(config: PrepareConfig) -> PrepareConfig:
+    def _without_files(config: hal.PrepareConfig) -> hal.PrepareConfig:
         return structs.replace(config, model_cache=(), data_cache=())
 
     @staticmethod
-    def _write(handle: CacheHandle, content: bytes) -> None:
+    def _write(handle: hal.CacheHandle, content: bytes) -> None:
         import os
 
         os.ftruncate(handle.fd, 0)
@@ -407,19 +388,19 @@ class Rereading(Caching):
     def __init__(self) -> None:
         super().__init__(checks=True)
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModel:
         super().prepare_model_from_cache(config).close()
         return RereadingModel(self, config)
 
-    def read_again(self, config: PrepareConfig) -> PreparedModel:
+    def read_again(self, config: hal.PrepareConfig) -> hal.PreparedModel:
         return super().prepare_model_from_cache(config)
 
 
 class RereadingModel(CarelessModel):
-    def __init__(self, device: Rereading, config: PrepareConfig) -> None:
+    def __init__(self, device: Rereading, config: hal.PrepareConfig) -> None:
         self._device, self._config = device, config
 
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         self._device.checks = False
         try:
             return self._device.read_again(self._config).execute(request, config)

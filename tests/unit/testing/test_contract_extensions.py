@@ -10,17 +10,9 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
+from penstock import hal
 from penstock.driverkit import Site
 from penstock.errors import GeneralFailure, InvalidArgument
-from penstock.hal import (
-    Capabilities,
-    Device,
-    ExecutionConfig,
-    Extension,
-    ExtensionOperandType,
-    PrepareConfig,
-    Support,
-)
 from penstock.ir import Model, NDArray
 from penstock.testing.contract import SUITES, run_check
 from penstock.testing.doubles import InterceptingDevice, LyingDevice, ScribblingDevice
@@ -36,7 +28,7 @@ CHECKS: Final = SUITES["extensions"]
 class Restless(Fibonacci):
     """Its answers follow who asks how often."""
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         found = list(super().supported_operations(model))
         return found if next(COUNTER) % 2 else found[::-1]
 
@@ -45,17 +37,17 @@ class Changing(InterceptingDevice):
     """Offers another extension each time."""
 
     @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(extensions=(Extension(f"com.example.e{next(COUNTER)}"),))
+    def capabilities(self) -> hal.Capabilities:
+        return hal.Capabilities(extensions=(hal.Extension(f"com.example.e{next(COUNTER)}"),))
 
 
 class Generous(Fibonacci):
     """Says yes to every operation of an extension, of its own or not."""
 
-    def supported_operations(self, model: Model) -> Sequence[Support]:
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         answers = super().supported_operations(model)
         return [
-            Support(supported=True) if o.type == "EXTENSION" else a
+            hal.Support(supported=True) if o.type == "EXTENSION" else a
             for o, a in zip(model.operations, answers, strict=True)
         ]
 
@@ -63,7 +55,7 @@ class Generous(Fibonacci):
 class Strict(Fibonacci):
     """Refuses attributes in compiles."""
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> Any:
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> Any:
         if config.attributes:
             raise GeneralFailure("attributes that nobody knows")
         return super().prepare_model(model, config)
@@ -72,8 +64,8 @@ class Strict(Fibonacci):
 class Lax(Fibonacci):
     """Looks at no attribute."""
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> Any:
-        return super().prepare_model(model, PrepareConfig())
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> Any:
+        return super().prepare_model(model, hal.PrepareConfig())
 
 
 class Unsteady(Fibonacci):
@@ -97,12 +89,12 @@ class StrictRuns(InterceptingDevice):
 
     def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
         config = arguments[-1] if arguments else None
-        if isinstance(config, ExecutionConfig) and config.attributes:
+        if isinstance(config, hal.ExecutionConfig) and config.attributes:
             raise InvalidArgument("attributes that nobody knows")
         return proceed()
 
 
-def outcome(device: Device, name: str) -> str:
+def outcome(device: hal.Device, name: str) -> str:
     (check,) = [c for c in CHECKS if c.__name__ == name]
     result = run_check(device, check)
     assert result.message or result.outcome == "passed"
@@ -110,7 +102,7 @@ def outcome(device: Device, name: str) -> str:
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, LoopbackDevice], ids=["plain", "encoded"])
-def test_an_honest_driver_passes_every_check(wrap: Callable[[Device], Device]) -> None:
+def test_an_honest_driver_passes_every_check(wrap: Callable[[hal.Device], hal.Device]) -> None:
     device = wrap(Fibonacci())
     assert {outcome(device, check.__name__) for check in CHECKS} == {"passed"}
 
@@ -122,15 +114,15 @@ def test_a_driver_without_extensions_is_not_covered() -> None:
 
 
 def test_a_driver_whose_operations_nobody_finds_is_not_covered() -> None:
-    device = Fibonacci(extensions=[Extension(OTHER)])
+    device = Fibonacci(extensions=[hal.Extension(OTHER)])
     assert outcome(device, "check_supported_extension_operations_run") == "not_covered"
 
 
 @pytest.mark.parametrize(("device", "check"), [
-    (Fibonacci(extensions=[Extension("word")]), "check_extensions_are_well_formed"),
+    (Fibonacci(extensions=[hal.Extension("word")]), "check_extensions_are_well_formed"),
     (Fibonacci(extensions=[EXTENSION, EXTENSION]), "check_extensions_are_well_formed"),
     (
-        Fibonacci(extensions=[Extension(NAME, (ExtensionOperandType(0, 0),))]),
+        Fibonacci(extensions=[hal.Extension(NAME, (hal.ExtensionOperandType(0, 0),))]),
         "check_extensions_are_well_formed",
     ),
     (Changing(Fibonacci()), "check_extensions_are_well_formed"),
@@ -148,7 +140,7 @@ def test_a_driver_whose_operations_nobody_finds_is_not_covered() -> None:
     (Restless(), "check_extensions_are_the_same_through_messages"),
     (Changing(Fibonacci()), "check_extensions_are_the_same_through_messages"),
 ], ids=lambda v: v if isinstance(v, str) else type(v).__name__)  # fmt: skip
-def test_a_broken_driver_fails_the_check_of_its_fault(device: Device, check: str) -> None:
+def test_a_broken_driver_fails_the_check_of_its_fault(device: hal.Device, check: str) -> None:
     assert outcome(device, check) == "failed"
 
 

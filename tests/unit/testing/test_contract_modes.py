@@ -9,20 +9,10 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
+from penstock import hal
 from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
 from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient
-from penstock.hal import (
-    Capabilities,
-    Device,
-    ExecutionConfig,
-    ExecutionResult,
-    OperationTiming,
-    PrepareConfig,
-    ProvenRequest,
-    Request,
-    Timing,
-)
 from penstock.testing.contract import CHECKS, run_check
 from penstock.testing.contract.executors import EXECUTORS
 from penstock.testing.contract.promise import NotCovered
@@ -39,7 +29,7 @@ GENERAL = {
 }
 
 
-def outcome(device: Device, name: str) -> str:
+def outcome(device: hal.Device, name: str) -> str:
     result = run_check(device, BY_NAME[name])
     assert (
         result.outcome != "failed" or "unexpected" not in result.message or "told" in result.message
@@ -52,7 +42,7 @@ class Altering(InterceptingDevice):
 
     def __init__(
         self,
-        device: Device,
+        device: hal.Device,
         method: str,
         after: Callable[[Any], Any] = lambda result: result,
         before: Callable[[tuple[Any, ...]], None] = lambda _: None,
@@ -88,27 +78,27 @@ def test_a_measured_run_that_is_refused_is_caught() -> None:
 @pytest.mark.parametrize(
     "timing",
     [
-        Timing(2, 1),
-        Timing(0, 10**18),
-        Timing(operations=(OperationTiming((0,), "kernel", 0, 1),)),
+        hal.Timing(2, 1),
+        hal.Timing(0, 10**18),
+        hal.Timing(operations=(hal.OperationTiming((0,), "kernel", 0, 1),)),
     ],
 )
-def test_times_that_cannot_be_are_caught(timing: Timing) -> None:
-    def change(result: ExecutionResult) -> ExecutionResult:
+def test_times_that_cannot_be_are_caught(timing: hal.Timing) -> None:
+    def change(result: hal.ExecutionResult) -> hal.ExecutionResult:
         return replace(result, timing=timing)
 
     assert outcome(Altering(sample(), "execute", change), "check_general_sync") == "failed"
 
 
 def test_a_burst_that_holds_to_the_memory_of_its_first_run_is_caught() -> None:
-    first: list[Request] = []
+    first: list[hal.Request] = []
 
     class Stale(InterceptingDevice):
         def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
             if method == "burst_execute":
                 first.append(arguments[0])
                 if len(first) > 1:
-                    done: Any = ExecutionResult()
+                    done: Any = hal.ExecutionResult()
                     return done  # type: ignore[no-any-return]
             return proceed()
 
@@ -126,7 +116,7 @@ def test_executor_that_accepts_invalid_requests_fails_the_contract(method: str) 
             except InvalidArgument:
                 if called != method:
                     raise
-                done: Any = ExecutionResult()
+                done: Any = hal.ExecutionResult()
                 return done  # type: ignore[no-any-return]
 
     assert outcome(Believing(sample()), "check_every_way_refuses_every_mutation") == "failed"
@@ -141,7 +131,7 @@ def test_a_loop_whose_timeout_is_not_heeded_is_caught() -> None:
             try:
                 return proceed()
             except MissedDeadlineTransient:
-                done: Any = ExecutionResult()
+                done: Any = hal.ExecutionResult()
                 return done  # type: ignore[no-any-return]
 
     assert outcome(Endless(reference()), "check_infinite_loop_timeout") == "failed"
@@ -157,7 +147,9 @@ class TestQuality:
     @pytest.mark.parametrize("method", ["execute", "prepare_model"])
     def test_missed_deadline_with_time_left_fails_the_contract(self, method: str) -> None:
         def miss(arguments: tuple[Any, ...]) -> None:
-            (config,) = (a for a in arguments if isinstance(a, ExecutionConfig | PrepareConfig))
+            (config,) = (
+                a for a in arguments if isinstance(a, hal.ExecutionConfig | hal.PrepareConfig)
+            )
             if config.deadline_ns is not None:
                 raise MissedDeadlineTransient("as told: there is never time enough")
 
@@ -189,8 +181,8 @@ class TestQuality:
     def test_concurrency_that_is_no_count_is_caught(self, count: Any) -> None:
         class Odd(InterceptingDevice):
             @property
-            def capabilities(self) -> Capabilities:
-                return Capabilities(concurrent_executions=count)
+            def capabilities(self) -> hal.Capabilities:
+                return hal.Capabilities(concurrent_executions=count)
 
         assert outcome(Odd(sample()), "check_concurrency_is_a_count") == "failed"
 
@@ -219,7 +211,7 @@ def test_a_memory_kind_that_cannot_be_made_is_not_covered() -> None:
 
 def test_no_request_of_the_suites_claims_to_be_proven() -> None:
     """A driver need not look at those; a suite that made them would test nothing."""
-    seen: set[type[Request]] = set()
+    seen: set[type[hal.Request]] = set()
     device = Altering(sample(), "execute", before=lambda a: seen.add(type(a[0])))
     outcome(device, "check_every_way_refuses_every_mutation")
-    assert ProvenRequest not in seen
+    assert hal.ProvenRequest not in seen

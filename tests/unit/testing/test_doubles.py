@@ -11,30 +11,10 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import errors, hal
 from penstock.drivers.null import create as null
 from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
-from penstock.errors import (
-    Cancelled,
-    DeadObject,
-    ErrorStatus,
-    GeneralFailure,
-    InputError,
-    InvalidArgument,
-    MissedDeadlineTransient,
-    ResourceExhaustedTransient,
-)
-from penstock.hal import (
-    BufferDesc,
-    BufferRole,
-    CancelToken,
-    Capabilities,
-    Device,
-    ExecutionConfig,
-    PerformanceInfo,
-    PrepareConfig,
-    Request,
-)
 from penstock.ir import Model
 from penstock.testing import assert_no_copies
 from penstock.testing.contract.cases import Case, every_case
@@ -57,14 +37,14 @@ from tests.checked import does_not_raise
 CASE = next(c for c in every_case() if c.name == "diamond")
 
 
-def exercise(device: Device, case: Case = CASE) -> None:
+def exercise(device: hal.Device, case: Case = CASE) -> None:
     """Every method of `METHODS` once, errors let pass."""
     device.supported_operations(case.model)
-    with pytest.raises((GeneralFailure, InvalidArgument)):
-        device.prepare_model_from_cache(PrepareConfig())
-    with closing(device.prepare_model(case.model, PrepareConfig())) as prepared:
-        with suppress(GeneralFailure):
-            device.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])[1].close()
+    with pytest.raises((errors.GeneralFailure, errors.InvalidArgument)):
+        device.prepare_model_from_cache(hal.PrepareConfig())
+    with closing(device.prepare_model(case.model, hal.PrepareConfig())) as prepared:
+        with suppress(errors.GeneralFailure):
+            device.allocate(hal.BufferDesc(), [hal.BufferRole(prepared, "input", 0)])[1].close()
         with Trial(case) as trial:
             prepared.execute(trial.request, PLAIN)
             prepared.execute_fenced(trial.request, [], PLAIN).wait()
@@ -77,19 +57,19 @@ def exercise(device: Device, case: Case = CASE) -> None:
 class TestFaulty:
     @pytest.mark.parametrize("method", METHODS)
     def test_every_method_can_fail(self, method: str) -> None:
-        device = FaultyDevice(null(), {method: 1}, ResourceExhaustedTransient)
-        with pytest.raises(ResourceExhaustedTransient, match=f"{method} fails at call 1"):
+        device = FaultyDevice(null(), {method: 1}, errors.ResourceExhaustedTransient)
+        with pytest.raises(errors.ResourceExhaustedTransient, match=f"{method} fails at call 1"):
             exercise(device)
         exercise(device)
         assert device.calls[method] == 2
 
     def test_the_third_call_fails_and_the_fourth_does_not(self) -> None:
         device = FaultyDevice(sample(), raise_on={"execute": 3})
-        prepared = device.prepare_model(CASE.model, PrepareConfig())
+        prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
         with Trial(CASE) as trial:
             for call in range(1, 6):
                 if call == 3:
-                    with pytest.raises(GeneralFailure, match="execute fails at call 3"):
+                    with pytest.raises(errors.GeneralFailure, match="execute fails at call 3"):
                         prepared.execute(trial.request, PLAIN)
                 else:
                     prepared.execute(trial.request, PLAIN)
@@ -103,7 +83,7 @@ class TestFaulty:
                 try:
                     device.supported_operations(CASE.model)
                     outcomes.append(True)
-                except GeneralFailure:
+                except errors.GeneralFailure:
                     outcomes.append(False)
         assert outcomes == [True, False, False, False, False, False, True, False]
 
@@ -122,20 +102,23 @@ class TestFaulty:
         assert device.calls["supported_operations"] == 800
 
     def test_a_method_that_does_not_exist_is_refused(self) -> None:
-        with pytest.raises(InputError, match="no method of a device is named run"):
+        with pytest.raises(errors.InputError, match="no method of a device is named run"):
             FaultyDevice(null(), {"run": 1})
 
     def test_a_status_is_the_error_of_its_class(self) -> None:
-        device = FaultyDevice(null(), {"execute": 1}, ErrorStatus.DEAD_OBJECT)
-        prepared = device.prepare_model(CASE.model, PrepareConfig())
-        with Trial(CASE) as trial, pytest.raises(DeadObject, match="execute fails at call 1"):
+        device = FaultyDevice(null(), {"execute": 1}, errors.ErrorStatus.DEAD_OBJECT)
+        prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
+        with (
+            Trial(CASE) as trial,
+            pytest.raises(errors.DeadObject, match="execute fails at call 1"),
+        ):
             prepared.execute(trial.request, PLAIN)
-        with pytest.raises(InputError, match="NONE is no failure"):
-            FaultyDevice(null(), {}, ErrorStatus.NONE)
+        with pytest.raises(errors.InputError, match="NONE is no failure"):
+            FaultyDevice(null(), {}, errors.ErrorStatus.NONE)
 
     def test_runtime_falls_back_from_a_faulty_device(self) -> None:
         class Quick(FaultyDevice):
-            capabilities = Capabilities(default_performance=PerformanceInfo(0.1, 0.1))
+            capabilities = hal.Capabilities(default_performance=hal.PerformanceInfo(0.1, 0.1))
 
         faulty = Quick(reference(), {"execute": "always"}, name="faulty")
         with penstock.compile(CASE.model, devices=[faulty, "reference"], cache=False) as compiled:
@@ -158,7 +141,7 @@ class TestRecording:
         device = RecordingDevice(LabDevice())
         exercise(device)
         (run,) = [c for c in device.calls if c.method == "execute"]
-        assert isinstance(run.arguments[0], Request)
+        assert isinstance(run.arguments[0], hal.Request)
         assert run.arguments[1] is PLAIN
         assert [s.dimensions for s in run.result.output_shapes] == [a.shape for a in CASE.outputs]
 
@@ -169,7 +152,7 @@ class TestSlow:
         device = SlowDevice(
             sample(), {"execute": 0.5}, sleep=clock.sleep, clock_ns=clock.nanoseconds
         )
-        prepared = device.prepare_model(CASE.model, PrepareConfig())
+        prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
         assert clock.now == 0.0
         with Trial(CASE) as trial:
             prepared.execute(trial.request, PLAIN)
@@ -180,26 +163,26 @@ class TestSlow:
         device = SlowDevice(
             sample(), {"execute": 60.0}, sleep=clock.sleep, clock_ns=clock.nanoseconds
         )
-        prepared = device.prepare_model(CASE.model, PrepareConfig())
-        config = ExecutionConfig(deadline_ns=10**9)
-        with Trial(CASE) as trial, pytest.raises(MissedDeadlineTransient):
+        prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
+        config = hal.ExecutionConfig(deadline_ns=10**9)
+        with Trial(CASE) as trial, pytest.raises(errors.MissedDeadlineTransient):
             prepared.execute(trial.request, config)
         assert clock.now == pytest.approx(1.0, abs=0.002)
 
     def test_slow_device_notices_the_cancel_token(self) -> None:
-        token = CancelToken()
+        token = hal.CancelToken()
 
         def sleep(_: float) -> None:
             token.set()
 
         device = SlowDevice(sample(), {"prepare_model": 60.0}, sleep=sleep)
-        with pytest.raises(Cancelled):
-            device.prepare_model(CASE.model, PrepareConfig(cancel=token))
+        with pytest.raises(errors.Cancelled):
+            device.prepare_model(CASE.model, hal.PrepareConfig(cancel=token))
 
     def test_a_heedless_one_notices_nothing(self) -> None:
         clock = Clock()
         started = clock.now = time.monotonic() + 900.0  # past the deadline by its own clock alone
-        config = ExecutionConfig(deadline_ns=time.monotonic_ns() + 600 * 10**9)
+        config = hal.ExecutionConfig(deadline_ns=time.monotonic_ns() + 600 * 10**9)
         for heedless in (True, False):
             device = SlowDevice(
                 sample(),
@@ -208,24 +191,24 @@ class TestSlow:
                 sleep=clock.sleep,
                 clock_ns=clock.nanoseconds,
             )
-            prepared = device.prepare_model(CASE.model, PrepareConfig())
+            prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
             with Trial(CASE) as trial:
                 if heedless:
                     prepared.execute(trial.request, config)
                     assert clock.now - started == pytest.approx(3.0, abs=0.002)
                 else:
-                    with pytest.raises(MissedDeadlineTransient):
+                    with pytest.raises(errors.MissedDeadlineTransient):
                         prepared.execute(trial.request, config)
 
     def test_a_method_that_does_not_exist_is_refused(self) -> None:
-        with pytest.raises(InputError, match="no method of a device is named run"):
+        with pytest.raises(errors.InputError, match="no method of a device is named run"):
             SlowDevice(null(), {"run": 1})
 
 
 class TestLying:
     def test_lying_device_combines_several_lies(self) -> None:
         device = LyingDevice(sample(), "values", "output_count", "writes_behind")
-        prepared = device.prepare_model(CASE.model, PrepareConfig())
+        prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
         with Trial(CASE) as trial:
             result = prepared.execute(trial.request, PLAIN)
             assert len(result.output_shapes) == len(CASE.outputs) - 1
@@ -241,7 +224,7 @@ class TestLying:
         ],
     )
     def test_lies_that_are_writes(self, lie: Lie, complaint: str) -> None:
-        prepared = LyingDevice(sample(), lie).prepare_model(CASE.model, PrepareConfig())
+        prepared = LyingDevice(sample(), lie).prepare_model(CASE.model, hal.PrepareConfig())
         with Trial(CASE) as trial:
             prepared.execute(trial.request, PLAIN)
             with pytest.raises(AssertionError, match=complaint):
@@ -249,7 +232,7 @@ class TestLying:
 
     @pytest.mark.parametrize("where", ["host", "pool"])
     def test_values_are_far_off_in_any_memory(self, where: Literal["host", "pool"]) -> None:
-        prepared = LyingDevice(reference(), "values").prepare_model(CASE.model, PrepareConfig())
+        prepared = LyingDevice(reference(), "values").prepare_model(CASE.model, hal.PrepareConfig())
         with Trial(CASE, where) as trial:
             found = trial.run(prepared)
         for array, wanted in zip(found, CASE.outputs, strict=True):
@@ -257,7 +240,9 @@ class TestLying:
             assert np.array_equal(array.reshape(-1)[2:], wanted.reshape(-1)[2:])
 
     def test_an_unknown_lie_is_refused(self) -> None:
-        with pytest.raises(InputError, match="no lie is named flattery; known: support_length"):
+        with pytest.raises(
+            errors.InputError, match="no lie is named flattery; known: support_length"
+        ):
             LyingDevice(sample(), "flattery")  # type: ignore[arg-type]  # the point
 
 
@@ -281,8 +266,8 @@ class TestSubset:
         answers = device.supported_operations(CASE.model)
         assert [a.supported for a in answers] == [True, False, False]
         assert answers[1].reason == "adds are dull"
-        with pytest.raises(GeneralFailure, match=r"operation 1 \(ADD\): adds are dull"):
-            device.prepare_model(CASE.model, PrepareConfig())
+        with pytest.raises(errors.GeneralFailure, match=r"operation 1 \(ADD\): adds are dull"):
+            device.prepare_model(CASE.model, hal.PrepareConfig())
 
     def test_subset_device_supports_at_most_what_its_device_does(self) -> None:
         model = next(c for c in every_case() if c.name == "add_int8").model
@@ -317,7 +302,7 @@ def test_doubles_nest_and_keep_the_properties_of_what_is_inside() -> None:
 class TestLoopback:
     def test_objects_live_and_die_with_those_of_the_client(self) -> None:
         device = LoopbackDevice(sample())
-        prepared = device.prepare_model(CASE.model, PrepareConfig())
+        prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
         burst = prepared.configure_burst()
         assert len(device.dispatcher.objects) == 2
         del burst
@@ -329,7 +314,7 @@ class TestLoopback:
         assert len(device.dispatcher.objects) == 0
 
     def test_use_after_close_is_named(self) -> None:
-        prepared = LoopbackDevice(sample()).prepare_model(CASE.model, PrepareConfig())
+        prepared = LoopbackDevice(sample()).prepare_model(CASE.model, hal.PrepareConfig())
         prepared.close()
         with (
             Trial(CASE) as trial,
@@ -357,16 +342,19 @@ class TestLoopback:
                 assert np.array_equal(found, wanted)
 
     def test_errors_of_the_device_arrive_as_themselves(self) -> None:
-        faulty = FaultyDevice(sample(), {"execute": 1}, ResourceExhaustedTransient)
-        prepared = LoopbackDevice(faulty).prepare_model(CASE.model, PrepareConfig())
-        with Trial(CASE) as trial, pytest.raises(ResourceExhaustedTransient, match="as told"):
+        faulty = FaultyDevice(sample(), {"execute": 1}, errors.ResourceExhaustedTransient)
+        prepared = LoopbackDevice(faulty).prepare_model(CASE.model, hal.PrepareConfig())
+        with (
+            Trial(CASE) as trial,
+            pytest.raises(errors.ResourceExhaustedTransient, match="as told"),
+        ):
             prepared.execute(trial.request, PLAIN)
 
     def test_a_prepared_model_of_another_device_is_no_role(self) -> None:
         device, other = LoopbackDevice(sample()), LoopbackDevice(sample())
-        prepared = other.prepare_model(CASE.model, PrepareConfig())
+        prepared = other.prepare_model(CASE.model, hal.PrepareConfig())
         with pytest.raises(penstock.errors.InvalidArgument, match="another device"):
-            device.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
+            device.allocate(hal.BufferDesc(), [hal.BufferRole(prepared, "input", 0)])
 
 
 class TestCopies:
@@ -375,7 +363,7 @@ class TestCopies:
             for wrong in (-1, 1.5, "1", None, True):
                 with (
                     pytest.raises(
-                        InputError, match="allowed_bytes is a whole number of bytes, 0 or m"
+                        errors.InputError, match="allowed_bytes is a whole number of bytes, 0 or m"
                     ),
                     assert_no_copies(wrong),  # type: ignore[arg-type]  # what users give
                 ):

@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.errors import (
-    IndexOutOfRange,
-    InvalidOperand,
-    InvalidQuantization,
-    ModelError,
-    ShapeOverflow,
-    UnknownOperator,
-    UnknownType,
-)
+from penstock import errors
 from penstock.ir import DType
 from penstock.ir.subgraph import ConstantPool
 from penstock.loaders.tflite.catalog import Catalog, read_catalog
@@ -42,7 +34,7 @@ def test_tensors_operators_and_ends_stand_as_in_the_file() -> None:
 def test_constants_are_read_from_the_file() -> None:
     found = catalog(models.chain())
     np.testing.assert_array_equal(found.subgraphs[0].tensors[3].constant(found.pool), [1])
-    with pytest.raises(InvalidOperand):
+    with pytest.raises(errors.InvalidOperand):
         found.subgraphs[0].tensors[0].constant(found.pool)
 
 
@@ -115,19 +107,19 @@ def _code(number: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
-        (relu(shape=[-2, 3]).encode(), ShapeOverflow),
-        (relu(shape=[2**31 - 1] * 3).encode(), ShapeOverflow),
-        (relu(buffer=9).encode(), IndexOutOfRange),
-        (relu(type=99).encode(), UnknownType),
-        (relu(quantization=quantization([1, 2], [0])).encode(), InvalidQuantization),
-        (relu(quantization=quantization([1, 2], [0, 0], 5)).encode(), InvalidQuantization),
-        (relu(value=b"abc").encode(), InvalidOperand),
-        (_operator(opcode_index=3), IndexOutOfRange),
-        (_code(30000), UnknownOperator),
-        (FileBuilder().encode(subgraphs=[]), IndexOutOfRange),
+        (relu(shape=[-2, 3]).encode(), errors.ShapeOverflow),
+        (relu(shape=[2**31 - 1] * 3).encode(), errors.ShapeOverflow),
+        (relu(buffer=9).encode(), errors.IndexOutOfRange),
+        (relu(type=99).encode(), errors.UnknownType),
+        (relu(quantization=quantization([1, 2], [0])).encode(), errors.InvalidQuantization),
+        (relu(quantization=quantization([1, 2], [0, 0], 5)).encode(), errors.InvalidQuantization),
+        (relu(value=b"abc").encode(), errors.InvalidOperand),
+        (_operator(opcode_index=3), errors.IndexOutOfRange),
+        (_code(30000), errors.UnknownOperator),
+        (FileBuilder().encode(subgraphs=[]), errors.IndexOutOfRange),
     ],
 )
-def test_catalog_refuses_malformed_files(content: bytes, kind: type[ModelError]) -> None:
+def test_catalog_refuses_malformed_files(content: bytes, kind: type[errors.ModelError]) -> None:
     with pytest.raises(kind):
         catalog(content)
 
@@ -139,7 +131,7 @@ def test_any_damage_is_a_catalogue_or_a_named_defect(sample: int, data: st.DataO
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     try:
         found = catalog(bytes(content))
-    except ModelError:
+    except errors.ModelError:
         return
     for graph in found.subgraphs:
         for tensor in graph.tensors:

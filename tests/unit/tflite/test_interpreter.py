@@ -12,15 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import tflite
+from penstock import errors, tflite
 from penstock.delegates import Delegate
-from penstock.errors import (
-    ClosedError,
-    InputError,
-    ModelError,
-    PlacementError,
-    StateError,
-)
 from penstock.execution import CompiledModel
 from penstock.ir import NDArray
 from penstock.partitioning.policy import Policy
@@ -94,7 +87,7 @@ class TestOpening:
     def test_malformed_model_is_a_value_error_with_its_cause(self, content: bytes) -> None:
         with pytest.raises(ValueError, match="not a valid Flatbuffer buffer\n") as caught:
             tflite.Interpreter(model_content=content)
-        assert isinstance(caught.value.__cause__, ModelError)
+        assert isinstance(caught.value.__cause__, errors.ModelError)
 
     def test_a_missing_an_empty_and_an_odd_file(self, tmp_path: Path) -> None:
         empty = tmp_path / "empty"
@@ -117,7 +110,7 @@ class TestOpening:
         for _ in range(2):
             with pytest.raises(RuntimeError, match="inconsistent model") as caught:
                 interpreter.allocate_tensors()
-            assert isinstance(caught.value.__cause__, ModelError)
+            assert isinstance(caught.value.__cause__, errors.ModelError)
 
     def test_mutable_content_is_refused(self) -> None:
         with pytest.raises(TypeError, match="takes bytes"):
@@ -240,7 +233,7 @@ class TestShapes:
         words = r"Node number 0 \(FULLY_CONNECTED\) failed to prepare"
         with pytest.raises(RuntimeError, match=words) as caught:
             interpreter.allocate_tensors()
-        assert isinstance(caught.value.__cause__, ModelError | PlacementError)
+        assert isinstance(caught.value.__cause__, errors.ModelError | errors.PlacementError)
         with pytest.raises(RuntimeError, match="not ready"):
             interpreter.invoke()
         interpreter.resize_tensor_input(0, [1, 2])
@@ -261,7 +254,7 @@ class TestShapes:
         for batch in range(2, 9):
             interpreter.resize_tensor_input(0, [batch, 2])
             interpreter.allocate_tensors()
-        with pytest.raises(ClosedError):
+        with pytest.raises(errors.ClosedError):
             first.new_state()
         assert run(interpreter, np.ones((8, 2), np.float32))[0].shape == (8, 2)
 
@@ -413,7 +406,7 @@ class TestPlacement:
             opened(
                 models.chain(), devices=["reference"], policy=Policy(forbid={"NEG": "reference"})
             )
-        assert isinstance(caught.value.__cause__, PlacementError)
+        assert isinstance(caught.value.__cause__, errors.PlacementError)
 
     def test_a_cache_directory_is_used(self, tmp_path: Path) -> None:
         device = CachingDevice()
@@ -438,7 +431,7 @@ class TestPlacement:
         text = str(caught.value)
         assert f"Node number 0 ({code}) failed to prepare.\n" in text
         assert "no device may run it" in text
-        assert isinstance(caught.value.__cause__, PlacementError)
+        assert isinstance(caught.value.__cause__, errors.PlacementError)
 
     def test_a_driver_that_fails_at_run_time_is_a_runtime_error(self) -> None:
         file = FileBuilder()
@@ -466,7 +459,7 @@ class TestLife:
             lambda: interpreter.set_tensor(0, X),
         )
         for call in calls:
-            with pytest.raises(ClosedError):
+            with pytest.raises(errors.ClosedError):
                 call()
 
     def test_last_reference_closes_the_compiled_model(self) -> None:
@@ -493,7 +486,7 @@ class TestLife:
         try:
             assert running.wait(10)
             for call in (interpreter.invoke, interpreter.tensor(0), interpreter.allocate_tensors):
-                with pytest.raises(StateError, match="another thread"):
+                with pytest.raises(errors.StateError, match="another thread"):
                     call()
         finally:
             go_on.set()
@@ -577,5 +570,5 @@ def test_wrong_list_of_delegates_is_refused_with_the_remedy(
     ],
 )
 def test_devices_and_policies_are_checked_at_the_door(argument: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(errors.InputError, match=words):
         tflite.Interpreter(model_content=models.chain(), **argument)

@@ -10,21 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock import errors, hal
 from penstock.driverkit.installation import processor_features
 from penstock.drivers.onnxruntime import OnnxRuntimeDevice, installation
 from penstock.drivers.onnxruntime.installation import Installation, providers_in
 from penstock.drivers.onnxruntime.rules import rule
-from penstock.errors import (
-    DeviceUnavailable,
-    GeneralFailure,
-)
-from penstock.hal import (
-    DeviceType,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    Request,
-)
 from penstock.ir import DType, ModelBuilder
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_operations import F32
@@ -48,11 +38,12 @@ def test_a_model_without_operations_hands_its_input_on(dtype: DType) -> None:
     b = ModelBuilder()
     model = b.build([b.input(dtype, (4,), "x")])
     given, got = np.arange(4, dtype=dtype.numpy), np.zeros(4, dtype.numpy)
-    prepared = cpu().prepare_model(model, PrepareConfig())
+    prepared = cpu().prepare_model(model, hal.PrepareConfig())
     for measure in (False, True):
         got[:] = 0
         prepared.execute(
-            Request((HostMemory(given),), (HostMemory(got),)), ExecutionConfig(measure=measure)
+            hal.Request((hal.HostMemory(given),), (hal.HostMemory(got),)),
+            hal.ExecutionConfig(measure=measure),
         )
         assert got.tolist() == [0, 1, 2, 3]
 
@@ -67,13 +58,13 @@ def test_missing_onnx_package_is_the_reason_of_the_device(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("file", "package", "platform", "name", "kind", "families"),
     [
-        ("libonnxruntime_providers_cuda.so", "onnxruntime-gpu", "linux", "cuda", DeviceType.GPU,
+        ("libonnxruntime_providers_cuda.so", "onnxruntime-gpu", "linux", "cuda", hal.DeviceType.GPU,
             ("cuda",)),
-        ("onnxruntime_providers_openvino.dll", "", "win32", "openvino", DeviceType.ACCELERATOR,
+        ("onnxruntime_providers_openvino.dll", "", "win32", "openvino", hal.DeviceType.ACCELERATOR,
             ("openvino",)),
-        ("", "onnxruntime-qnn", "win32", "qnn", DeviceType.ACCELERATOR, ("hexagon", "qnn")),
-        ("", "onnxruntime-directml", "win32", "directml", DeviceType.GPU, ("directml",)),
-        ("", "onnxruntime", "darwin", "coreml", DeviceType.ACCELERATOR,
+        ("", "onnxruntime-qnn", "win32", "qnn", hal.DeviceType.ACCELERATOR, ("hexagon", "qnn")),
+        ("", "onnxruntime-directml", "win32", "directml", hal.DeviceType.GPU, ("directml",)),
+        ("", "onnxruntime", "darwin", "coreml", hal.DeviceType.ACCELERATOR,
             ("coreml", "neural_engine")),
     ],
 )  # fmt: skip
@@ -84,7 +75,7 @@ def test_each_provider_of_a_build_is_a_device(
     package: str,
     platform: str,
     name: str,
-    kind: DeviceType,
+    kind: hal.DeviceType,
     families: tuple[str, ...],
 ) -> None:
     monkeypatch.setattr("penstock.drivers.onnxruntime.installation.sys.platform", platform)
@@ -111,8 +102,8 @@ def test_a_provider_that_the_build_lacks_after_all_is_unavailable(tmp_path: Path
     (tmp_path / "libonnxruntime_providers_cuda.so").touch()
     (provider,) = providers_in(tmp_path, "onnxruntime-gpu")[:1]
     device = OnnxRuntimeDevice(provider, Installation("1", (provider,)))
-    with pytest.raises(DeviceUnavailable, match="no CUDAExecutionProvider"):
-        device.prepare_model(relu(), PrepareConfig(accuracy="relaxed"))
+    with pytest.raises(errors.DeviceUnavailable, match="no CUDAExecutionProvider"):
+        device.prepare_model(relu(), hal.PrepareConfig(accuracy="relaxed"))
 
 
 @needs_onnxruntime
@@ -228,7 +219,7 @@ def test_onnxruntime_writes_no_user_file_and_sends_no_telemetry(
 @needs_onnxruntime
 @pytest.mark.parametrize("threads", [1, 3])
 def test_session_gets_the_number_of_threads(threads: int) -> None:
-    prepared = cpu().prepare_model(relu(), PrepareConfig(num_threads=threads))
+    prepared = cpu().prepare_model(relu(), hal.PrepareConfig(num_threads=threads))
     options = prepared.executable.session.get_session_options()  # type: ignore[attr-defined]  # its own
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
 
@@ -240,7 +231,7 @@ def test_outputs_that_are_inputs_constants_or_one_another() -> None:
     (y,) = b.operation("NEG", [x], [(F32, (3,))])
     (shape,) = b.operation("SHAPE", [x], [(DType.INT32, (1,))], {"out_type": "INT32"})
     (same,) = b.operation("RESHAPE", [y, b.constant(np.array([3], np.int32))], [(F32, (3,))])
-    prepared = cpu().prepare_model(b.build([x, y, shape, same]), PrepareConfig())
+    prepared = cpu().prepare_model(b.build([x, y, shape, same]), hal.PrepareConfig())
     given = np.array([1, 2, 3], np.float32)
     outs = [
         np.empty(3, np.float32),
@@ -248,7 +239,10 @@ def test_outputs_that_are_inputs_constants_or_one_another() -> None:
         np.empty(1, np.int32),
         np.empty(3, np.float32),
     ]
-    prepared.execute(Request((HostMemory(given),), tuple(map(HostMemory, outs))), ExecutionConfig())
+    prepared.execute(
+        hal.Request((hal.HostMemory(given),), tuple(map(hal.HostMemory, outs))),
+        hal.ExecutionConfig(),
+    )
     assert [o.tolist() for o in outs] == [[1, 2, 3], [-1, -2, -3], [3], [-1, -2, -3]]
 
 
@@ -257,5 +251,5 @@ def test_refusal_has_the_words_of_onnx_runtime(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         "penstock.drivers.onnxruntime.preparation.serialize", lambda *_: b"no model"
     )
-    with pytest.raises(GeneralFailure, match=r"did not take the model: .*rotobuf"):
-        cpu().prepare_model(relu(), PrepareConfig())
+    with pytest.raises(errors.GeneralFailure, match=r"did not take the model: .*rotobuf"):
+        cpu().prepare_model(relu(), hal.PrepareConfig())

@@ -18,19 +18,10 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import knobs
+from penstock import hal, knobs
 from penstock.drivers.openvino import OpenVinoDevice
 from penstock.drivers.openvino.preparation import OpenVinoPreparedModel
 from penstock.errors import InvalidArgument
-from penstock.hal import (
-    CacheHandle,
-    CacheReport,
-    ExecutionConfig,
-    ExecutionResult,
-    PrepareConfig,
-    PreparedModelBase,
-    Request,
-)
 from penstock.sealed import locks
 from tests.support_artefacts import WEIGHTS, answer, cache_files, network, run
 from tests.support_caching import lock_file
@@ -41,17 +32,17 @@ from tests.unit.driverkit.test_engine_caching import compiled
 pytestmark = [needs_openvino, pytest.mark.usefixtures("no_descriptor_leaks")]
 
 
-def opened(folder: Path) -> AbstractContextManager[PrepareConfig]:
+def opened(folder: Path) -> AbstractContextManager[hal.PrepareConfig]:
     return cache_files(folder, OPENVINO.files)
 
 
 @contextmanager
-def entry(folder: Path) -> Iterator[PrepareConfig]:
+def entry(folder: Path) -> Iterator[hal.PrepareConfig]:
     """As `opened`, with the entry's lock."""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         with opened(folder) as config:
-            yield msgspec.structs.replace(config, lock=CacheHandle(lock))
+            yield msgspec.structs.replace(config, lock=hal.CacheHandle(lock))
     finally:
         os.close(lock)
 
@@ -162,7 +153,7 @@ def test_second_improving_device_loads_the_entry_of_the_first(tmp_path: Path) ->
 def test_without_a_cache_it_improves_all_the_same() -> None:
     device = impatient()
     with knobs.override(driver_settings="openvino_compilation=staged"):
-        prepared = device.prepare_model(network(), PrepareConfig())
+        prepared = device.prepare_model(network(), hal.PrepareConfig())
     assert is_right(prepared)
     assert is_right(prepared)
     assert (device.compiles, prepared.cache_report.artefact) == (2, "optimised")
@@ -196,7 +187,7 @@ def test_another_word_for_when_is_refused() -> None:
         knobs.override(driver_settings="openvino_compilation=sometimes"),
         pytest.raises(InvalidArgument, match=r"openvino_compilation .* not 'sometimes'"),
     ):
-        cpu().prepare_model(network(), PrepareConfig())
+        cpu().prepare_model(network(), hal.PrepareConfig())
 
 
 @pytest.fixture
@@ -239,7 +230,7 @@ def test_a_first_run_does_not_wait_for_the_entrys_lock(tmp_path: Path, exclusive
             assert report.reason.startswith("NotYetWritten: another process uses the entry")
     assert (tmp_path / "model0").read_bytes() == b""
     assert is_right(prepared)
-    assert prepared.cache_report == CacheReport("saved", artefact="optimised")
+    assert prepared.cache_report == hal.CacheReport("saved", artefact="optimised")
     assert is_right(prepared)
     assert device.compiles == 1
     assert loaded_elsewhere(tmp_path) == ["0", "1", "optimised"]
@@ -297,13 +288,15 @@ def test_the_receipt_of_a_run_says_what_a_late_write_waits_for(tmp_path: Path) -
         assert not outcome.not_saved
 
 
-def prepared_with_deadline(prepared: OpenVinoPreparedModel, *, seconds: float) -> PreparedModelBase:
+def prepared_with_deadline(
+    prepared: OpenVinoPreparedModel, *, seconds: float
+) -> hal.PreparedModelBase:
     """*prepared*, whose runs are to end after so many seconds."""
 
-    class Hurried(PreparedModelBase):
+    class Hurried(hal.PreparedModelBase):
         model = prepared.model
 
-        def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
             deadline = time.monotonic_ns() + int(seconds * 1e9)
             return prepared.execute(request, msgspec.structs.replace(config, deadline_ns=deadline))
 

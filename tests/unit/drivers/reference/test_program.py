@@ -11,20 +11,11 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import knobs
+from penstock import errors, knobs
 from penstock.drivers.reference import ReferenceDevice, program
 from penstock.drivers.reference.index import MODULES
 from penstock.drivers.reference.kernel import KERNELS, kernel
 from penstock.drivers.reference.program import Instruction, Program, compile_subgraph
-from penstock.errors import (
-    Cancelled,
-    GeneralFailure,
-    InvalidArgument,
-    LimitExceeded,
-    MissedDeadlineTransient,
-    PlacementError,
-    ResourceExhaustedTransient,
-)
 from penstock.hal import CancelToken, ExecutionConfig
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.memory.limits import MIB, check_bytes, most_bytes
@@ -41,12 +32,12 @@ def program_of(kernel: object) -> Program:
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        (ValueError("shapes"), GeneralFailure),
-        (IndexError("out of range"), GeneralFailure),
-        (ZeroDivisionError("division"), GeneralFailure),
-        (MemoryError(), ResourceExhaustedTransient),
-        (InvalidArgument("mine"), InvalidArgument),
-        (Cancelled("mine"), Cancelled),
+        (ValueError("shapes"), errors.GeneralFailure),
+        (IndexError("out of range"), errors.GeneralFailure),
+        (ZeroDivisionError("division"), errors.GeneralFailure),
+        (MemoryError(), errors.ResourceExhaustedTransient),
+        (errors.InvalidArgument("mine"), errors.InvalidArgument),
+        (errors.Cancelled("mine"), errors.Cancelled),
     ],
 )
 def test_an_error_becomes_a_driver_error_with_its_place(
@@ -72,9 +63,9 @@ def test_interruptions_are_noticed_between_operations() -> None:
     twice = Program(
         {}, (*once.instructions, Instruction(kernel, (1,), (2,), (1,), "second")), (0,), (2,)
     )
-    with pytest.raises(Cancelled):
+    with pytest.raises(errors.Cancelled):
         twice.run([ONE], ExecutionConfig(cancel=token))
-    with pytest.raises(MissedDeadlineTransient):
+    with pytest.raises(errors.MissedDeadlineTransient):
         once.run([ONE], ExecutionConfig(deadline_ns=1))
 
 
@@ -153,7 +144,7 @@ def test_memory_limit_is_half_of_the_memory_by_default() -> None:
 def test_memory_limit_error_names_the_knob() -> None:
     with (
         knobs.override(tensor_limit_mib=1),
-        pytest.raises(LimitExceeded, match=r"FILL takes 2097152 bytes.*tensor_limit_mib"),
+        pytest.raises(errors.LimitExceeded, match=r"FILL takes 2097152 bytes.*tensor_limit_mib"),
     ):
         check_bytes(2 * MIB, "FILL")
 
@@ -162,7 +153,7 @@ def test_a_large_output_is_refused_before_the_run() -> None:
     model = filled(np.array([1 << 15, 1 << 15], np.int32))
     with (
         knobs.override(tensor_limit_mib=64),
-        pytest.raises(PlacementError, match="tensor_limit_mib"),
+        pytest.raises(errors.PlacementError, match="tensor_limit_mib"),
     ):
         penstock.compile(model, devices=["reference"])
 
@@ -174,7 +165,7 @@ def test_a_large_output_of_unknown_shape_fails_the_run() -> None:
     ):
         (small,) = compiled(np.array([2, 3], np.int32))
         np.testing.assert_array_equal(small, np.ones((2, 3), np.float32))
-        with pytest.raises(GeneralFailure, match="tensor_limit_mib"):
+        with pytest.raises(errors.GeneralFailure, match="tensor_limit_mib"):
             compiled(np.array([1 << 15, 1 << 15], np.int32))
 
 

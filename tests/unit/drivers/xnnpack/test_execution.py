@@ -17,44 +17,28 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import errors, hal
 from penstock.drivers.xnnpack import engine
-from penstock.errors import (
-    Cancelled,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadline,
-    OutputInsufficientSize,
-)
-from penstock.hal import (
-    NO_VALUE_ARGUMENT,
-    CancelToken,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    PreparedModelBase,
-    Request,
-    TokenArgument,
-)
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, NDArray, Operand, infer_shapes
 from tests.support_python_goes_on import goes_on_during
 from tests.support_xnnpack import F32, device, drawn, needs_litert, one, q, run_on
 
 pytestmark = needs_litert
 
-PLAIN = ExecutionConfig()
+PLAIN = hal.ExecutionConfig()
 I32 = DType.INT32
 
 
-def prepared(model: Model, accuracy: str = "faithful", threads: int = 1) -> PreparedModelBase:
-    config = PrepareConfig(accuracy=accuracy, num_threads=threads)  # type: ignore[arg-type]  # a literal
+def prepared(model: Model, accuracy: str = "faithful", threads: int = 1) -> hal.PreparedModelBase:
+    config = hal.PrepareConfig(accuracy=accuracy, num_threads=threads)  # type: ignore[arg-type]  # a literal
     return device().prepare_model(model, config)
 
 
 def execute(
-    each: PreparedModelBase, inputs: Sequence[NDArray], outputs: Sequence[NDArray]
+    each: hal.PreparedModelBase, inputs: Sequence[NDArray], outputs: Sequence[NDArray]
 ) -> tuple[tuple[int, ...], ...]:
     """The shapes that were reported; *outputs* are written."""
-    request = Request(tuple(map(HostMemory, inputs)), tuple(map(HostMemory, outputs)))
+    request = hal.Request(tuple(map(hal.HostMemory, inputs)), tuple(map(hal.HostMemory, outputs)))
     return tuple(s.dimensions for s in each.execute(request, PLAIN).output_shapes)
 
 
@@ -146,7 +130,7 @@ def test_shapes_may_be_known_at_run_time() -> None:
 
 def test_insufficient_output_memory_is_reported_with_the_shape() -> None:
     each = prepared(one("RELU", [(F32, (None,))], [(F32, (None,))]))
-    with pytest.raises(OutputInsufficientSize) as caught:
+    with pytest.raises(errors.OutputInsufficientSize) as caught:
         execute(each, [np.ones(5, np.float32)], [np.empty(8, np.uint8)])
     assert list(caught.value.output_shapes) == [((5,), False)]
 
@@ -154,7 +138,7 @@ def test_insufficient_output_memory_is_reported_with_the_shape() -> None:
 def test_interpreters_are_reused_after_insufficient_output_memory() -> None:
     each = prepared(one("RELU", [(F32, (None,))], [(F32, (None,))]))
     (kept,) = each._free  # type: ignore[attr-defined]  # its own
-    with pytest.raises(OutputInsufficientSize):
+    with pytest.raises(errors.OutputInsufficientSize):
         execute(each, [np.ones(5, np.float32)], [np.empty(8, np.uint8)])
     assert execute(each, [np.ones(5, np.float32)], [np.empty(20, np.uint8)]) == ((5,),)
     assert list(each._free) == [kept]  # type: ignore[attr-defined]  # its own
@@ -172,7 +156,7 @@ def test_result_shape_may_depend_on_values() -> None:
         wanted = (rows, 12 // rows)
         assert execute(each, [given, np.array(wanted, np.int32)], [out]) == (wanted,)
         assert np.array_equal(out.view(np.float32), np.maximum(given, 0))
-    with pytest.raises(GeneralFailure, match="LiteRT did not execute"):
+    with pytest.raises(errors.GeneralFailure, match="LiteRT did not execute"):
         execute(each, [given, np.array((5, 5), np.int32)], [np.empty(48, np.uint8)])
     assert execute(each, [given, np.array((2, 6), np.int32)], [np.empty(48, np.uint8)]) == ((2, 6),)
 
@@ -186,15 +170,17 @@ def test_outputs_may_be_inputs_constants_or_unwanted() -> None:
     given, outs = np.arange(3, dtype=np.float32), [np.empty(n, np.float32) for n in (3, 3, 2)]
     execute(each, [given], outs)
     assert [o.tolist() for o in outs] == [[0, -1, -2], [0, 1, 2], [7, 8]]
-    request = Request((HostMemory(given),), (NO_VALUE_ARGUMENT, *map(HostMemory, outs[1:])))
+    request = hal.Request(
+        (hal.HostMemory(given),), (hal.NO_VALUE_ARGUMENT, *map(hal.HostMemory, outs[1:]))
+    )
     each.execute(request, PLAIN)
 
 
 def test_unknown_memory_tokens_are_refused() -> None:
     each = prepared(one("NEG", [(F32, (3,))], [(F32, (3,))]))
-    host, token = HostMemory(np.empty(3, np.float32)), TokenArgument(1)
-    for request in (Request((token,), (host,)), Request((host,), (token,))):
-        with pytest.raises(InvalidArgument, match="no buffer of this device has the token"):
+    host, token = hal.HostMemory(np.empty(3, np.float32)), hal.TokenArgument(1)
+    for request in (hal.Request((token,), (host,)), hal.Request((host,), (token,))):
+        with pytest.raises(errors.InvalidArgument, match="no buffer of this device has the token"):
             each.execute(request, PLAIN)
 
 
@@ -205,9 +191,9 @@ def test_unread_inputs_are_accepted() -> None:
     given, made = [np.arange(n, dtype=np.float32) for n in (2, 3, 4)], np.empty(3, np.float32)
     execute(each, given, [made])
     assert made.tolist() == [0, -1, -2]
-    hosts = [HostMemory(array) for array in given]
-    request = Request((TokenArgument(1), *hosts[1:]), (HostMemory(made),))
-    with pytest.raises(InvalidArgument, match="no buffer of this device has the token"):
+    hosts = [hal.HostMemory(array) for array in given]
+    request = hal.Request((hal.TokenArgument(1), *hosts[1:]), (hal.HostMemory(made),))
+    with pytest.raises(errors.InvalidArgument, match="no buffer of this device has the token"):
         each.execute(request, PLAIN)
 
 
@@ -306,15 +292,15 @@ def test_state_that_another_operation_makes_is_refused() -> None:
 def test_run_past_a_deadline_or_cancellation_writes_nothing() -> None:
     each = prepared(one("NEG", [(F32, (3,))], [(F32, (3,))]))
     given, out = np.ones(3, np.float32), np.zeros(3, np.float32)
-    request = Request((HostMemory(given),), (HostMemory(out),))
-    with pytest.raises(MissedDeadline):
-        each.execute(request, ExecutionConfig(deadline_ns=time.monotonic_ns() - 1))
-    token = CancelToken()
+    request = hal.Request((hal.HostMemory(given),), (hal.HostMemory(out),))
+    with pytest.raises(errors.MissedDeadline):
+        each.execute(request, hal.ExecutionConfig(deadline_ns=time.monotonic_ns() - 1))
+    token = hal.CancelToken()
     token.set()
-    with pytest.raises(Cancelled):
-        each.execute(request, ExecutionConfig(cancel=token))
+    with pytest.raises(errors.Cancelled):
+        each.execute(request, hal.ExecutionConfig(cancel=token))
     assert not out.any()
-    each.execute(request, ExecutionConfig(deadline_ns=time.monotonic_ns() + 10**12))
+    each.execute(request, hal.ExecutionConfig(deadline_ns=time.monotonic_ns() + 10**12))
     assert out.tolist() == [-1, -1, -1]
 
 
@@ -326,7 +312,7 @@ def test_a_closed_model_is_refused_and_runs_under_way_end() -> None:
     each.close()
     each.close()
     running.join()
-    with pytest.raises(GeneralFailure, match="closed"):
+    with pytest.raises(errors.GeneralFailure, match="closed"):
         execute(each, [given], [out])
 
 

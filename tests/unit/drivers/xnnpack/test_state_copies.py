@@ -11,17 +11,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 import penstock
+from penstock import hal
 from penstock.drivers.xnnpack.interpreter import scalar_places
 from penstock.drivers.xnnpack.state_copies import ALIGNMENT, AdjacentTensors, merged
 from penstock.execution.arena import side_by_side
-from penstock.hal import (
-    NO_VALUE_ARGUMENT,
-    ExecutionConfig,
-    HostMemory,
-    PaddedBytes,
-    PrepareConfig,
-    Request,
-)
 from penstock.ir import Lifetime, Model, ModelBuilder, NDArray, Operand
 from tests.support_xnnpack import F32, device, needs_litert
 
@@ -97,7 +90,7 @@ def test_bytes_between_arrays_of_the_caller_are_unchanged() -> None:
     places = [memory[0:64], memory[64:104], memory[128:256]]
     arrays = [mine[0:64], mine[64:104], mine[128:256]]
     assert len(merged(places, arrays)) == 3
-    shared = mine.view(PaddedBytes)
+    shared = mine.view(hal.PaddedBytes)
     (whole,) = merged(places, [shared[0:64], shared[64:104], shared[128:256]])
     assert type(whole[1]) is np.ndarray
     assert whole[1].nbytes == 256
@@ -130,7 +123,7 @@ def test_scalars_of_a_state_use_aligned_memory() -> None:
         (after,) = builder.operation("ADD", [before, x], [(F32, ())])
         builder.state(builder.variable(f"v{number}", F32, ()), before, after)
     model = builder.build(builder.operation("MUL", [x, x], [(F32, ())]))
-    prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
+    prepared = device().prepare_model(model, hal.PrepareConfig(num_threads=1))
     ((runner,),) = prepared._free
     assert all(place.ctypes.data % ALIGNMENT == 0 for place in (*runner.inputs, *runner.outputs))
     with penstock.compile(model, devices=["xnnpack"], cache=False) as compiled:
@@ -156,14 +149,14 @@ def test_known_arguments_are_not_merged_again() -> None:
     memory = aligned(128)
     known = AdjacentTensors([memory[:64], memory[64:]])
     first, second = (
-        tuple(HostMemory(a) for a in side_by_side([((64,), np.dtype(np.uint8))] * 2))
+        tuple(hal.HostMemory(a) for a in side_by_side([((64,), np.dtype(np.uint8))] * 2))
         for _ in range(2)
     )
     pieces = known.pieces(first)
     assert known.pieces(second) is not pieces
     assert known.pieces(first) is pieces
     assert known.pieces((first[0], second[1])) is not pieces
-    assert known.pieces((first[0], NO_VALUE_ARGUMENT)) is None
+    assert known.pieces((first[0], hal.NO_VALUE_ARGUMENT)) is None
 
 
 def counters() -> Model:
@@ -216,7 +209,7 @@ def test_state_tensors_are_adjacent_in_any_order() -> None:
     for n in names:
         builder.state(builder.variable(f"v{n}", F32, (16,)), before[n], made[n])
     model = builder.build(builder.operation("MUL", [made[0], x], [(F32, (16,))]))
-    prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
+    prepared = device().prepare_model(model, hal.PrepareConfig(num_threads=1))
     ((runner,),) = prepared._free
     for places in (runner.inputs[1:], runner.outputs[1:]):
         arrays = side_by_side([(p.shape, p.dtype) for p in places])
@@ -226,26 +219,26 @@ def test_state_tensors_are_adjacent_in_any_order() -> None:
 @needs_litert
 def test_run_does_not_write_between_its_outputs() -> None:
     model = counters()
-    prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
-    given = [HostMemory(np.zeros(n, np.float32)) for n in (1, 3, 40, 5)]
+    prepared = device().prepare_model(model, hal.PrepareConfig(num_threads=1))
+    given = [hal.HostMemory(np.zeros(n, np.float32)) for n in (1, 3, 40, 5)]
     memory, outputs, end = aligned(1024), [], 0
     expected = memory.copy()
     for size, value in ((1, 111), (3, 1), (40, 10), (5, 100)):
         part = slice(end, end + 4 * size)
-        outputs.append(HostMemory(memory[part].view(np.float32)))
+        outputs.append(hal.HostMemory(memory[part].view(np.float32)))
         expected[part].view(np.float32)[...] = value
         end += padded(4 * size)
-    prepared.execute(Request(tuple(given), tuple(outputs)), ExecutionConfig())
+    prepared.execute(hal.Request(tuple(given), tuple(outputs)), hal.ExecutionConfig())
     assert np.array_equal(memory, expected)
 
 
 @needs_litert
 def test_arrays_of_the_caller_are_released_after_the_call() -> None:
-    prepared = device().prepare_model(counters(), PrepareConfig(num_threads=1))
+    prepared = device().prepare_model(counters(), hal.PrepareConfig(num_threads=1))
     sides = [[np.zeros(n, np.float32) for n in (1, 3, 40, 5)] for _ in range(2)]
     watched = [weakref.ref(array) for side in sides for array in side]
-    given, wanted = (tuple(map(HostMemory, side)) for side in sides)
-    prepared.execute(Request(given, wanted), ExecutionConfig())
+    given, wanted = (tuple(map(hal.HostMemory, side)) for side in sides)
+    prepared.execute(hal.Request(given, wanted), hal.ExecutionConfig())
     del sides, given, wanted
     gc.collect()
     assert [each() for each in watched] == [None] * 8

@@ -9,31 +9,22 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
+from penstock import ir
 from penstock.export.tflite.fields import TFLITE
-from penstock.ir import (
-    DType,
-    Model,
-    ModelBuilder,
-    NDArray,
-    Operand,
-    Quantization,
-    Shape,
-    infer_shapes,
-)
 from penstock.ir.operand import Lifetime, Origin
 from penstock.ir.operation import AttributeValue
 
-FLOAT: Final = DType.FLOAT32
-INT: Final = DType.INT32
+FLOAT: Final = ir.DType.FLOAT32
+INT: Final = ir.DType.INT32
 
 
 @dataclass(frozen=True)
 class Input:
     """An input given at run time."""
 
-    shape: Shape
-    dtype: DType = FLOAT
-    quantization: Quantization | None = None
+    shape: ir.Shape
+    dtype: ir.DType = FLOAT
+    quantization: ir.Quantization | None = None
 
 
 @dataclass(frozen=True)
@@ -47,46 +38,46 @@ class StateInput:
 class Constant:
     """A constant with quantisation; plain arrays stand for those without."""
 
-    value: NDArray
-    quantization: Quantization | None = None
+    value: ir.NDArray
+    quantization: ir.Quantization | None = None
 
 
 @dataclass(frozen=True)
 class Output:
     """An output whose shape or quantisation the model declares."""
 
-    dtype: DType = FLOAT
-    shape: Shape = None
-    quantization: Quantization | None = None
+    dtype: ir.DType = FLOAT
+    shape: ir.Shape = None
+    quantization: ir.Quantization | None = None
 
 
-Given: TypeAlias = "Input | StateInput | Constant | NDArray | None"
-Wanted: TypeAlias = "DType | Output"
+Given: TypeAlias = "Input | StateInput | Constant | ir.NDArray | None"
+Wanted: TypeAlias = "ir.DType | Output"
 
 
-def x(*shape: int | None, dtype: DType = FLOAT, q: Quantization | None = None) -> Input:
+def x(*shape: int | None, dtype: ir.DType = FLOAT, q: ir.Quantization | None = None) -> Input:
     return Input(shape, dtype, q)
 
 
-def ints(*values: Any, dtype: Any = np.int32) -> NDArray:
+def ints(*values: Any, dtype: Any = np.int32) -> ir.NDArray:
     """A vector of integers (or, of nested lists, a matrix)."""
     return np.array(values, dtype)
 
 
-def scalar(value: float, dtype: Any = np.int32) -> NDArray:
+def scalar(value: float, dtype: Any = np.int32) -> ir.NDArray:
     return np.array(value, dtype)
 
 
-def zeros(*shape: int, dtype: Any = np.float32) -> NDArray:
+def zeros(*shape: int, dtype: Any = np.float32) -> ir.NDArray:
     return np.zeros(shape, dtype)
 
 
-def q(scale: float, zero_point: int = 0) -> Quantization:
-    return Quantization((float(np.float32(scale)),), (zero_point,))
+def q(scale: float, zero_point: int = 0) -> ir.Quantization:
+    return ir.Quantization((float(np.float32(scale)),), (zero_point,))
 
 
-def q_channels(scale: float, count: int, dimension: int) -> Quantization:
-    return Quantization((float(np.float32(scale)),) * count, (0,) * count, dimension)
+def q_channels(scale: float, count: int, dimension: int) -> ir.Quantization:
+    return ir.Quantization((float(np.float32(scale)),) * count, (0,) * count, dimension)
 
 
 def single(
@@ -94,16 +85,16 @@ def single(
     inputs: Sequence[Given],
     outputs: Sequence[Wanted] = (FLOAT,),
     attributes: Mapping[str, AttributeValue] | None = None,
-) -> Model:
+) -> ir.Model:
     """A model of one operation; raises what validation raises."""
-    builder = ModelBuilder()
+    builder = ir.ModelBuilder()
     indexes: list[int | None] = []
     states: list[tuple[int, StateInput]] = []
     for position, given in enumerate(inputs):
         if given is None:
             indexes.append(None)
         elif isinstance(given, StateInput):
-            operand = Operand(FLOAT, given.shape, Lifetime.SUBGRAPH_INPUT, f"state{position}")
+            operand = ir.Operand(FLOAT, given.shape, Lifetime.SUBGRAPH_INPUT, f"state{position}")
             indexes.append(builder.operand(operand))
             states.append((position, given))
         elif isinstance(given, Input):
@@ -125,9 +116,9 @@ def single(
     return builder.build(made[: len(outputs)])
 
 
-def inferred(model: Model) -> list[Shape]:
+def inferred(model: ir.Model) -> list[ir.Shape]:
     """Shapes of the outputs by the operation table."""
-    entry = infer_shapes(model).entry
+    entry = ir.infer_shapes(model).entry
     return [entry.operands[i].shape for i in entry.ordinary_outputs]
 
 
@@ -136,12 +127,14 @@ def shapes(
     inputs: Sequence[Given],
     outputs: Sequence[Wanted] = (FLOAT,),
     attributes: Mapping[str, AttributeValue] | None = None,
-) -> list[Shape]:
+) -> list[ir.Shape]:
     """Inferred shapes of the outputs of one operation."""
     return inferred(single(kind, inputs, outputs, attributes))
 
 
-def shape(kind: str, *inputs: Given, dtype: DType = FLOAT, **attributes: AttributeValue) -> Shape:
+def shape(
+    kind: str, *inputs: Given, dtype: ir.DType = FLOAT, **attributes: AttributeValue
+) -> ir.Shape:
     """Inferred shape of the output of an operation that has one."""
     (found,) = shapes(kind, inputs, (dtype,), attributes)
     return found
@@ -151,7 +144,7 @@ FIRST_VERSIONS: Final = {"BROADCAST_TO": 2}
 """Operators whose kernels do not know version 1."""
 
 
-def litert_shapes(model: Model) -> list[Shape] | str:
+def litert_shapes(model: ir.Model) -> list[ir.Shape] | str:
     """Output shapes as LiteRT has them after a run on zeros, or why it refuses."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
@@ -172,7 +165,7 @@ def litert_shapes(model: Model) -> list[Shape] | str:
     return [tuple(int(d) for d in detail["shape"]) for detail in interpreter.get_output_details()]
 
 
-def _versioned(model: Model) -> Model:
+def _versioned(model: ir.Model) -> ir.Model:
     (operation,) = model.operations
     if operation.type not in FIRST_VERSIONS:
         return model

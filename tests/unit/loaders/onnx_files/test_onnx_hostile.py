@@ -14,25 +14,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import knobs
-from penstock.errors import (
-    CyclicModel,
-    DuplicateWriter,
-    InvalidAttribute,
-    InvalidOperand,
-    InvalidOperation,
-    LimitExceeded,
-    ModelError,
-    NotAModel,
-    NotAvailable,
-    NotLowerable,
-    ShapeMismatch,
-    ShapeOverflow,
-    TruncatedModel,
-    UnknownOperator,
-    UnknownType,
-    UnwrittenOperand,
-)
+from penstock import errors, knobs
 from penstock.ir import DType
 from penstock.loaders.onnx import engine
 from tests.soak.onnx_mutation import mutate, samples, trial
@@ -240,42 +222,42 @@ def attacks() -> list[Any]:
     )[0]
     return [
         pytest.param(with_fields(), None, id="nothing is wrong"),
-        pytest.param(huge_tensor(), InvalidOperand, id="a tensor of 2**60 elements"),
-        pytest.param(negative_tensor(), ShapeOverflow, id="a tensor of negative size"),
-        pytest.param(short_tensor(), InvalidOperand, id="a tensor with too few bytes"),
-        pytest.param(listed_tensor(), InvalidOperand, id="a tensor with too few numbers"),
-        pytest.param(unknown_type(), UnknownType, id="a tensor of an unknown type"),
-        pytest.param(external(), NotLowerable, id="a tensor in another file"),
-        pytest.param(filled(1 << 20, 1 << 20), LimitExceeded, id="a filled tensor of 4 TiB"),
+        pytest.param(huge_tensor(), errors.InvalidOperand, id="a tensor of 2**60 elements"),
+        pytest.param(negative_tensor(), errors.ShapeOverflow, id="a tensor of negative size"),
+        pytest.param(short_tensor(), errors.InvalidOperand, id="a tensor with too few bytes"),
+        pytest.param(listed_tensor(), errors.InvalidOperand, id="a tensor with too few numbers"),
+        pytest.param(unknown_type(), errors.UnknownType, id="a tensor of an unknown type"),
+        pytest.param(external(), errors.NotLowerable, id="a tensor in another file"),
+        pytest.param(filled(1 << 20, 1 << 20), errors.LimitExceeded, id="a filled tensor of 4 TiB"),
         pytest.param(
-            filled(1 << 40, 1 << 40), (ModelError,), id="a filled tensor of 2**80 elements"
+            filled(1 << 40, 1 << 40), (errors.ModelError,), id="a filled tensor of 2**80 elements"
         ),
-        pytest.param(filled(-5), (ModelError,), id="a filled tensor of negative size"),
-        pytest.param(cycle(), CyclicModel, id="a cycle"),
-        pytest.param(twice, DuplicateWriter, id="two writers"),
-        pytest.param(over_input, DuplicateWriter, id="an input is written"),
-        pytest.param(missing, UnwrittenOperand, id="an unwritten input"),
-        pytest.param(no_output, UnwrittenOperand, id="an unwritten output"),
-        pytest.param(strange, UnknownOperator, id="an unknown operator"),
-        pytest.param(foreign, UnknownOperator, id="an operator of an unknown domain"),
-        pytest.param(wrong_kind, InvalidAttribute, id="an attribute of another kind"),
-        pytest.param(far_axis, ShapeMismatch, id="an axis outside"),
-        pytest.param(no_input, InvalidOperation, id="an input left out"),
-        pytest.param(old, NotLowerable, id="an opset too old"),
-        pytest.param(unranked, NotLowerable, id="an input of unknown rank"),
-        pytest.param(sequence, NotLowerable, id="an input that is a sequence"),
+        pytest.param(filled(-5), (errors.ModelError,), id="a filled tensor of negative size"),
+        pytest.param(cycle(), errors.CyclicModel, id="a cycle"),
+        pytest.param(twice, errors.DuplicateWriter, id="two writers"),
+        pytest.param(over_input, errors.DuplicateWriter, id="an input is written"),
+        pytest.param(missing, errors.UnwrittenOperand, id="an unwritten input"),
+        pytest.param(no_output, errors.UnwrittenOperand, id="an unwritten output"),
+        pytest.param(strange, errors.UnknownOperator, id="an unknown operator"),
+        pytest.param(foreign, errors.UnknownOperator, id="an operator of an unknown domain"),
+        pytest.param(wrong_kind, errors.InvalidAttribute, id="an attribute of another kind"),
+        pytest.param(far_axis, errors.ShapeMismatch, id="an axis outside"),
+        pytest.param(no_input, errors.InvalidOperation, id="an input left out"),
+        pytest.param(old, errors.NotLowerable, id="an opset too old"),
+        pytest.param(unranked, errors.NotLowerable, id="an input of unknown rank"),
+        pytest.param(sequence, errors.NotLowerable, id="an input that is a sequence"),
         pytest.param(nested(32), None, id="branches as deep as ONNX Runtime reads them"),
-        pytest.param(nested(33), LimitExceeded, id="branches one deeper"),
+        pytest.param(nested(33), errors.LimitExceeded, id="branches one deeper"),
         pytest.param(
-            uneven(["a", "b"], ["a"]), InvalidOperation, id="a branch with one output more"
+            uneven(["a", "b"], ["a"]), errors.InvalidOperation, id="a branch with one output more"
         ),
-        pytest.param(uneven([], ["a"]), InvalidOperation, id="a branch without outputs"),
-        pytest.param(calls_itself(), LimitExceeded, id="a function that calls itself"),
+        pytest.param(uneven([], ["a"]), errors.InvalidOperation, id="a branch without outputs"),
+        pytest.param(calls_itself(), errors.LimitExceeded, id="a function that calls itself"),
         pytest.param(nested_loops(30), None, id="loops 30 deep"),
-        pytest.param(huge_pads, (ModelError,), id="pads of 2**40"),
-        pytest.param(huge_window, (ModelError,), id="a window of 2**30"),
-        pytest.param(huge_holes, (ModelError,), id="a dilation of 2**30"),
-        pytest.param(huge_resize, (ModelError,), id="a picture of 2**40 rows"),
+        pytest.param(huge_pads, (errors.ModelError,), id="pads of 2**40"),
+        pytest.param(huge_window, (errors.ModelError,), id="a window of 2**30"),
+        pytest.param(huge_holes, (errors.ModelError,), id="a dilation of 2**30"),
+        pytest.param(huge_resize, (errors.ModelError,), id="a picture of 2**40 rows"),
     ]
 
 
@@ -289,7 +271,7 @@ def test_malformed_files_are_refused_by_class(model: Any, error: Any) -> None:
         else:
             with pytest.raises(error) as caught:
                 penstock.load(content)
-            assert isinstance(caught.value, ModelError)
+            assert isinstance(caught.value, errors.ModelError)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -299,7 +281,8 @@ def test_malformed_files_are_refused_by_class(model: Any, error: Any) -> None:
 def test_an_unknown_operator_is_named_with_its_node() -> None:
     strange = model_of([helper.make_node("Frobnicate", ["x"], ["y"], name="odd")], {"x": X}, ["y"])
     with pytest.raises(
-        UnknownOperator, match=r"node 0 'odd' \(ai.onnx.Frobnicate, opset 17\): .*'Frobnicate'"
+        errors.UnknownOperator,
+        match=r"node 0 'odd' \(ai.onnx.Frobnicate, opset 17\): .*'Frobnicate'",
     ):
         load(strange)
 
@@ -308,21 +291,21 @@ def test_a_refused_form_is_named_with_its_node() -> None:
     model = one_node(
         "StringNormalizer", [np.array(["a"], object)], {"case_change_action": "LOWER"}
     )[0]
-    with pytest.raises(NotLowerable, match=r"the_StringNormalizer.*a change of case"):
+    with pytest.raises(errors.NotLowerable, match=r"the_StringNormalizer.*a change of case"):
         load(model)
 
 
 def test_bytes_that_are_no_model() -> None:
     content = simple().SerializeToString()
-    with pytest.raises(NotAModel, match="ONNX"):
+    with pytest.raises(errors.NotAModel, match="ONNX"):
         penstock.load(b"\xff" * 50)
-    with pytest.raises((TruncatedModel, NotAModel)):
+    with pytest.raises((errors.TruncatedModel, errors.NotAModel)):
         penstock.load(content[: len(content) // 2])
-    with pytest.raises(NotAModel, match=r"no graph|none of the known formats"):
+    with pytest.raises(errors.NotAModel, match=r"no graph|none of the known formats"):
         penstock.load(onnx.ModelProto(ir_version=8).SerializeToString())
     empty = simple()
     del empty.opset_import[:]
-    with pytest.raises(NotAModel, match="opset"):
+    with pytest.raises(errors.NotAModel, match="opset"):
         load(empty)
 
 
@@ -332,7 +315,7 @@ def test_many_empty_messages_are_refused_before_they_are_made() -> None:
     length = len(graph)
     varint = bytes([length & 127 | 128, length >> 7 & 127 | 128, length >> 14])
     content = b"\x08\x08" + b"\x3a" + varint + graph
-    with pytest.raises(LimitExceeded, match="the knob loading_limit_mib allows more"):
+    with pytest.raises(errors.LimitExceeded, match="the knob loading_limit_mib allows more"):
         penstock.load(content)
 
 
@@ -345,7 +328,9 @@ def test_nodes_of_a_few_bytes_are_counted_for_what_becomes_of_them() -> None:
     model = model_of(nodes, {"t0": X}, [f"t{count}"]).SerializeToString()
     tracemalloc.start()
     try:
-        with pytest.raises(LimitExceeded, match="more than 64 MiB: the knob loading_limit_mib"):
+        with pytest.raises(
+            errors.LimitExceeded, match="more than 64 MiB: the knob loading_limit_mib"
+        ):
             penstock.load(model)
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:
@@ -362,7 +347,7 @@ def test_division_by_an_attribute_of_zero_is_a_named_error(
     kind: str, attributes: dict[str, Any]
 ) -> None:
     node = helper.make_node(kind, ["x"], ["y"], **attributes)
-    with pytest.raises(InvalidOperation, match="the node is malformed"):
+    with pytest.raises(errors.InvalidOperation, match="the node is malformed"):
         load(model_of([node], {"x": np.zeros((1, 4, 2, 2), np.float32)}, ["y"]))
 
 
@@ -448,13 +433,13 @@ def test_functions_that_call_each_other_twice_are_bounded() -> None:
     call = helper.make_node("f29", ["x"], ["y"], domain="local")
     functions = [function(at) for at in range(30)]
     model = model_of([call], {"x": X}, ["y"], functions=functions, domains={"local": 1})
-    with pytest.raises(LimitExceeded, match="bodies and functions are entered too often"):
+    with pytest.raises(errors.LimitExceeded, match="bodies and functions are entered too often"):
         load(model)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(NotAvailable, match=r"penstock-nn\[onnx\]"):
+    with pytest.raises(errors.NotAvailable, match=r"penstock-nn\[onnx\]"):
         load(simple())
     assert "penstock-nn[onnx]" in engine.MISSING
 

@@ -10,13 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.errors import (
-    InvalidAttribute,
-    InvalidOperation,
-    LimitExceeded,
-    ShapeMismatch,
-    ShapeOverflow,
-)
+from penstock import errors
 from penstock.nnapi.description import (
     NnapiLifetime,
     NnapiModel,
@@ -32,20 +26,20 @@ from tests.unit.nnapi.lowering.one import b, constant, f, i, lowered, t
 @pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan, 0.0, -1.0])
 def test_scales_that_are_no_numbers(scale: float) -> None:
     given = [t("f32", 1, 4, 4, 1), f(scale), f(1.0)]
-    with pytest.raises(InvalidAttribute, match="a scale of RESIZE_BILINEAR is not above 0"):
+    with pytest.raises(errors.InvalidAttribute, match="a scale of RESIZE_BILINEAR is not above 0"):
         lowered("RESIZE_BILINEAR", given, [t("f32", 1, None, None, 1)])
 
 
 @pytest.mark.parametrize("name", ["RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"])
 def test_sizes_beyond_32_bits(name: str) -> None:
     given = [t("f32", 1, 4, 4, 1), f(1e30), f(1.0), b(False)]
-    with pytest.raises(ShapeOverflow, match=f"{name} needs sizes beyond 32 bits"):
+    with pytest.raises(errors.ShapeOverflow, match=f"{name} needs sizes beyond 32 bits"):
         lowered(name, given, [t("f32", 1, None, None, 1)])
 
 
 def test_hash_functions_are_counted() -> None:
     many = [t("f32", 1 << 21, 2), t("i32", 3), t("f32", 3), i(1)]
-    with pytest.raises(LimitExceeded, match="2097152 hash functions"):
+    with pytest.raises(errors.LimitExceeded, match="2097152 hash functions"):
         lowered("LSH_PROJECTION", many, [t("i32", 1 << 21)])
 
 
@@ -59,12 +53,12 @@ def test_lowering_fills_large_constants_in_the_run() -> None:
 
 def test_vectors_have_one_dimension() -> None:
     axes = constant("i32", np.zeros((1, 1), np.int32))
-    with pytest.raises(ShapeMismatch, match="axes of REDUCE_SUM has rank 2"):
+    with pytest.raises(errors.ShapeMismatch, match="axes of REDUCE_SUM has rank 2"):
         lowered("REDUCE_SUM", [t("f32", 2, 3), axes, b(True)], [t("f32", 1, 3)])
     given = [t("f32", 1, 2, 2, 1), t("f32", 1, 3, 3, 1), t("f32", 1)]
     size = constant("i32", np.array([[1, 4, 4, 1]], np.int32))
     rest = [i(1), i(2), i(2), i(0), b(False)]
-    with pytest.raises(ShapeMismatch, match="output_shape of TRANSPOSE_CONV_2D has rank 2"):
+    with pytest.raises(errors.ShapeMismatch, match="output_shape of TRANSPOSE_CONV_2D has rank 2"):
         lowered("TRANSPOSE_CONV_2D", [*given, size, *rest], [t("f32", 1, 4, 4, 1)])
 
 
@@ -90,7 +84,7 @@ def test_an_output_of_a_loop_has_the_type_that_its_body_gives() -> None:
         if good:
             assert lower(model, 4).operations
             continue
-        with pytest.raises(InvalidOperation, match="of another type"):
+        with pytest.raises(errors.InvalidOperation, match="of another type"):
             lower(model, 4)
 
 
