@@ -12,7 +12,7 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,7 @@ from penstock.sealed import FileSystem, Seal
 from penstock.testing.contract.caching import Entry, load, save
 from penstock.testing.contract.caching_security import chain
 from penstock.testing.contract.cases import Case
-from penstock.testing.contract.trial import check_run
+from penstock.testing.contract.trial import prepare
 from penstock.testing.doubles import QUICK_FILES, Crash, FaultyFiles
 from penstock.testing.lab import LabDevice
 from penstock.testing.resources import Resources
@@ -178,6 +178,6 @@ def test_a_load_that_fails_is_a_general_failure(fault: str, make: Make, director
 
 def saved(device: Device, case: Case, entry: Entry) -> CacheReport:
     """What the device says after a compile and a run."""
-    with entry.opened() as config, closing(device.prepare_model(case.model, config)) as prepared:
-        check_run(device, case, prepared, "while saving fails")
-        return prepared.cache_report
+    with entry.opened() as config, prepare(device, case, config) as on:
+        on.check("while saving fails")
+        return on.prepared.cache_report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -166,6 +166,14 @@ def static_shape(shape: Shape) -> tuple[int, ...] | None:
     if shape is None or None in shape:
         return None
     return tuple(d for d in shape if d is not None)
+
+
+def agrees(declared: Shape, given: Sequence[int | None]) -> bool:
+    """Whether a value of shape *given* fits an operand of shape *declared*."""
+    return declared is None or (
+        len(declared) == len(given)
+        and all(d is None or d == g for d, g in zip(declared, given, strict=True))
+    )
 
 
 def element_count(shape: Iterable[int | None]) -> int:

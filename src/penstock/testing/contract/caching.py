@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from penstock.hal.capabilities import least_class
 from penstock.sealed.locks import locked
 from penstock.testing.contract.cases import Case, one_case, static_cases
 from penstock.testing.contract.promise import NotCovered, Suite, allowed, refused, require
-from penstock.testing.contract.trial import check_run, prepare
+from penstock.testing.contract.trial import PreparedCase, prepare
 
 SUITE: Final = Suite("caching", "caching", "Device.prepare_model_from_cache")
 
@@ -143,9 +143,9 @@ def save(
 
     The run writes a deferred compile, too. Its answer must be right.
     """
-    with closing(device.prepare_model(case.model, config)) as prepared:
-        check_run(device, case, prepared, what)
-        return prepared.cache_report
+    with prepare(device, case, config) as on:
+        on.check(what)
+        return on.prepared.cache_report
 
 
 def load(device: hal.Device, case: Case, entry: Entry, what: str = "from the cache") -> None:
@@ -156,8 +156,8 @@ def load(device: hal.Device, case: Case, entry: Entry, what: str = "from the cac
 
 def load_from(device: hal.Device, case: Case, config: hal.PrepareConfig, what: str) -> None:
     """Loads *case* from the files of *config* and runs it."""
-    with closing(device.prepare_model_from_cache(config)) as prepared:
-        check_run(device, case, prepared, what)
+    with PreparedCase(device, case, device.prepare_model_from_cache(config)) as on:
+        on.check(what)
 
 
 def refuses_load(
@@ -236,10 +236,9 @@ def check_loading_nothing(device: hal.Device) -> None:
 @SUITE.check
 def check_saving_leaves_descriptors_open(device: hal.Device) -> None:
     """The driver borrows the handles: they are open after the call, with or without caching."""
-    case = one_case(device)
     model, data = device.cache_files_needed()
     with entry_of(device, (max(1, model), data)) as entry, entry.opened() as config:
-        prepare(device, case, config).close()
+        prepare(device, None, config).close()
         for handle in (*config.model_cache, *config.data_cache):
             with allowed("a lent handle is closed"):
                 os.fstat(handle.fd)
@@ -248,16 +247,15 @@ def check_saving_leaves_descriptors_open(device: hal.Device) -> None:
 @SUITE.check
 def check_cache_reports(device: hal.Device) -> None:
     """Without handles the driver saves nothing. A reported failure has a reason, `<Name>: why`."""
-    case = one_case(device)
-    with closing(prepare(device, case)) as prepared:
-        report = prepared.cache_report
+    with prepare(device) as on:
+        report = on.prepared.cache_report
         require(report.save == "none" and not report.later, f"without handles: {report}")
     with (
         entry_of(device, (1, 33)) as entry,
         entry.opened() as config,
-        closing(prepare(device, case, config)) as prepared,
+        prepare(device, None, config) as on,
     ):
-        report = prepared.cache_report
+        report = on.prepared.cache_report
         require(report.save != "saved" and not report.later, f"with 34 files: {report}")
         name, colon, sentence = report.reason.partition(": ")
         named = name.isidentifier() and colon and sentence
@@ -354,44 +352,42 @@ def check_no_run_waits_for_who_reads_the_entry(device: hal.Device) -> None:
     the report says which.
     """
     case = cached_cases(device)[0]
-    with entry_of(device) as entry, _writing_late(device, case, entry) as prepared:
-        alone = _timed_runs(device, case, prepared)
+    with entry_of(device) as entry, _writing_late(device, case, entry) as on:
+        alone = _timed_runs(on)
     with (
         entry_of(device) as entry,
-        _writing_late(device, case, entry) as prepared,
+        _writing_late(device, case, entry) as on,
         entry.lock.open("r+b") as reader,
     ):
         with locked(reader.fileno(), exclusive=False, timeout=0) as held:
             require(held, "the preparation left the entry's lock taken")
-            extra = _timed_runs(device, case, prepared) - alone
+            extra = _timed_runs(on) - alone
             require(extra < PATIENCE_SECONDS, f"runs took {extra:.1f} s longer while others read")
-            report = prepared.cache_report
-            told = report.reason and (report.later or report.save == "failed")
-            require(told, f"a write that could not be made is not told: {report}")
-        check_run(device, case, prepared, "once nobody reads the entry")
-        report = prepared.cache_report
-        require(report.save == "saved" or report.reason, f"nothing is told of the write: {report}")
+            report = on.prepared.cache_report
+            is_pending = report.reason and (report.later or report.save == "failed")
+            require(is_pending, f"the report does not say why nothing was written: {report}")
+        on.check("once nobody reads the entry")
+        report = on.prepared.cache_report
+        require(report.save == "saved" or report.reason, f"no reason for a failed save: {report}")
         if report.save == "saved":
             load(device, case, entry, "what was written once nobody read the entry")
 
 
 @contextmanager
-def _writing_late(device: hal.Device, case: Case, entry: Entry) -> Iterator[hal.PreparedModel]:
+def _writing_late(device: hal.Device, case: Case, entry: Entry) -> Iterator[PreparedCase]:
     """*case*, prepared. Raises `NotCovered` if the device writes nothing late."""
-    with (
-        entry.opened(accuracy=weakest(device, case)) as config,
-        closing(device.prepare_model(case.model, config)) as prepared,
-    ):
-        if not prepared.cache_report.later:
+    accuracy = weakest(device, case)
+    with entry.opened(accuracy=accuracy) as config, prepare(device, case, config) as on:
+        if not on.prepared.cache_report.later:
             raise NotCovered("it writes nothing late")
-        yield prepared
+        yield on
 
 
-def _timed_runs(device: hal.Device, case: Case, prepared: hal.PreparedModel) -> float:
+def _timed_runs(on: PreparedCase) -> float:
     """Durations of the first runs in seconds."""
     began = time.monotonic()
     for _ in range(RUNS):
-        check_run(device, case, prepared, "that may write late")
+        on.check("that may write late")
     return time.monotonic() - began
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -21,16 +20,11 @@ from penstock.errors import GeneralFailure
 from penstock.hal import CancelToken, Device
 from penstock.ir import DType, ModelBuilder, NDArray
 from penstock.ir.types import Quantization
-from penstock.testing.contract.caching import (
-    Entry,
-    each_saved,
-    load,
-    refuses_load,
-    require_caching,
-)
+from penstock.testing.contract import caching
+from penstock.testing.contract.caching import Entry, each_saved, load, refuses_load
 from penstock.testing.contract.cases import Case, is_supported
 from penstock.testing.contract.promise import NotCovered, Suite, allowed, named, require
-from penstock.testing.contract.trial import check_run
+from penstock.testing.contract.trial import PreparedCase, prepare
 
 SUITE: Final = Suite("caching_security", "caching", "Device.prepare_model_from_cache")
 SEEDS: Final = range(10)
@@ -55,9 +49,8 @@ def chain(kind: str, dtype: DType, step: int, length: int = LENGTH) -> Case:
         (x,) = b.operation(kind, [x, k], [(dtype, (2, 3), quantization)])
     given: NDArray = np.array([[1, -2, 3], [4, 0, -6]], dtype.numpy)
     answer = given + length * step if kind == "ADD" else given * step**length
-    return Case(
-        f"{kind} chain, {dtype.value}", b.build([x]), (given,), (answer.astype(dtype.numpy),)
-    )
+    name = f"{kind} chain, {dtype.value}"
+    return Case(name, b.build([x]), (given,), (answer.astype(dtype.numpy),))
 
 
 def chains(device: Device) -> list[list[Case]]:
@@ -65,10 +58,9 @@ def chains(device: Device) -> list[list[Case]]:
 
     Raises `NotCovered` if there are none.
     """
-    require_caching(device)
-    pairs = [
-        [chain("ADD", dtype, 1), chain("MUL", dtype, -1)] for dtype in (DType.FLOAT32, DType.INT8)
-    ]
+    caching.require_caching(device)
+    dtypes = DType.FLOAT32, DType.INT8
+    pairs = [[chain("ADD", dtype, 1), chain("MUL", dtype, -1)] for dtype in dtypes]
     found = [pair for pair in pairs if all(is_supported(device, case) for case in pair)]
     if not found:
         raise NotCovered("it does not run chains of ADD and of MUL")
@@ -117,12 +109,9 @@ def check_save_to_cache_toctou(device: Device) -> None:
         for moment in range(MOMENTS):
             entry.put([b""] * len(entry.paths))
             token = Meddler(moment, partial(entry.put, foreign))
-            with (
-                entry.opened(cancel=token) as config,
-                closing(device.prepare_model(case.model, config)) as prepared,
-            ):
+            with entry.opened(cancel=token) as config, prepare(device, case, config) as on:
                 done = token.finish()
-                check_run(device, case, prepared, f"with files replaced at moment {moment}")
+                on.check(f"with files replaced at moment {moment}")
             with allowed("loading what was replaced", GeneralFailure):
                 load(device, case, entry, "from files replaced while saving")
             if done:
@@ -142,12 +131,11 @@ def check_prepare_from_cache_toctou(device: Device) -> None:
             entry.put(own)
             token = Meddler(moment, partial(entry.put, foreign))
             with entry.opened(cancel=token) as config:
-                with (
-                    allowed("loading what is being replaced", GeneralFailure),
-                    closing(device.prepare_model_from_cache(config)) as prepared,
-                ):
-                    token.finish()
-                    check_run(device, case, prepared, f"with files replaced at moment {moment}")
+                with allowed("loading what is being replaced", GeneralFailure):
+                    prepared = device.prepare_model_from_cache(config)
+                    with PreparedCase(device, case, prepared) as on:
+                        token.finish()
+                        on.check(f"with files replaced at moment {moment}")
                 if token.finish():
                     break
         entry.put(own)
@@ -164,23 +152,20 @@ class Meddler(CancelToken):
         self._moment, self._act, self._looks = moment, act, 0
 
     def is_set(self) -> bool:
-        self._look()
+        if self._looks == self._moment:
+            self._act()
+        self._looks += 1
         return False
 
     def check(self) -> None:
-        self._look()
+        self.is_set()
 
     def finish(self) -> bool:
         """Calls *act* now unless it was called already. Returns whether it had to."""
         late = self._looks <= self._moment
         while self._looks <= self._moment:
-            self._look()
+            self.is_set()
         return late
-
-    def _look(self) -> None:
-        if self._looks == self._moment:
-            self._act()
-        self._looks += 1
 
 
 def _models(device: Device) -> list[Case]:

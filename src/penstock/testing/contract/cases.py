@@ -5,7 +5,7 @@ Values are small integers, so every float format and every order of summation gi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -201,6 +201,11 @@ def loop() -> Case:
     return Case("loop", model, (np.zeros(1, np.float32), x), (counted, x * 32))
 
 
+def endless() -> Case:
+    """The same loop without an end; its answers are those of `loop`."""
+    return replace(loop(), model=looping(step=0.0))
+
+
 def counted() -> Case:
     """The same loop with a static number of iterations: the counter starts at a constant."""
     x = _numbers(2, 2)
@@ -296,6 +301,18 @@ def is_supported(device: Device, case: Case) -> bool:
     return all(answer.supported for answer in answers) and (
         device.capabilities.dynamic_outputs or not case.is_dynamic
     )
+
+
+def if_supported(device: Device, case: Case, what: str) -> Case:
+    """*case*; raises `NotCovered` if *device* does not support it, which is *what*."""
+    if not is_supported(device, case):
+        raise NotCovered(f"it does not support {what}")
+    return case
+
+
+def first_case(device: Device, fits: Callable[[Case], bool], what: str) -> Case:
+    """The first of `static_cases` that *fits*; raises `NotCovered` if there is none, *what*."""
+    return _some([case for case in static_cases(device) if fits(case)], what)[0]
 
 
 def static_cases(device: Device) -> list[Case]:

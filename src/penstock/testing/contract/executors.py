@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from penstock import errors, hal
-from penstock.testing.contract.cases import (
-    Case,
-    case_named,
-    dynamic_cases,
-    is_supported,
-    loop,
-    looping,
-    one_case,
-    static_cases,
-    supported_cases,
-    with_other_inputs,
-)
-from penstock.testing.contract.mutations import request_mutations
-from penstock.testing.contract.promise import (
-    Check,
-    NotCovered,
-    Suite,
-    allowed,
-    named,
-    refused,
-    require,
-)
+from penstock.testing.contract import cases
+from penstock.testing.contract.mutations import refuse_mutations
+from penstock.testing.contract.promise import Check, Suite, allowed, named, refused, require
 from penstock.testing.contract.trial import (
     PLAIN,
     Kind,
+    PreparedCase,
     Trial,
-    check_run,
-    compare,
-    each_kind,
+    check_times,
     each_prepared,
     kinds,
     memory_kinds,
@@ -59,19 +39,14 @@ QUALITY: Final = Suite("quality", "executing", "ExecutionConfig")
 LOOP_TIMEOUT_NS: Final = 20_000_000
 PATIENCE_NS: Final = 60 * 10**9
 """Seconds after which a fence counts as never signalled, also on a loaded machine."""
-SHORT_NS: Final = 5_000_000
-FAR_NS: Final = 600 * 10**9
 
-SOON: Final[dict[str, Callable[[], int]]] = {
-    "now": time.monotonic_ns,
-    "in 5 ms": lambda: time.monotonic_ns() + SHORT_NS,
-}
-"""Deadlines so short that they may be missed, made when they are needed."""
-LATE: Final[dict[str, Callable[[], int | None]]] = {
-    "never": lambda: None,
-    "in 10 min": lambda: time.monotonic_ns() + FAR_NS,
-}
-"""Deadlines that must not be missed."""
+DEADLINES: Final[tuple[tuple[str, int | None, bool], ...]] = (
+    ("now", 0, True),
+    ("in 5 ms", 5_000_000, True),
+    ("never", None, False),
+    ("in 10 min", 600 * 10**9, False),
+)
+"""Deadlines: a name, nanoseconds from now, and whether it is so short that it may be missed."""
 
 
 class Executor(Struct, frozen=True):
@@ -84,17 +59,10 @@ class Executor(Struct, frozen=True):
     execute: Execute
     fenced: bool = False
 
-    def expect(
-        self,
-        device: hal.Device,
-        prepared: hal.PreparedModel,
-        trial: Trial,
-        what: str,
-        config: hal.ExecutionConfig = PLAIN,
-    ) -> None:
+    def check(self, trial: Trial, what: str, config: hal.ExecutionConfig = PLAIN) -> None:
         """Executes *trial* this way; its answer must be right."""
-        result = self.execute(prepared, trial.request, config)
-        trial.expect(device, result, f"{self.name}, {what}")
+        result = self.execute(trial.on.prepared, trial.request, config)
+        trial.expect(result, f"{self.name}, {what}")
 
 
 def _burst(
@@ -143,20 +111,21 @@ REUSABLE: Final = Executor("reusable", _reusable)
 REUSABLE_ASYNC: Final = Executor("reusable async", _in_a_thread(_reusable))
 
 EXECUTORS: Final = (SYNC, ASYNC, BURST, FENCED, REUSABLE, REUSABLE_ASYNC)
+UNFENCED: Final = tuple(e for e in EXECUTORS if not e.fenced)
 
 
 def _general(executor: Executor) -> Check:
     """The known answers, from every kind of memory, with and without timing."""
 
     def check(device: hal.Device) -> None:
-        cases = static_cases(device) if executor.fenced else supported_cases(device)
-        for case, prepared in each_prepared(device, cases):
+        some = cases.static_cases if executor.fenced else cases.supported_cases
+        for on in each_prepared(device, some(device)):
             for memory, kind in _memories(device):
                 for measure in (False, True):
-                    with Trial(case, kind, memory=memory) as trial:
-                        what = f"{executor.name}, {memory}{', measured' if measure else ''}"
-                        result = _timed(executor, prepared, trial, measure=measure)
-                        trial.expect(device, result, what)
+                    with on.trial(kind, memory=memory) as trial:
+                        result = _timed(executor, trial, measure=measure)
+                        how = f"{executor.name}, {memory}{', measured' if measure else ''}"
+                        trial.expect(result, how)
 
     return check
 
@@ -178,16 +147,12 @@ def check_dynamic_shape(device: hal.Device) -> None:
 
     Tested with memory that is larger than needed, and with just enough.
     """
-    for case, prepared in each_prepared(device, dynamic_cases(device)):
-        for executor in EXECUTORS:
-            if executor.fenced:
-                continue
-            for memory, kind in _memories(device):
-                for spare in (0, 40):
-                    sizes = [a.nbytes + spare for a in case.outputs]
-                    with Trial(case, kind, capacities=sizes, memory=memory) as trial:
-                        spared = f"{memory}, {spare} bytes to spare"
-                        executor.expect(device, prepared, trial, spared)
+    for on, executor in _each_way(device):
+        for memory, kind in _memories(device):
+            for spare in (0, 40):
+                sizes = [a.nbytes + spare for a in on.case.outputs]
+                with on.trial(kind, capacities=sizes, memory=memory) as trial:
+                    executor.check(trial, f"{memory}, {spare} bytes to spare")
 
 
 @GENERATED.values
@@ -197,15 +162,17 @@ def check_dynamic_shape_insufficient(device: hal.Device) -> None:
     `OutputInsufficientSize` reports the true shape of every output. A run with that much memory
     succeeds.
     """
-    for case, prepared in each_prepared(device, dynamic_cases(device)):
-        for executor in EXECUTORS:
-            if executor.fenced:
-                continue
-            sizes = [a.nbytes - 1 for a in case.outputs]
-            with Trial(case, capacities=sizes) as trial:
-                _insufficient(case, executor, prepared, trial)
-            with Trial(case) as trial:
-                executor.expect(device, prepared, trial, "once it has room")
+    for on, executor in _each_way(device):
+        wanted = [(a.shape, False) for a in on.case.outputs]
+        what = f"{on.case.name}, {executor.name}: outputs without room"
+        with on.trial(capacities=[a.nbytes - 1 for a in on.case.outputs]) as trial:
+            with refused(what, errors.OutputInsufficientSize) as refusals:
+                executor.execute(on.prepared, trial.request, PLAIN)
+            trial.check_memory()
+            shapes = refusals[0].output_shapes
+            require(list(shapes) == wanted, f"{what}: {shapes} reported")
+        with on.trial() as trial:
+            executor.check(trial, "once it has room")
 
 
 @GENERATED.values
@@ -215,20 +182,14 @@ def check_infinite_loop_timeout(device: hal.Device) -> None:
 
     A WHILE that ends gives the right answer.
     """
-    endless, ending = replace(loop(), model=looping(step=0.0)), loop()
-    if not is_supported(device, endless):
-        raise NotCovered("it does not support WHILE")
+    endless = cases.if_supported(device, cases.endless(), "WHILE")
     config = hal.ExecutionConfig(loop_timeout_ns=LOOP_TIMEOUT_NS)
-    for executor in EXECUTORS:
-        if executor.fenced and endless.is_dynamic:
-            continue
-        with (
-            ready(device, endless) as (prepared, trial),
-            refused(f"a loop that never ends, {executor.name}", errors.MissedDeadlineTransient),
-        ):
-            executor.execute(prepared, trial.request, config)
-        with ready(device, ending) as (prepared, trial):
-            executor.expect(device, prepared, trial, "a loop that ends")
+    for executor in UNFENCED if endless.is_dynamic else EXECUTORS:
+        what = f"a loop that never ends, {executor.name}"
+        with ready(device, endless) as trial, refused(what, errors.MissedDeadlineTransient):
+            executor.execute(trial.on.prepared, trial.request, config)
+        with ready(device, cases.loop()) as trial:
+            executor.check(trial, "a loop that ends")
 
 
 @GENERATED.values
@@ -238,66 +199,60 @@ def check_quantization_coupling(device: hal.Device) -> None:
 
     The signed model's stored values are 128 lower.
     """
-    unsigned, signed = case_named("add_uint8"), case_named("add_int8")
-    both = [is_supported(device, case) for case in (unsigned, signed)]
-    if not all(both):
-        raise NotCovered("it does not support ADD of both uint8 and int8")
-    with closing(prepare(device, unsigned)) as a, closing(prepare(device, signed)) as b:
+    unsigned, signed = (
+        cases.if_supported(device, cases.case_named(name), "ADD of both uint8 and int8")
+        for name in ("add_uint8", "add_int8")
+    )
+    with prepare(device, unsigned) as a, prepare(device, signed) as b:
         for executor in EXECUTORS:
             for seed in range(4):
-                given = with_other_inputs(signed, seed)
+                given = cases.with_other_inputs(signed, seed)
                 raised = tuple((array.astype(np.int16) + 128).astype(np.uint8) for array in given)
-                with Trial(unsigned, inputs=raised) as one, Trial(signed, inputs=given) as two:
-                    (first,) = one.outputs(executor.execute(a, one.request, PLAIN))
-                    (second,) = two.outputs(executor.execute(b, two.request, PLAIN))
+                with a.trial(inputs=raised) as one, b.trial(inputs=given) as two:
+                    (first,) = one.outputs(executor.execute(a.prepared, one.request, PLAIN))
+                    second = two.outputs(executor.execute(b.prepared, two.request, PLAIN))
                 lowered = [(first.astype(np.int16) - 128).astype(np.int8)]
-                compare(device, signed, lowered, [second], f"unsigned and signed, {executor.name}")
+                b.compare(lowered, f"unsigned and signed, {executor.name}", second)
 
 
 @GENERATED.values
 def check_every_way_reads_memory_that_is_there(device: hal.Device) -> None:
     """After memory is freed and its descriptor reused, the driver does not access it."""
-    case = one_case(device)
-    with closing(prepare(device, case)) as prepared, closing(prepared.configure_burst()) as burst:
+    with prepare(device) as on, closing(on.prepared.configure_burst()) as burst:
         for seed in range(6):
-            with Trial(case, inputs=with_other_inputs(case, seed)) as trial:
-                wanted = trial.run(prepared)
-                trial.fill()
+            wanted = on.answers(seed)
+            with on.trial() as trial:
+                trial.fill(seed)
                 result = burst.execute(trial.request, PLAIN)
-                trial.expect(device, result, "of a burst in new memory", wanted)
+                trial.expect(result, "of a burst in new memory", wanted)
 
 
 @GENERATED.check
 def check_every_way_refuses_every_mutation(device: hal.Device) -> None:
     """VTS's ValidateRequest: `InvalidArgument`, raised or in the fence; nothing is written."""
-    case = one_case(device)
-    with closing(prepare(device, case)) as prepared:
+    with prepare(device) as on:
         for executor in EXECUTORS:
-            for kind, trial in each_kind(device, case):
-                before = trial.snapshot()
-                for name, request in request_mutations(trial):
-                    with refused(f"{executor.name} ({kind}), {name}", errors.InvalidArgument):
-                        executor.execute(prepared, request, PLAIN)
-                wrote = f"a refused run wrote memory, {executor.name}"
-                require(trial.snapshot() == before, wrote)
+            for trial in on.trials():
+                refuse_mutations(trial, partial(executor.execute, on.prepared), executor.name)
 
 
-def _timed(
-    executor: Executor, prepared: hal.PreparedModel, trial: Trial, *, measure: bool
-) -> hal.ExecutionResult:
+def _each_way(device: hal.Device) -> Iterator[tuple[PreparedCase, Executor]]:
+    """Every case with outputs of unknown shape, prepared, and each way to execute it."""
+    for on in each_prepared(device, cases.dynamic_cases(device)):
+        for executor in UNFENCED:
+            yield on, executor
+
+
+def _timed(executor: Executor, trial: Trial, *, measure: bool) -> hal.ExecutionResult:
     began = time.perf_counter_ns()
-    result = executor.execute(prepared, trial.request, hal.ExecutionConfig(measure=measure))
+    config = hal.ExecutionConfig(measure=measure)
+    result = executor.execute(trial.on.prepared, trial.request, config)
     elapsed = time.perf_counter_ns() - began
-    require(
-        isinstance(result, hal.ExecutionResult), f"{executor.name} answers {type(result).__name__}"
-    )
-    timing = result.timing
-    spans = [t for t in (timing.on_device_ns, timing.in_driver_ns) if t is not None]
-    require(
-        all(0 <= span <= elapsed for span in spans) and spans == sorted(spans),
-        f"{timing} of a call of {elapsed} ns, {executor.name}",
-    )
-    require(measure or not timing.operations, f"kernels are timed unasked, {executor.name}")
+    what = f"{executor.name} answers {type(result).__name__}"
+    require(isinstance(result, hal.ExecutionResult), what)
+    check_times(result.timing, elapsed, executor.name)
+    kernels = result.timing.operations
+    require(measure or not kernels, f"kernels are timed unasked, {executor.name}")
     return result
 
 
@@ -309,24 +264,6 @@ def _memories(device: hal.Device) -> list[tuple[str, Kind]]:
     return found
 
 
-def _insufficient(
-    case: Case, executor: Executor, prepared: hal.PreparedModel, trial: Trial
-) -> None:
-    what = f"{case.name}, {executor.name}: outputs without room"
-    with refused(what, errors.OutputInsufficientSize):
-        try:
-            executor.execute(prepared, trial.request, PLAIN)
-        except errors.OutputInsufficientSize as error:
-            trial.check_memory()
-            wanted = [a.shape for a in case.outputs]
-            require(
-                [shape for shape, _ in error.output_shapes] == wanted
-                and not all(enough for _, enough in error.output_shapes),
-                f"{what}: {error.output_shapes} reported",
-            )
-            raise
-
-
 @QUALITY.values
 def check_prepare_by_a_deadline(device: hal.Device) -> None:
     """QualityOfServiceTest: preparing misses its deadline with `MissedDeadline*`, or the result is
@@ -334,15 +271,11 @@ def check_prepare_by_a_deadline(device: hal.Device) -> None:
 
     With enough time it does not miss.
     """
-    for case in static_cases(device)[:3]:
-        for name, soon in SOON.items():
-            with allowed(f"preparing by a deadline {name}", errors.MissedDeadline):
-                config = hal.PrepareConfig(deadline_ns=soon())
-                with closing(prepare(device, case, config)) as prepared:
-                    check_run(device, case, prepared, f"prepared {name}")
-        for name, late in LATE.items():
-            with closing(prepare(device, case, hal.PrepareConfig(deadline_ns=late()))) as prepared:
-                check_run(device, case, prepared, f"prepared {name}")
+    for case in cases.static_cases(device)[:3]:
+        for name, deadline_ns, missed in _deadlines("preparing"):
+            config = hal.PrepareConfig(deadline_ns=deadline_ns)
+            with missed, prepare(device, case, config) as on:
+                on.check(f"prepared {name}")
 
 
 @QUALITY.values
@@ -351,35 +284,32 @@ def check_every_way_by_a_deadline(device: hal.Device) -> None:
 
     With enough time it does not miss.
     """
-    case = one_case(device)
-    with closing(prepare(device, case)) as prepared:
+    with prepare(device) as on:
         for executor in EXECUTORS:
-            for name, soon in SOON.items():
-                what = f"by a deadline {name}"
-                with (
-                    Trial(case) as trial,
-                    allowed(f"{executor.name}, {what}", errors.MissedDeadline),
-                ):
-                    config = hal.ExecutionConfig(deadline_ns=soon())
-                    executor.expect(device, prepared, trial, what, config)
-            for name, late in LATE.items():
-                with Trial(case) as trial:
-                    config = hal.ExecutionConfig(deadline_ns=late())
-                    executor.expect(device, prepared, trial, f"by a deadline {name}", config)
+            for name, deadline_ns, missed in _deadlines(executor.name):
+                config = hal.ExecutionConfig(deadline_ns=deadline_ns)
+                with on.trial() as trial, missed:
+                    executor.check(trial, f"by a deadline {name}", config)
+
+
+def _deadlines(what: str) -> Iterator[tuple[str, int | None, AbstractContextManager[object]]]:
+    """The name and time of each deadline, made when it is needed, and a block that may miss it."""
+    for name, ns, is_short in DEADLINES:
+        missed = allowed(f"{what} by a deadline {name}", errors.MissedDeadline)
+        deadline_ns = None if ns is None else time.monotonic_ns() + ns
+        yield name, deadline_ns, missed if is_short else nullcontext()
 
 
 @QUALITY.values
 def check_every_way_at_every_priority(device: hal.Device) -> None:
     """QualityOfServiceTest: priorities do not change answers."""
-    case = one_case(device)
     for prepared_at in hal.PRIORITIES:
-        with closing(prepare(device, case, hal.PrepareConfig(priority=prepared_at))) as prepared:
+        with prepare(device, None, hal.PrepareConfig(priority=prepared_at)) as on:
             for executor in EXECUTORS:
                 for priority in hal.PRIORITIES:
                     what = f"priority {priority}, prepared at {prepared_at}"
-                    with Trial(case) as trial:
-                        config = hal.ExecutionConfig(priority=priority)
-                        executor.expect(device, prepared, trial, what, config)
+                    with on.trial() as trial:
+                        executor.check(trial, what, hal.ExecutionConfig(priority=priority))
 
 
 @QUALITY.check

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -18,19 +17,16 @@ from penstock.memory import (
     MEMORY_KINDS,
     HardwareBuffer,
     HardwareBufferDescription,
-    HardwareBufferFormat,
+    HardwareBufferFormat as Format,
     HardwareBufferHandle,
     MemoryPool,
 )
-from penstock.memory.hardware import PIXELS, map_image
+from penstock.memory.hardware import map_image
 from penstock.memory.layout import lay_out
-from penstock.testing.contract.cases import Case, one_case, static_cases
+from penstock.testing.contract.cases import Case, first_case, static_cases
 from penstock.testing.contract.promise import NotCovered, Suite, refused, require
 from penstock.testing.contract.trial import (
     PLAIN,
-    Trial,
-    check_run,
-    compare,
     each_prepared,
     memory_kinds,
     pool_of,
@@ -46,41 +42,40 @@ UNKNOWN: Final = "no_such_memory"
 @SUITE.values
 def check_every_kind_serves_inputs_and_outputs(device: Device) -> None:
     """Pools of each claimed kind work for inputs and outputs."""
-    for case, prepared in each_prepared(device, static_cases(device)[:6]):
+    for on in each_prepared(device, static_cases(device)[:6]):
         for kind in memory_kinds(device):
-            check_run(device, case, prepared, f"of {kind} memory", memory=kind)
+            on.check(f"of {kind} memory", memory=kind)
 
 
 @SUITE.check
 def check_other_kinds_fail_the_execution(device: Device) -> None:
     """Memory that the device cannot map is `GeneralFailure`. No output is written."""
-    case = one_case(device)
-    with closing(prepare(device, case)) as prepared:
+    with prepare(device) as on:
         for kind in (*_others(device), UNKNOWN):
-            with Trial(case) as trial:
+            with on.trial() as trial:
                 given = trial.request
-                strange = _strange(kind, given.pools[0])
-                request = Request(_at(given.inputs, kind), given.outputs, (strange, *given.pools))
-                outputs = tuple(_next_pool(a) for a in request.outputs)
+                pools = _strange(kind, given.pools[0]), *given.pools
+                inputs, outputs = (
+                    tuple(map(_next_pool, given.inputs)),
+                    tuple(map(_next_pool, given.outputs)),
+                )
                 with refused(f"an input in {kind} memory", GeneralFailure):
-                    prepared.execute(replace(request, outputs=outputs), PLAIN)
+                    trial.execute(Request(_at(given.inputs, kind), outputs, pools))
                 trial.check_unwritten(f"by a run whose input lies in {kind} memory")
-                written = Request(given.inputs, _at(given.outputs, kind), (strange,))
-                inputs = tuple(_next_pool(a) for a in written.inputs)
-                pools = (strange, *given.pools)
                 with refused(f"an output in {kind} memory", GeneralFailure):
-                    prepared.execute(replace(written, inputs=inputs, pools=pools), PLAIN)
+                    trial.execute(Request(inputs, _at(given.outputs, kind), pools))
 
 
 @SUITE.values
 def check_every_kind_serves_constants(device: Device) -> None:
     """Pools of each claimed kind work for constants."""
-    case = _with_constants(device)
+    case = first_case(device, _has_constants, "with a constant in a pool")
     for kind in memory_kinds(device):
-        with _constants_in(case.model, kind) as model:
-            moved = Case(case.name, model, case.inputs, case.outputs)
-            with closing(prepare(device, moved)) as prepared:
-                check_run(device, moved, prepared, f"with constants in {kind} memory")
+        with (
+            _constants_in(case.model, kind) as model,
+            prepare(device, replace(case, model=model)) as on,
+        ):
+            on.check(f"with constants in {kind} memory")
 
 
 @SUITE.check
@@ -91,7 +86,7 @@ def check_operations_on_constants_of_other_kinds_are_refused(device: Device) -> 
     `supported_operations` gives a reason that names the kind, and `prepare_model` raises
     `GeneralFailure`. Other operations of the model stay supported.
     """
-    case = _with_constants(device)
+    case = first_case(device, _has_constants, "with a constant in a pool")
     own = len(case.model.operations)
     for kind in dict.fromkeys((*_others(device), IMAGE, UNKNOWN)):
         model = _beside_itself(case.model, kind)
@@ -128,11 +123,11 @@ def check_branches_on_constants_of_other_kinds_are_refused(device: Device) -> No
 @SUITE.check
 def check_memory_at_odds_with_its_name(device: Device) -> None:
     """A handle or description that does not match the kind of memory is `GeneralFailure`."""
-    with ready(device, one_case(device)) as (prepared, trial):
+    with ready(device) as trial:
         size = trial.request.pools[0].size
         with HardwareBuffer.allocate(size) as buffer:
             fd = buffer.memory.handle.fd
-            blob, pixels = HardwareBufferFormat.BLOB, HardwareBufferFormat.R8_UNORM
+            blob, pixels = Format.BLOB, Format.R8_UNORM
             for what, memory in (
                 ("a blob without a description", Memory("hardware_buffer_blob", fd, size)),
                 ("a blob that is an image", _described("hardware_buffer_blob", fd, pixels, size)),
@@ -141,7 +136,7 @@ def check_memory_at_odds_with_its_name(device: Device) -> None:
                 ("a descriptor that is none", Memory("ashmem", -1, size)),
             ):
                 with refused(what, GeneralFailure):
-                    prepared.execute(replace(trial.request, pools=(memory,)), PLAIN)
+                    trial.execute(replace(trial.request, pools=(memory,)))
 
 
 @SUITE.values
@@ -150,23 +145,23 @@ def check_padding_is_accepted(device: Device) -> None:
 
     It may overwrite the padding (NNAPI section 6.8).
     """
-    case = one_case(device)
     preference = preferred_memory(device)
-    arrays = [*case.inputs, *case.outputs]
-    places, size = lay_out([a.nbytes for a in arrays], preference)
-    arguments = [
-        PoolArgument(DataLocation(0, offset, array.nbytes), array.shape, padding)
-        for array, (offset, padding) in zip(arrays, places, strict=True)
-    ]
-    count = len(case.inputs)
-    with closing(prepare(device, case)) as prepared, MemoryPool.anonymous(max(size, 1)) as pool:
-        views = [pool.view(a.dtype, a.shape, at) for a, (at, _) in zip(arrays, places, strict=True)]
-        for view, value in zip(views, case.inputs, strict=False):
-            view[...] = value
-        request = Request(tuple(arguments[:count]), tuple(arguments[count:]), (pool.memory,))
-        prepared.execute(request, PLAIN)
-        found = [np.array(view) for view in views[count:]]
-    compare(device, case, found, case.outputs, "of padded arguments")
+    with prepare(device) as on:
+        count, arrays = len(on.case.inputs), [*on.case.inputs, *on.case.outputs]
+        places, size = lay_out([a.nbytes for a in arrays], preference)
+        arguments = [
+            PoolArgument(DataLocation(0, offset, array.nbytes), array.shape, padding)
+            for array, (offset, padding) in zip(arrays, places, strict=True)
+        ]
+        with MemoryPool.anonymous(max(size, 1)) as pool:
+            views = [
+                pool.view(a.dtype, a.shape, at) for a, (at, _) in zip(arrays, places, strict=True)
+            ]
+            for view, value in zip(views, on.case.inputs, strict=False):
+                view[...] = value
+            request = Request(tuple(arguments[:count]), tuple(arguments[count:]), (pool.memory,))
+            on.prepared.execute(request, PLAIN)
+        on.compare([np.array(view) for view in views[count:]], "of padded arguments")
 
 
 @SUITE.values
@@ -174,9 +169,10 @@ def check_images_serve_inputs_and_outputs(device: Device) -> None:
     """A device that claims `hardware_buffer` reads and writes images, whose rows may be padded."""
     if IMAGE not in mappable_kinds(device):
         raise NotCovered("it takes no images")
-    case = _picture(device)
-    with closing(prepare(device, case)) as prepared:
-        buffers = [_image_of(a) for a in (*case.inputs, *case.outputs)]
+    case = first_case(device, _is_on_pictures, "on pictures")
+    with ExitStack() as stack:
+        on = stack.enter_context(prepare(device, case))
+        buffers = [stack.enter_context(_image_of(a)) for a in (*case.inputs, *case.outputs)]
         for buffer, value in zip(buffers, case.inputs, strict=False):
             with map_image(buffer.memory) as mapping:
                 mapping.array[...] = value.reshape(mapping.array.shape)
@@ -185,18 +181,16 @@ def check_images_serve_inputs_and_outputs(device: Device) -> None:
         request = Request(
             tuple(arguments[:count]), tuple(arguments[count:]), tuple(b.memory for b in buffers)
         )
-        prepared.execute(request, PLAIN)
+        on.prepared.execute(request, PLAIN)
         found = []
         for buffer, value in zip(buffers[count:], case.outputs, strict=True):
             with map_image(buffer.memory) as mapping:
                 found.append(np.array(mapping.array).reshape(value.shape))
-        compare(device, case, found, case.outputs, "of images")
+        on.compare(found, "of images")
         for place in (DataLocation(0, 4, 0), DataLocation(0, 0, 4)):
             wrong = replace(request, inputs=(PoolArgument(place), *request.inputs[1:]))
             with refused("a part of an image", InvalidArgument):
-                prepared.execute(wrong, PLAIN)
-        for buffer in buffers:
-            buffer.close()
+                on.prepared.execute(wrong, PLAIN)
 
 
 def _others(device: Device) -> tuple[str, ...]:
@@ -206,7 +200,7 @@ def _others(device: Device) -> tuple[str, ...]:
 def _strange(kind: str, like: Memory) -> Memory:
     """Memory of that kind with the size of *like*."""
     if kind == IMAGE:
-        return HardwareBuffer.allocate(like.size, format=HardwareBufferFormat.R8_UNORM).memory
+        return HardwareBuffer.allocate(like.size, format=Format.R8_UNORM).memory
     if kind in MEMORY_KINDS:
         return pool_of(kind, like.size).memory
     return Memory(kind, None, like.size)
@@ -228,13 +222,11 @@ def _described(name: str, fd: int, kind: int, size: int, width: int | None = Non
     return Memory(name, HardwareBufferHandle(fd, description), size)
 
 
-def _with_constants(device: Device) -> Case:
-    for case in static_cases(device):
-        model = case.model
-        plain = len(model.subgraphs) == 1 and not model.entry.states
-        if plain and any(o.lifetime is Lifetime.CONSTANT_POOL for o in model.operands):
-            return case
-    raise NotCovered("it supports no model of this suite with a constant in a pool")
+def _has_constants(case: Case) -> bool:
+    """Whether it is plain, and has a constant in a pool."""
+    model = case.model
+    plain = len(model.subgraphs) == 1 and not model.entry.states
+    return plain and any(o.lifetime is Lifetime.CONSTANT_POOL for o in model.operands)
 
 
 @contextmanager
@@ -297,17 +289,12 @@ def _branch_with_a_constant() -> Model:
     return b.build(b.operation("IF", [chosen, x], [(DType.FLOAT32, shape)], branches))
 
 
-def _picture(device: Device) -> Case:
-    """A case with float32 inputs and outputs of rank 2: images with one number per pixel."""
-    for case in static_cases(device):
-        operands = (*case.model.inputs, *case.model.outputs)
-        if all(o.dtype is DType.FLOAT32 and len(o.shape or ()) == 2 for o in operands):
-            return case
-    raise NotCovered("it supports no model of this suite on pictures")
+def _is_on_pictures(case: Case) -> bool:
+    """Whether its inputs and outputs are float32 of rank 2: images with one number per pixel."""
+    operands = (*case.model.inputs, *case.model.outputs)
+    return all(o.dtype is DType.FLOAT32 and len(o.shape or ()) == 2 for o in operands)
 
 
 def _image_of(array: NDArray) -> HardwareBuffer:
     height, width = array.shape
-    kind = HardwareBufferFormat.D32_FLOAT
-    assert math.prod(array.shape) * np.dtype(PIXELS[kind][0]).itemsize == array.nbytes
-    return HardwareBuffer.allocate(width, height, format=kind)
+    return HardwareBuffer.allocate(width, height, format=Format.D32_FLOAT)

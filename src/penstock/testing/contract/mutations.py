@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
 
-from penstock import hal
-from penstock.ir import (
-    Attributes,
-    DataLocation,
-    DType,
-    Lifetime,
-    Model,
-    Operand,
-    Operation,
-    Quantization,
-    Subgraph,
-)
+from penstock import hal, ir
+from penstock.errors import InvalidArgument
 from penstock.ir.operations import spec_of
 from penstock.ir.types import is_static
-from penstock.testing.contract.trial import Trial
+from penstock.testing.contract.promise import refused, require
+from penstock.testing.contract.trial import PLAIN, Trial
 
-ModelMutation: TypeAlias = tuple[str, Callable[[], Model]]
+ModelMutation: TypeAlias = tuple[str, Callable[[], ir.Model]]
 """A mutation and its description: `ModelError`, or a model that no driver may accept."""
+
+Change: TypeAlias = tuple[str, dict[str, Any]]
+"""A description, and the fields that change. A quantisation is a tuple of its fields."""
 
 WRONG: Final[dict[str, Any]] = {
     "int": "1",
@@ -44,92 +38,88 @@ WRONG: Final[dict[str, Any]] = {
 """Attribute values of a wrong kind, by the attribute's kind."""
 
 
-def model_mutations(model: Model) -> Iterator[ModelMutation]:
+def model_mutations(model: ir.Model) -> Iterator[ModelMutation]:
     """Every mutation of *model*'s entry subgraph, one at a time."""
-    yield from _lists(model)
+    for main in (len(model.subgraphs), -1):
+        yield f"main subgraph {main}", partial(replace, model, main=main)
+    if model.pools:
+        yield "no pools", partial(replace, model, pools=())
+    for name, changes in _lists(model.entry):
+        yield name, partial(_with_entry, model, **changes)
     for index, operand in enumerate(model.operands):
-        for name, changed in _operand(operand):
-            yield f"operand {index}: {name}", partial(_with_operand, model, index, changed)
+        for name, changes in _operand(operand):
+            yield f"operand {index}: {name}", partial(_with, model, "operands", index, changes)
     for index, operation in enumerate(model.operations):
         for name, changes in _operation(model.entry, operation):
-            yield f"operation {index}: {name}", partial(_with_operation, model, index, changes)
-    yield from _order(model)
+            yield f"operation {index}: {name}", partial(_with, model, "operations", index, changes)
 
 
-def cycles(model: Model) -> Iterator[ModelMutation]:
+def cycles(model: ir.Model) -> Iterator[ModelMutation]:
     """*model* with an operation that reads its own result, or that of a later operation."""
     operations = model.operations
     for index, operation in enumerate(operations):
         for later in range(index, len(operations)):
             for output in operations[later].outputs[:1]:
-                if later == index or _reads(operations[later], operation.outputs):
+                reads = not set(operations[later].inputs).isdisjoint(operation.outputs)
+                if later == index or reads:
                     changes = {"inputs": (output, *operation.inputs[1:])}
                     name = f"operation {index} reads what operation {later} writes"
-                    yield name, partial(_with_operation, model, index, changes)
+                    yield name, partial(_with, model, "operations", index, changes)
 
 
-def _reads(operation: Operation, operands: Sequence[int]) -> bool:
-    return not set(operation.inputs).isdisjoint(operands)
-
-
-def _with_entry(model: Model, **changes: Any) -> Model:
+def _with_entry(model: ir.Model, **changes: Any) -> ir.Model:
     subgraphs = list(model.subgraphs)
     subgraphs[model.main] = replace(model.entry, **changes)
     return replace(model, subgraphs=tuple(subgraphs))
 
 
-def _with_operand(model: Model, index: int, changed: Callable[[], Operand]) -> Model:
-    operands = list(model.operands)
-    operands[index] = changed()
-    return _with_entry(model, operands=tuple(operands))
+def _with(
+    model: ir.Model, part: Literal["operands", "operations"], index: int, changes: dict[str, Any]
+) -> ir.Model:
+    if "quantization" in changes:
+        changes = {"quantization": ir.Quantization(*changes["quantization"])}
+    every = list(getattr(model, part))
+    every[index] = replace(every[index], **changes)
+    return _with_entry(model, **{part: tuple(every)})
 
 
-def _with_operation(model: Model, index: int, changes: Mapping[str, Any]) -> Model:
-    operations = list(model.operations)
-    operations[index] = replace(operations[index], **changes)
-    return _with_entry(model, operations=tuple(operations))
-
-
-def _lists(model: Model) -> Iterator[ModelMutation]:
-    entry, count = model.entry, len(model.operands)
-    for main in (len(model.subgraphs), -1):
-        yield f"main subgraph {main}", partial(replace, model, main=main)
-    for bad in (count, -1, 2**40):
-        yield f"input {bad}", partial(_with_entry, model, inputs=(*entry.inputs, bad))
-        yield f"output {bad}", partial(_with_entry, model, outputs=(*entry.outputs, bad))
-    yield "an input twice", partial(_with_entry, model, inputs=(entry.inputs[0], *entry.inputs))
+def _lists(entry: ir.Subgraph) -> Iterator[Change]:
+    inputs, outputs, operations = entry.inputs, entry.outputs, entry.operations
+    for bad in (len(entry.operands), -1, 2**40):
+        yield f"input {bad}", {"inputs": (*inputs, bad)}
+        yield f"output {bad}", {"outputs": (*outputs, bad)}
+    yield "an input twice", {"inputs": (inputs[0], *inputs)}
     for index, operand in enumerate(entry.operands):
         match operand.lifetime:
-            case Lifetime.SUBGRAPH_INPUT:
-                rest = tuple(i for i in entry.inputs if i != index)
-                yield f"input {index} not listed", partial(_with_entry, model, inputs=rest)
-            case Lifetime.SUBGRAPH_OUTPUT:
-                rest = tuple(i for i in entry.outputs if i != index)
-                yield f"output {index} not listed", partial(_with_entry, model, outputs=rest)
-            case Lifetime.TEMPORARY_VARIABLE:
-                more = (*entry.outputs, index)
-                yield f"{index} listed as output", partial(_with_entry, model, outputs=more)
+            case ir.Lifetime.SUBGRAPH_INPUT:
+                rest = tuple(i for i in inputs if i != index)
+                yield f"input {index} not listed", {"inputs": rest}
+            case ir.Lifetime.SUBGRAPH_OUTPUT:
+                rest = tuple(i for i in outputs if i != index)
+                yield f"output {index} not listed", {"outputs": rest}
+            case ir.Lifetime.TEMPORARY_VARIABLE:
+                yield f"{index} listed as output", {"outputs": (*outputs, index)}
             case _:
-                more = (*entry.inputs, index)
-                yield f"{index} listed as input", partial(_with_entry, model, inputs=more)
-    if model.pools:
-        yield "no pools", partial(replace, model, pools=())
+                yield f"{index} listed as input", {"inputs": (*inputs, index)}
+    for index, operation in enumerate(operations):
+        others = (*operations[:index], *operations[index + 1 :])
+        yield f"operation {index} left out", {"operations": others}
+        yield f"operation {index} twice", {"operations": (*operations, operation)}
+        if {i for o in others[index:] for i in o.inputs} & set(operation.outputs):
+            yield f"operation {index} too late", {"operations": (*others, operation)}
 
 
-def _operand(operand: Operand) -> Iterator[tuple[str, Callable[[], Operand]]]:
-    def changed(**changes: Any) -> Callable[[], Operand]:
-        return partial(replace, operand, **changes)
-
-    for lifetime in Lifetime:
+def _operand(operand: ir.Operand) -> Iterator[Change]:
+    for lifetime in ir.Lifetime:
         if lifetime is not operand.lifetime:
-            yield f"lifetime {lifetime.value}", changed(lifetime=lifetime)
+            yield f"lifetime {lifetime.value}", {"lifetime": lifetime}
     if not operand.has_value:
         return
-    yield "type string", changed(dtype=DType.STRING)
-    yield "negative dimension", changed(shape=(*(operand.shape or ()), -1))
-    yield "too many dimensions", changed(shape=(1,) * 65)
-    yield "a size beyond 64 bits", changed(shape=(2**40, 2**40))
-    rank = len(operand.shape or ())
+    shape = operand.shape or ()
+    yield "type string", {"dtype": ir.DType.STRING}
+    yield "negative dimension", {"shape": (*shape, -1)}
+    yield "too many dimensions", {"shape": (1,) * 65}
+    yield "a size beyond 64 bits", {"shape": (2**40, 2**40)}
     for scales, zero_points, dimension in (
         ((-1.0,), (0,), None),
         ((math.nan,), (0,), None),
@@ -137,41 +127,31 @@ def _operand(operand: Operand) -> Iterator[tuple[str, Callable[[], Operand]]]:
         ((1.0, 1.0), (0, 0), None),
         ((1.0,), (), None),
         ((), (), None),
-        ((1.0,), (0,), rank),
+        ((1.0,), (0,), len(shape)),
         ((1.0,), (0,), -1),
     ):
         name = f"scales {scales}, zero points {zero_points}, dimension {dimension}"
-        yield name, partial(_quantized, operand, scales, zero_points, dimension)
-    if operand.dtype in {DType.INT8, DType.UINT8, DType.INT16}:
-        yield "zero point out of range", partial(_quantized, operand, (1.0,), (70000,), None)
-    if operand.value is not None:
-        yield "a byte less", changed(value=operand.value[:-1])
-        yield "a byte more", changed(value=operand.value + b"\0")
-        yield "value and location", changed(location=DataLocation(0, 0, len(operand.value)))
-        yield "no value", changed(value=None)
-    if operand.location is not None:
-        at = operand.location
+        yield name, {"quantization": (scales, zero_points, dimension)}
+    if operand.dtype in {ir.DType.INT8, ir.DType.UINT8, ir.DType.INT16}:
+        yield "zero point out of range", {"quantization": ((1.0,), (70000,), None)}
+    if (value := operand.value) is not None:
+        yield "a byte less", {"value": value[:-1]}
+        yield "a byte more", {"value": value + b"\0"}
+        yield "value and location", {"location": ir.DataLocation(0, 0, len(value))}
+        yield "no value", {"value": None}
+    if (at := operand.location) is not None:
         for name, place in (
-            ("pool", replace(at, pool=at.pool + 64)),
-            ("negative pool", replace(at, pool=-1)),
-            ("offset", replace(at, offset=2**62)),
-            ("negative offset", replace(at, offset=-8)),
-            ("length", replace(at, length=at.length - 1)),
-            ("negative length", replace(at, length=-at.length)),
+            ("pool", {"pool": at.pool + 64}),
+            ("negative pool", {"pool": -1}),
+            ("offset", {"offset": 2**62}),
+            ("negative offset", {"offset": -8}),
+            ("length", {"length": at.length - 1}),
+            ("negative length", {"length": -at.length}),
         ):
-            yield f"location: {name}", changed(location=place)
+            yield f"location: {name}", {"location": replace(at, **place)}
 
 
-def _quantized(
-    operand: Operand,
-    scales: tuple[float, ...],
-    zero_points: tuple[int, ...],
-    dimension: int | None,
-) -> Operand:
-    return replace(operand, quantization=Quantization(scales, zero_points, dimension))
-
-
-def _operation(entry: Subgraph, operation: Operation) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _operation(entry: ir.Subgraph, operation: ir.Operation) -> Iterator[Change]:
     count, spec = len(entry.operands), spec_of(operation)
     inputs, outputs = operation.inputs, operation.outputs
     yield "unknown type", {"type": "NO_SUCH_OPERATION"}
@@ -187,23 +167,24 @@ def _operation(entry: Subgraph, operation: Operation) -> Iterator[tuple[str, Map
         yield "an input more", {"inputs": (*inputs, inputs[0])}
     yield "an output twice", {"outputs": (*outputs, outputs[0])}
     attributes = dict(operation.attributes)
-    unknown = Attributes({**attributes, "no_such_attribute": 1})
+    unknown = ir.Attributes({**attributes, "no_such_attribute": 1})
     yield "unknown attribute", {"attributes": unknown}
     for row in spec.attributes:
-        wrong = Attributes({**attributes, row.name: WRONG[row.kind]})
+        wrong = ir.Attributes({**attributes, row.name: WRONG[row.kind]})
         yield f"attribute {row.name}", {"attributes": wrong}
 
 
-def _order(model: Model) -> Iterator[ModelMutation]:
-    operations = model.operations
-    for index, operation in enumerate(operations):
-        rest = (*operations[:index], *operations[index + 1 :])
-        yield f"operation {index} left out", partial(_with_entry, model, operations=rest)
-        twice = (*operations, operation)
-        yield f"operation {index} twice", partial(_with_entry, model, operations=twice)
-        if {i for o in rest[index:] for i in o.inputs} & set(operation.outputs):
-            late = (*rest, operation)
-            yield f"operation {index} too late", partial(_with_entry, model, operations=late)
+def refuse_mutations(
+    trial: Trial, execute: Callable[[hal.Request, hal.ExecutionConfig], object], what: str
+) -> None:
+    """*execute* must reject each mutation of *trial*'s request with `InvalidArgument`, and write
+    nothing.
+    """
+    before = trial.snapshot()
+    for name, request in request_mutations(trial):
+        with refused(f"{what} ({trial.kind}), {name}", InvalidArgument):
+            execute(request, PLAIN)
+    require(trial.snapshot() == before, f"{what}: a refused run wrote memory")
 
 
 def request_mutations(trial: Trial) -> Iterator[tuple[str, hal.Request]]:
@@ -211,31 +192,28 @@ def request_mutations(trial: Trial) -> Iterator[tuple[str, hal.Request]]:
     `penstock.hal.validate_request`.
     """
     request = trial.request
-    inputs, outputs = request.inputs, request.outputs
-    for index in range(len(inputs)):
-        rest = inputs[:index] + inputs[index + 1 :]
-        yield f"input {index} left out", hal.Request(rest, outputs, request.pools)
-    for index in range(len(outputs)):
-        rest = outputs[:index] + outputs[index + 1 :]
-        yield f"output {index} left out", hal.Request(inputs, rest, request.pools)
-    yield "an input more", hal.Request((*inputs, inputs[0]), outputs, request.pools)
-    yield "an output more", hal.Request(inputs, (*outputs, outputs[0]), request.pools)
-    if any(isinstance(a, hal.PoolArgument) for a in (*inputs, *outputs)):
-        yield "no pools", hal.Request(inputs, outputs)
-    for index, argument in enumerate(inputs):
-        yield f"input {index}: omitted", trial.with_argument(index, hal.NO_VALUE_ARGUMENT)
-        for name, changed in _argument(argument, is_input=True, sized=True):
-            yield f"input {index}: {name}", trial.with_argument(index, changed)
-    for index, argument in enumerate(outputs):
-        sized = is_static(trial.operands[index].shape)
-        for name, changed in _argument(argument, is_input=False, sized=sized):
-            yield f"output {index}: {name}", trial.with_argument(len(inputs) + index, changed)
+    for side, arguments in (("input", request.inputs), ("output", request.outputs)):
+        for index in range(len(arguments)):
+            rest = arguments[:index] + arguments[index + 1 :]
+            yield f"{side} {index} left out", replace(request, **{f"{side}s": rest})
+        yield f"an {side} more", replace(request, **{f"{side}s": (*arguments, arguments[0])})
+    count, every = len(request.inputs), (*request.inputs, *request.outputs)
+    if any(isinstance(a, hal.PoolArgument) for a in every):
+        yield "no pools", replace(request, pools=())
+    for place, argument in enumerate(every):
+        is_input = place < count
+        label = f"input {place}" if is_input else f"output {place - count}"
+        sized = is_input or is_static(trial.operands[place - count].shape)
+        for name, changed in _argument(argument, is_input=is_input, sized=sized):
+            yield f"{label}: {name}", trial.with_argument(place, changed)
 
 
 def _argument(
     argument: hal.RequestArgument, *, is_input: bool, sized: bool
 ) -> Iterator[tuple[str, hal.RequestArgument]]:
     """*sized*: whether the operand determines the length of the argument."""
+    if is_input:
+        yield "omitted", hal.NO_VALUE_ARGUMENT
     yield "token 0", hal.TokenArgument(0)
     yield "a negative token", hal.TokenArgument(-1)
     if isinstance(argument, hal.PoolArgument):
@@ -258,19 +236,20 @@ def _pool_argument(
     argument: hal.PoolArgument, *, is_input: bool, sized: bool
 ) -> Iterator[tuple[str, hal.RequestArgument]]:
     at, dimensions = argument.location, argument.dimensions
-    for name, place in (
-        ("no such pool", replace(at, pool=1)),
-        ("negative pool", replace(at, pool=-1)),
-        ("offset beyond the pool", replace(at, offset=2**40)),
-        ("offset and length that wrap at 64 bits", replace(at, offset=2**63, length=2**63)),
-        ("negative offset", replace(at, offset=-1)),
-        ("negative length", replace(at, length=-at.length)),
-    ):
-        yield name, hal.PoolArgument(place, dimensions)
+    places = {
+        "no such pool": {"pool": 1},
+        "negative pool": {"pool": -1},
+        "offset beyond the pool": {"offset": 2**40},
+        "offset and length that wrap at 64 bits": {"offset": 2**63, "length": 2**63},
+        "negative offset": {"offset": -1},
+        "negative length": {"length": -at.length},
+    }
     if sized:
-        yield "a byte less", hal.PoolArgument(replace(at, length=at.length - 1), dimensions)
+        places["a byte less"] = {"length": at.length - 1}
     if is_input:
-        yield "a byte more", hal.PoolArgument(replace(at, length=at.length + 1), dimensions)
+        places["a byte more"] = {"length": at.length + 1}
+    for name, place in places.items():
+        yield name, hal.PoolArgument(replace(at, **place), dimensions)
     yield "negative padding", hal.PoolArgument(at, dimensions, -1)
     yield "padding beyond the pool", hal.PoolArgument(at, dimensions, 2**40)
     yield "another rank", hal.PoolArgument(at, (1, *(dimensions or (1,) * 9)))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -14,8 +15,8 @@ from msgspec.structs import replace
 from penstock import errors, hal
 from penstock.hal.capabilities import least_class
 from penstock.ir import Model
-from penstock.testing.contract.cases import Case, one_case, supported_cases
-from penstock.testing.contract.mutations import cycles, model_mutations, request_mutations
+from penstock.testing.contract.cases import supported_cases
+from penstock.testing.contract.mutations import cycles, model_mutations, refuse_mutations
 from penstock.testing.contract.promise import (
     NotCovered,
     Suite,
@@ -27,9 +28,7 @@ from penstock.testing.contract.promise import (
 )
 from penstock.testing.contract.trial import (
     PLAIN,
-    Trial,
-    check_run,
-    each_kind,
+    PreparedCase,
     each_prepared,
     prepare,
     ready,
@@ -66,10 +65,10 @@ def check_prepare_from_two_threads(device: hal.Device) -> None:
     """Concurrent compiles, of one model and of others, do not interfere."""
     cases = supported_cases(device)
     with ThreadPoolExecutor(4) as pool:
-        prepared = list(pool.map(lambda c: prepare(device, c), cases * 2))
-    for case, each in zip(cases * 2, prepared, strict=True):
-        _run(device, case, each, "after preparing in threads")
-        each.close()
+        everything = list(pool.map(partial(prepare, device), cases * 2))
+    for on in everything:
+        _run(on, "after preparing in threads")
+        on.close()
 
 
 @SUITE.values
@@ -99,8 +98,8 @@ def check_prepare_keeps_the_class_that_is_asked_for(device: hal.Device) -> None:
                 continue
             tried += 1
             config = hal.PrepareConfig(accuracy=accuracy)
-            with ready(device, case, config=config) as (prepared, trial):
-                for found, wanted in zip(trial.run(prepared), case.outputs, strict=True):
+            with ready(device, case, config=config) as trial:
+                for found, wanted in zip(trial.run(trial.on.prepared), case.outputs, strict=True):
                     require(found.shape == wanted.shape, f"{case.name}: shape {found.shape}")
                     off = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
                     apart = f"{case.name} in {accuracy}: off by {off.max(initial=0):g} steps"
@@ -111,10 +110,9 @@ def check_prepare_keeps_the_class_that_is_asked_for(device: hal.Device) -> None:
 
 @SUITE.check
 def check_prepare_refuses_bad_configurations(device: hal.Device) -> None:
-    case = one_case(device)
     for name, fields in BAD_CONFIGS:
         with refused(name, errors.InvalidArgument):
-            prepare(device, case, replace(hal.PrepareConfig(), **fields)).close()
+            prepare(device, None, replace(hal.PrepareConfig(), **fields)).close()
 
 
 @SUITE.check
@@ -155,7 +153,7 @@ def _refuses_model(device: hal.Device, what: str, mutate: Callable[[], Model]) -
 @SUITE.values
 def check_prepare_past_its_deadline(device: hal.Device) -> None:
     """Preparing finishes, or raises `MissedDeadline*` and leaves no resources open."""
-    prepare(device, one_case(device)).close()
+    prepare(device).close()
     with Resources.unchanged("a prepare that misses its deadline"):
         config = hal.PrepareConfig(deadline_ns=time.monotonic_ns() - 1)
         with allowed("a deadline in the past", errors.MissedDeadline):
@@ -182,7 +180,7 @@ def check_prepare_cancelled(device: hal.Device) -> None:
 def check_progress_is_plausible(device: hal.Device) -> None:
     """Progress events count up to their totals."""
     events: list[hal.ProgressEvent] = []
-    prepare(device, one_case(device), hal.PrepareConfig(progress=events.append)).close()
+    prepare(device, None, hal.PrepareConfig(progress=events.append)).close()
     if not events:
         raise NotCovered("it reports no progress")
     for event in events:
@@ -192,16 +190,15 @@ def check_progress_is_plausible(device: hal.Device) -> None:
 
 def _check_prepared(device: hal.Device, config: hal.PrepareConfig, what: str) -> None:
     """One case, prepared with *config*, gives the right answer."""
-    case = one_case(device)
-    with closing(prepare(device, case, config)) as each:
-        _run(device, case, each, what)
+    with prepare(device, None, config) as on:
+        _run(on, what)
 
 
-def _run(device: hal.Device, case: Case, model: hal.PreparedModel, what: str) -> None:
+def _run(on: PreparedCase, what: str) -> None:
     try:
-        check_run(device, case, model, what)
+        on.check(what)
     except errors.PenstockError as error:
-        raise Violation(f"{case.name} {what}: {describe(error)}") from error
+        raise Violation(f"{on.case.name} {what}: {describe(error)}") from error
 
 
 def _check_leaves_nothing(work: Callable[[], None], what: str, rounds: int = 1) -> None:
@@ -218,9 +215,9 @@ def check_runs_leave_nothing_behind(device: hal.Device) -> None:
     cases = supported_cases(device)
 
     def work() -> None:
-        for case, prepared in each_prepared(device, cases):
-            for _, trial in each_kind(device, case):
-                prepared.execute(trial.request, PLAIN)
+        for on in each_prepared(device, cases):
+            for trial in on.trials():
+                trial.execute()
 
     with allowed("resources"):
         _check_leaves_nothing(work, f"preparing and running {ROUNDS} times", ROUNDS)
@@ -228,36 +225,30 @@ def check_runs_leave_nothing_behind(device: hal.Device) -> None:
 
 @LIFETIME.check
 def check_failed_runs_leave_nothing_behind(device: hal.Device) -> None:
-    with ready(device, one_case(device)) as (prepared, trial):
-
-        def work() -> None:
-            for _, request in request_mutations(trial):
-                with refused("a mutated request", errors.InvalidArgument):
-                    prepared.execute(request, PLAIN)
-
-        _check_leaves_nothing(work, "refusing requests")
+    with ready(device) as trial:
+        refuse = partial(refuse_mutations, trial, trial.on.prepared.execute, "a mutated request")
+        _check_leaves_nothing(refuse, "refusing requests")
 
 
 @LIFETIME.check
 def check_failed_mappings_leave_nothing_behind(device: hal.Device) -> None:
     """Also if one of several pools cannot be mapped."""
-    with ready(device, one_case(device)) as (prepared, trial):
+    with ready(device) as trial:
         good = trial.request.pools[0]
         request = replace(trial.request, pools=(good, good, hal.Memory("no_such_memory", 0, 1)))
 
         def work() -> None:
             with allowed("a pool of an unknown name beside good ones", errors.GeneralFailure):
-                prepared.execute(request, PLAIN)
+                trial.execute(request)
 
         _check_leaves_nothing(work, "failing to map pools", ROUNDS)
 
 
 @LIFETIME.check
 def check_bursts_and_executions_leave_nothing_behind(device: hal.Device) -> None:
-    case = one_case(device)
-
     def work() -> None:
-        with ready(device, case) as (prepared, trial):
+        with ready(device) as trial:
+            prepared = trial.on.prepared
             with closing(prepared.configure_burst()) as burst:
                 burst.execute(trial.request, PLAIN)
             with closing(prepared.create_reusable_execution(trial.request)) as execution:
@@ -280,20 +271,19 @@ def check_prepared_models_close_twice(device: hal.Device) -> None:
 @LIFETIME.values
 def check_runs_after_close_have_a_name(device: hal.Device) -> None:
     """After closing, a run, burst or execution is `DriverError`, `ClosedError`, or right."""
-    case = one_case(device)
-    prepared = prepare(device, case)
-    burst = prepared.configure_burst()
-    with Trial(case) as trial:
+    closed = errors.DriverError, errors.ClosedError
+    with ready(device) as trial:
+        prepared = trial.on.prepared
+        burst = prepared.configure_burst()
         execution = prepared.create_reusable_execution(trial.request)
         prepared.close()
-        with allowed("a run after close()", errors.DriverError, errors.ClosedError):
-            trial.expect(device, prepared.execute(trial.request, PLAIN), "after close()")
-        with allowed("a burst after close()", errors.DriverError, errors.ClosedError):
-            result = burst.execute(trial.request, PLAIN)
-            trial.expect(device, result, "in a burst after close()")
-        with allowed("a reusable execution after close()", errors.DriverError, errors.ClosedError):
-            trial.expect(device, execution.execute(PLAIN), "of an execution after close()")
-        with allowed("a burst made after close()", errors.DriverError, errors.ClosedError):
+        with allowed("a run after close()", *closed):
+            trial.check("after close()")
+        with allowed("a burst after close()", *closed):
+            trial.expect(burst.execute(trial.request, PLAIN), "in a burst after close()")
+        with allowed("a reusable execution after close()", *closed):
+            trial.expect(execution.execute(PLAIN), "of an execution after close()")
+        with allowed("a burst made after close()", *closed):
             prepared.configure_burst().close()
         burst.close()
         execution.close()
@@ -301,8 +291,7 @@ def check_runs_after_close_have_a_name(device: hal.Device) -> None:
 
 @LIFETIME.values
 def check_closing_one_model_leaves_the_others(device: hal.Device) -> None:
-    case = one_case(device)
-    first, second = prepare(device, case), prepare(device, case)
-    first.close()
-    with closing(second):
-        check_run(device, case, second, "after another model was closed")
+    first = prepare(device)
+    with prepare(device) as second:
+        first.close()
+        second.check("after another model was closed")

@@ -23,6 +23,9 @@ VALUE_CHECKS: Final[set[str]] = set()
 """Names of the checks that compare computed values. They skip devices that compute nothing."""
 
 
+E = TypeVar("E", bound=PenstockError)
+
+
 class Violation(AssertionError):
     """The device breaks the promise; the message says how."""
 
@@ -78,24 +81,9 @@ def require(condition: object, complaint: str) -> None:
 
 
 @contextmanager
-def refused(subject: str, *kinds: type[PenstockError]) -> Iterator[None]:
-    """The block must raise one of *kinds*; any other error, and no error, is a `Violation`."""
-    wanted = " or ".join(k.__name__ for k in kinds)
-    try:
-        yield
-    except kinds:
-        return
-    except Violation:
-        raise
-    except Exception as error:
-        raise Violation(f"{subject}: {describe(error)} was raised, not {wanted}") from error
-    raise Violation(f"{subject} was accepted; {wanted} is due")
-
-
-@contextmanager
-def allowed(subject: str, *kinds: type[PenstockError]) -> Iterator[list[PenstockError]]:
-    """The block may raise one of *kinds*, which the list gets; others are a `Violation`."""
-    raised: list[PenstockError] = []
+def allowed(subject: str, *kinds: type[E]) -> Iterator[list[E]]:
+    """The block may raise one of *kinds*, which the list gets; other errors are a `Violation`."""
+    raised: list[E] = []
     try:
         yield raised
     except kinds as error:
@@ -103,7 +91,20 @@ def allowed(subject: str, *kinds: type[PenstockError]) -> Iterator[list[Penstock
     except (Violation, NotCovered):
         raise
     except Exception as error:
-        raise Violation(f"{subject}: {describe(error)} was raised") from error
+        due = f", not {_either(kinds)}" if kinds else ""
+        raise Violation(f"{subject}: {describe(error)} was raised{due}") from error
+
+
+@contextmanager
+def refused(subject: str, *kinds: type[E]) -> Iterator[list[E]]:
+    """The block must raise one of *kinds*; any other error, and no error, is a `Violation`."""
+    with allowed(subject, *kinds) as raised:
+        yield raised
+    require(raised, f"{subject} was accepted; {_either(kinds)} is due")
+
+
+def _either(kinds: Sequence[type[PenstockError]]) -> str:
+    return " or ".join(k.__name__ for k in kinds)
 
 
 def judge(act: Callable[[], object]) -> tuple[Outcome, str]:

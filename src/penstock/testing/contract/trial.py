@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -13,9 +13,9 @@ import numpy as np
 from penstock import hal
 from penstock.closing import Closing
 from penstock.ir import DataLocation, NDArray, Operand
-from penstock.ir.types import is_static, static_shape
+from penstock.ir.types import agrees, is_static, static_shape
 from penstock.memory import HardwareBuffer, MemoryPool
-from penstock.testing.contract.cases import Case
+from penstock.testing.contract.cases import Case, one_case, with_other_inputs
 from penstock.testing.contract.promise import NotCovered, describe_array, require
 
 OFFSET: Final = 8192
@@ -57,6 +57,56 @@ def kinds(device: hal.Device) -> tuple[Kind, ...]:
     return ("pool", "host", "mixed") if device.capabilities.accepts_host_memory else ("pool",)
 
 
+class PreparedCase(Closing):
+    """A case and its prepared model on a device."""
+
+    def __init__(self, device: hal.Device, case: Case, prepared: hal.PreparedModel) -> None:
+        self.device, self.case, self.prepared = device, case, prepared
+
+    def trial(self, kind: Kind = "pool", **options: Any) -> Trial:
+        """A trial of the case; *options* are the trial's."""
+        return Trial(self.case, kind, on=self, **options)
+
+    def trials(self, **options: Any) -> Iterator[Trial]:
+        """A trial for each kind of argument of the device, closed before the next one."""
+        for kind in kinds(self.device):
+            with self.trial(kind, **options) as trial:
+                yield trial
+
+    def check(self, what: str, config: hal.ExecutionConfig = PLAIN, **options: Any) -> None:
+        """One run, whose answer must be right; *options* are the trial's."""
+        with self.trial(**options) as trial:
+            trial.check(what, config=config)
+
+    def answers(self, seed: int) -> list[NDArray]:
+        """The outputs of one run on other inputs."""
+        with self.trial(inputs=with_other_inputs(self.case, seed)) as trial:
+            return trial.run(self.prepared)
+
+    def compare(
+        self, found: Sequence[NDArray], what: str, wanted: Sequence[NDArray] | None = None
+    ) -> None:
+        """*found* must equal *wanted* (default: the case's outputs), or be within 1 % where the
+        device answers `relaxed`.
+        """
+        wanted = self.case.outputs if wanted is None else wanted
+        answers = self.device.supported_operations(self.case.model)
+        relaxed = any(a.accuracy == "relaxed" for a in answers)
+        name = self.case.name
+        require(len(found) == len(wanted), f"{name}: {len(found)} outputs {what}")
+        for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
+            near = a.shape == b.shape and a.dtype == b.dtype
+            if near and relaxed:
+                near = np.allclose(a.astype(np.float64), b.astype(np.float64), rtol=1e-2, atol=1e-2)
+            elif near:
+                near = np.array_equal(a, b)
+            got = f"{describe_array(a)}, not {describe_array(b)}"
+            require(near, f"{name}, output {index} {what}: {got}")
+
+    def close(self) -> None:
+        self.prepared.close()
+
+
 class Trial(Closing):
     """The memory of one request for *case*: copies of its inputs, and outputs filled with
     `UNWRITTEN`.
@@ -64,6 +114,7 @@ class Trial(Closing):
     *capacities* are the bytes of each output (default: the answer's size). Arguments start *skew*
     bytes beyond a multiple of *alignment* or 64. *memory* is the kind of the pool. Arguments are
     surrounded by sentinels. `check_memory` checks the sentinels and the inputs for changes.
+    `execute` and `check` need *on*, the prepared case.
     """
 
     def __init__(
@@ -76,9 +127,10 @@ class Trial(Closing):
         skew: int = 0,
         memory: str = "ashmem",
         alignment: int = 1,
+        on: PreparedCase | None = None,
     ) -> None:
         entry = case.model.entry
-        self.case, self.kind = case, kind
+        self.case, self.kind, self._on = case, kind, on
         self.inputs = [np.asarray(a, order="C") for a in inputs or case.inputs]
         self.operands: list[Operand] = [entry.operands[i] for i in entry.outputs]
         sizes = list(capacities) if capacities is not None else [a.nbytes for a in case.outputs]
@@ -88,9 +140,24 @@ class Trial(Closing):
         self._content = self._pool.view(np.uint8, total)
         self._host = np.empty(total, np.uint8)
         self.fill()
-        given = [self._input(i) for i in range(len(self.inputs))]
-        wanted = [self._output(len(given) + i, o) for i, o in enumerate(self.operands)]
+        count = len(self.inputs)
+        given = [self._argument(i, a.dtype, a.shape) for i, a in enumerate(self.inputs)]
+        wanted = [
+            self._argument(count + i, o.dtype.numpy, static_shape(o.shape))
+            for i, o in enumerate(self.operands)
+        ]
         self.request = hal.Request(tuple(given), tuple(wanted), (self._pool.memory,))
+
+    @property
+    def on(self) -> PreparedCase:
+        assert self._on is not None
+        return self._on
+
+    def execute(
+        self, request: hal.Request | None = None, config: hal.ExecutionConfig = PLAIN
+    ) -> hal.ExecutionResult:
+        """Executes *request* (default: the trial's)."""
+        return self.on.prepared.execute(request or self.request, config)
 
     def run(
         self, prepared: hal.PreparedModel, config: hal.ExecutionConfig = PLAIN
@@ -119,7 +186,7 @@ class Trial(Closing):
                 shape = reported[index].dimensions
             require(is_static(shape), f"{name}: its shape was unknown and is not reported")
             known = tuple(d or 0 for d in shape or ())
-            require(_refines(known, operand), f"{name}: {known} reported for {operand.shape}")
+            require(agrees(operand.shape, known), f"{name}: {known} reported for {operand.shape}")
             nbytes = int(np.prod(known)) * operand.dtype.numpy.itemsize
             place = len(self.inputs) + index
             require(nbytes <= self._lengths[place], f"{name}: reported larger than its memory")
@@ -129,36 +196,38 @@ class Trial(Closing):
 
     def check_memory(self, spare: int | None = None) -> None:
         """Raises `Violation` if the run wrote to an input (but *spare*) or to a sentinel."""
+        what = f"{self.case.name} ({self.kind})"
         for place, (offset, length) in enumerate(zip(self._offsets, self._lengths, strict=True)):
             memory = self._memory(place)
-            guards = (memory[offset - GUARD : offset], memory[offset + length :][:GUARD])
-            what = f"{self.case.name} ({self.kind})"
-            for side, guard in zip(("before", "behind"), guards, strict=True):
-                require(
-                    bool((guard == SENTINEL).all()),
-                    f"{what}: bytes {side} argument {place} were written",
-                )
+            for side, start in (("before", offset - GUARD), ("behind", offset + length)):
+                untouched = (memory[start : start + GUARD] == SENTINEL).all()
+                require(untouched, f"{what}: bytes {side} argument {place} were written")
             if place < len(self.inputs) and place != spare:
                 same = self._bytes(place).tobytes() == self.inputs[place].tobytes()
                 require(same, f"{what}: input {place} was changed")
 
-    def expect(
+    def check(
         self,
-        device: hal.Device,
-        result: hal.ExecutionResult,
         what: str,
+        request: hal.Request | None = None,
+        config: hal.ExecutionConfig = PLAIN,
         wanted: Sequence[NDArray] | None = None,
+    ) -> None:
+        """Executes *request* (default: the trial's); the answer must be right, as `expect`."""
+        self.expect(self.execute(request, config), what, wanted)
+
+    def expect(
+        self, result: hal.ExecutionResult, what: str, wanted: Sequence[NDArray] | None = None
     ) -> None:
         """Compares the outputs with *wanted* (default: the case's) and checks the memory."""
         self.check_memory()
-        answers = self.case.outputs if wanted is None else wanted
-        compare(device, self.case, self.outputs(result), answers, what)
+        self.on.compare(self.outputs(result), what, wanted)
 
     def check_unwritten(self, moment: str) -> None:
         """Raises `Violation` if an output byte was written."""
         for place in range(len(self.inputs), len(self._lengths)):
             require(
-                bool((self._bytes(place) == UNWRITTEN).all()),
+                (self._bytes(place) == UNWRITTEN).all(),
                 f"{self.case.name}: output {place - len(self.inputs)} was written {moment}",
             )
 
@@ -181,18 +250,19 @@ class Trial(Closing):
         count = len(self.inputs)
         return hal.Request(tuple(arguments[:count]), tuple(arguments[count:]), self.request.pools)
 
-    def fill(self) -> None:
-        """Writes inputs, sentinels and `UNWRITTEN` into the pool."""
+    def fill(self, seed: int | None = None) -> None:
+        """Writes inputs, sentinels and `UNWRITTEN` into the pool.
+
+        With *seed* the inputs are the case's other inputs of that seed from now on.
+        """
+        if seed is not None:
+            self.inputs[:] = with_other_inputs(self.case, seed)
         for memory in (self._content, self._host):
             memory[:] = SENTINEL
-            for place, (offset, length) in enumerate(
-                zip(self._offsets, self._lengths, strict=True)
-            ):
-                target = memory[offset : offset + length]
-                if place < len(self.inputs):
-                    target[:] = self.inputs[place].reshape(-1).view(np.uint8)
-                else:
-                    target[:] = UNWRITTEN
+            for place, offset in enumerate(self._offsets):
+                target = memory[offset : offset + self._lengths[place]]
+                own = place < len(self.inputs)
+                target[:] = self.inputs[place].reshape(-1).view(np.uint8) if own else UNWRITTEN
 
     def close(self) -> None:
         """Frees the memory."""
@@ -208,92 +278,50 @@ class Trial(Closing):
         offset = self._offsets[place]
         return self._memory(place)[offset : offset + self._lengths[place]]
 
-    def _input(self, place: int) -> hal.RequestArgument:
-        array = self.inputs[place]
+    def _argument(
+        self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...] | None
+    ) -> hal.RequestArgument:
         if self._in_pool(place):
             location = DataLocation(0, self._offsets[place], self._lengths[place])
-            return hal.PoolArgument(location, array.shape)
-        return hal.HostMemory(self._bytes(place).view(array.dtype).reshape(array.shape))
-
-    def _output(self, place: int, operand: Operand) -> hal.RequestArgument:
-        if self._in_pool(place):
-            return hal.PoolArgument(DataLocation(0, self._offsets[place], self._lengths[place]))
-        data, shape = self._bytes(place), static_shape(operand.shape)
-        if shape is None:
-            return hal.HostMemory(data)
-        return hal.HostMemory(data.view(operand.dtype.numpy).reshape(shape))
+            given = shape if shape is not None and place < len(self.inputs) else ()
+            return hal.PoolArgument(location, given)
+        data = self._bytes(place)
+        return hal.HostMemory(data if shape is None else data.view(dtype).reshape(shape))
 
 
 def prepare(
-    device: hal.Device, case: Case, config: hal.PrepareConfig = PREPARE
-) -> hal.PreparedModel:
-    """*case*'s model, prepared."""
-    return device.prepare_model(case.model, config)
+    device: hal.Device, case: Case | None = None, config: hal.PrepareConfig = PREPARE
+) -> PreparedCase:
+    """*case* (None: `one_case`), prepared."""
+    case = case or one_case(device)
+    return PreparedCase(device, case, device.prepare_model(case.model, config))
 
 
-def each_prepared(
-    device: hal.Device, cases: Sequence[Case]
-) -> Iterator[tuple[Case, hal.PreparedModel]]:
-    """Every case with its prepared model, which is closed before the next one."""
+def each_prepared(device: hal.Device, cases: Sequence[Case]) -> Iterator[PreparedCase]:
+    """Every case, prepared, and closed before the next one."""
     for case in cases:
-        with closing(prepare(device, case)) as prepared:
-            yield case, prepared
-
-
-def each_kind(device: hal.Device, case: Case, **options: Any) -> Iterator[tuple[Kind, Trial]]:
-    """A trial of *case* for each kind of argument of *device*; *options* are the trial's."""
-    for kind in kinds(device):
-        with Trial(case, kind, **options) as trial:
-            yield kind, trial
+        with prepare(device, case) as on:
+            yield on
 
 
 @contextmanager
 def ready(
     device: hal.Device,
-    case: Case,
+    case: Case | None = None,
     kind: Kind = "pool",
     config: hal.PrepareConfig = PREPARE,
     **options: Any,
-) -> Iterator[tuple[hal.PreparedModel, Trial]]:
-    """*case*'s model, prepared, and a trial of it; *options* are the trial's."""
-    with closing(prepare(device, case, config)) as prepared, Trial(case, kind, **options) as trial:
-        yield prepared, trial
+) -> Iterator[Trial]:
+    """A trial of *case* (None: `one_case`), prepared; *options* are the trial's."""
+    with prepare(device, case, config) as on, on.trial(kind, **options) as trial:
+        yield trial
 
 
-def check_run(
-    device: hal.Device,
-    case: Case,
-    prepared: hal.PreparedModel,
-    what: str,
-    config: hal.ExecutionConfig = PLAIN,
-    **options: Any,
-) -> None:
-    """One run, whose answer must be right; *options* are the trial's."""
-    with Trial(case, **options) as trial:
-        trial.expect(device, prepared.execute(trial.request, config), what)
-
-
-def compare(
-    device: hal.Device, case: Case, found: Sequence[NDArray], wanted: Sequence[NDArray], what: str
-) -> None:
-    """*found* must equal *wanted*, or be within 1 % where the device answers `relaxed`."""
-    answers = device.supported_operations(case.model)
-    relaxed = any(a.accuracy == "relaxed" for a in answers)
-    require(len(found) == len(wanted), f"{case.name}: {len(found)} outputs {what}")
-    for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
-        near = bool(
-            a.shape == b.shape
-            and a.dtype == b.dtype
-            and (
-                np.allclose(a.astype(np.float64), b.astype(np.float64), rtol=1e-2, atol=1e-2)
-                if relaxed
-                else np.array_equal(a, b)
-            )
-        )
-        require(
-            near,
-            f"{case.name}, output {index} {what}: {describe_array(a)}, not {describe_array(b)}",
-        )
+def check_times(timing: hal.Timing, elapsed_ns: int, how: str = "execute") -> None:
+    """Time on the device <= time in the driver <= *elapsed_ns*, the duration of the call."""
+    spans = [t for t in (timing.on_device_ns, timing.in_driver_ns) if t is not None]
+    plausible = all(0 <= s <= elapsed_ns for s in spans) and spans == sorted(spans)
+    require(plausible, f"{how}: {timing} of a call of {elapsed_ns} ns")
 
 
 def _lay_out(lengths: Sequence[int], skew: int, step: int) -> tuple[list[int], int]:
@@ -303,11 +331,3 @@ def _lay_out(lengths: Sequence[int], skew: int, step: int) -> tuple[list[int], i
         offsets.append(start)
         end = start + length + GUARD
     return offsets, end
-
-
-def _refines(shape: tuple[int, ...], operand: Operand) -> bool:
-    declared = operand.shape
-    return declared is None or (
-        len(declared) == len(shape)
-        and all(d is None or d == s for d, s in zip(declared, shape, strict=True))
-    )
