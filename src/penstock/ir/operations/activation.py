@@ -7,13 +7,10 @@ from typing import Final
 
 from penstock.errors import ShapeMismatch
 from penstock.ir.operations.requirements import fixed_output
-from penstock.ir.operations.rules import at_least, broadcast, like, ranked
-from penstock.ir.operations.signature import FUSED_ACTIVATION, NUMBER, flag, integer, real, row
-from penstock.ir.operations.spec import Port, ShapeContext
-from penstock.ir.types import DType, Shape
-
-X: Final = (Port("x", NUMBER, "T"),)
-Y: Final = (Port("y", NUMBER, "T"),)
+from penstock.ir.operations.rules import broadcast, first_of_rank, like
+from penstock.ir.operations.signature import row
+from penstock.ir.operations.spec import ShapeContext
+from penstock.ir.types import Shape
 
 
 def _prelu(context: ShapeContext) -> Sequence[Shape]:
@@ -29,125 +26,41 @@ def _prelu(context: ShapeContext) -> Sequence[Shape]:
     return (shape,)
 
 
-def _along_last(context: ShapeContext) -> Sequence[Shape]:
-    return (at_least(context, 0, 1),)
-
-
-def _l2(context: ShapeContext) -> Sequence[Shape]:
-    return (at_least(context, 0, 1),)
-
-
-def _response(context: ShapeContext) -> Sequence[Shape]:
-    return (ranked(context, 0, 4),)
-
+_LOGISTIC: Final = fixed_output(int8=(1 / 256, None), uint8=(1 / 256, None), int16=(1 / 32768, 0))
+_SOFTMAX: Final = fixed_output(tolerance=1e-3, int8=(1 / 256, -128), int16=(1 / 32768, 0))
+_LOG_SOFTMAX: Final = fixed_output(int8=(1 / 16, 127), uint8=(1 / 16, 255))
+_UNIT_LENGTH: Final = fixed_output(int8=(1 / 128, 0), uint8=(1 / 128, 128))
 
 ROWS: Final = (
-    row("RELU", "x: number T -> y: number T", like(0), level=1, versions=3, doc="max(x, 0)."),
-    row(
-        "RELU_N1_TO_1",
-        "x: number T -> y: number T",
-        like(0),
-        level=1,
-        nnapi_name="RELU1",
-        doc="x clamped to -1..1.",
+    row("RELU(x: number T) -> y: number T; version 3; NNAPI 1 # max(x, 0).")(like(0)),
+    row("RELU_N1_TO_1(x: number T) -> y: number T; NNAPI 1 RELU1 # x clamped to -1..1.")(like(0)),
+    row("RELU_0_TO_1(x: number T) -> y: number T # x clamped to 0..1.")(like(0)),
+    row("RELU6(x: number T) -> y: number T; version 3; NNAPI 1 # x clamped to 0..6.")(like(0)),
+    row("""TANH(x: number T) -> y: number T; version 3; NNAPI 1
+        # The hyperbolic tangent of x.""")(like(0)),
+    row("""LOGISTIC(x: number T) -> y: number T; version 3; NNAPI 1
+        # 1 / (1 + exp(-x)).""")(like(0), require=_LOGISTIC),
+    row("ELU(x: number T) -> y: number T; NNAPI 4 # x where positive, else exp(x) - 1.")(like(0)),
+    row("HARD_SWISH(x: number T) -> y: number T; NNAPI 4 # x * relu6(x + 3) / 6.")(like(0)),
+    row("""LEAKY_RELU(x: number T; alpha: float) -> y: number T; version 2
+        # x where positive, else alpha * x.""")(like(0)),
+    row("""GELU(x: number T; approximate: bool) -> y: number T; version 3
+        # x times the normal distribution function of x, or its tanh approximation.""")(like(0)),
+    row("""PRELU(x: activation, alpha: activation) -> y: activation; NNAPI 3
+        # x where positive, else alpha * x, broadcast.""")(_prelu),
+    row("""SOFTMAX(x: activation; beta: float) -> y: activation; version 4; NNAPI 1
+        # exp(beta * x) over its sum along the last dimension.""")(
+        first_of_rank(1, more=True), require=_SOFTMAX
     ),
-    row("RELU_0_TO_1", "x: number T -> y: number T", like(0), doc="x clamped to 0..1."),
-    row(
-        "RELU6",
-        "x: number T -> y: number T",
-        like(0),
-        level=1,
-        versions=3,
-        doc="x clamped to 0..6.",
-    ),
-    row(
-        "TANH",
-        "x: number T -> y: number T",
-        like(0),
-        level=1,
-        versions=3,
-        doc="The hyperbolic tangent of x.",
-    ),
-    row(
-        "LOGISTIC",
-        "x: number T -> y: number T",
-        like(0),
-        require=fixed_output(
-            {DType.INT8: (1 / 256, None), DType.UINT8: (1 / 256, None), DType.INT16: (1 / 32768, 0)}
-        ),
-        level=1,
-        versions=3,
-        doc="1 / (1 + exp(-x)).",
-    ),
-    row(
-        "ELU",
-        "x: number T -> y: number T",
-        like(0),
-        level=4,
-        doc="x where positive, else exp(x) - 1.",
-    ),
-    row("HARD_SWISH", "x: number T -> y: number T", like(0), level=4, doc="x * relu6(x + 3) / 6."),
-    row(
-        "LEAKY_RELU",
-        "x: number T -> y: number T",
-        like(0),
-        (real("alpha"),),
-        versions=2,
-        doc="x where positive, else alpha * x.",
-    ),
-    row(
-        "GELU",
-        "x: number T -> y: number T",
-        like(0),
-        (flag("approximate"),),
-        versions=3,
-        doc="x times the normal distribution function of x, or its tanh approximation.",
-    ),
-    row(
-        "PRELU",
-        "x: activation, alpha: activation -> y: activation",
-        _prelu,
-        level=3,
-        doc="x where positive, else alpha * x, broadcast.",
-    ),
-    row(
-        "SOFTMAX",
-        "x: activation -> y: activation",
-        _along_last,
-        (real("beta"),),
-        require=fixed_output(
-            {DType.INT8: (1 / 256, -128), DType.INT16: (1 / 32768, 0)}, tolerance=1e-3
-        ),
-        level=1,
-        versions=4,
-        doc="exp(beta * x) over its sum along the last dimension.",
-    ),
-    row(
-        "LOG_SOFTMAX",
-        "x: activation -> y: activation",
-        _along_last,
-        require=fixed_output({DType.INT8: (1 / 16, 127), DType.UINT8: (1 / 16, 255)}),
-        level=3,
-        versions=2,
-        doc="The logarithm of softmax along the last dimension.",
-    ),
-    row(
-        "L2_NORMALIZATION",
-        "x: activation T -> y: activation T",
-        _l2,
-        (FUSED_ACTIVATION,),
-        require=fixed_output({DType.INT8: (1 / 128, 0), DType.UINT8: (1 / 128, 128)}),
-        level=1,
-        versions=2,
-        doc="x over its Euclidean length along the last dimension; a vector of zeros stays zeros.",
-    ),
-    row(
-        "LOCAL_RESPONSE_NORMALIZATION",
-        "x: float T -> y: float T",
-        _response,
-        (integer("radius"), real("bias"), real("alpha"), real("beta")),
-        level=1,
-        doc="x over (bias + alpha * the sum of squares within radius channels) to the power of "
-        "beta; NHWC.",
-    ),
+    row("""LOG_SOFTMAX(x: activation) -> y: activation; version 2; NNAPI 3
+        # The logarithm of softmax along the last dimension.
+        """)(first_of_rank(1, more=True), require=_LOG_SOFTMAX),
+    row("""L2_NORMALIZATION(x: activation T; fused_activation_function) -> y: activation T;
+        version 2; NNAPI 1
+        # x over its Euclidean length along the last dimension; a vector of zeros stays zeros.
+        """)(first_of_rank(1, more=True), require=_UNIT_LENGTH),
+    row("""LOCAL_RESPONSE_NORMALIZATION(x: float T; radius: int, bias: float, alpha: float,
+        beta: float) -> y: float T; NNAPI 1
+        # x over (bias + alpha * the sum of squares within radius channels) to the power of beta;
+        NHWC.""")(first_of_rank(4)),
 )

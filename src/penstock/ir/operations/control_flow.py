@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import InvalidOperation, ShapeMismatch
 from penstock.ir.operations.rules import fixed, product, unknown
-from penstock.ir.operations.signature import row, subgraph
-from penstock.ir.operations.spec import AttributeSpec, ShapeContext
+from penstock.ir.operations.signature import row
+from penstock.ir.operations.spec import ShapeContext, ShapeRule
 from penstock.ir.types import Shape
 
 MAX_ROUNDS: Final = 4
@@ -25,10 +26,11 @@ def argument_shapes(context: ShapeContext, first: int = 0) -> list[Shape]:
     return [context.shape(i) for i in range(first, context.input_count)]
 
 
-def called(context: ShapeContext, attribute: str, first: int = 0) -> list[Shape]:
-    """Output shapes of the subgraph that *attribute* names, for the inputs from *first* on."""
-    index = context.attributes.integer(attribute)
-    return list(context.subgraph_outputs(index, argument_shapes(context, first)))
+def called(context: ShapeContext, subgraph: int, inputs: Sequence[Shape], what: str) -> list[Shape]:
+    """Output shapes of a subgraph that has as many outputs as the operation."""
+    shapes = list(context.subgraph_outputs(subgraph, inputs))
+    same_count(context, shapes, what)
+    return shapes
 
 
 def same_count(context: ShapeContext, shapes: Sequence[Shape], what: str) -> None:
@@ -38,11 +40,26 @@ def same_count(context: ShapeContext, shapes: Sequence[Shape], what: str) -> Non
         )
 
 
+def calling(attribute: str) -> ShapeRule:
+    """The outputs of the subgraph that *attribute* names, for all inputs."""
+
+    def rule(context: ShapeContext) -> Sequence[Shape]:
+        index = context.attributes.integer(attribute)
+        return called(context, index, argument_shapes(context), "the subgraph")
+
+    return rule
+
+
+def branch_shapes(context: ShapeContext, branches: Sequence[int]) -> list[Shape]:
+    """The outputs that all *branches* have for the inputs after the first."""
+    arguments = argument_shapes(context, 1)
+    results = [called(context, branch, arguments, "a branch") for branch in branches]
+    return [functools.reduce(meet, shapes) for shapes in zip(*results, strict=True)]
+
+
 def _if(context: ShapeContext) -> Sequence[Shape]:
-    branches = [called(context, name, 1) for name in ("then_subgraph_index", "else_subgraph_index")]
-    for branch in branches:
-        same_count(context, branch, "a branch")
-    return [meet(a, b) for a, b in zip(*branches, strict=True)]
+    names = ("then_subgraph_index", "else_subgraph_index")
+    return branch_shapes(context, [context.attributes.integer(name) for name in names])
 
 
 def loop_shapes(context: ShapeContext) -> Sequence[Shape]:
@@ -56,8 +73,7 @@ def loop_shapes(context: ShapeContext) -> Sequence[Shape]:
     same_count(context, shapes, "the list of inputs")
     body = context.attributes.integer("body_subgraph_index")
     for _ in range(MAX_ROUNDS):
-        after = list(context.subgraph_outputs(body, shapes))
-        same_count(context, after, "the body")
+        after = called(context, body, shapes, "the body")
         met = [meet(a, b) for a, b in zip(shapes, after, strict=True)]
         if met == shapes:
             break
@@ -70,50 +86,20 @@ def loop_shapes(context: ShapeContext) -> Sequence[Shape]:
     return shapes
 
 
-def _call(context: ShapeContext) -> Sequence[Shape]:
-    shapes = called(context, "subgraph")
-    same_count(context, shapes, "the subgraph")
-    return shapes
-
-
 ROWS: Final = (
-    row(
-        "IF",
-        "condition: bool, arguments...: any -> results...: any",
-        _if,
-        (subgraph("then_subgraph_index"), subgraph("else_subgraph_index")),
-        level=4,
-        doc="One of two subgraphs applied to the arguments, by a boolean of one element.",
-    ),
-    row(
-        "WHILE",
-        "arguments...: any -> results...: any",
-        loop_shapes,
-        (subgraph("cond_subgraph_index"), subgraph("body_subgraph_index")),
-        level=4,
-        doc="The body subgraph applied to the arguments again and again, while the condition "
-        "subgraph says true.",
-    ),
-    row(
-        "CALL",
-        "arguments...: any -> results...: any",
-        _call,
-        (AttributeSpec("subgraph", "subgraph", 0),),
-        doc="A subgraph applied to the arguments.",
-    ),
-    row(
-        "CALL_ONCE",
-        " -> ",
-        fixed(),
-        (subgraph("init_subgraph_index"),),
-        doc="A subgraph run before the first run only. Loaders lower it: what it assigns become "
-        "initial values.",
-    ),
-    row(
-        "DELEGATE",
-        "arguments...: any -> results...: any",
-        unknown,
-        doc="A part of a graph that a delegate has taken over; only in memory, never in a file "
-        "that runs.",
-    ),
+    row("""IF(condition: bool, arguments...: any; then_subgraph_index: subgraph,
+        else_subgraph_index: subgraph) -> results...: any; NNAPI 4
+        # One of two subgraphs applied to the arguments, by a boolean of one element.""")(_if),
+    row("""WHILE(arguments...: any; cond_subgraph_index: subgraph, body_subgraph_index: subgraph)
+        -> results...: any; NNAPI 4
+        # The body subgraph applied to the arguments again and again, while the condition subgraph
+        says true.""")(loop_shapes),
+    row("""CALL(arguments...: any; subgraph: subgraph) -> results...: any
+        # A subgraph applied to the arguments.""")(calling("subgraph")),
+    row("""CALL_ONCE(; init_subgraph_index: subgraph) ->
+        # A subgraph run before the first run only. Loaders lower it: what it assigns become initial
+        values.""")(fixed()),
+    row("""DELEGATE(arguments...: any) -> results...: any
+        # A part of a graph that a delegate has taken over; only in memory, never in a file that
+        runs.""")(unknown),
 )

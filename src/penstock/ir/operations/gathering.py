@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import InvalidAttribute, ShapeMismatch
-from penstock.ir.operations import rules, signature
+from penstock.ir.operations import rules
 from penstock.ir.operations.shape import target_shape
-from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
+from penstock.ir.operations.signature import row
+from penstock.ir.operations.spec import OperationSpec, ShapeContext
 from penstock.ir.types import NDArray, Shape
 
 
@@ -56,32 +57,23 @@ def _gather_nd(context: ShapeContext) -> Sequence[Shape]:
 
 def _scatter_nd(context: ShapeContext) -> Sequence[Shape]:
     """Updates have the shape indices[:-1] + target[n:], n the last dimension of the indices."""
-    indices, updates, target = (
-        rules.at_least(context, 0, 1),
-        context.shape(1),
-        target_shape(context, 2),
-    )
+    indices, target = rules.at_least(context, 0, 1), target_shape(context, 2)
     if indices is not None and target is not None and indices[-1] is not None:
         if indices[-1] > len(target):
             raise ShapeMismatch(f"indices of shape {indices} into a result of shape {target}")
-        rules.agree_shapes(
-            updates, (*indices[:-1], *target[indices[-1] :]), "updates and the places they go to"
-        )
+        written = (*indices[:-1], *target[indices[-1] :])
+        rules.agree_shapes(context.shape(1), written, "updates and the elements they change")
     return (target,)
 
 
 def _sparse_to_dense(context: ShapeContext) -> Sequence[Shape]:
     """Indices are a matrix of vectors, or numbers of a one-dimensional output."""
-    indices, values, rank = (
-        rules.ranked(context, 0, 0, 1, 2),
-        rules.ranked(context, 2, 0, 1),
-        rules.length(context, 1),
-    )
+    indices, values = rules.ranked(context, 0, 0, 1, 2), rules.ranked(context, 2, 0, 1)
+    rank = rules.length(context, 1)
     rules.ranked(context, 3, 0)
     if indices is not None:
-        rules.agree(
-            indices[1] if len(indices) == 2 else 1, rank, "numbers an index and output dimensions"
-        )
+        width = indices[1] if len(indices) == 2 else 1
+        rules.agree(width, rank, "numbers an index and output dimensions")
         if values:
             rules.agree(indices[0] if indices else 1, values[0], "indices and values")
     return (target_shape(context, 1),)
@@ -112,8 +104,8 @@ def _unique(context: ShapeContext) -> Sequence[Shape]:
 
 def _segment_sum(context: ShapeContext) -> Sequence[Shape]:
     """The number of rows is one more than the greatest (the last) segment id."""
-    shape, segments = rules.at_least(context, 0, 1), rules.ranked(context, 1, 1)
-    rules.agree(rules.dimension(shape, 0), rules.dimension(segments, 0), "rows and segment ids")
+    shape = rules.at_least(context, 0, 1)
+    rules.agree(rules.dimension(shape, 0), rules.vector(context, 1), "rows and segment ids")
     if shape is None:
         return (None,)
     ids = rules.constant_integers(context, 1)
@@ -146,41 +138,25 @@ def _top_k(context: ShapeContext) -> Sequence[Shape]:
     return ((*shape[:-1], k),) * 2
 
 
-def _segments(name: str, doc: str) -> OperationSpec:
-    return OperationSpec(
-        name,
-        (
-            Port("data", signature.NUMBER, "T"),
-            Port("segment_ids", signature.INDEX),
-            Port("num_segments", signature.INDEX),
-        ),
-        (Port("output", signature.NUMBER, "T"),),
-        _unsorted_segments,
-        doc=doc,
-    )
+def _segments(name: str, what: str) -> OperationSpec:
+    return row(f"""UNSORTED_SEGMENT_{name}(data: number T, segment_ids: index, num_segments: index)
+        -> output: number T
+        # {what} of the slices that share a segment id; negative ids are left out.
+        """)(_unsorted_segments)
 
 
 def _embedding(context: ShapeContext) -> Sequence[Shape]:
-    keys, values = rules.ranked(context, 0, 1), rules.at_least(context, 1, 2)
+    count, values = rules.vector(context, 0), rules.at_least(context, 1, 2)
     rules.check_blocks(context, 2)
-    return (None if values is None else (rules.dimension(keys, 0), *values[1:]),)
+    return (None if values is None else (count, *values[1:]),)
 
 
 def _sparse_embedding(context: ShapeContext) -> Sequence[Shape]:
     """Inputs: ids [n], their index vectors [n, rank], dense shape [rank], weights [n], params."""
-    ids, places = rules.ranked(context, 0, 1), rules.ranked(context, 1, 2)
-    dense, weights, params = (
-        rules.ranked(context, 2, 1),
-        rules.ranked(context, 3, 1),
-        rules.at_least(context, 4, 2),
-    )
-    rules.agree(rules.dimension(ids, 0), rules.dimension(places, 0), "ids and their indices")
-    rules.agree(rules.dimension(ids, 0), rules.dimension(weights, 0), "ids and their weights")
-    rules.agree(
-        rules.dimension(places, 1),
-        rules.dimension(dense, 0),
-        "rank of indices and of the dense shape",
-    )
+    (count, rank), params = rules.dimensions(context, 1, 2), rules.at_least(context, 4, 2)
+    count = rules.agree(rules.vector(context, 0), count, "ids and their indices")
+    rules.agree(count, rules.vector(context, 3), "ids and their weights")
+    rules.agree(rank, rules.vector(context, 2), "rank of indices and of the dense shape")
     sizes = rules.constant_integers(context, 2)
     if sizes is None or params is None:
         return (None,)
@@ -190,183 +166,80 @@ def _sparse_embedding(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _hash_lookup(context: ShapeContext) -> Sequence[Shape]:
-    queries, keys, values = (
-        rules.ranked(context, 0, 1),
-        rules.ranked(context, 1, 1),
-        rules.at_least(context, 2, 1),
-    )
-    rules.agree(rules.dimension(keys, 0), rules.dimension(values, 0), "keys and values")
-    count = rules.dimension(queries, 0)
+    count, values = rules.vector(context, 0), rules.at_least(context, 2, 1)
+    rules.agree(rules.vector(context, 1), rules.dimension(values, 0), "keys and values")
     return rules.fill(context, None if values is None else (count, *values[1:]), (count,))
 
 
 def _projection(context: ShapeContext) -> Sequence[Shape]:
     """Hash [functions, bits]. Sparse: one number for each function; dense: one for each bit."""
-    table = rules.ranked(context, 0, 2)
+    functions, bits = rules.dimensions(context, 0, 2)
     kind = context.attributes.text("type")
     if kind == "UNKNOWN":
         raise InvalidAttribute("attribute 'type' of LSH_PROJECTION must be SPARSE or DENSE")
-    functions, bits = rules.dimension(table, 0), rules.dimension(table, 1)
     if bits is not None and bits > 32:
         raise ShapeMismatch(f"{bits} bits of a hash; 32 is the limit")
     if context.has(2):
-        rules.agree(
-            rules.dimension(rules.ranked(context, 2, 1), 0),
-            rules.dimension(rules.at_least(context, 1, 1), 0),
-            "weights and input",
-        )
+        rows = rules.dimension(rules.at_least(context, 1, 1), 0)
+        rules.agree(rules.vector(context, 2), rows, "weights and input")
     if kind == "DENSE":
         functions = None if functions is None or bits is None else functions * bits
     return ((functions,),)
 
 
 ROWS: Final = (
-    signature.row(
-        "GATHER",
-        "params: value T, indices: int -> output: value T",
-        _gather,
-        (signature.integer("axis"), signature.integer("batch_dims")),
-        fold=_fold_gather,
-        level=3,
-        versions=8,
-        doc="Slices of params along an axis, picked by index.",
-    ),
-    signature.row(
-        "GATHER_ND",
-        "params: value T, indices: int -> output: value T",
-        _gather_nd,
-        versions=6,
-        doc="Elements or slices of params, picked by index vectors.",
-    ),
-    signature.row(
-        "SCATTER_ND",
-        "indices: index, updates: value T, shape: index -> output: value T",
-        _scatter_nd,
-        doc="Zeros of a given shape with the updates added at index vectors.",
-    ),
-    signature.row(
-        "SPARSE_TO_DENSE",
-        "indices: index, output_shape: index, values: value T, default: value T -> output: value T",
-        _sparse_to_dense,
-        (AttributeSpec("validate_indices", "bool", False),),
-        versions=3,
-        doc="A default value everywhere but at index vectors, where values stand.",
-    ),
-    signature.row(
-        "ONE_HOT",
-        "indices: index, depth: index, on: value T, off: value T -> output: value T",
-        _one_hot,
-        (signature.integer("axis"),),
-        doc="A new dimension in which the index's place has the on value and the others the off "
-        "value.",
-    ),
-    signature.row(
-        "WHERE",
-        "condition: any_number -> indices: index",
-        _where,
-        versions=2,
-        doc="The index vectors of the elements that are true or not zero.",
-    ),
-    signature.row(
-        "UNIQUE",
-        "input: value T -> values: value T, indices: index",
-        _unique,
-        (signature.tensor_type("idx_out_type", "INT32"),),
-        doc="The distinct elements of a vector, in order of first occurrence, and where each "
-        "element went.",
-    ),
-    signature.row(
-        "SEGMENT_SUM",
-        "data: number T, segment_ids: index -> output: number T",
-        _segment_sum,
-        doc="Sums of the rows that share a segment id; ids do not decrease.",
-    ),
-    _segments(
-        "UNSORTED_SEGMENT_SUM",
-        "Sums of the slices that share a segment id; negative ids are left out.",
-    ),
-    _segments(
-        "UNSORTED_SEGMENT_PROD",
-        "Products of the slices that share a segment id; negative ids are left out.",
-    ),
-    _segments(
-        "UNSORTED_SEGMENT_MAX",
-        "Maxima of the slices that share a segment id; negative ids are left out.",
-    ),
-    _segments(
-        "UNSORTED_SEGMENT_MIN",
-        "Minima of the slices that share a segment id; negative ids are left out.",
-    ),
-    signature.row(
-        "TOPK_V2",
-        "input: number T, k: sizes -> values: number T, indices: sizes",
-        _top_k,
-        level=3,
-        versions=3,
-        doc="The k largest elements of the last dimension, largest first, and their indices.",
-    ),
-    signature.row(
-        "BUCKETIZE",
-        "input: number -> buckets: int32",
-        rules.like(0),
-        (AttributeSpec("boundaries", "floats", ()),),
-        doc="For each element, how many of the sorted boundaries are not above it.",
-    ),
-    signature.row(
-        "EMBEDDING_LOOKUP",
-        "ids: int32, params: value, block_scales?: float16 -> rows: value",
-        _embedding,
-        level=1,
-        versions=5,
-        doc="Rows of params, picked by id. Integer rows may have a scale for each block of their "
-        "elements.",
-    ),
-    signature.row(
-        "EMBEDDING_LOOKUP_SPARSE",
-        "ids: int32, indices: int32, dense_shape: int32, weights: float, params: float -> "
-        "output: float",
-        _sparse_embedding,
-        (signature.choice("combiner", "SUM", "MEAN", "SQRTN"),),
-        doc="Weighted combinations of the rows of params that share an index vector up to its last "
-        "element.",
-    ),
-    signature.row(
-        "HASHTABLE_LOOKUP",
-        "queries: int32, keys: int32, values: value T -> found: value T, hits: quant8",
-        _hash_lookup,
-        level=1,
-        doc="The values of the queried keys, which stand sorted; zeros where there is none, and "
-        "whether there was.",
-    ),
-    signature.row(
-        "LSH_PROJECTION",
-        "hash: float, input: any, weight?: float -> output: int32",
-        _projection,
-        (signature.choice("type", "UNKNOWN", "SPARSE", "DENSE"),),
-        level=1,
-        doc="Locality-sensitive hash of the input's rows: a number a hash function, or a number a "
-        "bit.",
-    ),
-    signature.row(
-        "SKIP_GRAM",
-        "input: string -> output: string",
-        lambda _: ((None,),),
-        (
-            signature.integer("ngram_size"),
-            signature.integer("max_skip_size"),
-            signature.flag("include_all_ngrams"),
-        ),
-        doc="The n-grams of a string's words, with words skipped in between.",
-    ),
-    signature.row(
-        "CONCAT_EMBEDDINGS",
-        "inputs...: any -> output: any",
-        rules.declared,
-        (
-            signature.integer("num_channels"),
-            signature.integers("num_columns_per_channel"),
-            signature.integers("embedding_dim_per_channel"),
-        ),
-        doc="A name of the format's early days, which no kernel implements.",
-    ),
+    row("""GATHER(params: value T, indices: int; axis: int, batch_dims: int) -> output: value T;
+        version 8; NNAPI 3
+        # Slices of params along an axis, picked by index.""")(_gather, fold=_fold_gather),
+    row("""GATHER_ND(params: value T, indices: int) -> output: value T; version 6
+        # Elements or slices of params, picked by index vectors.""")(_gather_nd),
+    row("""SCATTER_ND(indices: index, updates: value T, shape: index) -> output: value T
+        # Zeros of a given shape with the updates added at index vectors.""")(_scatter_nd),
+    row("""SPARSE_TO_DENSE(indices: index, output_shape: index, values: value T, default: value T;
+        validate_indices: bool) -> output: value T; version 3
+        # A default value everywhere but at index vectors, where values stand.
+        """)(_sparse_to_dense),
+    row("""ONE_HOT(indices: index, depth: index, on: value T, off: value T; axis: int)
+        -> output: value T
+        # A new dimension in which the index's place has the on value and the others the off value.
+        """)(_one_hot),
+    row("""WHERE(condition: any_number) -> indices: index; version 2
+        # The index vectors of the elements that are true or not zero.""")(_where),
+    row("""UNIQUE(input: value T; idx_out_type: type = INT32) -> values: value T, indices: index
+        # The distinct elements of a vector, in order of first occurrence, and where each element
+        went.""")(_unique),
+    row("""SEGMENT_SUM(data: number T, segment_ids: index) -> output: number T
+        # Sums of the rows that share a segment id; ids do not decrease.""")(_segment_sum),
+    _segments("SUM", "Sums"),
+    _segments("PROD", "Products"),
+    _segments("MAX", "Maxima"),
+    _segments("MIN", "Minima"),
+    row("""TOPK_V2(input: number T, k: sizes) -> values: number T, indices: sizes; version 3;
+        NNAPI 3
+        # The k largest elements of the last dimension, largest first, and their indices.
+        """)(_top_k),
+    row("""BUCKETIZE(input: number; boundaries: floats) -> buckets: int32
+        # For each element, how many of the sorted boundaries are not above it.""")(rules.like(0)),
+    row("""EMBEDDING_LOOKUP(ids: int32, params: value, block_scales?: float16) -> rows: value;
+        version 5; NNAPI 1
+        # Rows of params, picked by id. Integer rows may have a scale for each block of their
+        elements.""")(_embedding),
+    row("""EMBEDDING_LOOKUP_SPARSE(ids: int32, indices: int32, dense_shape: int32, weights: float,
+        params: float; combiner: SUM|MEAN|SQRTN) -> output: float
+        # Weighted combinations of the rows of params that share an index vector up to its last
+        element.""")(_sparse_embedding),
+    row("""HASHTABLE_LOOKUP(queries: int32, keys: int32, values: value T) -> found: value T,
+        hits: quant8; NNAPI 1
+        # The values of the queried keys, which stand sorted; zeros where there is none, and whether
+        there was.""")(_hash_lookup),
+    row("""LSH_PROJECTION(hash: float, input: any, weight?: float; type: UNKNOWN|SPARSE|DENSE)
+        -> output: int32; NNAPI 1
+        # Locality-sensitive hash of the input's rows: a number a hash function, or a number a bit.
+        """)(_projection),
+    row("""SKIP_GRAM(input: string; ngram_size: int, max_skip_size: int, include_all_ngrams: bool)
+        -> output: string
+        # The n-grams of a string's words, with words skipped in between.""")(lambda _: ((None,),)),
+    row("""CONCAT_EMBEDDINGS(inputs...: any; num_channels: int, num_columns_per_channel: ints,
+        embedding_dim_per_channel: ints) -> output: any
+        # A name of the format's early days, which no kernel implements.""")(rules.declared),
 )

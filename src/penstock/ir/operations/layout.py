@@ -10,12 +10,9 @@ from typing import Final
 from penstock.errors import ShapeMismatch
 from penstock.ir.operations import rules
 from penstock.ir.operations.requirements import same_quantization
-from penstock.ir.operations.signature import VALUE, choice, integer, row
-from penstock.ir.operations.spec import Port, ShapeContext
+from penstock.ir.operations.signature import row
+from penstock.ir.operations.spec import ShapeContext
 from penstock.ir.types import NDArray, Shape
-
-X: Final = Port("input", VALUE, "T")
-Y: Final = (Port("output", VALUE, "T"),)
 
 
 def _transpose(context: ShapeContext) -> Sequence[Shape]:
@@ -49,8 +46,7 @@ def _pad(context: ShapeContext) -> Sequence[Shape]:
     shape = context.shape(0)
     pads = paddings(context, 1, None if shape is None else len(shape))
     if shape is None:
-        rows = rules.dimension(rules.ranked(context, 1, 2), 0)
-        return (None if rows is None or rows > rules.MAX_RANK else (None,) * rows,)
+        return (rules.of_rank(rules.dimensions(context, 1, 2)[0]),)
     if pads is None:
         return ((None,) * len(shape),)
     if any(min(pair) < 0 for pair in pads):
@@ -82,215 +78,123 @@ def _mirror_pad(context: ShapeContext) -> Sequence[Shape]:
     return result
 
 
+def _factors(context: ShapeContext, least: int) -> tuple[int, ...] | None:
+    """The numbers in input 1, one for each dimension of input 0, if they are known."""
+    shape, factors = context.shape(0), rules.constant_integers(context, 1)
+    if shape is not None:
+        rules.agree(rules.length(context, 1), len(shape), "length of input 1 and rank")
+        if factors is not None and min(factors, default=least) < least:
+            raise ShapeMismatch(f"{factors} are less than {least}")
+    return factors
+
+
 def _tile(context: ShapeContext) -> Sequence[Shape]:
-    shape, repeats = context.shape(0), rules.constant_integers(context, 1)
+    shape, repeats = context.shape(0), _factors(context, 0)
     if shape is None:
-        rank = rules.length(context, 1)
-        return (None if rank is None or rank > rules.MAX_RANK else (None,) * rank,)
-    rules.agree(rules.length(context, 1), len(shape), "number of multiples and rank")
+        return (rules.of_rank(rules.length(context, 1)),)
     if repeats is None:
         return ((None,) * len(shape),)
-    if min(repeats, default=0) < 0:
-        raise ShapeMismatch(f"multiples {repeats} are negative")
     return (
         tuple(
-            0 if count == 0 else None if size is None else rules.bounded(size * count)
+            0 if count == 0 else rules.scaled(size, count)
             for size, count in zip(shape, repeats, strict=True)
         ),
     )
 
 
 def _dilate(context: ShapeContext) -> Sequence[Shape]:
-    shape, factors = context.shape(0), rules.constant_integers(context, 1)
+    shape, factors = context.shape(0), _factors(context, 1)
     rules.ranked(context, 2, 0)
-    if shape is None:
-        return (None,)
-    rules.agree(rules.length(context, 1), len(shape), "number of dilations and rank")
-    if factors is None:
-        return ((None,) * len(shape),)
-    if min(factors, default=1) < 1:
-        raise ShapeMismatch(f"dilations {factors} must be positive")
-    return (
-        tuple(
-            None if size is None else 0 if size == 0 else rules.bounded((size - 1) * factor + 1)
-            for size, factor in zip(shape, factors, strict=True)
-        ),
-    )
+    if shape is None or factors is None:
+        return (None if shape is None else (None,) * len(shape),)
+    return (tuple(map(rules.dilated, shape, factors)),)
 
 
-def _blocks(context: ShapeContext, shape: Shape) -> tuple[int, tuple[int, ...] | None]:
-    """The number of blocked dimensions, all but the first and the last, and their block sizes."""
-    spatial = None if shape is None else len(shape) - 2
-    count = (
-        rules.agree(
-            rules.length(context, 1), spatial, "number of block sizes and spatial dimensions"
-        )
-        or 0
+def _blocks(context: ShapeContext, *, merge: bool) -> Sequence[Shape]:
+    """All dimensions but the first and the last have a block size. The elements of blocks become
+    batches, or with *merge* batches become the elements of blocks. Input 2 pads what is cut into
+    blocks, and crops what is merged.
+    """
+    shape, count = rules.ranked(context, 0, 3, 4), rules.length(context, 1)
+    rules.agree(
+        count,
+        None if shape is None else len(shape) - 2,
+        "number of block sizes and spatial dimensions",
     )
     sizes = rules.constant_integers(context, 1)
     if sizes is not None and min(sizes, default=1) < 1:
         raise ShapeMismatch(f"block sizes {sizes} must be positive")
-    return count, sizes
+    pads = paddings(context, 2, count)
+    if shape is None:
+        return (None,)
+    batch, *spatial, channels = shape
+    if sizes is None or pads is None:
+        return ((*[None] * (len(shape) - 1), channels),)
+    if any(min(pair) < 0 for pair in pads):
+        raise ShapeMismatch(f"paddings or crops {pads} are negative")
+    result: list[rules.Dimension] = []
+    for size, block, (before, after) in zip(spatial, sizes, pads, strict=True):
+        if merge:
+            whole = None if size is None else size * block - before - after
+            batch = rules.quotient(batch, block, "batches", "block size")
+        else:
+            padded = None if size is None else size + before + after
+            whole = rules.quotient(padded, block, "padded elements", "block size")
+            batch = rules.scaled(batch, block)
+        result.append(None if whole is None else rules.bounded(whole))
+    return ((batch, *result, channels),)
 
 
 def _space_to_batch(context: ShapeContext) -> Sequence[Shape]:
-    """Dimensions 1.. are padded and cut into blocks; the elements of blocks become batches."""
-    shape = rules.ranked(context, 0, 3, 4)
-    count, sizes = _blocks(context, shape)
-    pads = paddings(context, 2, rules.length(context, 1))
-    if shape is None:
-        return (None,)
-    rest = shape[count + 1 :]
-    if sizes is None or pads is None:
-        return ((None, *[None] * count, *rest),)
-    batch: rules.Dimension = shape[0]
-    spatial: list[rules.Dimension] = []
-    for size, block, (before, after) in zip(shape[1:], sizes, pads, strict=False):
-        if min(before, after) < 0:
-            raise ShapeMismatch(f"paddings {pads} are negative")
-        if size is not None and (size + before + after) % block:
-            raise ShapeMismatch(
-                f"padded size {size + before + after} is not a multiple of block size {block}"
-            )
-        spatial.append(None if size is None else rules.bounded((size + before + after) // block))
-        batch = None if batch is None else rules.bounded(batch * block)
-    return ((batch, *spatial, *rest),)
+    return _blocks(context, merge=False)
 
 
 def _batch_to_space(context: ShapeContext) -> Sequence[Shape]:
-    shape = rules.ranked(context, 0, 3, 4)
-    count, sizes = _blocks(context, shape)
-    crops = paddings(context, 2, rules.length(context, 1))
-    if shape is None:
-        return (None,)
-    rest = shape[count + 1 :]
-    if sizes is None or crops is None:
-        return ((None, *[None] * count, *rest),)
-    batch: rules.Dimension = shape[0]
-    spatial: list[rules.Dimension] = []
-    for size, block, (before, after) in zip(shape[1:], sizes, crops, strict=False):
-        if min(before, after) < 0:
-            raise ShapeMismatch(f"crops {crops} are negative")
-        spatial.append(None if size is None else rules.bounded(size * block - before - after))
-        if batch is not None and batch % block:
-            raise ShapeMismatch(f"{batch} batches are not a multiple of block size {block}")
-        batch = None if batch is None else batch // block
-    return ((batch, *spatial, *rest),)
+    return _blocks(context, merge=True)
 
 
 def _space_to_depth(context: ShapeContext) -> Sequence[Shape]:
-    shape, block = rules.ranked(context, 0, 4), rules.positive(context, "block_size")
-    if shape is None:
-        return ((None,) * 4,)
-    batch, height, width, depth = shape
-    for size in (height, width):
-        if size is not None and size % block:
-            raise ShapeMismatch(f"size {size} is not a multiple of block size {block}")
-    height, width = (None if d is None else d // block for d in (height, width))
-    return (
-        (batch, height, width, None if depth is None else rules.bounded(depth * block * block)),
-    )
+    batch, *image, depth = rules.dimensions(context, 0, 4)
+    block = rules.positive(context, "block_size")
+    size = [rules.quotient(whole, block, "rows or columns", "block size") for whole in image]
+    return ((batch, *size, rules.scaled(depth, block * block)),)
 
 
 def _depth_to_space(context: ShapeContext) -> Sequence[Shape]:
-    shape, block = rules.ranked(context, 0, 4), rules.positive(context, "block_size")
-    if shape is None:
-        return ((None,) * 4,)
-    batch, height, width, depth = shape
-    if depth is not None and depth % (block * block):
-        raise ShapeMismatch(f"{depth} channels are not a multiple of block size {block} squared")
-    height, width = (None if d is None else rules.bounded(d * block) for d in (height, width))
-    return ((batch, height, width, None if depth is None else depth // (block * block)),)
+    batch, *image, depth = rules.dimensions(context, 0, 4)
+    block = rules.positive(context, "block_size")
+    size = [rules.scaled(whole, block) for whole in image]
+    return ((batch, *size, rules.quotient(depth, block * block, "channels", "a block's")),)
 
 
 ROWS: Final = (
-    row(
-        "TRANSPOSE",
-        "input: value T, permutation: sizes -> output: value T",
-        _transpose,
-        fold=rules.folding(_fold_transpose),
-        level=2,
-        versions=9,
-        doc="The input with its dimensions in another order: output dimension i is input dimension "
-        "permutation[i].",
-    ),
-    row(
-        "PAD",
-        "input: value T, paddings: sizes|int8 -> output: value T",
-        _pad,
-        level=2,
-        versions=6,
-        doc="The input with zeros (quantised: zero points) before and after each dimension.",
-    ),
-    row(
-        "PADV2",
-        "input: value T, paddings: sizes|int8, value: value T -> output: value T",
-        _pad_with,
-        level=3,
-        nnapi_name="PAD_V2",
-        versions=6,
-        doc="The input with a given scalar before and after each dimension.",
-    ),
-    row(
-        "MIRROR_PAD",
-        "input: value T, paddings: index -> output: value T",
-        _mirror_pad,
-        (choice("mode", "REFLECT", "SYMMETRIC"),),
-        require=same_quantization,
-        level=7,
-        versions=3,
-        doc="The input with its own mirror image before and after each dimension, "
-        "the edge left out (REFLECT) or repeated (SYMMETRIC).",
-    ),
-    row(
-        "TILE",
-        "input: value T, multiples: index -> output: value T",
-        _tile,
-        level=3,
-        versions=3,
-        doc="The input repeated along each dimension.",
-    ),
-    row(
-        "DILATE",
-        "input: value T, dilations: index, padding_value: value T -> output: value T",
-        _dilate,
-        doc="The input with dilation - 1 copies of a scalar between neighbours along each "
-        "dimension.",
-    ),
-    row(
-        "SPACE_TO_BATCH_ND",
-        "input: value T, block_shape: sizes, paddings: sizes -> output: value T",
-        _space_to_batch,
-        require=same_quantization,
-        level=2,
-        versions=4,
-        doc="Blocks of the padded spatial dimensions moved into the batch dimension.",
-    ),
-    row(
-        "BATCH_TO_SPACE_ND",
-        "input: value T, block_shape: sizes, crops: sizes -> output: value T",
-        _batch_to_space,
-        require=same_quantization,
-        level=2,
-        versions=4,
-        doc="Batches laid out as blocks of the spatial dimensions, then cropped.",
-    ),
-    row(
-        "SPACE_TO_DEPTH",
-        "input: value T -> output: value T",
-        _space_to_depth,
-        (integer("block_size"),),
-        level=1,
-        versions=2,
-        doc="Square blocks of an NHWC image moved into the channels.",
-    ),
-    row(
-        "DEPTH_TO_SPACE",
-        "input: value T -> output: value T",
-        _depth_to_space,
-        (integer("block_size"),),
-        level=1,
-        versions=2,
-        doc="Channels of an NHWC image laid out as square blocks.",
-    ),
+    row("""TRANSPOSE(input: value T, permutation: sizes) -> output: value T; version 9; NNAPI 2
+        # The input with its dimensions in another order: output dimension i is input dimension
+        permutation[i].""")(_transpose, fold=rules.folding(_fold_transpose)),
+    row("""PAD(input: value T, paddings: sizes|int8) -> output: value T; version 6; NNAPI 2
+        # The input with zeros (quantised: zero points) before and after each dimension.""")(_pad),
+    row("""PADV2(input: value T, paddings: sizes|int8, value: value T) -> output: value T;
+        version 6; NNAPI 3 PAD_V2
+        # The input with a given scalar before and after each dimension.""")(_pad_with),
+    row("""MIRROR_PAD(input: value T, paddings: index; mode: REFLECT|SYMMETRIC) -> output: value T;
+        version 3; NNAPI 7
+        # The input with its own mirror image before and after each dimension, the edge left out
+        (REFLECT) or repeated (SYMMETRIC).""")(_mirror_pad, require=same_quantization),
+    row("""TILE(input: value T, multiples: index) -> output: value T; version 3; NNAPI 3
+        # The input repeated along each dimension.""")(_tile),
+    row("""DILATE(input: value T, dilations: index, padding_value: value T) -> output: value T
+        # The input with dilation - 1 copies of a scalar between neighbours along each dimension.
+        """)(_dilate),
+    row("""SPACE_TO_BATCH_ND(input: value T, block_shape: sizes, paddings: sizes)
+        -> output: value T; version 4; NNAPI 2
+        # Blocks of the padded spatial dimensions moved into the batch dimension.
+        """)(_space_to_batch, require=same_quantization),
+    row("""BATCH_TO_SPACE_ND(input: value T, block_shape: sizes, crops: sizes) -> output: value T;
+        version 4; NNAPI 2
+        # Batches laid out as blocks of the spatial dimensions, then cropped.
+        """)(_batch_to_space, require=same_quantization),
+    row("""SPACE_TO_DEPTH(input: value T; block_size: int) -> output: value T; version 2; NNAPI 1
+        # Square blocks of an NHWC image moved into the channels.""")(_space_to_depth),
+    row("""DEPTH_TO_SPACE(input: value T; block_size: int) -> output: value T; version 2; NNAPI 1
+        # Channels of an NHWC image laid out as square blocks.""")(_depth_to_space),
 )

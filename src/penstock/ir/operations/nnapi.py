@@ -10,13 +10,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import InvalidAttribute, ShapeMismatch
-from penstock.ir.operations import rules, signature
-from penstock.ir.operations.recurrent import LAYER_NORM, LSTM_STATES, lstm_parameters, lstm_sizes
-from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
-from penstock.ir.types import DType, Shape
-
-DATA_LAYOUT: Final = signature.choice("data_layout", "NHWC", "NCHW")
-STATE16: Final = frozenset({DType.INT16})
+from penstock.ir.operations import rules
+from penstock.ir.operations.recurrent import (
+    GATES,
+    LSTM_STATES,
+    layer_norm,
+    lstm_parameters,
+    lstm_sizes,
+)
+from penstock.ir.operations.signature import row
+from penstock.ir.operations.spec import ShapeContext
+from penstock.ir.types import Shape
 
 
 def image_axes(context: ShapeContext) -> tuple[int, int, int]:
@@ -41,13 +45,8 @@ def _shuffle(context: ShapeContext) -> Sequence[Shape]:
     shape, groups = context.shape(0), rules.positive(context, "groups")
     if shape is not None:
         size = shape[rules.normalize_axis(context.attributes.integer("axis"), len(shape))]
-        if size is not None and size % groups:
-            raise ShapeMismatch(f"{size} channels are not a multiple of {groups} groups")
+        rules.quotient(size, groups, "channels")
     return (shape,)
-
-
-def _instance(context: ShapeContext) -> Sequence[Shape]:
-    return (rules.ranked(context, 0, 4),)
 
 
 def _explicit(
@@ -67,54 +66,36 @@ def _explicit(
 
 def _grouped(context: ShapeContext) -> Sequence[Shape]:
     """Filter [out, height, width, in / groups]."""
-    image, filters = rules.ranked(context, 0, 4), rules.ranked(context, 1, 4)
+    image, (outputs, rows, columns, depth) = (rules.dimensions(context, i, 4) for i in (0, 1))
     groups = rules.positive(context, "groups")
     height, width, channels = image_axes(context)
-    depth, outputs = rules.dimension(filters, 3), rules.dimension(filters, 0)
-    rules.agree(
-        rules.dimension(image, channels), None if depth is None else depth * groups, "channels"
-    )
-    if outputs is not None and outputs % groups:
-        raise ShapeMismatch(f"{outputs} filters are not a multiple of {groups} groups")
-    rules.agree(
-        rules.dimension(rules.ranked(context, 2, 1), 0), outputs, "bias length and output channels"
-    )
-    return (
-        image_shape(
-            context,
-            rules.dimension(image, 0),
-            _explicit(context, rules.dimension(image, height), rules.dimension(filters, 1), 1),
-            _explicit(context, rules.dimension(image, width), rules.dimension(filters, 2), 0),
-            outputs,
-        ),
-    )
+    rules.agree(image[channels], None if depth is None else depth * groups, "channels")
+    rules.quotient(outputs, groups, "filters")
+    rules.agree(rules.vector(context, 2), outputs, "bias length and output channels")
+    size = _explicit(context, image[height], rows, 1), _explicit(context, image[width], columns, 0)
+    return (image_shape(context, image[0], *size, outputs),)
 
 
 def _multinomial(context: ShapeContext) -> Sequence[Shape]:
-    rules.agree(rules.dimension(rules.ranked(context, 1, 1), 0), 2, "number of seeds")
-    return ((rules.dimension(rules.ranked(context, 0, 2), 0), rules.positive(context, "samples")),)
+    rules.agree(rules.vector(context, 1), 2, "number of seeds")
+    return ((rules.dimensions(context, 0, 2)[0], rules.positive(context, "samples")),)
 
 
 def _lstm_16bit(context: ShapeContext) -> Sequence[Shape]:
-    shape = rules.ranked(context, 0, 2)
+    batch, depth = rules.dimensions(context, 0, 2)
     cells: rules.Dimension = None
     for index in range(1, 9):
-        weights = rules.ranked(context, index, 2)
-        cells = rules.agree(cells, rules.dimension(weights, 0), "rows of the weights")
-        columns = rules.dimension(shape, 1) if index < 5 else cells
-        rules.agree(rules.dimension(weights, 1), columns, "columns of the weights")
+        rows, columns = rules.dimensions(context, index, 2)
+        cells = rules.agree(cells, rows, "rows of the weights")
+        rules.agree(columns, depth if index < 5 else cells, "columns of the weights")
     for index in range(9, 13):
-        cells = rules.agree(
-            cells, rules.dimension(rules.ranked(context, index, 1), 0), "bias and cells"
-        )
-    cell = (rules.dimension(shape, 0), cells)
-    return (cell, cell)
+        cells = rules.agree(cells, rules.vector(context, index), "bias and cells")
+    return ((batch, cells),) * 2
 
 
 def _lstm_8bit(context: ShapeContext) -> Sequence[Shape]:
-    shape = rules.ranked(context, 0, 2)
-    batch = rules.dimension(shape, 0)
-    cells, outputs = lstm_sizes(context, rules.dimension(shape, 1), 1)
+    batch, depth = rules.dimensions(context, 0, 2)
+    cells, outputs = lstm_sizes(context, depth, 1)
     return rules.fill(context, (batch, outputs), (batch, cells), (batch, outputs))
 
 
@@ -146,102 +127,42 @@ def _levels(context: ShapeContext) -> Sequence[Shape]:
     return (tuple(shape),)
 
 
-def required(kind: str, *names: str) -> tuple[AttributeSpec, ...]:
-    """Attributes without a default in NNAPI."""
-    return tuple(AttributeSpec(name, "int" if kind == "int" else "float") for name in names)
-
-
-GATES: Final = ("input", "forget", "cell", "output")
-
 ROWS: Final = (
-    signature.row(
-        "CHANNEL_SHUFFLE",
-        "input: number T -> output: number T",
-        _shuffle,
-        required("int", "groups", "axis"),
-        vocabulary="nnapi",
-        level=3,
-        doc="Channels dealt out to groups: channel g * n + i goes to place i * groups + g.",
-    ),
-    signature.row(
-        "GROUPED_CONV_2D",
-        "input: activation, filter: weights, bias: bias -> output: activation",
-        _grouped,
-        (
-            signature.choice("padding", "SAME", "VALID", "EXPLICIT"),
-            AttributeSpec("explicit_padding", "ints", (), doc="Left, right, top, bottom."),
-            *required("int", "stride_w", "stride_h", "groups"),
-            signature.FUSED_ACTIVATION,
-            DATA_LAYOUT,
-        ),
-        vocabulary="nnapi",
-        level=3,
-        doc="Convolution of each group of input channels with its own group of filters.",
-    ),
-    signature.row(
-        "INSTANCE_NORMALIZATION",
-        "input: float T -> output: float T",
-        _instance,
-        (*required("float", "gamma", "beta", "epsilon"), DATA_LAYOUT),
-        vocabulary="nnapi",
-        level=3,
-        doc="gamma * (x - mean) / sqrt(variance + epsilon) + beta, over each image and channel.",
-    ),
-    signature.row(
-        "RANDOM_MULTINOMIAL",
-        "logits: float, seeds: int32 -> samples: int32",
-        _multinomial,
-        required("int", "samples"),
-        vocabulary="nnapi",
-        level=3,
-        doc="For each row of unnormalised log-probabilities, random classes drawn by them; seeds "
-        "of 0 and 0 vary.",
-    ),
-    OperationSpec(
-        "QUANTIZED_16BIT_LSTM",
-        (
-            Port("input", signature.ACTIVATION),
-            *(Port(f"input_to_{g}_weights", signature.WEIGHTS) for g in GATES),
-            *(Port(f"recurrent_to_{g}_weights", signature.WEIGHTS) for g in GATES),
-            *(Port(f"{g}_bias", signature.INT32) for g in GATES),
-            Port("cell_state", STATE16),
-            Port("output_state", signature.ACTIVATION),
-        ),
-        (Port("new_cell_state", STATE16), Port("output", signature.ACTIVATION)),
-        _lstm_16bit,
-        vocabulary="nnapi",
-        feature_level=3,
-        doc="One step of a long short-term memory with 8-bit activations and a 16-bit cell state.",
-    ),
-    OperationSpec(
-        "QUANTIZED_LSTM",
-        (Port("input", signature.ACTIVATION), *lstm_parameters(), *LSTM_STATES, *LAYER_NORM),
-        (
-            Port("new_output_state", signature.ACTIVATION),
-            Port("new_cell_state", STATE16),
-            Port("output", signature.ACTIVATION),
-        ),
-        _lstm_8bit,
-        (
-            *required("float", "cell_clip", "proj_clip"),
-            *required("float", *(f"{g}_intermediate_scale" for g in GATES)),
-            *required("int", "hidden_state_zero_point"),
-            *required("float", "hidden_state_scale"),
-        ),
-        vocabulary="nnapi",
-        feature_level=4,
-        doc="One step of a long short-term memory with signed 8-bit activations and a 16-bit cell "
-        "state.",
-    ),
-    signature.row(
-        "DENSIFY_LEVELS",
-        "values: number|bool T, traversal_order: int32, block_map?: int32, level_formats: "
-        "int32, level_sizes: int32, segments_and_indices...: int32 -> output: number|bool T",
-        _levels,
-        vocabulary="nnapi",
-        nnapi_name="DENSIFY",
-        doc="A sparse tensor, whose levels are dense (format 0) or compressed (1), as a dense one. "
-        "For each level"
-        "segments and indices follow, omitted where it is dense. NNAPI's experimental DENSIFY.",
-    ),
+    row("""CHANNEL_SHUFFLE(input: number T; groups: int!, axis: int!) -> output: number T; only
+        NNAPI 3
+        # Channels dealt out to groups: channel g * n + i goes to place i * groups + g.
+        """)(_shuffle),
+    row("""GROUPED_CONV_2D(input: activation, filter: weights, bias: bias;
+        padding: SAME|VALID|EXPLICIT, explicit_padding: ints, stride_w: int!, stride_h: int!,
+        groups: int!, fused_activation_function, data_layout) -> output: activation; only NNAPI 3
+        # Convolution of each group of input channels with its own group of filters.
+        explicit_padding is left, right, top and bottom.""")(_grouped),
+    row("""INSTANCE_NORMALIZATION(input: float T; gamma: float!, beta: float!, epsilon: float!,
+        data_layout) -> output: float T; only NNAPI 3
+        # gamma * (x - mean) / sqrt(variance + epsilon) + beta, over each image and channel.
+        """)(rules.first_of_rank(4)),
+    row("""RANDOM_MULTINOMIAL(logits: float, seeds: int32; samples: int!) -> samples: int32; only
+        NNAPI 3
+        # For each row of unnormalised log-probabilities, random classes drawn by them; seeds of 0
+        and 0 vary.""")(_multinomial),
+    row(f"""QUANTIZED_16BIT_LSTM(input: activation,
+        {", ".join(f"input_to_{g}_weights: weights" for g in GATES)},
+        {", ".join(f"recurrent_to_{g}_weights: weights" for g in GATES)},
+        {", ".join(f"{g}_bias: int32" for g in GATES)}, cell_state: int16, output_state: activation)
+        -> new_cell_state: int16, output: activation; only NNAPI 3
+        # One step of a long short-term memory with 8-bit activations and a 16-bit cell state.
+        """)(_lstm_16bit),
+    row(f"""QUANTIZED_LSTM(input: activation, {lstm_parameters()}, {LSTM_STATES}, {layer_norm()};
+        cell_clip: float!, proj_clip: float!,
+        {", ".join(f"{g}_intermediate_scale: float!" for g in GATES)},
+        hidden_state_zero_point: int!, hidden_state_scale: float!) -> new_output_state: activation,
+        new_cell_state: int16, output: activation; only NNAPI 4
+        # One step of a long short-term memory with signed 8-bit activations and a 16-bit cell
+        state.""")(_lstm_8bit),
+    row("""DENSIFY_LEVELS(values: number|bool T, traversal_order: int32, block_map?: int32,
+        level_formats: int32, level_sizes: int32, segments_and_indices...: int32)
+        -> output: number|bool T; only NNAPI DENSIFY
+        # A sparse tensor, whose levels are dense (format 0) or compressed (1), as a dense one. For
+        each level segments and indices follow, omitted where it is dense. NNAPI's experimental
+        DENSIFY.""")(_levels),
 )

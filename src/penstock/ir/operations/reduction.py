@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.errors import InvalidAttribute, ShapeMismatch
-from penstock.ir.operations import rules, signature
+from penstock.ir.operations import rules
 from penstock.ir.operations.requirements import same_quantization
+from penstock.ir.operations.signature import row
 from penstock.ir.operations.spec import FoldRule, OperationSpec, ShapeContext
 from penstock.ir.types import NDArray, Shape
 
@@ -56,8 +57,7 @@ def _search(context: ShapeContext) -> Sequence[Shape]:
         return (None,)
     if axis is None:
         return ((None,) * (len(shape) - 1),)
-    axis = rules.normalize_axis(axis, len(shape))
-    return ((*shape[:axis], *shape[axis + 1 :]),)
+    return (rules.with_dimension(shape, rules.normalize_axis(axis, len(shape))),)
 
 
 def _cumulative(context: ShapeContext) -> Sequence[Shape]:
@@ -70,66 +70,42 @@ def _cumulative(context: ShapeContext) -> Sequence[Shape]:
 def _reduction(
     name: str,
     doc: str,
-    level: int | None,
-    fold: Callable[..., Any] | None = None,
-    types: str = "number",
-    nnapi_name: str = "",
-    versions: int = 1,
+    facts: str,
+    compute: Callable[..., Any] | None = None,
+    types: str = "number|bool",
 ) -> OperationSpec:
-    return signature.row(
-        name,
-        f"input: {types} T, axes: index -> output: {types} T",
-        _reduce,
-        (signature.flag("keep_dims"),),
-        require=same_quantization if name in {"REDUCE_MAX", "REDUCE_MIN"} else None,
-        fold=_fold_reduce(fold) if fold else None,
-        level=level,
-        nnapi_name=nnapi_name,
-        versions=versions,
-        doc=doc,
-    )
+    text = f"{name}(input: {types} T, axes: index; keep_dims: bool) -> output: {types} T; {facts}"
+    fold = None if compute is None else _fold_reduce(compute)
+    require = same_quantization if name in {"REDUCE_MAX", "REDUCE_MIN"} else None
+    return row(f"{text} # {doc}")(_reduce, fold=fold, require=require)
 
 
 def _search_row(name: str, nnapi_name: str, word: str) -> OperationSpec:
-    return signature.row(
-        name,
-        "input: number|bool, axis: index -> index: index",
-        _search,
-        (signature.tensor_type("output_type"),),
-        level=3,
-        nnapi_name=nnapi_name,
-        versions=3,
-        doc=f"The index of the {word} element along an axis, which goes; the first one of equals.",
-    )
+    return row(f"""{name}(input: number|bool, axis: index; output_type: type) -> index: index;
+        version 3; NNAPI 3 {nnapi_name}
+        # The index of the {word} element along an axis, which goes; the first one of equals.
+        """)(_search)
 
 
-POOL: Final = (
-    signature.PADDING,
-    signature.STRIDE_W,
-    signature.STRIDE_H,
-    signature.integer("filter_width"),
-    signature.integer("filter_height"),
-    signature.FUSED_ACTIVATION,
-)
+def _window_row(name: str, types: str, facts: str, doc: str) -> OperationSpec:
+    return row(f"""{name}(input: {types} T; padding, stride_w, stride_h, filter_width: int,
+        filter_height: int, fused_activation_function) -> output: {types} T; {facts} # {doc}
+        """)(_pool)
 
 
 def _pool(context: ShapeContext) -> Sequence[Shape]:
-    image = rules.ranked(context, 0, 4)
+    batch, height, width, channels = rules.dimensions(context, 0, 4)
     padding = context.attributes.text("padding")
-    height, width = (
+    size = [
         rules.window(
-            rules.dimension(image, axis),
-            rules.positive(context, extent),
-            rules.positive(context, stride),
-            1,
-            padding,
+            whole, rules.positive(context, extent), rules.positive(context, stride), 1, padding
         )
-        for axis, extent, stride in (
-            (1, "filter_height", "stride_h"),
-            (2, "filter_width", "stride_w"),
+        for whole, extent, stride in (
+            (height, "filter_height", "stride_h"),
+            (width, "filter_width", "stride_w"),
         )
-    )
-    return ((rules.dimension(image, 0), height, width, rules.dimension(image, 3)),)
+    ]
+    return ((batch, *size, channels),)
 
 
 def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
@@ -156,13 +132,12 @@ def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
 
 def _resize(context: ShapeContext) -> Sequence[Shape]:
     """The second input is [height, width]."""
-    image = rules.ranked(context, 0, 4)
-    rules.agree(rules.dimension(rules.ranked(context, 1, 1), 0), 2, "length of the size vector")
+    batch, _, _, channels = rules.dimensions(context, 0, 4)
+    rules.agree(rules.vector(context, 1), 2, "length of the size vector")
     size = rules.constant_integers(context, 1)
     if size is not None and min(size) < 0:
         raise ShapeMismatch(f"an image cannot be resized to {size}")
-    height, width = size or (None, None)
-    return ((rules.dimension(image, 0), height, width, rules.dimension(image, 3)),)
+    return ((batch, *(size or (None, None)), channels),)
 
 
 def _bilinear(context: ShapeContext) -> Sequence[Shape]:
@@ -175,84 +150,42 @@ def _bilinear(context: ShapeContext) -> Sequence[Shape]:
     return (shape,)
 
 
-RESIZE: Final = (signature.flag("align_corners"), signature.flag("half_pixel_centers"))
-
-
 ROWS: Final = (
-    _reduction("MEAN", "The mean along the axes.", 2, versions=3),
+    _reduction("MEAN", "The mean along the axes.", "version 3; NNAPI 2", None, "number"),
+    _reduction("SUM", "The sum along the axes.", "version 2; NNAPI 3 REDUCE_SUM", np.sum),
+    _reduction("REDUCE_PROD", "The product along the axes.", "version 2; NNAPI 3", np.prod),
+    _reduction("REDUCE_MAX", "The maximum along the axes.", "version 3; NNAPI 3", np.max),
+    _reduction("REDUCE_MIN", "The minimum along the axes.", "version 3; NNAPI 3", np.min),
     _reduction(
-        "SUM", "The sum along the axes.", 3, np.sum, "number|bool", "REDUCE_SUM", versions=2
+        "REDUCE_ANY", "Whether any element along the axes is true.", "NNAPI 3", np.any, "bool"
     ),
-    _reduction("REDUCE_PROD", "The product along the axes.", 3, np.prod, "number|bool", versions=2),
-    _reduction("REDUCE_MAX", "The maximum along the axes.", 3, np.max, "number|bool", versions=3),
-    _reduction("REDUCE_MIN", "The minimum along the axes.", 3, np.min, "number|bool", versions=3),
-    _reduction("REDUCE_ANY", "Whether any element along the axes is true.", 3, np.any, "bool"),
-    _reduction("REDUCE_ALL", "Whether all elements along the axes are true.", 3, np.all, "bool"),
+    _reduction(
+        "REDUCE_ALL", "Whether all elements along the axes are true.", "NNAPI 3", np.all, "bool"
+    ),
     _search_row("ARG_MAX", "ARGMAX", "largest"),
     _search_row("ARG_MIN", "ARGMIN", "smallest"),
-    signature.row(
-        "CUMSUM",
-        "input: any_number T, axis: int32 -> output: any_number T",
-        _cumulative,
-        (signature.flag("exclusive"), signature.flag("reverse")),
-        doc="The running sum along an axis, optionally from the end, or without the element "
-        "itself.",
-    ),
-    signature.row(
+    row("""CUMSUM(input: any_number T, axis: int32; exclusive: bool, reverse: bool)
+        -> output: any_number T
+        # The running sum along an axis, optionally from the end, or without the element itself.
+        """)(_cumulative),
+    _window_row(
         "AVERAGE_POOL_2D",
-        "input: activation T -> output: activation T",
-        _pool,
-        POOL,
-        level=1,
-        versions=3,
-        doc="The mean of each window; padding does not count.",
+        "activation",
+        "version 3; NNAPI 1",
+        "The mean of each window; padding does not count.",
     ),
-    signature.row(
-        "MAX_POOL_2D",
-        "input: activation T -> output: activation T",
-        _pool,
-        POOL,
-        level=1,
-        versions=3,
-        doc="The maximum of each window.",
-    ),
-    signature.row(
-        "L2_POOL_2D",
-        "input: float T -> output: float T",
-        _pool,
-        POOL,
-        level=1,
-        doc="The root of the mean square of each window.",
-    ),
-    signature.row(
-        "REDUCE_WINDOW",
-        "input: any_number T, initial: any_number T, window_shape: index, window_strides: "
-        "index, window_dilations: index -> output: any_number T",
-        _reduce_window,
-        (
-            signature.choice(
-                "reduce_function", "UNSUPPORTED", "ADD", "MUL", "MINIMUM", "MAXIMUM", "ALL", "ANY"
-            ),
-        ),
-        doc="Each window of the input reduced with one function, from an initial value.",
-    ),
-    signature.row(
-        "RESIZE_BILINEAR",
-        "image: activation T, size: int32 -> resized: activation T",
-        _bilinear,
-        RESIZE,
-        level=1,
-        versions=4,
-        doc="The image scaled to [height, width], each pixel interpolated between its four "
-        "neighbours.",
-    ),
-    signature.row(
-        "RESIZE_NEAREST_NEIGHBOR",
-        "image: any_number T, size: int32 -> resized: any_number T",
-        _resize,
-        RESIZE,
-        level=3,
-        versions=4,
-        doc="The image scaled to [height, width], each pixel its nearest neighbour.",
-    ),
+    _window_row("MAX_POOL_2D", "activation", "version 3; NNAPI 1", "The maximum of each window."),
+    _window_row("L2_POOL_2D", "float", "NNAPI 1", "The root of the mean square of each window."),
+    row("""REDUCE_WINDOW(input: any_number T, initial: any_number T, window_shape: index,
+        window_strides: index, window_dilations: index;
+        reduce_function: UNSUPPORTED|ADD|MUL|MINIMUM|MAXIMUM|ALL|ANY) -> output: any_number T
+        # Each window of the input reduced with one function, from an initial value.
+        """)(_reduce_window),
+    row("""RESIZE_BILINEAR(image: activation T, size: int32; align_corners: bool,
+        half_pixel_centers: bool) -> resized: activation T; version 4; NNAPI 1
+        # The image scaled to [height, width], each pixel interpolated between its four neighbours.
+        """)(_bilinear),
+    row("""RESIZE_NEAREST_NEIGHBOR(image: any_number T, size: int32; align_corners: bool,
+        half_pixel_centers: bool) -> resized: any_number T; version 4; NNAPI 3
+        # The image scaled to [height, width], each pixel its nearest neighbour.""")(_resize),
 )

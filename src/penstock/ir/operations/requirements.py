@@ -7,7 +7,7 @@ the one that the arithmetic fixes (NNAPI section 8.1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import InvalidOperation, InvalidQuantization
@@ -98,28 +98,25 @@ def symmetric_16bit(_: Operation, given: Sequence[Operand], written: Sequence[Op
         _symmetric(operand, f"operand {index}")
 
 
-def fixed_output(
-    fixed: Mapping[DType, tuple[float, int | None]], tolerance: float = 0.0
-) -> Requirement:
+def fixed_output(tolerance: float = 0.0, **fixed: tuple[float, int | None]) -> Requirement:
     """The output has a given scale, within a relative tolerance, and zero point (None: any), by its
     type. An output whose type differs from the input's is not restricted.
     """
 
     def require(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
         output = written[0]
-        if output.dtype not in fixed or given[0].dtype is not output.dtype:
+        wanted = fixed.get(output.dtype.value)
+        if wanted is None or given[0].dtype is not output.dtype:
             return
-        scale, zero_point = fixed[output.dtype]
+        scale, zero_point = wanted
         found = _quantization(output, "the output")
         if abs(found.scale - scale) > tolerance * scale or zero_point not in {
             None,
             found.zero_point,
         }:
-            wanted = f"scale {scale}" + (
-                "" if zero_point is None else f" and zero point {zero_point}"
-            )
+            point = "" if zero_point is None else f" and zero point {zero_point}"
             raise InvalidQuantization(
-                f"an {output.dtype.value} output has {wanted}, "
+                f"an {output.dtype.value} output has scale {scale}{point}, "
                 f"not {found.scale} and {found.zero_point}"
             )
 

@@ -24,7 +24,6 @@ MAX_DIMENSION: Final = 2**31 - 1
 raises.
 """
 
-
 MAX_LISTED: Final = 4096
 
 MAX_RANK: Final = 64
@@ -94,6 +93,27 @@ def dimension(shape: Shape, axis: int) -> Dimension:
     return shape[axis]
 
 
+def dimensions(context: ShapeContext, index: int, rank: int) -> tuple[Dimension, ...]:
+    """The dimensions of input *index*, whose rank must be *rank*."""
+    shape = ranked(context, index, rank)
+    return (None,) * rank if shape is None else shape
+
+
+def vector(context: ShapeContext, index: int) -> Dimension:
+    """The number of elements of input *index*, which must be a vector."""
+    return dimensions(context, index, 1)[0]
+
+
+def of_rank(rank: Dimension) -> Shape:
+    """A shape of unknown dimensions; None if the rank is unknown, or greater than any shape's."""
+    return None if rank is None or rank > MAX_RANK else (None,) * rank
+
+
+def with_dimension(shape: tuple[Dimension, ...], axis: int, *sizes: Dimension) -> Shape:
+    """*shape* with *sizes* in place of dimension *axis*, which is not negative."""
+    return (*shape[:axis], *sizes, *shape[axis + 1 :])
+
+
 def agree(a: Dimension, b: Dimension, what: str) -> Dimension:
     """The dimension that is consistent with both *a* and *b*."""
     if a is None:
@@ -110,6 +130,24 @@ def agree_shapes(a: Shape, b: Shape, what: str) -> Shape:
     if len(a) != len(b):
         raise ShapeMismatch(f"{what}: shapes {a} and {b} differ in rank")
     return tuple(agree(x, y, what) for x, y in zip(a, b, strict=True))
+
+
+def common_shape(context: ShapeContext, first: int = 0, count: int | None = None) -> Shape:
+    """The one shape of *count* inputs, by default of all from input *first* on."""
+    shape: Shape = None
+    for index in range(first, context.input_count if count is None else first + count):
+        shape = agree_shapes(shape, context.shape(index), f"shape of input {index}")
+    return shape
+
+
+def same_shapes(context: ShapeContext) -> Sequence[Shape]:
+    """One output: all inputs have its shape."""
+    return (common_shape(context),)
+
+
+def first_of_rank(rank: int, *, more: bool = False) -> ShapeRule:
+    """One output with the shape of input 0, whose rank must be *rank*, or *more*."""
+    return lambda context: (at_least(context, 0, rank) if more else ranked(context, 0, rank),)
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:
@@ -194,6 +232,29 @@ def product(dimensions: Sequence[Dimension]) -> Dimension:
     return result
 
 
+def scaled(size: Dimension, factor: Dimension) -> Dimension:
+    """*size* times *factor*; None if either is unknown."""
+    return None if size is None or factor is None else bounded(size * factor)
+
+
+def dilated(size: Dimension, factor: int) -> Dimension:
+    """The size of a dimension with *factor* - 1 holes between its elements."""
+    return size if size is None or size == 0 else bounded((size - 1) * factor + 1)
+
+
+def quotient(total: Dimension, part: Dimension, what: str, whose: str = "") -> Dimension:
+    """*total* over *part*; None if either is unknown. *what* and *whose* name them in errors.
+
+    Raises `ShapeMismatch` if *part* is 0 or there is a remainder.
+    """
+    if total is None or part is None:
+        return None
+    if part == 0 or total % part:
+        divisor = f"{whose} {part}".strip()
+        raise ShapeMismatch(f"{total} {what} are not a multiple of {divisor}")
+    return total // part
+
+
 def positive(context: ShapeContext, name: str) -> int:
     """An attribute that must be at least 1 (strides, dilations, block sizes)."""
     value = context.attributes.integer(name)
@@ -208,11 +269,9 @@ def check_blocks(context: ShapeContext, index: int) -> None:
     """
     if not context.has(index):
         return
-    matrix, scales = ranked(context, 1, 2), ranked(context, index, 2)
-    agree(dimension(matrix, 0), dimension(scales, 0), "rows and rows of scales")
-    depth, blocks = dimension(matrix, 1), dimension(scales, 1)
-    if depth is not None and blocks is not None and (blocks == 0 or depth % blocks):
-        raise ShapeMismatch(f"rows of {depth} do not divide into {blocks} blocks")
+    (rows, depth), (scales, blocks) = dimensions(context, 1, 2), dimensions(context, index, 2)
+    agree(rows, scales, "rows and rows of scales")
+    quotient(depth, blocks, "elements of a row", "the blocks'")
 
 
 def bounded(size: int) -> int:

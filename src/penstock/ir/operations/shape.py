@@ -11,7 +11,7 @@ import numpy as np
 from penstock.errors import ShapeMismatch
 from penstock.ir.operations import rules
 from penstock.ir.operations.requirements import same_quantization
-from penstock.ir.operations.signature import integers, row, tensor_type
+from penstock.ir.operations.signature import row
 from penstock.ir.operations.spec import ShapeContext
 from penstock.ir.types import DType, NDArray, Shape
 
@@ -25,8 +25,7 @@ def target_shape(context: ShapeContext, index: int) -> Shape:
         if any(d < 0 for d in target):
             raise ShapeMismatch(f"{target} is not a shape")
         return target
-    rank = rules.length(context, index)
-    return None if rank is None or rank > rules.MAX_RANK else (None,) * rank
+    return rules.of_rank(rules.length(context, index))
 
 
 def _reshape_target(context: ShapeContext) -> Shape:
@@ -38,12 +37,7 @@ def _reshape_target(context: ShapeContext) -> Shape:
         shape = context.shape(1)
         if shape is None or len(shape) == 1:
             target = rules.constant_integers(context, 1)
-            rank = None if shape is None else shape[0]
-            return (
-                target
-                if target is not None or rank is None or rank > rules.MAX_RANK
-                else (None,) * rank
-            )
+            return rules.of_rank(shape and shape[0]) if target is None else target
     return () if attribute == (0,) else attribute
 
 
@@ -108,7 +102,7 @@ def _expand_dims(context: ShapeContext) -> Sequence[Shape]:
 
 def _shape_of(context: ShapeContext) -> Sequence[Shape]:
     shape = context.shape(0)
-    return ((None,) if shape is None else (len(shape),),)
+    return ((None if shape is None else len(shape),),)
 
 
 def _fold_shape(context: ShapeContext) -> Sequence[NDArray] | None:
@@ -126,10 +120,10 @@ def _fold_rank(context: ShapeContext) -> Sequence[NDArray] | None:
 def _broadcast_to(context: ShapeContext) -> Sequence[Shape]:
     target, shape = target_shape(context, 1), context.shape(0)
     if target is not None and shape is not None:
-        if len(shape) > len(target):
-            raise ShapeMismatch(f"shape {shape} does not broadcast to {target}")
-        tail = target[len(target) - len(shape) :]
-        if any(d not in (None, 1, t) and t is not None for d, t in zip(shape, tail, strict=True)):
+        tail = target[max(len(target) - len(shape), 0) :]
+        if len(shape) > len(target) or any(
+            d not in (None, 1, t) and t is not None for d, t in zip(shape, tail, strict=True)
+        ):
             raise ShapeMismatch(f"shape {shape} does not broadcast to {target}")
     return (target,)
 
@@ -196,81 +190,29 @@ def _fold_range(context: ShapeContext) -> Sequence[NDArray] | None:
 
 
 ROWS: Final = (
-    row(
-        "RESHAPE",
-        "input: value T, shape?: sizes -> output: value T",
-        _reshape,
-        (integers("new_shape"),),
-        fold=rules.relabelling(_reshape),
-        level=1,
-        doc="The same elements in another shape, one dimension of which may be -1 (whatever "
-        "remains).",
-    ),
-    row(
-        "SQUEEZE",
-        "input: value T -> output: value T",
-        _squeeze,
-        (integers("squeeze_dims"),),
-        fold=rules.relabelling(_squeeze),
-        level=2,
-        versions=2,
-        doc="The input without the named dimensions of size 1, or without all of them.",
-    ),
-    row(
-        "EXPAND_DIMS",
-        "input: value T, axis: index -> output: value T",
-        _expand_dims,
-        fold=rules.relabelling(_expand_dims),
-        require=same_quantization,
-        level=3,
-        doc="The input with a dimension of size 1 inserted at an axis.",
-    ),
-    row(
-        "SHAPE",
-        "input: any -> shape: index",
-        _shape_of,
-        (tensor_type("out_type"),),
-        fold=_fold_shape,
-        doc="The dimensions of the input, as a vector.",
-    ),
-    row(
-        "RANK",
-        "input: any -> rank: index",
-        rules.fixed(()),
-        fold=_fold_rank,
-        level=4,
-        doc="The number of dimensions of the input, as a scalar.",
-    ),
-    row(
-        "BROADCAST_TO",
-        "input: value T, shape: index -> output: value T",
-        _broadcast_to,
-        versions=4,
-        doc="The input repeated along dimensions of size 1, and along new leading ones, to a "
-        "shape.",
-    ),
-    row(
-        "BROADCAST_ARGS",
-        "a: index T, b: index T -> shape: index T",
-        _broadcast_arguments,
-        fold=rules.folding(_fold_broadcast_arguments),
-        doc="The shape that operands of two given shapes broadcast to.",
-    ),
-    row(
-        "FILL",
-        "shape: index, value: value T -> output: value T",
-        _fill,
-        fold=rules.folding(_fold_fill),
-        level=4,
-        versions=5,
-        doc="A tensor of a given shape, every element one scalar.",
-    ),
-    row(
-        "RANGE",
-        "start: number T, limit: number T, delta: number T -> values: number T",
-        _range,
-        fold=_fold_range,
-        versions=2,
-        doc="start, start + delta, ... up to the limit, which is left out.",
-    ),
+    row("""RESHAPE(input: value T, shape?: sizes; new_shape: ints) -> output: value T; NNAPI 1
+        # The same elements in another shape, one dimension of which may be -1 (whatever remains).
+        """)(_reshape, fold=rules.relabelling(_reshape)),
+    row("""SQUEEZE(input: value T; squeeze_dims: ints) -> output: value T; version 2; NNAPI 2
+        # The input without the named dimensions of size 1, or without all of them.
+        """)(_squeeze, fold=rules.relabelling(_squeeze)),
+    row("""EXPAND_DIMS(input: value T, axis: index) -> output: value T; NNAPI 3
+        # The input with a dimension of size 1 inserted at an axis.
+        """)(_expand_dims, fold=rules.relabelling(_expand_dims), require=same_quantization),
+    row("""SHAPE(input: any; out_type: type) -> shape: index
+        # The dimensions of the input, as a vector.""")(_shape_of, fold=_fold_shape),
+    row("""RANK(input: any) -> rank: index; NNAPI 4
+        # The number of dimensions of the input, as a scalar.""")(rules.fixed(()), fold=_fold_rank),
+    row("""BROADCAST_TO(input: value T, shape: index) -> output: value T; version 4
+        # The input repeated along dimensions of size 1, and along new leading ones, to a shape.
+        """)(_broadcast_to),
+    row("""BROADCAST_ARGS(a: index T, b: index T) -> shape: index T
+        # The shape that operands of two given shapes broadcast to.
+        """)(_broadcast_arguments, fold=rules.folding(_fold_broadcast_arguments)),
+    row("""FILL(shape: index, value: value T) -> output: value T; version 5; NNAPI 4
+        # A tensor of a given shape, every element one scalar.
+        """)(_fill, fold=rules.folding(_fold_fill)),
+    row("""RANGE(start: number T, limit: number T, delta: number T) -> values: number T; version 2
+        # start, start + delta, ... up to the limit, which is left out.
+        """)(_range, fold=_fold_range),
 )

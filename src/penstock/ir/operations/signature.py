@@ -1,4 +1,4 @@
-"""Element types and attributes that rows share, and the notation of a row's operands.
+"""The notation of a row, and the element types and attributes that rows share.
 
 A row accepts every type that TFLite's kernels accept when they are prepared, or that NNAPI accepts.
 A stricter table would reject files that run. Each driver reports the types that it supports.
@@ -7,19 +7,25 @@ Attributes have the names and defaults of TFLite's options tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
-from typing import Final, Literal
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Final, TypeVar, cast
 
+import msgspec
+
+from penstock.ir.operand import EXTENSION
+from penstock.ir.operation import AttributeValue
 from penstock.ir.operations.spec import (
+    AttributeKind,
     AttributeSpec,
-    FoldRule,
     OperationSpec,
     Port,
-    Requirement,
-    ShapeRule,
+    Vocabulary,
 )
 from penstock.ir.types import FLOATS, INTEGERS, DType
+
+T = TypeVar("T")
 
 FLOAT: Final = FLOATS
 QUANT8: Final = frozenset({DType.INT8, DType.UINT8})
@@ -53,108 +59,109 @@ TENSOR_TYPES: Final = (
 """TFLite's TensorType by code."""
 
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6", "TANH", "SIGN_BIT")
-PADDINGS: Final = ("SAME", "VALID")
-
-FUSED_ACTIVATION: Final = AttributeSpec("fused_activation_function", "enum", "NONE", ACTIVATIONS)
-PADDING: Final = AttributeSpec("padding", "enum", "SAME", PADDINGS)
-STRIDE_W: Final = AttributeSpec("stride_w", "int", 0)
-STRIDE_H: Final = AttributeSpec("stride_h", "int", 0)
-ASYMMETRIC_INPUTS: Final = AttributeSpec("asymmetric_quantize_inputs", "bool", False)
-QUANTIZED_BIAS_TYPE: Final = AttributeSpec("quantized_bias_type", "enum", "FLOAT32", TENSOR_TYPES)
-POT_SCALE_INT16: Final = AttributeSpec("pot_scale_int16", "bool", True)
-
-
-def integer(name: str, default: int = 0) -> AttributeSpec:
-    return AttributeSpec(name, "int", default)
-
-
-def real(name: str, default: float = 0.0) -> AttributeSpec:
-    return AttributeSpec(name, "float", default)
-
-
-def flag(name: str, default: bool = False) -> AttributeSpec:
-    return AttributeSpec(name, "bool", default)
-
-
-def integers(name: str) -> AttributeSpec:
-    return AttributeSpec(name, "ints", ())
-
-
-def choice(name: str, *choices: str) -> AttributeSpec:
-    """An enumeration. The first choice has the number 0 and is the default."""
-    return AttributeSpec(name, "enum", choices[0], choices)
-
-
-def tensor_type(name: str, default: str = "FLOAT32") -> AttributeSpec:
-    return AttributeSpec(name, "enum", default, TENSOR_TYPES)
-
-
-def subgraph(name: str) -> AttributeSpec:
-    return AttributeSpec(name, "subgraph", 0)
-
-
-def subgraphs(name: str) -> AttributeSpec:
-    return AttributeSpec(name, "subgraphs", ())
-
 
 _TYPES: Final[Mapping[str, frozenset[DType]]] = {
     **{dtype.value: frozenset({dtype}) for dtype in DType},
     **{name.lower(): value for name, value in globals().items() if isinstance(value, frozenset)},
 }
-"""Element types and the sets above, by the names that signatures use."""
+"""Element types and the sets above, by the names that rows use."""
+
+_DEFAULTS: Final[Mapping[str, AttributeValue]] = {
+    "int": 0, "float": 0.0, "bool": False, "str": "", "bytes": b"", "ints": (), "floats": (),
+    "subgraph": 0, "subgraphs": (),
+}  # fmt: skip
+"""The kinds of attributes but enumerations, and the default of each."""
 
 
 @cache
-def port(text: str) -> Port:
-    """The port that *text* describes: `name: types`, in the notation of the rows' signatures."""
+def _port(text: str) -> Port:
     name, _, types = text.strip().partition(": ")
     types, _, var = types.partition(" ")
-    admitted = (
-        None
-        if types == "any"
-        else frozenset[DType]().union(*map(_TYPES.__getitem__, types.split("|")))
-    )
+    sets = None if types == "any" else [_TYPES[each] for each in types.split("|")]
+    admitted = None if sets is None else frozenset[DType]().union(*sets)
     optional, variadic = name.endswith("?"), name.rstrip("?").endswith("...")
     return Port(name.rstrip("?."), admitted, var, optional, variadic)
 
 
-def ports(text: str) -> tuple[Port, ...]:
-    """The ports of a list separated by commas."""
-    return tuple(port(each) for each in text.split(",")) if text.strip() else ()
+@cache
+def _attribute(text: str) -> AttributeSpec:
+    name, _, rest = text.strip().partition(": ")
+    if not rest:
+        return _SHARED[name]
+    kind, _, default = rest.partition(" = ")
+    if kind in _DEFAULTS:
+        value = msgspec.json.decode(default) if default else _DEFAULTS[kind]
+        return AttributeSpec(name, cast("AttributeKind", kind), value)
+    if kind.removesuffix("!") in _DEFAULTS:
+        return AttributeSpec(name, cast("AttributeKind", kind.removesuffix("!")))
+    choices = TENSOR_TYPES if kind == "type" else tuple(kind.split("|"))
+    return AttributeSpec(name, "enum", default or choices[0], choices)
 
 
-def row(
-    name: str,
-    signature: str,
-    infer: ShapeRule,
-    attributes: tuple[AttributeSpec, ...] = (),
-    *,
-    fold: FoldRule | None = None,
-    require: Requirement | None = None,
-    vocabulary: Literal["tflite", "nnapi", "custom", "extension"] = "tflite",
-    level: int | None = None,
-    nnapi_name: str = "",
-    versions: int = 1,
-    doc: str = "",
-) -> OperationSpec:
-    """A row of the operation table. *signature* lists inputs and outputs as the documentation does:
-    `x: number T, bias?: float -> y: number T`. A type is `any`, an element type, a set of this
-    module in small letters, or several joined by `|`. Ports with the same capital letter share one
-    type. `?` marks an optional port and `...` a variadic one (`Port`). The other arguments are
-    fields of `OperationSpec`; *level* is its `feature_level`.
-    """
-    inputs, _, outputs = signature.partition("->")
-    return OperationSpec(
-        name,
-        ports(inputs),
-        ports(outputs),
-        infer,
-        attributes,
-        fold,
-        require,
-        vocabulary,
-        level,
-        nnapi_name,
-        versions,
-        doc,
+_SHARED: Final = {
+    spec.name: spec
+    for spec in map(
+        _attribute,
+        (
+            f"fused_activation_function: {'|'.join(ACTIVATIONS)}",
+            "padding: SAME|VALID",
+            "stride_w: int",
+            "stride_h: int",
+            "dilation_w_factor: int = 1",
+            "dilation_h_factor: int = 1",
+            "asymmetric_quantize_inputs: bool",
+            "quantized_bias_type: type",
+            "pot_scale_int16: bool = true",
+            "data_layout: NHWC|NCHW",
+            "custom_code: str",
+            "custom_options: bytes",
+        ),
     )
+}
+"""Attributes that rows name without a kind."""
+
+_ROW: Final = re.compile(
+    r"(?P<name>[^(\s]+)\((?P<inputs>[^;)]*)(?:;(?P<attributes>[^)]*))?\) ->(?P<outputs>[^;#]*)"
+    r"(?:; version (?P<version>\d+) ?)?"
+    r"(?:; (?P<only>only )?NNAPI(?: (?P<level>\d+))?(?: (?P<nnapi_name>\w+))? ?)?# (?P<doc>.+)"
+)
+
+
+def row(text: str) -> partial[OperationSpec]:
+    """A row of the operation table, which is called with its rules: `row(text)(infer, fold=...,
+    require=...)`. The text is a signature, facts, and the documentation behind `#`:
+
+        REVERSE_V2(input: value T, axis: index; name: kind) -> output: value T;
+        version 4; NNAPI 7 REVERSE # The input with the order of elements reversed.
+
+    A port is `name: types`: `any`, an element type, a set of this module in small letters, or
+    several joined by `|`. Ports with the same capital letter share one type. `?` marks an optional
+    port and `...` a variadic one. An attribute, behind `;`, is `name: kind`, with ` = default` or
+    `!` for a required one, or the name alone of one that rows share. An enumeration is its choices
+    joined by `|`, and `type` is an element type. `version` is the newest that LiteRT registers.
+    `NNAPI` has its feature level and its name if that differs; `only` if TFLite has no such
+    operation.
+    """
+    match = _ROW.fullmatch(" ".join(text.split()))
+    if match is None:
+        raise ValueError(f"not a row of the operation table: {text}")
+    name = match["name"]
+    vocabulary: Vocabulary = "nnapi" if match["only"] else "tflite"
+    if name == EXTENSION or name.startswith("CUSTOM"):
+        vocabulary = "extension" if name == EXTENSION else "custom"
+    return partial(
+        OperationSpec,
+        name,
+        _listed(_port, match["inputs"]),
+        _listed(_port, match["outputs"]),
+        attributes=_listed(_attribute, match["attributes"] or ""),
+        vocabulary=vocabulary,
+        feature_level=int(match["level"]) if match["level"] else None,
+        nnapi_name=match["nnapi_name"] or "",
+        versions=int(match["version"] or 1),
+        doc=match["doc"],
+    )
+
+
+def _listed(parse: Callable[[str], T], text: str) -> tuple[T, ...]:
+    return tuple(map(parse, text.split(","))) if text.strip() else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -10,11 +10,9 @@ import numpy as np
 from penstock.errors import InvalidAttribute, InvalidOperation, ShapeMismatch
 from penstock.ir.operations import rules
 from penstock.ir.operations.requirements import joined, same_quantization
-from penstock.ir.operations.signature import FUSED_ACTIVATION, VALUE, flag, integer, row
-from penstock.ir.operations.spec import Port, ShapeContext
+from penstock.ir.operations.signature import row
+from penstock.ir.operations.spec import FoldRule, ShapeContext
 from penstock.ir.types import NDArray, Shape
-
-X: Final = Port("input", VALUE, "T")
 
 
 def _slice(context: ShapeContext) -> Sequence[Shape]:
@@ -135,10 +133,8 @@ def _unknown_slice(context: ShapeContext, rank: int) -> Shape:
         for n in ("ellipsis", "new_axis", "shrink_axis")
     )
     inserted, dropped = new_axis & ~ellipsis, shrink & ~ellipsis & ~new_axis
-    unknown: list[rules.Dimension] = [None] * max(
-        rank + inserted.bit_count() - dropped.bit_count(), 0
-    )
-    return tuple(unknown)
+    known: int = rank + inserted.bit_count() - dropped.bit_count()
+    return (None,) * max(known, 0)
 
 
 def _strided_slice(context: ShapeContext) -> Sequence[Shape]:
@@ -181,76 +177,80 @@ def _fold_strided_slice(context: ShapeContext) -> Sequence[NDArray] | None:
 def _dynamic_update(context: ShapeContext) -> Sequence[Shape]:
     """The update is no larger than the operand in any dimension; start indices are clamped."""
     shape, update = context.shape(0), context.shape(1)
-    if shape is not None and update is not None:
-        if len(shape) != len(update):
-            raise ShapeMismatch(f"an update of shape {update} to an operand of shape {shape}")
-        if any(
-            a is not None and b is not None and b > a for a, b in zip(shape, update, strict=True)
-        ):
-            raise ShapeMismatch(f"an update of shape {update} exceeds its operand of shape {shape}")
+    if shape is None or update is None:
+        return (shape,)
+    if len(shape) != len(update) or any(
+        a is not None and b is not None and b > a for a, b in zip(shape, update, strict=True)
+    ):
+        raise ShapeMismatch(f"an update of shape {update} exceeds its operand of shape {shape}")
     return (shape,)
 
 
-MANY: Final = (Port("first", VALUE, "T"), Port("more", VALUE, "T", variadic=True))
-
-
 def _concatenation(context: ShapeContext) -> Sequence[Shape]:
+    return (concatenated(context, context.attributes.integer("axis")),)
+
+
+def concatenated(context: ShapeContext, axis: int) -> Shape:
+    """The shape of all inputs one after another along *axis*, as far as it is known."""
     shapes = [context.shape(i) for i in range(context.input_count)]
     known = [s for s in shapes if s is not None]
     if not known:
-        return (None,)
-    axis = rules.normalize_axis(context.attributes.integer("axis"), len(known[0]))
+        return None
+    axis = rules.normalize_axis(axis, len(known[0]))
     total: rules.Dimension = 0 if len(known) == len(shapes) else None
     merged: Shape = None
     for shape in known:
         if len(shape) != len(known[0]):
             raise ShapeMismatch(f"inputs of rank {len(known[0])} and {len(shape)} are concatenated")
-        open_shape = (*shape[:axis], None, *shape[axis + 1 :])
-        merged = rules.agree_shapes(merged, open_shape, "concatenated inputs")
+        rest = rules.with_dimension(shape, axis, None)
+        merged = rules.agree_shapes(merged, rest, "concatenated inputs")
         size = shape[axis]
         total = None if total is None or size is None else rules.bounded(total + size)
-    return (None if merged is None else (*merged[:axis], total, *merged[axis + 1 :]),)
+    return None if merged is None else rules.with_dimension(merged, axis, total)
 
 
-def _fold_concatenation(context: ShapeContext) -> Sequence[NDArray] | None:
-    values = rules.small_values(context)
-    if not values or context.attributes.text("fused_activation_function") != "NONE":
-        return None
-    if sum(v.size for v in values) > rules.MAX_FOLDED_ELEMENTS:
-        return None
-    return (np.concatenate(values, context.attributes.integer("axis")),)
+def _joining(join: Callable[..., NDArray]) -> FoldRule:
+    """A fold rule for *join* of the list of values along the attribute `axis`."""
+
+    def fold(context: ShapeContext) -> Sequence[NDArray] | None:
+        values = rules.small_values(context)
+        if not values or context.attributes.get("fused_activation_function", "NONE") != "NONE":
+            return None
+        if sum(v.size for v in values) > rules.MAX_FOLDED_ELEMENTS:
+            return None
+        return (join(values, context.attributes.integer("axis")),)
+
+    return fold
 
 
 def _pack(context: ShapeContext) -> Sequence[Shape]:
     count = context.attributes.integer("values_count")
     if count != context.input_count:
         raise InvalidOperation(f"PACK of {count} values has {context.input_count} inputs")
-    shape: Shape = None
-    for index in range(context.input_count):
-        shape = rules.agree_shapes(shape, context.shape(index), "packed inputs")
+    shape = rules.common_shape(context)
     if shape is None:
         return (None,)
     axis = rules.normalize_axis(context.attributes.integer("axis"), len(shape) + 1)
-    return ((*shape[:axis], context.input_count, *shape[axis:]),)
+    return ((*shape[:axis], count, *shape[axis:]),)
 
 
-def _fold_pack(context: ShapeContext) -> Sequence[NDArray] | None:
-    values = rules.small_values(context)
-    if not values or sum(v.size for v in values) > rules.MAX_FOLDED_ELEMENTS:
-        return None
-    return (np.stack(values, context.attributes.integer("axis")),)
+def _check_parts(context: ShapeContext, attribute: str) -> int:
+    """The number of outputs, which *attribute* gives too."""
+    count = context.attributes.integer(attribute)
+    if count != context.output_count:
+        raise InvalidOperation(
+            f"{context.operation.type} into {count} parts has {context.output_count} outputs"
+        )
+    return count
 
 
 def _unpack(context: ShapeContext) -> Sequence[Shape]:
-    count = context.attributes.integer("num")
-    if count != context.output_count:
-        raise InvalidOperation(f"UNPACK into {count} values has {context.output_count} outputs")
-    shape = context.shape(0)
+    count, shape = _check_parts(context, "num"), context.shape(0)
     if shape is None:
         return (None,) * count
     axis = rules.normalize_axis(context.attributes.integer("axis"), len(shape))
     rules.agree(shape[axis], count, "unpacked dimension and number of outputs")
-    return ((*shape[:axis], *shape[axis + 1 :]),) * count
+    return (rules.with_dimension(shape, axis),) * count
 
 
 def _fold_unpack(context: ShapeContext) -> Sequence[NDArray] | None:
@@ -262,41 +262,28 @@ def _fold_unpack(context: ShapeContext) -> Sequence[NDArray] | None:
 
 def _split(context: ShapeContext) -> Sequence[Shape]:
     """The axis is the first input; all parts are equal."""
-    count = context.attributes.integer("num_splits")
-    if count != context.output_count or count < 1:
-        raise InvalidOperation(f"SPLIT into {count} parts has {context.output_count} outputs")
+    count = _check_parts(context, "num_splits")
+    if count < 1:
+        raise InvalidOperation("SPLIT has no outputs")
     shape, axis = context.shape(1), rules.constant_integer(context, 0)
     if shape is None or axis is None:
         return (None if shape is None else (None,) * len(shape),) * count
     axis = rules.normalize_axis(axis, len(shape))
-    size = shape[axis]
-    if size is not None and size % count:
-        raise ShapeMismatch(
-            f"dimension {axis} of shape {shape} does not split into {count} equal parts"
-        )
-    return ((*shape[:axis], None if size is None else size // count, *shape[axis + 1 :]),) * count
+    part = rules.quotient(shape[axis], count, f"elements of dimension {axis}", "the parts'")
+    return (rules.with_dimension(shape, axis, part),) * count
 
 
 def _split_v(context: ShapeContext) -> Sequence[Shape]:
     """One size may be -1, for the remainder."""
-    count = context.attributes.integer("num_splits")
-    if count != context.output_count:
-        raise InvalidOperation(f"SPLIT_V into {count} parts has {context.output_count} outputs")
+    count = _check_parts(context, "num_splits")
     rules.agree(rules.length(context, 1), count, "number of sizes and outputs")
-    shape, sizes, axis = (
-        context.shape(0),
-        rules.constant_integers(context, 1),
-        rules.constant_integer(context, 2),
-    )
-    if shape is None:
-        return (None,) * count
-    if axis is None:
-        return ((None,) * len(shape),) * count
+    shape, axis = context.shape(0), rules.constant_integer(context, 2)
+    sizes = rules.constant_integers(context, 1)
+    if shape is None or axis is None:
+        return (None if shape is None else (None,) * len(shape),) * count
     axis = rules.normalize_axis(axis, len(shape))
-    parts: list[rules.Dimension] = [None] * count
-    if sizes is not None:
-        parts = list(_parts(sizes, shape[axis]))
-    return tuple((*shape[:axis], part, *shape[axis + 1 :]) for part in parts)
+    parts = [None] * count if sizes is None else _parts(sizes, shape[axis])
+    return tuple(rules.with_dimension(shape, axis, part) for part in parts)
 
 
 def _parts(sizes: tuple[int, ...], whole: rules.Dimension) -> list[rules.Dimension]:
@@ -309,105 +296,39 @@ def _parts(sizes: tuple[int, ...], whole: rules.Dimension) -> list[rules.Dimensi
 
 
 ROWS: Final = (
-    row(
-        "SLICE",
-        "input: value T, begin: index, size: index -> output: value T",
-        _slice,
-        fold=rules.folding(_fold_slice),
-        level=3,
-        versions=8,
-        doc="A block of the input from begin, of a size; -1 reaches to the end.",
-    ),
-    row(
-        "STRIDED_SLICE",
-        "input: value T, begin: sizes, end: sizes, strides: sizes -> output: value T",
-        _strided_slice,
-        (
-            integer("begin_mask"),
-            integer("end_mask"),
-            integer("ellipsis_mask"),
-            integer("new_axis_mask"),
-            integer("shrink_axis_mask"),
-            flag("offset"),
-        ),
-        fold=_fold_strided_slice,
-        level=2,
-        versions=8,
-        doc="Every stride-th element from begin to end in each dimension, with masks for open "
-        "bounds,"
-        "dropped and new dimensions.",
-    ),
-    row(
-        "DYNAMIC_UPDATE_SLICE",
-        "input: value T, update: value T, start: index -> output: value T",
-        _dynamic_update,
-        versions=6,
-        doc="The input with a block replaced, at a start that is clamped so that the block fits.",
-    ),
-    row(
-        "REVERSE_V2",
-        "input: value T, axis: index -> output: value T",
-        rules.like(0),
-        level=7,
-        nnapi_name="REVERSE",
-        versions=4,
-        doc="The input with the order of elements along the given axes reversed.",
-    ),
-    row(
-        "REVERSE_SEQUENCE",
-        "input: value T, lengths: index -> output: value T",
-        _reverse_sequence,
-        (integer("seq_dim"), integer("batch_dim")),
-        doc="The first lengths[i] elements along one dimension reversed, for each index i of "
-        "another.",
-    ),
-    row(
-        "CONCATENATION",
-        "first: value T, more...: value T -> output: value T",
-        _concatenation,
-        (integer("axis"), FUSED_ACTIVATION),
-        fold=_fold_concatenation,
-        require=joined,
-        level=1,
-        versions=7,
-        doc="The inputs one after another along an axis.",
-    ),
-    row(
-        "PACK",
-        "first: value T, more...: value T -> output: value T",
-        _pack,
-        (integer("values_count"), integer("axis")),
-        fold=_fold_pack,
-        require=same_quantization,
-        level=6,
-        versions=5,
-        doc="Inputs of one shape stacked along a new axis.",
-    ),
-    row(
-        "UNPACK",
-        "input: value T -> parts...: value T",
-        _unpack,
-        (integer("num"), integer("axis")),
-        fold=_fold_unpack,
-        require=same_quantization,
-        versions=6,
-        doc="The slices along an axis, which goes, one an output.",
-    ),
-    row(
-        "SPLIT",
-        "axis: index, input: value T -> parts...: value T",
-        _split,
-        (integer("num_splits"),),
-        level=3,
-        versions=5,
-        doc="Equal parts of the input along an axis, one an output.",
-    ),
-    row(
-        "SPLIT_V",
-        "input: value T, sizes: index, axis: index -> parts...: value T",
-        _split_v,
-        (integer("num_splits"),),
-        versions=3,
-        doc="Parts of given sizes along an axis, one an output.",
-    ),
+    row("""SLICE(input: value T, begin: index, size: index) -> output: value T; version 8; NNAPI 3
+        # A block of the input from begin, of a size; -1 reaches to the end.
+        """)(_slice, fold=rules.folding(_fold_slice)),
+    row("""STRIDED_SLICE(input: value T, begin: sizes, end: sizes, strides: sizes; begin_mask: int,
+        end_mask: int, ellipsis_mask: int, new_axis_mask: int, shrink_axis_mask: int, offset: bool)
+        -> output: value T; version 8; NNAPI 2
+        # Every stride-th element from begin to end in each dimension, with masks for open bounds,
+        dropped and new dimensions.""")(_strided_slice, fold=_fold_strided_slice),
+    row("""DYNAMIC_UPDATE_SLICE(input: value T, update: value T, start: index) -> output: value T;
+        version 6
+        # The input with a block replaced, at a start that is clamped so that the block fits.
+        """)(_dynamic_update),
+    row("""REVERSE_V2(input: value T, axis: index) -> output: value T; version 4; NNAPI 7 REVERSE
+        # The input with the order of elements along the given axes reversed.""")(rules.like(0)),
+    row("""REVERSE_SEQUENCE(input: value T, lengths: index; seq_dim: int, batch_dim: int)
+        -> output: value T
+        # The first lengths[i] elements along one dimension reversed, for each index i of another.
+        """)(_reverse_sequence),
+    row("""CONCATENATION(first: value T, more...: value T; axis: int, fused_activation_function)
+        -> output: value T; version 7; NNAPI 1
+        # The inputs one after another along an axis.
+        """)(_concatenation, fold=_joining(np.concatenate), require=joined),
+    row("""PACK(first: value T, more...: value T; values_count: int, axis: int) -> output: value T;
+        version 5; NNAPI 6
+        # Inputs of one shape stacked along a new axis.
+        """)(_pack, fold=_joining(np.stack), require=same_quantization),
+    row("""UNPACK(input: value T; num: int, axis: int) -> parts...: value T; version 6
+        # The slices along an axis, which goes, one an output.
+        """)(_unpack, fold=_fold_unpack, require=same_quantization),
+    row("""SPLIT(axis: index, input: value T; num_splits: int) -> parts...: value T; version 5;
+        NNAPI 3
+        # Equal parts of the input along an axis, one an output.""")(_split),
+    row("""SPLIT_V(input: value T, sizes: index, axis: index; num_splits: int) -> parts...: value T;
+        version 3
+        # Parts of given sizes along an axis, one an output.""")(_split_v),
 )

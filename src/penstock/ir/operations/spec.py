@@ -20,6 +20,8 @@ AttributeKind: TypeAlias = Literal[
     "int", "float", "bool", "enum", "str", "bytes", "ints", "floats", "subgraph", "subgraphs"
 ]
 
+Vocabulary: TypeAlias = Literal["tflite", "nnapi", "custom", "extension"]
+
 
 class AttributeSpec(Struct, frozen=True):
     """One attribute. *kind* is its type: `enum` is a string out of *choices*; `subgraph` is a
@@ -33,7 +35,6 @@ class AttributeSpec(Struct, frozen=True):
     kind: AttributeKind
     default: AttributeValue = None
     choices: tuple[str, ...] = ()
-    doc: str = ""
 
 
 class Port(Struct, frozen=True):
@@ -123,7 +124,7 @@ class OperationSpec(Struct, frozen=True):
     attributes: tuple[AttributeSpec, ...] = ()
     fold: FoldRule | None = None
     require: Requirement | None = None
-    vocabulary: Literal["tflite", "nnapi", "custom", "extension"] = "tflite"
+    vocabulary: Vocabulary = "tflite"
     feature_level: int | None = None
     nnapi_name: str = ""
     versions: int = 1

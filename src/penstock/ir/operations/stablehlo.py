@@ -12,16 +12,10 @@ from typing import Final
 
 from penstock.errors import ShapeMismatch
 from penstock.ir.operations import rules
-from penstock.ir.operations.signature import choice, flag, integer, integers, row
-from penstock.ir.operations.spec import AttributeSpec, OperationSpec, ShapeContext
+from penstock.ir.operations.signature import row
+from penstock.ir.operations.slicing import concatenated
+from penstock.ir.operations.spec import OperationSpec, ShapeContext
 from penstock.ir.types import Shape
-
-
-def _same(context: ShapeContext) -> Sequence[Shape]:
-    shape = context.shape(0)
-    for index in range(1, context.input_count):
-        shape = rules.agree_shapes(shape, context.shape(index), "operands")
-    return (shape,)
 
 
 def _clamp(context: ShapeContext) -> Sequence[Shape]:
@@ -62,20 +56,11 @@ def _broadcast_in_dim(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _concatenate(context: ShapeContext) -> Sequence[Shape]:
-    merged: Shape = None
-    total: rules.Dimension = 0
-    at = context.attributes.integer("dimension")
-    for index in range(context.input_count):
-        shape = context.shape(index)
-        if shape is None:
-            return (None,)
-        size = rules.dimension(shape, at) if at >= 0 else None
-        rest = (*shape[:at], None, *shape[at + 1 :])
-        merged = rules.agree_shapes(merged, rest, "concatenated operands")
-        total = None if total is None or size is None else rules.bounded(total + size)
-    if at < 0 or merged is None:
-        raise ShapeMismatch(f"{context.input_count} operands concatenated along dimension {at}")
-    return ((*merged[:at], total, *merged[at + 1 :]),)
+    axis = context.attributes.integer("dimension")
+    if axis < 0 or not context.input_count:
+        raise ShapeMismatch(f"{context.input_count} operands concatenated along dimension {axis}")
+    unknown = any(context.shape(index) is None for index in range(context.input_count))
+    return (None if unknown else concatenated(context, axis),)
 
 
 def _slice(context: ShapeContext) -> Sequence[Shape]:
@@ -144,26 +129,18 @@ def _transpose(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _unary(name: str, doc: str) -> OperationSpec:
-    signature = "x: any_number T -> result: any_number T"
-    return row(f"STABLEHLO_{name}", signature, rules.like(0), doc=doc)
+    text = f"STABLEHLO_{name}(x: any_number T) -> result: any_number T # {doc}"
+    return row(text)(rules.like(0))
 
 
 def _binary(name: str, doc: str) -> OperationSpec:
-    signature = "a: any_number T, b: any_number T -> result: any_number T"
-    return row(f"STABLEHLO_{name}", signature, _same, doc=f"{doc}, operands of one shape.")
+    text = f"STABLEHLO_{name}(a: any_number T, b: any_number T) -> result: any_number T"
+    return row(f"{text} # {doc}, operands of one shape.")(rules.same_shapes)
 
 
-DIRECTION: Final = choice(
-    "comparison_direction",
-    *(f"STABLEHLO_COMPARISON_DIRECTION_{d}" for d in ("EQ", "NE", "GE", "GT", "LE", "LT")),
-)
-COMPARISON: Final = choice(
-    "compare_type",
-    *(
-        f"STABLEHLO_COMPARISON_TYPE_{t}"
-        for t in ("NOTYPE", "FLOAT", "FLOAT_TOTAL_ORDER", "SIGNED", "UNSIGNED")
-    ),
-)
+def _choices(prefix: str, names: str) -> str:
+    return "|".join(f"STABLEHLO_COMPARISON_{prefix}_{name}" for name in names.split())
+
 
 ROWS: Final = (
     _unary("ABS", "|x|."),
@@ -187,115 +164,52 @@ ROWS: Final = (
     _binary("AND", "a and b, bit by bit"),
     _binary("OR", "a or b, bit by bit"),
     _binary("SHIFT_LEFT", "a shifted left by b bits"),
-    row(
-        "STABLEHLO_COMPARE",
-        "a: any_number T, b: any_number T -> truth: bool",
-        _same,
-        (DIRECTION, COMPARISON),
-        doc="a compared with b, operands of one shape.",
-    ),
-    row(
-        "STABLEHLO_CONVERT",
-        "x: any_number -> y: any_number",
-        rules.like(0),
-        doc="x converted to the output's type.",
-    ),
-    row(
-        "STABLEHLO_CLAMP",
-        "minimum: any_number T, x: any_number T, maximum: any_number T -> result: any_number T",
-        _clamp,
-        doc="x held between two bounds, each a scalar or of the shape of x.",
-    ),
-    row(
-        "STABLEHLO_SELECT",
-        "condition: bool, a: any_number T, b: any_number T -> result: any_number T",
-        _select,
-        doc="a where the condition holds, else b; the condition may be a scalar.",
-    ),
-    row(
-        "STABLEHLO_RESHAPE",
-        "x: any_number T -> result: any_number T",
-        _reshape,
-        doc="The same elements in the shape of the output.",
-    ),
-    row(
-        "STABLEHLO_BROADCAST_IN_DIM",
-        "x: any_number T -> result: any_number T",
-        _broadcast_in_dim,
-        (integers("broadcast_dimensions"),),
-        doc="x repeated to the shape of the output, its dimension i becoming dimension "
-        "broadcast_dimensions[i].",
-    ),
-    row(
-        "STABLEHLO_CONCATENATE",
-        "inputs...: any_number T -> result: any_number T",
-        _concatenate,
-        (integer("dimension"),),
-        doc="The operands one after another along a dimension.",
-    ),
-    row(
-        "STABLEHLO_SLICE",
-        "x: any_number T -> result: any_number T",
-        _slice,
-        (integers("start_indices"), integers("limit_indices"), integers("strides")),
-        doc="Every stride-th element from a start to a limit in each dimension.",
-    ),
-    row(
-        "STABLEHLO_DYNAMIC_SLICE",
-        "x: any_number T, start_indices...: int -> result: any_number T",
-        _dynamic_slice,
-        (integers("slice_sizes"),),
-        doc="A block of given sizes from start indices, one scalar a dimension, clamped so that "
-        "the block fits.",
-    ),
-    row(
-        "STABLEHLO_DYNAMIC_UPDATE_SLICE",
-        "x: any_number T, update: any_number T, start_indices...: int -> result: any_number T",
-        rules.like(0),
-        doc="x with a block replaced at start indices, one scalar a dimension, clamped so that the "
-        "block fits.",
-    ),
-    row(
-        "STABLEHLO_PAD",
-        "x: any_number T, padding_value: any_number T -> result: any_number T",
-        _pad,
-        (integers("edge_padding_low"), integers("edge_padding_high"), integers("interior_padding")),
-        doc="x with a scalar added, or elements taken, at the edges, and a scalar put between "
-        "neighbours.",
-    ),
-    row(
-        "STABLEHLO_TRANSPOSE",
-        "x: any_number T -> result: any_number T",
-        _transpose,
-        (integers("permutation"),),
-        doc="x with its dimensions in another order.",
-    ),
-    row(
-        "STABLEHLO_IOTA",
-        " -> result: any_number T",
-        rules.declared,
-        (integer("iota_dimension"),),
-        doc="0, 1, 2, ... along a dimension, in the shape of the output.",
-    ),
-    row(
-        "STABLEHLO_RNG_BIT_GENERATOR",
-        "state: int -> new_state: int, bits: any_number",
-        lambda context: rules.fill(context, context.shape(0), context.declared(1)),
-        (choice("algorithm", "DEFAULT", "PHILOX", "THREEFRY"),),
-        doc="Random bits in the shape of the output, and the generator's next state.",
-    ),
-    row(
-        "STABLEHLO_CUSTOM_CALL",
-        "inputs...: any -> results...: any",
-        rules.declared,
-        (
-            AttributeSpec("call_target_name", "str", ""),
-            flag("has_side_effect"),
-            AttributeSpec("backend_config", "str", ""),
-            integer("api_version"),
-            integers("called_computations"),
-            AttributeSpec("custom_attributes", "bytes", b""),
-        ),
-        doc="A call of something the model does not contain.",
-    ),
+    row(f"""STABLEHLO_COMPARE(a: any_number T, b: any_number T;
+        comparison_direction: {_choices("DIRECTION", "EQ NE GE GT LE LT")},
+        compare_type: {_choices("TYPE", "NOTYPE FLOAT FLOAT_TOTAL_ORDER SIGNED UNSIGNED")})
+        -> truth: bool
+        # a compared with b, operands of one shape.""")(rules.same_shapes),
+    row("""STABLEHLO_CONVERT(x: any_number) -> y: any_number
+        # x converted to the output's type.""")(rules.like(0)),
+    row("""STABLEHLO_CLAMP(minimum: any_number T, x: any_number T, maximum: any_number T)
+        -> result: any_number T
+        # x held between two bounds, each a scalar or of the shape of x.""")(_clamp),
+    row("""STABLEHLO_SELECT(condition: bool, a: any_number T, b: any_number T)
+        -> result: any_number T
+        # a where the condition holds, else b; the condition may be a scalar.""")(_select),
+    row("""STABLEHLO_RESHAPE(x: any_number T) -> result: any_number T
+        # The same elements in the shape of the output.""")(_reshape),
+    row("""STABLEHLO_BROADCAST_IN_DIM(x: any_number T; broadcast_dimensions: ints)
+        -> result: any_number T
+        # x repeated to the shape of the output, its dimension i becoming dimension
+        broadcast_dimensions[i].""")(_broadcast_in_dim),
+    row("""STABLEHLO_CONCATENATE(inputs...: any_number T; dimension: int) -> result: any_number T
+        # The operands one after another along a dimension.""")(_concatenate),
+    row("""STABLEHLO_SLICE(x: any_number T; start_indices: ints, limit_indices: ints, strides: ints)
+        -> result: any_number T
+        # Every stride-th element from a start to a limit in each dimension.""")(_slice),
+    row("""STABLEHLO_DYNAMIC_SLICE(x: any_number T, start_indices...: int; slice_sizes: ints)
+        -> result: any_number T
+        # A block of given sizes from start indices, one scalar a dimension, clamped so that the
+        block fits.""")(_dynamic_slice),
+    row("""STABLEHLO_DYNAMIC_UPDATE_SLICE(x: any_number T, update: any_number T,
+        start_indices...: int) -> result: any_number T
+        # x with a block replaced at start indices, one scalar a dimension, clamped so that the
+        block fits.""")(rules.like(0)),
+    row("""STABLEHLO_PAD(x: any_number T, padding_value: any_number T; edge_padding_low: ints,
+        edge_padding_high: ints, interior_padding: ints) -> result: any_number T
+        # x with a scalar added, or elements taken, at the edges, and a scalar put between
+        neighbours.""")(_pad),
+    row("""STABLEHLO_TRANSPOSE(x: any_number T; permutation: ints) -> result: any_number T
+        # x with its dimensions in another order.""")(_transpose),
+    row("""STABLEHLO_IOTA(; iota_dimension: int) -> result: any_number T
+        # 0, 1, 2, ... along a dimension, in the shape of the output.""")(rules.declared),
+    row("""STABLEHLO_RNG_BIT_GENERATOR(state: int; algorithm: DEFAULT|PHILOX|THREEFRY)
+        -> new_state: int, bits: any_number
+        # Random bits in the shape of the output, and the generator's next state.
+        """)(lambda context: rules.fill(context, context.shape(0), context.declared(1))),
+    row("""STABLEHLO_CUSTOM_CALL(inputs...: any; call_target_name: str, has_side_effect: bool,
+        backend_config: str, api_version: int, called_computations: ints, custom_attributes: bytes)
+        -> results...: any
+        # A call of something the model does not contain.""")(rules.declared),
 )

@@ -9,13 +9,13 @@ from penstock.errors import InvalidOperation, ShapeMismatch
 from penstock.ir.operations import rules
 from penstock.ir.operations.control_flow import (
     argument_shapes,
-    called,
+    branch_shapes,
+    calling,
     loop_shapes,
-    meet,
     same_count,
 )
-from penstock.ir.operations.signature import flag, integer, integers, row, subgraph, subgraphs
-from penstock.ir.operations.spec import AttributeSpec, ShapeContext
+from penstock.ir.operations.signature import row
+from penstock.ir.operations.spec import ShapeContext
 from penstock.ir.types import Shape
 
 
@@ -48,13 +48,8 @@ def _at(shape: Shape, axis: int) -> rules.Dimension:
     return None if shape is None else shape[rules.normalize_axis(axis, len(shape))]
 
 
-def _dilated(size: rules.Dimension, factor: int) -> rules.Dimension:
-    """The size of a dimension with *factor* - 1 holes between its elements."""
-    return size if size is None or size == 0 else rules.bounded((size - 1) * factor + 1)
-
-
 def _padded(size: rules.Dimension, base: int, pads: tuple[int, int]) -> rules.Dimension:
-    inner = _dilated(size, base)
+    inner = rules.dilated(size, base)
     return None if inner is None else rules.bounded(inner + sum(pads))
 
 
@@ -62,10 +57,8 @@ def _convolution(context: ShapeContext) -> Sequence[Shape]:
     image, kernel, attributes = context.shape(0), context.shape(1), context.attributes
     places = attributes.integers("output_spatial_dimensions")
     rank = len(places)
-    strides, holes = (
-        _factors(context, "window_strides", rank),
-        _factors(context, "rhs_dilation", rank),
-    )
+    strides = _factors(context, "window_strides", rank)
+    holes = _factors(context, "rhs_dilation", rank)
     base, pads = _factors(context, "lhs_dilation", rank), _pairs(context, "padding", rank)
     sources = attributes.integers("input_spatial_dimensions")
     extents = attributes.integers("kernel_spatial_dimensions")
@@ -119,16 +112,10 @@ def _dot_general(context: ShapeContext) -> Sequence[Shape]:
     (batch_a, batch_b), (inner_a, inner_b) = pairs["batching"], pairs["contracting"]
     free_a = [size for at, size in enumerate(a) if at not in (*batch_a, *inner_a)]
     free_b = [size for at, size in enumerate(b) if at not in (*batch_b, *inner_b)]
-    return (
-        (
-            *(
-                rules.agree(_at(a, x), _at(b, y), "batch")
-                for x, y in zip(batch_a, batch_b, strict=True)
-            ),
-            *free_a,
-            *free_b,
-        ),
-    )
+    batch = [
+        rules.agree(_at(a, x), _at(b, y), "batch") for x, y in zip(batch_a, batch_b, strict=True)
+    ]
+    return ((*batch, *free_a, *free_b),)
 
 
 def _gather(context: ShapeContext) -> Sequence[Shape]:
@@ -162,10 +149,7 @@ def _half(context: ShapeContext) -> list[Shape]:
     count = context.input_count // 2
     if context.input_count != 2 * count or count != context.output_count:
         raise InvalidOperation(f"{context.input_count} inputs for {context.output_count} outputs")
-    shape: Shape = None
-    for index in range(count):
-        shape = rules.agree_shapes(shape, context.shape(index), "reduced operands")
-    return [shape] * count
+    return [rules.common_shape(context, 0, count)] * count
 
 
 def _reduce(context: ShapeContext) -> Sequence[Shape]:
@@ -174,10 +158,8 @@ def _reduce(context: ShapeContext) -> Sequence[Shape]:
         if shape is None:
             results.append(None)
             continue
-        axes = {
-            rules.normalize_axis(axis, len(shape))
-            for axis in context.attributes.integers("dimensions")
-        }
+        numbers = context.attributes.integers("dimensions")
+        axes = {rules.normalize_axis(axis, len(shape)) for axis in numbers}
         results.append(tuple(size for at, size in enumerate(shape) if at not in axes))
     return results
 
@@ -187,33 +169,21 @@ def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
     rank = len(extents)
     if min(extents, default=1) < 1:
         raise ShapeMismatch(f"window_dimensions {extents} must be positive")
-    strides, base = (
-        _factors(context, "window_strides", rank),
-        _factors(context, "base_dilations", rank),
-    )
+    strides = _factors(context, "window_strides", rank)
+    base = _factors(context, "base_dilations", rank)
     holes, pads = _factors(context, "window_dilations", rank), _pairs(context, "padding", rank)
-    results: list[Shape] = []
-    for shape in _half(context):
+    operands = _half(context)
+    for shape in operands:
         if shape is not None:
             rules.agree(len(shape), rank, "rank and window")
-        results.append(
-            tuple(
-                rules.positions(
-                    _padded(_at(shape, at), base[at], pads[at]), extents[at], strides[at], holes[at]
-                )
-                for at in range(rank)
-            )
-        )
-    return results
+    padded = [[_padded(_at(s, at), base[at], pads[at]) for at in range(rank)] for s in operands]
+    return [tuple(map(rules.positions, sizes, extents, strides, holes)) for sizes in padded]
 
 
 def _sort(context: ShapeContext) -> Sequence[Shape]:
     shapes = argument_shapes(context)
     same_count(context, shapes, "the list of operands")
-    shape: Shape = None
-    for other in shapes:
-        shape = rules.agree_shapes(shape, other, "sorted operands")
-    return [shape] * len(shapes)
+    return [rules.common_shape(context)] * len(shapes)
 
 
 def _case(context: ShapeContext) -> Sequence[Shape]:
@@ -221,18 +191,7 @@ def _case(context: ShapeContext) -> Sequence[Shape]:
     branches = context.attributes.integers("branch_subgraph_indices")
     if not branches:
         raise InvalidOperation("STABLEHLO_CASE without branches")
-    shapes: list[Shape] = []
-    for at, index in enumerate(branches):
-        results = list(context.subgraph_outputs(index, argument_shapes(context, 1)))
-        same_count(context, results, "a branch")
-        shapes = [meet(a, b) for a, b in zip(shapes, results, strict=True)] if at else results
-    return shapes
-
-
-def _composite(context: ShapeContext) -> Sequence[Shape]:
-    shapes = called(context, "decomposition_subgraph_index")
-    same_count(context, shapes, "the decomposition")
-    return shapes
+    return branch_shapes(context, branches)
 
 
 def _scatter(context: ShapeContext) -> Sequence[Shape]:
@@ -240,129 +199,52 @@ def _scatter(context: ShapeContext) -> Sequence[Shape]:
 
 
 ROWS: Final = (
-    row(
-        "STABLEHLO_CONVOLUTION",
-        "input: any_number, kernel: any_number -> result: any_number",
-        _convolution,
-        (
-            integers("window_strides"),
-            integers("padding"),
-            integers("lhs_dilation"),
-            integers("rhs_dilation"),
-            AttributeSpec("window_reversal", "ints", (), doc="0 or 1 a spatial dimension."),
-            integer("input_batch_dimension"),
-            integer("input_feature_dimension"),
-            integers("input_spatial_dimensions"),
-            integer("kernel_input_feature_dimension"),
-            integer("kernel_output_feature_dimension"),
-            integers("kernel_spatial_dimensions"),
-            integer("output_batch_dimension"),
-            integer("output_feature_dimension"),
-            integers("output_spatial_dimensions"),
-            integer("feature_group_count"),
-            integer("batch_group_count"),
-            integers("precision_config"),
-        ),
-        doc="Convolution in any layout, with dilation of either side and groups.",
-    ),
-    row(
-        "STABLEHLO_DOT_GENERAL",
-        "a: any_number, b: any_number -> result: any_number",
-        _dot_general,
-        (
-            integers("lhs_batching_dimensions"),
-            integers("rhs_batching_dimensions"),
-            integers("lhs_contracting_dimensions"),
-            integers("rhs_contracting_dimensions"),
-            integers("precision_config"),
-        ),
-        doc="Products summed over contracting dimensions, side by side over batching dimensions.",
-    ),
-    row(
-        "STABLEHLO_GATHER",
-        "operand: any_number T, start_indices: int -> result: any_number T",
-        _gather,
-        (
-            integers("offset_dims"),
-            integers("collapsed_slice_dims"),
-            integers("start_index_map"),
-            integer("index_vector_dim"),
-            integers("slice_sizes"),
-            flag("indices_are_sorted"),
-        ),
-        doc="Slices of the operand at index vectors.",
-    ),
-    row(
-        "STABLEHLO_SCATTER",
-        "operand: any_number, scatter_indices: int, updates: any_number -> results...: any",
-        _scatter,
-        (
-            flag("indices_are_sorted"),
-            integers("update_window_dims"),
-            integers("inserted_window_dims"),
-            integers("scatter_dims_to_operand_dims"),
-            integer("index_vector_dim"),
-            flag("unique_indices"),
-            subgraph("update_computation_subgraph_index"),
-        ),
-        doc="The operand with updates combined into it at index vectors by a subgraph.",
-    ),
-    row(
-        "STABLEHLO_REDUCE",
-        "inputs...: any -> results...: any",
-        _reduce,
-        (integers("dimensions"), subgraph("body_subgraph_index")),
-        doc="Operands reduced along dimensions by a subgraph, from initial values, which follow "
-        "the operands.",
-    ),
-    row(
-        "STABLEHLO_REDUCE_WINDOW",
-        "inputs...: any -> results...: any",
-        _reduce_window,
-        (
-            integers("window_dimensions"),
-            integers("window_strides"),
-            integers("base_dilations"),
-            integers("window_dilations"),
-            integers("padding"),
-            subgraph("body_subgraph_index"),
-        ),
-        doc="Windows of operands reduced by a subgraph, from initial values, which follow the "
-        "operands.",
-    ),
-    row(
-        "STABLEHLO_SORT",
-        "inputs...: any -> results...: any",
-        _sort,
-        (integer("dimension"), flag("is_stable"), subgraph("comparator_subgraph_index")),
-        doc="Operands sorted together along a dimension, by a subgraph that compares.",
-    ),
-    row(
-        "STABLEHLO_WHILE",
-        "inputs...: any -> results...: any",
-        loop_shapes,
-        (subgraph("cond_subgraph_index"), subgraph("body_subgraph_index")),
-        doc="The body subgraph applied again and again, while the condition subgraph says true.",
-    ),
-    row(
-        "STABLEHLO_CASE",
-        "index: int|bool, inputs...: any -> results...: any",
-        _case,
-        (subgraphs("branch_subgraph_indices"),),
-        doc="One of several subgraphs applied to the inputs, by an index; out of range, the last.",
-    ),
-    row(
-        "STABLEHLO_COMPOSITE",
-        "inputs...: any -> results...: any",
-        _composite,
-        (
-            AttributeSpec("name", "str", ""),
-            subgraph("decomposition_subgraph_index"),
-            AttributeSpec("composite_attributes", "bytes", b""),
-            AttributeSpec("composite_attributes_format", "enum", "FLEXBUFFERS", ("FLEXBUFFERS",)),
-            integer("version"),
-        ),
-        doc="A named operation that a driver may know; its decomposition subgraph computes the "
-        "same.",
-    ),
+    row("""STABLEHLO_CONVOLUTION(input: any_number, kernel: any_number; window_strides: ints,
+        padding: ints, lhs_dilation: ints, rhs_dilation: ints, window_reversal: ints,
+        input_batch_dimension: int, input_feature_dimension: int, input_spatial_dimensions: ints,
+        kernel_input_feature_dimension: int, kernel_output_feature_dimension: int,
+        kernel_spatial_dimensions: ints, output_batch_dimension: int, output_feature_dimension: int,
+        output_spatial_dimensions: ints, feature_group_count: int, batch_group_count: int,
+        precision_config: ints) -> result: any_number
+        # Convolution in any layout, with dilation of either side and groups. window_reversal
+        has 0 or 1 for each spatial dimension.""")(_convolution),
+    row("""STABLEHLO_DOT_GENERAL(a: any_number, b: any_number; lhs_batching_dimensions: ints,
+        rhs_batching_dimensions: ints, lhs_contracting_dimensions: ints,
+        rhs_contracting_dimensions: ints, precision_config: ints) -> result: any_number
+        # Products summed over contracting dimensions, side by side over batching dimensions.
+        """)(_dot_general),
+    row("""STABLEHLO_GATHER(operand: any_number T, start_indices: int; offset_dims: ints,
+        collapsed_slice_dims: ints, start_index_map: ints, index_vector_dim: int, slice_sizes: ints,
+        indices_are_sorted: bool) -> result: any_number T
+        # Slices of the operand at index vectors.""")(_gather),
+    row("""STABLEHLO_SCATTER(operand: any_number, scatter_indices: int, updates: any_number;
+        indices_are_sorted: bool, update_window_dims: ints, inserted_window_dims: ints,
+        scatter_dims_to_operand_dims: ints, index_vector_dim: int, unique_indices: bool,
+        update_computation_subgraph_index: subgraph) -> results...: any
+        # The operand with updates combined into it at index vectors by a subgraph.""")(_scatter),
+    row("""STABLEHLO_REDUCE(inputs...: any; dimensions: ints, body_subgraph_index: subgraph)
+        -> results...: any
+        # Operands reduced along dimensions by a subgraph, from initial values, which follow the
+        operands.""")(_reduce),
+    row("""STABLEHLO_REDUCE_WINDOW(inputs...: any; window_dimensions: ints, window_strides: ints,
+        base_dilations: ints, window_dilations: ints, padding: ints, body_subgraph_index: subgraph)
+        -> results...: any
+        # Windows of operands reduced by a subgraph, from initial values, which follow the operands.
+        """)(_reduce_window),
+    row("""STABLEHLO_SORT(inputs...: any; dimension: int, is_stable: bool,
+        comparator_subgraph_index: subgraph) -> results...: any
+        # Operands sorted together along a dimension, by a subgraph that compares.""")(_sort),
+    row("""STABLEHLO_WHILE(inputs...: any; cond_subgraph_index: subgraph,
+        body_subgraph_index: subgraph) -> results...: any
+        # The body subgraph applied again and again, while the condition subgraph says true.
+        """)(loop_shapes),
+    row("""STABLEHLO_CASE(index: int|bool, inputs...: any; branch_subgraph_indices: subgraphs)
+        -> results...: any
+        # One of several subgraphs applied to the inputs, by an index; out of range, the last.
+        """)(_case),
+    row("""STABLEHLO_COMPOSITE(inputs...: any; name: str, decomposition_subgraph_index: subgraph,
+        composite_attributes: bytes, composite_attributes_format: FLEXBUFFERS, version: int)
+        -> results...: any
+        # A named operation that a driver may know; its decomposition subgraph computes the same.
+        """)(calling("decomposition_subgraph_index")),
 )

@@ -111,7 +111,7 @@ def test_attention_agrees_with_its_definition(
 
 def test_attention_refuses_heads_that_do_not_divide() -> None:
     arrays = [floats(4, 1, 3, 4, 8), floats(5, 1, 5, 3, 8), floats(6, 1, 5, 3, 8)]
-    with pytest.raises(ShapeMismatch, match="3 heads of keys cannot serve 4"):
+    with pytest.raises(ShapeMismatch, match="a multiple of the keys' 3"):
         infer_shapes(loaders.load(attend(arrays, {})))
 
 
