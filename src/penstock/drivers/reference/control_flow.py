@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.drivers.reference.kernel import (
     EXECUTION,
+    Inputs,
     Kernel,
+    Outputs,
     Site,
     check_interrupts,
     kernel,
@@ -27,7 +28,7 @@ def if_else(site: Site) -> Kernel:
     then = site.subgraphs(site.attributes.integer("then_subgraph_index"))
     otherwise = site.subgraphs(site.attributes.integer("else_subgraph_index"))
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         branch = then if _truth(inputs[0]) else otherwise
         return branch(inputs[1:])
 
@@ -45,7 +46,7 @@ def while_loop(site: Site) -> Kernel:
     condition = site.subgraphs(site.attributes.integer("cond_subgraph_index"))
     body = site.subgraphs(site.attributes.integer("body_subgraph_index"))
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         config = EXECUTION.get()
         timeout_ns = config.loop_timeout_ns
         limit = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
@@ -68,7 +69,7 @@ def case(site: Site) -> Kernel:
     branches = [site.subgraphs(i) for i in site.attributes.integers("branch_subgraph_indices")]
     require(bool(branches), "STABLEHLO_CASE without branches")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         index = np.asarray(inputs[0])
         if index.size == 0:
             raise GeneralFailure("a branch index has no element")

@@ -111,6 +111,18 @@ class Site(Struct, frozen=True, eq=False):
             raise Unsupported(f"{self.operation.type} without output {index}")
         return self.outputs[index]
 
+    def quantization(self, index: int = 0) -> Quantization:
+        """The scale and zero point of input *index*, as `tensor_quantization`."""
+        return tensor_quantization(self.input(index), f"input {index}")
+
+    def output_quantization(self, index: int = 0) -> Quantization:
+        """The scale and zero point of output *index*, as `tensor_quantization`."""
+        return tensor_quantization(self.output(index), "the output")
+
+    def quantizations(self) -> tuple[Quantization, Quantization]:
+        """The scales and zero points of the first input and the first output."""
+        return self.quantization(), self.output_quantization()
+
     def constant(self, index: int) -> NDArray | None:
         """The value of input *index* if it is a constant, otherwise None."""
         return self.values(index) if self.has(index) else None
@@ -187,10 +199,11 @@ def kernel(*keys: str) -> Callable[[Builder], Builder]:
 
 
 def function(
-    *keys: str, inputs: int = 0
+    *keys: str, inputs: int = 0, check: Callable[[Site], object] | None = None
 ) -> Callable[[Callable[[Site, Inputs], Outputs]], Callable[[Site, Inputs], Outputs]]:
-    """Registers the decorated function of a site and its inputs under *keys*. For operations that
-    need no check and no preparation. The first *inputs* inputs are required.
+    """Registers the decorated function of a site and its inputs under *keys*. For operations
+    without preparation. The first *inputs* inputs are required. *check* raises `Unsupported` for a
+    site that the function cannot compute.
     """
 
     def register(compute: Callable[[Site, Inputs], Outputs]) -> Callable[[Site, Inputs], Outputs]:
@@ -198,6 +211,8 @@ def function(
         def build(site: Site) -> Kernel:
             for index in range(inputs):
                 site.input(index)
+            if check is not None:
+                check(site)
             return partial(compute, site)
 
         kernel(*keys)(build)
@@ -242,7 +257,7 @@ def _narrowed(run: Kernel, outputs: Sequence[Operand]) -> Kernel:
     """The kernel of a widened site, with float16 arrays as inputs and outputs."""
     halves = [o.dtype is DType.FLOAT16 for o in outputs]
 
-    def compute(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def compute(inputs: Inputs) -> Outputs:
         wide = [a.astype(np.float32) if a is not None and _is_half(a) else a for a in inputs]
         return [
             np.asarray(r).astype(np.float16) if half else r

@@ -7,7 +7,7 @@ A hash table is a vector of keys and a vector of values. Of equal keys the first
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final
 
@@ -51,7 +51,7 @@ def embedding_lookup(site: Site) -> Kernel:
     site.require_types(table.dtype in NARROW and target is DType.FLOAT32)
     scales = _row_scales(table)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         ids, rows = given(inputs[0]), given(inputs[1])
         picked = weight_values(rows_of(rows, ids), table).astype(np.float32)
         factors = scales if scales.size == 1 else rows_of(scales, ids)
@@ -67,7 +67,7 @@ def _scaled_by_blocks(site: Site) -> Kernel:
         site.input(1).dtype in BLOCK_SCALED and target in {DType.FLOAT32, DType.FLOAT16}
     )
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         ids, table, scales = (given(x) for x in inputs)
         rows = rows_of(table, ids).astype(np.float32)
         factors = rows_of(scales, ids).astype(np.float32)
@@ -102,7 +102,7 @@ def embedding_lookup_sparse(site: Site) -> Kernel:
     combiner = site.attributes.text("combiner")
     require(combiner in COMBINERS, f"EMBEDDING_LOOKUP_SPARSE with combiner {combiner}")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         ids, places, weights, params = (given(inputs[i]) for i in (0, 1, 3, 4))
         outer = dimensions(inputs[2])[:-1]
         checked((*outer, *params.shape[1:]), "EMBEDDING_LOOKUP_SPARSE")
@@ -154,7 +154,7 @@ def hashtable_lookup(site: Site) -> Kernel:
     empty = b"" if site.output().dtype is DType.STRING else 0
     hits = site.output(1).dtype.numpy
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         queries, keys, values = (given(x) for x in inputs)
         if not len(keys):
             raise ShapeMismatch("HASHTABLE_LOOKUP in a table without rows")
@@ -193,7 +193,7 @@ def hashtable_find(site: Site) -> Kernel:
     constant = site.constant(0)
     prepared = None if constant is None else _finder(constant, strings)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         keys, values, queries, default = (given(x) for x in inputs)
         if keys.shape != values.shape or not default.size:
             raise ShapeMismatch(f"{keys.shape} keys, {values.shape} values")

@@ -13,7 +13,9 @@ from msgspec import Struct
 from penstock import errors
 from penstock.drivers.reference.kernel import (
     EXECUTION,
+    Inputs,
     Kernel,
+    Outputs,
     Site,
     Unsupported,
     build,
@@ -94,7 +96,7 @@ class Program(Struct, frozen=True):
     def as_kernel(self) -> Kernel:
         """The program as a kernel, for operations that refer to its subgraph."""
 
-        def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        def run(inputs: Inputs) -> Outputs:
             given = [a for a in inputs if a is not None]
             return self.run(given, EXECUTION.get())
 

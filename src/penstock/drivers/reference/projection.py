@@ -6,12 +6,12 @@ byte strings of one length at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel
 from penstock.drivers.reference.numerics.weights import given
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -32,7 +32,7 @@ def lsh_projection(site: Site) -> Kernel:
     sparse = site.attributes.text("type") == "SPARSE"
     strings = site.input(1).dtype is DType.STRING
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         table, items = given(inputs[0]), given(inputs[1])
         weights = inputs[2] if len(inputs) > 2 else None
         if weights is not None and weights.shape != items.shape[:1]:

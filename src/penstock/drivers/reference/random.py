@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from penstock import knobs
-from penstock.drivers.reference.kernel import Kernel, Site, kernel
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel
 from penstock.drivers.reference.numerics.one_operand import reader
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import checked, dimensions, scalar
@@ -192,7 +192,7 @@ def fill(site: Site) -> Kernel:
     generator, make = Generator.of(site), _FILLS[site.operation.type]
     site.require_types(site.output().dtype is DType.FLOAT32)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         shape = checked(dimensions(inputs[0]), site.operation.type)
         size = math.prod(shape)
         blocks = -(-size // WORDS)
@@ -213,7 +213,7 @@ def multinomial(site: Site) -> Kernel:
     generator, dtype = Generator.of(site), site.output().dtype.numpy
     site.require_types(site.input(0).dtype is DType.FLOAT32)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         logits, (samples,) = given(inputs[0]), dimensions(inputs[1])
         if logits.ndim != 2 or samples < 0 or (logits.size == 0 and samples and len(logits)):
             raise ShapeMismatch(f"{samples} samples of logits of shape {logits.shape}")
@@ -255,7 +255,7 @@ def random_multinomial(site: Site) -> Kernel:
     read, samples = reader(site.input(0), "logits"), site.attributes.integer("samples")
     place = site.operation.outputs[0]
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         logits, seeds = read(inputs[0]), np.asarray(inputs[1])
         if logits.ndim != 2 or seeds.shape != (2,):
             raise ShapeMismatch(f"logits of shape {logits.shape} and seeds of shape {seeds.shape}")
@@ -352,7 +352,7 @@ def rng_bit_generator(site: Site) -> Kernel:
     full = checked(shape, "random bits")
     words = math.prod(full) * ((dtype.bits or 0) // 32)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         blocks, after = bits(given(inputs[0]), words)
         stream = np.stack(blocks, axis=-1).astype("<u4").reshape(-1)[:words]
         return after, stream.view(dtype.numpy.newbyteorder("<")).astype(dtype.numpy).reshape(full)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
 from penstock.drivers.reference.numerics.weights import given
 from penstock.errors import LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -33,7 +31,7 @@ def audio_spectrogram_kernel(site: Site) -> Kernel:
     options = audio_spectrogram(site.attributes)
     size, stride, length = options.window_size, options.stride, options.fft_length
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         samples = given(inputs[0])
         if samples.ndim != 2:
             raise ShapeMismatch(f"AudioSpectrogram of samples of shape {samples.shape}")
@@ -75,7 +73,7 @@ def mfcc_kernel(site: Site) -> Kernel:
     angles = np.outer(np.arange(count), np.arange(channels) + 0.5) * (np.pi / channels)
     cosines = np.sqrt(2.0 / channels) * np.cos(angles)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         spectrogram, rates = given(inputs[0]), given(inputs[1])
         if spectrogram.ndim != 3 or rates.size != 1:
             raise ShapeMismatch(f"Mfcc of a spectrogram of shape {spectrogram.shape}")

@@ -11,15 +11,15 @@ from hypothesis import given, strategies as st
 
 from penstock.drivers.reference.numerics import fixed_point as functions
 from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
-    multiply_saturating,
-    multiply_wide_by_quantized_multiplier,
+    doubling_high_mul,
     quantize_multiplier,
     quantize_multipliers,
+    rescale,
+    rescale_saturating,
+    rescale_wide,
     round_half_away,
     round_half_away_from_zero,
     rounding_divide_by_pot,
-    saturating_rounding_doubling_high_mul,
 )
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -94,25 +94,25 @@ def test_a_multiplier_of_any_finite_size_is_quantised(real: float) -> None:
 def test_saturating_scaling_ends_at_32_bits(x: int, mantissa: int, shift: int) -> None:
     shifted = max(-(2**31), min(x * 2 ** max(shift, 0), 2**31 - 1))
     wanted = half_away(Fraction(half_up(Fraction(shifted * mantissa, 2**31)), 2 ** max(-shift, 0)))
-    assert multiply_saturating(np.array([x]), mantissa, shift).tolist() == [wanted]
+    assert rescale_saturating(np.array([x]), mantissa, shift).tolist() == [wanted]
 
 
 @given(INT32, MANTISSA, st.integers(-31, 130))
 def test_fixed_point_scaling_equals_its_definition(x: int, mantissa: int, shift: int) -> None:
-    got = multiply_by_quantized_multiplier(np.array([x]), mantissa, shift)
+    got = rescale(np.array([x]), mantissa, shift)
     assert got.tolist() == [scaled(x, mantissa, shift)]
 
 
 def test_scaling_broadcasts_over_channels() -> None:
     x = np.array([[3, -3, 100], [5, -5, -100]])
     mantissas, shifts = quantize_multipliers([0.5, 0.5, 1.25])
-    got = multiply_by_quantized_multiplier(x, mantissas, shifts)
+    got = rescale(x, mantissas, shifts)
     assert got.tolist() == [[2, -1, 125], [3, -2, -125]]
 
 
 @given(INT32, INT32)
 def test_high_products_round_halves_up_and_saturate(a: int, b: int) -> None:
-    got = saturating_rounding_doubling_high_mul(np.array([a]), b)
+    got = doubling_high_mul(np.array([a]), b)
     assert got.tolist() == [min(half_up(Fraction(a * b, 2**31)), 2**31 - 1)]
 
 
@@ -127,7 +127,7 @@ def test_wide_scaling_has_16_bits_of_mantissa_and_rounds_once(
     x: int, mantissa: int, shift: int
 ) -> None:
     reduced = (mantissa + 2**15) >> 16 if mantissa < 0x7FFF0000 else 0x7FFF
-    got = multiply_wide_by_quantized_multiplier(np.array([x]), mantissa, shift)
+    got = rescale_wide(np.array([x]), mantissa, shift)
     assert got.tolist() == [wrap(half_up(Fraction(x * reduced, 2 ** (15 - shift))))]
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, strategies as st
 
 from penstock.drivers.reference.kernel import Site, build
 from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
     quantize_multiplier,
+    rescale,
 )
 from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantization
 from penstock.ir.operation import AttributeValue
@@ -439,7 +439,7 @@ class Case:
         if self.single:
             product = float(np.float32(source) * np.float32(weights))
         pair = quantize_multiplier(product / target)
-        scaled = int(multiply_by_quantized_multiplier(np.array([total]), *pair)[0])
+        scaled = int(rescale(np.array([total]), *pair)[0])
         return min(max(scaled + self.zero[2], self.limits[0]), self.limits[1])
 
     def check(self, expected: NDArray) -> None:

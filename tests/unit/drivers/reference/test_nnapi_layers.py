@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 
 from penstock.drivers.reference.kernel import Unsupported
 from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
     quantize_multiplier,
+    rescale,
 )
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
@@ -200,7 +200,7 @@ def test_quantised_grouped_conv_2d_equals_single_convolutions(
         product = np.float32(0.25) * scale if dtype is U8 else 0.25 * float(scale)
         mantissa, shift = quantize_multiplier(float(product) / 4.0)
         total = (exact[..., channel] + bias[channel]).astype(np.int64)
-        scaled = multiply_by_quantized_multiplier(total, mantissa, shift) + low + 30
+        scaled = rescale(total, mantissa, shift) + low + 30
         np.testing.assert_array_equal(got[..., channel], np.clip(scaled, low + 30, low + 255))
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.drivers.reference.numerics.fixed_point import (
-    multiply_by_quantized_multiplier,
-    multiply_wide_by_quantized_multiplier,
     quantize_multipliers,
+    rescale,
+    rescale_wide,
 )
 from penstock.drivers.reference.numerics.one_operand import (
     by_bits,
@@ -28,7 +28,7 @@ def defined(
     sums: NDArray, reals: NDArray, dtype: DType, zero_point: int, bias: NDArray, *, wide: bool
 ) -> NDArray:
     """The definition, in 64-bit integers."""
-    scale = multiply_wide_by_quantized_multiplier if wide else multiply_by_quantized_multiplier
+    scale = rescale_wide if wide else rescale
     total = sums.astype(np.int64) + bias
     scaled = scale(total, *quantize_multipliers(reals)) + zero_point
     return np.asarray(np.clip(scaled, *LIMITS[dtype]), dtype.numpy)

@@ -7,13 +7,12 @@ interest. All arithmetic is float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel
 from penstock.drivers.reference.layers.convolution import channels_first, to_nhwc
 from penstock.drivers.reference.numerics.one_operand import reader, writer
 from penstock.errors import InputError, ShapeMismatch
@@ -72,8 +71,7 @@ def _shared(a: NDArray, b: NDArray, axis: int) -> NDArray:
 
 def _areas(boxes: NDArray) -> NDArray:
     sides = boxes[:, 2:] - boxes[:, :2]
-    result: NDArray = sides[:, 0] * sides[:, 1]
-    return result
+    return np.asarray(sides[:, 0] * sides[:, 1])
 
 
 def transform(boxes: NDArray, deltas: NDArray, sizes: NDArray) -> NDArray:
@@ -133,7 +131,7 @@ def axis_aligned_bbox_transform(site: Site) -> Kernel:
     read_sizes = reader(site.input(3), "image sizes")
     write = writer(site.output(), "boxes")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         boxes, deltas, sizes = read_boxes(inputs[0]), read_deltas(inputs[1]), read_sizes(inputs[3])
         batches = np.asarray(inputs[2])
         count, columns = deltas.shape
@@ -161,7 +159,7 @@ def generate_proposals(site: Site) -> Kernel:
     writers = [writer(site.output(0), "scores"), writer(site.output(1), "boxes")]
     proposer, first = Proposer.of(site.attributes), channels_first(site)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         scores, deltas, anchors, sizes = (
             read(value) for read, value in zip(readers, inputs, strict=True)
         )

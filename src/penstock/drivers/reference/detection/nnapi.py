@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from penstock.drivers.reference.detection.boxes import best_first, check_boxes, overlaps, suppress
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
 from penstock.drivers.reference.numerics.one_operand import FLOATING, reader, writer
 from penstock.drivers.reference.structure.shape import checked
 from penstock.errors import InputError, ShapeMismatch
@@ -44,7 +44,7 @@ def box_with_nms_limit(site: Site) -> Kernel:
     chooser = Chooser.of(site.attributes)
     site.require_types(site.output(1).dtype is site.input(1).dtype)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         scores, boxes = read_scores(inputs[0]), read_boxes(inputs[1])
         batches = np.asarray(inputs[2])
         count, classes = scores.shape
@@ -199,7 +199,7 @@ def detection_postprocessing(site: Site) -> Kernel:
     write_scores, write_boxes = writer(site.output(0), "scores"), writer(site.output(1), "boxes")
     detector = Detector.of(site.attributes)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         scores, deltas, anchors = (read(value) for read, value in zip(readers, inputs, strict=True))
         images, count, classes = scores.shape
         if (

@@ -8,7 +8,7 @@ HEATMAP_MAX_KEYPOINT finds where heat maps are greatest, refined below a pixel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -16,7 +16,9 @@ import numpy as np
 
 from penstock.drivers.reference.detection.boxes import check_batches, check_boxes
 from penstock.drivers.reference.kernel import (
+    Inputs,
     Kernel,
+    Outputs,
     Site,
     Unsupported,
     kernel,
@@ -60,7 +62,7 @@ class Regions:
     def kernel(self, fill: Fill) -> Kernel:
         """The kernel that computes each region by *fill*, in the type of the image."""
 
-        def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        def run(inputs: Inputs) -> Outputs:
             image = to_nhwc(given(inputs[0]), self.first)
             boxes, batches = self.read(inputs[1]), given(inputs[2])
             corners = self._corners(image, boxes, batches)
@@ -259,7 +261,7 @@ def heatmap_max_keypoint(site: Site) -> Kernel:
     first = channels_first(site)
     tolerance = np.float32(1e-3 if site.input(0).dtype is DType.FLOAT16 else 1e-5)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         maps, boxes = to_nhwc(read_maps(inputs[0]), first), read_boxes(inputs[1])
         count, height, width, points = maps.shape
         if height != width or height < 2 or boxes.shape != (count, 4):

@@ -4,12 +4,20 @@ TFLite_Detection_PostProcess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    kernel,
+    require,
+    tensor_quantization,
+)
 from penstock.errors import GeneralFailure
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.operations.custom_options import DetectionPostProcess, detection_post_process
@@ -39,8 +47,7 @@ def overlaps(box: NDArray, boxes: NDArray) -> NDArray:
     shared = height * width
     union = areas + area - shared
     empty = (areas <= 0) | (area <= 0)
-    result: NDArray = np.where(empty, np.float32(0), shared / np.where(empty, np.float32(1), union))
-    return result
+    return np.where(empty, np.float32(0), shared / np.where(empty, np.float32(1), union))
 
 
 class _Candidate(NamedTuple):
@@ -146,7 +153,7 @@ def non_max_suppression(site: Site) -> Kernel:
     require(site.input(0).dtype is DType.FLOAT32, "boxes that are not float32")
     require(site.input(1).dtype is DType.FLOAT32, "scores that are not float32")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         boxes, scores, limit, iou, least, *rest = [a for a in inputs if a is not None]
         places = max(int(limit), 0)
         sigma = float(rest[0]) if soft else 0.0
@@ -182,7 +189,7 @@ def detection_postprocess(site: Site) -> Kernel:
     readers = [_reader(site.input(i)) for i in range(3)]
     choose = _regular if options.use_regular_nms else _fast
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         encodings, predictions, anchors = (
             read(value) for read, value in zip(readers, inputs, strict=True)
         )
@@ -206,8 +213,7 @@ def _reader(operand: Operand) -> Callable[[NDArray | None], NDArray]:
     scale, zero_point = np.float32(quantization.scale), quantization.zero_point
 
     def read(value: NDArray | None) -> NDArray:
-        real: NDArray = (_given(value).astype(np.int32) - zero_point).astype(np.float32) * scale
-        return real
+        return (_given(value).astype(np.int32) - zero_point).astype(np.float32) * scale
 
     return read
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED,
@@ -122,8 +129,8 @@ class _Quantizations:
 
 
 def _quantizations(site: Site) -> _Quantizations:
-    a, b = (tensor_quantization(site.input(i), f"input {i}") for i in (0, 1))
-    result = tensor_quantization(site.output(), "the output")
+    a, b = (site.quantization(i) for i in (0, 1))
+    result = site.output_quantization()
     activation = site.attributes.text("fused_activation_function")
     dtype = site.output().dtype
     if dtype is DType.INT16:
@@ -150,7 +157,7 @@ def _quantized_sum(site: Site, subtract: bool) -> Kernel:
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
         total = prepare_a(a) + prepare_b(b)
-        return these.store(fixed_point.multiply_saturating(total, *multiplier), dtype)
+        return these.store(fixed_point.rescale_saturating(total, *multiplier), dtype)
 
     return with_pair(compute)
 
@@ -165,7 +172,7 @@ def _scaled(
 
     def scale(stored: NDArray) -> NDArray:
         wide = (stored.astype(np.int64) - zero_point) << left
-        scaled = fixed_point.multiply_by_quantized_multiplier(wide, *multiplier)
+        scaled = fixed_point.rescale(wide, *multiplier)
         return -scaled if negate else scaled
 
     if dtype not in QUANTIZED_8:
@@ -186,8 +193,7 @@ def _power_of_two_sum(these: _Quantizations, powers: list[int], subtract: bool) 
         wide_a = fixed_point.rounding_divide_by_pot(a.astype(np.int64), shift_a)
         wide_b = fixed_point.rounding_divide_by_pot(b.astype(np.int64), shift_b)
         total = wide_a - wide_b if subtract else wide_a + wide_b
-        clamped: NDArray = np.clip(total, low, high).astype(np.int16)
-        return clamped
+        return np.asarray(np.clip(total, low, high).astype(np.int16))
 
     return with_pair(compute)
 
@@ -200,9 +206,7 @@ def _quantized_product(site: Site) -> Kernel:
     def compute(a: NDArray, b: NDArray) -> NDArray:
         wide_a = a.astype(np.int64) - these.a.zero_point
         products = wide_a * (b.astype(np.int64) - these.b.zero_point)
-        return these.store(
-            fixed_point.multiply_by_quantized_multiplier(products, *multiplier), dtype
-        )
+        return these.store(fixed_point.rescale(products, *multiplier), dtype)
 
     return with_pair(compute)
 
@@ -233,8 +237,8 @@ def _quantized_quotient(site: Site) -> Kernel:
             fixed_point.count_leading_zeros(2 * size - 1),
             fixed_point.count_leading_zeros(size) - 1,
         )
-        fine = fixed_point.saturating_rounding_doubling_high_mul(wide_a << headroom, inverse)
-        scaled = fixed_point.saturating_rounding_doubling_high_mul(fine, mantissa)
+        fine = fixed_point.doubling_high_mul(wide_a << headroom, inverse)
+        scaled = fixed_point.doubling_high_mul(fine, mantissa)
         right = bits + headroom - shift
         saturated = np.clip(
             scaled << np.clip(-right, 0, 31), fixed_point.INT32_MIN, fixed_point.INT32_MAX
@@ -257,7 +261,7 @@ def with_pair(compute: Pair, *, whole: bool = False) -> Kernel:
     """
     apply = _whole if whole else by_parts
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         a, b = np.asarray(inputs[0]), np.asarray(inputs[1])
         if a.dtype.name not in SHORT_FLOATS:
             return (apply(compute, a, b),)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from penstock.drivers.reference.elements.arithmetic import check_types, with_pair
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    kernel,
+    require,
+    tensor_quantization,
+)
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED_8,
@@ -61,7 +69,7 @@ def _scale(operand: Operand, role: str) -> Callable[[NDArray], NDArray]:
 
     def scale(stored: NDArray) -> NDArray:
         wide = (stored.astype(np.int64) - quantization.zero_point) << 8
-        return fixed_point.multiply_by_quantized_multiplier(wide, *multiplier)
+        return fixed_point.rescale(wide, *multiplier)
 
     if operand.dtype not in QUANTIZED_8:
         return scale
@@ -80,7 +88,7 @@ def logical_not(site: Site) -> Kernel:
     return _logical_not
 
 
-def _logical_not(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+def _logical_not(inputs: Inputs) -> Outputs:
     return (np.logical_not(np.asarray(inputs[0])),)
 
 
@@ -96,7 +104,7 @@ def select(site: Site) -> Kernel:
     )
     old = site.operation.type == "SELECT"
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         condition, a, b = (np.asarray(x) for x in inputs)
         if old:
             if a.shape != b.shape:
@@ -148,8 +156,8 @@ def squared_difference(site: Site) -> Kernel:
 
 def _quantized_squared_difference(site: Site) -> Kernel:
     """Scales both operands to 2**-7 of twice the larger scale, subtracts, squares and rescales."""
-    a, b = (tensor_quantization(site.input(i), f"input {i}") for i in (0, 1))
-    made = tensor_quantization(site.output(), "the output")
+    a, b = (site.quantization(i) for i in (0, 1))
+    made = site.output_quantization()
     twice = 2.0 * max(a.scale, b.scale)
     scale_a, scale_b = (fixed_point.quantize_multiplier(q.scale / twice) for q in (a, b))
     real = twice * twice / float(np.float32(2**14) * np.float32(made.scale))
@@ -158,11 +166,10 @@ def _quantized_squared_difference(site: Site) -> Kernel:
     def compute(x: NDArray, y: NDArray) -> NDArray:
         wide_x = (x.astype(np.int64) - a.zero_point) << 7
         wide_y = (y.astype(np.int64) - b.zero_point) << 7
-        difference = fixed_point.multiply_by_quantized_multiplier(wide_x, *scale_a)
-        difference = difference - fixed_point.multiply_by_quantized_multiplier(wide_y, *scale_b)
-        scaled = fixed_point.multiply_by_quantized_multiplier(difference * difference, *multiplier)
-        result: NDArray = np.clip(scaled + made.zero_point, -128, 127).astype(np.int8)
-        return result
+        difference = fixed_point.rescale(wide_x, *scale_a)
+        difference = difference - fixed_point.rescale(wide_y, *scale_b)
+        scaled = fixed_point.rescale(difference * difference, *multiplier)
+        return np.asarray(np.clip(scaled + made.zero_point, -128, 127).astype(np.int8))
 
     return with_pair(compute)
 
@@ -185,8 +192,7 @@ def _integer_power(a: NDArray, b: NDArray) -> NDArray:
         return np.asarray(np.power(a, b))
     real = np.power(a.astype(np.float64), b.astype(np.float64))
     held = np.abs(real) < 2.0**31
-    result: NDArray = np.where(held, real, -(2.0**31)).astype(np.int32)
-    return result
+    return np.where(held, real, -(2.0**31)).astype(np.int32)
 
 
 @kernel("FLOOR_DIV")
@@ -196,8 +202,7 @@ def floor_div(site: Site) -> Kernel:
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
         _check_divisor(b)
-        quotient: NDArray = np.floor(a / b) if dtype.is_float else np.floor_divide(a, b)
-        return quotient
+        return np.floor(a / b) if dtype.is_float else np.floor_divide(a, b)
 
     return with_pair(compute)
 
@@ -210,8 +215,7 @@ def floor_mod(site: Site) -> Kernel:
     def compute(a: NDArray, b: NDArray) -> NDArray:
         if not dtype.is_float:
             _check_divisor(b)
-        remainder: NDArray = np.mod(a, b)
-        return remainder
+        return np.mod(a, b)
 
     return with_pair(compute)
 
@@ -249,7 +253,7 @@ def add_n(site: Site) -> Kernel:
     dtype = site.output().dtype
     require(dtype in {DType.FLOAT32, DType.INT32}, f"ADD_N of {dtype.value}")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         first, *others = (np.asarray(x) for x in inputs)
         total: NDArray = first.copy()
         for other in others:

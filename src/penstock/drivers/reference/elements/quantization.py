@@ -4,13 +4,14 @@ float original.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from penstock.drivers.reference.kernel import (
+    Inputs,
     Kernel,
+    Outputs,
     Site,
     Unsupported,
     kernel,
@@ -70,7 +71,7 @@ def dequantize(site: Site) -> Kernel:
     site.require_types(source.dtype in STORED)
     scales, zero_points = _vectors(_quantization(source), source)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         stored = given(inputs[0])
         real = stored.astype(np.float64) if stored.dtype.itemsize > 2 else stored.astype(np.float32)
         real -= zero_points.astype(real.dtype)
@@ -98,7 +99,7 @@ def fake_quant(site: Site) -> Kernel:
     zero = np.float32(int(np.clip(place, least, greatest)) % 2**16 if np.isfinite(place) else 0)
     bottom, top = (least - zero) * scale, (greatest - zero) * scale
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         values = given(inputs[0])
         values = np.where(bottom < values, values, bottom)
         values = np.where(values < top, values, top)
@@ -152,8 +153,7 @@ def _quantize(target: Operand) -> Kernel:
             np.copyto(stored, 0.0, where=np.isnan(stored))
         np.clip(stored, low, high, out=stored)
         stored += offset
-        result: NDArray = stored.astype(dtype)
-        return result
+        return np.asarray(stored.astype(dtype))
 
     if scales.ndim:
         return lambda inputs: (by_parts(convert, given(inputs[0]), *vectors),)
@@ -169,7 +169,7 @@ def _requantize(source: Operand, target: Operand) -> Kernel:
 
     def convert(stored: NDArray) -> NDArray:
         centred = stored.astype(np.int64) - before.zero_point
-        scaled = fixed_point.multiply_by_quantized_multiplier(centred, mantissa, shift)
+        scaled = fixed_point.rescale(centred, mantissa, shift)
         scaled += after.zero_point
         return np.clip(scaled, *limits, out=scaled).astype(dtype)
 
@@ -205,7 +205,7 @@ def numeric_verify_kernel(site: Site) -> Kernel:
     strict = options.log_if_failed and options.tolerance >= LEAST_TOLERANCE
     most = options.tolerance * scale
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         stored, reference = given(inputs[0]), given(inputs[1])
         if stored.shape != reference.shape:
             raise ShapeMismatch(f"shapes {stored.shape} and {reference.shape}")

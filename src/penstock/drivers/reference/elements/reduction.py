@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import QUANTIZED
 from penstock.drivers.reference.numerics.requantize import integer_range
@@ -42,7 +49,7 @@ def mean_or_sum(site: Site) -> Kernel:
 def _reduction(site: Site, reduce: Reduce) -> Kernel:
     keep = site.attributes.flag("keep_dims")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = np.asarray(inputs[0])
         axes = tuple(
             {normal_axis(axis, x.ndim) for axis in dimensions(inputs[1])} if x.ndim else ()
@@ -54,30 +61,27 @@ def _reduction(site: Site, reduce: Reduce) -> Kernel:
 
 
 def _sum(x: NDArray, axes: Axes) -> NDArray:
-    result: NDArray = np.add.reduce(x, axes, x.dtype, keepdims=True)
-    return result
+    return np.add.reduce(x, axes, x.dtype, keepdims=True)
 
 
 def _mean(x: NDArray, axes: Axes) -> NDArray:
     count = math.prod(x.shape[axis] for axis in axes)
     if x.dtype.kind == "f":
-        result: NDArray = _sum(x, axes) / np.float32(count)
-        return result
+        return _sum(x, axes) / np.float32(count)
     total = np.add.reduce(x, axes, np.int64, keepdims=True)
     if count == 0:
         return np.zeros(total.shape, x.dtype)
     quotient = total // count
     quotient += (total < 0) & (quotient * count != total)
-    cut: NDArray = quotient.astype(x.dtype)
-    return cut
+    return np.asarray(quotient.astype(x.dtype))
 
 
 def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
     """The sum of values minus the zero point, rescaled; the mean's divisor is part of the
     multiplier.
     """
-    given = tensor_quantization(site.input(0), "the input")
-    made = tensor_quantization(site.output(), "the output")
+    given = site.quantization(0)
+    made = site.output_quantization()
     mantissa, shift = fixed_point.quantize_multiplier(given.scale / made.scale)
     dtype = site.output().dtype
     limits = integer_range(dtype)
@@ -88,12 +92,8 @@ def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
         if x.size == 0:
             return np.zeros(total.shape, x.dtype)
         multiplier = _divided(mantissa, shift, count) if mean else (mantissa, shift)
-        scaled = (
-            fixed_point.multiply_by_quantized_multiplier(fixed_point.wrapped(total), *multiplier)
-            + made.zero_point
-        )
-        clamped: NDArray = np.clip(scaled, *limits).astype(dtype.numpy)
-        return clamped
+        scaled = fixed_point.rescale(fixed_point.wrapped(total), *multiplier) + made.zero_point
+        return np.asarray(np.clip(scaled, *limits).astype(dtype.numpy))
 
     return reduce
 
@@ -151,8 +151,8 @@ def product(site: Site) -> Kernel:
 
 
 def _quantized_product(site: Site) -> Reduce:
-    given = tensor_quantization(site.input(0), "the input")
-    made = tensor_quantization(site.output(), "the output")
+    given = site.quantization(0)
+    made = site.output_quantization()
     dtype = site.output().dtype
 
     def reduce(x: NDArray, axes: Axes) -> NDArray:
@@ -167,7 +167,7 @@ def _quantized_product(site: Site) -> Reduce:
         values = factors.astype(np.int64) - given.zero_point
         result = values[0]
         for factor in (*values[1:], 1):
-            scaled = fixed_point.multiply_wide_by_quantized_multiplier(result * factor, *multiplier)
+            scaled = fixed_point.rescale_wide(result * factor, *multiplier)
             result = scaled.astype(np.int32).astype(np.int64)
         clamped: NDArray = np.clip(result + made.zero_point, *integer_range(dtype))
         return clamped.astype(x.dtype).reshape(shape)
@@ -197,7 +197,7 @@ def arg_extreme(site: Site) -> Kernel:
     function, extreme = (np.argmax, np.inf) if largest else (np.argmin, -np.inf)
     dtype = site.output().dtype.numpy
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1])
         along = normal_axis(axis, x.ndim)
         found = np.asarray(function(x, along))
@@ -218,7 +218,7 @@ def cumulative_sum(site: Site) -> Kernel:
     site.require_types(site.input(0).dtype in PLAIN)
     exclusive, backward = site.attributes.flag("exclusive"), site.attributes.flag("reverse")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1])
         along = normal_axis(axis, x.ndim)
         moved = np.moveaxis(x, along, 0)

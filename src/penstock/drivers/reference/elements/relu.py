@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED,
@@ -37,20 +43,15 @@ def relu(site: Site) -> Kernel:
     if site.input(0).dtype is DType.FLOAT32:
         return elementwise(lambda x: np.clip(x, np.float32(low), np.float32(high)))
     given, made = _quantizations(site, QUANTIZED)
-    multiplier = fixed_point.quantize_multiplier(
-        float(np.float32(given.scale) / np.float32(made.scale))
-    )
+    multiplier = fixed_point.quantize_multiplier(np.float32(given.scale) / np.float32(made.scale))
     least, greatest = integer_range(site.output().dtype)
     least = max(least, made.zero_point + _steps(low, made.scale))
     if high != np.inf:
         greatest = min(greatest, made.zero_point + _steps(high, made.scale))
 
     def compute(stored: NDArray) -> NDArray:
-        scaled = fixed_point.multiply_by_quantized_multiplier(
-            stored - given.zero_point, *multiplier
-        )
-        clamped: NDArray = np.minimum(np.maximum(scaled + made.zero_point, least), greatest)
-        return clamped
+        scaled = fixed_point.rescale(stored - given.zero_point, *multiplier)
+        return np.asarray(np.minimum(np.maximum(scaled + made.zero_point, least), greatest))
 
     return tabulated(site, compute)
 
@@ -71,9 +72,9 @@ def leaky_relu(site: Site) -> Kernel:
 
     def compute(stored: NDArray) -> NDArray:
         x = stored - given.zero_point
-        below = fixed_point.multiply_by_quantized_multiplier(x, mantissa, shift)
+        below = fixed_point.rescale(x, mantissa, shift)
         below = -below if slope < 0 else below
-        above = fixed_point.multiply_by_quantized_multiplier(x, *identity)
+        above = fixed_point.rescale(x, *identity)
         return np.where(x >= 0, above, below) + made.zero_point
 
     return tabulated(site, compute)
@@ -89,25 +90,25 @@ def prelu(site: Site) -> Kernel:
     if dtype is DType.FLOAT32:
         return _float_prelu
     given, made = _quantizations(site, QUANTIZED)
-    slopes = tensor_quantization(site.input(1), "alpha")
+    slopes = site.quantization(1)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
     identity = fixed_point.quantize_multiplier(float(scale / out_scale))
     sloped = fixed_point.quantize_multiplier(float(scale * np.float32(slopes.scale) / out_scale))
     centred = stored_values(dtype) - given.zero_point
-    above = by_bits(fixed_point.multiply_by_quantized_multiplier(centred, *identity), dtype)
+    above = by_bits(fixed_point.rescale(centred, *identity), dtype)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, alpha = (np.asarray(a) for a in inputs)
         value = x.astype(np.int64) - given.zero_point
         products = value * (alpha.astype(np.int64) - slopes.zero_point)
-        below = fixed_point.multiply_by_quantized_multiplier(products, *sloped)
+        below = fixed_point.rescale(products, *sloped)
         result = np.where(value >= 0, look_up(above, x), below) + made.zero_point
         return (np.clip(result, *integer_range(dtype)).astype(x.dtype),)
 
     return run
 
 
-def _float_prelu(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+def _float_prelu(inputs: Inputs) -> Outputs:
     x, alpha = (np.asarray(a) for a in inputs)
     return (np.where(x >= 0, x, x * alpha),)
 
@@ -144,8 +145,7 @@ def hard_swish(site: Site) -> Kernel:
 
 
 def _hard_swish(x: NDArray) -> NDArray:
-    result: NDArray = x * np.clip(x + np.float32(3), np.float32(0), np.float32(6)) / np.float32(6)
-    return result
+    return x * np.clip(x + np.float32(3), np.float32(0), np.float32(6)) / np.float32(6)
 
 
 def _to_int16(mantissa: int) -> int:
@@ -153,14 +153,12 @@ def _to_int16(mantissa: int) -> int:
 
 
 def _clip16(x: NDArray) -> NDArray:
-    result: NDArray = np.clip(x, -(2**15), 2**15 - 1)
-    return result
+    return np.clip(x, -(2**15), 2**15 - 1)
 
 
 def _doubling_high_mul_16(a: NDArray, b: int) -> NDArray:
     """`a * b / 2**15` to the nearest, halves up, of int16 values."""
-    result: NDArray = np.minimum((a * b + (1 << 14)) >> 15, 2**15 - 1)
-    return result
+    return np.asarray(np.minimum((a * b + (1 << 14)) >> 15, 2**15 - 1))
 
 
 def _divide_16(x: NDArray, exponent: int) -> NDArray:

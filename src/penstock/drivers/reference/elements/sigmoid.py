@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
 from penstock.drivers.reference.numerics.fixed_point import power_of_two
 from penstock.drivers.reference.numerics.one_operand import (
     QUANTIZED_8,
@@ -89,8 +89,7 @@ def _by_type(
         raise site.unsupported_types()
 
     def convert(x: NDArray) -> NDArray:
-        result: NDArray = function(x.astype(np.float32, copy=False)).astype(x.dtype, copy=False)
-        return result
+        return function(x.astype(np.float32, copy=False)).astype(x.dtype, copy=False)
 
     return lambda inputs: (by_parts(convert, np.asarray(inputs[0])),)
 
@@ -111,8 +110,7 @@ def _logistic(x: NDArray) -> NDArray:
 
 
 def _logistic_rounded(x: NDArray) -> NDArray:
-    result: NDArray = np.float32(1) / (np.float32(1) + _exp(-x))
-    return result
+    return np.float32(1) / (np.float32(1) + _exp(-x))
 
 
 def _elu(x: NDArray) -> NDArray:
@@ -123,29 +121,26 @@ def _gelu(x: NDArray) -> NDArray:
     """Computes every step in the type of *x*."""
     real = x.dtype.type
     inner = (x * real(-math.sqrt(0.5))).astype(np.float64)
-    result: NDArray = real(0.5) * x * complementary_error_function(inner).astype(x.dtype)
-    return result
+    return np.asarray(real(0.5) * x * complementary_error_function(inner).astype(x.dtype))
 
 
 def _gelu_single(x: NDArray) -> NDArray:
     """`_gelu` of float32 in float32 throughout, to about 1e-6."""
     half = np.float32(0.5)
     tail = complementary_error_function(x * np.float32(-math.sqrt(0.5)))
-    result: NDArray = half * x * tail
-    return result
+    return half * x * tail
 
 
 def _gelu_approximate(x: NDArray) -> NDArray:
     """Computes every step in the type of *x*."""
     real = x.dtype.type
     inner = real(_SQRT_2_OVER_PI) * (x + real(0.044715) * (x * x * x))
-    result: NDArray = real(0.5) * x * (real(1) + np.tanh(inner.astype(np.float64)).astype(x.dtype))
-    return result
+    return np.asarray(real(0.5) * x * (real(1) + np.tanh(inner.astype(np.float64)).astype(x.dtype)))
 
 
 def _scale(site: Site) -> float:
-    made = tensor_quantization(site.output(), "the output")
-    given = tensor_quantization(site.input(0), "the input")
+    made = site.output_quantization()
+    given = site.quantization(0)
     if site.input(0).dtype is DType.INT16:
         require(made.zero_point == given.zero_point == 0, "int16 with a zero point other than 0")
     return made.scale
@@ -156,7 +151,7 @@ def _multiplier(site: Site, most_shift: int) -> tuple[int, int]:
 
     Scales that are a power of two, with a shift of 0 to *most_shift*, are multiplied by 3 exactly.
     """
-    scale = tensor_quantization(site.input(0), "the input").scale
+    scale = site.quantization(0).scale
     power = power_of_two(scale)
     if power is not None and 0 <= 12 + power <= most_shift:
         return 3 << (12 + power), 0
@@ -180,8 +175,7 @@ def _logistic_points() -> NDArray:
 
 def _steps(multiplier: int, shift: int, stored: NDArray) -> NDArray:
     half = 1 << (shift - 1) if shift > 0 else 0
-    result: NDArray = (stored * multiplier + half) >> shift
-    return result
+    return (stored * multiplier + half) >> shift
 
 
 def _interpolated(size: NDArray, bits: int) -> NDArray:
@@ -190,8 +184,7 @@ def _interpolated(size: NDArray, bits: int) -> NDArray:
     """
     points, index = _logistic_points(), np.minimum(size >> bits, 254)
     low = points[index]
-    result: NDArray = (low << bits) + (size & ((1 << bits) - 1)) * (points[index + 1] - low)
-    return result
+    return np.asarray((low << bits) + (size & ((1 << bits) - 1)) * (points[index + 1] - low))
 
 
 def _logistic_16(multiplier: int, shift: int, stored: NDArray) -> NDArray:

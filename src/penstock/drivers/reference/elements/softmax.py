@@ -5,13 +5,20 @@ and NNAPI's INSTANCE_NORMALIZATION.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.layers.convolution import channels_first
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import (
@@ -69,7 +76,7 @@ def log_softmax(site: Site) -> Kernel:
 
 
 def _rows(compute: Callable[[NDArray], NDArray]) -> Kernel:
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = np.asarray(inputs[0])
         if x.size == 0:
             return (x,)
@@ -80,14 +87,12 @@ def _rows(compute: Callable[[NDArray], NDArray]) -> Kernel:
 
 def _float_softmax(x: NDArray, beta: np.float32) -> NDArray:
     powers = np.exp((x - x.max(axis=-1, keepdims=True)) * beta)
-    result: NDArray = powers / powers.sum(axis=-1, keepdims=True)
-    return result
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
 def _float_log_softmax(x: NDArray) -> NDArray:
     shifted = x - x.max(axis=-1, keepdims=True)
-    result: NDArray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 class _Scaling(NamedTuple):
@@ -109,7 +114,7 @@ def _scaling(beta: float, scale: float) -> _Scaling:
     mantissa, shift = fixed_point.quantize_multiplier(real)
     radius = math.floor(31 * 2.0**26 / 2.0**shift)
     counted = np.where(radius >= DISTANCES, -DISTANCES, 0)
-    scaled = fixed_point.multiply_by_quantized_multiplier(counted, mantissa, shift)
+    scaled = fixed_point.rescale(counted, mantissa, shift)
     return _Scaling(mantissa, shift, radius, scaled)
 
 
@@ -122,9 +127,9 @@ def _powers(scaling: _Scaling) -> NDArray:
 
 def _softmax_8(site: Site, beta: float) -> Kernel:
     made = site.output().dtype
-    given = tensor_quantization(site.input(0), "the input")
+    given = site.quantization(0)
     if made is DType.INT8 is site.input(0).dtype:
-        target = tensor_quantization(site.output(), "the output")
+        target = site.output_quantization()
         require(target.zero_point == integer_range(made)[0], "SOFTMAX with this output zero point")
         require(abs(target.scale * 256 - 1) <= 1e-3, "SOFTMAX to another scale than 1/256")
     if made is DType.INT16 and site.output().quantization != WIDE:
@@ -138,20 +143,19 @@ def _softmax_8(site: Site, beta: float) -> Kernel:
         distances = wide.max(axis=-1, keepdims=True) - wide
         sums = summands[distances].sum(axis=-1, keepdims=True)
         inverse, shift = fixed_point.reciprocal(sums, 12)
-        products = fixed_point.saturating_rounding_doubling_high_mul(powers[distances], inverse)
+        products = fixed_point.doubling_high_mul(powers[distances], inverse)
         results = (
             fixed_point.rounding_divide_by_pot(products, shift + 31 - (made.bits or 8)) + least
         )
-        clamped: NDArray = np.clip(results, least, greatest).astype(made.numpy)
-        return clamped
+        return np.asarray(np.clip(results, least, greatest).astype(made.numpy))
 
     return _rows(compute)
 
 
 def _softmax_8_to(site: Site, beta: float) -> Kernel:
     """8-bit inputs to int16 of any scale and zero point, in float32."""
-    given = tensor_quantization(site.input(0), "the input")
-    made = tensor_quantization(site.output(), "the output")
+    given = site.quantization(0)
+    made = site.output_quantization()
     powers = np.exp(DISTANCES.astype(np.float32) * np.float32(-beta * given.scale))
     inverse = np.float32(1) / np.float32(made.scale)
 
@@ -160,8 +164,7 @@ def _softmax_8_to(site: Site, beta: float) -> Kernel:
         terms = powers[wide.max(axis=-1, keepdims=True) - wide]
         shares = terms / terms.sum(axis=-1, keepdims=True)
         results = np.rint(shares * inverse) + made.zero_point
-        clamped: NDArray = np.clip(results, *integer_range(DType.INT16)).astype(np.int16)
-        return clamped
+        return np.asarray(np.clip(results, *integer_range(DType.INT16)).astype(np.int16))
 
     return _rows(compute)
 
@@ -178,8 +181,8 @@ def _tables_16() -> tuple[NDArray, NDArray]:
 
 
 def _softmax_16(site: Site, beta: float) -> Kernel:
-    given = tensor_quantization(site.input(0), "the input")
-    made = tensor_quantization(site.output(), "the output")
+    given = site.quantization(0)
+    made = site.output_quantization()
     require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
     require(abs(made.scale * 2**15 - 1) <= 1e-3, "SOFTMAX to another int16 scale than 1/32768")
     real = np.float64(np.float32(given.scale) * np.float32(beta)) / (10.0 / 65535.0)
@@ -191,7 +194,7 @@ def _softmax_16(site: Site, beta: float) -> Kernel:
     def compute(x: NDArray) -> NDArray:
         wide = x.astype(np.int64)
         differences = wide - wide.max(axis=-1, keepdims=True)
-        scaled = fixed_point.multiply_by_quantized_multiplier(differences, *multiplier) + high
+        scaled = fixed_point.rescale(differences, *multiplier) + high
         scaled -= low
         terms = every.take(scaled, mode="clip")
         sums = terms.sum(axis=-1, keepdims=True)
@@ -200,16 +203,15 @@ def _softmax_16(site: Site, beta: float) -> Kernel:
         inverse = interpolate(inverses, np.clip(normal - (1 << 15) - (1 << 16), low, high))
         shift = 31 - headroom
         results = (terms * inverse + (np.int64(1) << (shift - 1))) >> shift
-        clamped: NDArray = np.clip(results, 0, high).astype(np.int16)
-        return clamped
+        return np.asarray(np.clip(results, 0, high).astype(np.int16))
 
     return _rows(compute)
 
 
 def _log_softmax_8(site: Site) -> Kernel:
     dtype = site.input(0).dtype
-    given = tensor_quantization(site.input(0), "the input")
-    made = tensor_quantization(site.output(), "the output")
+    given = site.quantization(0)
+    made = site.output_quantization()
     least, greatest = integer_range(dtype)
     require(made.scale == 1 / 16, "LOG_SOFTMAX to another scale than 1/16")
     require(made.zero_point == greatest, "LOG_SOFTMAX with this output zero point")
@@ -221,7 +223,7 @@ def _log_softmax_8(site: Site) -> Kernel:
         wide = x.astype(np.int64)
         distances = wide.max(axis=-1, keepdims=True) - wide
         logarithms = fixed_point.log(summands[distances].sum(axis=-1, keepdims=True))
-        lowest = fixed_point.multiply_by_quantized_multiplier(logarithms - 2**31, *back)
+        lowest = fixed_point.rescale(logarithms - 2**31, *back)
         counted = -distances > np.maximum(-scaling.radius - 1, lowest)
         results = (
             fixed_point.rounding_divide_by_pot(scaling.scaled[distances] - logarithms, 22)
@@ -245,8 +247,8 @@ def l2_normalization(site: Site) -> Kernel:
     if dtype is DType.FLOAT32:
         return lambda inputs: (by_rows(_l2_float, np.asarray(inputs[0])),)
     site.require_types(dtype in QUANTIZED_8 and dtype is site.output().dtype)
-    zero_point = tensor_quantization(site.input(0), "the input").zero_point
-    made = tensor_quantization(site.output(), "the output")
+    zero_point = site.quantization(0).zero_point
+    made = site.output_quantization()
     least, middle = (0, 128) if dtype is DType.UINT8 else (-128, 0)
     require(made.scale == 1 / 128, "L2_NORMALIZATION to another scale than 1/128")
     require(made.zero_point == middle, "L2_NORMALIZATION with this output zero point")
@@ -255,19 +257,17 @@ def l2_normalization(site: Site) -> Kernel:
         x = stored.astype(np.int64) - zero_point
         mantissas, shifts = fixed_point.inverse_square_root((x * x).sum(axis=-1, keepdims=True))
         if dtype is DType.UINT8:
-            scaled = fixed_point.multiply_by_quantized_multiplier(128 * x, mantissas, shifts)
+            scaled = fixed_point.rescale(128 * x, mantissas, shifts)
         else:
-            scaled = fixed_point.multiply_by_quantized_multiplier(x, mantissas, shifts + 7)
-        clamped: NDArray = np.clip(scaled + middle, least, least + 255).astype(dtype.numpy)
-        return clamped
+            scaled = fixed_point.rescale(x, mantissas, shifts + 7)
+        return np.asarray(np.clip(scaled + middle, least, least + 255).astype(dtype.numpy))
 
     return lambda inputs: (by_rows(compute, np.asarray(inputs[0])),)
 
 
 def _l2_float(x: NDArray) -> NDArray:
     length = np.sqrt(np.square(x).sum(axis=-1, keepdims=True))
-    result: NDArray = x / np.maximum(length, LEAST_NORM)
-    return result
+    return np.asarray(x / np.maximum(length, LEAST_NORM))
 
 
 @kernel("LOCAL_RESPONSE_NORMALIZATION")
@@ -284,7 +284,7 @@ def local_response_normalization(site: Site) -> Kernel:
     )
     require(radius >= 0, "a negative radius")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = np.asarray(inputs[0])
         depth = x.shape[-1]
         if depth == 0:
@@ -308,7 +308,7 @@ def instance_normalization(site: Site) -> Kernel:
     gamma, beta, epsilon = (site.attributes.number(name) for name in ("gamma", "beta", "epsilon"))
     axes = (2, 3) if channels_first(site) else (1, 2)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = given(inputs[0])
         if x.ndim != 4:
             raise ShapeMismatch(f"an image batch of shape {x.shape}, which is not of rank 4")

@@ -4,12 +4,19 @@ the parts of complex numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import (
     elementwise,
@@ -45,13 +52,11 @@ def absolute(site: Site) -> Kernel:
         return elementwise(np.abs)
     given, made = input_and_output(site)
     same = given.scale == made.scale
-    multiplier = fixed_point.quantize_multiplier(
-        float(np.float32(given.scale) / np.float32(made.scale))
-    )
+    multiplier = fixed_point.quantize_multiplier(np.float32(given.scale) / np.float32(made.scale))
 
     def compute(stored: NDArray) -> NDArray:
         size = np.abs(stored - given.zero_point)
-        scaled = size if same else fixed_point.multiply_by_quantized_multiplier(size, *multiplier)
+        scaled = size if same else fixed_point.rescale(size, *multiplier)
         return scaled + made.zero_point
 
     return tabulated(site, compute)
@@ -67,7 +72,7 @@ def log(site: Site) -> Kernel:
     """The natural logarithm. A quantised logarithm of zero or less is the output's least value."""
     if site.input(0).dtype is DType.FLOAT32:
         return elementwise(np.log)
-    made = tensor_quantization(site.output(), "the output")
+    made = site.output_quantization()
     least = integer_range(site.output().dtype)[0] - made.zero_point
     floor = np.float32(least) * np.float32(made.scale)
     return _real(site, np.log, lambda x: np.where(x > 0, _in_double(np.log)(x), floor))
@@ -94,7 +99,7 @@ def rsqrt(site: Site) -> Kernel:
 def _not_negative(inner: Kernel, zero_point: int, name: str) -> Kernel:
     """*inner* with a check: it raises for stored values below *zero_point*."""
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         if (np.asarray(inputs[0]) < zero_point).any():
             raise ShapeMismatch(f"{name} of a negative value")
         return inner(inputs)
@@ -106,8 +111,8 @@ def _rsqrt_8(x: NDArray, given: Quantization, made: Quantization) -> NDArray:
     real = 1.0 / float(np.sqrt(np.float32(given.scale)) * np.float32(made.scale))
     mantissa, shift = fixed_point.quantize_multiplier(real)
     roots, shifts = fixed_point.inverse_square_root(np.maximum(x, 0))
-    fine = fixed_point.multiply_by_quantized_multiplier(np.ones_like(x), roots, shifts + 20)
-    scaled = fixed_point.multiply_by_quantized_multiplier(fine, mantissa, shift - 20)
+    fine = fixed_point.rescale(np.ones_like(x), roots, shifts + 20)
+    scaled = fixed_point.rescale(fine, mantissa, shift - 20)
     return np.where(x == 0, 2**7 - 1, scaled + made.zero_point)
 
 
@@ -180,7 +185,7 @@ def rfft2d(site: Site) -> Kernel:
     """
     require(site.input(0).dtype is DType.FLOAT32, f"RFFT2D of {site.input(0).dtype.value}")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         signal, lengths = inputs
         if signal is None or lengths is None:
             raise InvalidArgument("RFFT2D needs a signal and its lengths")
@@ -203,7 +208,7 @@ def complex_part(site: Site) -> Kernel:
     }
     part = parts[site.operation.type]
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         return [np.array(part(value)) for value in inputs if value is not None]
 
     return run

@@ -8,12 +8,14 @@ broadcasts the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from penstock.drivers.reference.kernel import (
+    Inputs,
     Kernel,
+    Outputs,
     Site,
     Unsupported,
     kernel,
@@ -202,7 +204,7 @@ def batch_matmul(site: Site) -> Kernel:
     raise site.unsupported_types()
 
 
-def _operands(site: Site, inputs: Sequence[NDArray | None]) -> tuple[NDArray, NDArray]:
+def _operands(site: Site, inputs: Inputs) -> tuple[NDArray, NDArray]:
     """The two operands, transposed by the attributes."""
     a, b = given(inputs[0]), given(inputs[1])
     if site.attributes.flag("adj_x"):
@@ -215,7 +217,7 @@ def _operands(site: Site, inputs: Sequence[NDArray | None]) -> tuple[NDArray, ND
 def _float(site: Site) -> Kernel:
     dtype = site.output().dtype.numpy
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         a, b = _operands(site, inputs)
         wide = np.float64 if dtype == np.float64 else np.float32
         product = np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False))
@@ -233,7 +235,7 @@ def _stored_values(site: Site) -> Kernel:
     scales.
     """
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         a, b = _operands(site, inputs)
         dtype = exact_dtype(float(MAGNITUDE * MAGNITUDE * a.shape[-1]))
         return (np.matmul(a.astype(dtype), b.astype(dtype)).astype(np.int32),)
@@ -265,7 +267,7 @@ def _quantized(site: Site) -> Kernel:
     each = _magnitude(a, left.zero_point) * _magnitude(b, right.zero_point)
     limits = integer_range(target.dtype)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, y = _operands(site, inputs)
         bound = float(each * x.shape[-1])
         dtype = exact_dtype(bound)
@@ -292,7 +294,7 @@ def _zeros(site: Site, zero_point: int) -> Kernel:
     """The stored value of 0, in the shape of the product."""
     dtype = site.output().dtype.numpy
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         a, b = _operands(site, inputs)
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         return (np.full((*batch, a.shape[-2], b.shape[-1]), zero_point, dtype),)
@@ -319,7 +321,7 @@ def _hybrid(site: Site) -> Kernel:
     every = np.array(b.quantization.scales, np.float32)
     asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         a, y = _operands(site, inputs)
         scales = every[: y.shape[-1]] if every.size > 1 else every
         if every.size > 1 and scales.size < y.shape[-1]:
@@ -346,7 +348,7 @@ def hadamard_rotation(site: Site) -> Kernel:
     site.require_types(site.input(0).dtype is DType.FLOAT32)
     factor = np.float32(1 / math.sqrt(size))
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = given(inputs[0])
         if not x.ndim or x.shape[-1] % size:
             raise ShapeMismatch(f"rows of shape {x.shape} are not a multiple of {size} elements")
@@ -370,7 +372,7 @@ def scaled_dot_product_attention(site: Site) -> Kernel:
     options = dot_product_attention(site.attributes)
     cap = np.float32(options.logit_cap)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         query, key, value = (given(x).transpose(0, 2, 1, 3) for x in inputs[:3])
         group = query.shape[1] // max(key.shape[1], 1)
         key, value = (np.repeat(x, group, axis=1) for x in (key, value))

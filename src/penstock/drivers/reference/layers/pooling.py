@@ -9,12 +9,12 @@ the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, Unsupported, kernel
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, Unsupported, kernel
 from penstock.drivers.reference.layers.convolution import float_finish
 from penstock.drivers.reference.layers.padding import Axis, Steps, pad, patches
 from penstock.drivers.reference.layers.transpose_convolution import spread
@@ -63,7 +63,7 @@ def _pool(site: Site, reduce: Reduce) -> Kernel:
     if not dtype.is_float and activation != "NONE":
         limits = quantized_range(activation, dtype, quantization)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         image = given(inputs[0])
         rows, columns = steps.over(image.shape, extents)
         axes = rows.trimmed(), columns.trimmed()
@@ -157,7 +157,7 @@ def convolution_transpose_bias(site: Site) -> Kernel:
     options = transpose_conv_bias(site.attributes)
     steps = Steps((options.stride_h, options.stride_w), (1, 1), options.padding)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         image, filters, bias = (given(a) for a in inputs)
         extents = filters.shape[1:3]
         height, width = (
@@ -187,7 +187,7 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
     activation_bounds(options.fused_activation_function)
     site.require_types(site.output(1).dtype is DType.FLOAT32)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         image = given(inputs[0])
         rows, columns = _steps(options).over(
             image.shape, (options.filter_height, options.filter_width)
@@ -215,7 +215,7 @@ def max_unpooling(site: Site) -> Kernel:
     options = windowed_pool(site.attributes)
     tall, wide = options.filter_height, options.filter_width
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         values = given(inputs[0])
         indexes = np.ascontiguousarray(given(inputs[1])).view(np.uint32).astype(np.int64)
         if values.shape != indexes.shape or indexes.max(initial=0) >= tall * wide:

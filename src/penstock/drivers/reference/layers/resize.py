@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
 from penstock.errors import InvalidArgument
 from penstock.ir import DType, NDArray
 
@@ -41,7 +41,7 @@ def resize_bilinear(site: Site) -> Kernel:
     require(site.output().dtype is dtype, "a resize that changes the type")
     fixed = dtype in (DType.INT8, DType.INT16)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         picture, (height, width) = _arguments(inputs)
         make = _fixed_axis if fixed else _float_axis
         rows = make(picture.shape[1], height, align=align, half=half)
@@ -58,7 +58,7 @@ def resize_nearest_neighbor(site: Site) -> Kernel:
     align, half = site.attributes.flag("align_corners"), site.attributes.flag("half_pixel_centers")
     require(site.output().dtype is site.input(0).dtype, "a resize that changes the type")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         picture, (height, width) = _arguments(inputs)
         rows = _nearest(picture.shape[1], height, align=align, half=half)
         columns = _nearest(picture.shape[2], width, align=align, half=half)
@@ -67,7 +67,7 @@ def resize_nearest_neighbor(site: Site) -> Kernel:
     return run
 
 
-def _arguments(inputs: Sequence[NDArray | None]) -> tuple[NDArray, tuple[int, int]]:
+def _arguments(inputs: Inputs) -> tuple[NDArray, tuple[int, int]]:
     picture, size = inputs
     if picture is None or size is None or picture.ndim != 4 or size.size != 2:
         raise InvalidArgument("a resize needs a picture of four dimensions and two sizes")
@@ -176,5 +176,4 @@ def _nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
     offset = np.float32(0.5 if half else 0)
     at = (np.arange(out, dtype=np.float32) + offset) * _scale(size, out, align=align)
     index = np.floor(at + np.float32(0.5)) if align else np.floor(at)
-    result: NDArray = np.clip(index.astype(np.int64), 0, size - 1)
-    return result
+    return np.asarray(np.clip(index.astype(np.int64), 0, size - 1))

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, tensor_quantization
+from penstock.drivers.reference.kernel import Kernel, Site, kernel
 from penstock.drivers.reference.layers.convolution import float_finish
 from penstock.drivers.reference.layers.padding import Axis, Steps, slide
 from penstock.drivers.reference.numerics.hybrid import (
@@ -149,7 +149,7 @@ def _quantized_layer(site: Site) -> Prepare:
     steps = Steps.of(site.attributes)
     scaling = Scaling.of(site, source=2, weights=1, bias=3, axis=0)
     operand = site.input(1)
-    zero_point = tensor_quantization(site.input(2), "an input").zero_point
+    zero_point = site.quantization(2).zero_point
     least, greatest = integer_range(site.input(2).dtype)
     magnitude = max(greatest - zero_point, zero_point - least)
 

@@ -8,12 +8,17 @@ input with its highest bits flipped, in the same blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, require, tensor_quantization
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    require,
+)
 from penstock.drivers.reference.numerics.hybrid import quantize_rows
 from penstock.drivers.reference.numerics.products import Columns
 from penstock.drivers.reference.numerics.requantize import (
@@ -39,7 +44,7 @@ def block_scaled(site: Site) -> Kernel:
     activation = fused_activation(site)
     keep = site.attributes.flag("keep_num_dims")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, matrix, bias, scales = given(inputs[0]), given(inputs[1]), inputs[2], given(inputs[3])
         units, depth = matrix.shape
         if not depth or x.size % depth:
@@ -75,14 +80,14 @@ def shuffled_layer(site: Site) -> Kernel:
     types = [site.input(0).dtype, site.input(1).dtype, site.output().dtype]
     site.require_types(types == [DType.UINT8, DType.UINT8, DType.INT16])
     require(len(site.outputs) == 2, "shuffled weights without a work space")
-    source, filters = (tensor_quantization(site.input(i), f"input {i}").scale for i in (0, 1))
-    target = tensor_quantization(site.output(), "an output")
+    source, filters = (site.quantization(i).scale for i in (0, 1))
+    target = site.output_quantization()
     product = float(np.float32(source) * np.float32(filters))
     limits = quantized_range(site.attributes.text("fused_activation_function"), DType.INT16, target)
     keep = site.attributes.flag("keep_num_dims")
     space = static_shape(site.outputs[1].shape)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, stored = given(inputs[0]), given(inputs[1])
         units, depth = stored.shape
         if units % ROWS or depth % COLUMNS or not depth or x.size // depth not in BATCHES:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,11 +22,11 @@ INT32_MAX: Final = 2**31 - 1
 INT32_MIN: Final = -(2**31)
 
 
-def quantize_multiplier(real: float) -> tuple[int, int]:
+def quantize_multiplier(real: float | np.floating[Any]) -> tuple[int, int]:
     """(mantissa, shift) of a multiplier >= 0; (0, 0) for multipliers below 2**-32 and for numbers
     that are not finite.
     """
-    mantissas, shifts = quantize_multipliers([real])
+    mantissas, shifts = quantize_multipliers([float(real)])
     return int(mantissas[0]), int(shifts[0])
 
 
@@ -68,7 +68,7 @@ def round_half_away_from_zero(values: NDArray) -> NDArray:
     return np.trunc(result, out=result)
 
 
-def saturating_rounding_doubling_high_mul(a: NDArray, b: NDArray | int) -> NDArray:
+def doubling_high_mul(a: NDArray, b: NDArray | int) -> NDArray:
     """The product of *a* and *b* over 2**31 to the nearest, halves up, for int32 values in int64
     arrays.
 
@@ -94,9 +94,7 @@ def rounding_divide_by_pot(x: NDArray, exponent: NDArray | int) -> NDArray:
     return result
 
 
-def multiply_by_quantized_multiplier(
-    x: NDArray, mantissa: NDArray | int, shift: NDArray | int
-) -> NDArray:
+def rescale(x: NDArray, mantissa: NDArray | int, shift: NDArray | int) -> NDArray:
     """The int32 values *x* times a quantised multiplier, as int64; multiplier and shift broadcast.
 
     Left shifts wrap at 32 bits. Only the last five bits of the shift count, as in processors (C++
@@ -107,21 +105,17 @@ def multiply_by_quantized_multiplier(
     wide = np.asarray(x, np.int64)
     if left.any():
         wide = wrapped(wide << (left & 31))
-    return rounding_divide_by_pot(saturating_rounding_doubling_high_mul(wide, mantissa), right)
+    return rounding_divide_by_pot(doubling_high_mul(wide, mantissa), right)
 
 
-def multiply_saturating(x: NDArray, mantissa: int, shift: int) -> NDArray:
-    """As `multiply_by_quantized_multiplier`, but left shifts saturate at 32 bits."""
+def rescale_saturating(x: NDArray, mantissa: int, shift: int) -> NDArray:
+    """As `rescale`, but left shifts saturate at 32 bits."""
     left = min(max(shift, 0), 32)
     wide = np.clip(np.asarray(x, np.int64) << left, INT32_MIN, INT32_MAX)
-    return rounding_divide_by_pot(
-        saturating_rounding_doubling_high_mul(wide, mantissa), max(-shift, 0)
-    )
+    return rounding_divide_by_pot(doubling_high_mul(wide, mantissa), max(-shift, 0))
 
 
-def multiply_wide_by_quantized_multiplier(
-    x: NDArray, mantissa: NDArray | int, shift: NDArray | int
-) -> NDArray:
+def rescale_wide(x: NDArray, mantissa: NDArray | int, shift: NDArray | int) -> NDArray:
     """The 64-bit accumulators *x* times a quantised multiplier, as int64.
 
     Kernels with 64-bit accumulators reduce the mantissa to 16 bits and round once, halves up.
@@ -137,7 +131,7 @@ def multiply_wide_by_quantized_multiplier(
     return wrapped(result)
 
 
-_multiply = saturating_rounding_doubling_high_mul
+_multiply = doubling_high_mul
 _SQRT_HALF = 1518500250
 _FOURTH_ROOT_HALF = 1805811301
 
@@ -179,10 +173,7 @@ def _exp_near_zero(x: NDArray) -> NDArray:
     y2 = _multiply(y, y)
     y3, y4 = _multiply(y2, y), _multiply(y2, y2)
     tail = _multiply(rounding_divide_by_pot(y4, 2) + y3, third) + y2
-    result: NDArray = exp_minus_eighth + _multiply(
-        y + rounding_divide_by_pot(tail, 1), exp_minus_eighth
-    )
-    return result
+    return exp_minus_eighth + _multiply(y + rounding_divide_by_pot(tail, 1), exp_minus_eighth)
 
 
 def one_over_one_plus_x(x: NDArray) -> NDArray:

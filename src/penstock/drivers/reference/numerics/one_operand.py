@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from penstock.drivers.reference import kernel
+from penstock.drivers.reference.kernel import Inputs, Outputs
 from penstock.drivers.reference.numerics.fixed_point import round_half_away_from_zero
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
@@ -30,8 +31,7 @@ def by_bits(values: NDArray, dtype: DType) -> NDArray:
     """*values*, one for each of `stored_values`, reordered for lookup. The index is the bits of a
     stored value as an unsigned number.
     """
-    result: NDArray = np.roll(values, integer_range(dtype)[0])
-    return result
+    return np.roll(values, integer_range(dtype)[0])
 
 
 def look_up(table: NDArray, x: NDArray) -> NDArray:
@@ -40,8 +40,7 @@ def look_up(table: NDArray, x: NDArray) -> NDArray:
         # `bytes.translate` is several times faster than indexing an array.
         stored = bytearray(np.ascontiguousarray(x).reshape(-1).data).translate(table.tobytes())
         return np.frombuffer(stored, table.dtype).reshape(x.shape)
-    result: NDArray = table.take(x.view(f"u{x.dtype.itemsize}"), mode="clip")
-    return result
+    return table.take(x.view(f"u{x.dtype.itemsize}"), mode="clip")
 
 
 def tabulated(site: kernel.Site, compute: Callable[[NDArray], NDArray]) -> kernel.Kernel:
@@ -54,7 +53,7 @@ def tabulated(site: kernel.Site, compute: Callable[[NDArray], NDArray]) -> kerne
     results = np.clip(compute(stored_values(given)), *integer_range(made))
     table = by_bits(results.astype(made.numpy), given)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         (x,) = inputs
         return (look_up(table, np.asarray(x)),)
 
@@ -67,8 +66,8 @@ def tabulated_reals(site: kernel.Site, function: Callable[[NDArray], NDArray]) -
     *function* maps float32 to float32. For 8 bits the table has every result. For int16 it has 512
     steps of input, each corrected by half its error in the middle, and results are interpolated.
     """
-    given = kernel.tensor_quantization(site.input(0), "the input")
-    made = kernel.tensor_quantization(site.output(), "the output")
+    given = site.quantization(0)
+    made = site.output_quantization()
     if site.input(0).dtype is DType.INT16:
         steps = interpolation_table(_affine(given), _affine(made), function, np.float32)
         return tabulated(site, lambda stored: interpolate(steps, stored))
@@ -95,8 +94,7 @@ def _quantized(
 def round_half_away(x: NDArray) -> NDArray:
     """To the nearest integer, halves away from zero, in the dtype of *x*."""
     whole = np.trunc(x)
-    result: NDArray = whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype)
-    return result
+    return np.asarray(whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype))
 
 
 def interpolation_table(
@@ -124,8 +122,7 @@ def interpolation_table(
         last = round_half_away(function(in_max) * inverse)
     points: NDArray = np.clip(np.concatenate([samples - bias, last]), low, high)
     # A function that overflows has infinite errors; its points become NaN.
-    result: NDArray = np.nan_to_num(points, nan=0.0).astype(np.int64)
-    return result
+    return np.nan_to_num(points, nan=0.0).astype(np.int64)
 
 
 def interpolate(table: NDArray, stored: NDArray) -> NDArray:
@@ -137,8 +134,7 @@ def interpolate(table: NDArray, stored: NDArray) -> NDArray:
     index = 256 + (stored >> 7)
     slope = (table[index + 1] - table[index]).astype(np.int16).astype(np.int64)
     result = table[index] + ((slope * (stored & 0x7F) + 64) >> 7)
-    wrapped: NDArray = result.astype(np.int16).astype(np.int64)
-    return wrapped
+    return np.asarray(result.astype(np.int16).astype(np.int64))
 
 
 FLOATING: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
@@ -280,8 +276,8 @@ def elementwise(function: Callable[[NDArray], NDArray]) -> kernel.Kernel:
 
 def input_and_output(site: kernel.Site) -> tuple[Quantization, Quantization]:
     """The quantisation of the first input and the output; int16 must be symmetric."""
-    given = kernel.tensor_quantization(site.input(0), "the input")
-    made = kernel.tensor_quantization(site.output(), "the output")
+    given = site.quantization(0)
+    made = site.output_quantization()
     if site.input(0).dtype is DType.INT16:
         kernel.require(
             given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0"

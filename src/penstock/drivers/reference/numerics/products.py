@@ -77,8 +77,7 @@ class Columns:
 
 def multiply_fast(left: NDArray, columns: NDArray) -> NDArray:
     """Sums [rows, columns] through BLAS, in any order."""
-    sums: NDArray = np.matmul(left, columns.T)
-    return sums
+    return np.asarray(np.matmul(left, columns.T))
 
 
 def multiply_wide(left: NDArray, columns: NDArray) -> NDArray:

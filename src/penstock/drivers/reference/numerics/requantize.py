@@ -163,13 +163,9 @@ class Requantizer:
     def _in_integers(self, accumulators: NDArray, out: NDArray, work: NDArray) -> None:
         wide = accumulators.astype(np.int64) + self._bias
         if self._wide:
-            scaled = fixed_point.multiply_wide_by_quantized_multiplier(
-                wide, self._mantissas, self._shifts
-            )
+            scaled = fixed_point.rescale_wide(wide, self._mantissas, self._shifts)
         else:
-            scaled = fixed_point.multiply_by_quantized_multiplier(
-                fixed_point.wrapped(wide), self._mantissas, self._shifts
-            )
+            scaled = fixed_point.rescale(fixed_point.wrapped(wide), self._mantissas, self._shifts)
         scaled += self._zero_point
         np.clip(scaled, *self._limits, out=scaled)
         np.copyto(out, scaled, casting="unsafe")
@@ -273,6 +269,11 @@ def integer_range(dtype: DType) -> tuple[int, int]:
     if dtype.value.startswith("u"):
         return 0, 2**bits - 1
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+
+def saturated(values: NDArray, dtype: DType) -> NDArray:
+    """*values* clamped to the range of the integer type *dtype*, and in that type."""
+    return np.clip(values, *integer_range(dtype)).astype(dtype.numpy)
 
 
 def quantized_range(

@@ -205,10 +205,7 @@ def real_array(array: NDArray) -> NDArray:
 def real_values(array: NDArray, operand: Operand) -> NDArray:
     """A vector of parameters as float32; integers are multiplied by their scale."""
     if operand.dtype in HYBRID:
-        scaled: NDArray = weight_values(array, operand).astype(np.float32) * weight_scales(
-            operand, 0
-        )
-        return scaled
+        return weight_values(array, operand).astype(np.float32) * weight_scales(operand, 0)
     if operand.dtype not in REAL:
         raise Unsupported(f"parameters of type {operand.dtype.value} beside real activations")
     return real_array(array)

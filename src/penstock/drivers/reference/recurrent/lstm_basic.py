@@ -12,13 +12,20 @@ negative ones count from the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import by_bits, stored_values
 from penstock.drivers.reference.numerics.products import Columns
@@ -96,8 +103,7 @@ def _wrapped(x: NDArray) -> NDArray:
 
 
 def _shift_saturating(x: NDArray, bits: int) -> NDArray:
-    result: NDArray = np.clip(x << bits, LEAST, GREATEST)
-    return result
+    return np.asarray(np.clip(x << bits, LEAST, GREATEST))
 
 
 def _exp_on_negative_values(x: NDArray, integer_bits: int) -> NDArray:
@@ -125,8 +131,7 @@ def _exp_near_zero(x: NDArray) -> NDArray:
     y3, y4 = multiply_q15(y2, y), multiply_q15(y2, y2)
     tail = multiply_q15(fixed_point.rounding_divide_by_pot(y4, 2) + y3, third) + y2
     result = multiply_q15(y + fixed_point.rounding_divide_by_pot(tail, 1), exp_minus_eighth)
-    total: NDArray = np.clip(exp_minus_eighth + result, LEAST, GREATEST)
-    return total
+    return np.asarray(np.clip(exp_minus_eighth + result, LEAST, GREATEST))
 
 
 def _twice_the_reciprocal(x: NDArray) -> NDArray:
@@ -170,7 +175,7 @@ def _results(site: Site, *results: NDArray) -> list[NDArray]:
 
 
 def _real(site: Site) -> Kernel:
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         source, before, weights, bias, state = (real_array(given(a)) for a in inputs[:5])
         joined = np.concatenate([source, before], axis=1)
         gates = np.matmul(joined, weights.T) + bias
@@ -182,19 +187,19 @@ def _real(site: Site) -> Kernel:
 
 
 def _integer(site: Site) -> Kernel:
-    state = tensor_quantization(site.output(1), "the state")
+    state = site.output_quantization(1)
     require(
         fixed_point.power_of_two(state.scale) == STATE_BITS - 15,
         "a state of another scale than 2**-11",
     )
-    multiplier = 4096.0 * float(np.float32(tensor_quantization(site.input(3), "the biases").scale))
-    zero_point = tensor_quantization(site.input(2), "the weights").zero_point
+    multiplier = 4096.0 * float(np.float32(site.quantization(3).scale))
+    zero_point = site.quantization(2).zero_point
     constants = site.constant(2), site.constant(3)
     ready = None
     if constants[0] is not None and constants[1] is not None:
         ready = joined_gates(constants[0], constants[1], zero_point, multiplier, _rounded_up)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         source, before, weights, bias, cell = (given(a) for a in inputs[:5])
         gates_of = ready or joined_gates(weights, bias, zero_point, multiplier, _rounded_up)
         joined = np.concatenate([source, before], axis=1)
@@ -208,7 +213,7 @@ def _integer(site: Site) -> Kernel:
 def _rounded_up(sums: NDArray, mantissa: int, shift: int) -> NDArray:
     """Scales as TFLite's matrix products: both roundings are to the nearest, halves up."""
     right = max(-shift, 0)
-    high = fixed_point.saturating_rounding_doubling_high_mul(sums << max(shift, 0), mantissa)
+    high = fixed_point.doubling_high_mul(sums << max(shift, 0), mantissa)
     return (high + ((1 << right) >> 1)) >> right
 
 
@@ -250,12 +255,12 @@ def quantized_16bit_lstm(site: Site) -> Kernel:
     """
     wanted = [*[DType.UINT8] * 9, *[DType.INT32] * 4, DType.INT16, DType.UINT8]
     site.require_types([site.input(i).dtype for i in range(len(wanted))] == wanted)
-    weights = tensor_quantization(site.input(1), "the weights")
-    multiplier = 4096.0 * float(np.float32(tensor_quantization(site.input(9), "the biases").scale))
+    weights = site.quantization(1)
+    multiplier = 4096.0 * float(np.float32(site.quantization(9).scale))
     order = (0, 2, 1, 3)
     """Reorders NNAPI's gates (input, forget, cell, output) to input, new values, forget, output."""
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         rows = [
             np.concatenate([given(inputs[5 + gate]), given(inputs[1 + gate])], axis=1)
             for gate in order
@@ -266,7 +271,7 @@ def quantized_16bit_lstm(site: Site) -> Kernel:
             bias,
             weights.zero_point,
             multiplier,
-            fixed_point.multiply_by_quantized_multiplier,
+            fixed_point.rescale,
         )
         joined = np.concatenate([given(inputs[0]), given(inputs[14])], axis=1)
         activation, after = stepped(gates(joined), given(inputs[13]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Site, require, tensor_quantization
+from penstock.drivers.reference.kernel import Site, require
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.products import Columns
 from penstock.drivers.reference.recurrent.cells import Arrays, States, rows_of
@@ -44,12 +44,12 @@ def scale_of(site: Site, position: int) -> np.float32:
 
 
 def quantization_of(site: Site, position: int) -> Quantization:
-    return tensor_quantization(site.input(position), f"input {position}")
+    return site.quantization(position)
 
 
 def output_scale(site: Site) -> float:
     """The scale of the first output."""
-    return tensor_quantization(site.output(), "the output").scale
+    return site.output_quantization().scale
 
 
 def clamp_16(values: NDArray) -> NDArray:
@@ -98,7 +98,7 @@ class ScaledProduct:
         """int8 *rows* [rows, depth] to scaled sums [rows, columns], int64."""
         sums = np.matmul(rows.astype(self._columns.dtype), self._columns.T).astype(np.int64)
         sums += self._bias
-        return fixed_point.multiply_by_quantized_multiplier(sums, self._mantissas, self._shifts)
+        return fixed_point.rescale(sums, self._mantissas, self._shifts)
 
 
 def updated_cell(
@@ -239,7 +239,7 @@ class Memory16:
         cell = updated_cell(cell, forget, admit, new, self._power, self._clip)
         shown = logistic_q3()[self._finished(OUTPUT, gates[OUTPUT], cell)]
         hidden = shown * tanh_of(15 + self._power)[cell]
-        hidden = fixed_point.multiply_by_quantized_multiplier(hidden, *self._hidden)
+        hidden = fixed_point.rescale(hidden, *self._hidden)
         hidden = clamp_8(hidden + self._hidden_zero_point)
         if self._projection is not None:
             hidden = clamp_8(self._projection(hidden) + self._output_zero_point)
@@ -269,7 +269,7 @@ class Peephole:
         return cls(arrays[position].astype(np.int64), fixed_point.quantize_multiplier(float(real)))
 
     def __call__(self, cell: NDArray) -> NDArray:
-        return fixed_point.multiply_by_quantized_multiplier(self.weights * cell, *self.multiplier)
+        return fixed_point.rescale(self.weights * cell, *self.multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,15 +308,14 @@ class Norm:
         mantissas, shifts = fixed_point.inverse_square_root(
             np.where(variance < 1, self.least_variance, variance)
         )
-        scaled = fixed_point.multiply_by_quantized_multiplier(
+        scaled = fixed_point.rescale(
             RESOLUTION * sums - mean[:, None], mantissas[:, None], shifts[:, None]
         )
         weighted = (scaled * self.coefficients + self.bias).astype(np.int32).astype(np.int64)
         rounded = _quotient(weighted + np.where(weighted > 0, 512, -512), RESOLUTION)
-        return clamp_16(fixed_point.multiply_by_quantized_multiplier(rounded, *self.multiplier))
+        return clamp_16(fixed_point.rescale(rounded, *self.multiplier))
 
 
 def _quotient(a: NDArray, b: int) -> NDArray:
     """*a* over *b* > 0, truncated towards zero."""
-    result: NDArray = np.sign(a) * (np.abs(a) // b)
-    return result
+    return np.asarray(np.sign(a) * (np.abs(a) // b))

@@ -116,7 +116,7 @@ class Memory8:
         activated = fixed_point.rounding_divide_by_pot(shown * cut_tanh(0)[cell], 15)
         projected = np.matmul(activated.astype(np.float64), self._projection.T).astype(np.int64)
         projected += self._bias
-        scaled = fixed_point.multiply_wide_by_quantized_multiplier(projected, *self._multiplier)
+        scaled = fixed_point.rescale_wide(projected, *self._multiplier)
         hidden = clamp_8(scaled + self._zero_point)
         if self._output_clip > 0:
             np.clip(hidden, -self._output_clip, self._output_clip, out=hidden)
@@ -179,9 +179,7 @@ class Gate:
     def _part(self, which: int, rows: NDArray) -> NDArray:
         zero_point = self._zero_points[which]
         stored = clamp_8(self._products[which](rows) + zero_point)
-        return fixed_point.multiply_by_quantized_multiplier(
-            stored - zero_point, *self._multipliers[which]
-        )
+        return fixed_point.rescale(stored - zero_point, *self._multipliers[which])
 
 
 def _product(

@@ -202,9 +202,7 @@ def _integer(site: Site) -> Kernel:
         def run(inputs: Inputs) -> Sequence[NDArray]:
             rows = given(inputs[0]).astype(columns.values.dtype)
             sums = np.matmul(rows, columns.values.T).astype(np.int64) - offset
-            newest = np.clip(
-                fixed_point.multiply_by_quantized_multiplier(sums, *first), *state_limits
-            )
+            newest = np.clip(fixed_point.rescale(sums, *first), *state_limits)
             after = _slide(given(inputs[4]), newest, weights.shape[1])
             over_time = np.einsum("bfm,fm->bf", after.astype(exact), taps).astype(np.int64)
             over_time -= shift
@@ -212,9 +210,7 @@ def _integer(site: Site) -> Kernel:
             if 3 in arrays:
                 out += arrays[3]
             wrapped = out.astype(np.int32)
-            scaled = (
-                fixed_point.multiply_by_quantized_multiplier(wrapped, *second) + target.zero_point
-            )
+            scaled = fixed_point.rescale(wrapped, *second) + target.zero_point
             stored = np.clip(scaled, *limits).astype(dtype.numpy)
             return (stored, flattened(after))[: len(site.outputs)]
 

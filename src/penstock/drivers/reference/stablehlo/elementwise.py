@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
 from penstock.drivers.reference.structure.shape import cast
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -46,7 +46,7 @@ def elementwise(dtype: DType, function: Function) -> Kernel:
     target = dtype.numpy
     wide = np.dtype(np.float32) if dtype in SMALL else target
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         given = [a.astype(wide, copy=False) for a in aligned(inputs)]
         return (np.asarray(function(*given)).astype(target, copy=False),)
 
@@ -182,7 +182,7 @@ def compare(site: Site) -> Kernel:
     require(dtype not in COMPLEX or direction in {"EQ", "NE"}, f"{direction} of complex numbers")
     ranked = total and dtype in FLOATS
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         a, b = (_rank(x) if ranked else x for x in aligned(inputs))
         return (np.asarray(order(a, b)).astype(bool, copy=False),)
 
@@ -213,7 +213,7 @@ def select(site: Site) -> Kernel:
     """The first value if the condition is true, otherwise the second."""
     site.require_types(site.input(1).dtype is site.input(2).dtype is site.output().dtype)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         return (np.where(*aligned(inputs)),)
 
     return run

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.stablehlo.reduction import Apply, combiner, region
 from penstock.drivers.reference.structure.shape import checked
@@ -127,7 +127,7 @@ def gather(site: Site) -> Kernel:
     offsets, axis = attributes.integers("offset_dims"), attributes.integer("index_vector_dim")
     require(sorted(offsets) == list(offsets), f"offset_dims {offsets} out of order")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, vectors = given(inputs[0]), index_vectors(given(inputs[1]), axis)
         slices.check(x.shape, vectors.shape[-1], inside=True)
         batch = vectors.shape[:-1]
@@ -158,7 +158,7 @@ def scatter(site: Site) -> Kernel:
     require(sorted(windows) == list(windows), f"update_window_dims {windows} out of order")
     combine = _combination(site)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         result, updates = np.array(inputs[0], order="C"), given(inputs[2])
         vectors = index_vectors(given(inputs[1]), axis)
         _distinct(inserted, result.ndim, "inserted_window_dims")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
 from penstock.drivers.reference.layers.convolution_3d import check_padded, convolve
 from penstock.drivers.reference.layers.padding import Axis, slide
 from penstock.drivers.reference.numerics.weights import given
@@ -65,7 +65,7 @@ def dot_general(site: Site) -> Kernel:
     batch = [attributes.integers(f"{side}_batching_dimensions") for side in ("lhs", "rhs")]
     inner = [attributes.integers(f"{side}_contracting_dimensions") for side in ("lhs", "rhs")]
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         (a, free_a), (b, free_b) = (
             _matrices(given(x), *numbers, wide)
             for x, numbers in zip(inputs, zip(batch, inner, strict=True), strict=True)
@@ -183,7 +183,7 @@ def convolution(site: Site) -> Kernel:
     )
     require(min(groups, batches) > 0 and 1 in {groups, batches}, f"{groups} and {batches} groups")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         image, filters = given(inputs[0]), given(inputs[1])
         if not image.ndim == filters.ndim == rank + 2:
             raise ShapeMismatch(f"a convolution of shapes {image.shape} and {filters.shape}")

@@ -18,7 +18,9 @@ import numpy as np
 
 from penstock.drivers.reference.kernel import (
     EXECUTION,
+    Inputs,
     Kernel,
+    Outputs,
     Site,
     check_interrupts,
     kernel,
@@ -133,7 +135,7 @@ def reduce(site: Site) -> Kernel:
     apply = region(site, "body_subgraph_index", 2 * count)
     axes = site.attributes.integers("dimensions")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         arrays = [given(x) for x in inputs]
         rank = arrays[0].ndim
         chosen = sorted({normal_axis(axis, rank) for axis in axes})
@@ -231,7 +233,7 @@ def stablehlo_reduce_window(site: Site) -> Kernel:
     require(min(base, default=1) > 0, f"base_dilations {base}")
     interior = [factor - 1 for factor in base]
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         operands, initial = [given(x) for x in inputs[:count]], [given(x) for x in inputs[count:]]
         check_padded(_padded_size(operands[0], pads, base), operands[0].size)
         wide = [
@@ -261,7 +263,7 @@ def reduce_window(site: Site) -> Kernel:
     def apply(total: NDArray, x: NDArray) -> list[NDArray]:
         return [np.asarray(combine(total, x)).astype(x.dtype, copy=False)]
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, initial = given(inputs[0]), given(inputs[1])
         windows = Windows(*(dimensions(vector) for vector in inputs[2:5]))
         return [np.array(r) for r in windows.reduce([x], [initial], apply)]
@@ -279,7 +281,7 @@ def sort(site: Site) -> Kernel:
     before = region(site, "comparator_subgraph_index", 2 * count)
     axis = site.attributes.integer("dimension")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         arrays = [given(x) for x in inputs]
         along = normal_axis(axis, arrays[0].ndim)
         lines = [np.moveaxis(x, along, 0) for x in arrays]

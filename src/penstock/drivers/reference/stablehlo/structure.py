@@ -30,7 +30,7 @@ def reshape(site: Site) -> Kernel:
     target = [-1 if d is None else d for d in shape or ()]
     known = math.prod(d for d in target if d != -1)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = np.asarray(inputs[0])
         if known == 0 and -1 in target:
             raise ShapeMismatch(
@@ -60,7 +60,7 @@ def broadcast_in_dim(site: Site) -> Kernel:
     )
     order = np.argsort(places).tolist()
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = np.asarray(inputs[0])
         if x.ndim != len(places):
             raise ShapeMismatch(f"broadcast_dimensions {places} of an operand of shape {x.shape}")
@@ -88,7 +88,7 @@ def static_slice(site: Site) -> Kernel:
     )
     cut = tuple(slice(*part) for part in zip(starts, limits, strides, strict=True))
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = np.asarray(inputs[0])
         if x.ndim != len(cut) or any(n > size for n, size in zip(limits, x.shape, strict=True)):
             raise ShapeMismatch(f"a slice up to {limits} of an operand of shape {x.shape}")
@@ -112,7 +112,7 @@ def dynamic_update_slice(site: Site) -> Kernel:
     """
     require(len(site.inputs) >= 2, "STABLEHLO_DYNAMIC_UPDATE_SLICE without an update")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         result, update = np.array(inputs[0]), np.asarray(inputs[1])
         result[_block(result, update.shape, inputs[2:])] = update
         return (result,)
@@ -142,7 +142,7 @@ def pad(site: Site) -> Kernel:
         for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
     )
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         return (padded(np.asarray(inputs[0]), np.asarray(inputs[1]), low, high, interior),)
 
     return run
@@ -197,7 +197,7 @@ def iota(site: Site) -> Kernel:
     along = [size if at == axis else 1 for at, size in enumerate(shape)]
     full, dtype = shape, made.dtype.numpy
 
-    def run(_: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(_: Inputs) -> Outputs:
         steps = np.arange(full[axis]).astype(dtype).reshape(along)
         return (np.broadcast_to(steps, full).copy(),)
 

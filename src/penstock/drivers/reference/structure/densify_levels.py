@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import checked
 from penstock.errors import InputError, ShapeMismatch
@@ -41,7 +41,7 @@ def densify_levels(site: Site) -> Kernel:
     quantization = source.quantization
     nothing = 0 if quantization is None else quantization.zero_point
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         values = given(inputs[0]).reshape(-1)
         levels, rank = read_levels(inputs)
         sizes = [math.prod(n.size for n in levels if n.axis == axis) for axis in range(rank)]
@@ -55,7 +55,7 @@ def densify_levels(site: Site) -> Kernel:
     return run
 
 
-def read_levels(inputs: Sequence[NDArray | None]) -> tuple[list[Level], int]:
+def read_levels(inputs: Inputs) -> tuple[list[Level], int]:
     """The levels in order, and the rank of the dense tensor. Raises `InputError` if they contradict
     each other.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -50,8 +49,7 @@ def _gather_batches(x: NDArray, indices: NDArray, along: int, shared: int) -> ND
     taken = flat[
         np.arange(batch)[:, None, None], np.arange(flat.shape[1])[:, None], picked[:, None]
     ]
-    result: NDArray = taken.reshape(*x.shape[:along], *indices.shape[shared:], *rest[1:])
-    return result
+    return taken.reshape(*x.shape[:along], *indices.shape[shared:], *rest[1:])
 
 
 def _check_indices(indices: NDArray, size: int) -> None:
@@ -87,7 +85,7 @@ def scatter_nd(site: Site) -> Kernel:
     """Zeros of a given shape with the updates added at index vectors."""
     site.require_types(site.output().dtype in ADDED)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         indices, updates, shape = (
             np.asarray(inputs[0]),
             np.asarray(inputs[1]),
@@ -173,7 +171,7 @@ def top_k(site: Site) -> Kernel:
     dtype = site.output(1).dtype.numpy
     require(site.input(0).dtype is site.output().dtype, "TOPK_V2 to another type")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, (k,) = np.asarray(inputs[0]), dimensions(inputs[1])
         if x.ndim == 0 or not 0 <= k <= x.shape[-1]:
             raise ShapeMismatch(f"the {k} largest of a shape {x.shape}")
@@ -208,7 +206,7 @@ def segment_sum(site: Site) -> Kernel:
     """Sums of the rows that share a segment id; ids must not decrease."""
     require(site.output().dtype in {DType.FLOAT32, DType.INT32}, "SEGMENT_SUM of this type")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, ids = np.asarray(inputs[0]), np.asarray(inputs[1])
         if len(ids) != len(x) or (ids.size and ids[0] < 0) or (np.diff(ids) < 0).any():
             raise ShapeMismatch("segment ids that decrease, or are not one for each row")
@@ -228,7 +226,7 @@ def unsorted_segments(site: Site) -> Kernel:
     limits = np.finfo(np.float32) if dtype.is_float else np.iinfo(np.int32)
     start = {"zero": 0, "one": 1, "least": limits.min, "greatest": limits.max}[neutral]
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, ids, (count,) = np.asarray(inputs[0]), np.asarray(inputs[1]), dimensions(inputs[2])
         if x.shape[: ids.ndim] != ids.shape:
             raise ShapeMismatch(f"segment ids of shape {ids.shape} for a shape {x.shape}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -15,7 +15,6 @@ from penstock.drivers.reference.kernel import (
     function,
     kernel,
     require,
-    tensor_quantization,
 )
 from penstock.drivers.reference.numerics.one_operand import (
     by_bits,
@@ -42,7 +41,7 @@ def concatenation(site: Site) -> Kernel:
     require(all(o is None or o.dtype is dtype for o in site.inputs), "CONCATENATION of two types")
     rescalers = [_rescaler(site, at) for at in range(len(site.inputs))]
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         parts = (np.asarray(x) for x in inputs)
         return (
             np.concatenate(
@@ -61,8 +60,8 @@ def _rescaler(site: Site, index: int) -> Callable[[NDArray], NDArray] | None:
     dtype = site.output().dtype
     if dtype not in {DType.UINT8, DType.INT8} or given == made:
         return None
-    given = tensor_quantization(site.input(index), f"input {index}")
-    made = tensor_quantization(site.output(), "the output")
+    given = site.quantization(index)
+    made = site.output_quantization()
     if (given.scale, given.zero_point) == (made.scale, made.zero_point):
         return None
     require(dtype is DType.UINT8, f"CONCATENATION of {dtype.value} of another scale or zero point")
@@ -74,8 +73,7 @@ def _rescaled(stored: NDArray, given: Quantization, made: Quantization) -> NDArr
     scale = np.float32(given.scale) * (np.float32(1) / np.float32(made.scale))
     bias = np.float32(-given.zero_point) * scale
     scaled = round_half_away(stored.astype(np.float32) * scale + bias) + made.zero_point
-    result: NDArray = np.clip(scaled, *integer_range(DType.UINT8))
-    return result
+    return np.asarray(np.clip(scaled, *integer_range(DType.UINT8)))
 
 
 @kernel("PACK")
@@ -218,7 +216,7 @@ def channel_shuffle(site: Site) -> Kernel:
     require(groups > 0, f"{groups} groups of channels")
     require(site.input(0).quantization == site.output().quantization, "shuffling that rescales")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = given(inputs[0])
         along = normal_axis(axis, x.ndim)
         before, size, after = x.shape[:along], x.shape[along], x.shape[along + 1 :]

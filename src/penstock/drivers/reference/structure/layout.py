@@ -44,7 +44,7 @@ def pad(site: Site) -> Kernel:
     zero = 0 if signed and site.input(0).quantization is None else _zero(site.output())
     given = site.operation.type == "PADV2"
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x, pads = np.asarray(inputs[0]), _paddings(inputs[1])
         value = scalar(inputs[2], "a padding value") if given else zero
         return (padded(x, pads, value),)
@@ -152,7 +152,7 @@ def space_to_depth(site: Site) -> Kernel:
     block = site.attributes.integer("block_size")
     require(block > 0, f"a block size of {block}")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         n, h, w, c = np.asarray(inputs[0]).shape
         cut = np.asarray(inputs[0]).reshape(n, h // block, block, w // block, block, c)
         return (cut.transpose(0, 1, 3, 2, 4, 5).reshape(n, h // block, w // block, c * block**2),)
@@ -166,7 +166,7 @@ def depth_to_space(site: Site) -> Kernel:
     block = site.attributes.integer("block_size")
     require(block > 0, f"a block size of {block}")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         n, h, w, c = np.asarray(inputs[0]).shape
         cut = np.asarray(inputs[0]).reshape(n, h, w, block, block, c // block**2)
         return (cut.transpose(0, 1, 3, 2, 4, 5).reshape(n, h * block, w * block, c // block**2),)
@@ -179,7 +179,7 @@ def space_to_batch(site: Site) -> Kernel:
     """Moves blocks of the padded dimensions after the first into the first."""
     zero = _zero(site.output())
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         blocks, pads = dimensions(inputs[1]), _paddings(inputs[2])
         x = np.asarray(inputs[0])
         rest = x.ndim - 1 - len(blocks)
@@ -225,7 +225,7 @@ def matrix_diag(site: Site) -> Kernel:
     """Square matrices with the last dimension of the input on their diagonals, zeros elsewhere."""
     site.require_types(site.input(0).dtype not in OPAQUE)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         diagonal = given(inputs[0])
         if not diagonal.ndim:
             raise ShapeMismatch("a scalar is not a diagonal")
@@ -242,7 +242,7 @@ def matrix_set_diag(site: Site) -> Kernel:
     """The matrices with their diagonals, as long as the shorter side, replaced."""
     site.require_types(site.input(0).dtype not in OPAQUE)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         result, diagonal = np.array(inputs[0], order="C"), given(inputs[1])
         if result.ndim < 2:
             raise ShapeMismatch(f"a matrix of shape {result.shape}")

@@ -152,7 +152,7 @@ def cast(site: Site) -> Kernel:
     real = given.value.startswith("complex") and not made.value.startswith("complex")
     saturates = (given.is_float or real) and made.is_integer
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = np.asarray(inputs[0])
         x = x.real if real else x
         if saturates:
@@ -182,7 +182,7 @@ def bitcast(site: Site) -> Kernel:
         return _bitcast_packed(given, made)
     target, narrower = made.numpy, (made.bits or 0) < (given.bits or 0)
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = np.array(inputs[0], order="C")
         if narrower:
             return (x[..., np.newaxis].view(target),)
@@ -200,7 +200,7 @@ def _bitcast_packed(given: DType, made: DType) -> Kernel:
     """BITCAST from or to elements of less than a byte: the first element has the lowest bits."""
     source, target = given.bits or 8, made.bits or 8
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         x = np.asarray(inputs[0])
         if given in PACKED:
             stored = x.astype(np.int8).view(np.uint8)[..., np.newaxis]
@@ -247,7 +247,7 @@ def arange(site: Site) -> Kernel:
     dtype = site.output().dtype
     site.require_types(dtype in {DType.FLOAT32, DType.INT32, DType.INT64})
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    def run(inputs: Inputs) -> Outputs:
         start, limit, delta = (scalar(x, "a bound of a range") for x in inputs)
         count = _count(start, limit, delta)
         terms = np.full(count + 1, delta, dtype.numpy)
