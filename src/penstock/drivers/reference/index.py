@@ -33,9 +33,8 @@ MODULES: Final[Mapping[str, str]] = {
         "NEG ABS EXP LOG RSQRT SQRT SQUARE SIN COS FLOOR CEIL ROUND SIGN RFFT2D COMPLEX_ABS REAL "
         "IMAG"
     ),
-    "layers.convolution": "CONV_2D",
-    "layers.convolution_3d": "CONV_3D CONV_3D_TRANSPOSE",
-    "layers.depthwise": "DEPTHWISE_CONV_2D GROUPED_CONV_2D",
+    "layers.convolution": "CONV_2D CONV_3D CONV_3D_TRANSPOSE GROUPED_CONV_2D",
+    "layers.depthwise": "DEPTHWISE_CONV_2D",
     "layers.fully_connected": (
         "FULLY_CONNECTED BATCH_MATMUL CUSTOM:aeq.hadamard_rotation "
         "CUSTOM:odml.scaled_dot_product_attention"

@@ -79,8 +79,8 @@ def test_patches_are_what_the_windows_see(
 ) -> None:
     image: NDArray = np.arange(1, 2 * size[0] * size[1] * 3 + 1).reshape(2, *size, 3)
     steps = Steps(stride, dilation, padding)
-    rows, columns = steps.over(image.shape, extents)
-    found = patches(pad(image, rows, columns, -7), rows, columns)
+    rows, columns = window = steps.over(image.shape, extents)
+    found = patches(pad(image, window, -7), window)
     assert found.shape == (2, rows.outputs, columns.outputs, *extents, 3)
     for (n, oy, ox, ky, kx, c), value in np.ndenumerate(found):
         y = oy * stride[0] + ky * dilation[0] - rows.before
@@ -91,5 +91,5 @@ def test_patches_are_what_the_windows_see(
 
 def test_an_image_that_needs_no_padding_is_not_copied() -> None:
     image = np.zeros((1, 4, 4, 2), np.int8)
-    rows, columns = Steps((1, 1), (1, 1), "VALID").over(image.shape, (3, 3))
-    assert np.shares_memory(pad(image, rows, columns, 0), image)
+    window = Steps((1, 1), (1, 1), "VALID").over(image.shape, (3, 3))
+    assert np.shares_memory(pad(image, window, 0), image)

@@ -1,232 +1,196 @@
-"""CONV_2D: images NHWC, filters [out, height, width, in].
+"""CONV_2D, CONV_3D, CONV_3D_TRANSPOSE, and NNAPI's GROUPED_CONV_2D, which convolves each group of
+channels with separate filters.
 
-If the image's depth is a multiple of `in`, the convolution has groups.
+Filters are [out, height, width, in], in three dimensions [depth, height, width, in, out], and of
+the transposed convolution [depth, height, width, out, in]. If an image's depth is a multiple of
+`in`, the convolution has groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Kernel, Site, kernel
-from penstock.drivers.reference.layers.padding import Axis, Steps, pad, patches
-from penstock.drivers.reference.numerics.hybrid import (
-    MAGNITUDE,
-    NARROW,
-    HybridFinish,
-    is_per_channel,
-    quantize_rows,
-    weight_scales,
-    weight_values,
-)
-from penstock.drivers.reference.numerics.products import (
-    Columns,
-    Finish,
-    Multiply,
-    float_product,
-    multiply_fast,
-    multiply_rows,
-    tiles,
-)
-from penstock.drivers.reference.numerics.requantize import (
-    activation_bounds,
-    clamp_in_place,
-    clamp_to_finite,
-    fused_activation,
-)
-from penstock.drivers.reference.numerics.weights import (
-    QUANTIZED,
-    REAL,
-    Layer,
-    Prepare,
-    Scaling,
-    centred,
-    flattened,
-    layer_kernel,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
+from penstock.drivers.reference.layers.forms import Form, float_finish, float_form, form_of
+from penstock.drivers.reference.layers.padding import Axis, Steps, Window, pad, patches, slide
+from penstock.drivers.reference.numerics import products
+from penstock.drivers.reference.numerics.hybrid import is_per_channel
+from penstock.drivers.reference.numerics.requantize import fused_activation
+from penstock.drivers.reference.numerics.weights import Layer, Prepare, given, layer_kernel
+from penstock.drivers.reference.structure.shape import checked, dimensions
 from penstock.errors import ShapeMismatch
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
+AXES: Final = "dhw"
 
-@kernel("CONV_2D")
-def conv_2d(site: Site) -> Kernel:
-    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid."""
-    return layer_by_types(site, _float_layer, _quantized_layer, _hybrid_layer)
+Windows: TypeAlias = Callable[[NDArray, NDArray], Window]
+"""The windows of filters over images, its arguments."""
+
+
+def blocks(outputs: Sequence[int], nbytes: int) -> Iterator[tuple[int | slice, ...]]:
+    """Contiguous parts of *outputs* positions of *nbytes* each, whose work memory is about
+    `TILE_BYTES`.
+    """
+    if not outputs:
+        yield ()
+        return
+    at = 0
+    while at < len(outputs) - 1 and nbytes * math.prod(outputs[at + 1 :]) > products.TILE_BYTES:
+        at += 1
+    for before in watched(product(*map(range, outputs[:at]))):
+        for part in products.tiles(outputs[at], nbytes * math.prod(outputs[at + 1 :])):
+            yield (*before, part)
 
 
 def convolve(
-    image: NDArray, columns: NDArray, extents: tuple[int, int], window: tuple[Axis, Axis],
-    out: NDArray, finish: Finish, multiply: Multiply = multiply_fast,
+    image: NDArray, columns: NDArray, window: Window, out: NDArray, finish: products.Finish,
+    multiply: products.Multiply = products.multiply_fast,
 ) -> None:  # fmt: skip
-    """Fills *out* [batch, height, width, channels] from a padded *image* [batch, height, width,
-    depth].
+    """Fills *out* [batch, outputs ..., channels] from a padded *image* [batch, spatial ..., depth].
 
-    *columns* [channels, height * width * depth of one filter] has the type of the computation.
+    *columns* [channels, elements of one filter] has the type of the computation; the last dimension
+    of a filter is the depth of a group. The number of groups is the image's depth over a group's.
     *finish* gets the sums of some output positions at a time, all channels.
     """
     if not out.size:
         return
     channels, inner = columns.shape
-    height, width = extents
-    depth = inner // (height * width)
-    groups = image.shape[3] // depth
-    rows, across = window
-    if groups == 1 and inner == depth and rows.stride == across.stride == 1:
-        multiply_rows(
-            image.reshape(-1, depth), columns, out.reshape(-1, channels), finish, multiply
-        )
+    depth = inner // math.prod([axis.extent for axis in window])
+    groups = image.shape[-1] // depth
+    if groups == 1 and all(axis.extent == axis.stride == 1 for axis in window):
+        flat = image.reshape(-1, depth)
+        products.multiply_rows(flat, columns, out.reshape(-1, channels), finish, multiply)
         return
-    view = patches(image, rows, across)
+    view = patches(image, window)
     position = max(inner * groups, channels) * columns.itemsize
     for index in watched(range(len(out))):
-        for y in tiles(rows.outputs, across.outputs * position):
-            for x in tiles(across.outputs, (y.stop - y.start) * position):
-                tile = view[index, y, x]
-                sums = _grouped(tile, columns, groups, multiply)
-                finish(sums, out[index, y, x].reshape(-1, channels))
+        for block in blocks([axis.outputs for axis in window], position):
+            sums = _sums(view[(index, *block)], columns, depth, multiply)
+            finish(sums, out[(index, *block)].reshape(-1, channels))
 
 
-def _grouped(tile: NDArray, columns: NDArray, groups: int, multiply: Multiply) -> NDArray:
-    """Sums [positions, channels] of patches [height, width, filter height, filter width, depth]."""
-    positions, inner = tile.shape[0] * tile.shape[1], columns.shape[1]
-    if groups == 1:
-        flat = np.empty(tile.shape, columns.dtype)
-        np.copyto(flat, tile)
-        return multiply(flat.reshape(positions, inner), columns)
-    depth, each = tile.shape[4] // groups, len(columns) // groups
-    sums = np.empty((positions, len(columns)), columns.dtype)
+def _sums(tile: NDArray, columns: NDArray, depth: int, multiply: products.Multiply) -> NDArray:
+    """Sums [positions, channels] of patches [positions ..., extents ..., depth of all groups]."""
+    channels, inner = columns.shape
+    groups = tile.shape[-1] // depth
+    each = channels // groups
+    parts = []
     for group in watched(range(groups)):
-        flat = np.empty((*tile.shape[:4], depth), columns.dtype)
-        np.copyto(flat, tile[..., group * depth : (group + 1) * depth])
-        channels = slice(group * each, (group + 1) * each)
-        sums[:, channels] = multiply(flat.reshape(positions, inner), columns[channels])
-    return sums
+        part = tile[..., group * depth : (group + 1) * depth]
+        flat = np.empty(part.shape, columns.dtype)
+        np.copyto(flat, part)
+        rows = columns[group * each : (group + 1) * each]
+        parts.append(multiply(flat.reshape(-1, inner), rows))
+    return parts[0] if groups == 1 else np.concatenate(parts, axis=1)
 
 
-def _extents(filters: NDArray) -> tuple[int, int]:
-    height, width = filters.shape[1:3]
-    return height, width
+def convolution(site: Site, form: Form, windows: Windows, axis: int = 0) -> Prepare:
+    """Prepares a convolution with filters whose dimension *axis* is that of the channels."""
+    dtype = site.output().dtype.numpy
+
+    def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
+        columns, parts, multiply = form(np.moveaxis(filters, axis, 0), bias)
+
+        def layer(image: NDArray) -> NDArray:
+            window = windows(image, filters)
+            shape = len(image), *(each.outputs for each in window), filters.shape[axis]
+            out = np.empty(shape, dtype)
+            for index, values, zero, finish in parts(image) if out.size else ():
+                padded = pad(values, window, zero)
+                convolve(padded, columns, window, out[index], finish, multiply)
+            return out
+
+        return layer
+
+    return prepare
 
 
-def _output(image: NDArray, window: tuple[Axis, Axis], filters: NDArray, dtype: DType) -> NDArray:
-    rows, across = window
-    return np.empty((len(image), rows.outputs, across.outputs, len(filters)), dtype.numpy)
-
-
-def float_finish(bias: NDArray | None, activation: str, *, finite: bool = True) -> Finish:
-    """A function that adds the bias to sums in place, applies the fused activation and stores them.
-    With *finite*, infinities become the greatest floats.
+@kernel("CONV_2D")
+def conv_2d(site: Site) -> Kernel:
+    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid, whose
+    inputs are quantised asymmetrically if channels differ in scale, otherwise symmetrically.
     """
-    activation_bounds(activation)
-    clamp = clamp_to_finite if finite else clamp_in_place
-    offset = None if bias is None else bias.reshape(-1).astype(np.float32)
-
-    def finish(sums: NDArray, out: NDArray) -> None:
-        if offset is not None:
-            np.add(sums, offset, out=sums)
-        np.copyto(out, clamp(sums, activation), casting="unsafe")
-
-    return finish
+    steps, form = Steps.of(site.attributes), form_of(site, asymmetric=is_per_channel(site.input(1)))
+    return layer_kernel(
+        site, convolution(site, form, lambda x, filters: steps.over(x.shape, filters.shape[1:3]))
+    )
 
 
-def _float_layer(site: Site) -> Prepare:
-    steps = Steps.of(site.attributes)
-    activation = fused_activation(site)
-    dtype = site.output().dtype
+@kernel("CONV_3D")
+def conv_3d(site: Site) -> Kernel:
+    steps, form = _check_volume(site, 0), float_form(site)
 
-    def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
-        columns = flattened(filters).astype(np.float32, copy=False)
-        multiply, rest = float_product(site, bias)
-        finish = float_finish(rest, activation)
-        extents = _extents(filters)
+    def windows(volume: NDArray, filters: NDArray) -> Window:
+        if volume.ndim != 5 or volume.shape[4] != filters.shape[3]:
+            raise ShapeMismatch(f"a volume of shape {volume.shape} for filters of {filters.shape}")
+        window = steps.over(volume.shape, filters.shape[:3])
+        shape = len(volume), *(each.outputs for each in window), filters.shape[4]
+        checked(shape, "a convolution")
+        return window
 
-        def layer(image: NDArray) -> NDArray:
-            window = steps.over(image.shape, extents)
-            out = _output(image, window, filters, dtype)
-            convolve(pad(image, *window, 0), columns, extents, window, out, finish, multiply)
-            return out
-
-        return layer
-
-    return prepare
+    return layer_kernel(site, convolution(site, form, windows, axis=4))
 
 
-def _quantized_layer(site: Site) -> Prepare:
-    steps = Steps.of(site.attributes)
-    scaling = Scaling.of(site, source=0, weights=1, bias=2, axis=0)
-    operand, dtype = site.input(1), site.output().dtype
-    signed = scaling.signed_input
-
-    def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
-        weights = centred(filters, operand)
-        columns = Columns(flattened(weights), signed.magnitude)
-        finish = scaling.requantizer(columns.bound, columns.sums, bias)
-        extents = _extents(filters)
-
-        def layer(image: NDArray) -> NDArray:
-            window = steps.over(image.shape, extents)
-            out = _output(image, window, filters, dtype)
-            padded = pad(signed.signed(image), *window, signed.zero_point)
-            convolve(padded, columns.values, extents, window, out, finish)
-            return out
-
-        return layer
-
-    return prepare
+def _check_volume(site: Site, volume: int) -> Steps:
+    """The windows of a float operation. Raises `Unsupported` for other types."""
+    operands = [site.input(volume), site.input(1), site.output()]
+    site.require_types(all(operand.dtype is DType.FLOAT32 for operand in operands))
+    return Steps.of(site.attributes, AXES)
 
 
-def _hybrid_layer(site: Site) -> Prepare:
-    """Inputs are quantised asymmetrically if channels differ in scale, otherwise symmetrically."""
-    steps = Steps.of(site.attributes)
-    activation = fused_activation(site)
-    operand = site.input(1)
-    scaling = weight_scales(operand, axis=0)
-    asymmetric = is_per_channel(operand)
+@kernel("CONV_3D_TRANSPOSE")
+def conv_3d_transpose(site: Site) -> Kernel:
+    """The gradient of CONV_3D with respect to its input; the output's shape is the first input."""
+    steps, activation = _check_volume(site, 2), fused_activation(site)
+    biased = site.has(3)
 
-    def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
-        weights = flattened(weight_values(filters, operand))
-        columns = Columns(weights, 2 * MAGNITUDE)
-        extents = _extents(filters)
+    def run(inputs: Inputs) -> Outputs:
+        shape = checked(dimensions(inputs[0]), "a convolution")
+        filters, volume = given(inputs[1]), given(inputs[2])
+        *extents, channels, depth = filters.shape
+        fits = len(shape) == 5 and (shape[0], shape[4]) == (len(volume), channels)
+        if not fits or volume.shape[4] != depth:
+            raise ShapeMismatch(
+                f"an output of shape {shape} of a volume of {volume.shape} "
+                f"and filters of {filters.shape}"
+            )
+        finish = float_finish(inputs[3] if biased else None, activation)
+        window = steps.over(shape, extents)
+        out = np.zeros(shape, np.float32)
+        for part, target in zip(volume, out, strict=True):
+            spread(part, filters, window, target)
+        sums = out.reshape(-1, channels)
+        finish(sums, sums)
+        return (out,)
 
-        def layer(image: NDArray) -> NDArray:
-            window = steps.over(image.shape, extents)
-            out = _output(image, window, filters, DType.FLOAT32)
-            rows = quantize_rows(flattened(image), asymmetric=asymmetric)
-            for index, values in enumerate(rows.values.reshape(image.shape)):
-                scale, offset = rows.scales[index], rows.offsets[index]
-                finish = HybridFinish(columns.sums, scaling, bias, activation, scale, offset)
-                padded = pad(values[None], *window, int(offset))
-                convolve(padded, columns.values, extents, window, out[index : index + 1], finish)
-            return out
-
-        return layer
-
-    return prepare
-
-
-Form: TypeAlias = Callable[[Site], Prepare]
-"""Prepares a layer in one numeric form."""
+    return run
 
 
-def layer_by_types(site: Site, real: Form, quantized: Form, hybrid: Form | None = None) -> Kernel:
-    """The kernel of a layer (image, weights, optional bias) in the form that its types select.
-    Raises `Unsupported` if none of the given forms matches the types.
+def spread(volume: NDArray, taps: NDArray, window: Window, out: NDArray) -> None:
+    """Adds each element of *volume* [spatial ..., depth] times *taps* [extents ..., channels,
+    depth] to the elements of *out* [spatial ..., channels] that they reach.
+
+    *window* is that of the convolution from *out*'s size to the volume's.
     """
-    source, weights, target = site.input(0), site.input(1), site.output()
-    if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
-        return layer_kernel(site, real(site))
-    if source.dtype in QUANTIZED and target.dtype is source.dtype:
-        return layer_kernel(site, quantized(site))
-    if (
-        hybrid is not None
-        and source.dtype is target.dtype is DType.FLOAT32
-        and weights.dtype in NARROW
-    ):
-        return layer_kernel(site, hybrid(site))
-    raise site.unsupported_types()
+    for place in watched(np.ndindex(taps.shape[:-2])):
+        source, target = [], []
+        for at, axis, size, whole in zip(place, window, volume.shape, out.shape, strict=False):
+            offset = at * axis.dilation - axis.before
+            first = max(0, -(offset // axis.stride))
+            last = max(first, min(size, (whole - 1 - offset) // axis.stride + 1))
+            source.append(slice(first, last))
+            start = offset + first * axis.stride
+            target.append(slice(start, start + (last - first) * axis.stride, axis.stride))
+        part = volume[tuple(source)]
+        if part.size:
+            out[tuple(target)] += np.matmul(part, taps[place].T)
 
 
 def channels_first(site: Site) -> bool:
@@ -246,3 +210,57 @@ def to_nhwc(image: NDArray, first: bool) -> NDArray:
 def from_nhwc(image: NDArray, first: bool) -> NDArray:
     """The inverse of `to_nhwc`, contiguous."""
     return np.asarray(image.transpose(0, 3, 1, 2), order="C") if first else image
+
+
+@kernel("GROUPED_CONV_2D")
+def grouped_conv_2d(site: Site) -> Kernel:
+    """Float, and 8-bit with one scale or one for each channel."""
+    grouping, form = Grouping.of(site), form_of(site, asymmetric=None)
+    prepare_last = convolution(site, form, grouping.windows)
+    first = channels_first(site)
+
+    def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
+        layer = prepare_last(filters, bias)
+        return lambda x: from_nhwc(layer(np.ascontiguousarray(to_nhwc(x, first))), first)
+
+    return layer_kernel(site, prepare)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The attributes: strides (height, width) and padding (left, right, top, bottom)."""
+
+    groups: int
+    strides: tuple[int, int]
+    padding: str
+    pads: tuple[int, ...]
+
+    @classmethod
+    def of(cls, site: Site) -> Grouping:
+        attributes = site.attributes
+        strides = attributes.integer("stride_h"), attributes.integer("stride_w")
+        groups, padding = attributes.integer("groups"), attributes.text("padding")
+        pads = attributes.integers("explicit_padding")
+        require(min(groups, *strides) > 0, f"{groups} groups")
+        if padding == "EXPLICIT":
+            require(len(pads) == 4 and min(pads) >= 0, f"a padding of {pads}")
+        return cls(groups, strides, padding, pads)
+
+    def windows(self, image: NDArray, filters: NDArray) -> Window:
+        """The windows over an NHWC *image*. Raises `ShapeMismatch` if the channels do not divide
+        evenly.
+        """
+        depth, outputs = filters.shape[3], len(filters)
+        if image.shape[3] != depth * self.groups or outputs % self.groups or not depth:
+            raise ShapeMismatch(
+                f"{image.shape[3]} channels and filters {filters.shape} in {self.groups} groups"
+            )
+        return [self._axis(image.shape[1 + at], filters.shape[1 + at], at) for at in (0, 1)]
+
+    def _axis(self, size: int, extent: int, at: int) -> Axis:
+        stride = self.strides[at]
+        if self.padding != "EXPLICIT":
+            return slide(size, extent, stride, 1, self.padding)
+        before, after = (self.pads[2:], self.pads[:2])[at]
+        whole = slide(size + before + after, extent, stride, 1, "VALID")
+        return Axis(size, extent, stride, 1, whole.outputs, before, whole.padded - before - size)

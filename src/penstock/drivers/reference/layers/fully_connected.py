@@ -22,7 +22,7 @@ from penstock.drivers.reference.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.layers.convolution import float_finish
+from penstock.drivers.reference.layers.forms import Form, float_form, quantized_form
 from penstock.drivers.reference.layers.weight_formats import block_scaled, shuffled_layer
 from penstock.drivers.reference.numerics.hybrid import (
     MAGNITUDE,
@@ -36,7 +36,6 @@ from penstock.drivers.reference.numerics.hybrid import (
 from penstock.drivers.reference.numerics.products import (
     Columns,
     exact_dtype,
-    float_product,
     multiply_rows,
 )
 from penstock.drivers.reference.numerics.requantize import (
@@ -51,7 +50,6 @@ from penstock.drivers.reference.numerics.weights import (
     Layer,
     Prepare,
     Scaling,
-    centred,
     given,
     layer_kernel,
 )
@@ -72,9 +70,10 @@ def fully_connected(site: Site) -> Kernel:
     if site.has(3):
         return block_scaled(site)
     if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
-        return layer_kernel(site, _float_layer(site))
+        return layer_kernel(site, _dense(site, float_form(site)))
     if source.dtype in QUANTIZED and target.dtype in {source.dtype, DType.INT16}:
-        return layer_kernel(site, _quantized_layer(site))
+        scaling = Scaling.of(site, source=0, weights=1, bias=2, axis=0)
+        return layer_kernel(site, _dense(site, quantized_form(site, scaling, real=True)))
     if source.dtype is target.dtype is DType.FLOAT32 and weights.dtype in NARROW:
         return layer_kernel(site, _hybrid_layer(site))
     raise site.unsupported_types()
@@ -93,48 +92,18 @@ def _output(site: Site) -> Callable[[NDArray, NDArray], NDArray]:
     return make
 
 
-def _float_layer(site: Site) -> Prepare:
-    activation = fused_activation(site)
-
+def _dense(site: Site, form: Form) -> Prepare:
     make = _output(site)
 
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         units, depth = weights.shape
-        columns = weights.astype(np.float32, copy=False)
-        multiply, rest = float_product(site, bias)
-        finish = float_finish(rest, activation)
+        columns, parts, multiply = form(weights, bias)
 
         def layer(source: NDArray) -> NDArray:
             out = make(source, weights)
-            if not out.size:
-                return out
-            rows, results = source.reshape(-1, depth), out.reshape(-1, units)
-            multiply_rows(rows, columns, results, finish, multiply)
-            return out
-
-        return layer
-
-    return prepare
-
-
-def _quantized_layer(site: Site) -> Prepare:
-    scaling = Scaling.of(site, source=0, weights=1, bias=2, axis=0)
-    operand = site.input(1)
-    signed = scaling.signed_input
-
-    make = _output(site)
-
-    def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
-        units, depth = weights.shape
-        columns = Columns(centred(weights, operand), signed.magnitude)
-        finish = scaling.real_requantizer(columns.bound, columns.sums, bias)
-
-        def layer(source: NDArray) -> NDArray:
-            out = make(source, weights)
-            if not out.size:
-                return out
-            rows = signed.signed(source).reshape(-1, depth)
-            multiply_rows(rows, columns.values, out.reshape(-1, units), finish)
+            for _, values, _, finish in parts(source) if out.size else ():
+                rows, results = values.reshape(-1, depth), out.reshape(-1, units)
+                multiply_rows(rows, columns, results, finish, multiply)
             return out
 
         return layer
@@ -151,7 +120,6 @@ def _hybrid_layer(site: Site) -> Prepare:
     asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
     operand = site.input(1)
     scaling = weight_scales(operand, axis=0)
-
     make = _output(site)
 
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:

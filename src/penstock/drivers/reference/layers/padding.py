@@ -1,19 +1,27 @@
-"""Windows over images: output sizes, implicit padding, and views of the patches."""
+"""Windows over images and volumes: output sizes, implicit padding, and views of the patches.
+
+Images are [batch, spatial ..., depth].
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from penstock.drivers.reference.kernel import Unsupported
+from penstock.drivers.reference.kernel import Unsupported, require
+from penstock.errors import ShapeMismatch
 from penstock.ir import Attributes, NDArray
 
-MAX_PADDED_BYTES: Final = 1 << 28
-MAX_GROWTH: Final = 64
-"""Greatest size of a padded image. Larger windows occur only in hostile files, and are refused."""
+MOST_PADDED: Final = 2**26
+PADDED_SHARE: Final = 8
+"""Padding may create `MOST_PADDED` elements, or this many times the number of elements. Larger
+windows occur only in hostile files.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +54,12 @@ class Axis:
         """
         front = max(0, self.before - (self.outputs - 1) * self.stride)
         back = max(0, self.extent - self.before - self.size)
-        return replace(
-            self,
-            extent=self.extent - front - back,
-            before=self.before - front,
-            after=self.after - back,
-        )
+        extent = self.extent - front - back
+        return replace(self, extent=extent, before=self.before - front, after=self.after - back)
+
+
+Window: TypeAlias = Sequence[Axis]
+"""One axis for each spatial dimension."""
 
 
 def slide(size: int, extent: int, stride: int, dilation: int, padding: str) -> Axis:
@@ -75,66 +83,61 @@ def slide(size: int, extent: int, stride: int, dilation: int, padding: str) -> A
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The window attributes of an operation, before any size is known."""
+    """The window attributes, one number for each spatial dimension, before any size is known."""
 
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
     padding: str
 
     @classmethod
-    def of(cls, attributes: Attributes) -> Steps:
-        """(height, width) strides and dilations; a dilation is 1 if the operation has none."""
-        stride = attributes.integer("stride_h"), attributes.integer("stride_w")
-        dilation = (1, 1)
-        if "dilation_h_factor" in attributes:
-            dilation = (
-                attributes.integer("dilation_h_factor"),
-                attributes.integer("dilation_w_factor"),
-            )
-        if min(*stride, *dilation) < 1:
-            raise Unsupported(f"strides {stride} and dilations {dilation}")
+    def of(cls, attributes: Attributes, axes: str = "hw") -> Steps:
+        """Strides and dilations along *axes*; a dilation is 1 if the operation has none."""
+        stride = tuple(attributes.integer(f"stride_{axis}") for axis in axes)
+        names = [f"dilation_{axis}_factor" for axis in axes]
+        dilation = tuple(attributes.integer(n) if n in attributes else 1 for n in names)
+        require(min(*stride, *dilation) > 0, f"strides {stride} and dilations {dilation}")
         return cls(stride, dilation, attributes.text("padding"))
 
-    def over(self, image: tuple[int, ...], extents: tuple[int, int]) -> tuple[Axis, Axis]:
-        """The windows of *extents* over the height and width of an NHWC shape."""
-        rows, columns = (
-            slide(image[1 + i], extents[i], self.stride[i], self.dilation[i], self.padding)
-            for i in (0, 1)
-        )
-        return rows, columns
+    def over(self, shape: Sequence[int], extents: Sequence[int]) -> list[Axis]:
+        """The windows of *extents* over the spatial dimensions of *shape*."""
+        sizes = shape[1 : 1 + len(extents)]
+        numbers = zip(sizes, extents, self.stride, self.dilation, strict=True)
+        return [slide(*each, self.padding) for each in numbers]
 
 
-def pad(image: NDArray, rows: Axis, columns: Axis, value: float) -> NDArray:
-    """*image* (NHWC) with padding of *value*, cropped to the elements that windows read. A view if
-    nothing is padded.
+def check_padded(elements: int, before: int) -> None:
+    """Raises `ShapeMismatch` if padding enlarges *before* elements to far more *elements*."""
+    if elements > max(MOST_PADDED, PADDED_SHARE * before):
+        raise ShapeMismatch(f"an operand of {before} elements padded to {elements}")
+
+
+def pad(image: NDArray, window: Window, value: float) -> NDArray:
+    """*image* with padding of *value*, cropped to the elements that windows read. A view if nothing
+    is padded.
     """
-    image = image[:, : rows.size + min(rows.after, 0), : columns.size + min(columns.after, 0)]
-    top, bottom = rows.before, max(rows.after, 0)
-    left, right = columns.before, max(columns.after, 0)
-    if not (top or bottom or left or right):
+    image = image[(slice(None), *[slice(axis.size + min(axis.after, 0)) for axis in window])]
+    sizes = image.shape[1:-1]
+    edges = [(axis.before, axis.before + n) for axis, n in zip(window, sizes, strict=True)]
+    spatial = [end + max(axis.after, 0) for axis, (_, end) in zip(window, edges, strict=True)]
+    shape = len(image), *spatial, image.shape[-1]
+    if shape == image.shape:
         return image
-    batch, height, width, depth = image.shape
-    nbytes = batch * (top + height + bottom) * (left + width + right) * depth * image.itemsize
-    if nbytes > max(MAX_PADDED_BYTES, MAX_GROWTH * image.nbytes):
-        raise MemoryError(f"padding would make an image of {image.nbytes} bytes one of {nbytes}")
-    padded = np.empty((batch, top + height + bottom, left + width + right, depth), image.dtype)
-    padded[:, :top] = value
-    padded[:, top + height :] = value
-    padded[:, top : top + height, :left] = value
-    padded[:, top : top + height, left + width :] = value
-    padded[:, top : top + height, left : left + width] = image
+    check_padded(math.prod(shape), image.size)
+    padded = np.empty(shape, image.dtype)
+    inside: tuple[slice, ...] = (slice(None),)
+    for start, end in edges:
+        padded[(*inside, slice(start))] = value
+        padded[(*inside, slice(end, None))] = value
+        inside = *inside, slice(start, end)
+    padded[inside] = image
     return padded
 
 
-def patches(image: NDArray, rows: Axis, columns: Axis) -> NDArray:
-    """The windows of a padded NHWC *image*: a view [batch, out height, out width, height, width,
-    depth].
-    """
-    batch, _, _, depth = image.shape
-    b, h, w, d = image.strides
-    return as_strided(
-        image,
-        (batch, rows.outputs, columns.outputs, rows.extent, columns.extent, depth),
-        (b, h * rows.stride, w * columns.stride, h * rows.dilation, w * columns.dilation, d),
-        writeable=False,
-    )
+def patches(image: NDArray, window: Window) -> NDArray:
+    """The windows of a padded *image*: a view [batch, outputs ..., extents ..., depth]."""
+    batch, *steps, depth = image.strides
+    strides = [step * axis.stride for step, axis in zip(steps, window, strict=True)]
+    holes = [step * axis.dilation for step, axis in zip(steps, window, strict=True)]
+    outputs, extents = [axis.outputs for axis in window], [axis.extent for axis in window]
+    shape = len(image), *outputs, *extents, image.shape[-1]
+    return as_strided(image, shape, (batch, *strides, *holes, depth), writeable=False)

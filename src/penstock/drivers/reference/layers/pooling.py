@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, Unsupported, kernel
-from penstock.drivers.reference.layers.convolution import float_finish
-from penstock.drivers.reference.layers.padding import Axis, Steps, pad, patches
+from penstock.drivers.reference.layers.forms import float_finish
+from penstock.drivers.reference.layers.padding import Steps, Window, pad, patches
 from penstock.drivers.reference.layers.transpose_convolution import spread
 from penstock.drivers.reference.numerics.requantize import (
     activation_bounds,
@@ -28,11 +28,11 @@ from penstock.drivers.reference.numerics.requantize import (
 from penstock.drivers.reference.numerics.weights import given
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
-from penstock.ir.operations.custom_options import WindowedPool, transpose_conv_bias, windowed_pool
+from penstock.ir.operations.custom_options import transpose_conv_bias, windowed_pool
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 
-Reduce: TypeAlias = Callable[[NDArray, tuple[Axis, Axis]], NDArray]
+Reduce: TypeAlias = Callable[[NDArray, Window], NDArray]
 
 
 @kernel("MAX_POOL_2D")
@@ -80,7 +80,7 @@ def _pool(site: Site, reduce: Reduce) -> Kernel:
     return run
 
 
-def _combine(image: NDArray, axes: tuple[Axis, Axis], function: np.ufunc) -> NDArray:
+def _combine(image: NDArray, axes: Window, function: np.ufunc) -> NDArray:
     """Combines every window of a padded image, first along its height, then along its width.
 
     The result is a new array of the image's type.
@@ -96,7 +96,7 @@ def _combine(image: NDArray, axes: tuple[Axis, Axis], function: np.ufunc) -> NDA
     return image
 
 
-def _counts(axes: tuple[Axis, Axis]) -> NDArray:
+def _counts(axes: Window) -> NDArray:
     """The number of elements of the image in each window: int64 [height, width, 1]."""
     rows, across = (
         np.array(
@@ -113,21 +113,21 @@ def _counts(axes: tuple[Axis, Axis]) -> NDArray:
     return np.asarray(rows[:, None, None] * across[:, None])
 
 
-def _maximum(image: NDArray, axes: tuple[Axis, Axis]) -> NDArray:
+def _maximum(image: NDArray, axes: Window) -> NDArray:
     """The greatest value; NaN is ignored."""
     least = np.iinfo(image.dtype).min if image.dtype.kind in "iu" else -np.inf
-    greatest = _combine(pad(image, *axes, least), axes, np.fmax)
+    greatest = _combine(pad(image, axes, least), axes, np.fmax)
     np.fmax(greatest, greatest.dtype.type(least), out=greatest)
     return greatest
 
 
-def _average(image: NDArray, axes: tuple[Axis, Axis]) -> NDArray:
+def _average(image: NDArray, axes: Window) -> NDArray:
     """The mean; integer means are rounded to the nearest, halves away from zero."""
     counts = _counts(axes)
     if image.dtype.kind not in "iu":
-        sums = _combine(pad(image.astype(np.float32, copy=False), *axes, 0), axes, np.add)
+        sums = _combine(pad(image.astype(np.float32, copy=False), axes, 0), axes, np.add)
         return np.divide(sums, counts.astype(np.float32), out=sums)
-    sums = _combine(pad(image.astype(np.int64), *axes, 0), axes, np.add)
+    sums = _combine(pad(image.astype(np.int64), axes, 0), axes, np.add)
     signs = np.sign(sums)
     np.abs(sums, out=sums)
     sums += counts // 2
@@ -136,9 +136,9 @@ def _average(image: NDArray, axes: tuple[Axis, Axis]) -> NDArray:
     return sums
 
 
-def _root_mean_square(image: NDArray, axes: tuple[Axis, Axis]) -> NDArray:
+def _root_mean_square(image: NDArray, axes: Window) -> NDArray:
     real = image.astype(np.float32)
-    squares = _combine(pad(np.square(real, out=real), *axes, 0), axes, np.add)
+    squares = _combine(pad(np.square(real, out=real), axes, 0), axes, np.add)
     np.divide(squares, _counts(axes).astype(np.float32), out=squares)
     return np.sqrt(squares, out=squares)
 
@@ -165,7 +165,7 @@ def convolution_transpose_bias(site: Site) -> Kernel:
             for i in (0, 1)
         )
         out = np.empty((len(image), height, width, len(filters)), np.float32)
-        spread(image, filters, extents, steps, out, float_finish(bias, "NONE", finite=False))
+        spread(image, filters, steps, out, float_finish(bias, "NONE", finite=False))
         return [out]
 
     return run
@@ -186,13 +186,12 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
     options = windowed_pool(site.attributes)
     activation_bounds(options.fused_activation_function)
     site.require_types(site.output(1).dtype is DType.FLOAT32)
+    steps = Steps((options.stride_h, options.stride_w), (1, 1), options.padding)
 
     def run(inputs: Inputs) -> Outputs:
         image = given(inputs[0])
-        rows, columns = _steps(options).over(
-            image.shape, (options.filter_height, options.filter_width)
-        )
-        windows = patches(pad(image, rows, columns, -np.inf), rows, columns)
+        window = steps.over(image.shape, (options.filter_height, options.filter_width))
+        windows = patches(pad(image, window, -np.inf), window)
         batch, height, width, tall, wide, depth = windows.shape
         by_column = windows.transpose(0, 1, 2, 4, 3, 5)
         flat = by_column.reshape(batch, height, width, tall * wide, depth)
@@ -228,7 +227,3 @@ def max_unpooling(site: Site) -> Kernel:
         return [spaced.reshape(batch, height * tall, width * wide, depth)]
 
     return run
-
-
-def _steps(options: WindowedPool) -> Steps:
-    return Steps((options.stride_h, options.stride_w), (1, 1), options.padding)

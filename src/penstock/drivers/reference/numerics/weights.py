@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,24 +23,30 @@ REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 """Types of layers that are computed in float32."""
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
-Layer = Callable[[NDArray], NDArray]
-"""Computes one layer from its input. The layer's weights are prepared."""
+
+Layer = Callable[..., NDArray]
+"""Computes one layer from its inputs. The layer's weights are prepared."""
 
 Prepare = Callable[[NDArray, "NDArray | None"], Layer]
 """Prepares a layer with given weights and bias."""
 
 
-def layer_kernel(site: kernel.Site, prepare: Prepare) -> kernel.Kernel:
-    """The kernel of a layer whose inputs are an image, weights and an optional bias.
+def layer_kernel(
+    site: kernel.Site, prepare: Prepare, sources: Sequence[int] = (0,), bias: int = 2
+) -> kernel.Kernel:
+    """The kernel of a layer whose weights are input 1. *sources* are the positions of the layer's
+    other inputs, *bias* that of an optional bias.
 
     Constant weights and bias are prepared once, computed ones in each run.
     """
-    weights, bias, biased = site.constant(1), site.constant(2), site.has(2)
-    if weights is not None and (bias is not None or not biased):
-        layer = prepare(weights, bias)
-        return lambda inputs: (layer(given(inputs[0])),)
+    weights, offset, biased = site.constant(1), site.constant(bias), site.has(bias)
+    if weights is not None and (offset is not None or not biased):
+        layer = prepare(weights, offset)
+        return lambda inputs: (layer(*[given(inputs[i]) for i in sources]),)
     return lambda inputs: (
-        prepare(given(inputs[1]), inputs[2] if biased else None)(given(inputs[0])),
+        prepare(given(inputs[1]), inputs[bias] if biased else None)(
+            *[given(inputs[i]) for i in sources]
+        ),
     )
 
 

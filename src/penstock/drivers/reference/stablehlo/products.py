@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
-from penstock.drivers.reference.layers.convolution_3d import check_padded, convolve
-from penstock.drivers.reference.layers.padding import Axis, slide
+from penstock.drivers.reference.layers.convolution import convolve
+from penstock.drivers.reference.layers.padding import Axis, check_padded, slide
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.stablehlo.elementwise import ANY, SMALL
 from penstock.drivers.reference.stablehlo.structure import padded

@@ -26,7 +26,7 @@ from penstock.drivers.reference.kernel import (
     kernel,
     require,
 )
-from penstock.drivers.reference.layers.convolution_3d import check_padded
+from penstock.drivers.reference.layers.padding import check_padded
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.stablehlo.elementwise import FUNCTIONS, larger, smaller
 from penstock.drivers.reference.stablehlo.structure import padded

@@ -1,0 +1,149 @@
+"""The numeric forms of layers with weights: float, quantised and hybrid.
+
+A form prepares weights as a matrix, and converts images to the numbers that it multiplies. Each
+kind of layer then computes the sums in a way of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from penstock.drivers.reference.kernel import Site
+from penstock.drivers.reference.numerics import hybrid, requantize
+from penstock.drivers.reference.numerics.products import (
+    Columns,
+    Finish,
+    Multiply,
+    float_product,
+    multiply_fast,
+)
+from penstock.drivers.reference.numerics.weights import (
+    QUANTIZED,
+    REAL,
+    Scaling,
+    centred,
+    flattened,
+)
+from penstock.ir import DType, NDArray
+
+EVERY: Final = slice(None)
+ONE: Final = np.ones(1, np.float32)
+
+
+class Part(NamedTuple):
+    """Images of a batch that share a `Finish`: their indexes, their numbers, and the number
+    that stands for zero.
+    """
+
+    images: slice
+    values: NDArray
+    zero: int
+    finish: Finish
+
+
+class Prepared(NamedTuple):
+    """Weights [channels, elements of one filter] in the type of the sums."""
+
+    columns: NDArray
+    parts: Callable[[NDArray], Iterable[Part]]
+    multiply: Multiply = multiply_fast
+
+
+Form: TypeAlias = Callable[[NDArray, "NDArray | None"], Prepared]
+"""Prepares filters [channels, ...] and a bias."""
+
+
+def form_of(
+    site: Site, source: int = 0, bias: int = 2, axis: int = 0, *, asymmetric: bool | None = True,
+    centre: bool = False, depthwise: bool = False,
+) -> Form:  # fmt: skip
+    """The form that the types of a layer select. Raises `Unsupported` for other types.
+
+    *source* and *bias* are positions of inputs, *axis* the filters' dimension of channels.
+    *asymmetric* is the quantisation of hybrid inputs; None if the layer has no hybrid form.
+    *centre* says that the layer subtracts a part's `zero` from its values.
+    """
+    given, weights, made = site.input(source).dtype, site.input(1).dtype, site.output().dtype
+    if given in REAL and weights is given is made:
+        return float_form(site, matrix=not (centre or depthwise))
+    if given in QUANTIZED and made is given:
+        scaling = Scaling.of(site, source=source, weights=1, bias=bias, axis=axis)
+        return quantized_form(site, scaling, centre=centre)
+    if asymmetric is not None and given is made is DType.FLOAT32 and weights in hybrid.NARROW:
+        return _hybrid_form(site, axis, asymmetric, centre, depthwise)
+    raise site.unsupported_types()
+
+
+def float_form(site: Site, *, matrix: bool = True) -> Form:
+    """Computes in float32. *matrix*: in the order of sums that the site asks for."""
+    activation = requantize.fused_activation(site)
+
+    def prepare(filters: NDArray, bias: NDArray | None) -> Prepared:
+        columns = flattened(filters).astype(np.float32, copy=False)
+        multiply, rest = float_product(site, bias) if matrix else (multiply_fast, bias)
+        finish = float_finish(rest, activation)
+        return Prepared(columns, lambda x: (Part(EVERY, x, 0, finish),), multiply)
+
+    return prepare
+
+
+def float_finish(bias: NDArray | None, activation: str, *, finite: bool = True) -> Finish:
+    """A function that adds the bias to sums in place, applies the fused activation and stores them.
+    With *finite*, infinities become the greatest floats.
+    """
+    requantize.activation_bounds(activation)
+    clamp = requantize.clamp_to_finite if finite else requantize.clamp_in_place
+    offset = None if bias is None else bias.reshape(-1).astype(np.float32)
+
+    def finish(sums: NDArray, out: NDArray) -> None:
+        if offset is not None:
+            np.add(sums, offset, out=sums)
+        np.copyto(out, clamp(sums, activation), casting="unsafe")
+
+    return finish
+
+
+def quantized_form(
+    site: Site, scaling: Scaling, *, centre: bool = False, real: bool = False
+) -> Form:
+    """Computes in integers. *real*: scales in float64, as FULLY_CONNECTED does."""
+    operand, signed = site.input(1), scaling.signed_input
+    magnitude = signed.magnitude + (abs(signed.zero_point) if centre else 0)
+
+    def prepare(filters: NDArray, bias: NDArray | None) -> Prepared:
+        columns = Columns(flattened(centred(filters, operand)), magnitude)
+        sums = np.zeros_like(columns.sums) if centre else columns.sums
+        requantizer = scaling.real_requantizer if real else scaling.requantizer
+        finish = requantizer(columns.bound, sums, bias)
+        zero = signed.zero_point
+        return Prepared(columns.values, lambda x: (Part(EVERY, signed.signed(x), zero, finish),))
+
+    return prepare
+
+
+def _hybrid_form(site: Site, axis: int, asymmetric: bool, centre: bool, depthwise: bool) -> Form:
+    """Quantises each image over its own range."""
+    activation, operand = requantize.fused_activation(site), site.input(1)
+    scaling = hybrid.weight_scales(operand, axis)
+
+    def prepare(filters: NDArray, bias: NDArray | None) -> Prepared:
+        columns = Columns(flattened(hybrid.weight_values(filters, operand)), 2 * hybrid.MAGNITUDE)
+
+        def parts(images: NDArray) -> Iterator[Part]:
+            rows = hybrid.quantize_rows(flattened(images), asymmetric=asymmetric)
+            for index, values in enumerate(rows.values.reshape(images.shape)):
+                scale, offset = rows.scales[index], rows.offsets[index]
+                # DEPTHWISE_CONV_2D combines both scales. Other layers apply one after the other.
+                factors = (scaling * scale, ONE) if depthwise else (scaling, scale)
+                corrected = np.zeros_like(offset) if centre else offset
+                finish = hybrid.HybridFinish(
+                    columns.sums, factors[0], bias, activation, factors[1], corrected
+                )
+                yield Part(slice(index, index + 1), values[None], int(offset), finish)
+
+        return Prepared(columns.values, parts)
+
+    return prepare
