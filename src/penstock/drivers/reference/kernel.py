@@ -198,7 +198,7 @@ def kernel(*keys: str) -> Callable[[Builder], Builder]:
     return register
 
 
-def function(
+def direct(
     *keys: str, inputs: int = 0, check: Callable[[Site], object] | None = None
 ) -> Callable[[Callable[[Site, Inputs], Outputs]], Callable[[Site, Inputs], Outputs]]:
     """Registers the decorated function of a site and its inputs under *keys*. For operations

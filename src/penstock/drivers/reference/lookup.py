@@ -13,15 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    function,
-    kernel,
-    require,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.numerics.hybrid import NARROW, weight_scales, weight_values
 from penstock.drivers.reference.numerics.weights import flattened, given
 from penstock.drivers.reference.structure.shape import checked, dimensions
@@ -143,8 +135,8 @@ def _divide(total: NDArray, combiner: str, weights: NDArray) -> None:
     total /= summed if combiner == "MEAN" else np.sqrt(summed)
 
 
-@kernel("HASHTABLE_LOOKUP")
-def hashtable_lookup(site: Site) -> Kernel:
+@direct("HASHTABLE_LOOKUP")
+def hashtable_lookup(site: Site, inputs: Inputs) -> Outputs:
     """The values of the queried keys, and whether each key was found. The table's keys must be
     sorted.
 
@@ -153,17 +145,13 @@ def hashtable_lookup(site: Site) -> Kernel:
     """
     empty = b"" if site.output().dtype is DType.STRING else 0
     hits = site.output(1).dtype.numpy
-
-    def run(inputs: Inputs) -> Outputs:
-        queries, keys, values = (given(x) for x in inputs)
-        if not len(keys):
-            raise ShapeMismatch("HASHTABLE_LOOKUP in a table without rows")
-        places = _halve(keys, queries)
-        picked = values[places]
-        picked[places < 0] = empty
-        return picked, (places >= 0).astype(hits)
-
-    return run
+    queries, keys, values = (given(x) for x in inputs)
+    if not len(keys):
+        raise ShapeMismatch("HASHTABLE_LOOKUP in a table without rows")
+    places = _halve(keys, queries)
+    picked = values[places]
+    picked[places < 0] = empty
+    return picked, (places >= 0).astype(hits)
 
 
 def _halve(keys: NDArray, queries: NDArray) -> NDArray:
@@ -223,7 +211,7 @@ def _finder(keys: NDArray, strings: bool) -> Finder:
     return find
 
 
-@function("HASHTABLE_SIZE")
+@direct("HASHTABLE_SIZE")
 def hashtable_size(site: Site, inputs: Inputs) -> Outputs:
     dtype = site.output().dtype.numpy
     return (np.array([len(set(given(inputs[0]).reshape(-1).tolist()))], dtype),)
@@ -236,7 +224,7 @@ OVERHEAD: Final = 64
 SPACES: Final = frozenset(b" \t\n\v\f\r")
 
 
-@function("SKIP_GRAM")
+@direct("SKIP_GRAM")
 def skip_gram(site: Site, inputs: Inputs) -> Outputs:
     """The n-grams: `ngram_size` words of the first string, in order, with up to `max_skip_size`
     omitted words between two of them.

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel
+from penstock.drivers.reference.kernel import Inputs, Outputs, Site, direct
 from penstock.drivers.reference.numerics.weights import given
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -21,8 +21,8 @@ AT_ONCE: Final = 1 << 22
 """Number of bytes hashed in one step."""
 
 
-@kernel("LSH_PROJECTION")
-def lsh_projection(site: Site) -> Kernel:
+@direct("LSH_PROJECTION")
+def lsh_projection(site: Site, inputs: Inputs) -> Outputs:
     """One bit for each number of *hash*: whether a weighted sum of the fingerprints of the input's
     rows is positive. Each fingerprint is computed from the number's bytes, followed by the row's.
 
@@ -31,25 +31,21 @@ def lsh_projection(site: Site) -> Kernel:
     """
     sparse = site.attributes.text("type") == "SPARSE"
     strings = site.input(1).dtype is DType.STRING
-
-    def run(inputs: Inputs) -> Outputs:
-        table, items = given(inputs[0]), given(inputs[1])
-        weights = inputs[2] if len(inputs) > 2 else None
-        if weights is not None and weights.shape != items.shape[:1]:
-            raise ShapeMismatch(f"{weights.shape} weights for items of shape {items.shape}")
-        if not items.ndim or not len(items):
-            raise ShapeMismatch(f"LSH_PROJECTION of an input of shape {items.shape}")
-        rows = _string_rows(items) if strings else _rows(items)
-        bits = _bits(table.reshape(-1), rows, weights).reshape(table.shape)
-        if not sparse:
-            return (bits.reshape(-1).astype(np.int32),)
-        width = table.shape[-1]
-        places = np.arange(width - 1, -1, -1)
-        numbers = (bits.astype(np.int64) << places).sum(axis=1)
-        numbers += np.arange(len(bits), dtype=np.int64) << width
-        return (numbers.astype(np.uint32).view(np.int32),)
-
-    return run
+    table, items = given(inputs[0]), given(inputs[1])
+    weights = inputs[2] if len(inputs) > 2 else None
+    if weights is not None and weights.shape != items.shape[:1]:
+        raise ShapeMismatch(f"{weights.shape} weights for items of shape {items.shape}")
+    if not items.ndim or not len(items):
+        raise ShapeMismatch(f"LSH_PROJECTION of an input of shape {items.shape}")
+    rows = _string_rows(items) if strings else _rows(items)
+    bits = _bits(table.reshape(-1), rows, weights).reshape(table.shape)
+    if not sparse:
+        return (bits.reshape(-1).astype(np.int32),)
+    width = table.shape[-1]
+    places = np.arange(width - 1, -1, -1)
+    numbers = (bits.astype(np.int64) << places).sum(axis=1)
+    numbers += np.arange(len(bits), dtype=np.int64) << width
+    return (numbers.astype(np.uint32).view(np.int32),)
 
 
 def _rows(items: NDArray) -> NDArray:

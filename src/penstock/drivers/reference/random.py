@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock import knobs
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel
 from penstock.drivers.reference.numerics.one_operand import reader
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import checked, dimensions, scalar
@@ -186,49 +186,39 @@ _FILLS: Final[dict[str, Callable[[NDArray], NDArray]]] = {
 }
 
 
-@kernel(*_FILLS)
-def fill(site: Site) -> Kernel:
+@direct(*_FILLS, check=lambda s: s.require_types(s.output().dtype is DType.FLOAT32))
+def fill(site: Site, inputs: Inputs) -> Outputs:
     """A tensor of a given shape filled with random float32 numbers, from whole blocks of words."""
     generator, make = Generator.of(site), _FILLS[site.operation.type]
-    site.require_types(site.output().dtype is DType.FLOAT32)
-
-    def run(inputs: Inputs) -> Outputs:
-        shape = checked(dimensions(inputs[0]), site.operation.type)
-        size = math.prod(shape)
-        blocks = -(-size // WORDS)
-        position = inputs[1] if len(inputs) > 1 else None
-        numbers = generator.singles(position, size, make)
-        return _results(site, numbers.reshape(shape), position, blocks)
-
-    return run
+    shape = checked(dimensions(inputs[0]), site.operation.type)
+    size = math.prod(shape)
+    blocks = -(-size // WORDS)
+    position = inputs[1] if len(inputs) > 1 else None
+    numbers = generator.singles(position, size, make)
+    return _results(site, numbers.reshape(shape), position, blocks)
 
 
-@kernel("MULTINOMIAL")
-def multinomial(site: Site) -> Kernel:
+@direct("MULTINOMIAL", check=lambda s: s.require_types(s.input(0).dtype is DType.FLOAT32))
+def multinomial(site: Site, inputs: Inputs) -> Outputs:
     """Samples classes with probabilities proportional to the exponentials of their logits.
 
     Logits that are not finite are ignored, and the greatest of a row is subtracted first. The
     sample is the first class whose running sum, in float64, exceeds a uniform part of the total.
     """
     generator, dtype = Generator.of(site), site.output().dtype.numpy
-    site.require_types(site.input(0).dtype is DType.FLOAT32)
-
-    def run(inputs: Inputs) -> Outputs:
-        logits, (samples,) = given(inputs[0]), dimensions(inputs[1])
-        if logits.ndim != 2 or samples < 0 or (logits.size == 0 and samples and len(logits)):
-            raise ShapeMismatch(f"{samples} samples of logits of shape {logits.shape}")
-        rows = len(logits)
-        position = inputs[2] if len(inputs) > 2 else None
-        drawn = generator.reals(position, rows * samples)
-        result = np.empty((rows, samples), dtype)
-        step = max(1, AT_ONCE // max(1, samples * logits.shape[1]))
-        for start in range(0, rows, step):
-            part = slice(start, start + step)
-            result[part] = _draw(logits[part], drawn.reshape(rows, samples)[part])
-        blocks = rows * -(-samples // WORDS) * WORDS * BLOCKS_PER_SAMPLE
-        return _results(site, result, position, blocks)
-
-    return run
+    logits, (samples,) = given(inputs[0]), dimensions(inputs[1])
+    if logits.ndim != 2 or samples < 0 or (logits.size == 0 and samples and len(logits)):
+        raise ShapeMismatch(f"{samples} samples of logits of shape {logits.shape}")
+    rows = len(logits)
+    position = inputs[2] if len(inputs) > 2 else None
+    drawn = generator.reals(position, rows * samples)
+    result = np.empty((rows, samples), dtype)
+    step = max(1, AT_ONCE // max(1, samples * logits.shape[1]))
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        result[part] = _draw(logits[part], drawn.reshape(rows, samples)[part])
+    blocks = rows * -(-samples // WORDS) * WORDS * BLOCKS_PER_SAMPLE
+    return _results(site, result, position, blocks)
 
 
 def _draw(logits: NDArray, parts: NDArray) -> NDArray:

@@ -153,4 +153,4 @@ def test_overlap_is_intersection_over_union() -> None:
 def test_boxes_that_are_not_float_are_refused() -> None:
     whole, real = Operand(DType.INT32, (4, 4)), Operand(DType.FLOAT32, (4,))
     given = [whole, real, *[Operand(DType.FLOAT32, ())] * 3]
-    assert "boxes" in refusal("NON_MAX_SUPPRESSION_V4", given, [whole, whole])
+    assert "of (int32, " in refusal("NON_MAX_SUPPRESSION_V4", given, [whole, whole])

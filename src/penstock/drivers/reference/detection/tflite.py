@@ -14,6 +14,7 @@ from penstock.drivers.reference.kernel import (
     Kernel,
     Outputs,
     Site,
+    direct,
     kernel,
     require,
     tensor_quantization,
@@ -144,30 +145,28 @@ def _pop(heap: list[_Candidate]) -> _Candidate:
     return best
 
 
-@kernel("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
-def non_max_suppression(site: Site) -> Kernel:
+@direct(
+    "NON_MAX_SUPPRESSION_V4",
+    "NON_MAX_SUPPRESSION_V5",
+    check=lambda s: s.require_types({s.input(0).dtype, s.input(1).dtype} == {DType.FLOAT32}),
+)
+def non_max_suppression(site: Site, inputs: Inputs) -> Outputs:
     """Indexes of the chosen boxes, padded with zeros to the limit (V5: also their scores after
     decay), and their number.
     """
     soft = site.operation.type.endswith("V5")
-    require(site.input(0).dtype is DType.FLOAT32, "boxes that are not float32")
-    require(site.input(1).dtype is DType.FLOAT32, "scores that are not float32")
-
-    def run(inputs: Inputs) -> Outputs:
-        boxes, scores, limit, iou, least, *rest = [a for a in inputs if a is not None]
-        places = max(int(limit), 0)
-        sigma = float(rest[0]) if soft else 0.0
-        chosen = suppress(boxes, scores, places, float(iou), float(least), sigma)
-        indexes = np.zeros(places, np.int32)
-        indexes[: len(chosen.indexes)] = chosen.indexes
-        count = np.array(len(chosen.indexes), np.int32)
-        if not soft:
-            return [indexes, count]
-        kept = np.zeros(places, np.float32)
-        kept[: len(chosen.scores)] = chosen.scores
-        return [indexes, kept, count]
-
-    return run
+    boxes, scores, limit, iou, least, *rest = [a for a in inputs if a is not None]
+    places = max(int(limit), 0)
+    sigma = float(rest[0]) if soft else 0.0
+    chosen = suppress(boxes, scores, places, float(iou), float(least), sigma)
+    indexes = np.zeros(places, np.int32)
+    indexes[: len(chosen.indexes)] = chosen.indexes
+    count = np.array(len(chosen.indexes), np.int32)
+    if not soft:
+        return [indexes, count]
+    kept = np.zeros(places, np.float32)
+    kept[: len(chosen.scores)] = chosen.scores
+    return [indexes, kept, count]
 
 
 class Detections(NamedTuple):

@@ -8,25 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    kernel,
-    require,
-)
-from penstock.drivers.reference.numerics import fixed_point
-from penstock.drivers.reference.numerics.one_operand import (
-    QUANTIZED,
-    QUANTIZED_8,
-    SHORT_FLOATS,
-    by_bits,
-    by_parts,
-    look_up,
-    round_half_away,
-    stored_values,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
+from penstock.drivers.reference.numerics import fixed_point, one_operand
 from penstock.drivers.reference.numerics.requantize import activation_bounds, quantized_range
 from penstock.ir import DType, NDArray, Quantization
 
@@ -68,9 +51,11 @@ def div(site: Site) -> Kernel:
 def _is_quantized(site: Site) -> bool:
     """8-bit types are always quantised, int16 only if it has a scale."""
     dtype = site.input(0).dtype
-    found = dtype in QUANTIZED_8 or (dtype is DType.INT16 and bool(site.input(0).quantization))
+    found = dtype in one_operand.QUANTIZED_8 or (
+        dtype is DType.INT16 and bool(site.input(0).quantization)
+    )
     if found:
-        check_types(site, QUANTIZED)
+        check_types(site, one_operand.QUANTIZED)
     return found
 
 
@@ -175,10 +160,10 @@ def _scaled(
         scaled = fixed_point.rescale(wide, *multiplier)
         return -scaled if negate else scaled
 
-    if dtype not in QUANTIZED_8:
+    if dtype not in one_operand.QUANTIZED_8:
         return scale
-    table = by_bits(scale(stored_values(dtype)), dtype).astype(np.int32)
-    return lambda stored: look_up(table, stored)
+    table = one_operand.by_bits(scale(one_operand.stored_values(dtype)), dtype).astype(np.int32)
+    return lambda stored: one_operand.look_up(table, stored)
 
 
 def _power_of_two_sum(these: _Quantizations, powers: list[int], subtract: bool) -> Kernel:
@@ -228,7 +213,7 @@ def _quantized_quotient(site: Site) -> Kernel:
             raise ZeroDivisionError("DIV of quantised values by zero")
         if dtype is DType.INT16 and a.shape == b.shape:
             quotients = a.astype(np.float32) * scale_a / (b.astype(np.float32) * scale_b) / scale
-            return these.store(round_half_away(quotients).astype(np.int64), dtype)
+            return these.store(one_operand.round_half_away(quotients).astype(np.int64), dtype)
         wide_a = (a.astype(np.int64) - these.a.zero_point) * np.sign(wide_b)
         inverse, bits = fixed_point.reciprocal(np.abs(wide_b), 31)
         size = np.abs(wide_a)
@@ -259,11 +244,11 @@ def with_pair(compute: Pair, *, whole: bool = False) -> Kernel:
     16-bit floats are computed as float32 and rounded. A function is *whole* if its result depends
     on more than the elements at one position.
     """
-    apply = _whole if whole else by_parts
+    apply = _whole if whole else one_operand.by_parts
 
     def run(inputs: Inputs) -> Outputs:
         a, b = np.asarray(inputs[0]), np.asarray(inputs[1])
-        if a.dtype.name not in SHORT_FLOATS:
+        if a.dtype.name not in one_operand.SHORT_FLOATS:
             return (apply(compute, a, b),)
         result = apply(compute, a.astype(np.float32), b.astype(np.float32))
         return (result.astype(a.dtype) if result.dtype == np.float32 else result,)

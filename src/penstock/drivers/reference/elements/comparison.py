@@ -14,17 +14,12 @@ from penstock.drivers.reference.kernel import (
     Kernel,
     Outputs,
     Site,
+    direct,
     kernel,
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.numerics import fixed_point
-from penstock.drivers.reference.numerics.one_operand import (
-    QUANTIZED_8,
-    by_bits,
-    look_up,
-    stored_values,
-)
+from penstock.drivers.reference.numerics import fixed_point, one_operand
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 
@@ -51,7 +46,7 @@ def compare(site: Site) -> Kernel:
     function = COMPARISONS[name]
     site.require_types(dtype is site.input(1).dtype)
     equality = name in {"EQUAL", "NOT_EQUAL"}
-    scaled = dtype in QUANTIZED_8 or (
+    scaled = dtype in one_operand.QUANTIZED_8 or (
         equality and dtype is DType.INT16 and site.input(0).quantization is not None
     )
     if scaled:
@@ -71,10 +66,10 @@ def _scale(operand: Operand, role: str) -> Callable[[NDArray], NDArray]:
         wide = (stored.astype(np.int64) - quantization.zero_point) << 8
         return fixed_point.rescale(wide, *multiplier)
 
-    if operand.dtype not in QUANTIZED_8:
+    if operand.dtype not in one_operand.QUANTIZED_8:
         return scale
-    table = by_bits(scale(stored_values(operand.dtype)), operand.dtype)
-    return lambda stored: look_up(table, stored)
+    table = one_operand.by_bits(scale(one_operand.stored_values(operand.dtype)), operand.dtype)
+    return lambda stored: one_operand.look_up(table, stored)
 
 
 @kernel("LOGICAL_AND", "LOGICAL_OR")
@@ -92,28 +87,25 @@ def _logical_not(inputs: Inputs) -> Outputs:
     return (np.logical_not(np.asarray(inputs[0])),)
 
 
-@kernel("SELECT", "SELECT_V2")
-def select(site: Site) -> Kernel:
+@direct(
+    "SELECT",
+    "SELECT_V2",
+    check=lambda s: s.require_types(s.input(1).dtype is s.input(2).dtype is s.output().dtype),
+)
+def select(site: Site, inputs: Inputs) -> Outputs:
     """`a` if the condition is true, otherwise `b`.
 
     SELECT: the values have one shape. The condition has rank 0, or rank 1 and selects rows, or the
     shape of the values. SELECT_V2 broadcasts.
     """
-    require(
-        site.input(1).dtype is site.input(2).dtype is site.output().dtype, "SELECT of two types"
-    )
     old = site.operation.type == "SELECT"
-
-    def run(inputs: Inputs) -> Outputs:
-        condition, a, b = (np.asarray(x) for x in inputs)
-        if old:
-            if a.shape != b.shape:
-                raise ShapeMismatch(f"SELECT from shapes {a.shape} and {b.shape}")
-            if condition.ndim == 1 and a.ndim > 1:
-                condition = condition.reshape(-1, *[1] * (a.ndim - 1))
-        return (np.where(condition, a, b),)
-
-    return run
+    condition, a, b = (np.asarray(x) for x in inputs)
+    if old:
+        if a.shape != b.shape:
+            raise ShapeMismatch(f"SELECT from shapes {a.shape} and {b.shape}")
+        if condition.ndim == 1 and a.ndim > 1:
+            condition = condition.reshape(-1, *[1] * (a.ndim - 1))
+    return (np.where(condition, a, b),)
 
 
 COMPARED: Final = frozenset(
@@ -247,19 +239,14 @@ def right_shift(site: Site) -> Kernel:
     return with_pair(lambda a, b: np.right_shift(a, np.clip(b, 0, bits - 1)))
 
 
-@kernel("ADD_N")
-def add_n(site: Site) -> Kernel:
+@direct("ADD_N", check=lambda s: s.require_types(s.output().dtype in {DType.FLOAT32, DType.INT32}))
+def add_n(site: Site, inputs: Inputs) -> Outputs:
     """The sum of all inputs, which have one shape; floats stay finite at every step."""
     dtype = site.output().dtype
-    require(dtype in {DType.FLOAT32, DType.INT32}, f"ADD_N of {dtype.value}")
-
-    def run(inputs: Inputs) -> Outputs:
-        first, *others = (np.asarray(x) for x in inputs)
-        total: NDArray = first.copy()
-        for other in others:
-            total += other
-            if dtype.is_float:
-                np.clip(total, *FLOAT_RANGE, out=total)
-        return (total,)
-
-    return run
+    first, *others = (np.asarray(x) for x in inputs)
+    total: NDArray = first.copy()
+    for other in others:
+        total += other
+        if dtype.is_float:
+            np.clip(total, *FLOAT_RANGE, out=total)
+    return (total,)

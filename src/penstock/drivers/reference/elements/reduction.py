@@ -8,14 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    kernel,
-    require,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import QUANTIZED
 from penstock.drivers.reference.numerics.requantize import integer_range
@@ -189,44 +182,36 @@ def _any_or_all(site: Site, function: np.ufunc) -> Kernel:
     return _reduction(site, lambda x, axes: np.asarray(function.reduce(x, axes, keepdims=True)))
 
 
-@kernel("ARG_MAX", "ARG_MIN")
-def arg_extreme(site: Site) -> Kernel:
+@direct(
+    "ARG_MAX",
+    "ARG_MIN",
+    check=lambda s: s.require_types(s.input(0).dtype in PLAIN | QUANTIZED | {DType.BOOL}),
+)
+def arg_extreme(site: Site, inputs: Inputs) -> Outputs:
     """The index of the first largest or smallest stored value along an axis; NaN is ignored."""
-    site.require_types(site.input(0).dtype in PLAIN | QUANTIZED | {DType.BOOL})
     largest = site.operation.type == "ARG_MAX"
     function, extreme = (np.argmax, np.inf) if largest else (np.argmin, -np.inf)
     dtype = site.output().dtype.numpy
-
-    def run(inputs: Inputs) -> Outputs:
-        x, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1])
-        along = normal_axis(axis, x.ndim)
-        found = np.asarray(function(x, along))
-        if x.dtype.kind == "f" and (unordered := np.isnan(x)).any():
-            ordered = np.where(unordered, -extreme, x)
-            best = np.take_along_axis(
-                ordered, np.expand_dims(function(ordered, along), along), along
-            )
-            found = np.asarray(np.argmax((ordered == best) & ~unordered, along))
-        return (found.astype(dtype),)
-
-    return run
+    x, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1])
+    along = normal_axis(axis, x.ndim)
+    found = np.asarray(function(x, along))
+    if x.dtype.kind == "f" and (unordered := np.isnan(x)).any():
+        ordered = np.where(unordered, -extreme, x)
+        best = np.take_along_axis(ordered, np.expand_dims(function(ordered, along), along), along)
+        found = np.asarray(np.argmax((ordered == best) & ~unordered, along))
+    return (found.astype(dtype),)
 
 
-@kernel("CUMSUM")
-def cumulative_sum(site: Site) -> Kernel:
+@direct("CUMSUM", check=lambda s: s.require_types(s.input(0).dtype in PLAIN))
+def cumulative_sum(site: Site, inputs: Inputs) -> Outputs:
     """The running sum along an axis; optionally from the end, or without the element itself."""
-    site.require_types(site.input(0).dtype in PLAIN)
     exclusive, backward = site.attributes.flag("exclusive"), site.attributes.flag("reverse")
-
-    def run(inputs: Inputs) -> Outputs:
-        x, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1])
-        along = normal_axis(axis, x.ndim)
-        moved = np.moveaxis(x, along, 0)
-        moved = moved[::-1] if backward else moved
-        sums = np.add.accumulate(moved, 0, x.dtype)
-        if exclusive and len(sums):
-            sums = np.concatenate([np.zeros_like(sums[:1]), sums[:-1]])
-        sums = sums[::-1] if backward else sums
-        return (np.asarray(np.moveaxis(sums, 0, along), order="C"),)
-
-    return run
+    x, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1])
+    along = normal_axis(axis, x.ndim)
+    moved = np.moveaxis(x, along, 0)
+    moved = moved[::-1] if backward else moved
+    sums = np.add.accumulate(moved, 0, x.dtype)
+    if exclusive and len(sums):
+        sums = np.concatenate([np.zeros_like(sums[:1]), sums[:-1]])
+    sums = sums[::-1] if backward else sums
+    return (np.asarray(np.moveaxis(sums, 0, along), order="C"),)

@@ -6,25 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    kernel,
-    require,
-)
-from penstock.drivers.reference.numerics import fixed_point
-from penstock.drivers.reference.numerics.one_operand import (
-    QUANTIZED,
-    QUANTIZED_8,
-    by_bits,
-    elementwise,
-    input_and_output,
-    look_up,
-    stored_values,
-    tabulated,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
+from penstock.drivers.reference.numerics import fixed_point, one_operand
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.ir import DType, NDArray, Quantization
 
@@ -41,8 +24,8 @@ def relu(site: Site) -> Kernel:
     """`x` clamped; a quantised input is rescaled to the output's scale first."""
     low, high = BOUNDS[site.operation.type]
     if site.input(0).dtype is DType.FLOAT32:
-        return elementwise(lambda x: np.clip(x, np.float32(low), np.float32(high)))
-    given, made = _quantizations(site, QUANTIZED)
+        return one_operand.elementwise(lambda x: np.clip(x, np.float32(low), np.float32(high)))
+    given, made = _quantizations(site, one_operand.QUANTIZED)
     multiplier = fixed_point.quantize_multiplier(np.float32(given.scale) / np.float32(made.scale))
     least, greatest = integer_range(site.output().dtype)
     least = max(least, made.zero_point + _steps(low, made.scale))
@@ -53,7 +36,7 @@ def relu(site: Site) -> Kernel:
         scaled = fixed_point.rescale(stored - given.zero_point, *multiplier)
         return np.asarray(np.minimum(np.maximum(scaled + made.zero_point, least), greatest))
 
-    return tabulated(site, compute)
+    return one_operand.tabulated(site, compute)
 
 
 @kernel("LEAKY_RELU")
@@ -62,9 +45,9 @@ def leaky_relu(site: Site) -> Kernel:
     alpha = np.float32(site.attributes.number("alpha"))
     if site.input(0).dtype is DType.FLOAT32:
         if 0 < alpha <= 1:
-            return elementwise(lambda x: np.maximum(x, x * alpha))
-        return elementwise(lambda x: np.where(x > 0, x, x * alpha))
-    given, made = _quantizations(site, QUANTIZED)
+            return one_operand.elementwise(lambda x: np.maximum(x, x * alpha))
+        return one_operand.elementwise(lambda x: np.where(x > 0, x, x * alpha))
+    given, made = _quantizations(site, one_operand.QUANTIZED)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
     identity = fixed_point.quantize_multiplier(float(scale / out_scale))
     slope = float(scale * alpha / out_scale)
@@ -77,7 +60,7 @@ def leaky_relu(site: Site) -> Kernel:
         above = fixed_point.rescale(x, *identity)
         return np.where(x >= 0, above, below) + made.zero_point
 
-    return tabulated(site, compute)
+    return one_operand.tabulated(site, compute)
 
 
 @kernel("PRELU")
@@ -89,20 +72,20 @@ def prelu(site: Site) -> Kernel:
     site.require_types(sloped_by is (DType.INT8 if dtype is DType.INT16 else dtype))
     if dtype is DType.FLOAT32:
         return _float_prelu
-    given, made = _quantizations(site, QUANTIZED)
+    given, made = _quantizations(site, one_operand.QUANTIZED)
     slopes = site.quantization(1)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
     identity = fixed_point.quantize_multiplier(float(scale / out_scale))
     sloped = fixed_point.quantize_multiplier(float(scale * np.float32(slopes.scale) / out_scale))
-    centred = stored_values(dtype) - given.zero_point
-    above = by_bits(fixed_point.rescale(centred, *identity), dtype)
+    centred = one_operand.stored_values(dtype) - given.zero_point
+    above = one_operand.by_bits(fixed_point.rescale(centred, *identity), dtype)
 
     def run(inputs: Inputs) -> Outputs:
         x, alpha = (np.asarray(a) for a in inputs)
         value = x.astype(np.int64) - given.zero_point
         products = value * (alpha.astype(np.int64) - slopes.zero_point)
         below = fixed_point.rescale(products, *sloped)
-        result = np.where(value >= 0, look_up(above, x), below) + made.zero_point
+        result = np.where(value >= 0, one_operand.look_up(above, x), below) + made.zero_point
         return (np.clip(result, *integer_range(dtype)).astype(x.dtype),)
 
     return run
@@ -116,8 +99,8 @@ def _float_prelu(inputs: Inputs) -> Outputs:
 @kernel("HARD_SWISH")
 def hard_swish(site: Site) -> Kernel:
     if site.input(0).dtype is DType.FLOAT32:
-        return elementwise(_hard_swish)
-    given, made = _quantizations(site, QUANTIZED_8)
+        return one_operand.elementwise(_hard_swish)
+    given, made = _quantizations(site, one_operand.QUANTIZED_8)
     fine = np.float32(1 / 128) * np.float32(given.scale)
     mantissa, exponent = fixed_point.quantize_multiplier(float(fine / np.float32(made.scale)))
     require(exponent <= 0, "HARD_SWISH to a scale that is under 1/128 of the input's")
@@ -141,7 +124,7 @@ def hard_swish(site: Site) -> Kernel:
         product = np.sign(product) * (np.abs(product) >> 15)
         return _divide_16(product, -exponent) + made.zero_point
 
-    return tabulated(site, compute)
+    return one_operand.tabulated(site, compute)
 
 
 def _hard_swish(x: NDArray) -> NDArray:
@@ -177,4 +160,4 @@ def _steps(real: float, scale: float) -> int:
 def _quantizations(site: Site, types: frozenset[DType]) -> tuple[Quantization, Quantization]:
     """As `input_and_output`. Raises `Unsupported` unless both have one type out of *types*."""
     site.require_types(site.input(0).dtype in types and site.input(0).dtype is site.output().dtype)
-    return input_and_output(site)
+    return one_operand.input_and_output(site)

@@ -14,14 +14,8 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.numerics import one_operand
 from penstock.drivers.reference.numerics.fixed_point import power_of_two
-from penstock.drivers.reference.numerics.one_operand import (
-    QUANTIZED_8,
-    SHORT_FLOATS,
-    by_parts,
-    tabulated,
-    tabulated_reals,
-)
 from penstock.ir import DType, NDArray
 
 RealFunction = Callable[[NDArray], NDArray]
@@ -38,10 +32,12 @@ def logistic(site: Site) -> Kernel:
     """1 / (1 + exp(-x)). Quantised outputs have the scale 1/256, int16 ones 1/32768."""
     if site.input(0).dtype is DType.INT16:
         require(_scale(site) == 2.0**-15, "LOGISTIC to int16 of another scale than 1/32768")
-        return tabulated(site, lambda stored: _logistic_16(*_multiplier(site, 0), stored))
-    if site.input(0).dtype in QUANTIZED_8:
+        return one_operand.tabulated(
+            site, lambda stored: _logistic_16(*_multiplier(site, 0), stored)
+        )
+    if site.input(0).dtype in one_operand.QUANTIZED_8:
         require(_scale(site) == 2.0**-8, "LOGISTIC to 8 bits of another scale than 1/256")
-    return _by_type(site, _logistic, _logistic_rounded, SHORT_FLOATS)
+    return _by_type(site, _logistic, _logistic_rounded, one_operand.SHORT_FLOATS)
 
 
 @kernel("TANH")
@@ -49,8 +45,8 @@ def tanh(site: Site) -> Kernel:
     """The hyperbolic tangent. int16 outputs have the scale 1/32768."""
     if site.input(0).dtype is DType.INT16:
         require(_scale(site) == 2.0**-15, "TANH to int16 of another scale than 1/32768")
-        return tabulated(site, lambda stored: _tanh_16(*_multiplier(site, 1), stored))
-    return _by_type(site, np.tanh, _rounded(np.tanh), SHORT_FLOATS)
+        return one_operand.tabulated(site, lambda stored: _tanh_16(*_multiplier(site, 1), stored))
+    return _by_type(site, np.tanh, _rounded(np.tanh), one_operand.SHORT_FLOATS)
 
 
 @kernel("ELU")
@@ -66,7 +62,7 @@ def gelu(site: Site) -> Kernel:
     approximate = site.attributes.flag("approximate")
     function = _gelu_approximate if approximate else _gelu
     if site.input(0).dtype is site.output().dtype is DType.INT16:
-        return tabulated_reals(site, function)
+        return one_operand.tabulated_reals(site, function)
     if site.input(0).dtype is site.output().dtype is DType.FLOAT16:
         return lambda inputs: (function(np.asarray(inputs[0])),)
     return _by_type(site, function if approximate else _gelu_single, function)
@@ -83,15 +79,15 @@ def _by_type(
     """
     given = site.input(0).dtype
     site.require_types(given is site.output().dtype)
-    if given in QUANTIZED_8:
-        return tabulated_reals(site, rounded)
+    if given in one_operand.QUANTIZED_8:
+        return one_operand.tabulated_reals(site, rounded)
     if given is not DType.FLOAT32 and given.value not in short:
         raise site.unsupported_types()
 
     def convert(x: NDArray) -> NDArray:
         return function(x.astype(np.float32, copy=False)).astype(x.dtype, copy=False)
 
-    return lambda inputs: (by_parts(convert, np.asarray(inputs[0])),)
+    return lambda inputs: (one_operand.by_parts(convert, np.asarray(inputs[0])),)
 
 
 def _rounded(function: RealFunction) -> RealFunction:

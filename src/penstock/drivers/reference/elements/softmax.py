@@ -11,23 +11,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    kernel,
-    require,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.layers.convolution import channels_first
-from penstock.drivers.reference.numerics import fixed_point
-from penstock.drivers.reference.numerics.one_operand import (
-    QUANTIZED_8,
-    by_rows,
-    interpolate,
-    interpolation_table,
-    stored_values,
-)
+from penstock.drivers.reference.numerics import fixed_point, one_operand
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import REAL, given
 from penstock.errors import ShapeMismatch
@@ -56,7 +42,7 @@ def softmax(site: Site) -> Kernel:
         )
     if given is made is DType.INT16:
         return _softmax_16(site, beta)
-    if given in QUANTIZED_8 and (made is given or made is DType.INT16):
+    if given in one_operand.QUANTIZED_8 and (made is given or made is DType.INT16):
         return _softmax_8(site, beta)
     raise site.unsupported_types()
 
@@ -70,7 +56,7 @@ def log_softmax(site: Site) -> Kernel:
     site.require_types(given is site.output().dtype)
     if given is DType.FLOAT32:
         return _rows(_float_log_softmax)
-    if given in QUANTIZED_8:
+    if given in one_operand.QUANTIZED_8:
         return _log_softmax_8(site)
     raise site.unsupported_types()
 
@@ -80,7 +66,7 @@ def _rows(compute: Callable[[NDArray], NDArray]) -> Kernel:
         x = np.asarray(inputs[0])
         if x.size == 0:
             return (x,)
-        return (by_rows(compute, x),)
+        return (one_operand.by_rows(compute, x),)
 
     return run
 
@@ -173,8 +159,10 @@ def _softmax_8_to(site: Site, beta: float) -> Kernel:
 def _tables_16() -> tuple[NDArray, NDArray]:
     """Exponentials over -10..0 and 1 / (1 + x) over 0..1, as int16 tables of values in Q0.15."""
     whole, (low, high) = 65535, integer_range(DType.INT16)
-    powers = interpolation_table((10.0 / whole, high), (2.0 / whole, 0), np.exp, np.float64)
-    inverses = interpolation_table(
+    powers = one_operand.interpolation_table(
+        (10.0 / whole, high), (2.0 / whole, 0), np.exp, np.float64
+    )
+    inverses = one_operand.interpolation_table(
         (1.0 / whole, low), (2.0 / whole, 0), lambda x: 1.0 / (1.0 + x), np.float64
     )
     return powers, inverses
@@ -189,7 +177,7 @@ def _softmax_16(site: Site, beta: float) -> Kernel:
     multiplier = fixed_point.quantize_multiplier(float(real))
     powers, inverses = _tables_16()
     low, high = integer_range(DType.INT16)
-    every = interpolate(powers, stored_values(DType.INT16))
+    every = one_operand.interpolate(powers, one_operand.stored_values(DType.INT16))
 
     def compute(x: NDArray) -> NDArray:
         wide = x.astype(np.int64)
@@ -200,7 +188,9 @@ def _softmax_16(site: Site, beta: float) -> Kernel:
         sums = terms.sum(axis=-1, keepdims=True)
         headroom = fixed_point.count_leading_zeros(sums)
         normal = ((sums << (headroom - 1)) + (1 << 13)) >> 14
-        inverse = interpolate(inverses, np.clip(normal - (1 << 15) - (1 << 16), low, high))
+        inverse = one_operand.interpolate(
+            inverses, np.clip(normal - (1 << 15) - (1 << 16), low, high)
+        )
         shift = 31 - headroom
         results = (terms * inverse + (np.int64(1) << (shift - 1))) >> shift
         return np.asarray(np.clip(results, 0, high).astype(np.int16))
@@ -245,8 +235,8 @@ def l2_normalization(site: Site) -> Kernel:
     dtype, activation = site.input(0).dtype, site.attributes.text("fused_activation_function")
     require(activation == "NONE", f"L2_NORMALIZATION with {activation}")
     if dtype is DType.FLOAT32:
-        return lambda inputs: (by_rows(_l2_float, np.asarray(inputs[0])),)
-    site.require_types(dtype in QUANTIZED_8 and dtype is site.output().dtype)
+        return lambda inputs: (one_operand.by_rows(_l2_float, np.asarray(inputs[0])),)
+    site.require_types(dtype in one_operand.QUANTIZED_8 and dtype is site.output().dtype)
     zero_point = site.quantization(0).zero_point
     made = site.output_quantization()
     least, middle = (0, 128) if dtype is DType.UINT8 else (-128, 0)
@@ -262,7 +252,7 @@ def l2_normalization(site: Site) -> Kernel:
             scaled = fixed_point.rescale(x, mantissas, shifts + 7)
         return np.asarray(np.clip(scaled + middle, least, least + 255).astype(dtype.numpy))
 
-    return lambda inputs: (by_rows(compute, np.asarray(inputs[0])),)
+    return lambda inputs: (one_operand.by_rows(compute, np.asarray(inputs[0])),)
 
 
 def _l2_float(x: NDArray) -> NDArray:
@@ -270,55 +260,54 @@ def _l2_float(x: NDArray) -> NDArray:
     return np.asarray(x / np.maximum(length, LEAST_NORM))
 
 
-@kernel("LOCAL_RESPONSE_NORMALIZATION")
-def local_response_normalization(site: Site) -> Kernel:
+def _check_response(site: Site) -> None:
+    site.require_types(site.input(0).dtype is DType.FLOAT32)
+    require(site.attributes.integer("radius") >= 0, "a negative radius")
+
+
+@direct("LOCAL_RESPONSE_NORMALIZATION", check=_check_response)
+def local_response_normalization(site: Site, inputs: Inputs) -> Outputs:
     """`x / (bias + alpha * sum of squares of its neighbours in depth) ** beta`.
 
     Neighbours on both sides are included, as in TensorFlow, NNAPI and LiteRT's default kernel.
     LiteRT's reference kernel omits the farthest one above.
     """
-    site.require_types(site.input(0).dtype is DType.FLOAT32)
     radius = site.attributes.integer("radius")
     bias, alpha, beta = (
         np.float32(site.attributes.number(name)) for name in ("bias", "alpha", "beta")
     )
-    require(radius >= 0, "a negative radius")
-
-    def run(inputs: Inputs) -> Outputs:
-        x = np.asarray(inputs[0])
-        depth = x.shape[-1]
-        if depth == 0:
-            return (x,)
-        reach = min(radius, depth)
-        squares = np.pad(np.square(x), [*[(0, 0)] * (x.ndim - 1), (reach, reach)])
-        windows = np.lib.stride_tricks.sliding_window_view(squares, 2 * reach + 1, axis=-1)
-        total = windows.sum(axis=-1, dtype=np.float32)
-        return (x * np.power(bias + alpha * total, -beta),)
-
-    return run
+    x = np.asarray(inputs[0])
+    depth = x.shape[-1]
+    if depth == 0:
+        return (x,)
+    reach = min(radius, depth)
+    squares = np.pad(np.square(x), [*[(0, 0)] * (x.ndim - 1), (reach, reach)])
+    windows = np.lib.stride_tricks.sliding_window_view(squares, 2 * reach + 1, axis=-1)
+    total = windows.sum(axis=-1, dtype=np.float32)
+    return (x * np.power(bias + alpha * total, -beta),)
 
 
-@kernel("INSTANCE_NORMALIZATION")
-def instance_normalization(site: Site) -> Kernel:
+@direct(
+    "INSTANCE_NORMALIZATION",
+    check=lambda s: s.require_types(
+        s.input(0).dtype is s.output().dtype and s.output().dtype in REAL
+    ),
+)
+def instance_normalization(site: Site, inputs: Inputs) -> Outputs:
     """(x - mean) * gamma / sqrt(variance + epsilon) + beta (Ulyanov et al., 2016), computed in
     float64.
     """
     dtype = site.output().dtype
-    site.require_types(site.input(0).dtype is dtype and dtype in REAL)
     gamma, beta, epsilon = (site.attributes.number(name) for name in ("gamma", "beta", "epsilon"))
     axes = (2, 3) if channels_first(site) else (1, 2)
-
-    def run(inputs: Inputs) -> Outputs:
-        x = given(inputs[0])
-        if x.ndim != 4:
-            raise ShapeMismatch(f"an image batch of shape {x.shape}, which is not of rank 4")
-        if not x.size:
-            return (x,)
-        centred = x.astype(np.float64)
-        centred -= centred.mean(axis=axes, keepdims=True)
-        variance = np.square(centred).mean(axis=axes, keepdims=True)
-        centred *= gamma / np.sqrt(variance + epsilon)
-        centred += beta
-        return (centred.astype(dtype.numpy),)
-
-    return run
+    x = given(inputs[0])
+    if x.ndim != 4:
+        raise ShapeMismatch(f"an image batch of shape {x.shape}, which is not of rank 4")
+    if not x.size:
+        return (x,)
+    centred = x.astype(np.float64)
+    centred -= centred.mean(axis=axes, keepdims=True)
+    variance = np.square(centred).mean(axis=axes, keepdims=True)
+    centred *= gamma / np.sqrt(variance + epsilon)
+    centred += beta
+    return (centred.astype(dtype.numpy),)

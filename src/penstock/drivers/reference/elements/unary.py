@@ -9,21 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    kernel,
-    require,
-)
-from penstock.drivers.reference.numerics import fixed_point
-from penstock.drivers.reference.numerics.one_operand import (
-    elementwise,
-    input_and_output,
-    tabulated,
-    tabulated_reals,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
+from penstock.drivers.reference.numerics import fixed_point, one_operand
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.errors import InvalidArgument, ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
@@ -40,7 +27,7 @@ NEGATED: Final = frozenset(
 def neg(site: Site) -> Kernel:
     """-x of the stored values. TFLite computes it so for quantised operands too."""
     site.require_types(site.input(0).dtype in NEGATED)
-    return elementwise(np.negative)
+    return one_operand.elementwise(np.negative)
 
 
 @kernel("ABS")
@@ -49,8 +36,8 @@ def absolute(site: Site) -> Kernel:
     quantized = dtype is DType.INT8 or (dtype is DType.INT16 and site.input(0).quantization)
     if not quantized:
         site.require_types(dtype in {DType.FLOAT32, DType.INT16, DType.INT32})
-        return elementwise(np.abs)
-    given, made = input_and_output(site)
+        return one_operand.elementwise(np.abs)
+    given, made = one_operand.input_and_output(site)
     same = given.scale == made.scale
     multiplier = fixed_point.quantize_multiplier(np.float32(given.scale) / np.float32(made.scale))
 
@@ -59,7 +46,7 @@ def absolute(site: Site) -> Kernel:
         scaled = size if same else fixed_point.rescale(size, *multiplier)
         return scaled + made.zero_point
 
-    return tabulated(site, compute)
+    return one_operand.tabulated(site, compute)
 
 
 @kernel("EXP")
@@ -71,7 +58,7 @@ def exp(site: Site) -> Kernel:
 def log(site: Site) -> Kernel:
     """The natural logarithm. A quantised logarithm of zero or less is the output's least value."""
     if site.input(0).dtype is DType.FLOAT32:
-        return elementwise(np.log)
+        return one_operand.elementwise(np.log)
     made = site.output_quantization()
     least = integer_range(site.output().dtype)[0] - made.zero_point
     floor = np.float32(least) * np.float32(made.scale)
@@ -83,16 +70,18 @@ def rsqrt(site: Site) -> Kernel:
     """1 / sqrt(x). Negative quantised values raise; for zero the result is the greatest value."""
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
-        return elementwise(lambda x: np.float32(1) / np.sqrt(x))
+        return one_operand.elementwise(lambda x: np.float32(1) / np.sqrt(x))
     site.require_types(dtype in {DType.INT8, DType.INT16})
-    given, made = input_and_output(site)
+    given, made = one_operand.input_and_output(site)
     greatest = np.float32(2**15 - 1) * np.float32(made.scale)
     if dtype is DType.INT16:
-        inner = tabulated_reals(
+        inner = one_operand.tabulated_reals(
             site, lambda x: np.where(x > 0, np.float32(1) / np.sqrt(x), greatest)
         )
     else:
-        inner = tabulated(site, lambda stored: _rsqrt_8(stored - given.zero_point, given, made))
+        inner = one_operand.tabulated(
+            site, lambda stored: _rsqrt_8(stored - given.zero_point, given, made)
+        )
     return _not_negative(inner, given.zero_point, "RSQRT")
 
 
@@ -121,9 +110,9 @@ def sqrt(site: Site) -> Kernel:
     """The square root. Quantised results are rounded down; negative quantised values raise."""
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
-        return elementwise(np.sqrt)
+        return one_operand.elementwise(np.sqrt)
     site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
-    given, made = input_and_output(site)
+    given, made = one_operand.input_and_output(site)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
 
     def compute(stored: NDArray) -> NDArray:
@@ -131,20 +120,20 @@ def sqrt(site: Site) -> Kernel:
         roots: NDArray = np.floor(np.sqrt(np.maximum(real, 0)) / out_scale)
         return roots + made.zero_point
 
-    return _not_negative(tabulated(site, compute), given.zero_point, "SQRT")
+    return _not_negative(one_operand.tabulated(site, compute), given.zero_point, "SQRT")
 
 
 @kernel("SQUARE", "SIN", "COS", "FLOOR", "CEIL", "ROUND")
 def real_function(site: Site) -> Kernel:
     name = site.operation.type
     site.require_types(site.input(0).dtype in FLOATS_OF.get(name, {DType.FLOAT32}))
-    return elementwise(_FUNCTIONS[name])
+    return one_operand.elementwise(_FUNCTIONS[name])
 
 
 @kernel("SIGN")
 def sign(site: Site) -> Kernel:
     site.require_types(site.input(0).dtype in {DType.FLOAT32, DType.FLOAT64, DType.INT32})
-    return elementwise(np.sign)
+    return one_operand.elementwise(np.sign)
 
 
 FLOATS_OF: Final = {
@@ -168,32 +157,27 @@ _FUNCTIONS: Final[dict[str, Function]] = {
 def _real(site: Site, function: Function, rounded: Function) -> Kernel:
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
-        return elementwise(function)
+        return one_operand.elementwise(function)
     site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
-    return tabulated_reals(site, rounded)
+    return one_operand.tabulated_reals(site, rounded)
 
 
 def _in_double(function: Function) -> Function:
     return lambda x: function(x.astype(np.float64)).astype(np.float32)
 
 
-@kernel("RFFT2D")
-def rfft2d(site: Site) -> Kernel:
+@direct("RFFT2D", check=lambda s: s.require_types(s.input(0).dtype is DType.FLOAT32))
+def rfft2d(_: Site, inputs: Inputs) -> Outputs:
     """The Fourier transform of the last two dimensions, cropped or zero-padded to the given
     lengths. The last dimension keeps its non-negative frequencies. Computed in float64, returned as
     complex64.
     """
-    require(site.input(0).dtype is DType.FLOAT32, f"RFFT2D of {site.input(0).dtype.value}")
-
-    def run(inputs: Inputs) -> Outputs:
-        signal, lengths = inputs
-        if signal is None or lengths is None:
-            raise InvalidArgument("RFFT2D needs a signal and its lengths")
-        rows, columns = (int(n) for n in lengths)
-        spectrum = np.fft.rfft2(signal.astype(np.float64), (rows, columns))
-        return [spectrum.astype(np.complex64)]
-
-    return run
+    signal, lengths = inputs
+    if signal is None or lengths is None:
+        raise InvalidArgument("RFFT2D needs a signal and its lengths")
+    rows, columns = (int(n) for n in lengths)
+    spectrum = np.fft.rfft2(signal.astype(np.float64), (rows, columns))
+    return [spectrum.astype(np.complex64)]
 
 
 @kernel("COMPLEX_ABS", "REAL", "IMAG")

@@ -11,15 +11,7 @@ import numpy as np
 from penstock.drivers.reference.kernel import Kernel, Site, kernel
 from penstock.drivers.reference.layers.forms import form_of
 from penstock.drivers.reference.layers.padding import Axis, Steps, Window, pad
-from penstock.drivers.reference.numerics.products import (
-    TILE_BYTES,
-    Finish,
-)
-from penstock.drivers.reference.numerics.weights import (
-    Layer,
-    flattened,
-    layer_kernel,
-)
+from penstock.drivers.reference.numerics import products, weights
 from penstock.interrupts import watched
 from penstock.ir import NDArray
 
@@ -36,7 +28,7 @@ def depthwise_conv_2d(site: Site) -> Kernel:
     steps, form = Steps.of(site.attributes), form_of(site, axis=3, depthwise=True)
     dtype = site.output().dtype.numpy
 
-    def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
+    def prepare(filters: NDArray, bias: NDArray | None) -> weights.Layer:
         *extents, channels = filters.shape[1:]
         ready = form(filters[0].reshape(-1, channels).T, bias)
         taps = np.ascontiguousarray(ready.columns.T).reshape(filters.shape[1:])
@@ -51,11 +43,11 @@ def depthwise_conv_2d(site: Site) -> Kernel:
 
         return layer
 
-    return layer_kernel(site, prepare)
+    return weights.layer_kernel(site, prepare)
 
 
 def convolve_depthwise(
-    image: NDArray, taps: NDArray, window: Window, out: NDArray, finish: Finish
+    image: NDArray, taps: NDArray, window: Window, out: NDArray, finish: products.Finish
 ) -> None:
     """Fills *out* [batch, height, width, channels] from a padded *image* [batch, height, width,
     depth].
@@ -67,7 +59,7 @@ def convolve_depthwise(
     channels = taps.shape[2]
     length = across.outputs * channels
     vectors = None
-    if taps.nbytes * across.outputs <= TILE_BYTES:
+    if taps.nbytes * across.outputs <= products.TILE_BYTES:
         vectors = np.tile(taps, (1, 1, across.outputs))
     step = max(STRIP_ROWS, STRIP_BYTES // max(1, length * taps.itemsize))
     for index in watched(range(len(out))):
@@ -123,5 +115,5 @@ def _planes(
         if channels != strip.shape[2]:
             part = np.repeat(part, channels // strip.shape[2], axis=2)
         part = np.ascontiguousarray(part, dtype)
-        planes[phase] = flattened(part)
+        planes[phase] = weights.flattened(part)
     return planes

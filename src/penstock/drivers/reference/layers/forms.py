@@ -12,14 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from penstock.drivers.reference.kernel import Site
-from penstock.drivers.reference.numerics import hybrid, requantize
-from penstock.drivers.reference.numerics.products import (
-    Columns,
-    Finish,
-    Multiply,
-    float_product,
-    multiply_fast,
-)
+from penstock.drivers.reference.numerics import hybrid, products, requantize
 from penstock.drivers.reference.numerics.weights import (
     QUANTIZED,
     REAL,
@@ -41,7 +34,7 @@ class Part(NamedTuple):
     images: slice
     values: NDArray
     zero: int
-    finish: Finish
+    finish: products.Finish
 
 
 class Prepared(NamedTuple):
@@ -49,7 +42,7 @@ class Prepared(NamedTuple):
 
     columns: NDArray
     parts: Callable[[NDArray], Iterable[Part]]
-    multiply: Multiply = multiply_fast
+    multiply: products.Multiply = products.multiply_fast
 
 
 Form: TypeAlias = Callable[[NDArray, "NDArray | None"], Prepared]
@@ -83,14 +76,16 @@ def float_form(site: Site, *, matrix: bool = True) -> Form:
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Prepared:
         columns = flattened(filters).astype(np.float32, copy=False)
-        multiply, rest = float_product(site, bias) if matrix else (multiply_fast, bias)
+        multiply, rest = (
+            products.float_product(site, bias) if matrix else (products.multiply_fast, bias)
+        )
         finish = float_finish(rest, activation)
         return Prepared(columns, lambda x: (Part(EVERY, x, 0, finish),), multiply)
 
     return prepare
 
 
-def float_finish(bias: NDArray | None, activation: str, *, finite: bool = True) -> Finish:
+def float_finish(bias: NDArray | None, activation: str, *, finite: bool = True) -> products.Finish:
     """A function that adds the bias to sums in place, applies the fused activation and stores them.
     With *finite*, infinities become the greatest floats.
     """
@@ -114,7 +109,7 @@ def quantized_form(
     magnitude = signed.magnitude + (abs(signed.zero_point) if centre else 0)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Prepared:
-        columns = Columns(flattened(centred(filters, operand)), magnitude)
+        columns = products.Columns(flattened(centred(filters, operand)), magnitude)
         sums = np.zeros_like(columns.sums) if centre else columns.sums
         requantizer = scaling.real_requantizer if real else scaling.requantizer
         finish = requantizer(columns.bound, sums, bias)
@@ -130,7 +125,9 @@ def _hybrid_form(site: Site, axis: int, asymmetric: bool, centre: bool, depthwis
     scaling = hybrid.weight_scales(operand, axis)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Prepared:
-        columns = Columns(flattened(hybrid.weight_values(filters, operand)), 2 * hybrid.MAGNITUDE)
+        columns = products.Columns(
+            flattened(hybrid.weight_values(filters, operand)), 2 * hybrid.MAGNITUDE
+        )
 
         def parts(images: NDArray) -> Iterator[Part]:
             rows = hybrid.quantize_rows(flattened(images), asymmetric=asymmetric)

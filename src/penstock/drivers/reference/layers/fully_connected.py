@@ -24,26 +24,7 @@ from penstock.drivers.reference.kernel import (
 )
 from penstock.drivers.reference.layers.forms import Form, float_form, quantized_form
 from penstock.drivers.reference.layers.weight_formats import block_scaled, shuffled_layer
-from penstock.drivers.reference.numerics.hybrid import (
-    MAGNITUDE,
-    NARROW,
-    centred_rows,
-    quantize_rows,
-    reach_of,
-    weight_scales,
-    weight_values,
-)
-from penstock.drivers.reference.numerics.products import (
-    Columns,
-    exact_dtype,
-    multiply_rows,
-)
-from penstock.drivers.reference.numerics.requantize import (
-    Requantizer,
-    clamp_in_place,
-    fused_activation,
-    integer_range,
-)
+from penstock.drivers.reference.numerics import hybrid, products, requantize
 from penstock.drivers.reference.numerics.weights import (
     QUANTIZED,
     REAL,
@@ -74,7 +55,7 @@ def fully_connected(site: Site) -> Kernel:
     if source.dtype in QUANTIZED and target.dtype in {source.dtype, DType.INT16}:
         scaling = Scaling.of(site, source=0, weights=1, bias=2, axis=0)
         return layer_kernel(site, _dense(site, quantized_form(site, scaling, real=True)))
-    if source.dtype is target.dtype is DType.FLOAT32 and weights.dtype in NARROW:
+    if source.dtype is target.dtype is DType.FLOAT32 and weights.dtype in hybrid.NARROW:
         return layer_kernel(site, _hybrid_layer(site))
     raise site.unsupported_types()
 
@@ -103,7 +84,7 @@ def _dense(site: Site, form: Form) -> Prepare:
             out = make(source, weights)
             for _, values, _, finish in parts(source) if out.size else ():
                 rows, results = values.reshape(-1, depth), out.reshape(-1, units)
-                multiply_rows(rows, columns, results, finish, multiply)
+                products.multiply_rows(rows, columns, results, finish, multiply)
             return out
 
         return layer
@@ -115,24 +96,24 @@ def _hybrid_layer(site: Site) -> Prepare:
     """Prepares a hybrid layer. FULLY_CONNECTED is the only layer of TFLite that applies TANH and
     SIGN_BIT (1 for negative values, else 0).
     """
-    activation = fused_activation(site)
+    activation = requantize.fused_activation(site)
     unclamped = activation in {"TANH", "SIGN_BIT"}
     asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
     operand = site.input(1)
-    scaling = weight_scales(operand, axis=0)
+    scaling = hybrid.weight_scales(operand, axis=0)
     make = _output(site)
 
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         depth = weights.shape[1]
-        reach = reach_of(asymmetric=asymmetric)
-        columns = Columns(weight_values(weights, operand), reach).values
+        reach = hybrid.reach_of(asymmetric=asymmetric)
+        columns = products.Columns(hybrid.weight_values(weights, operand), reach).values
         offset = None if bias is None else bias.reshape(-1)
 
         def layer(source: NDArray) -> NDArray:
             out = make(source, weights)
             if not out.size:
                 return out
-            rows, steps = centred_rows(source.reshape(-1, depth), asymmetric=asymmetric)
+            rows, steps = hybrid.centred_rows(source.reshape(-1, depth), asymmetric=asymmetric)
             sums = np.matmul(rows.astype(columns.dtype, copy=False), columns.T)
             real = np.multiply(
                 sums.astype(np.float32, copy=False), scaling, out=out.reshape(sums.shape)
@@ -140,7 +121,7 @@ def _hybrid_layer(site: Site) -> Prepare:
             real *= steps
             if offset is not None:
                 real += offset
-            clamp_in_place(real, activation)
+            requantize.clamp_in_place(real, activation)
             if unclamped:
                 out[...] = np.tanh(out) if activation == "TANH" else np.signbit(out)
             return out
@@ -165,9 +146,9 @@ def batch_matmul(site: Site) -> Kernel:
         return _plain_integers(site)
     if a.dtype is b.dtype is DType.INT8 and target.dtype is DType.INT32:
         return _stored_values(site)
-    if a.dtype in INTEGER and b.dtype in INTEGER | NARROW and target.dtype is a.dtype:
+    if a.dtype in INTEGER and b.dtype in INTEGER | hybrid.NARROW and target.dtype is a.dtype:
         return _quantized(site)
-    if a.dtype is target.dtype is DType.FLOAT32 and b.dtype in NARROW:
+    if a.dtype is target.dtype is DType.FLOAT32 and b.dtype in hybrid.NARROW:
         return _hybrid(site)
     raise site.unsupported_types()
 
@@ -205,7 +186,7 @@ def _stored_values(site: Site) -> Kernel:
 
     def run(inputs: Inputs) -> Outputs:
         a, b = _operands(site, inputs)
-        dtype = exact_dtype(float(MAGNITUDE * MAGNITUDE * a.shape[-1]))
+        dtype = products.exact_dtype(float(hybrid.MAGNITUDE * hybrid.MAGNITUDE * a.shape[-1]))
         return (np.matmul(a.astype(dtype), b.astype(dtype)).astype(np.int32),)
 
     return run
@@ -213,7 +194,7 @@ def _stored_values(site: Site) -> Kernel:
 
 def _magnitude(operand: Operand, zero_point: int) -> int:
     """The greatest magnitude of a stored value minus the zero point."""
-    least, greatest = integer_range(operand.dtype)
+    least, greatest = requantize.integer_range(operand.dtype)
     return max(greatest - zero_point, zero_point - least)
 
 
@@ -233,16 +214,16 @@ def _quantized(site: Site) -> Kernel:
         return _zeros(site, quantization.zero_point)
     product = float(np.float32(left.scale) * np.float32(right.scale))
     each = _magnitude(a, left.zero_point) * _magnitude(b, right.zero_point)
-    limits = integer_range(target.dtype)
+    limits = requantize.integer_range(target.dtype)
 
     def run(inputs: Inputs) -> Outputs:
         x, y = _operands(site, inputs)
         bound = float(each * x.shape[-1])
-        dtype = exact_dtype(bound)
+        dtype = products.exact_dtype(bound)
         sums = np.matmul(_centred(x, left.zero_point, dtype), _centred(y, right.zero_point, dtype))
         out = np.empty(sums.shape, target.dtype.numpy)
         columns = sums.shape[-1]
-        requantizer = Requantizer(
+        requantizer = requantize.Requantizer(
             [product / quantization.scale],
             columns,
             bound,
@@ -294,9 +275,9 @@ def _hybrid(site: Site) -> Kernel:
         scales = every[: y.shape[-1]] if every.size > 1 else every
         if every.size > 1 and scales.size < y.shape[-1]:
             raise ShapeMismatch(f"{every.size} scales for {y.shape[-1]} columns of a product")
-        weights = weight_values(y, b)
-        dtype = exact_dtype(float(2 * MAGNITUDE * 128 * a.shape[-1]))
-        rows = quantize_rows(
+        weights = hybrid.weight_values(y, b)
+        dtype = products.exact_dtype(float(2 * hybrid.MAGNITUDE * 128 * a.shape[-1]))
+        rows = hybrid.quantize_rows(
             np.ascontiguousarray(a).reshape(-1, a.shape[-1]), asymmetric=asymmetric
         )
         left = rows.values.astype(dtype) - rows.offsets.astype(dtype)[:, None]

@@ -18,13 +18,7 @@ from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, Uns
 from penstock.drivers.reference.layers.forms import float_finish
 from penstock.drivers.reference.layers.padding import Steps, Window, pad, patches
 from penstock.drivers.reference.layers.transpose_convolution import spread
-from penstock.drivers.reference.numerics.requantize import (
-    activation_bounds,
-    clamp_in_place,
-    clamp_to_finite,
-    fused_activation,
-    quantized_range,
-)
+from penstock.drivers.reference.numerics import requantize
 from penstock.drivers.reference.numerics.weights import given
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
@@ -58,10 +52,10 @@ def _pool(site: Site, reduce: Reduce) -> Kernel:
     extents = site.attributes.integer("filter_height"), site.attributes.integer("filter_width")
     if min(extents) < 1:
         raise Unsupported(f"a pooling window of {extents}")
-    activation = fused_activation(site)
+    activation = requantize.fused_activation(site)
     limits = None
     if not dtype.is_float and activation != "NONE":
-        limits = quantized_range(activation, dtype, quantization)
+        limits = requantize.quantized_range(activation, dtype, quantization)
 
     def run(inputs: Inputs) -> Outputs:
         image = given(inputs[0])
@@ -74,7 +68,7 @@ def _pool(site: Site, reduce: Reduce) -> Kernel:
         if limits is not None:
             np.clip(pooled, *limits, out=pooled)
         elif dtype.is_float:
-            clamp_to_finite(pooled, activation)
+            requantize.clamp_to_finite(pooled, activation)
         return (pooled.astype(dtype.numpy, copy=False),)
 
     return run
@@ -184,7 +178,7 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
     """
     _require_float(site)
     options = windowed_pool(site.attributes)
-    activation_bounds(options.fused_activation_function)
+    requantize.activation_bounds(options.fused_activation_function)
     site.require_types(site.output(1).dtype is DType.FLOAT32)
     steps = Steps((options.stride_h, options.stride_w), (1, 1), options.padding)
 
@@ -199,7 +193,7 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
         lost[:, :, :, 0] = False
         places = np.where(lost, -np.inf, flat).argmax(axis=3)
         values = np.take_along_axis(flat, places[:, :, :, None], axis=3)[:, :, :, 0]
-        clamped = clamp_in_place(values, options.fused_activation_function)
+        clamped = requantize.clamp_in_place(values, options.fused_activation_function)
         return [clamped, places.astype(np.uint32).view(np.float32)]
 
     return run

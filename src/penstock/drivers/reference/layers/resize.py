@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.errors import InvalidArgument
 from penstock.ir import DType, NDArray
 
@@ -52,19 +52,17 @@ def resize_bilinear(site: Site) -> Kernel:
     return run
 
 
-@kernel("RESIZE_NEAREST_NEIGHBOR")
-def resize_nearest_neighbor(site: Site) -> Kernel:
+@direct(
+    "RESIZE_NEAREST_NEIGHBOR",
+    check=lambda s: require(s.output().dtype is s.input(0).dtype, "a resize that changes the type"),
+)
+def resize_nearest_neighbor(site: Site, inputs: Inputs) -> Outputs:
     """Each output pixel is the input pixel at its position."""
     align, half = site.attributes.flag("align_corners"), site.attributes.flag("half_pixel_centers")
-    require(site.output().dtype is site.input(0).dtype, "a resize that changes the type")
-
-    def run(inputs: Inputs) -> Outputs:
-        picture, (height, width) = _arguments(inputs)
-        rows = _nearest(picture.shape[1], height, align=align, half=half)
-        columns = _nearest(picture.shape[2], width, align=align, half=half)
-        return [picture[:, rows][:, :, columns]]
-
-    return run
+    picture, (height, width) = _arguments(inputs)
+    rows = _nearest(picture.shape[1], height, align=align, half=half)
+    columns = _nearest(picture.shape[2], width, align=align, half=half)
+    return [picture[:, rows][:, :, columns]]
 
 
 def _arguments(inputs: Inputs) -> tuple[NDArray, tuple[int, int]]:

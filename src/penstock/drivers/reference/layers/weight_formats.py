@@ -12,21 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    require,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, require
+from penstock.drivers.reference.numerics import requantize
 from penstock.drivers.reference.numerics.hybrid import quantize_rows
 from penstock.drivers.reference.numerics.products import Columns
-from penstock.drivers.reference.numerics.requantize import (
-    Requantizer,
-    clamp_in_place,
-    fused_activation,
-    quantized_range,
-)
 from penstock.drivers.reference.numerics.weights import given
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -41,7 +30,7 @@ def block_scaled(site: Site) -> Kernel:
     site.require_types(
         source.dtype is target.dtype is DType.FLOAT32 and weights.dtype is DType.INT4
     )
-    activation = fused_activation(site)
+    activation = requantize.fused_activation(site)
     keep = site.attributes.flag("keep_num_dims")
 
     def run(inputs: Inputs) -> Outputs:
@@ -60,7 +49,7 @@ def block_scaled(site: Site) -> Kernel:
         if bias is not None:
             sums += bias.reshape(-1)
         shape = (*x.shape[:-1], units) if keep else sums.shape
-        return (clamp_in_place(sums, activation).reshape(shape),)
+        return (requantize.clamp_in_place(sums, activation).reshape(shape),)
 
     return run
 
@@ -83,7 +72,9 @@ def shuffled_layer(site: Site) -> Kernel:
     source, filters = (site.quantization(i).scale for i in (0, 1))
     target = site.output_quantization()
     product = float(np.float32(source) * np.float32(filters))
-    limits = quantized_range(site.attributes.text("fused_activation_function"), DType.INT16, target)
+    limits = requantize.quantized_range(
+        site.attributes.text("fused_activation_function"), DType.INT16, target
+    )
     keep = site.attributes.flag("keep_num_dims")
     space = static_shape(site.outputs[1].shape)
 
@@ -97,7 +88,7 @@ def shuffled_layer(site: Site) -> Kernel:
         weights = blocks.transpose(0, 2, 1, 3).reshape(units, depth)
         columns = Columns(weights.astype(np.int32), 128)
         bias = inputs[2] if site.has(2) else None
-        finish = Requantizer(
+        finish = requantize.Requantizer(
             [product / target.scale],
             units,
             columns.bound,

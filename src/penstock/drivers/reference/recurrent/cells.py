@@ -10,12 +10,7 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, Unsupported
-from penstock.drivers.reference.numerics.hybrid import (
-    centred_rows,
-    reach_of,
-    weight_scales,
-    weight_values,
-)
+from penstock.drivers.reference.numerics import hybrid
 from penstock.drivers.reference.numerics.products import Columns
 from penstock.drivers.reference.numerics.requantize import BOUNDS, clamp_in_place
 from penstock.drivers.reference.numerics.weights import given
@@ -205,7 +200,9 @@ def real_array(array: NDArray) -> NDArray:
 def real_values(array: NDArray, operand: Operand) -> NDArray:
     """A vector of parameters as float32; integers are multiplied by their scale."""
     if operand.dtype in HYBRID:
-        return weight_values(array, operand).astype(np.float32) * weight_scales(operand, 0)
+        return hybrid.weight_values(array, operand).astype(np.float32) * hybrid.weight_scales(
+            operand, 0
+        )
     if operand.dtype not in REAL:
         raise Unsupported(f"parameters of type {operand.dtype.value} beside real activations")
     return real_array(array)
@@ -249,24 +246,24 @@ def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -
     """The product of rows that are quantised at run time. Sums are multiplied by the row's scale
     times the weights' scale.
     """
-    values = [weight_values(w, o) for w, o in zip(weights, operands, strict=True)]
-    columns = Columns(np.concatenate(values), reach_of(asymmetric=asymmetric)).values
+    values = [hybrid.weight_values(w, o) for w, o in zip(weights, operands, strict=True)]
+    columns = Columns(np.concatenate(values), hybrid.reach_of(asymmetric=asymmetric)).values
     across = np.ascontiguousarray(columns.T)
     scales = np.concatenate(
         [
-            np.broadcast_to(weight_scales(o, 0), len(w))
+            np.broadcast_to(hybrid.weight_scales(o, 0), len(w))
             for w, o in zip(weights, operands, strict=True)
         ]
     )
 
     def product(vectors: NDArray) -> NDArray:
-        rows, steps = centred_rows(vectors, asymmetric=asymmetric)
+        rows, steps = hybrid.centred_rows(vectors, asymmetric=asymmetric)
         sums: NDArray = np.matmul(rows, across)
         sums *= steps * scales
         return sums
 
     def wide_product(vectors: NDArray) -> NDArray:
-        rows, steps = centred_rows(vectors, asymmetric=asymmetric)
+        rows, steps = hybrid.centred_rows(vectors, asymmetric=asymmetric)
         sums: NDArray = np.matmul(rows.astype(across.dtype), across).astype(np.float32)
         sums *= steps * scales
         return sums

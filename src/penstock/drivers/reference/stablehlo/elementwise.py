@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.structure.shape import cast
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -154,7 +154,7 @@ FUNCTIONS: Final = {f"STABLEHLO_{name}": row for name, row in {**UNARY, **BINARY
 
 
 @kernel(*FUNCTIONS)
-def function(site: Site) -> Kernel:
+def computed(site: Site) -> Kernel:
     """Functions of one or two operands; integers wrap."""
     compute, types = FUNCTIONS[site.operation.type]
     return elementwise(one_type(site, types), compute)
@@ -208,12 +208,10 @@ def clamp(site: Site) -> Kernel:
     return elementwise(dtype, lambda low, x, high: np.minimum(np.maximum(x, low), high))
 
 
-@kernel("STABLEHLO_SELECT")
-def select(site: Site) -> Kernel:
+@direct(
+    "STABLEHLO_SELECT",
+    check=lambda s: s.require_types(s.input(1).dtype is s.input(2).dtype is s.output().dtype),
+)
+def select(_: Site, inputs: Inputs) -> Outputs:
     """The first value if the condition is true, otherwise the second."""
-    site.require_types(site.input(1).dtype is site.input(2).dtype is site.output().dtype)
-
-    def run(inputs: Inputs) -> Outputs:
-        return (np.where(*aligned(inputs)),)
-
-    return run
+    return (np.where(*aligned(inputs)),)

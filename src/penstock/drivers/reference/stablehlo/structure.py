@@ -7,15 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    function,
-    kernel,
-    require,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.structure.shape import MOST_ELEMENTS, checked, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
@@ -97,7 +89,7 @@ def static_slice(site: Site) -> Kernel:
     return run
 
 
-@function("STABLEHLO_DYNAMIC_SLICE")
+@direct("STABLEHLO_DYNAMIC_SLICE")
 def dynamic_slice(site: Site, inputs: Inputs) -> Outputs:
     """A block of given sizes from start indices, clamped so that it fits."""
     sizes = site.attributes.integers("slice_sizes")
@@ -105,19 +97,17 @@ def dynamic_slice(site: Site, inputs: Inputs) -> Outputs:
     return (np.asarray(x[_block(x, sizes, inputs[1:])], order="C"),)
 
 
-@kernel("STABLEHLO_DYNAMIC_UPDATE_SLICE")
-def dynamic_update_slice(site: Site) -> Kernel:
+@direct(
+    "STABLEHLO_DYNAMIC_UPDATE_SLICE",
+    check=lambda s: require(len(s.inputs) >= 2, "STABLEHLO_DYNAMIC_UPDATE_SLICE without an update"),
+)
+def dynamic_update_slice(_: Site, inputs: Inputs) -> Outputs:
     """The operand with a block replaced at start indices, which are clamped so that the block
     fits.
     """
-    require(len(site.inputs) >= 2, "STABLEHLO_DYNAMIC_UPDATE_SLICE without an update")
-
-    def run(inputs: Inputs) -> Outputs:
-        result, update = np.array(inputs[0]), np.asarray(inputs[1])
-        result[_block(result, update.shape, inputs[2:])] = update
-        return (result,)
-
-    return run
+    result, update = np.array(inputs[0]), np.asarray(inputs[1])
+    result[_block(result, update.shape, inputs[2:])] = update
+    return (result,)
 
 
 def _block(x: NDArray, sizes: Sequence[int], starts: Sequence[NDArray | None]) -> tuple[slice, ...]:
@@ -134,18 +124,14 @@ def _block(x: NDArray, sizes: Sequence[int], starts: Sequence[NDArray | None]) -
     return tuple(slice(at, at + size) for at, size in zip(first, sizes, strict=True))
 
 
-@kernel("STABLEHLO_PAD")
-def pad(site: Site) -> Kernel:
+@direct("STABLEHLO_PAD")
+def pad(site: Site, inputs: Inputs) -> Outputs:
     """Inserts a scalar between adjacent elements, then at the edges; negative paddings crop."""
     low, high, interior = (
         site.attributes.integers(name)
         for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
     )
-
-    def run(inputs: Inputs) -> Outputs:
-        return (padded(np.asarray(inputs[0]), np.asarray(inputs[1]), low, high, interior),)
-
-    return run
+    return (padded(np.asarray(inputs[0]), np.asarray(inputs[1]), low, high, interior),)
 
 
 def padded(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
+from penstock.drivers.reference.kernel import Inputs, Outputs, Site, direct, require
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import checked
 from penstock.errors import InputError, ShapeMismatch
@@ -33,26 +33,25 @@ class Level(NamedTuple):
     indices: NDArray | None
 
 
-@kernel("DENSIFY_LEVELS")
-def densify_levels(site: Site) -> Kernel:
+@direct(
+    "DENSIFY_LEVELS",
+    check=lambda s: require(
+        s.input(0).quantization == s.output().quantization, "densifying that rescales"
+    ),
+)
+def densify_levels(site: Site, inputs: Inputs) -> Outputs:
     """Elements without a value are zero (stored: the zero point)."""
-    source = site.input(0)
-    require(source.quantization == site.output().quantization, "densifying that rescales")
-    quantization = source.quantization
+    quantization = site.input(0).quantization
     nothing = 0 if quantization is None else quantization.zero_point
-
-    def run(inputs: Inputs) -> Outputs:
-        values = given(inputs[0]).reshape(-1)
-        levels, rank = read_levels(inputs)
-        sizes = [math.prod(n.size for n in levels if n.axis == axis) for axis in range(rank)]
-        shape = checked(sizes, "DENSIFY")
-        out = np.full(shape, nothing, values.dtype)
-        nodes, places = descend(levels, rank, len(values))
-        if len(nodes):
-            out[tuple(places)] = values[nodes]
-        return (out,)
-
-    return run
+    values = given(inputs[0]).reshape(-1)
+    levels, rank = read_levels(inputs)
+    sizes = [math.prod(n.size for n in levels if n.axis == axis) for axis in range(rank)]
+    shape = checked(sizes, "DENSIFY")
+    out = np.full(shape, nothing, values.dtype)
+    nodes, places = descend(levels, rank, len(values))
+    if len(nodes):
+        out[tuple(places)] = values[nodes]
+    return (out,)
 
 
 def read_levels(inputs: Inputs) -> tuple[list[Level], int]:

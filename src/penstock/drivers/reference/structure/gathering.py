@@ -7,15 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    function,
-    kernel,
-    require,
-)
+from penstock.drivers.reference.kernel import Inputs, Outputs, Site, direct, require
 from penstock.drivers.reference.structure.shape import checked, dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -26,7 +18,7 @@ ADDED: Final = frozenset(
 )
 
 
-@function("GATHER")
+@direct("GATHER")
 def gather(site: Site, inputs: Inputs) -> Outputs:
     """Selects slices along an axis by index; leading batch dimensions are shared."""
     axis, batches = site.attributes.integer("axis"), site.attributes.integer("batch_dims")
@@ -70,7 +62,7 @@ def _split_indices(indices: NDArray, shape: tuple[int, ...]) -> tuple[NDArray, .
     return parts
 
 
-@function("GATHER_ND", inputs=2)
+@direct("GATHER_ND", inputs=2)
 def gather_nd(_: Site, inputs: Inputs) -> Outputs:
     """Selects elements or slices by index vectors."""
     x, indices = np.asarray(inputs[0]), np.asarray(inputs[1])
@@ -80,28 +72,23 @@ def gather_nd(_: Site, inputs: Inputs) -> Outputs:
     return (np.asarray(x[parts]),)
 
 
-@kernel("SCATTER_ND")
-def scatter_nd(site: Site) -> Kernel:
+@direct("SCATTER_ND", check=lambda s: s.require_types(s.output().dtype in ADDED))
+def scatter_nd(_: Site, inputs: Inputs) -> Outputs:
     """Zeros of a given shape with the updates added at index vectors."""
-    site.require_types(site.output().dtype in ADDED)
-
-    def run(inputs: Inputs) -> Outputs:
-        indices, updates, shape = (
-            np.asarray(inputs[0]),
-            np.asarray(inputs[1]),
-            dimensions(inputs[2]),
-        )
-        result = _zeros(shape, updates.dtype)
-        parts = _split_indices(indices, shape)
-        if updates.shape != (*indices.shape[:-1], *shape[len(parts) :]):
-            raise ShapeMismatch(f"updates of shape {updates.shape} to a shape {shape}")
-        if _each_once(parts, shape):
-            result[parts] += updates
-        else:
-            np.add.at(result, parts, updates)
-        return (result,)
-
-    return run
+    indices, updates, shape = (
+        np.asarray(inputs[0]),
+        np.asarray(inputs[1]),
+        dimensions(inputs[2]),
+    )
+    result = _zeros(shape, updates.dtype)
+    parts = _split_indices(indices, shape)
+    if updates.shape != (*indices.shape[:-1], *shape[len(parts) :]):
+        raise ShapeMismatch(f"updates of shape {updates.shape} to a shape {shape}")
+    if _each_once(parts, shape):
+        result[parts] += updates
+    else:
+        np.add.at(result, parts, updates)
+    return (result,)
 
 
 def _each_once(parts: tuple[NDArray, ...], shape: tuple[int, ...]) -> bool:
@@ -116,7 +103,7 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
     return np.zeros(checked(shape, "scattering"), dtype)
 
 
-@function("SPARSE_TO_DENSE", inputs=4)
+@direct("SPARSE_TO_DENSE", inputs=4)
 def sparse_to_dense(_: Site, inputs: Inputs) -> Outputs:
     """An array of the default, with values (or one value) written at index vectors."""
     indices, values = np.asarray(inputs[0]), np.asarray(inputs[2])
@@ -128,7 +115,7 @@ def sparse_to_dense(_: Site, inputs: Inputs) -> Outputs:
     return (result,)
 
 
-@function("ONE_HOT")
+@direct("ONE_HOT")
 def one_hot(site: Site, inputs: Inputs) -> Outputs:
     """A new dimension with the on value at the index's position, the off value elsewhere."""
     axis, dtype = site.attributes.integer("axis"), site.output().dtype.numpy
@@ -140,7 +127,7 @@ def one_hot(site: Site, inputs: Inputs) -> Outputs:
     return (np.where(np.expand_dims(indices, at) == places, on, off).astype(dtype),)
 
 
-@function("WHERE")
+@direct("WHERE")
 def where(site: Site, inputs: Inputs) -> Outputs:
     """The index vectors of the elements that are true or not zero."""
     dtype = site.output().dtype.numpy
@@ -149,7 +136,7 @@ def where(site: Site, inputs: Inputs) -> Outputs:
     return (np.argwhere(is_there).astype(dtype),)
 
 
-@function("UNIQUE")
+@direct("UNIQUE")
 def unique(site: Site, inputs: Inputs) -> Outputs:
     """The distinct elements of a vector, in order of first occurrence, and the position of each
     element among them.
@@ -163,35 +150,35 @@ def unique(site: Site, inputs: Inputs) -> Outputs:
     return values[order], rank[places].astype(dtype)
 
 
-@kernel("TOPK_V2")
-def top_k(site: Site) -> Kernel:
+@direct(
+    "TOPK_V2",
+    check=lambda s: require(s.input(0).dtype is s.output().dtype, "TOPK_V2 to another type"),
+)
+def top_k(site: Site, inputs: Inputs) -> Outputs:
     """The k largest elements of the last dimension, largest first, and their indexes; equal
     elements keep their order.
     """
     dtype = site.output(1).dtype.numpy
-    require(site.input(0).dtype is site.output().dtype, "TOPK_V2 to another type")
-
-    def run(inputs: Inputs) -> Outputs:
-        x, (k,) = np.asarray(inputs[0]), dimensions(inputs[1])
-        if x.ndim == 0 or not 0 <= k <= x.shape[-1]:
-            raise ShapeMismatch(f"the {k} largest of a shape {x.shape}")
-        # Sorting the reversed row and reversing the result is a stable descending sort for every
-        # type.
-        sorted_by = np.where(np.isnan(x), -np.inf, x) if x.dtype.kind == "f" else x
-        backward = np.argsort(sorted_by[..., ::-1], axis=-1, kind="stable")[..., ::-1]
-        order = x.shape[-1] - 1 - backward[..., :k]
-        return np.take_along_axis(x, order, axis=-1), order.astype(dtype)
-
-    return run
+    x, (k,) = np.asarray(inputs[0]), dimensions(inputs[1])
+    if x.ndim == 0 or not 0 <= k <= x.shape[-1]:
+        raise ShapeMismatch(f"the {k} largest of a shape {x.shape}")
+    # Sorting the reversed row and reversing the result is a stable descending sort for every
+    # type.
+    sorted_by = np.where(np.isnan(x), -np.inf, x) if x.dtype.kind == "f" else x
+    backward = np.argsort(sorted_by[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+    order = x.shape[-1] - 1 - backward[..., :k]
+    return np.take_along_axis(x, order, axis=-1), order.astype(dtype)
 
 
-@function("BUCKETIZE")
+@direct("BUCKETIZE")
 def bucketize(site: Site, inputs: Inputs) -> Outputs:
     """For each element, how many of the sorted boundaries are at most equal to it."""
     boundaries = np.array(site.attributes["boundaries"], np.float32)
     x = np.asarray(inputs[0])
     return (np.searchsorted(boundaries, x.astype(np.float32), "right").astype(np.int32),)
 
+
+SUMMED: Final = frozenset({DType.FLOAT32, DType.INT32})
 
 _SEGMENTS: Final[dict[str, tuple[np.ufunc, str]]] = {
     "UNSORTED_SEGMENT_SUM": (np.add, "zero"),
@@ -201,40 +188,30 @@ _SEGMENTS: Final[dict[str, tuple[np.ufunc, str]]] = {
 }
 
 
-@kernel("SEGMENT_SUM")
-def segment_sum(site: Site) -> Kernel:
+@direct("SEGMENT_SUM", check=lambda s: s.require_types(s.output().dtype in SUMMED))
+def segment_sum(_: Site, inputs: Inputs) -> Outputs:
     """Sums of the rows that share a segment id; ids must not decrease."""
-    require(site.output().dtype in {DType.FLOAT32, DType.INT32}, "SEGMENT_SUM of this type")
-
-    def run(inputs: Inputs) -> Outputs:
-        x, ids = np.asarray(inputs[0]), np.asarray(inputs[1])
-        if len(ids) != len(x) or (ids.size and ids[0] < 0) or (np.diff(ids) < 0).any():
-            raise ShapeMismatch("segment ids that decrease, or are not one for each row")
-        result = _zeros((int(ids[-1]) + 1 if ids.size else 0, *x.shape[1:]), x.dtype)
-        np.add.at(result, ids, x)
-        return (result,)
-
-    return run
+    x, ids = np.asarray(inputs[0]), np.asarray(inputs[1])
+    if len(ids) != len(x) or (ids.size and ids[0] < 0) or (np.diff(ids) < 0).any():
+        raise ShapeMismatch("segment ids that decrease, or are not one for each row")
+    result = _zeros((int(ids[-1]) + 1 if ids.size else 0, *x.shape[1:]), x.dtype)
+    np.add.at(result, ids, x)
+    return (result,)
 
 
-@kernel(*_SEGMENTS)
-def unsorted_segments(site: Site) -> Kernel:
+@direct(*_SEGMENTS, check=lambda s: s.require_types(s.output().dtype in SUMMED))
+def unsorted_segments(site: Site, inputs: Inputs) -> Outputs:
     """Reduces slices that share a segment id; negative ids are ignored."""
     function, neutral = _SEGMENTS[site.operation.type]
     dtype = site.output().dtype
-    require(dtype in {DType.FLOAT32, DType.INT32}, f"{site.operation.type} of {dtype.value}")
     limits = np.finfo(np.float32) if dtype.is_float else np.iinfo(np.int32)
     start = {"zero": 0, "one": 1, "least": limits.min, "greatest": limits.max}[neutral]
-
-    def run(inputs: Inputs) -> Outputs:
-        x, ids, (count,) = np.asarray(inputs[0]), np.asarray(inputs[1]), dimensions(inputs[2])
-        if x.shape[: ids.ndim] != ids.shape:
-            raise ShapeMismatch(f"segment ids of shape {ids.shape} for a shape {x.shape}")
-        result = _zeros((count, *x.shape[ids.ndim :]), x.dtype)
-        result[...] = start
-        kept = ids >= 0
-        _check_indices(ids[kept], count)
-        function.at(result, ids[kept], x[kept])
-        return (result,)
-
-    return run
+    x, ids, (count,) = np.asarray(inputs[0]), np.asarray(inputs[1]), dimensions(inputs[2])
+    if x.shape[: ids.ndim] != ids.shape:
+        raise ShapeMismatch(f"segment ids of shape {ids.shape} for a shape {x.shape}")
+    result = _zeros((count, *x.shape[ids.ndim :]), x.dtype)
+    result[...] = start
+    kept = ids >= 0
+    _check_indices(ids[kept], count)
+    function.at(result, ids[kept], x[kept])
+    return (result,)

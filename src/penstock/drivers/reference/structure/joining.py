@@ -7,21 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    function,
-    kernel,
-    require,
-)
-from penstock.drivers.reference.numerics.one_operand import (
-    by_bits,
-    look_up,
-    round_half_away,
-    stored_values,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
+from penstock.drivers.reference.numerics import one_operand
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import dimensions, normal_axis
@@ -65,14 +52,16 @@ def _rescaler(site: Site, index: int) -> Callable[[NDArray], NDArray] | None:
     if (given.scale, given.zero_point) == (made.scale, made.zero_point):
         return None
     require(dtype is DType.UINT8, f"CONCATENATION of {dtype.value} of another scale or zero point")
-    table = by_bits(_rescaled(stored_values(dtype), given, made), dtype).astype(np.uint8)
-    return lambda x: look_up(table, x)
+    table = one_operand.by_bits(
+        _rescaled(one_operand.stored_values(dtype), given, made), dtype
+    ).astype(np.uint8)
+    return lambda x: one_operand.look_up(table, x)
 
 
 def _rescaled(stored: NDArray, given: Quantization, made: Quantization) -> NDArray:
     scale = np.float32(given.scale) * (np.float32(1) / np.float32(made.scale))
     bias = np.float32(-given.zero_point) * scale
-    scaled = round_half_away(stored.astype(np.float32) * scale + bias) + made.zero_point
+    scaled = one_operand.round_half_away(stored.astype(np.float32) * scale + bias) + made.zero_point
     return np.asarray(np.clip(scaled, *integer_range(DType.UINT8)))
 
 
@@ -83,7 +72,7 @@ def pack(site: Site) -> Kernel:
     return lambda inputs: (np.stack([np.asarray(x) for x in inputs], axis),)
 
 
-@function("UNPACK")
+@direct("UNPACK")
 def unpack(site: Site, inputs: Inputs) -> Outputs:
     """The slices along an axis, which is removed."""
     axis, count = site.attributes.integer("axis"), len(site.outputs)
@@ -93,7 +82,7 @@ def unpack(site: Site, inputs: Inputs) -> Outputs:
     return [np.asarray(part, order="C") for part in x]
 
 
-@function("SPLIT")
+@direct("SPLIT")
 def split(site: Site, inputs: Inputs) -> Outputs:
     """Equal parts along an axis, the first input."""
     count = len(site.outputs)
@@ -104,7 +93,7 @@ def split(site: Site, inputs: Inputs) -> Outputs:
     return [np.asarray(part, order="C") for part in np.split(x, count, axis)]
 
 
-@function("SPLIT_V")
+@direct("SPLIT_V")
 def split_v(site: Site, inputs: Inputs) -> Outputs:
     """Parts of given sizes along an axis; one size may be -1 for the remainder."""
     count = len(site.outputs)
@@ -123,7 +112,7 @@ Index = int | slice | None
 MASKS: Final = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 
 
-@function("SLICE", inputs=3)
+@direct("SLICE", inputs=3)
 def slice_block(_: Site, inputs: Inputs) -> Outputs:
     """The block that begins at `begin` with the given size. A size of -1 extends to the end."""
     x, begins, sizes = np.asarray(inputs[0]), dimensions(inputs[1]), dimensions(inputs[2])
@@ -138,7 +127,7 @@ def slice_block(_: Site, inputs: Inputs) -> Outputs:
     return (np.asarray(x[tuple(index)], order="C"),)
 
 
-@function("STRIDED_SLICE", inputs=4)
+@direct("STRIDED_SLICE", inputs=4)
 def strided_slice(site: Site, inputs: Inputs) -> Outputs:
     """Every stride-th element from begin to end in each dimension.
 
@@ -193,7 +182,7 @@ def _clamped(begin: int | None, end: int | None, stride: int, size: int) -> slic
     return slice(start, stop if stop >= 0 else None, step)
 
 
-@function("DYNAMIC_UPDATE_SLICE", inputs=3)
+@direct("DYNAMIC_UPDATE_SLICE", inputs=3)
 def dynamic_update_slice(_: Site, inputs: Inputs) -> Outputs:
     """The operand with a block replaced, at a start that is clamped so that the block fits."""
     x, update, starts = np.array(inputs[0]), np.asarray(inputs[1]), dimensions(inputs[2])
@@ -209,20 +198,20 @@ def dynamic_update_slice(_: Site, inputs: Inputs) -> Outputs:
     return (x,)
 
 
-@kernel("CHANNEL_SHUFFLE")
-def channel_shuffle(site: Site) -> Kernel:
-    """Channel g * n + i, of n in each group, moves to position i * groups + g."""
-    groups, axis = site.attributes.integer("groups"), site.attributes.integer("axis")
+def _check_shuffle(site: Site) -> None:
+    groups = site.attributes.integer("groups")
     require(groups > 0, f"{groups} groups of channels")
     require(site.input(0).quantization == site.output().quantization, "shuffling that rescales")
 
-    def run(inputs: Inputs) -> Outputs:
-        x = given(inputs[0])
-        along = normal_axis(axis, x.ndim)
-        before, size, after = x.shape[:along], x.shape[along], x.shape[along + 1 :]
-        if size % groups:
-            raise ShapeMismatch(f"{size} channels are not a multiple of {groups} groups")
-        split = x.reshape(*before, groups, size // groups, *after)
-        return (split.swapaxes(along, along + 1).reshape(x.shape),)
 
-    return run
+@direct("CHANNEL_SHUFFLE", check=_check_shuffle)
+def channel_shuffle(site: Site, inputs: Inputs) -> Outputs:
+    """Channel g * n + i, of n in each group, moves to position i * groups + g."""
+    groups, axis = site.attributes.integer("groups"), site.attributes.integer("axis")
+    x = given(inputs[0])
+    along = normal_axis(axis, x.ndim)
+    before, size, after = x.shape[:along], x.shape[along], x.shape[along + 1 :]
+    if size % groups:
+        raise ShapeMismatch(f"{size} channels are not a multiple of {groups} groups")
+    split = x.reshape(*before, groups, size // groups, *after)
+    return (split.swapaxes(along, along + 1).reshape(x.shape),)

@@ -9,15 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    function,
-    kernel,
-    require,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import checked, dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
@@ -26,15 +18,15 @@ from penstock.ir import DType, NDArray, Operand
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 
 
-@function("TRANSPOSE", inputs=2)
+@direct("TRANSPOSE", inputs=2)
 def transpose(_: Site, inputs: Inputs) -> Outputs:
     """Output dimension i is input dimension permutation[i]."""
     moved = np.asarray(inputs[0]).transpose(dimensions(inputs[1]))
     return (np.asarray(moved, order="C"),)
 
 
-@kernel("PAD", "PADV2")
-def pad(site: Site) -> Kernel:
+@direct("PAD", "PADV2")
+def pad(site: Site, inputs: Inputs) -> Outputs:
     """Pads each dimension before and after with zeros (quantised: the output's zero point), or with
     a given scalar.
 
@@ -43,13 +35,9 @@ def pad(site: Site) -> Kernel:
     signed = site.output().dtype in {DType.INT8, DType.INT16}
     zero = 0 if signed and site.input(0).quantization is None else _zero(site.output())
     given = site.operation.type == "PADV2"
-
-    def run(inputs: Inputs) -> Outputs:
-        x, pads = np.asarray(inputs[0]), _paddings(inputs[1])
-        value = scalar(inputs[2], "a padding value") if given else zero
-        return (padded(x, pads, value),)
-
-    return run
+    x, pads = np.asarray(inputs[0]), _paddings(inputs[1])
+    value = scalar(inputs[2], "a padding value") if given else zero
+    return (padded(x, pads, value),)
 
 
 def _zero(operand: Operand) -> int:
@@ -78,7 +66,7 @@ def _paddings(value: NDArray | None) -> list[tuple[int, int]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-@function("MIRROR_PAD")
+@direct("MIRROR_PAD")
 def mirror_pad(site: Site, inputs: Inputs) -> Outputs:
     """Pads the input with its mirror image, without the edge (REFLECT) or with it (SYMMETRIC)."""
     spare = 1 if site.attributes.text("mode") == "REFLECT" else 0
@@ -95,7 +83,7 @@ def mirror_pad(site: Site, inputs: Inputs) -> Outputs:
     return (x,)
 
 
-@function("TILE", inputs=2)
+@direct("TILE", inputs=2)
 def tile(_: Site, inputs: Inputs) -> Outputs:
     x, repeats = np.asarray(inputs[0]), dimensions(inputs[1])
     if len(repeats) != x.ndim or min(repeats, default=0) < 0:
@@ -104,7 +92,7 @@ def tile(_: Site, inputs: Inputs) -> Outputs:
     return (np.tile(x, repeats),)
 
 
-@function("DILATE", inputs=3)
+@direct("DILATE", inputs=3)
 def dilate(_: Site, inputs: Inputs) -> Outputs:
     """Inserts copies of a scalar between adjacent elements along each dimension. Their number is
     the dilation minus one.
@@ -119,7 +107,7 @@ def dilate(_: Site, inputs: Inputs) -> Outputs:
     return (result,)
 
 
-@function("REVERSE_V2", inputs=2)
+@direct("REVERSE_V2", inputs=2)
 def reverse(_: Site, inputs: Inputs) -> Outputs:
     """Reverses the order of elements along the given axes."""
     x = np.asarray(inputs[0])
@@ -127,7 +115,7 @@ def reverse(_: Site, inputs: Inputs) -> Outputs:
     return (np.asarray(np.flip(x, tuple(axes)), order="C"),)
 
 
-@function("REVERSE_SEQUENCE")
+@direct("REVERSE_SEQUENCE")
 def reverse_sequence(site: Site, inputs: Inputs) -> Outputs:
     """For each index i of one dimension, reverses the first lengths[i] elements along another
     one.
@@ -174,25 +162,21 @@ def depth_to_space(site: Site) -> Kernel:
     return run
 
 
-@kernel("SPACE_TO_BATCH_ND")
-def space_to_batch(site: Site) -> Kernel:
+@direct("SPACE_TO_BATCH_ND")
+def space_to_batch(site: Site, inputs: Inputs) -> Outputs:
     """Moves blocks of the padded dimensions after the first into the first."""
     zero = _zero(site.output())
-
-    def run(inputs: Inputs) -> Outputs:
-        blocks, pads = dimensions(inputs[1]), _paddings(inputs[2])
-        x = np.asarray(inputs[0])
-        rest = x.ndim - 1 - len(blocks)
-        x = padded(x, [(0, 0), *pads, *[(0, 0)] * rest], zero)
-        spatial = x.shape[1 : 1 + len(blocks)]
-        pairs = [d for n, b in zip(spatial, blocks, strict=True) for d in (n // b, b)]
-        x = x.reshape(x.shape[0], *pairs, *x.shape[1 + len(blocks) :])
-        inner = [2 + 2 * i for i in range(len(blocks))]
-        outer = [1 + 2 * i for i in range(len(blocks))]
-        x = x.transpose(*inner, 0, *outer, *range(1 + 2 * len(blocks), x.ndim))
-        return (x.reshape(-1, *x.shape[1 + len(blocks) :]) if x.size else _empty(x, len(blocks)),)
-
-    return run
+    blocks, pads = dimensions(inputs[1]), _paddings(inputs[2])
+    x = np.asarray(inputs[0])
+    rest = x.ndim - 1 - len(blocks)
+    x = padded(x, [(0, 0), *pads, *[(0, 0)] * rest], zero)
+    spatial = x.shape[1 : 1 + len(blocks)]
+    pairs = [d for n, b in zip(spatial, blocks, strict=True) for d in (n // b, b)]
+    x = x.reshape(x.shape[0], *pairs, *x.shape[1 + len(blocks) :])
+    inner = [2 + 2 * i for i in range(len(blocks))]
+    outer = [1 + 2 * i for i in range(len(blocks))]
+    x = x.transpose(*inner, 0, *outer, *range(1 + 2 * len(blocks), x.ndim))
+    return (x.reshape(-1, *x.shape[1 + len(blocks) :]) if x.size else _empty(x, len(blocks)),)
 
 
 def _empty(x: NDArray, count: int) -> NDArray:
@@ -200,7 +184,7 @@ def _empty(x: NDArray, count: int) -> NDArray:
     return x.reshape(batches, *x.shape[count + 1 :])
 
 
-@function("BATCH_TO_SPACE_ND", inputs=3)
+@direct("BATCH_TO_SPACE_ND", inputs=3)
 def batch_to_space(_: Site, inputs: Inputs) -> Outputs:
     """Lays batches out as blocks of the dimensions after the first, then crops."""
     blocks, crops = dimensions(inputs[1]), _paddings(inputs[2])
@@ -220,41 +204,31 @@ def batch_to_space(_: Site, inputs: Inputs) -> Outputs:
 OPAQUE = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})
 
 
-@kernel("MATRIX_DIAG")
-def matrix_diag(site: Site) -> Kernel:
+@direct("MATRIX_DIAG", check=lambda s: s.require_types(s.input(0).dtype not in OPAQUE))
+def matrix_diag(_: Site, inputs: Inputs) -> Outputs:
     """Square matrices with the last dimension of the input on their diagonals, zeros elsewhere."""
-    site.require_types(site.input(0).dtype not in OPAQUE)
-
-    def run(inputs: Inputs) -> Outputs:
-        diagonal = given(inputs[0])
-        if not diagonal.ndim:
-            raise ShapeMismatch("a scalar is not a diagonal")
-        size = diagonal.shape[-1]
-        result = np.zeros(checked((*diagonal.shape, size), "a diagonal matrix"), diagonal.dtype)
-        _write(result, diagonal)
-        return (result,)
-
-    return run
+    diagonal = given(inputs[0])
+    if not diagonal.ndim:
+        raise ShapeMismatch("a scalar is not a diagonal")
+    size = diagonal.shape[-1]
+    result = np.zeros(checked((*diagonal.shape, size), "a diagonal matrix"), diagonal.dtype)
+    _write(result, diagonal)
+    return (result,)
 
 
-@kernel("MATRIX_SET_DIAG")
-def matrix_set_diag(site: Site) -> Kernel:
+@direct("MATRIX_SET_DIAG", check=lambda s: s.require_types(s.input(0).dtype not in OPAQUE))
+def matrix_set_diag(_: Site, inputs: Inputs) -> Outputs:
     """The matrices with their diagonals, as long as the shorter side, replaced."""
-    site.require_types(site.input(0).dtype not in OPAQUE)
-
-    def run(inputs: Inputs) -> Outputs:
-        result, diagonal = np.array(inputs[0], order="C"), given(inputs[1])
-        if result.ndim < 2:
-            raise ShapeMismatch(f"a matrix of shape {result.shape}")
-        if not result.size:
-            return (result,)
-        shape = (*result.shape[:-2], min(result.shape[-2:]))
-        if diagonal.shape != shape:
-            raise ShapeMismatch(f"a diagonal of {diagonal.shape}, where {shape} is needed")
-        _write(result, diagonal)
+    result, diagonal = np.array(inputs[0], order="C"), given(inputs[1])
+    if result.ndim < 2:
+        raise ShapeMismatch(f"a matrix of shape {result.shape}")
+    if not result.size:
         return (result,)
-
-    return run
+    shape = (*result.shape[:-2], min(result.shape[-2:]))
+    if diagonal.shape != shape:
+        raise ShapeMismatch(f"a diagonal of {diagonal.shape}, where {shape} is needed")
+    _write(result, diagonal)
+    return (result,)
 
 
 def _write(matrices: NDArray, diagonal: NDArray) -> None:

@@ -9,15 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import (
-    Inputs,
-    Kernel,
-    Outputs,
-    Site,
-    function,
-    kernel,
-    require,
-)
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.numerics.one_operand import by_parts
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.errors import ShapeMismatch
@@ -61,7 +53,7 @@ def checked(shape: Sequence[int], what: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-@function("RESHAPE")
+@direct("RESHAPE")
 def reshape(site: Site, inputs: Inputs) -> Outputs:
     """The same elements in another shape. A shape vector overrides the attribute."""
     attribute = site.attributes.integers("new_shape")
@@ -86,7 +78,7 @@ def _reshaped(x: NDArray, target: tuple[int, ...]) -> NDArray:
     return x.reshape(target)
 
 
-@function("SQUEEZE")
+@direct("SQUEEZE")
 def squeeze(site: Site, inputs: Inputs) -> Outputs:
     """Without the named dimensions of size 1, or without all of them."""
     axes = site.attributes.integers("squeeze_dims")
@@ -95,7 +87,7 @@ def squeeze(site: Site, inputs: Inputs) -> Outputs:
     return (np.squeeze(x, tuple(chosen) if chosen else None),)
 
 
-@function("EXPAND_DIMS", inputs=2)
+@direct("EXPAND_DIMS", inputs=2)
 def expand_dims(_: Site, inputs: Inputs) -> Outputs:
     """A dimension of size 1 inserted at an axis."""
     x, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1])
@@ -114,7 +106,7 @@ def rank_of(site: Site) -> Kernel:
     return lambda inputs: (np.array(np.asarray(inputs[0]).ndim, dtype),)
 
 
-@function("BROADCAST_TO", inputs=2)
+@direct("BROADCAST_TO", inputs=2)
 def broadcast_to(_: Site, inputs: Inputs) -> Outputs:
     """Repeated along dimensions of size 1, and along new leading ones."""
     target = checked(dimensions(inputs[1]), "BROADCAST_TO")
@@ -227,7 +219,7 @@ def _bitcast_packed(given: DType, made: DType) -> Kernel:
     return run
 
 
-@function("FILL")
+@direct("FILL")
 def fill(site: Site, inputs: Inputs) -> Outputs:
     """An array of a given shape, every element one scalar."""
     dtype = site.output().dtype.numpy
@@ -241,20 +233,18 @@ def zeros_like(site: Site) -> Kernel:
     return lambda inputs: (np.zeros_like(np.asarray(inputs[0])),)
 
 
-@kernel("RANGE")
-def arange(site: Site) -> Kernel:
+@direct(
+    "RANGE",
+    check=lambda s: s.require_types(s.output().dtype in {DType.FLOAT32, DType.INT32, DType.INT64}),
+)
+def arange(site: Site, inputs: Inputs) -> Outputs:
     """start, start + delta, ... up to the limit, which is excluded; floats add delta repeatedly."""
     dtype = site.output().dtype
-    site.require_types(dtype in {DType.FLOAT32, DType.INT32, DType.INT64})
-
-    def run(inputs: Inputs) -> Outputs:
-        start, limit, delta = (scalar(x, "a bound of a range") for x in inputs)
-        count = _count(start, limit, delta)
-        terms = np.full(count + 1, delta, dtype.numpy)
-        terms[0] = start
-        return (np.add.accumulate(terms, dtype=dtype.numpy)[:count],)
-
-    return run
+    start, limit, delta = (scalar(x, "a bound of a range") for x in inputs)
+    count = _count(start, limit, delta)
+    terms = np.full(count + 1, delta, dtype.numpy)
+    terms[0] = start
+    return (np.add.accumulate(terms, dtype=dtype.numpy)[:count],)
 
 
 def _count(start: NDArray, limit: NDArray, delta: NDArray) -> int:
