@@ -5,7 +5,9 @@ files. docs/cache-directory.md describes the layout.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from penstock.facade import lazily
 
 if TYPE_CHECKING:
     from penstock.cache.cache import Cache, CacheEntry, Explanation, Removed
@@ -13,22 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Cache", "CacheEntry", "CacheInfo", "Explanation", "Removed"]
 
-_HOMES: Final = {
-    "Cache": "cache",
-    "CacheEntry": "cache",
-    "CacheInfo": "info",
-    "Explanation": "cache",
-    "Removed": "cache",
-}
+_find = lazily(__name__, {"cache": "Cache CacheEntry Explanation Removed", "info": "CacheInfo"})
 
 
 def __getattr__(name: str) -> Any:
-    """Loads each name, and `engine`, on first use: a compile that hits loads only what a
-    hit needs.
-    """
-    if name == "engine":
-        return import_module(f"{__name__}.engine")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return found
+    """Loads each name, and `engine`, on first use: a compile that hits loads what a hit needs."""
+    return import_module(f"{__name__}.engine") if name == "engine" else _find(name)

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from penstock import knobs
+from penstock.cache import ingredients as parts
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.eviction import Found, collect, scan
 from penstock.cache.index import IndexRecord
 from penstock.cache.info import checked_directory, default_directory
-from penstock.cache.ingredients import (
-    binding_of,
-    changed_ingredients,
-    derived_token,
-    ingredients_of,
-    no_entry,
-)
 from penstock.errors import CacheError, InputError, NoEntry, Unreadable
 from penstock.hal import Device, PrepareConfig
 from penstock.ir import Model
+from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
     from penstock.sealed.seal import Seal
-from penstock.threads import allowed_threads
 
 _MOST_LOOKS: Final = 20
-
-
-class _Gone:
-    """Marks an entry that was removed, or replaced at each check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +104,7 @@ class Cache:
         remove or keep replacing are left out. Raises `Unreadable` for a directory that cannot be
         listed.
         """
-        verdicts = [(entry, self._verified(entry)) for entry in self.entries()]
-        return [(entry, defect) for entry, defect in verdicts if not isinstance(defect, _Gone)]
+        return [verdict for e in self.entries() if (verdict := self._verified(e)) is not None]
 
     def explain(
         self,
@@ -142,15 +131,11 @@ class Cache:
             raise InputError(f"device must be a Device, not {type(device).__name__}")
         if config is not None and not isinstance(config, PrepareConfig):
             raise InputError(f"config must be a PrepareConfig, not {type(config).__name__}")
-        ingredients = ingredients_of(
-            model,
-            device,
-            config or PrepareConfig(num_threads=allowed_threads()),
-            step=step,
-            operations=operations,
-            shapes=shapes,
+        config = config or PrepareConfig(num_threads=allowed_threads())
+        ingredients = parts.ingredients_of(
+            model, device, config, step=step, operations=operations, shapes=shapes
         )
-        token, needed = derived_token(ingredients), device.cache_files_needed()
+        token, needed = parts.derived_token(ingredients), device.cache_files_needed()
         if needed == (0, 0):
             reason = str(NoEntry(f"device {device.name} does not cache"))
             return Explanation(token, ingredients, found=False, reason=reason)
@@ -158,16 +143,14 @@ class Cache:
         if nearest is not None and nearest.ingredients == ingredients:
             token = bytes.fromhex(nearest.token)
         if any(group.token == token for group in self._scan()):
-            seal = self._cache.store.seal(
-                device.name, device.version, needed, ingredients["source"]
-            )
-            defect = self._defect(seal, token, binding_of(ingredients), needed)
+            source = ingredients["source"]
+            seal = self._cache.store.seal(device.name, device.version, needed, source)
+            defect = self._defect(seal, token, parts.binding_of(ingredients), needed)
             return Explanation(token, ingredients, defect is None, str(defect or ""))
-        reason = str(no_entry(None if nearest is None else nearest.ingredients, ingredients))
-        if nearest is None:
-            return Explanation(token, ingredients, found=False, reason=reason)
-        changed = tuple(changed_ingredients(nearest.ingredients, ingredients))
-        return Explanation(token, ingredients, False, reason, nearest, changed)
+        before = None if nearest is None else nearest.ingredients
+        reason = str(parts.no_entry(before, ingredients))
+        changed = () if before is None else parts.changed_ingredients(before, ingredients)
+        return Explanation(token, ingredients, False, reason, nearest, tuple(changed))
 
     def gc(self, max_bytes: int | None = None) -> Removed:
         """Evicts the least recently used entries until at most *max_bytes* are left.
@@ -226,44 +209,38 @@ class Cache:
         )
         if (record := self._cache.record(group.token)) is None:
             return entry
-        return CacheEntry(
-            entry.token,
-            entry.model_cache,
-            entry.data_cache,
-            entry.nbytes,
-            record.created,
-            entry.used,
-            record.device,
-            record.version,
-            MappingProxyType(record.ingredients),
-            bytes.fromhex(record.binding),
-            record.compile_ns,
+        return replace(
+            entry,
+            created=record.created,
+            device=record.device,
+            version=record.version,
+            ingredients=MappingProxyType(record.ingredients),
+            binding=bytes.fromhex(record.binding),
+            compile_ns=record.compile_ns,
         )
 
-    def _verified(self, entry: CacheEntry) -> CacheError | _Gone | None:
-        """The defect of the entry. Other processes may replace or remove it during the check."""
+    def _verified(self, entry: CacheEntry) -> tuple[CacheEntry, CacheError | None] | None:
+        """The entry and its defect; None if other processes removed it, or replaced it during each
+        check.
+        """
         store = self._cache.store
         names = [path.name for path in (*entry.model_cache, *entry.data_cache)]
         for _ in range(_MOST_LOOKS):
             before = [store.version_of(name) for name in names]
             defect = self._verified_once(entry.token)
-            if defect is None:
-                return None
+            if defect is None or (any(before) and before == [*map(store.version_of, names)]):
+                return entry, defect
             if not any(before):
-                return _Gone()
-            if before == [store.version_of(name) for name in names]:
-                return defect
-        return _Gone()
+                break
+        return None
 
     def _verified_once(self, token: bytes) -> CacheError | None:
         record = self._cache.record(token)
         if record is None:
             return Unreadable(
                 "nothing says whose the entry is: its index is missing, altered, not readable, or "
-                "sealed under "
-                "another state directory or key; a compile that hits the entry writes its index "
-                "again, and "
-                "'penstock cache clear' removes both"
+                "sealed under another state directory or key; a compile that hits the entry writes "
+                "its index again, and 'penstock cache clear' removes both"
             )
         seal, needed = self._cache.store.seal_of(record), (record.models, record.datas)
         return self._defect(seal, token, bytes.fromhex(record.binding), needed)

@@ -21,7 +21,7 @@ from penstock.processes import Process, namespace, started
 from penstock.sealed.files import FileSystem, open_cache_file, read_small
 from penstock.sealed.locks import lock, unlock
 
-MOST_CLAIM_BYTES: Final = 4096
+_MOST_CLAIM_BYTES: Final = 4096
 _MOST_PID: Final = (1 << 32) - 1
 # Largest backward difference, in seconds, between two readings of one clock.
 _SLACK: Final = 1.0
@@ -93,6 +93,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
+    @classmethod
+    def read(cls, files: FileSystem, fd: int) -> Claim | None:
+        """The claim in a lease file; None if it has none. Raises `OSError`."""
+        return cls.unpack(read_small(files, fd, _MOST_CLAIM_BYTES))
+
     def over(self, now: Now) -> bool:
         """Whether the lease has expired. Setting the clock back does not end a lease."""
         if self._same_clock(now):
@@ -108,6 +113,22 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         began = self.up if (same := self._same_clock(now)) else self.until - self.seconds
         age = (now.up if same else now.wall) - began
         return not -_SLACK < age < min(self.seconds, most)
+
+    def awaits(self, now: Now) -> bool:
+        """Whether a late writer may still write the entry, as far as its claim says."""
+        return self.late and not self.expired(now, knobs.late_write_seconds()) and not self.dead()
+
+    def is_open(self, lease: str, files: FileSystem) -> bool:
+        """Whether the late writer has the entry's lock open, or has not marked it. *lease* is the
+        path of the lease file. Raises `OSError`, `CacheError`.
+        """
+        if not self.marked:
+            return True
+        fd = open_cache_file(lease.removesuffix(".lease") + ".lock", files=files)
+        try:
+            return is_marked(fd)
+        finally:
+            files.close(fd)
 
     def _same_clock(self, now: Now) -> bool:
         return self.up > 0 and now.up > 0 and self.boot == now.boot != ""
@@ -177,13 +198,14 @@ def make_room(directory: str, files: FileSystem, now: Callable[[], Now]) -> None
     ours = [os.path.join(directory, name) for name in filter(_OURS.fullmatch, found)]
     over = [path for path in ours if path.endswith(".lease")][:MOST_REMOVED]
     if (many := len(found) - MOST_LOCK_FILES) >= 0:
-        over += _oldest([path for path in ours if path not in over], many + MOST_REMOVED, files)
+        over += oldest([path for path in ours if path not in over], many + MOST_REMOVED, files)
     for path in over:
         with suppress(OSError, CacheError):
             _remove_unused(path, files, now)
 
 
-def _oldest(paths: list[str], count: int, files: FileSystem) -> list[str]:
+def oldest(paths: list[str], count: int, files: FileSystem) -> list[str]:
+    """The *count* files of *paths* that were modified first. Raises `OSError`."""
     dated = []
     for path in paths:
         with suppress(FileNotFoundError):
@@ -197,31 +219,15 @@ def _remove_unused(path: str, files: FileSystem, now: Callable[[], Now]) -> None
         if not lock(fd, exclusive=True, timeout=0, locks=files):
             return
         try:
-            if not (is_marked(fd, unknown=False) or _is_awaited(path, fd, files, now)):
-                _unlink(path, fd, files)
+            if is_marked(fd, unknown=False):
+                return
+            claim = Claim.read(files, fd)
+            if claim is not None and claim.awaits(now()) and claim.is_open(path, files):
+                return
+            # The name may belong to another file since it was opened.
+            if files.status_of(path).identity == files.status(fd).identity:
+                files.unlink(path)
         finally:
             unlock(fd, locks=files)
     finally:
         files.close(fd)
-
-
-def _is_awaited(path: str, fd: int, files: FileSystem, now: Callable[[], Now]) -> bool:
-    """Whether a lease file has the claim of a late writer that may still write."""
-    claim = Claim.unpack(read_small(files, fd, MOST_CLAIM_BYTES))
-    if claim is None or not claim.late or claim.expired(now(), knobs.late_write_seconds()):
-        return False
-    return not claim.dead() and (not claim.marked or _is_marked(path, files))
-
-
-def _is_marked(lease: str, files: FileSystem) -> bool:
-    fd = open_cache_file(lease.removesuffix(".lease") + ".lock", files=files)
-    try:
-        return is_marked(fd)
-    finally:
-        files.close(fd)
-
-
-def _unlink(path: str, fd: int, files: FileSystem) -> None:
-    """Removes the file, unless its name belongs to another file since it was opened."""
-    if files.status_of(path).identity == files.status(fd).identity:
-        files.unlink(path)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from penstock.cache.naming import file_names, index_name, lock_name
-from penstock.cache.store import (
-    LOCK_SECONDS,
-    LOCK_SHARE,
-    FileVersion,
-    OpenFiles,
-    Store,
-    seconds_left,
-)
+from penstock.cache.store import FileVersion, OpenFiles, Store, seconds_left
 from penstock.errors import CacheError, NoEntry, NotYetWritten
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_entry_file
@@ -30,7 +23,6 @@ if TYPE_CHECKING:
     from penstock.sealed.seal import Seal
 
 _NEAREST_AMONG: Final = 256
-_KINDS: Final = ("model", "data")
 
 
 class CacheDirectory:
@@ -81,33 +73,34 @@ class CacheDirectory:
         `Unreadable`, and `Cancelled` within 50 ms.
         """
         store, names = self.store, file_names(token, *needed)
-        if not any(names):
+        if not names:
             raise NoEntry("the device has no cache files")
-        first = (*names[0], *names[1])[0]
-        self._seen[token] = first, store.version_of(first)
-        every = [
-            (kind, n, name)
-            for kind, ns in zip(_KINDS, names, strict=True)
-            for n, name in enumerate(ns)
-        ]
-        held = self._lock_to_read(token, (*names[0], *names[1]), deadline_ns, cancel)
+        self._seen[token] = names[0], store.version_of(names[0])
+        held = self._lock_to_read(token, names, deadline_ns, cancel)
         with ExitStack() as stack, store.naming("read"):
             if held is not None:
                 stack.callback(store.locks.release, held)
             handles: list[CacheHandle] = []
             writable = True
-            for kind, number, name in every:
+            for at, name in enumerate(names):
                 try:
                     fd, allowed = open_entry_file(store.at(name), files=store.files)
                 except FileNotFoundError:
-                    if handles or any(store.exists(other) for *_, other in every):
-                        raise NoEntry(f"the entry lacks {kind} file {number}") from None
+                    if handles or any(map(store.exists, names)):
+                        missing = at - needed[0]
+                        which = f"data file {missing}" if missing >= 0 else f"model file {at}"
+                        raise NoEntry(f"the entry lacks {which}") from None
                     raise NoEntry("nothing is cached here") from None
                 stack.callback(store.close, fd)
                 handles.append(CacheHandle(fd))
                 writable = writable and allowed
             if not any(store.files.status(handle.fd).size for handle in handles):
-                raise NotYetWritten(self._who_writes(token))
+                from penstock.cache.eviction import awaited_claim
+
+                who = "the entry is empty, and nobody is going to write it any more"
+                if (claim := awaited_claim(store, token)) is not None:
+                    who = f"the driver of process {claim.pid} has not written the entry yet"
+                raise NotYetWritten(who)
             lock = store.locks.lend(lock_name(token)) if writable else None
             stack.pop_all()
         return OpenFiles(store, handles[: needed[0]], handles[needed[0] :], lock, held=held)
@@ -149,7 +142,7 @@ class CacheDirectory:
             return record
         # The index is missing while the entry is being replaced.
         try:
-            held = self._lock_to_read(token, file_names(token, 1, 0)[0], deadline_ns, cancel)
+            held = self._lock_to_read(token, file_names(token, 1, 0), deadline_ns, cancel)
         except CacheError:
             return None
         try:
@@ -221,7 +214,7 @@ class CacheDirectory:
     def _lock_to_read(
         self,
         token: bytes,
-        names: tuple[str, ...],
+        names: list[str],
         deadline_ns: int | None,
         cancel: CancelToken | None,
     ) -> int | None:
@@ -231,7 +224,7 @@ class CacheDirectory:
             store.locks.take,
             name,
             exclusive=False,
-            timeout=seconds_left(deadline_ns, LOCK_SECONDS, LOCK_SHARE),
+            timeout=seconds_left(deadline_ns),
             should_stop=None if cancel is None else cancel.is_set,
         )
         try:
@@ -239,7 +232,11 @@ class CacheDirectory:
                 held = take(create=False)
             except FileNotFoundError:
                 # A lookup of an unknown token must not create a lock file.
-                if not _any_there(store, names):
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        store.files.status_of(store.at(name))
+                        break
+                else:
                     raise NoEntry("nothing is cached here") from None
                 held = take(create=True)
         except NoEntry:
@@ -251,19 +248,3 @@ class CacheDirectory:
                 cancel.check()
             raise NotYetWritten("the entry is being written at this moment")
         return held
-
-    def _who_writes(self, token: bytes) -> str:
-        from penstock.cache.eviction import awaited_claim
-
-        if (claim := awaited_claim(self.store, token)) is None:
-            return "the entry is empty, and nobody is going to write it any more"
-        return f"the driver of process {claim.pid} has not written the entry yet"
-
-
-def _any_there(store: Store, names: Iterable[str]) -> bool:
-    """Whether a file of *names* exists. Raises `OSError` if that is unknown."""
-    for name in names:
-        with suppress(FileNotFoundError):
-            store.files.status_of(store.at(name))
-            return True
-    return False

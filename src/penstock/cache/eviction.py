@@ -8,20 +8,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
-from penstock import knobs
-from penstock.cache.claim import MOST_CLAIM_BYTES, Claim, is_marked
-from penstock.cache.naming import (
-    Role,
-    file_names,
-    index_name,
-    lease_name,
-    letters_of,
-    lock_name,
-    parse_name,
-)
+from penstock.cache import naming
+from penstock.cache.claim import Claim
+from penstock.cache.naming import Role, file_names, index_name, lease_name, lock_name
 from penstock.cache.store import Store
 from penstock.errors import CacheError
-from penstock.sealed.files import FileStatus, read_small
+from penstock.sealed.files import FileStatus
 
 MOST_NAMES: Final = 65_536
 MOST_FILES: Final = 16_384
@@ -77,7 +69,7 @@ def scan(store: Store, *, briefly: bool = False) -> list[Found]:
     found: dict[bytes, Found] = {}
     left = MOST_FILES if briefly else sys.maxsize
     for name in store.files.names(store.path, MOST_NAMES if briefly else None):
-        parsed = parse_name(name)
+        parsed = naming.parse_name(name)
         if parsed is None:
             continue
         left -= 1
@@ -200,7 +192,7 @@ def _sweep(store: Store, group: Found) -> None:
         store.unlink_quietly(
             name for name in group.temporaries if not _are_anothers(store, group, [name])
         )
-        if not any(store.exists(letters_of(token) + suffix) for suffix in ("10", "20")):
+        if not any(map(store.exists, file_names(token, 1, 1))):
             store.unlink_quietly([index_name(token)])
             store.locks.remove(lock_name(token))
 
@@ -265,26 +257,13 @@ def awaited_claim(store: Store, token: bytes) -> Claim | None:
     The entry exists and is empty, the writer has its lock open, counts as alive, and has time left.
     """
     with suppress(OSError, CacheError):
-        fd = store.locks.open(lease_name(token))
-        try:
-            claim = Claim.unpack(read_small(store.files, fd, MOST_CLAIM_BYTES))
-        finally:
-            store.close(fd)
-        if claim is None or not claim.late:
+        lease = store.locks.path_of(lease_name(token))
+        with store.opened(lease) as fd:
+            claim = Claim.read(store.files, fd)
+        if claim is None or not claim.awaits(store.now()):
             return None
-        if claim.expired(store.now(), knobs.late_write_seconds()) or claim.dead():
-            return None
-        names = [n for names in file_names(token, claim.models, claim.datas) for n in names]
+        names = file_names(token, claim.models, claim.datas)
         if any(store.files.status_of(store.at(name)).size for name in names):
             return None
-        if not claim.marked or _is_marked(store, token):
-            return claim
+        return claim if claim.is_open(lease, store.files) else None
     return None
-
-
-def _is_marked(store: Store, token: bytes) -> bool:
-    fd = store.locks.open(lock_name(token))
-    try:
-        return is_marked(fd)
-    finally:
-        store.close(fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from typing import Final
 
@@ -13,7 +12,7 @@ from penstock.distribution import BY_THE_PROGRAM
 
 MOST_INDEX_BYTES: Final = 1 << 20
 
-_DOMAIN: Final = b"penstock cache index\0"
+_DOMAIN: Final = b"penstock cache index"
 
 
 class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,20 +43,10 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def pack_record(record: IndexRecord, key: bytes) -> bytes:
     """The bytes of an index file: the record as JSON, and its HMAC-SHA-256 under *key*."""
-    content = msgspec.json.encode(record)
-    return sealed("record", content, _seal(content, key)) + b"\n"
+    return sealed("record", record, _DOMAIN, key) + b"\n"
 
 
 def unpack_record(content: bytes, key: bytes, token: bytes) -> IndexRecord | None:
     """The record, if it is authentic and of *token*; else None."""
-    if (found := unsealed("record", content, lambda record: _seal(record, key))) is None:
-        return None
-    try:
-        record = msgspec.json.decode(found, type=IndexRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return record if record.token == token.hex() else None
-
-
-def _seal(content: bytes, key: bytes) -> str:
-    return hmac.digest(key, _DOMAIN + content, "sha256").hex()
+    record = unsealed("record", content, IndexRecord, _DOMAIN, key)
+    return None if record is None or record.token != token.hex() else record

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import platform
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Final, Literal
 
 import msgspec
@@ -59,7 +59,10 @@ def ingredients_of(
     that *model* declares itself have no influence. With *trust_token* the ingredients of
     `MODEL_INGREDIENTS` are omitted, and no constant is read.
     """
-    found = {} if trust_token else _model_ingredients(model, step)
+    found: dict[str, str] = {}
+    if not trust_token:
+        found |= _contents(model)
+        found["step"] = digest_structure(model if step is None else step).hex()
     found["partition"] = describe_operations(operations, len(model.operations))
     declared = {position: operand.shape for position, operand in enumerate(model.inputs)}
     given = {at: s for at, s in (shapes or {}).items() if tuple(s) != declared.get(at)}
@@ -73,16 +76,17 @@ def ingredients_of(
     found["accuracy"] = config.accuracy
     found["num_threads"] = str(config.num_threads)
     found["options"] = " ".join(f"{name!r}={value!r}" for name, value in sorted(config.options))
-    found["attributes"] = describe_attributes(config.attributes)
+    found["attributes"] = " ".join(
+        f"{a.extension}:{a.code}={hashlib.sha256(a.value).hexdigest()}"
+        for a in _sorted(config.attributes)
+    )
     found["schema"] = CACHE_SCHEMA
     return found
 
 
-def _model_ingredients(model: Model, step: Model | None) -> dict[str, str]:
+def _contents(model: Model) -> dict[str, str]:
     digest = model.digest
-    found = {"structure": digest.structure.hex(), "constants": digest.constants.hex()}
-    found["step"] = digest_structure(model if step is None else step).hex()
-    return found
+    return {"structure": digest.structure.hex(), "constants": digest.constants.hex()}
 
 
 def placement_key(
@@ -96,10 +100,8 @@ def placement_key(
 
     *shapes* are the input shapes given for the compile; *demands* are the policy's requirements.
     """
-    digest = model.digest
     ingredients = {
-        "structure": digest.structure.hex(),
-        "constants": digest.constants.hex(),
+        **_contents(model),
         "shapes": _describe_shapes(shapes),
         "devices": "\n".join(f"{d.name}\t{d.version}" for d in devices),
         "preference": config.preference,
@@ -128,13 +130,6 @@ def record_key(
 
 def _describe_shapes(shapes: Mapping[int, Sequence[int]]) -> str:
     return " ".join(f"{at}:{'x'.join(map(str, shape))}" for at, shape in sorted(shapes.items()))
-
-
-def describe_attributes(attributes: Iterable[ExtensionAttribute]) -> str:
-    """Extension attributes, sorted, with the SHA-256 of each value: "com.example:1=ab12..."."""
-    return " ".join(
-        f"{a.extension}:{a.code}={hashlib.sha256(a.value).hexdigest()}" for a in _sorted(attributes)
-    )
 
 
 def _sorted(attributes: Iterable[ExtensionAttribute]) -> list[ExtensionAttribute]:
@@ -225,39 +220,30 @@ def _short(name: str, text: str | None) -> str:
 
 def _digest(domain: bytes, ingredients: Mapping[str, str]) -> bytes:
     sha = hashlib.sha256(domain)
-    for text in _flattened(ingredients):
+    for text in chain.from_iterable(sorted(ingredients.items())):
         data = text.encode()
         sha.update(struct.pack("<Q", len(data)))
         sha.update(data)
     return sha.digest()
 
 
-def _flattened(ingredients: Mapping[str, str]) -> Iterator[str]:
-    for name in sorted(ingredients):
-        yield name
-        yield ingredients[name]
-
-
 @cache
 def cpu_features() -> str:
-    """The processor's architecture and instruction-set features, as one line of words."""
-    return " ".join([platform.machine() or "unknown", *_features()])
+    """The processor's architecture and instruction-set features, as one line of words.
 
-
-def _features() -> list[str]:
-    """Linux's features of the first processor; on other systems the processor's name."""
+    The features are Linux's of the first processor; on other systems the processor's name.
+    """
+    found = [platform.machine() or "unknown"]
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             # All processors have the same features, and each one read costs the kernel time.
-            first = takewhile(str.strip, islice(lines, 200))
-            words = (line.partition(":")[2] for line in first if _names_features(line))
-            return sorted({word for text in words for word in text.split()})
+            first = (line.partition(":") for line in takewhile(str.strip, islice(lines, 200)))
+            kinds = {"flags", "features", "isa"}
+            texts = [text for name, _, text in first if name.strip().lower() in kinds]
+            found += sorted({word for text in texts for word in text.split()})
     except OSError:
-        return platform.processor().split()
-
-
-def _names_features(line: str) -> bool:
-    return line.partition(":")[0].strip().lower() in {"flags", "features", "isa"}
+        found += platform.processor().split()
+    return " ".join(found)
 
 
 def no_entry(nearest: Mapping[str, str] | None, now: Mapping[str, str]) -> NoEntry:

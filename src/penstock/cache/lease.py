@@ -11,22 +11,15 @@ from typing import Final
 from msgspec import structs
 
 from penstock import knobs
-from penstock.cache.claim import MOST_CLAIM_BYTES, Claim, mark
+from penstock.cache.claim import Claim, mark
 from penstock.cache.eviction import awaited_claim, collect
 from penstock.cache.index import IndexRecord
 from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
-from penstock.cache.store import (
-    LOCK_SECONDS,
-    LOCK_SHARE,
-    FileVersion,
-    OpenFiles,
-    Store,
-    seconds_left,
-)
+from penstock.cache.store import FileVersion, OpenFiles, Store, seconds_left
 from penstock.closing import Closing
 from penstock.errors import CacheError, InputError, NotYetWritten, ReadOnly, StateError, Unreadable
 from penstock.hal import CacheHandle, CancelToken
-from penstock.sealed.files import READ_ONLY, read_small, write_all
+from penstock.sealed.files import READ_ONLY, write_all
 
 _DEAD_SECONDS: Final = 1.0
 
@@ -57,18 +50,23 @@ class Lease(Closing):
         store, made = self._store, list[str]()
         handles: list[CacheHandle] = []
         with ExitStack() as stack, store.naming("written"):
-            for name in (n for names in file_names(self._token, *needed) for n in names):
+            for name in file_names(self._token, *needed):
                 made.append(temporary_name(name))
                 stack.callback(store.unlink_quietly, made[-1:])
-                handles.append(CacheHandle(_made(store, made[-1])))
-                stack.callback(store.close, handles[-1].fd)
+                try:
+                    fd = store.files.open(store.at(made[-1]), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                except OSError as error:
+                    if error.errno not in READ_ONLY:
+                        raise
+                    why = f"cannot be written: {error.strerror or error}"
+                    raise ReadOnly(f"the cache directory {store.path} {why}") from None
+                handles.append(CacheHandle(fd))
+                stack.callback(store.close, fd)
             lock = store.locks.lend(lock_name(self._token))
             stack.pop_all()
-        files = OpenFiles(
-            store, handles[: needed[0]], handles[needed[0] :], lock, temporaries=tuple(made)
-        )
-        self._pending.append(files)
-        return files
+        models, datas = handles[: needed[0]], handles[needed[0] :]
+        self._pending.append(OpenFiles(store, models, datas, lock, temporaries=tuple(made)))
+        return self._pending[-1]
 
     def publish(
         self,
@@ -95,11 +93,8 @@ class Lease(Closing):
         self._check_open()
         if not files.temporaries:
             raise StateError("these files were published or discarded before")
-        if (record.token, record.models, record.datas) != (
-            self._token.hex(),
-            len(files.model),
-            len(files.data),
-        ):
+        own = self._token.hex(), len(files.model), len(files.data)
+        if (record.token, record.models, record.datas) != own:
             raise InputError("the index record is of another entry")
         store = self._store
         try:
@@ -121,8 +116,12 @@ class Lease(Closing):
             raise
         files.temporaries = ()
         self._awaited = None
-        if awaited:
-            self._leave_to_late_writer(record, marked=marked)
+        if awaited:  # other processes must not recompile the pending entry
+            claim = Claim.of_this_process(store.now(), knobs.late_write_seconds())
+            claim = claim.late_writers(record.models, record.datas, marked=marked)
+            with suppress(OSError):
+                self._write(claim)
+                self._awaited = claim
         with suppress(OSError, Unreadable):
             limit = knobs.cache_limit_mib()
             collect(store, limit << 20 if limit > 0 else None, keep=self._token, briefly=True)
@@ -182,13 +181,12 @@ class Lease(Closing):
         if 0 < limit << 20 < sum(sizes):
             raise Unreadable(
                 f"the entry has {sum(sizes)} bytes, more than the knob cache_limit_mib ({limit}) "
-                "lets "
-                "the whole cache have"
+                "lets the whole cache have"
             )
         return not any(sizes)
 
     def _lock_to_publish(self, deadline_ns: int | None, cancel: CancelToken | None) -> int:
-        seconds = seconds_left(deadline_ns, LOCK_SECONDS, LOCK_SHARE)
+        seconds = seconds_left(deadline_ns)
         lock = self._store.locks.take(
             lock_name(self._token),
             exclusive=True,
@@ -210,7 +208,7 @@ class Lease(Closing):
         files.
         """
         store, token = self._store, self._token
-        names = [n for names in file_names(token, record.models, record.datas) for n in names]
+        names = file_names(token, record.models, record.datas)
         replaced = store.entry_ids(token, record)
         if sys.platform == "win32":  # some systems cannot rename an open file
             files.close()
@@ -229,25 +227,6 @@ class Lease(Closing):
         with suppress(OSError, Unreadable):
             store.write_record(token, record)
         store.forget(token, record, replaced - store.entry_ids(token, record))
-
-    def _leave_to_late_writer(self, record: IndexRecord, *, marked: bool) -> None:
-        """Writes the late writer's claim: other processes must not recompile a pending entry."""
-        claim = Claim.of_this_process(self._store.now(), knobs.late_write_seconds())
-        claim = claim.late_writers(record.models, record.datas, marked=marked)
-        with suppress(OSError):
-            self._write(claim)
-            self._awaited = claim
-
-
-def _made(store: Store, name: str) -> int:
-    """A descriptor of the new file *name*."""
-    try:
-        return store.files.open(store.at(name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    except OSError as error:
-        if error.errno not in READ_ONLY:
-            raise
-        said = error.strerror or error
-        raise ReadOnly(f"the cache directory {store.path} cannot be written: {said}") from None
 
 
 def take_lease(
@@ -314,10 +293,9 @@ class _Waiting:
         if self._cancel is not None and self._cancel.is_set():
             return True
         try:
-            claim = Claim.unpack(read_small(self._store.files, self._fd, MOST_CLAIM_BYTES))
+            claim = self._holder = Claim.read(self._store.files, self._fd)
         except OSError:
             return False
-        self._holder = claim
         if not (why := self._why_past(claim)):
             self._past = None
             return False
@@ -341,14 +319,12 @@ class _Waiting:
         if claim.dead():
             return (
                 f"process {claim.pid}, which was compiling it, has ended, but what it started "
-                "still "
-                "holds its lease"
+                "still holds its lease"
             )
         if claim.over(self._store.now()):
             return (
                 f"process {claim.pid} has been compiling it for longer than the {claim.seconds:g} "
-                "s "
-                "that it had"
+                "s that it had"
             )
         return ""
 

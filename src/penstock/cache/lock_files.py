@@ -99,10 +99,6 @@ class LockFiles:
         with suppress(OSError):
             self._files.close(fd)
 
-    def open(self, name: str) -> int:
-        """Opens the lock file again, unlocked. Raises as `take`, and `FileNotFoundError`."""
-        return self._open(self.path_of(name), create=False)
-
     def lend(self, name: str) -> CacheHandle | None:
         """Opens or makes the lock file for the driver only; None if that fails."""
         with suppress(OSError, CacheError):

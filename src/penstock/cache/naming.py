@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 import os
 import re
-from collections.abc import Callable
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 
 from penstock.errors import InputError
@@ -62,13 +62,10 @@ def letters_of(token: bytes) -> str:
     return token.translate(_SWAPPED_HALVES).hex().translate(_TO_LETTERS)
 
 
-def file_names(token: bytes, models: int, datas: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of an entry's model and data files (NNAPI section 2.3): letters, kind, index."""
+def file_names(token: bytes, models: int, datas: int) -> list[str]:
+    """An entry's file names (NNAPI section 2.3), model files first: letters, kind, index."""
     letters = letters_of(token)
-    return (
-        tuple(f"{letters}1{i}" for i in range(models)),
-        tuple(f"{letters}2{i}" for i in range(datas)),
-    )
+    return [f"{letters}{kind}{i}" for kind, n in ((1, models), (2, datas)) for i in range(n)]
 
 
 def index_name(token: bytes) -> str:
@@ -115,25 +112,35 @@ _END: Final = b'"}'
 _SEAL_DIGITS: Final = 64
 
 
-def sealed(name: str, record: bytes, seal: str) -> bytes:
-    """The file content for the JSON value *record* under *name*. *seal* is its seal of 64
-    digits.
+R = TypeVar("R", bound=Struct)
+
+
+def sealed(name: str, record: Struct, domain: bytes, key: bytes) -> bytes:
+    """The file content for *record*: JSON under *name*, and its HMAC-SHA-256 for *domain* under
+    *key*.
     """
-    return _beginning(name) + record + _BEFORE_SEAL + seal.encode() + _END
+    content = msgspec.json.encode(record)
+    return _assembled(name, content, _seal(content, domain, key))
 
 
-def unsealed(name: str, content: bytes, seal: Callable[[bytes], str]) -> bytes | None:
-    """The record in *content*, if its seal equals the result of *seal*; else None.
-
-    White space at the end is ignored.
-    """
+def unsealed(name: str, content: bytes, kind: type[R], domain: bytes, key: bytes) -> R | None:
+    """The record in *content*, if it is authentic; else None. White space at the end is ignored."""
     content = content.rstrip()
-    begin, end = len(_beginning(name)), len(content) - len(_END) - _SEAL_DIGITS
-    record, digits = content[begin : end - len(_BEFORE_SEAL)], content[end : -len(_END)]
-    if content != _beginning(name) + record + _BEFORE_SEAL + digits + _END:
+    begin, end = len(name) + 4, len(content) - len(_END) - _SEAL_DIGITS
+    record, seal = content[begin : end - len(_BEFORE_SEAL)], content[end : -len(_END)]
+    if content != _assembled(name, record, seal):
         return None
-    return record if hmac.compare_digest(seal(record).encode(), digits) else None
+    if not hmac.compare_digest(_seal(record, domain, key), seal):
+        return None
+    try:
+        return msgspec.json.decode(record, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
-def _beginning(name: str) -> bytes:
-    return b'{"' + name.encode() + b'":'
+def _assembled(name: str, record: bytes, seal: bytes) -> bytes:
+    return b'{"' + name.encode() + b'":' + record + _BEFORE_SEAL + seal + _END
+
+
+def _seal(content: bytes, domain: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, domain + b"\0" + content, "sha256").hex().encode()

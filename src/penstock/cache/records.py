@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import hmac
 import os
+import time
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from contextlib import suppress
+from typing import ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.cache.naming import sealed, temporary_name, unsealed
+from penstock.cache.claim import oldest
+from penstock.cache.naming import Digits, sealed, unsealed
+from penstock.cache.store import Store
 from penstock.errors import CacheError, Unreadable
-from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_cache_file, read_exactly, write_all
+from penstock.sealed.files import SYSTEM_FILES, FileSystem
 
 MOST_BYTES: Final = 4 << 20
 
 
-class Record(Protocol):
-    """A frozen struct with its *key*, 64 digits, and *created*, seconds since the epoch."""
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A record under *key*. *created* is in seconds since the epoch, *penstock* the version that
+    wrote it.
+    """
 
-    @property
-    def key(self) -> str: ...
-    @property
-    def created(self) -> float: ...
+    key: Digits
+    created: float = msgspec.field(default_factory=time.time)
+    penstock: str = ""
 
 
 R = TypeVar("R", bound=Record)
@@ -40,46 +44,44 @@ class SealedRecords(Generic[R]):
     truncated, of another key or domain, or unreadable counts as missing.
     """
 
+    name: ClassVar[str]
+    domain: ClassVar[bytes]
+    most: ClassVar[int]
+    kind: type[R]
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        name: str,
-        kind: type[R],
-        domain: bytes,
-        most: int,
         *,
         files: FileSystem = SYSTEM_FILES,
         key: Callable[[], bytes] | None = None,
     ) -> None:
-        from penstock.cache.directory import CacheDirectory
-
-        self._store = CacheDirectory(directory, files=files).store
-        self._path = os.path.join(os.fspath(directory), name)  # as the cache does
-        self._kind, self._domain, self._most = kind, domain + b"\0", most
-        self._files, self._key = files, key or self._store.key
+        self._store, self._files = Store(os.fspath(directory), files), files
+        self._path = self._store.at(self.name)
+        self._key = key or self._store.key
 
     def load(self, key: str) -> R | None:
         """The record under *key*; None if there is no authentic one."""
         try:
-            fd = open_cache_file(self._name(key), files=self._files)
-            try:
-                content = self._read(fd)
-            finally:
-                self._store.close(fd)
-            return self._unpacked(content, key)
+            content = self._store.read(self._store.at(self._name(key)), MOST_BYTES)
+            found = unsealed("verdict", content, self.kind, self.domain, self._key())
         except (OSError, CacheError):
             return None
+        return None if found is None or found.key != key else found
 
     def save(self, record: R) -> None:
         """Stores *record* under its key. Raises `Unreadable`; the previous record is then kept."""
-        encoded = msgspec.json.encode(record)
-        content = sealed("verdict", encoded, self._seal(encoded))
+        content = sealed("verdict", record, self.domain, self._key())
         if len(content) > MOST_BYTES:
             raise Unreadable(f"a record of {len(content)} bytes is too large to be stored")
         self._store.make_directory()
         with self._store.naming("written"):
-            self._make()
-            self._write(self._name(record.key), content)
+            try:
+                self._files.mkdir(self._path)
+            except FileExistsError:
+                if self._files.status_of(self._path).regular:
+                    raise
+            self._store.write(self._name(record.key), content)
             self._drop_oldest()
 
     def every(self) -> list[R]:
@@ -99,15 +101,14 @@ class SealedRecords(Generic[R]):
         """
         with self._store.naming("read"):
             keys = self._keys()
-            return sorted(k for k in keys if self.load(k) is None and self._stands(k))
+            missing = (k for k in keys if self.load(k) is None)
+            # Another process may have removed the file.
+            return sorted(k for k in missing if self._store.exists(self._name(k)))
 
     def remove(self, key: str) -> None:
         """Removes the record under *key*, if there is one. Raises `Unreadable`."""
         with self._store.naming("emptied"):
-            try:
-                self._files.unlink(self._name(key))
-            except FileNotFoundError:
-                return
+            self._store.unlink(self._name(key))
 
     def clear(self) -> int:
         """Removes every record; returns the number removed. Raises `Unreadable`."""
@@ -118,47 +119,10 @@ class SealedRecords(Generic[R]):
             return sum(not name.endswith(".tmp") for name in names)
 
     def _name(self, key: str) -> str:
-        return os.path.join(self._path, f"{key}.json")
-
-    def _stands(self, key: str) -> bool:
-        """Whether the file exists; another process may have removed it."""
-        try:
-            self._files.status_of(self._name(key))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def _make(self) -> None:
-        try:
-            self._files.mkdir(self._path)
-        except FileExistsError:
-            if not self._files.status_of(self._path).regular:
-                return
-            raise
-
-    def _read(self, fd: int) -> bytes:
-        content = bytearray(min(self._files.status(fd).size, MOST_BYTES + 1))
-        if len(content) > MOST_BYTES:
-            return b""
-        with memoryview(content) as view:
-            return bytes(content) if read_exactly(self._files, fd, view, 0) else b""
-
-    def _write(self, path: str, content: bytes) -> None:
-        temporary = temporary_name(path)
-        fd = self._files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        try:
-            try:
-                write_all(self._files, fd, content, 0)
-                self._files.sync(fd)
-            finally:
-                self._store.close(fd)
-            self._files.replace(temporary, path)
-        except BaseException:
-            self._remove(temporary)
-            raise
+        return os.path.join(self.name, f"{key}.json")
 
     def _keys(self) -> list[str]:
-        names = self._names(self._most + MOST_REMOVED)
+        names = self._names(self.most + MOST_REMOVED)
         return [name.removesuffix(".json") for name in names if name.endswith(".json")]
 
     def _names(self, most: int | None = None) -> list[str]:
@@ -168,33 +132,8 @@ class SealedRecords(Generic[R]):
             return []
 
     def _drop_oldest(self) -> None:
-        names = self._names(self._most + MOST_REMOVED)
-        if len(names) <= self._most:
-            return
-        dated = []
-        for name in names:
-            try:
-                status = self._files.status_of(os.path.join(self._path, name))
-            except FileNotFoundError:
-                continue
-            dated.append((status.modified_ns, name))
-        for _, name in sorted(dated)[: len(names) - self._most]:
-            self._remove(os.path.join(self._path, name))
-
-    def _remove(self, path: str) -> None:
-        try:
-            self._files.unlink(path)
-        except OSError:
-            return
-
-    def _unpacked(self, content: bytes, key: str) -> R | None:
-        if (found := unsealed("verdict", content, self._seal)) is None:
-            return None
-        try:
-            record = msgspec.json.decode(found, type=self._kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-        return record if record.key == key else None
-
-    def _seal(self, content: bytes) -> str:
-        return hmac.digest(self._key(), self._domain + content, "sha256").hex()
+        paths = [os.path.join(self._path, n) for n in self._names(self.most + MOST_REMOVED)]
+        if len(paths) > self.most:
+            for path in oldest(paths, len(paths) - self.most, self._files):
+                with suppress(OSError):
+                    self._files.unlink(path)

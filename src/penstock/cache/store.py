@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.cache.lock_files import LockFiles
@@ -15,14 +15,8 @@ from penstock.closing import Closing
 from penstock.distribution import made_by
 from penstock.errors import CacheError, Unreadable
 from penstock.hal import CacheHandle
-from penstock.sealed.files import (
-    FileSystem,
-    Renaming,
-    open_cache_file,
-    read_exactly,
-    read_small,
-    write_all,
-)
+from penstock.sealed import files as sealed_files
+from penstock.sealed.files import FileSystem, open_cache_file
 
 if TYPE_CHECKING:
     from penstock.cache.claim import Now
@@ -47,8 +41,13 @@ _SEAL_ENDS: Final = b'"}'
 _INDEX_ENDING: Final = 80
 
 
-def seconds_left(deadline_ns: int | None, most: float, share: float) -> float:
-    """The seconds of a wait: at most *most*, and at most *share* of the time to *deadline_ns*."""
+def seconds_left(
+    deadline_ns: int | None, most: float | None = None, share: float = LOCK_SHARE
+) -> float:
+    """The seconds of a wait: at most *most* (None: `LOCK_SECONDS`), and at most *share* of the time
+    to *deadline_ns*.
+    """
+    most = LOCK_SECONDS if most is None else most
     if deadline_ns is None:
         return most
     return min(most, max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9 * share))
@@ -65,11 +64,11 @@ class Store:
         self,
         path: str,
         files: FileSystem,
-        keys: KeyStore | None,
-        clock: Callable[[], float],
-        uptime: Callable[[], float] | None,
-        seals: Callable[[str, str, tuple[int, int]], Seal] | None,
-        locks: str | None,
+        keys: KeyStore | None = None,
+        clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] | None = None,
+        seals: Callable[[str, str, tuple[int, int]], Seal] | None = None,
+        locks: str | None = None,
     ) -> None:
         self.path, self.files, self.clock = path, files, clock
         self._keys, self._uptime, self._seals = keys, uptime, seals
@@ -131,9 +130,9 @@ class Store:
             with suppress(FileExistsError):
                 self.files.mkdir(path)
 
-    def naming(self, act: str) -> Renaming:
+    def naming(self, act: str) -> sealed_files.Renaming:
         """Turns an `OSError` of the block into `Unreadable`."""
-        return Renaming(lambda error: self.unreadable(error, act))
+        return sealed_files.Renaming(lambda error: self.unreadable(error, act))
 
     def unreadable(self, error: OSError, act: str) -> Unreadable:
         """*error* as an `Unreadable`: the directory cannot be *act*. Names a directory in a file's
@@ -180,49 +179,27 @@ class Store:
             with suppress(OSError):
                 self.files.unlink(self.at(name))
 
-    def read_record(self, token: bytes) -> IndexRecord | None:
-        """The entry's index record; None if it is missing, unreadable or altered."""
-        from penstock.cache.index import MOST_INDEX_BYTES, unpack_record
+    def read(self, path: str, most: int) -> bytes:
+        """The whole file at *path*; empty if it has more than *most* bytes. Raises as `opened`."""
+        with self.opened(path) as fd:
+            return sealed_files.read_small(self.files, fd, most)
 
+    @contextmanager
+    def opened(self, path: str) -> Iterator[int]:
+        """A descriptor of the file at *path* for the block. Raises `OSError`, `CacheError`."""
+        fd = open_cache_file(path, files=self.files)
         try:
-            fd = open_cache_file(self.at(index_name(token)), files=self.files)
-            try:
-                content = read_small(self.files, fd, MOST_INDEX_BYTES)
-            finally:
-                self.close(fd)
-            return unpack_record(content, self.key(), token)
-        except (OSError, CacheError):
-            return None
+            yield fd
+        finally:
+            self.close(fd)
 
-    def looks_like_index(self, token: bytes) -> bool:
-        """Whether the index of *token* has a valid beginning and end. The seal is not checked."""
-        try:
-            fd = open_cache_file(self.at(index_name(token)), files=self.files)
-            try:
-                size = self.files.status(fd).size
-                content = bytearray(min(size, len(_INDEX_BEGINS) + 2 * len(token)))
-                ending = bytearray(min(size, _INDEX_ENDING))
-                with memoryview(content) as head, memoryview(ending) as tail:
-                    read_exactly(self.files, fd, head, 0)
-                    read_exactly(self.files, fd, tail, size - len(ending))
-            finally:
-                self.close(fd)
-        except (OSError, CacheError):
-            return False
-        begins = content == _INDEX_BEGINS + token.hex().encode()
-        return begins and _ends_with_a_seal(bytes(ending))
-
-    def write_record(self, token: bytes, record: IndexRecord) -> None:
-        """Writes the entry's index. Raises `OSError`, `CacheError`; the old index is then kept."""
-        from penstock.cache.index import pack_record
-
-        name = index_name(token)
-        content = pack_record(record, self.key())
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces the file *name* by a new one. Raises `OSError`; the old one is then kept."""
         temporary = temporary_name(name)
         fd = self.files.open(self.at(temporary), os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             try:
-                write_all(self.files, fd, content, 0)
+                sealed_files.write_all(self.files, fd, content, 0)
                 self.files.sync(fd)
             finally:
                 self.close(fd)
@@ -232,6 +209,37 @@ class Store:
             self.unlink_quietly([temporary])
             raise
 
+    def read_record(self, token: bytes) -> IndexRecord | None:
+        """The entry's index record; None if it is missing, unreadable or altered."""
+        from penstock.cache.index import MOST_INDEX_BYTES, unpack_record
+
+        try:
+            content = self.read(self.at(index_name(token)), MOST_INDEX_BYTES)
+            return unpack_record(content, self.key(), token)
+        except (OSError, CacheError):
+            return None
+
+    def looks_like_index(self, token: bytes) -> bool:
+        """Whether the index of *token* has a valid beginning and end. The seal is not checked."""
+        try:
+            with self.opened(self.at(index_name(token))) as fd:
+                size = self.files.status(fd).size
+                content = bytearray(min(size, len(_INDEX_BEGINS) + 2 * len(token)))
+                ending = bytearray(min(size, _INDEX_ENDING))
+                with memoryview(content) as head, memoryview(ending) as tail:
+                    sealed_files.read_exactly(self.files, fd, head, 0)
+                    sealed_files.read_exactly(self.files, fd, tail, size - len(ending))
+        except (OSError, CacheError):
+            return False
+        begins = content == _INDEX_BEGINS + token.hex().encode()
+        return begins and _ends_with_a_seal(bytes(ending))
+
+    def write_record(self, token: bytes, record: IndexRecord) -> None:
+        """Writes the entry's index. Raises `OSError`, `CacheError`; the old index is then kept."""
+        from penstock.cache.index import pack_record
+
+        self.write(index_name(token), pack_record(record, self.key()))
+
     def touch(self, name: str) -> None:
         """Sets the file's modification time to now. Raises `OSError`."""
         self.files.touch(self.at(name), int(self.clock() * 1e9))
@@ -240,12 +248,9 @@ class Store:
         """The entry ids in the headers of the published files."""
         with ExitStack() as stack:
             handles = []
-            for names in file_names(token, record.models, record.datas):
-                for name in names:
-                    with suppress(OSError, CacheError):
-                        fd = open_cache_file(self.at(name), files=self.files)
-                        stack.callback(self.close, fd)
-                        handles.append(CacheHandle(fd))
+            for name in file_names(token, record.models, record.datas):
+                with suppress(OSError, CacheError):
+                    handles.append(CacheHandle(stack.enter_context(self.opened(self.at(name)))))
             return self.ids_in(handles, token, record)
 
     def ids_in(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from penstock.cache.naming import DRIVER_VERDICTS, VERDICTS, Digits
-from penstock.cache.records import SealedRecords
+from penstock.cache.naming import DRIVER_VERDICTS, VERDICTS
+from penstock.cache.records import Record, SealedRecords
 from penstock.hal import AccuracyClass
 from penstock.ir.digest import Form
-from penstock.sealed.files import SYSTEM_FILES, FileSystem
 from penstock.sealed.places import state_directory
 
 MOST_VERDICTS: Final = 1024
@@ -33,47 +30,33 @@ FAULTS: Final[dict[Fault, str]] = {
 }
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Verdict(Record, frozen=True, kw_only=True):
     """The device of each operation in the fastest measured placement, for one accuracy class.
 
-    *report* has the measurements, as the writer encoded them. *created* is in seconds since the
-    epoch, *penstock* the version that wrote it. *model* is the hexadecimal digest of the model
-    before shapes were put into it.
+    *report* has the measurements, as the writer encoded them. *model* is the hexadecimal digest of
+    the model before shapes were put into it.
     """
 
-    key: Digits
     accuracy: AccuracyClass
     devices: tuple[str, ...]
     report: msgspec.Raw
-    created: float = msgspec.field(default_factory=time.time)
-    penstock: str = ""
     model: str = ""
 
 
 class Verdicts(SealedRecords[Verdict]):
     """The measured placements below one cache directory; see `SealedRecords`."""
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        files: FileSystem = SYSTEM_FILES,
-        key: Callable[[], bytes] | None = None,
-    ) -> None:
-        domain = b"penstock placement verdict"
-        super().__init__(directory, VERDICTS, Verdict, domain, MOST_VERDICTS, files=files, key=key)
+    name, kind, domain, most = VERDICTS, Verdict, b"penstock placement verdict", MOST_VERDICTS
 
 
-class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
+class DriverVerdict(Record, frozen=True, kw_only=True):
     """*version* of *device* computes operations of these *forms* wrongly.
 
     With several forms, only if all of them are compiled together. *types* are the operations'
     types, in order. *accuracy* is the lowest class that the results violate, *reason* the
-    measurement as text. *created* is in seconds since the epoch, *penstock* the version that found
-    it.
+    measurement as text.
     """
 
-    key: Digits
     device: Words
     version: Words
     forms: Annotated[tuple[Form, ...], msgspec.Meta(min_length=1, max_length=65_536)]
@@ -81,8 +64,6 @@ class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault
     accuracy: AccuracyClass
     reason: Words
-    created: float = msgspec.field(default_factory=time.time)
-    penstock: str = ""
 
     def covered(self, forms: Sequence[Form]) -> list[int]:
         """The positions in *forms*, a model's operations, that the verdict covers; empty if one is
@@ -104,23 +85,10 @@ class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverVerdicts(SealedRecords[DriverVerdict]):
-    """The verdicts on drivers below *directory* (None: the state directory); see
-    `SealedRecords`.
-    """
+    """The verdicts on drivers below the state directory; see `SealedRecords`."""
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str] | None = None,
-        *,
-        files: FileSystem = SYSTEM_FILES,
-        key: Callable[[], bytes] | None = None,
-    ) -> None:
-        super().__init__(
-            state_directory() if directory is None else directory,
-            DRIVER_VERDICTS,
-            DriverVerdict,
-            b"penstock driver verdict",
-            MOST_DRIVER_VERDICTS,
-            files=files,
-            key=key,
-        )
+    name, kind, most = DRIVER_VERDICTS, DriverVerdict, MOST_DRIVER_VERDICTS
+    domain = b"penstock driver verdict"
+
+    def __init__(self) -> None:
+        super().__init__(state_directory())

@@ -44,7 +44,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def paths(bench: Bench, token: bytes = TOKEN) -> list[Path]:
-    return [bench.path / n for names in file_names(token, *NEEDED) for n in names]
+    return [bench.path / name for name in file_names(token, *NEEDED)]
 
 
 def opens(bench: Bench, token: bytes = TOKEN) -> None:
@@ -186,7 +186,7 @@ def test_the_drivers_lock_is_an_opening_of_its_own(bench: Bench) -> None:
     try:
         assert lock(kept, exclusive=True, timeout=0)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("penstock.cache.directory.LOCK_SECONDS", 0.05)
+            patch.setattr("penstock.cache.store.LOCK_SECONDS", 0.05)
             with pytest.raises(errors.NotYetWritten, match="at this moment"):
                 opens(bench)
         unlock(kept)
@@ -462,7 +462,7 @@ def test_a_record_of_another_entry_is_refused(bench: Bench) -> None:
 def test_an_entry_that_stays_in_use_is_not_replaced(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.cache.lease.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.cache.store.LOCK_SECONDS", 0.05)
     bench.compile(TOKEN, "old")
     with (
         bench.directory.open(TOKEN, NEEDED),
@@ -674,8 +674,8 @@ def test_a_temporary_name_that_is_taken_is_not_written_to(
     bench.compile(TOKEN, "old")
     record = bench.record(TOKEN)
     monkeypatch.setattr(os, "urandom", bytes)
-    names = [name for kind in file_names(TOKEN, *NEEDED) for name in kind]
-    taken = [bench.path / temporary_name(name) for name in (*names, index_name(TOKEN))]
+    names = [*file_names(TOKEN, *NEEDED), index_name(TOKEN)]
+    taken = [bench.path / temporary_name(name) for name in names]
     for path in taken:
         path.write_bytes(b"somebody's")
     if what == "files":

@@ -64,7 +64,7 @@ def test_eviction_keeps_entries_within_the_limit(bench: Bench) -> None:
 
 def test_evicted_entry_is_forgotten(bench: Bench) -> None:
     """Put back, the files of an entry that was removed are refused."""
-    paths = [bench.path / n for names in file_names(TOKENS[0], *NEEDED) for n in names]
+    paths = [bench.path / name for name in file_names(TOKENS[0], *NEEDED)]
     kept = [path.read_bytes() for path in paths]
     assert len(bench.registry.rows()) == 4
     assert collect(bench.directory.store, 3 * size(bench)) == [TOKENS[0]]
@@ -163,9 +163,8 @@ def test_a_lock_file_is_removed_once(bench: Bench) -> None:
 
 def test_orphans_go(bench: Bench) -> None:
     dead, partial = token_of(7), token_of(8)
-    models, _ = file_names(dead, *NEEDED)
     for name in (
-        temporary_name(models[0]),
+        temporary_name(file_names(dead, 1, 0)[0]),
         temporary_name(letters_of(TOKENS[0]) + ".json"),
         lock_name(dead),
         lease_name(dead),
@@ -203,7 +202,7 @@ def test_entries_without_a_writer_go(tmp_path: Path) -> None:
 def test_an_entry_without_an_index_goes_by_the_age_of_its_files(bench: Bench) -> None:
     whole = size(bench)
     (bench.path / (letters_of(TOKENS[3]) + ".json")).unlink()
-    for name in file_names(TOKENS[3], *NEEDED)[0] + file_names(TOKENS[3], *NEEDED)[1]:
+    for name in file_names(TOKENS[3], *NEEDED):
         os.utime(bench.path / name, (1, 1))
     assert collect(bench.directory.store, 3 * whole) == [TOKENS[3]]
 

@@ -151,9 +151,9 @@ def test_files_that_another_user_may_be_writing_stay_for_a_day(bench: Bench) -> 
     """His lease lies in his own directory, where nobody else sees it."""
     bench.compile(TOKEN, "old")
     bench.files = Anothers()
-    temporary = bench.path / temporary_name(file_names(token_of(2), 1, 0)[0][0])
+    temporary = bench.path / temporary_name(file_names(token_of(2), 1, 0)[0])
     temporary.touch()
-    empty = bench.path / file_names(token_of(3), 1, 0)[0][0]
+    empty = bench.path / file_names(token_of(3), 1, 0)[0]
     empty.touch()
     assert collect(bench.directory.store, None) == []
     assert (temporary.exists(), empty.exists()) == (True, True)

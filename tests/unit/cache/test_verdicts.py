@@ -112,7 +112,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_VERDICTS >= 1000
-    monkeypatch.setattr("penstock.cache.verdicts.MOST_VERDICTS", 3)
+    monkeypatch.setattr(Verdicts, "most", 3)
     keys = [record_key("placement verdict", {"n": str(n)}) for n in range(5)]
     for key in keys:
         verdicts(tmp_path).save(replace(VERDICT, key=key))
@@ -137,7 +137,7 @@ def test_bounded_number_of_verdict_files_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr("penstock.cache.verdicts.MOST_VERDICTS", 3)
+    monkeypatch.setattr(Verdicts, "most", 3)
     monkeypatch.setattr("penstock.cache.records.MOST_REMOVED", 4)
     monkeypatch.setattr(Verdicts, "load", lambda _self, key: read.append(key))
     (tmp_path / VERDICTS).mkdir()
