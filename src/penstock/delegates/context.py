@@ -38,7 +38,7 @@ class DelegateTensor:
     @property
     def dtype(self) -> DType:
         """The element type; equals NumPy's type of the same name."""
-        return self._tensors.dtype(self.index)
+        return self._tensors.held(self.index).dtype
 
     @property
     def shape(self) -> Shape:
@@ -48,12 +48,12 @@ class DelegateTensor:
     @property
     def quantization(self) -> Quantization | None:
         """The scales and zero points that map stored values to real ones."""
-        return self._tensors.quantization(self.index)
+        return self._tensors.held(self.index).quantization
 
     @property
     def is_constant(self) -> bool:
         """Whether its value is a constant of the file."""
-        return self._tensors.is_constant(self.index)
+        return self._tensors.held(self.index).is_constant
 
     @property
     def is_variable(self) -> bool:
@@ -78,7 +78,7 @@ class DelegateTensor:
         When the kernel returns, the replaced buffer is freed (`Delegate.free_buffer_handle`),
         unless it holds another tensor.
         """
-        return self._tensors.handle(self.index)
+        return self._tensors.buffer(self.index).handle
 
     @buffer_handle.setter
     def buffer_handle(self, handle: int) -> None:
@@ -87,7 +87,7 @@ class DelegateTensor:
     @property
     def data_is_stale(self) -> bool:
         """Whether the buffer is newer than host memory. A kernel sets it for its outputs."""
-        return self._tensors.is_stale(self.index)
+        return self._tensors.buffer(self.index).stale
 
     @data_is_stale.setter
     def data_is_stale(self, stale: bool) -> None:

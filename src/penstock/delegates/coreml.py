@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from penstock.delegates.driver import AnyDevice
-from penstock.delegates.kinds import FLOATS, Kind, KindDelegate, checked_choice, shown_type
+from penstock.delegates.driver import AnyDevice, checked_choice
+from penstock.delegates.kinds import FLOATS, Kind, KindDelegate, shown_type
 from penstock.errors import DeviceUnavailable, InputError
 from penstock.ir import Operand
 from penstock.runtime.discovery import DeviceInfo

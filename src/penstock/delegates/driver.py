@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from penstock.ir.types import static_shape
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import collect_support
+from penstock.runtime import compile_arguments
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.planning import check_rules, trusted
 from penstock.runtime.session import compile_model
@@ -92,12 +93,6 @@ class CallerCache:
                 log.warning("%s %s keeps nothing: %s", self._place, directory, cache.not_saved)
 
 
-class _Taken(threading.local):
-    """The nodes of one thread's graph that the devices take."""
-
-    nodes: frozenset[int] = frozenset()
-
-
 class DriverDelegate(SimpleDelegate):
     """Gives a device the nodes that it supports. The runtime compiles and runs each subset as a
     model.
@@ -127,7 +122,11 @@ class DriverDelegate(SimpleDelegate):
         max_delegated_partitions: int | None = None,
         min_nodes_per_partition: int | None = None,
     ) -> None:
-        _check_options(preference, priority, cache, num_threads)
+        self.policy = STRICT if policy is None else policy
+        compile_arguments.check_types(None, num_threads, None, self.policy, None)
+        compile_arguments.cache_info(cache)
+        checked_choice("preference", preference, PREFERENCES)
+        checked_choice("priority", priority, PRIORITIES)
         super().__init__(
             DelegateFlags.ALLOW_DYNAMIC_TENSORS,
             max_delegated_partitions=max_delegated_partitions,
@@ -136,30 +135,21 @@ class DriverDelegate(SimpleDelegate):
         if isinstance(device, str | DeviceInfo) or not isinstance(device, Sequence | None):
             device = [device]
         self.devices: list[Device] = manager.choose(device)
-        self.policy = STRICT if policy is None else policy
-        if not isinstance(self.policy, Policy):
-            raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
         check_rules(self.policy, self.devices, manager)
         self.preference, self.priority = preference, priority
         self.cache, self.num_threads = cache, num_threads
         names = ", ".join(d.name for d in self.devices)
         self.name = f"{type(self).__name__}({names})"
-        self._found = _Taken()
+        self._found = threading.local()
         self._kernels: list[DriverKernel] = []
         self.reasons: dict[int, str] = {}
         """Reasons why nodes of the last graph were not taken, by node."""
 
     def initialize(self, context: DelegateContext) -> None:
         """Asks the devices about all replaceable nodes in one call."""
-        reasons: dict[int, str] = {}
-        nodes = []
-        for index in context.execution_plan:
-            if reason := context.reason_kept(index):
-                reasons[index] = reason
-            else:
-                nodes.append(index)
+        reasons = {i: why for i in context.execution_plan if (why := context.reason_kept(i))}
         taken = []
-        if nodes:
+        if nodes := [i for i in context.execution_plan if i not in reasons]:
             part = context.partition_model(nodes)
             for node, refused in zip(part.nodes, self.refusals(part.model), strict=True):
                 if refused:
@@ -183,17 +173,20 @@ class DriverDelegate(SimpleDelegate):
         self, registration: Registration, node: DelegateNode, context: DelegateContext
     ) -> bool:
         """Whether any device supports the node."""
-        return id(node) in self._found.nodes
+        return id(node) in getattr(self._found, "nodes", ())
 
     def create_kernel(self) -> DelegateKernel:
         """A kernel that compiles its nodes for the devices."""
-        kernel = self.new_kernel()
-        self._kernels.append(kernel)
+        self._kernels.append(kernel := DriverKernel(self))
         return kernel
 
-    def new_kernel(self) -> DriverKernel:
-        """Creates the kernel that `create_kernel` records and returns."""
-        return DriverKernel(self)
+    def compiled(self, model: CompiledModel) -> None:
+        """Called with each compiled subset."""
+        if self.caller_cache is not None:
+            self.caller_cache.log_unsaved(model.receipt)
+
+    def ran(self, outputs: Outputs) -> None:
+        """Called with the outputs of each run of a subset."""
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
@@ -246,8 +239,7 @@ class DriverKernel(DelegateKernel):
             cache=delegate.cache if kept is None else kept.entry_of(part),
             policy=delegate.policy,
         )
-        if kept is not None:
-            kept.log_unsaved(self.compiled.receipt)
+        delegate.compiled(self.compiled)
         self._part = part
         self._static = tuple(
             static_shape(operand.shape) is not None
@@ -267,6 +259,7 @@ class DriverKernel(DelegateKernel):
             for i, static in zip(part.outputs, self._static, strict=True)
         ]
         self.outputs = compiled.run(given, out=places)
+        self._delegate.ran(self.outputs)
         for tensor, place, value in zip(part.outputs, places, self.outputs, strict=True):
             if place is None:
                 if not context.tensor(tensor).is_variable:
@@ -284,21 +277,14 @@ class DriverKernel(DelegateKernel):
             compiled.close()
 
 
-def _check_options(
-    preference: object, priority: object, cache: object, num_threads: object
-) -> None:
-    """Raises `InputError` for options that a later compile would reject."""
-    for name, value, known in (
-        ("preference", preference, PREFERENCES),
-        ("priority", priority, PRIORITIES),
-    ):
-        if value not in known:
-            raise InputError(f"{name} {value!r} is not one of {', '.join(known)}")
-    if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
-        raise InputError(f"num_threads must be a whole number, 1 or more, not {num_threads!r}")
-    if cache is None or isinstance(cache, bool) or (isinstance(cache, str | os.PathLike) and cache):
-        return
-    from penstock.cache.info import CacheInfo
+def checked_count(name: str, value: int) -> int:
+    """*value* if it is a whole number of at least 0; else raises `InputError` with the option."""
+    if type(value) is not int or value < 0:
+        raise InputError(f"{name} is a whole number, 0 or more, not {value!r}")
+    return value
 
-    if not isinstance(cache, CacheInfo):
-        raise InputError(f"cache must be true, false, a directory or a CacheInfo, not {cache!r}")
+
+def checked_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Raises `InputError` with the option unless *value* is one of *choices*."""
+    if value not in choices:
+        raise InputError(f"{name} {value!r} is not one of {', '.join(map(str, choices))}")

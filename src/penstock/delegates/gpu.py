@@ -7,15 +7,10 @@ import os
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from penstock.delegates.driver import AnyDevice, CallerCache
-from penstock.delegates.kinds import (
-    FLOATS,
-    Kind,
-    KindDelegate,
-    checked_choice,
-    is_quantised,
-    shown_type,
-)
+from msgspec.structs import replace
+
+from penstock.delegates.driver import AnyDevice, CallerCache, checked_choice
+from penstock.delegates.kinds import FLOATS, Kind, KindDelegate, is_quantised, shown_type
 from penstock.errors import InputError
 from penstock.hal import Preference
 from penstock.ir import Operand
@@ -82,7 +77,7 @@ class GpuDelegate(KindDelegate):
         device: AnyDevice | None = None,
         num_threads: int | None = None,
     ) -> None:
-        checked_choice("inference_preference", inference_preference, tuple(PREFERENCES))
+        checked_choice("inference_preference", inference_preference, PREFERENCES)
         priorities = (inference_priority1, inference_priority2, inference_priority3)
         _check_priorities(priorities)
         self.flags_of_gpu = _flags(experimental_flags)
@@ -98,42 +93,30 @@ class GpuDelegate(KindDelegate):
             raise InputError(
                 "serialization_dir and model_token need ENABLE_SERIALIZATION in experimental_flags"
             )
-        caller_cache = CallerCache(
-            serialization_dir, model_token, ("serialization_dir", "model_token")
-        )
+        only = {GpuExperimentalFlags.CL_ONLY: "opencl", GpuExperimentalFlags.GL_ONLY: "opengl"}
+        families = tuple(family for flag, family in only.items() if flag in self.flags_of_gpu)
+        names = "serialization_dir", "model_token"
         super().__init__(
-            _kind(self.flags_of_gpu),
+            replace(GPU, families=families),
             device,
             accuracy="relaxed" if reduced else "faithful",
             preference=PREFERENCES[inference_preference],
             num_threads=num_threads,
             max_delegated_partitions=max_delegated_partitions,
-            caller_cache=caller_cache,
+            caller_cache=CallerCache(serialization_dir, model_token, names),
         )
 
     def refuses(self, operand: Operand) -> str:
         """Accepts float32, float16 and, with ENABLE_QUANT, quantised 8-bit tensors."""
         if operand.dtype.value in FLOATS:
             return ""
+        shown = f"is {shown_type(operand)}"
         if not is_quantised(operand):
-            return (
-                f"is {shown_type(operand)}; a GPU is given float32, float16 and quantised 8-bit "
-                "tensors"
-            )
+            return f"{shown}; a GPU is given float32, float16 and quantised 8-bit tensors"
         if GpuExperimentalFlags.ENABLE_QUANT not in self.flags_of_gpu:
-            return (
-                f"is {shown_type(operand)}, and experimental_flags is without ENABLE_QUANT, "
-                "which takes quantised nodes"
-            )
+            without = "experimental_flags is without ENABLE_QUANT, which takes quantised nodes"
+            return f"{shown}, and {without}"
         return ""
-
-
-def _kind(flags: GpuExperimentalFlags) -> Kind:
-    if GpuExperimentalFlags.CL_ONLY in flags:
-        return Kind("GPU", ("gpu",), ("opencl",))
-    if GpuExperimentalFlags.GL_ONLY in flags:
-        return Kind("GPU", ("gpu",), ("opengl",))
-    return GPU
 
 
 def _flags(given: int) -> GpuExperimentalFlags:

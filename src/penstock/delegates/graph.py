@@ -7,20 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
-from penstock.delegates.api import (
-    Delegate,
-    DelegateFlags,
-    DelegateNode,
-    DelegateParams,
-    DelegateRegistration,
-    Registration,
-    Step,
-    call,
-    described,
-    name_of,
-    overrides,
-    release,
-)
+from penstock.delegates import api
+from penstock.delegates.api import Delegate, DelegateParams, DelegateRegistration, call, name_of
 from penstock.delegates.context import DelegateContext, PartitionModel
 from penstock.delegates.nodes import Node, Subset, Value, cut_into_subsets, nodes_of
 from penstock.delegates.tensors import Tensors
@@ -50,12 +38,7 @@ class Kernel(Node):
     members: tuple[int, ...] = ()
     delegate: Delegate = None  # type: ignore[assignment]  # given by name
     functions: DelegateRegistration = None  # type: ignore[assignment]  # likewise
-    invoke: Step = None  # type: ignore[assignment]  # likewise
-
-    @property
-    def crossing(self) -> tuple[int, ...]:
-        """The tensors that the delegate node reads and writes."""
-        return (*self.node.inputs, *self.node.outputs)
+    invoke: api.Step = None  # type: ignore[assignment]  # likewise
 
 
 class DelegatedGraph:
@@ -88,8 +71,7 @@ class DelegatedGraph:
             for t, o in n.operands.items()
             if not catalog.tensors[t].is_variable
         }
-        self.tensors = Tensors(catalog, model, held)
-        self.tensors.attach(self)
+        self.tensors = Tensors(self, model, held)
         self._model = model
         self._prepared: Model | None = model
         self._cutter: Cutter | None = None
@@ -120,7 +102,7 @@ class DelegatedGraph:
     @property
     def takes_dynamic_shapes(self) -> bool:
         """Whether every delegate allows shapes that change."""
-        return all(_is_dynamic(d) for d in self.delegates)
+        return all(map(_is_dynamic, self.delegates))
 
     def item(self, index: int) -> Node:
         """Node *index*; raises `InputError` if it does not exist."""
@@ -128,7 +110,7 @@ class DelegatedGraph:
             raise InputError(f"there is no node {index!r}; the graph has {len(self._nodes)}")
         return self._nodes[index]
 
-    def node(self, index: int) -> tuple[DelegateNode, Registration]:
+    def node(self, index: int) -> tuple[api.DelegateNode, api.Registration]:
         """Node *index* as delegates see it."""
         found = self.item(index)
         return found.node, found.registration
@@ -144,18 +126,21 @@ class DelegatedGraph:
 
     def preview(self, nodes: Iterable[int]) -> list[DelegateParams]:
         """The subsets that would replace *nodes*."""
-        subsets = self._subsets(self._wanted(nodes))
-        return [self._params(s.nodes) for s in subsets if s.delegated]
+        return [self._params(s.nodes) for s in self._subsets(nodes) if s.delegated]
 
     def within_limits(self, nodes: Iterable[int], most: int | None, least: int) -> list[int]:
         """The nodes of the largest subsets."""
-        subsets = [s for s in self._subsets(self._wanted(nodes)) if s.delegated]
-        large = sorted((s for s in subsets if len(s.nodes) >= least), key=lambda s: -len(s.nodes))
+        subsets = [s for s in self._subsets(nodes) if s.delegated and len(s.nodes) >= least]
+        large = sorted(subsets, key=lambda s: -len(s.nodes))
         return sorted(chain.from_iterable(s.nodes for s in large[:most]))
 
     def partition_model(self, nodes: Sequence[int]) -> PartitionModel:
         """*nodes* as a separate model."""
-        items = [self._computed(i) for i in nodes]
+        items = [self.item(i) for i in nodes]
+        for item in items:
+            if isinstance(item, Kernel) or item.kept:
+                reason = item.kept or "it is a kernel"
+                raise InputError(f"node {item.index} is not for a model: {reason}")
         owner = {o: item for item in items for o in item.operations}
         cut = self.cut(owner)
         inputs = {o: t for item in items for t, o in item.operands.items()}
@@ -180,7 +165,7 @@ class DelegatedGraph:
         """
         if any(delegate is known for known in self.delegates):
             raise DelegateError(name_of(delegate), "prepare", "it has been added already")
-        if not overrides(delegate, "copy_from_buffer_handle"):
+        if not api.overrides(delegate, "copy_from_buffer_handle"):
             reason = "it has no copy_from_buffer_handle, which every delegate needs"
             raise DelegateError(name_of(delegate), "prepare", reason)
         if reason := refuses(self._model, delegate):
@@ -234,7 +219,9 @@ class DelegatedGraph:
         if model is self._prepared:
             return
         self._prepared = None
-        self._set_model(model)
+        self._model = self.tensors.model = model
+        self._cutter = None
+        self.tensors.values = {}
         if self.takes_dynamic_shapes:
             for kernel in self.kernels:
                 self._prepare(kernel)
@@ -263,25 +250,19 @@ class DelegatedGraph:
         if isinstance(failure, DelegateError) or not isinstance(failure, Exception | None):
             raise failure
         if failure is not None:
-            raise DelegateError(name_of(delegate), "prepare", described(failure)) from failure
-
-    def _set_model(self, model: Model) -> None:
-        self._model = self.tensors.model = model
-        self._cutter = None
-        self.tensors.values = {}
+            raise DelegateError(name_of(delegate), "prepare", api.described(failure)) from failure
 
     def _add_again(self) -> None:
         delegates, self.delegates = self.delegates, ()
-        self.plan = self._file_plan
-        del self._nodes[len(self._file_plan) :]
-        failure: BaseException | None = None
+        self._drop_kernels()
+        failures: list[DelegateError] = []
         for delegate in delegates:
             try:
                 self.add(delegate)
             except DelegateError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _replace(
         self, registration: DelegateRegistration, nodes: Iterable[int], delegate: Delegate
@@ -289,7 +270,7 @@ class DelegatedGraph:
         if not isinstance(registration, DelegateRegistration):
             raise InputError(f"{type(registration).__name__} is no DelegateRegistration")
         plan: list[int] = []
-        for subset in self._subsets(self._wanted(nodes)):
+        for subset in self._subsets(nodes):
             if subset.delegated:
                 plan.append(self._kernel(registration, subset, delegate).index)
             else:
@@ -304,7 +285,7 @@ class DelegatedGraph:
             raise InputError(f"registration {functions.custom_name!r} has no invoke")
         params = self._params(subset.nodes)
         for index in params.outputs:
-            if self.tensors.owner(index) not in (None, delegate):
+            if self.tensors.buffer(index).owner not in (None, delegate):
                 raise InputError(f"tensor {index} belongs to another delegate's buffers")
         user_data: Any = None
         if functions.init is not None:
@@ -314,15 +295,11 @@ class DelegatedGraph:
                 raise DelegateError(name_of(delegate), "init", reason)
         members = [self._nodes[i] for i in subset.nodes]
         written: set[Value] = set().union(*(m.writes for m in members))
+        code = functions.builtin_code
         kernel = Kernel(
             len(self._nodes),
-            DelegateNode(params.inputs, params.outputs, user_data=user_data),
-            Registration(
-                functions.builtin_code,
-                functions.builtin_code.name,
-                functions.custom_name,
-                functions.version,
-            ),
+            api.DelegateNode(params.inputs, params.outputs, user_data=user_data),
+            api.Registration(code, code.name, functions.custom_name, functions.version),
             operations=tuple(sorted(o for m in members for o in m.operations)),
             operands={t: o for m in reversed(members) for t, o in m.operands.items()},
             updates={t: o for m in members for t, o in m.updates.items()},
@@ -355,6 +332,9 @@ class DelegatedGraph:
     def _free_kernels(self) -> None:
         for kernel in self.kernels:
             self._free(kernel)
+        self._drop_kernels()
+
+    def _drop_kernels(self) -> None:
         self.plan = self._file_plan
         del self._nodes[len(self._file_plan) :]
 
@@ -363,33 +343,23 @@ class DelegatedGraph:
             user_data, kernel.node.user_data = kernel.node.user_data, None
             with self.tensors.acting(kernel.delegate):
                 function = kernel.functions.free
-                release(kernel.delegate, "free", function, self.context, user_data)
+                api.release(kernel.delegate, "free", function, self.context, user_data)
 
-    def _subsets(self, wanted: frozenset[int]) -> list[Subset]:
+    def _subsets(self, nodes: Iterable[int]) -> list[Subset]:
+        """The subsets of the plan if *nodes* are replaced. Raises `InputError` if one cannot be."""
+        wanted = tuple(nodes)
+        for index in wanted:
+            if reason := self.reason_kept(index):
+                name = self._nodes[index].registration.builtin_name
+                raise InputError(f"node {index} ({name}) cannot be replaced: {reason}")
         producers = {v: i for i in self.plan for v in self._nodes[i].writes}
         depends = {
             i: {producers[v] for v in self._nodes[i].reads if v in producers} - {i}
             for i in self.plan
         }
-        return cut_into_subsets(self.plan, wanted, depends, cluster=self._cluster, fuse=self._fuse)
-
-    def _wanted(self, nodes: Iterable[int]) -> frozenset[int]:
-        return frozenset(i for i in nodes if self._replaceable(i))
-
-    def _replaceable(self, index: int) -> bool:
-        """Returns True, or raises `InputError`."""
-        if reason := self.reason_kept(index):
-            name = self._nodes[index].registration.builtin_name
-            raise InputError(f"node {index} ({name}) cannot be replaced: {reason}")
-        return True
-
-    def _computed(self, index: int) -> Node:
-        """Node *index*, if operations of the model compute it; otherwise `InputError`."""
-        found = self.item(index)
-        if isinstance(found, Kernel) or found.kept:
-            reason = found.kept or "it is a kernel"
-            raise InputError(f"node {index} is not for a model: {reason}")
-        return found
+        return cut_into_subsets(
+            self.plan, frozenset(wanted), depends, cluster=self._cluster, fuse=self._fuse
+        )
 
     def _params(self, nodes: Sequence[int]) -> DelegateParams:
         inside = frozenset(nodes)
@@ -397,7 +367,7 @@ class DelegatedGraph:
         read = {t for n in chosen for t in n.node.inputs if t >= 0}
         written = {t for n in chosen for t in n.node.outputs}
         elsewhere = set(self.catalog.outputs).union(
-            *(n.node.inputs for n in self._file_nodes if n.index not in inside)
+            *(self._nodes[i].node.inputs for i in self._file_plan if i not in inside)
         )
         changed = {t for n in chosen for t in n.updates}
         return DelegateParams(
@@ -406,29 +376,21 @@ class DelegatedGraph:
             tuple(sorted(written & elsewhere - changed)),
         )
 
-    @property
-    def _file_nodes(self) -> list[Node]:
-        return self._nodes[: len(self._file_plan)]
-
-
-def dynamic_tensor(model: Model) -> str:
-    """The name of the first tensor whose shape is only known at run time; "" if there is none."""
-    for operation in model.operations:
-        for index in operation.outputs:
-            if static_shape(model.operands[index].shape) is None:
-                return repr(model.operands[index].name or f"operand {index}")
-    return ""
-
 
 def refuses(model: Model, delegate: Delegate) -> str:
     """Why *delegate* cannot be added to a graph with these shapes; "" if it can."""
-    if not _is_dynamic(delegate) and (dynamic := dynamic_tensor(model)):
-        return (
-            f"it takes static shapes only, and the shape of {dynamic} is known only at run time; "
-            "a delegate that can do more has the flag ALLOW_DYNAMIC_TENSORS"
-        )
+    if _is_dynamic(delegate):
+        return ""
+    for index in chain.from_iterable(operation.outputs for operation in model.operations):
+        operand = model.operands[index]
+        if static_shape(operand.shape) is None:
+            dynamic = operand.name or f"operand {index}"
+            return (
+                f"it takes static shapes only, and the shape of {dynamic!r} is known only at run "
+                "time; a delegate that can do more has the flag ALLOW_DYNAMIC_TENSORS"
+            )
     return ""
 
 
 def _is_dynamic(delegate: Delegate) -> bool:
-    return bool(delegate.flags & DelegateFlags.ALLOW_DYNAMIC_TENSORS)
+    return bool(delegate.flags & api.DelegateFlags.ALLOW_DYNAMIC_TENSORS)

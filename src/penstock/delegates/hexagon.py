@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.delegates.driver import AnyDevice, DriverKernel
-from penstock.delegates.kinds import Kind, KindDelegate, checked_count, is_quantised, shown_type
+from penstock.delegates.driver import AnyDevice, checked_count
+from penstock.delegates.kinds import Kind, KindDelegate, is_quantised, shown_type
 from penstock.ir import Operand
 from penstock.logs import Log
 
 if TYPE_CHECKING:
-    from penstock.delegates.api import DelegateNode
     from penstock.delegates.context import DelegateContext
+    from penstock.execution import CompiledModel, Outputs
 
 log = Log(__name__)
 
@@ -74,26 +74,13 @@ class HexagonDelegate(KindDelegate):
             for node, reason in self.reasons.items():
                 log.info("%s leaves node %d: %s", self.name, node, reason)
 
-    def new_kernel(self) -> DriverKernel:
-        """A kernel that logs what the options request."""
-        return LoggingKernel(self)
+    def compiled(self, model: CompiledModel) -> None:
+        """Logs the plan with *print_graph_debug*."""
+        super().compiled(model)
+        if self.print_graph_debug:
+            log.info("%s: %s", self.name, model.plan.show())
 
-
-class LoggingKernel(DriverKernel):
-    """One subset of nodes. Logs its plan and its receipts."""
-
-    def __init__(self, delegate: HexagonDelegate) -> None:
-        super().__init__(delegate)
-        self._owner = delegate
-
-    def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
-        """Compiles, and logs the plan."""
-        super().prepare(context, node)
-        if self._owner.print_graph_debug and self.compiled is not None:
-            log.info("%s: %s", self._owner.name, self.compiled.plan.show())
-
-    def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
-        """Runs, and logs the receipt."""
-        super().invoke(context, node)
-        if self._owner.print_graph_profile and self.outputs is not None:
-            log.info("%s: %s", self._owner.name, self.outputs.receipt.show())
+    def ran(self, outputs: Outputs) -> None:
+        """Logs the receipt with *print_graph_profile*."""
+        if self.print_graph_profile:
+            log.info("%s: %s", self.name, outputs.receipt.show())

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from penstock.delegates.context import DelegateContext
-from penstock.delegates.driver import AnyDevice, CallerCache, DriverDelegate
-from penstock.errors import DeviceUnavailable, InputError, PlacementError
+from penstock.delegates.driver import AnyDevice, CallerCache, DriverDelegate, checked_count
+from penstock.errors import DeviceUnavailable, PlacementError
 from penstock.hal import AccuracyClass, Capabilities, Device, Preference
 from penstock.ir import DType, Model, ModelBuilder, Operand, Quantization
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import collect_support
 from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.examination import examined
 
 log = Log(__name__)
 
@@ -49,11 +49,8 @@ class Kind(Struct, frozen=True):
     @property
     def sought(self) -> str:
         """The kind in words."""
-        parts = []
-        if self.types:
-            parts.append(f"of type {' or '.join(self.types)}")
-        if self.families:
-            parts.append(f"of family {' or '.join(self.families)}")
+        asked = {"type": self.types, "family": self.families}
+        parts = [f"of {what} {' or '.join(words)}" for what, words in asked.items() if words]
         return f"{self.title} (a device {' and '.join(parts)})"
 
     def cost(self, capabilities: Capabilities) -> tuple[bool, float]:
@@ -106,17 +103,7 @@ def given_device(kind: Kind, wanted: AnyDevice) -> tuple[Device, DeviceInfo]:
         (device,) = manager.choose([wanted])
     except PlacementError as error:
         raise DeviceUnavailable(str(error)) from error
-    info = DeviceInfo(
-        name=device.name,
-        type=device.type.value,
-        version=device.version,
-        usable=True,
-        reason="",
-        feature_level=device.feature_level,
-        capabilities=device.capabilities,
-        only_when_named=device.capabilities.only_when_named,
-        driver=device.name,
-    )
+    info = examined(device, device.name).info
     if reason := kind.mismatch(info):
         raise DeviceUnavailable(f"{info.name} is no {kind.sought}: {reason}")
     return device, info
@@ -172,31 +159,13 @@ class KindDelegate(DriverDelegate):
 
     def refusals(self, model: Model) -> list[str]:
         """Why each operation is not taken: a rejected tensor, else the device's reason."""
-        own = [self._refused(model, at) for at in range(len(model.operations))]
-        asked = super().refusals(model)
-        return [mine or theirs for mine, theirs in zip(own, asked, strict=True)]
-
-    def _refused(self, model: Model, at: int) -> str:
-        operation = model.operations[at]
-        for index in (*operation.inputs, *operation.outputs):
-            operand = model.operands[index]
-            if operand.has_value and not operand.is_constant and (why := self.refuses(operand)):
-                return f"{operand.name or f'operand {index}'} {why}"
-        return ""
-
-
-def checked_count(name: str, value: int) -> int:
-    """*value* if it is a whole number of at least 0; else raises `InputError` with the option."""
-    if type(value) is not int or value < 0:
-        raise InputError(f"{name} is a whole number, 0 or more, not {value!r}")
-    return value
-
-
-def checked_choice(name: str, value: str, choices: Sequence[str]) -> str:
-    """*value* if it is one of *choices*; else raises `InputError` with the option."""
-    if value not in choices:
-        raise InputError(f"{name} {value!r} is not one of {', '.join(choices)}")
-    return value
+        found = super().refusals(model)
+        for at, operation in enumerate(model.operations):
+            for index in reversed((*operation.inputs, *operation.outputs)):
+                operand = model.operands[index]
+                if operand.has_value and not operand.is_constant and (why := self.refuses(operand)):
+                    found[at] = f"{operand.name or f'operand {index}'} {why}"
+        return found
 
 
 def is_quantised(operand: Operand) -> bool:

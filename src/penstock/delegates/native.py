@@ -14,13 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from penstock.delegates.api import (
-    Delegate,
-    DelegateFlags,
-    DelegateNode,
-    DelegateParams,
-    DelegateRegistration,
-)
+from penstock.delegates import api
+from penstock.delegates.api import Delegate, DelegateFlags, DelegateNode
 from penstock.delegates.codes import BuiltinOperator
 from penstock.delegates.simple import DelegateKernel
 from penstock.distribution import install_command
@@ -190,33 +185,49 @@ class NativeDelegate(Delegate):
         if not nodes:
             return
         try:
-            shown = Shown(self, context, nodes)
+            part, content = _written(context, nodes)
         except NotExportable:
             nodes = [n for n in nodes if self._is_exportable(context, n)]
             if not nodes:
                 return
-            shown = Shown(self, context, nodes)
+            part, content = _written(context, nodes)
+        # The first kernel continues to use this interpreter if it runs the same file.
+        shown = [self.runner(content, context)]
         try:
-            taken = shown.taken()
+            count = len(part.nodes)
+            if shown[0].count != count:
+                raise GeneralFailure(f"LiteRT does not have the {count} nodes shown to it")
+            taken = sorted({part.nodes[i] for i in shown[0].taken})
             for node in nodes:
                 if node not in taken:
                     self.reasons[node] = f"{self.name} does not take it"
             if taken:
-                registration = DelegateRegistration(
+                registration = api.DelegateRegistration(
                     self.name,
                     BuiltinOperator.DELEGATE,
-                    init=lambda context, params: NativeKernel(self, context, params, shown),
+                    init=lambda context, params: NativeKernel(self, context, params.nodes, shown),
                     invoke=lambda context, node: node.user_data.invoke(context, node),
                     free=lambda _, kernel: kernel.free(),
                 )
                 context.replace_node_subsets_with_delegate_kernels(registration, taken, self)
         finally:
-            shown.close()
+            for runner in shown:
+                self.release(runner)
 
-    def runner(self, content: bytes, num_threads: int | None, graph_id: int) -> Runner:
-        """A LiteRT interpreter of *content*. Raises `GeneralFailure` with LiteRT's message."""
-        runner = Runner(self._litert, content, self._native(graph_id), num_threads)
-        self._used.append((runner, graph_id))
+    def runner(
+        self, content: bytes, context: DelegateContext, shown: list[Runner] | None = None
+    ) -> Runner:
+        """A LiteRT interpreter of *content*: taken from *shown* if it runs the same file.
+
+        Empties *shown*. Raises `GeneralFailure` with LiteRT's message.
+        """
+        while shown:
+            if (runner := shown.pop()).content == content:
+                return runner
+            self.release(runner)
+        native = self._native(context.graph_id)
+        runner = Runner(self._litert, content, native, context.num_threads)
+        self._used.append((runner, context.graph_id))
         return runner
 
     def release(self, runner: Runner) -> None:
@@ -226,9 +237,7 @@ class NativeDelegate(Delegate):
 
     def _get_native_delegate_pointer(self) -> int:
         """The `TfLiteDelegate *` from LiteRT's delegate. It lives as long as this object."""
-        native = self._natives[0]
-        pointer: int = native._get_native_delegate_pointer()  # noqa: SLF001  # LiteRT's name
-        return pointer
+        return int(self._natives[0]._get_native_delegate_pointer())  # noqa: SLF001  # LiteRT's name
 
     def _offered(self, context: DelegateContext) -> list[int]:
         """The nodes that the delegate may see."""
@@ -247,7 +256,7 @@ class NativeDelegate(Delegate):
 
     def _is_exportable(self, context: DelegateContext, node: int) -> bool:
         try:
-            written(context.partition_model([node]))
+            _written(context, [node])
         except NotExportable as error:
             self.reasons[node] = str(error)
             return False
@@ -262,57 +271,19 @@ class NativeDelegate(Delegate):
         return self._natives[-1]
 
 
-class Shown:
-    """Loads the whole graph in LiteRT with the delegate, to find the nodes that it takes."""
-
-    def __init__(
-        self, delegate: NativeDelegate, context: DelegateContext, nodes: Sequence[int]
-    ) -> None:
-        self._delegate = delegate
-        part = context.partition_model(nodes)
-        self._nodes = part.nodes
-        self._runner: Runner | None = delegate.runner(
-            written(part), context.num_threads, context.graph_id
-        )
-
-    def taken(self) -> list[int]:
-        """The nodes that the delegate takes. Raises `GeneralFailure` if the nodes differ."""
-        if self._runner is None or self._runner.count != len(self._nodes):
-            raise GeneralFailure(f"LiteRT does not have the {len(self._nodes)} nodes shown to it")
-        return sorted({self._nodes[i] for i in self._runner.taken})
-
-    def handed_over(self, content: bytes) -> Runner | None:
-        """The interpreter, if it runs the file *content*; otherwise closes it and returns None."""
-        runner = self._runner
-        if runner is None or runner.content != content:
-            self.close()
-            return None
-        self._runner = None
-        return runner
-
-    def close(self) -> None:
-        """Closes the interpreter."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            self._delegate.release(runner)
-
-
 class NativeKernel(DelegateKernel):
-    """One subset of nodes, in a LiteRT interpreter with the native delegate."""
+    """One subset of *nodes*, in a LiteRT interpreter with the native delegate."""
 
     def __init__(
         self,
         delegate: NativeDelegate,
         context: DelegateContext,
-        params: DelegateParams,
-        shown: Shown,
+        nodes: Sequence[int],
+        shown: list[Runner],
     ) -> None:
         self._delegate = delegate
-        self._part = context.partition_model(params.nodes)
-        content = written(self._part)
-        self._runner: Runner | None = shown.handed_over(content) or delegate.runner(
-            content, context.num_threads, context.graph_id
-        )
+        self._part, content = _written(context, nodes)
+        self._runner: Runner | None = delegate.runner(content, context, shown)
         if left := self._runner.count - len(self._runner.taken):
             text = (
                 "%s takes %d nodes of its subset less than of the whole graph; LiteRT computes them"
@@ -361,18 +332,20 @@ def _not_passed(tensor: DelegateTensor) -> str:
     return ""
 
 
-def written(part: PartitionModel) -> bytes:
-    """*part* as a TFLite file. Raises `NotExportable` if TFLite cannot express it."""
-    return write(part.model)
+def _written(context: DelegateContext, nodes: Sequence[int]) -> tuple[PartitionModel, bytes]:
+    """*nodes* as a model and as a TFLite file. Raises `NotExportable` if TFLite cannot express
+    them.
+    """
+    part = context.partition_model(nodes)
+    return part, write(part.model)
 
 
 def _litert(library: str) -> Any:
+    failure, why = None, f"is not installed: {INSTALL}"
     try:
-        found = find_litert()
+        if (found := find_litert()) is not None:
+            return found
     except ImportError as error:
-        reason = f"LiteRT, which runs native delegates, cannot be imported: {error}"
-        raise DelegateNotLoaded(f"Failed to load delegate from {library}\n{reason}") from error
-    if found is None:
-        reason = f"LiteRT, which runs native delegates, is not installed: {INSTALL}"
-        raise DelegateNotLoaded(f"Failed to load delegate from {library}\n{reason}")
-    return found
+        failure, why = error, f"cannot be imported: {error}"
+    reason = f"LiteRT, which runs native delegates, {why}"
+    raise DelegateNotLoaded(f"Failed to load delegate from {library}\n{reason}") from failure

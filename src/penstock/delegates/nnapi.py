@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from penstock.delegates.driver import CallerCache, DriverDelegate
+from penstock.delegates.driver import CallerCache, DriverDelegate, checked_choice
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DeviceUnavailable, InputError
 from penstock.hal import Device, Preference
@@ -59,9 +59,7 @@ class NnapiDelegate(DriverDelegate):
         allow_fp16: bool = False,
         num_threads: int | None = None,
     ) -> None:
-        if execution_preference not in PREFERENCE_OF:
-            known = ", ".join(PREFERENCE_OF)
-            raise InputError(f"execution_preference {execution_preference!r} is not one of {known}")
+        checked_choice("execution_preference", execution_preference, PREFERENCE_OF)
         most = max_number_delegated_partitions
         if type(most) is not int:
             raise InputError(f"max_number_delegated_partitions is a whole number, not {most!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from penstock.delegates.api import DelegateNode, Registration
 from penstock.delegates.codes import BuiltinOperator
 from penstock.export.tflite.state import state_positions
 from penstock.ir import DType, Operation, Subgraph
+from penstock.ir.operation import NO_ATTRIBUTES
 from penstock.loaders.tflite.catalog import OperatorEntry, SubgraphEntry
 
 
@@ -39,7 +41,8 @@ def cut_into_subsets(
     Without *fuse* each wanted node is a separate subset.
     """
     if not cluster:
-        found = _consecutive(plan, wanted)
+        kinds = groupby(plan, key=wanted.__contains__)
+        found = [Subset(tuple(nodes), delegated) for delegated, nodes in kinds]
     else:
         # The order differs only if nodes of the other kind are ready, too.
         first = next((n in wanted for n in plan), False)
@@ -54,17 +57,6 @@ def cut_into_subsets(
         for subset in found
         for one in ([Subset((n,), True) for n in subset.nodes] if subset.delegated else [subset])
     ]
-
-
-def _consecutive(plan: Sequence[int], wanted: AbstractSet[int]) -> list[Subset]:
-    found: list[Subset] = []
-    for node in plan:
-        delegated = node in wanted
-        if found and found[-1].delegated is delegated:
-            found[-1] = Subset((*found[-1].nodes, node), delegated)
-        else:
-            found.append(Subset((node,), delegated))
-    return found
 
 
 def _alternating(
@@ -140,39 +132,32 @@ def nodes_of(catalog: SubgraphEntry, entry: Subgraph, subgraph: int) -> list[Nod
     variables = frozenset(i for i, t in enumerate(catalog.tensors) if t.is_variable).difference(
         catalog.inputs
     )
-    return [
-        _node(catalog, entry, variables, index, operator, computed.get(index))
-        for index, operator in enumerate(catalog.operators)
-    ]
-
-
-def _node(
-    catalog: SubgraphEntry,
-    entry: Subgraph,
-    variables: Collection[int],
-    index: int,
-    operator: OperatorEntry,
-    at: int | None,
-) -> Node:
-    operation = None if at is None else entry.operations[at]
-    made = Node(index, _delegate_node(operator, operation), _registration(operator, operation))
-    made.reads = frozenset(("tensor", i) for i in operator.inputs if i >= 0 and i not in variables)
-    made.writes = frozenset(("tensor", i) for i in operator.outputs if i not in variables)
-    if operation is None or at is None:
-        made.kept = NOT_COMPUTED
-        return made
-    made.operations = (at,)
-    made.reads |= frozenset(("operand", i) for i in operation.inputs)
-    made.writes |= frozenset(("operand", i) for i in operation.outputs)
-    held = [i for i in (*operator.inputs, *operator.outputs) if i >= 0]
-    if any(catalog.tensors[i].dtype in RESOURCE_TYPES for i in held):
-        made.kept = HANDLES
-    elif not _match(made, operator, operation, variables):
-        made.kept = HIDDEN_STATE
-    else:
-        targets = SUBGRAPHS_OF.get(operation.type, ())
-        made.targets = tuple(operation.attributes.integer(name) for name in targets)
-    return made
+    found = []
+    for index, operator in enumerate(catalog.operators):
+        at = computed.get(index)
+        operation = None if at is None else entry.operations[at]
+        attributes = NO_ATTRIBUTES if operation is None else operation.attributes
+        node = DelegateNode(operator.inputs, operator.outputs, attributes=attributes)
+        made = Node(index, node, _registration(operator, operation))
+        inputs = [i for i in operator.inputs if i >= 0]
+        made.reads = frozenset(("tensor", i) for i in inputs if i not in variables)
+        made.writes = frozenset(("tensor", i) for i in operator.outputs if i not in variables)
+        found.append(made)
+        if operation is None or at is None:
+            made.kept = NOT_COMPUTED
+            continue
+        made.operations = (at,)
+        made.reads |= frozenset(("operand", i) for i in operation.inputs)
+        made.writes |= frozenset(("operand", i) for i in operation.outputs)
+        held = (*inputs, *(i for i in operator.outputs if i >= 0))
+        if any(catalog.tensors[i].dtype in RESOURCE_TYPES for i in held):
+            made.kept = HANDLES
+        elif not _match(made, operator, operation, variables):
+            made.kept = HIDDEN_STATE
+        else:
+            targets = SUBGRAPHS_OF.get(operation.type, ())
+            made.targets = tuple(operation.attributes.integer(name) for name in targets)
+    return found
 
 
 def _match(
@@ -194,12 +179,6 @@ def _match(
         changed += zip(state, operation.outputs[-more:], strict=True)
     made.updates = {t: o for t, o in changed if t in variables}
     return True
-
-
-def _delegate_node(operator: OperatorEntry, operation: Operation | None) -> DelegateNode:
-    if operation is None:
-        return DelegateNode(operator.inputs, operator.outputs)
-    return DelegateNode(operator.inputs, operator.outputs, attributes=operation.attributes)
 
 
 def _registration(operator: OperatorEntry, operation: Operation | None) -> Registration:

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.delegates.api import (
-    Delegate,
-    DelegateFlags,
-    DelegateNode,
-    DelegateParams,
-    DelegateRegistration,
-    Registration,
-)
+from penstock.delegates import api
+from penstock.delegates.api import Delegate, DelegateFlags, DelegateNode, DelegateParams
 from penstock.delegates.codes import BuiltinOperator
 from penstock.errors import GeneralFailure, InputError
 
@@ -71,7 +65,7 @@ class SimpleDelegate(Delegate):
         """Called before the first node is offered. Optional."""
 
     def is_node_supported(
-        self, registration: Registration, node: DelegateNode, context: DelegateContext
+        self, registration: api.Registration, node: DelegateNode, context: DelegateContext
     ) -> bool:
         """Whether a kernel can take this node. Required."""
         raise NotImplementedError(f"{type(self).__name__} has no is_node_supported")
@@ -89,39 +83,28 @@ class SimpleDelegate(Delegate):
     def prepare(self, context: DelegateContext) -> None:
         """Asks about each node, partitions, and takes the largest subsets within the limits."""
         self.initialize(context)
-        nodes = context.nodes_within_limits(
-            self._asked(context), self._most(), self.min_nodes_per_partition
-        )
-        if nodes:
-            context.replace_node_subsets_with_delegate_kernels(self._registration(), nodes, self)
-
-    def _asked(self, context: DelegateContext) -> list[int]:
         found = []
         for index in context.execution_plan:
-            if context.reason_kept(index):
-                continue
-            node, registration = context.node_and_registration(index)
-            if self.is_node_supported(registration, node, context):
-                found.append(index)
-        return found
-
-    def _most(self) -> int | None:
-        for limit in (self.max_delegated_partitions, self.min_nodes_per_partition):
+            if not context.reason_kept(index):
+                node, registration = context.node_and_registration(index)
+                if self.is_node_supported(registration, node, context):
+                    found.append(index)
+        most, least = self.max_delegated_partitions, self.min_nodes_per_partition
+        for limit in (most, least):
             if limit is not None and (type(limit) is not int or limit < 0):
                 raise InputError(
                     f"a limit of a delegate is a whole number, 0 or more, not {limit!r}"
                 )
-        return self.max_delegated_partitions
-
-    def _registration(self) -> DelegateRegistration:
-        return DelegateRegistration(
-            self.name or type(self).__name__,
-            BuiltinOperator.DELEGATE,
-            init=self._init,
-            prepare=lambda context, node: node.user_data.prepare(context, node),
-            invoke=lambda context, node: node.user_data.invoke(context, node),
-            free=lambda _, kernel: kernel.free(),
-        )
+        if nodes := context.nodes_within_limits(found, most, least):
+            kernels = api.DelegateRegistration(
+                self.name or type(self).__name__,
+                BuiltinOperator.DELEGATE,
+                init=self._init,
+                prepare=lambda context, node: node.user_data.prepare(context, node),
+                invoke=lambda context, node: node.user_data.invoke(context, node),
+                free=lambda _, kernel: kernel.free(),
+            )
+            context.replace_node_subsets_with_delegate_kernels(kernels, nodes, self)
 
     def _init(self, context: DelegateContext, params: DelegateParams) -> DelegateKernel:
         kernel = self.create_kernel()

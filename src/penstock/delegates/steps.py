@@ -39,32 +39,39 @@ class DelegatedModel:
         waiting: list[int] = []
         try:
             for index in graph.plan:
-                item = graph.item(index)
-                if step := _step_of(graph, item):
-                    self._host(waiting, compile_part)
-                    self.steps.append(step)
-                    waiting = []
+                item, others = graph.item(index), graph.subgraphs
+                step: KernelStep | EnterStep
+                if isinstance(item, Kernel):
+                    step = KernelStep(graph, item)
+                elif others is not None and any(map(others.has_kernels, item.targets)):
+                    step = EnterStep(graph, item, others)
                 else:
                     waiting += item.operations
+                    continue
+                self._host(waiting, compile_part)
+                self.steps.append(step)
+                waiting = []
             self._host(waiting, compile_part)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def host_steps(self) -> list[HostStep]:
+        """The steps that the runtime compiled. The graph owns the kernels."""
+        return [step for step in self.steps if isinstance(step, HostStep)]
 
     def bind(self, given: Sequence[NDArray], out: Sequence[NDArray | None] | None) -> DelegatedRun:
         """Binds runs to these arrays, in order; None for an output without fixed memory."""
         return DelegatedRun(self, given, out)
 
     def close(self) -> None:
-        """Closes the compiled models. The graph owns the kernels."""
-        for step in self.steps:
-            step.close()
+        """Closes the compiled models."""
+        for step in self.host_steps:
+            step.compiled.close()
 
     def _host(self, operations: Sequence[int], compile_part: Compile) -> None:
-        if not operations:
-            return
-        cut = self.graph.cut(operations)
-        if not cut.outputs:
+        if not operations or not (cut := self.graph.cut(operations)).outputs:
             return
         try:
             compiled = compile_part(cut.model)
@@ -87,14 +94,9 @@ def _of_the_whole(
     return errors.PlacementError(error.message, error.refusals, where)
 
 
-def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None:
-    """The step of a node that a kernel or subgraph runs; None if the runtime compiles the node."""
-    if isinstance(item, Kernel):
-        return KernelStep(graph, item)
-    others = graph.subgraphs
-    if others is not None and any(map(others.has_kernels, item.targets)):
-        return EnterStep(graph, item, others)
-    return None
+def _value(model: Model, operand: int, values: dict[int, NDArray]) -> NDArray:
+    held = model.operands[operand]
+    return model.constant(held) if held.is_constant else values[operand]
 
 
 class DelegatedRun:
@@ -114,7 +116,7 @@ class DelegatedRun:
             if array is not None:
                 self._fixed.setdefault(operand, array)
         self._make_room()
-        for step in delegated.steps:
+        for step in delegated.host_steps:
             step.bind(self._fixed)
         self._read = {i for o in entry.operations for i in o.inputs} | set(outputs)
         self._publish(dict(self._fixed))
@@ -148,28 +150,19 @@ class DelegatedRun:
         for step in self._delegated.steps:
             step.run(values)
         if state is not None:
-            state.replace(
-                {
-                    p.variable: self._owned(p.output, values)
-                    for p in entry.states
-                    if p.output is not None
-                }
-            )
-        return [self._value(i, values) for i in entry.ordinary_outputs]
+            changed = {p.variable: p.output for p in entry.states if p.output is not None}
+            state.replace({v: self._owned(output, values) for v, output in changed.items()})
+        return [_value(model, i, values) for i in entry.ordinary_outputs]
 
     def _publish(self, values: dict[int, NDArray]) -> None:
         tensors = self._delegated.graph.tensors
         tensors.values = values
         tensors.changing = {}
 
-    def _value(self, operand: int, values: dict[int, NDArray]) -> NDArray:
-        held = self._delegated.model.operands[operand]
-        return self._delegated.model.constant(held) if held.is_constant else values[operand]
-
     def _owned(self, operand: int, values: dict[int, NDArray]) -> NDArray:
         """A state value, copied if its memory is shared."""
         self._delegated.graph.tensors.make_readable(operand)
-        value = self._value(operand, values)
+        value = _value(self._delegated.model, operand, values)
         entry = self._delegated.model.entry
         shared = (
             operand in self._fixed or operand in entry.inputs or operand in entry.ordinary_outputs
@@ -225,9 +218,6 @@ class HostStep:
         for operand in self.outputs:
             self._tensors.overwritten(operand)
 
-    def close(self) -> None:
-        self.compiled.close()
-
 
 class KernelStep:
     """One delegate node."""
@@ -245,9 +235,6 @@ class KernelStep:
             for o in self._written.values()
             if operands[o].dtype is DType.STRING and static_shape(operands[o].shape) is not None
         )
-
-    def bind(self, fixed: dict[int, NDArray]) -> None:
-        """Does nothing: a kernel gets the memory of its tensors from the graph."""
 
     def run(self, values: dict[int, NDArray]) -> None:
         """Calls `invoke`. Raises `DelegateError` for an exception and for a missing output."""
@@ -275,10 +262,8 @@ class KernelStep:
                     "known only at run time, no shape; DelegateContext.resize_tensor does"
                 )
                 raise errors.DelegateError(name_of(delegate), "invoke", reason)
-        tensors.after_kernel(self._written)
-
-    def close(self) -> None:
-        """Does nothing: the graph owns the kernel."""
+        for tensor in self._written:
+            tensors.written(tensor)
 
 
 class EnterStep:
@@ -291,17 +276,17 @@ class EnterStep:
         self._inputs, self.outputs = operation.inputs, operation.outputs
         self._is_loop = operation.type == "WHILE"
 
-    def bind(self, fixed: dict[int, NDArray]) -> None:
-        """Does nothing: its subgraphs own their memory."""
-
     def run(self, values: dict[int, NDArray]) -> None:
         """Adds the subgraphs' outputs to *values*."""
-        given = [self._value(i, values) for i in self._inputs]
+        for operand in self._inputs:
+            self._graph.tensors.make_readable(operand)
+        results = [_value(self._graph.model, i, values) for i in self._inputs]
         first, second = self._targets
         if self._is_loop:
-            results = self._loop(first, second, given)
+            while np.all(self._subgraphs.run(first, results)[0]):
+                results = self._subgraphs.run(second, results)
         else:
-            results = self._subgraphs.run(first if np.all(given[0]) else second, given[1:])
+            results = self._subgraphs.run(first if np.all(results[0]) else second, results[1:])
         for operand, value in zip(self.outputs, results, strict=True):
             place = values.get(operand)
             if place is not None and place.shape == value.shape:
@@ -309,16 +294,3 @@ class EnterStep:
             else:
                 values[operand] = value
             self._graph.tensors.overwritten(operand)
-
-    def close(self) -> None:
-        """Does nothing: the interpreter owns the subgraphs."""
-
-    def _loop(self, condition: int, body: int, given: list[NDArray]) -> list[NDArray]:
-        while np.all(self._subgraphs.run(condition, given)[0]):
-            given = self._subgraphs.run(body, given)
-        return given
-
-    def _value(self, operand: int, values: dict[int, NDArray]) -> NDArray:
-        self._graph.tensors.make_readable(operand)
-        held = self._graph.model.operands[operand]
-        return self._graph.model.constant(held) if held.is_constant else values[operand]

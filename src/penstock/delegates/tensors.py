@@ -7,16 +7,17 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.delegates.api import NULL_BUFFER_HANDLE, Delegate, call, name_of, overrides, release
 from penstock.delegates.context import DelegateTensor
 from penstock.errors import DelegateError, InputError, StateError
-from penstock.ir import DType, Model, NDArray, Operand, Quantization, Shape
+from penstock.ir import DType, Model, NDArray, Operand, Shape
+from penstock.ir.operand import Lifetime
 from penstock.ir.types import static_shape
-from penstock.loaders.tflite.catalog import SubgraphEntry
 from penstock.memory.limits import check_bytes
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class Buffered:
     lent: bool = False
 
 
+_NO_BUFFER: Final = Buffered()
+
+
 class Tensors:
     """All tensors by index. Tensors that kernels add follow the file's.
 
@@ -47,22 +51,19 @@ class Tensors:
     present kernel changes.
     """
 
-    def __init__(self, catalog: SubgraphEntry, model: Model, held: Mapping[int, int]) -> None:
-        self._catalog, self._held = catalog, held
+    def __init__(self, graph: DelegatedGraph, model: Model, held: Mapping[int, int]) -> None:
+        # A weak reference: the graph owns its tensors.
+        self._graph: Callable[[], DelegatedGraph | None] = weakref.ref(graph)
+        self._catalog, self._held = graph.catalog, held
         self.model = model
         self.values: dict[int, NDArray] = {}
         self.changing: dict[int, NDArray] = {}
         self.current: Delegate | None = None
-        self._graph: Callable[[], DelegatedGraph | None] = lambda: None
         self._buffered: dict[int, Buffered] = {}
         self._replaced: list[tuple[Delegate, int]] = []
         self._writable: Collection[int] = ()
-        self._added: dict[int, tuple[DType, NDArray]] = {}
-        self._next = len(catalog.tensors)
-
-    def attach(self, graph: DelegatedGraph) -> None:
-        """Sets the graph, by a weak reference: the graph owns its tensors."""
-        self._graph = weakref.ref(graph)
+        self._added: dict[int, tuple[Operand, NDArray]] = {}
+        self._next = len(graph.catalog.tensors)
 
     @property
     def context(self) -> DelegateContext:
@@ -83,26 +84,19 @@ class Tensors:
     def name(self, index: int) -> str:
         return "" if index in self._added else self._catalog.tensors[index].name
 
-    def dtype(self, index: int) -> DType:
-        return self._added[index][0] if index in self._added else self._operand(index).dtype
+    def held(self, index: int) -> Operand:
+        """The declaration of the operand with the value of tensor *index*."""
+        known = self._added.get(index)
+        return self.model.operands[self.operand(index)] if known is None else known[0]
 
     def shape(self, index: int) -> Shape:
-        if index in self._added:
-            own: Shape = self._added[index][1].shape
-            return own
-        operand = self._operand(index)
+        operand = self.held(index)
         if static_shape(operand.shape) is None:
             value = self.values.get(self.operand(index))
             if value is not None:
                 present: Shape = value.shape
                 return present
         return operand.shape
-
-    def quantization(self, index: int) -> Quantization | None:
-        return None if index in self._added else self._operand(index).quantization
-
-    def is_constant(self, index: int) -> bool:
-        return index not in self._added and self._operand(index).is_constant
 
     def is_variable(self, index: int) -> bool:
         return index not in self._added and self._catalog.tensors[index].is_variable
@@ -114,7 +108,7 @@ class Tensors:
     def data(self, index: int) -> NDArray:
         """Its memory, up to date, writable for its writer only. `StateError` if it has none."""
         self.make_readable(index)
-        array = self._memory(index)
+        array = self.memory(index)
         if array is None:
             raise StateError(f"tensor {index} ({self.name(index)}) has no data now")
         if index in self._writable or index in self._added or not array.flags.writeable:
@@ -123,18 +117,9 @@ class Tensors:
         view.flags.writeable = False
         return view
 
-    def handle(self, index: int) -> int:
-        known = self._buffered.get(index)
-        return NULL_BUFFER_HANDLE if known is None else known.handle
-
-    def is_stale(self, index: int) -> bool:
-        known = self._buffered.get(index)
-        return known is not None and known.stale
-
-    def owner(self, index: int) -> Delegate | None:
-        """The delegate whose buffers may hold it."""
-        known = self._buffered.get(index)
-        return None if known is None else known.owner
+    def buffer(self, index: int) -> Buffered:
+        """The tensor's buffer, to be read only."""
+        return self._buffered.get(index, _NO_BUFFER)
 
     def set_handle(self, index: int, handle: int) -> None:
         """Sets a tensor's buffer. The old one is freed later, unless it then holds a tensor."""
@@ -163,7 +148,7 @@ class Tensors:
         """
         number = _checked(handle)
         self.tensor(index)
-        if self.is_constant(index):
+        if self.held(index).is_constant:
             raise InputError(f"tensor {index} is a constant, which no buffer can hold")
         buffered = self._at(index)
         if buffered.owner is not None and buffered.owner is not delegate:
@@ -184,26 +169,20 @@ class Tensors:
 
         Raises `DelegateError` if the delegate fails, `StateError` while the tensor has no memory.
         """
-        buffered = self._buffered.get(index)
-        if buffered is None or not buffered.stale:
+        buffered = self.buffer(index)
+        if not buffered.stale:
             return
         owner, stage = buffered.owner, "copy_from_buffer_handle"
         if owner is None or buffered.handle == NULL_BUFFER_HANDLE:
             name = "" if owner is None else name_of(owner)
             raise DelegateError(name, stage, f"tensor {index} is stale and lies in no buffer")
-        if self._memory(index) is None:
+        if self.memory(index) is None:
             raise StateError(f"tensor {index} ({self.name(index)}) has no memory yet")
         buffered.stale = False
+        copy, tensor = owner.copy_from_buffer_handle, DelegateTensor(self, index)
         try:
             with self.writing((*self._writable, index)):
-                call(
-                    owner,
-                    stage,
-                    owner.copy_from_buffer_handle,
-                    self.context,
-                    buffered.handle,
-                    DelegateTensor(self, index),
-                )
+                call(owner, stage, copy, self.context, buffered.handle, tensor)
         except BaseException:
             buffered.stale = True
             raise
@@ -213,22 +192,19 @@ class Tensors:
         self, inputs: Collection[int], outputs: Collection[int], delegate: Delegate
     ) -> None:
         """Copies a kernel's inputs to the memory that it reads: its buffers, or host memory."""
+        stage, copy = "copy_to_buffer_handle", delegate.copy_to_buffer_handle
+        copies = overrides(delegate, stage)
         for index in inputs:
-            buffered = self._buffered.get(index)
-            if buffered is None:
-                continue
+            buffered = self.buffer(index)
             if buffered.owner is not delegate:
                 self.make_readable(index)
-            elif buffered.newer and buffered.handle != NULL_BUFFER_HANDLE:
-                self._copy_to_buffer(index, buffered, delegate)
+            elif copies and buffered.newer and buffered.handle != NULL_BUFFER_HANDLE:
+                tensor = DelegateTensor(self, index)
+                call(delegate, stage, copy, self.context, buffered.handle, tensor)
+                buffered.newer = False
         for index in outputs:
-            if (buffered := self._buffered.get(index)) is not None:
-                buffered.stale = False
-
-    def after_kernel(self, outputs: Collection[int]) -> None:
-        """Marks the outputs that a kernel wrote to host memory."""
-        for index in outputs:
-            self.written(index)
+            if (buffered_output := self._buffered.get(index)) is not None:
+                buffered_output.stale = False
 
     def written(self, index: int) -> None:
         """Records a new value in host memory."""
@@ -245,22 +221,26 @@ class Tensors:
     def add(self, dtype: DType, shape: Sequence[int]) -> int:
         """Adds a tensor beyond the file's."""
         index, self._next = self._next, self._next + 1
-        self._added[index] = dtype, blank(dtype, shape)
+        value = blank(dtype, shape)
+        self._added[index] = Operand(dtype, value.shape, Lifetime.TEMPORARY_VARIABLE), value
         return index
 
     def resize(self, index: int, shape: Sequence[int]) -> None:
         """Allocates new memory for a tensor that is being written."""
         wanted = tuple(int(d) for d in shape)
         if index in self._added:
-            dtype, old = self._added[index]
-            if old.shape != wanted:
-                self._added[index] = dtype, blank(dtype, wanted)
+            own = self._added[index][0]
+            if own.shape != wanted:
+                self._added[index] = replace(own, shape=wanted), blank(own.dtype, wanted)
             return
         self.tensor(index)
         if index not in self._writable or self.is_variable(index):
             raise StateError(f"tensor {index} is not an output of the kernel under way")
-        operand = self._operand(index)
-        if operand.shape is not None and not _fits(wanted, operand.shape):
+        operand = self.held(index)
+        declared = wanted if operand.shape is None else operand.shape
+        if len(wanted) != len(declared) or any(
+            k not in (None, d) for k, d in zip(declared, wanted, strict=True)
+        ):
             raise InputError(f"tensor {index} has the shape {operand.shape}, which {wanted} is not")
         known = self.values.get(self.operand(index))
         if known is None or known.shape != wanted:
@@ -301,22 +281,10 @@ class Tensors:
         if (buffered := self._buffered.pop(index, None)) is not None:
             self._free(buffered)
 
-    def present(self, index: int) -> NDArray | None:
-        """The array with its present value; None if it has none."""
-        return self._memory(index)
-
     def forget(self) -> None:
         """Forgets all buffers without freeing them, because they belong to another process."""
         self._buffered.clear()
         self._replaced.clear()
-
-    def _copy_to_buffer(self, index: int, buffered: Buffered, delegate: Delegate) -> None:
-        if not overrides(delegate, "copy_to_buffer_handle"):
-            return
-        tensor = DelegateTensor(self, index)
-        copy = delegate.copy_to_buffer_handle
-        call(delegate, "copy_to_buffer_handle", copy, self.context, buffered.handle, tensor)
-        buffered.newer = False
 
     def _free(self, buffered: Buffered) -> None:
         """Removes a tensor from its buffer, and frees the buffer if it holds no other tensor."""
@@ -355,15 +323,13 @@ class Tensors:
         self.tensor(index)
         return self._buffered.setdefault(index, Buffered())
 
-    def _operand(self, index: int) -> Operand:
-        return self.model.operands[self.operand(index)]
-
-    def _memory(self, index: int) -> NDArray | None:
+    def memory(self, index: int) -> NDArray | None:
+        """The array with its present value; None if it has none."""
         if index in self._added:
             return self._added[index][1]
         if index in self.changing:
             return self.changing[index]
-        operand = self._operand(index)
+        operand = self.held(index)
         if operand.is_constant:
             return self.model.constant(operand)
         return self.values.get(self.operand(index))
@@ -384,9 +350,3 @@ def _checked(handle: int) -> int:
     if type(handle) is not int or handle < NULL_BUFFER_HANDLE:
         raise InputError(f"a buffer handle is a whole number, 0 or more, not {handle!r}")
     return handle
-
-
-def _fits(shape: tuple[int, ...], known: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(known) and all(
-        k is None or k == s for s, k in zip(shape, known, strict=True)
-    )

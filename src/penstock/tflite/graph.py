@@ -280,7 +280,8 @@ class Graph:
             raise InputError(f"tensor {index} is a variable, which the interpreter keeps itself")
         fed = all(index not in operator.outputs for operator in self.catalog.operators)
         known = next(d for d in graph.delegates if d is delegate)
-        if not fed and not any(index in k.crossing for k in graph.kernels if k.delegate is known):
+        own = [k.node for k in graph.kernels if k.delegate is known]
+        if not fed and not any(index in (*node.inputs, *node.outputs) for node in own):
             raise InputError(
                 f"tensor {index} ({tensor.name}) is computed, and no kernel of that delegate reads "
                 "or writes it"
@@ -359,7 +360,7 @@ class Graph:
         if found is None and self._ready and tensor.is_variable:
             found = self._values[index] = blank(tensor.dtype, self.shapes[index])
         if found is None and self._delegated is not None and self.runs:
-            found = self._delegated.tensors.present(index)
+            found = self._delegated.tensors.memory(index)
         return found
 
     def _check_indexes(self) -> None:

@@ -79,8 +79,8 @@ def test_forked_child_has_and_frees_no_buffer() -> None:
     copies(delegate)
     graph: Any = interpreter._core.graph(0)._delegated
     graph.after_fork()
-    assert [graph.tensors.handle(i) for i in (0, 1)] == [delegates.NULL_BUFFER_HANDLE] * 2
-    assert not graph.tensors.is_stale(0)
+    assert [graph.tensors.buffer(i).handle for i in (0, 1)] == [delegates.NULL_BUFFER_HANDLE] * 2
+    assert not graph.tensors.buffer(0).stale
     np.testing.assert_array_equal(run(interpreter, 2 * X)[0], -2 * X)
     assert copies(delegate) == [("copy from", 101, 1)]
 
