@@ -78,7 +78,7 @@ def main() -> int:
                     content = question(draw)
                     ours.sendall(sealing.LENGTH.pack(len(content)) + content)
                     answer = sealing.receive(ours, sealing.MOST_ANSWERED)
-                    told = msgspec.msgpack.decode(answer, type=sealing.Told)
+                    told = msgspec.msgpack.decode(answer, type=sealing.Answer)
                     wrong += told.error not in ERRORS
                     if asked > 5000 and not before:
                         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

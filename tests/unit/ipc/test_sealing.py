@@ -214,7 +214,8 @@ def test_an_answer_that_is_none_is_unreadable(answer: bytes) -> None:
 def questions() -> st.SearchStrategy[bytes]:
     """Whole messages of any bytes, questions with any fields, and questions cut or altered."""
     ids = st.binary(max_size=80)
-    pairs = st.lists(st.tuples(ids, st.integers(-1, 2**63)), max_size=40)
+    record = st.fixed_dictionaries({"digest": ids, "length": st.integers(-1, 2**63)})
+    records = st.lists(record, max_size=40)
     field: dict[str, st.SearchStrategy[Any]] = {
         "driver": st.sampled_from(["d", "", "x" * 2000]) | st.integers(-5, 5),
         "version": st.text(max_size=5),
@@ -223,14 +224,14 @@ def questions() -> st.SearchStrategy[bytes]:
         "token": ids,
         "entry": ids,
         "header": st.binary(min_size=256, max_size=256) | ids,
-        "made": st.booleans(),
-        "models": pairs,
-        "datas": pairs,
+        "models": records,
+        "datas": records,
         "replaced": st.lists(ids, max_size=80),
         "other": st.none(),
     }
     kinds = [
         "state",
+        "open",
         "begin",
         "publish",
         "find",
@@ -266,7 +267,7 @@ def test_no_question_ends_the_parent_but_by_hanging_up(
             for content in asked:
                 ours.sendall(sealing.LENGTH.pack(len(content)) + content)
                 told = msgspec.msgpack.decode(
-                    sealing.receive(ours, sealing.MOST_ANSWERED), type=sealing.Told
+                    sealing.receive(ours, sealing.MOST_ANSWERED), type=sealing.Answer
                 )
                 assert told.error in {"", "Unreadable", "WireError", "SealBroken", "RolledBack"}
         except (EOFError, OSError):

@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -32,104 +32,47 @@ MOST_ANSWERED: Final = 24 << 20
 MOST_NAME: Final = 1024
 """Most characters of a driver's name, and of its version."""
 
+MOST_OWNERS: Final = 16
+"""Most names and versions that one host seals for: each has a registry, which is a file."""
 
-class Question(
-    msgspec.Struct, frozen=True, tag_field="ask", array_like=False, forbid_unknown_fields=True
-):
-    """A request for the driver *driver* of version *version*."""
+ANSWER_SECONDS: Final = 60.0
+"""Seconds that the broker has for an answer: it waits for locks and for the key store."""
 
+NO_MESSAGE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""Errors that decoding raises. Text that is not UTF-8 raises `ValueError`."""
+
+ID_BYTES: Final = 16
+"""Bytes of an entry's id."""
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call of `Registry` or `Signer` for the driver *driver* of version *version*.
+
+    *header* is that of `sign`, its 256 bytes with any seal, or of `is_sealed`.
+    """
+
+    ask: Literal[
+        "state", "open", "begin", "publish", "find", "remove", "rows", "clear", "sign", "is_sealed"
+    ]
     driver: str
     version: str
-
-
-class State(Question, frozen=True, tag="state"):
-    """Request of `Registry.state`, or of `open` if the registry is to be *made*."""
-
-    made: bool = False
-
-
-class Begin(Question, frozen=True, tag="begin"):
-    """`Registry.begin`; records are a digest and a length each."""
-
     token: bytes = b""
     entry: bytes = b""
-    models: tuple[tuple[bytes, int], ...] = ()
-    datas: tuple[tuple[bytes, int], ...] = ()
-
-
-class Publish(Question, frozen=True, tag="publish"):
-    """`Registry.publish`."""
-
-    token: bytes = b""
-    entry: bytes = b""
+    models: tuple[FileRecord, ...] = ()
+    datas: tuple[FileRecord, ...] = ()
     replaced: tuple[bytes, ...] = ()
-
-
-class Find(Question, frozen=True, tag="find"):
-    """`Registry.find`."""
-
-    token: bytes = b""
-    entry: bytes = b""
-
-
-class Remove(Question, frozen=True, tag="remove"):
-    """`Registry.remove`."""
-
-    token: bytes = b""
-    entry: bytes = b""
-
-
-class Rows(Question, frozen=True, tag="rows"):
-    """`Registry.rows`."""
-
-
-class Clear(Question, frozen=True, tag="clear"):
-    """`Registry.clear`."""
-
-
-class Sign(Question, frozen=True, tag="sign"):
-    """Request of `Signer.sign`, for 256 bytes whose seal is not checked."""
-
     header: bytes = b""
 
 
-class IsSealed(Question, frozen=True, tag="is_sealed"):
-    """`Signer.is_sealed`."""
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The requested value, or the class and message of an error."""
 
-    header: bytes = b""
-
-
-Asked: TypeAlias = State | Begin | Publish | Find | Remove | Rows | Clear | Sign | IsSealed
-
-
-class Listed(msgspec.Struct, frozen=True, array_like=True):
-    """A row of an answer."""
-
-    token: bytes
-    entry: bytes
-    models: tuple[tuple[bytes, int], ...]
-    datas: tuple[tuple[bytes, int], ...]
-    sequence: int
-
-
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An answer: the requested value, or the class and message of an error."""
-
-    state: tuple[bytes, int] | None = None
-    rows: tuple[Listed, ...] = ()
+    state: RegistryState | None = None
+    rows: tuple[Row, ...] = ()
     sealed: bytes = b""
     holds: bool = False
     error: str = ""
     message: str = ""
-
-
-def records_of(pairs: tuple[tuple[bytes, int], ...]) -> tuple[FileRecord, ...]:
-    """Records of an entry. Raises `WireError` if they are malformed."""
-    if len(pairs) > MOST_FILES or any(
-        len(digest) != 32 or not 0 <= length < 1 << 63 for digest, length in pairs
-    ):
-        raise WireError("records of no entry")
-    return tuple(FileRecord(digest, length) for digest, length in pairs)
 
 
 def send(sock: socket.socket, value: Any) -> None:
@@ -151,24 +94,9 @@ def _exactly(sock: socket.socket, nbytes: int) -> bytes:
     while len(content) < nbytes:
         part = sock.recv(min(nbytes - len(content), 1 << 16))
         if not part:
-            raise EOFError("the other side is gone")
+            raise EOFError("the other process closed the connection")
         content += part
     return bytes(content)
-
-
-T = TypeVar("T")
-
-MOST_OWNERS: Final = 16
-"""Most names and versions that one host seals for: each has a registry, which is a file."""
-
-ANSWER_SECONDS: Final = 60.0
-"""Seconds that the broker has for an answer: it waits for locks and for the key store."""
-
-NO_MESSAGE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""Errors that decoding raises. Text that is not UTF-8 raises `ValueError`."""
-
-ID_BYTES: Final = 16
-"""Of an entry's id."""
 
 
 class Sealer:
@@ -177,7 +105,7 @@ class Sealer:
     def __init__(self, sock: socket.socket, origin: str) -> None:
         self._sock, self._origin = sock, origin
         self._known: dict[tuple[str, str], tuple[Owner, Registry, Signer]] = {}
-        self._decoder = msgspec.msgpack.Decoder(Asked)
+        self._decoder = msgspec.msgpack.Decoder(Question)
 
     def serve(self) -> None:
         """Serves until the driver's end is closed, or sends an invalid request."""
@@ -188,16 +116,14 @@ class Sealer:
         except (EOFError, OSError, WireError, *NO_MESSAGE, MemoryError):
             self._sock.close()
 
-    def _answer(self, question: Asked) -> Told:
+    def _answer(self, question: Question) -> Answer:
         try:
-            owner, registry, signer = self._trust(question)
-            return _done(question, owner, registry, signer)
+            return _done(question, *self._trust(question))
         except PenstockError as error:
-            return Told(error=type(error).__name__, message=Exception.__str__(error))
+            return Answer(error=type(error).__name__, message=Exception.__str__(error))
         except OSError as error:
-            return Told(
-                error="Unreadable", message=f"the registry cannot be used: {error.strerror}"
-            )
+            told = f"the registry cannot be used: {error.strerror}"
+            return Answer(error="Unreadable", message=told)
 
     def _trust(self, question: Question) -> tuple[Owner, Registry, Signer]:
         key = question.driver, question.version
@@ -216,39 +142,36 @@ class Sealer:
         return known
 
 
-def _done(asked: Asked, owner: Owner, registry: Registry, signer: Signer) -> Told:
-    match asked:
-        case State():
-            state = registry.open() if asked.made else registry.state()
-            return Told(state=None if state is None else (state.registry, state.changes))
-        case Begin():
-            _check_ids(asked.token, asked.entry)
-            models, datas = records_of(asked.models), records_of(asked.datas)
-            registry.begin(Row(asked.token, asked.entry, models, datas))
-            return Told()
-        case Publish():
-            _check_ids(asked.token, asked.entry, *asked.replaced)
+def _done(asked: Question, owner: Owner, registry: Registry, signer: Signer) -> Answer:
+    if asked.ask in {"begin", "publish", "find", "remove"}:
+        _check_ids(asked.token, asked.entry, *asked.replaced)
+    match asked.ask:
+        case "state":
+            return Answer(state=registry.state())
+        case "open":
+            return Answer(state=registry.open())
+        case "begin":
+            row = Row(asked.token, asked.entry, asked.models, asked.datas)
+            check_records(row)
+            registry.begin(row)
+        case "publish":
             registry.publish(asked.token, asked.entry, asked.replaced)
-            return Told()
-        case Find():
-            _check_ids(asked.token, asked.entry)
-            row = registry.find(asked.token, asked.entry)
-            return Told(rows=() if row is None else (_listed(row),))
-        case Remove():
-            _check_ids(asked.token, asked.entry)
+        case "find":
+            found = registry.find(asked.token, asked.entry)
+            return Answer(rows=() if found is None else (found,))
+        case "remove":
             registry.remove(asked.token, asked.entry)
-            return Told()
-        case Rows():
-            return Told(rows=tuple(map(_listed, registry.rows())))
-        case Clear():
+        case "rows":
+            return Answer(rows=registry.rows())
+        case "clear":
             registry.clear()
-            return Told()
-        case Sign():
-            return Told(sealed=signer.sign(_header(asked.header, owner)))
-        case IsSealed():
+        case "sign":
+            return Answer(sealed=signer.sign(_header(asked.header, owner)))
+        case "is_sealed":
             if len(asked.header) != HEADER_BYTES:
                 raise WireError("a header of another length")
-            return Told(holds=signer.is_sealed(asked.header))
+            return Answer(holds=signer.is_sealed(asked.header))
+    return Answer()
 
 
 def _header(content: bytes, owner: Owner) -> Header:
@@ -266,12 +189,13 @@ def _check_ids(token: bytes, *entries: bytes) -> None:
         raise WireError("a token has 32 bytes, and an entry's id 16")
 
 
-def _listed(row: Row) -> Listed:
-    return Listed(row.token, row.entry, _pairs(row.models), _pairs(row.datas), row.sequence)
-
-
-def _pairs(records: Sequence[FileRecord]) -> tuple[tuple[bytes, int], ...]:
-    return tuple((record.digest, record.length) for record in records)
+def check_records(row: Row) -> None:
+    """Raises `WireError` if the records of the row's files are malformed."""
+    if max(len(row.models), len(row.datas)) > MOST_FILES or any(
+        len(record.digest) != 32 or not 0 <= record.length < 1 << 63
+        for record in (*row.models, *row.datas)
+    ):
+        raise WireError("records of no entry")
 
 
 class ParentKeeper:
@@ -281,85 +205,76 @@ class ParentKeeper:
         sock.settimeout(ANSWER_SECONDS)
         self._sock, self._origin = sock, origin
         self._lock = threading.Lock()
-        self._decoder = msgspec.msgpack.Decoder(Told)
+        self._decoder = msgspec.msgpack.Decoder(Answer)
 
     @property
     def origin(self) -> str:
         return self._origin
 
     def trust(self, owner: Owner) -> tuple[Registry, Signer]:
-        return _Registry(self, owner), _Signer(self, owner)
+        remote = _RemoteTrust(self, owner)
+        return remote, remote
 
-    def ask(self, question: Asked) -> Told:
+    def ask(self, question: Question) -> Answer:
         """The answer. Raises the `CacheError` it contains, or `Unreadable` without an answer."""
         with self._lock:
             try:
                 send(self._sock, question)
-                told = self._decoder.decode(receive(self._sock, MOST_ANSWERED))
+                answer = self._decoder.decode(receive(self._sock, MOST_ANSWERED))
+                for row in answer.rows:
+                    check_records(row)
             except (EOFError, OSError, WireError, *NO_MESSAGE) as error:
                 # A late answer would be read as the answer to the next request.
                 self._sock.close()
                 raise Unreadable(
                     f"the process that holds the key does not answer: {error}"
                 ) from None
-        if told.error:
-            kind = getattr(errors, told.error, Unreadable)
+        if answer.error:
+            kind = getattr(errors, answer.error, Unreadable)
             is_known = isinstance(kind, type) and issubclass(kind, CacheError)
-            raise (kind if is_known else Unreadable)(told.message)
-        return told
+            raise (kind if is_known else Unreadable)(answer.message)
+        return answer
 
 
-class _Registry:
-    """A `penstock.sealed.registry.Registry` of the parent."""
+class _RemoteTrust:
+    """The `Registry` and the `Signer` of the parent for one owner."""
 
     def __init__(self, keeper: ParentKeeper, owner: Owner) -> None:
         self._keeper, self._names = keeper, (owner.driver, owner.version)
 
     def state(self) -> RegistryState | None:
-        told = self._keeper.ask(State(*self._names)).state
-        return None if told is None else RegistryState(*told)
+        return self._keeper.ask(Question("state", *self._names)).state
 
     def open(self) -> RegistryState:
-        told = self._keeper.ask(State(*self._names, made=True)).state
-        if told is None:
+        state = self._keeper.ask(Question("open", *self._names)).state
+        if state is None:
             raise Unreadable("the process that holds the key gives no state of the registry")
-        return RegistryState(*told)
+        return state
 
     def begin(self, row: Row) -> None:
-        self._keeper.ask(
-            Begin(*self._names, row.token, row.entry, _pairs(row.models), _pairs(row.datas))
-        )
+        names = self._names
+        self._keeper.ask(Question("begin", *names, row.token, row.entry, row.models, row.datas))
 
     def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
-        self._keeper.ask(Publish(*self._names, token, entry, tuple(replaced)))
+        old = tuple(replaced)
+        self._keeper.ask(Question("publish", *self._names, token, entry, replaced=old))
 
     def find(self, token: bytes, entry: bytes) -> Row | None:
-        rows = self._keeper.ask(Find(*self._names, token, entry)).rows
-        return _row(rows[0]) if rows else None
+        rows = self._keeper.ask(Question("find", *self._names, token, entry)).rows
+        return rows[0] if rows else None
 
     def remove(self, token: bytes, entry: bytes) -> None:
-        self._keeper.ask(Remove(*self._names, token, entry))
+        self._keeper.ask(Question("remove", *self._names, token, entry))
 
     def rows(self) -> tuple[Row, ...]:
-        return tuple(map(_row, self._keeper.ask(Rows(*self._names)).rows))
+        return self._keeper.ask(Question("rows", *self._names)).rows
 
     def clear(self) -> None:
-        self._keeper.ask(Clear(*self._names))
-
-
-class _Signer:
-    """A `penstock.sealed.entry.Signer` of the parent."""
-
-    def __init__(self, keeper: ParentKeeper, owner: Owner) -> None:
-        self._keeper, self._names = keeper, (owner.driver, owner.version)
+        self._keeper.ask(Question("clear", *self._names))
 
     def sign(self, header: Header) -> bytes:
-        return self._keeper.ask(Sign(*self._names, header.pack(b""))).sealed
+        content = header.pack(b"")
+        return self._keeper.ask(Question("sign", *self._names, header=content)).sealed
 
     def is_sealed(self, content: bytes) -> bool:
-        return self._keeper.ask(IsSealed(*self._names, content)).holds
-
-
-def _row(listed: Listed) -> Row:
-    models, datas = records_of(listed.models), records_of(listed.datas)
-    return Row(listed.token, listed.entry, models, datas, listed.sequence)
+        return self._keeper.ask(Question("is_sealed", *self._names, header=content)).holds
