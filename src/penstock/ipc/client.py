@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock import errors, hal
 from penstock.hal.device import preferred_memory
 from penstock.ipc import wire
-from penstock.ipc.codec import Packer
+from penstock.ipc.codec import Packer, Unpacker
 from penstock.ipc.pools import PoolCopy, as_argument_copies, pool_copy_of, remote_fence
 from penstock.ipc.remote import (
     Channel,
@@ -22,16 +22,14 @@ from penstock.ipc.remote import (
     ask,
     copied_for,
     execute,
+    malformed,
     recording_copies,
     reply_in,
-    senseless,
 )
 from penstock.ipc.ring_client import Pace
 from penstock.ipc.ring_pool import RingBurst, Rings
 from penstock.ipc.system import may_shrink
 from penstock.ir import Model
-
-M = TypeVar("M", bound=hal.Burst | hal.ReusableExecution)
 
 MOST_CHARACTERS: Final = 1024
 """Most characters of a device's name, or its version."""
@@ -77,26 +75,21 @@ class RemoteDevice(Described):
 
     def __init__(self, channel: Channel, deadline_ns: int | None = None) -> None:
         """Requests the device's properties, by the deadline."""
-        self._channel = channel
+        self.channel = channel
         self._closed = False
         self._rings = Rings(channel)
         self._description = ask(
             channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description, deadline_ns
-        )[0]
+        )
         can = self.capabilities
         extensions = (extension.name for extension in can.extensions)
         names = (*can.families, *can.memory_kinds, *can.performance, *extensions)
-        told_as = (
-            ("name", self.name),
-            ("version", self.version),
-            *(("capability", n) for n in names),
-        )
-        for what, told in told_as:
-            if not told.isprintable() or len(told) > MOST_CHARACTERS:
+        given = [("name", self.name), ("version", self.version)]
+        for what, text in (*given, *(("capability", name) for name in names)):
+            if not text.isprintable() or len(text) > MOST_CHARACTERS:
                 raise errors.GeneralFailure(
                     f"a device's {what} is up to {MOST_CHARACTERS} characters that can be printed, "
-                    "not "
-                    f"{told[:MOST_CHARACTERS]!r}"
+                    f"not {text[:MOST_CHARACTERS]!r}"
                 )
         channel.prefer(preferred_memory(self))
 
@@ -104,44 +97,39 @@ class RemoteDevice(Described):
     def description(self) -> wire.Description:
         return self._description
 
-    @property
-    def channel(self) -> Channel:
-        """The channel that carries its calls."""
-        return self._channel
-
     def check(self) -> str | None:
-        return ask(self._channel, lambda _: wire.Check(), wire.Reason)[0].reason
+        return ask(self.channel, lambda _: wire.Check(), wire.Reason).reason
 
     def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         def call(pack: Packer) -> wire.Call:
             return wire.SupportedOperations(_model(pack, model))
 
-        return list(ask(self._channel, call, wire.Supports)[0].answers)
+        return list(ask(self.channel, call, wire.Supports).answers)
 
     def cache_files_needed(self) -> tuple[int, int]:
-        reply = ask(self._channel, lambda _: wire.CacheFilesNeeded(), wire.CacheFiles)[0]
+        reply = ask(self.channel, lambda _: wire.CacheFilesNeeded(), wire.CacheFiles)
         return reply.model, reply.data
 
     def prepare_model(self, model: Model, config: hal.PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.Prepare(_model(pack, model), pack.prepare_config(config))
 
-        made = ask(self._channel, call, wire.Made, may_end_early=True)[0]
-        return RemotePreparedModel(self._channel, made, self._rings)
+        made = ask(self.channel, call, wire.Made, may_end_early=True)
+        return RemotePreparedModel(self.channel, made, self._rings)
 
     def prepare_model_from_cache(self, config: hal.PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.PrepareFromCache(pack.prepare_config(config))
 
-        made = ask(self._channel, call, wire.Made, may_end_early=True)[0]
-        return RemotePreparedModel(self._channel, made, self._rings)
+        made = ask(self.channel, call, wire.Made, may_end_early=True)
+        return RemotePreparedModel(self.channel, made, self._rings)
 
     def allocate(
         self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
     ) -> tuple[int, hal.Buffer]:
         forms = tuple(self._role(role) for role in roles)
-        reply = ask(self._channel, lambda _: wire.Allocate(desc, forms), wire.Allocated)[0]
-        return reply.token, RemoteBuffer(self._channel, wire.Made(reply.buffer))
+        reply = ask(self.channel, lambda _: wire.Allocate(desc, forms), wire.Allocated)
+        return reply.token, RemoteBuffer(self.channel, wire.Made(reply.buffer))
 
     def trim(self) -> None:
         """Releases resources kept for later runs; every object on the device stays usable."""
@@ -152,11 +140,11 @@ class RemoteDevice(Described):
         if not self._closed:
             self._closed = True
             self._rings.close()
-            ask(self._channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
+            ask(self.channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
 
     def _role(self, role: hal.BufferRole) -> wire.RoleForm:
         prepared = role.prepared
-        if not isinstance(prepared, RemotePreparedModel) or prepared.channel is not self._channel:
+        if not isinstance(prepared, RemotePreparedModel) or prepared.channel is not self.channel:
             raise errors.InvalidArgument("a role names a prepared model of another device")
         return wire.RoleForm(prepared.number, role.kind, role.index, role.frequency)
 
@@ -174,11 +162,9 @@ class RemotePreparedModel(RemoteObject):
     def cache_report(self) -> hal.CacheReport:
         """State of its cache files so far. The last report is kept here."""
         if self._report.later and self._close.alive:
-            try:
-                told = ask(self.channel, lambda _: wire.Report(self.number), wire.Reported)[0]
-            except errors.PenstockError:
-                return self._report
-            self._report = told.cache
+            with suppress(errors.PenstockError):
+                call = wire.Report(self.number)
+                self._report = ask(self.channel, lambda _: call, wire.Reported).cache
         return self._report
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
@@ -201,35 +187,28 @@ class RemotePreparedModel(RemoteObject):
         config: hal.ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> hal.Fence:
-        carried = copied_for(self.channel, request)
+        copied = copied_for(self.channel, request)
 
         def call(pack: Packer) -> wire.Call:
-            return wire.ExecuteFenced(
-                self.number,
-                pack.request(carried.request),
-                tuple(map(pack.handle, wait_for)),
-                config,
-                timeout_after_fence_ns,
-            )
+            form, fences = pack.request(copied.request), tuple(map(pack.handle, wait_for))
+            return wire.ExecuteFenced(self.number, form, fences, config, timeout_after_fence_ns)
 
         with ExitStack() as undone:
-            undone.enter_context(carried)
-            undone.enter_context(recording_copies(carried, request))
-            reply, take = ask(self.channel, call, wire.Fenced)
+            undone.enter_context(copied)
+            undone.enter_context(recording_copies(copied, request))
+            answer = answer_to(self.channel, call)
+            reply = reply_in(answer, wire.Fenced)
             try:
-                fence: hal.Fence = take.fence(reply.fence)
+                fence: hal.Fence = Unpacker(answer.handles).fence(reply.fence)
             except errors.WireError as error:
-                raise senseless(error) from error
+                raise malformed(error) from error
             undone.pop_all()
-        return remote_fence(fence, carried, request)
+        return remote_fence(fence, copied, request)
 
     def configure_burst(self, deadline_ns: int | None = None) -> hal.Burst:
         """A burst with its own ring if the channel shows the process's end and there is room."""
-
-        def call(_: Packer) -> wire.Call:
-            return wire.ConfigureBurst(self.number)
-
-        made = ask(self.channel, call, wire.Made, deadline_ns)[0]
+        call = wire.ConfigureBurst(self.number)
+        made = ask(self.channel, lambda _: call, wire.Made, deadline_ns)
         burst = RemoteBurst(self.channel, made, self.pace)
         with suppress(errors.ResourceExhaustedTransient):
             ring = self._rings.open(deadline_ns)
@@ -240,24 +219,23 @@ class RemotePreparedModel(RemoteObject):
     def create_reusable_execution(
         self, request: hal.Request, deadline_ns: int | None = None
     ) -> hal.ReusableExecution:
-        copied = self.channel.copies_arrays and any(
+        copies_arrays = self.channel.copies_arrays and any(
             isinstance(a, hal.HostMemory) for a in (*request.inputs, *request.outputs)
         )
-        # Nothing was written yet, so nothing may be copied back.
-        sent = (
-            replace(request, outputs=tuple(map(_stand_in, request.outputs))) if copied else request
-        )
-        with copied_for(self.channel, sent) as carried:
-            copied = copied or not carried.is_plain
+        sent = request
+        if copies_arrays:
+            # Nothing was written yet, so nothing may be copied back.
+            sent = replace(request, outputs=tuple(map(_stand_in, request.outputs)))
 
-            def call(pack: Packer) -> wire.Call:
-                return wire.CreateReusableExecution(self.number, pack.request(carried.request))
+        def call(pack: Packer) -> wire.Call:
+            return wire.CreateReusableExecution(self.number, pack.request(copied.request))
 
-            with recording_copies(carried, sent):
-                answer = answer_to(self.channel, call, deadline_ns)
-                made = reply_in(answer, wire.Made)
-            copies = (*carried.copies, *as_argument_copies(answer.copies, sent))
-        return RemoteExecution(self.channel, made, self, request if copied else None, copies)
+        with copied_for(self.channel, sent) as copied, recording_copies(copied, sent):
+            answer = answer_to(self.channel, call, deadline_ns)
+            made = reply_in(answer, wire.Made)
+        copies = (*copied.copies, *as_argument_copies(answer.copies, sent))
+        again = request if copies_arrays or not copied.is_plain else None
+        return RemoteExecution(self.channel, made, self, again, copies)
 
 
 class RemoteExecution(RemoteObject):
@@ -286,71 +264,7 @@ class RemoteExecution(RemoteObject):
             return hal.RemoteResult(result.output_shapes, result.timing, (*before, *copies))
 
         call = wire.Execute(self.number, None, config)
-        return ask(self.channel, lambda _: call, wire.Executed)[0].result
-
-
-class Repeating(Protocol):
-    """A prepared model whose runs are retried if its process dies."""
-
-    def current(self) -> RemotePreparedModel:
-        """The model in the running process."""
-        ...
-
-    def run(
-        self,
-        call: Callable[[RemotePreparedModel], hal.ExecutionResult],
-        request: hal.Request,
-        config: hal.ExecutionConfig,
-    ) -> hal.ExecutionResult:
-        """The result of *call*, which executes *request*, with the current model."""
-        ...
-
-
-class _Remade(Generic[M]):
-    """The result of *make* for a prepared model; made again after the model was prepared again."""
-
-    def __init__(
-        self,
-        prepared: Repeating,
-        make: Callable[[RemotePreparedModel, int | None], M],
-        name: str,
-    ) -> None:
-        self._prepared, self._make, self._name = prepared, make, name
-        self._of = prepared.current()
-        self._made: M = make(self._of, None)
-        self._closed = False
-
-    def run(
-        self,
-        execute: Callable[[M], hal.ExecutionResult],
-        request: hal.Request,
-        config: hal.ExecutionConfig,
-    ) -> hal.ExecutionResult:
-        if self._closed:
-            raise errors.ClosedError(f"a {self._name} was used after close()")
-
-        def call(remote: RemotePreparedModel) -> hal.ExecutionResult:
-            if remote is not self._of:
-                self._of, self._made = remote, self._make(remote, config.deadline_ns)
-            return execute(self._made)
-
-        return self._prepared.run(call, request, config)
-
-    def close(self) -> None:
-        self._closed = True
-        self._made.close()
-
-
-class RemadeBurst(_Remade[hal.Burst]):
-    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
-        return self.run(lambda burst: burst.execute(request, config), request, config)
-
-
-class RemadeExecution(_Remade[hal.ReusableExecution]):
-    request: hal.Request
-
-    def execute(self, config: hal.ExecutionConfig) -> hal.ExecutionResult:
-        return self.run(lambda execution: execution.execute(config), self.request, config)
+        return ask(self.channel, lambda _: call, wire.Executed).result
 
 
 class RemoteBuffer(RemoteObject):
@@ -366,33 +280,29 @@ class RemoteBuffer(RemoteObject):
         return self.channel.copies_arrays and may_shrink(memory)
 
     def copy_to(self, destination: hal.Memory) -> None:
-        with self._pool_copy(destination) as twin:
-            given = destination if twin is None else twin.given
+        with self._mappable(destination) as (given, copy):
             ask(self.channel, lambda p: wire.CopyTo(self.number, p.memory(given)), wire.Done)
-            if twin is not None and twin.writable:
-                twin.empty()
+            if copy is not None and copy.writable:
+                copy.empty()
 
     def copy_from(self, source: hal.Memory, dimensions: tuple[int, ...]) -> None:
-        with self._pool_copy(source) as twin:
-            given = source
-            if twin is not None:
-                twin.fill()
-                given = twin.given
+        def call(pack: Packer) -> wire.Call:
+            return wire.CopyFrom(self.number, pack.memory(given), dimensions)
 
-            def call(pack: Packer) -> wire.Call:
-                return wire.CopyFrom(self.number, pack.memory(given), dimensions)
-
+        with self._mappable(source) as (given, copy):
+            if copy is not None:
+                copy.fill()
             ask(self.channel, call, wire.Done)
 
     @contextmanager
-    def _pool_copy(self, memory: hal.Memory) -> Iterator[PoolCopy | None]:
-        """A copy of *memory*, if another process would not map it."""
-        twin = pool_copy_of(memory) if self.channel.copies_arrays else None
-        if twin is None:
-            yield None
+    def _mappable(self, memory: hal.Memory) -> Iterator[tuple[hal.Memory, PoolCopy | None]]:
+        """*memory*, or an empty copy of it if another process would not map it."""
+        copy = pool_copy_of(memory) if self.channel.copies_arrays else None
+        if copy is None:
+            yield memory, None
             return
-        with closing(twin):
-            yield twin
+        with closing(copy):
+            yield copy.given, copy
 
 
 def _stand_in(argument: hal.RequestArgument) -> hal.RequestArgument:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from penstock import errors, hal
 from penstock.ipc import wire
-from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
+from penstock.ipc.codec import Frame, Packer, decode_reply, error_of
 from penstock.ipc.pools import CopiedRequest, as_argument_copies
 from penstock.ipc.ring_client import Pace
 from penstock.ipc.shared_arrays import ALIGNMENT
 from penstock.ipc.system import may_shrink
-
-if TYPE_CHECKING:
-    from penstock.ipc.ring import Layout
 
 R = TypeVar("R", bound=wire.Reply)
 
@@ -83,52 +80,21 @@ class RemoteObject:
     def close(self) -> None:
         """Closes the object. A second call does nothing."""
         if self._close.detach() is not None:
-            _close(self.channel, self._number)
+            # A device whose process has ended has closed it.
+            with suppress(errors.PenstockError):
+                ask(self.channel, lambda _: wire.Close(self._number), wire.Done)
 
     def forget(self) -> None:
         """Closes it without waiting: the next message carries the request."""
         self._close()
 
 
-class RemoteRing(RemoteObject):
-    """A ring, on the device's side."""
-
-
-class RemotePool(RemoteObject):
-    """A memory that is shared with the device's side."""
-
-
-def open_ring(
-    channel: Channel,
-    memory_fd: int,
-    to_device_fd: int,
-    to_client_fd: int,
-    layout: Layout,
-    deadline_ns: int | None = None,
-) -> RemoteRing:
-    """Opens a ring to the device behind *channel*. The caller closes the descriptors."""
-
-    def call(pack: Packer) -> wire.Call:
-        return wire.OpenRing(
-            pack.handle(Descriptor(memory_fd)),
-            pack.handle(Descriptor(to_device_fd)),
-            pack.handle(Descriptor(to_client_fd)),
-            layout.slots,
-            layout.slot_bytes,
-        )
-
-    return RemoteRing(channel, ask(channel, call, wire.Made, deadline_ns)[0])
-
-
-def lend_pool(channel: Channel, memory: hal.Memory, deadline_ns: int | None = None) -> RemotePool:
+def lend_pool(channel: Channel, memory: hal.Memory, deadline_ns: int | None = None) -> RemoteObject:
     """Shares *memory* with the device's side. Raises `InvalidArgument` if it cannot map it."""
     if channel.copies_arrays and may_shrink(memory):
-        raise errors.InvalidArgument(f"a {memory.name} memory that may shrink is not lent")
-
-    def call(pack: Packer) -> wire.Call:
-        return wire.LendPool(pack.memory(memory))
-
-    return RemotePool(channel, ask(channel, call, wire.Made, deadline_ns)[0])
+        raise errors.InvalidArgument(f"a {memory.name} memory that may shrink is not shared")
+    made = ask(channel, lambda pack: wire.LendPool(pack.memory(memory)), wire.Made, deadline_ns)
+    return RemoteObject(channel, made)
 
 
 class RemoteBurst(RemoteObject):
@@ -145,29 +111,26 @@ class RemoteBurst(RemoteObject):
 def execute(
     target: RemoteObject, request: hal.Request, config: hal.ExecutionConfig
 ) -> hal.ExecutionResult:
-    with copied_for(target.channel, request) as carried:
+    def call(pack: Packer) -> wire.Call:
+        return wire.Execute(target.number, pack.request(copied.request), config)
 
-        def call(pack: Packer) -> wire.Call:
-            form = pack.request(carried.request)
-            return wire.Execute(target.number, form, config)
-
-        with recording_copies(carried, request):
-            answer = answer_to(target.channel, call)
-            result = reply_in(answer, wire.Executed).result
-            carried.finish()
-    if not answer.copies and not carried.copies:
+    with copied_for(target.channel, request) as copied, recording_copies(copied, request):
+        answer = answer_to(target.channel, call)
+        result = reply_in(answer, wire.Executed).result
+        copied.finish()
+    if not answer.copies and not copied.copies:
         return result
-    copies = (*carried.copies, *as_argument_copies(answer.copies, request))
+    copies = (*copied.copies, *as_argument_copies(answer.copies, request))
     return hal.RemoteResult(result.output_shapes, result.timing, copies)
 
 
 @contextmanager
-def recording_copies(carried: CopiedRequest, request: hal.Request) -> Iterator[None]:
+def recording_copies(copied: CopiedRequest, request: hal.Request) -> Iterator[None]:
     """Adds to a `DriverError` of the block the copies made for *request*'s arguments so far."""
     try:
         yield
     except errors.DriverError as error:
-        error.copies = (*carried.copies, *as_argument_copies(error.copies, request))
+        error.copies = (*copied.copies, *as_argument_copies(error.copies, request))
         raise
 
 
@@ -183,18 +146,13 @@ def ask(
     deadline_ns: int | None = None,
     *,
     may_end_early: bool = False,
-) -> tuple[R, Unpacker]:
+) -> R:
     """Sends the message of *call* and returns the reply, which must be a *kind*.
 
     Raises the error of the reply. *deadline_ns* is used for a message without one; *may_end_early*
     as in `Frame`.
     """
-    answer = answer_to(channel, call, deadline_ns, may_end_early=may_end_early)
-    reply = reply_in(answer, kind)
-    try:
-        return reply, Unpacker(answer.handles)
-    except errors.WireError as error:
-        raise senseless(error) from error
+    return reply_in(answer_to(channel, call, deadline_ns, may_end_early=may_end_early), kind)
 
 
 def answer_to(
@@ -207,13 +165,10 @@ def answer_to(
     pack = Packer()
     try:
         frame = pack.frame(call(pack))
-    except errors.WireError as error:
-        raise errors.InvalidArgument(str(error)) from error
-    if may_end_early:
-        frame = frame._replace(may_end_early=True)
-    if deadline_ns is not None:
-        frame = frame._replace(deadline_ns=deadline_ns)
-    try:
+        if may_end_early:
+            frame = frame._replace(may_end_early=True)
+        if deadline_ns is not None:
+            frame = frame._replace(deadline_ns=deadline_ns)
         return channel.call(frame)
     except errors.WireError as error:
         raise errors.InvalidArgument(str(error)) from error
@@ -224,7 +179,7 @@ def reply_in(answer: Frame, kind: type[R]) -> R:
         reply: Any = decode_reply(answer.data)
         failure = error_of(reply) if isinstance(reply, wire.Failure | wire.Stopped) else None
     except errors.WireError as error:
-        raise senseless(error) from error
+        raise malformed(error) from error
     if failure is not None:
         if isinstance(failure, errors.DriverError):
             failure.copies = answer.copies
@@ -236,13 +191,5 @@ def reply_in(answer: Frame, kind: type[R]) -> R:
     return reply
 
 
-def senseless(error: errors.WireError) -> errors.GeneralFailure:
-    return errors.GeneralFailure(f"the device's reply makes no sense: {error}")
-
-
-def _close(channel: Channel, number: wire.ObjectId) -> None:
-    try:
-        ask(channel, lambda _: wire.Close(number), wire.Done)
-    except errors.PenstockError:
-        # A device whose process has ended has closed it.
-        return
+def malformed(error: errors.WireError) -> errors.GeneralFailure:
+    return errors.GeneralFailure(f"the device's reply is malformed: {error}")

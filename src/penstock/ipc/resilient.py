@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from threading import get_ident
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from msgspec.structs import replace
@@ -16,13 +16,7 @@ from penstock import errors, hal, knobs
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc import wire
 from penstock.ipc.channel import UNANSWERED, DeviceChannel, Session
-from penstock.ipc.client import (
-    Described,
-    RemadeBurst,
-    RemadeExecution,
-    RemoteDevice,
-    RemotePreparedModel,
-)
+from penstock.ipc.client import Described, RemoteDevice, RemotePreparedModel
 from penstock.ipc.crash_records import Underway
 from penstock.ipc.deadlines import current_deadline, deadline_context, halfway_to, record_restart
 from penstock.ipc.host_connection import HostConnection
@@ -67,29 +61,23 @@ class IsolatedDevice(Described):
         return self.supervisor.quarantined or self._brief("check", None, RemoteDevice.check)
 
     def supported_operations(self, model: Model) -> Sequence[hal.Support]:
-        return self._brief(
-            "supported_operations", model, lambda remote: remote.supported_operations(model)
-        )
+        return self._brief("supported_operations", model, lambda r: r.supported_operations(model))
 
     def cache_files_needed(self) -> tuple[int, int]:
         return self._brief("cache_files_needed", None, RemoteDevice.cache_files_needed)
 
     def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
-        made = self._retrying(
-            "prepare_model",
-            model,
-            lambda remote: remote.prepare_model(model, config),
-            config.deadline_ns,
-        )
+        def call(remote: RemoteDevice) -> RemotePreparedModel:
+            return remote.prepare_model(model, config)
+
+        made = self._retrying("prepare_model", model, call, config.deadline_ns)
         return IsolatedPreparedModel(self, made, model, config)
 
     def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModel:
-        made = self._retrying(
-            "prepare_model_from_cache",
-            None,
-            lambda remote: remote.prepare_model_from_cache(config),
-            config.deadline_ns,
-        )
+        def call(remote: RemoteDevice) -> RemotePreparedModel:
+            return remote.prepare_model_from_cache(config)
+
+        made = self._retrying("prepare_model_from_cache", None, call, config.deadline_ns)
         return IsolatedPreparedModel(self, made, None, config)
 
     def allocate(
@@ -126,9 +114,8 @@ class IsolatedDevice(Described):
         except errors.MissedDeadlineTransient:
             what = f"device {self.name}: {name} has not returned"
             if not is_hung:
-                raise errors.MissedDeadlineTransient(
-                    f"{what} before half of the time was over"
-                ) from None
+                told = f"{what} before half of the time was over"
+                raise errors.MissedDeadlineTransient(told) from None
             what += f" within {limit_ms / 1000:g} s, the knob driver_timeout_ms"
             self._host.kill(what)
             raise errors.DeadObject(f"{what}; its process was killed") from None
@@ -270,11 +257,6 @@ class IsolatedPreparedModel:
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         return self.run(lambda remote: remote.execute(request, config), request, config)
 
-    def _end_late_run(self, error: Exception) -> None:
-        """Kills the process if it still runs an execution that failed here with *error*."""
-        if self.ends_with_its_call and str(error) in {NOT_ANSWERED, NOT_STOPPED, UNANSWERED}:
-            self.device.abandon(str(error))
-
     def execute_fenced(
         self,
         request: hal.Request,
@@ -290,20 +272,18 @@ class IsolatedPreparedModel:
         )
         if not incidents and not copies:
             return fence
-        carried = fence if isinstance(fence, RemoteFence) else RemoteFence(fence, request)
-        carried.incidents, carried.before = incidents, copies
-        return carried
+        remote = fence if isinstance(fence, RemoteFence) else RemoteFence(fence, request)
+        remote.incidents, remote.before = incidents, copies
+        return remote
 
     def configure_burst(self) -> hal.Burst:
-        return RemadeBurst(self, RemotePreparedModel.configure_burst, "burst")
+        return _Executable(self, RemotePreparedModel.configure_burst)
 
     def create_reusable_execution(self, request: hal.Request) -> hal.ReusableExecution:
         def make(remote: RemotePreparedModel, deadline_ns: int | None) -> hal.ReusableExecution:
             return remote.create_reusable_execution(request, deadline_ns)
 
-        execution = RemadeExecution(self, make, "reusable execution")
-        execution.request = request
-        return execution
+        return _Executable(self, make, request)
 
     def close(self) -> None:
         with self._lock:
@@ -320,7 +300,10 @@ class IsolatedPreparedModel:
         try:
             result, incidents, copies = self._retrying("execute", call, request, config)
         except (errors.MissedDeadlineTransient, errors.Cancelled) as error:
-            self._end_late_run(error)
+            why = str(error)
+            if self.ends_with_its_call and why in {NOT_ANSWERED, NOT_STOPPED, UNANSWERED}:
+                # The process still executes the run.
+                self.device.abandon(why)
             raise
         self.device.supervisor.succeeded()
         if not incidents and not copies:
@@ -372,10 +355,12 @@ class IsolatedPreparedModel:
             try:
                 result = call(remote)
             except errors.DeadObject as error:
-                if not self._may_repeat(session, request, config.deadline_ns):
-                    if session.end_reason:
-                        raise errors.DeadObject(session.end_reason) from error
+                if not session.end_reason:
                     raise
+                self._count_death(session)
+                self.device.await_end(halfway_to(config.deadline_ns))
+                if names_buffers(request):
+                    raise errors.DeadObject(session.end_reason) from error
             else:
                 self._deaths = 0
                 return result, ""
@@ -403,8 +388,7 @@ class IsolatedPreparedModel:
         if self._deaths >= MOST_DEATHS_OF_A_MODEL and time.monotonic() < self._barred_until:
             raise errors.DeadObject(
                 f"the process of device {device.name} died {self._deaths} times in a row while it "
-                "ran "
-                "this model, which is not run there any more"
+                "ran this model, which is not run there any more"
             )
         remote = self.current(halfway_to(config.deadline_ns), config)
         ended = supervisor.last_end
@@ -422,16 +406,6 @@ class IsolatedPreparedModel:
             ) from error
         self._deaths = 0
         return result, f"its driver's process {ended}; it was started again, and the run repeated"
-
-    def _may_repeat(
-        self, session: Session, request: hal.Request, deadline_ns: int | None = None
-    ) -> bool:
-        """Whether the run may be retried in another process. Counts the death, if it is one."""
-        if not session.end_reason:
-            return False
-        self._count_death(session)
-        self.device.await_end(halfway_to(deadline_ns))
-        return not names_buffers(request)
 
     def _count_death(self, session: Session) -> None:
         with self._lock:
@@ -467,6 +441,44 @@ class IsolatedPreparedModel:
             return remote
         finally:
             self._lock.release()
+
+
+class _Executable:
+    """A burst, or the reusable execution of *request*, of a model.
+
+    *make* makes it, and makes it again once the model was prepared in another process.
+    """
+
+    def __init__(
+        self,
+        prepared: IsolatedPreparedModel,
+        make: Callable[[RemotePreparedModel, int | None], hal.Burst | hal.ReusableExecution],
+        request: hal.Request | None = None,
+    ) -> None:
+        self._prepared, self._make, self._request = prepared, make, request
+        self._model = prepared.current()
+        self._made: Any = make(self._model, None)
+        self._closed = False
+
+    def execute(self, *arguments: Any) -> hal.ExecutionResult:
+        """As `Burst.execute` or `ReusableExecution.execute`: the last argument is the config."""
+        if self._closed:
+            name = "burst" if self._request is None else "reusable execution"
+            raise errors.ClosedError(f"a {name} was used after close()")
+        config: hal.ExecutionConfig = arguments[-1]
+
+        def call(remote: RemotePreparedModel) -> hal.ExecutionResult:
+            if remote is not self._model:
+                self._model, self._made = remote, self._make(remote, config.deadline_ns)
+            result: hal.ExecutionResult = self._made.execute(*arguments)
+            return result
+
+        request = arguments[0] if self._request is None else self._request
+        return self._prepared.run(call, request, config)
+
+    def close(self) -> None:
+        self._closed = True
+        self._made.close()
 
 
 def names_buffers(request: hal.Request) -> bool:

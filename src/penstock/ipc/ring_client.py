@@ -77,8 +77,8 @@ class RingClient:
         to_device: Doorbell,
         to_client: Doorbell,
         life_fd: int | None,
-        spin_ns: int | None = None,
         end_reason: Callable[[], str] = str,
+        spin_ns: int | None = None,
     ) -> None:
         self._region, self._end_reason = region, end_reason
         self._to_device, self._to_client = to_device, to_client

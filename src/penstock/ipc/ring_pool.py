@@ -7,19 +7,17 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.errors import ClosedError, GeneralFailure, ResourceExhaustedTransient
 from penstock.hal import ExecutionConfig, ExecutionResult, Memory, Request
-from penstock.ipc import ring
+from penstock.ipc import ring, wire
+from penstock.ipc.codec import Descriptor, Packer
+from penstock.ipc.remote import Channel, RemoteBurst, RemoteObject, ask
 from penstock.ipc.ring import DEFAULT_LAYOUT, Doorbell, Region
 from penstock.ipc.ring_client import Pace, RingClient
 from penstock.ipc.ring_requests import BoundRequest, Ring
 from penstock.ipc.transport import close_all
-
-if TYPE_CHECKING:
-    from penstock.ipc.remote import Channel, RemoteBurst, RemoteRing
-
 
 MOST_RINGS: Final = 16
 """Most rings for executions outside bursts: as many run at a time without a message each."""
@@ -163,24 +161,24 @@ def _close_all(process: int, *rings: list[Ring]) -> None:
 
 def opened(channel: Channel, life_fd: int, deadline_ns: int | None = None) -> Ring:
     """A ring to the device behind *channel*, by the deadline. The ring owns *life_fd*."""
-    from penstock.ipc.remote import open_ring
-
     layout = DEFAULT_LAYOUT
     descriptors = [life_fd]
+
+    def call(pack: Packer) -> wire.Call:
+        passed = (fd, to_device.listen_fd, to_client.ring_fd)
+        memory, heard, rung = (pack.handle(Descriptor(each)) for each in passed)
+        return wire.OpenRing(memory, heard, rung, *layout)
+
     try:
         fd = ring.create_region(layout)
         descriptors.append(fd)
         region = Region(fd, layout)
         to_device, to_client = Doorbell.create(), Doorbell.create()
-        bells = to_device.listen_fd, to_client.ring_fd
-        remote: RemoteRing = open_ring(channel, fd, *bells, layout, deadline_ns)
+        remote = RemoteObject(channel, ask(channel, call, wire.Made, deadline_ns))
         descriptors.remove(life_fd)
     finally:
         close_all(descriptors)
-
-    client = RingClient(
-        region, to_device, to_client, life_fd, end_reason=lambda: channel.end_reason
-    )
+    client = RingClient(region, to_device, to_client, life_fd, lambda: channel.end_reason)
     return Ring(channel, client, remote)
 
 

@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from penstock import hal
 from penstock.errors import DriverError, InvalidArgument, ResourceExhaustedTransient
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import encode
+from penstock.ipc.remote import Channel, RemoteObject, lend_pool
 from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST
 from penstock.ipc.ring_client import Pace, RingClient
 from penstock.ipc.shared_arrays import LEAST_BYTES, Lent, lend
@@ -27,9 +28,6 @@ from penstock.ipc.system import may_shrink
 from penstock.ir import NDArray
 from penstock.memory import MemoryPool, pool_of
 from penstock.memory.mapping import PoolPlace
-
-if TYPE_CHECKING:
-    from penstock.ipc.remote import Channel, RemotePool, RemoteRing
 
 
 class BoundRequest:
@@ -186,7 +184,7 @@ PAGE: Final = 4096
 class _Lent(NamedTuple):
     """A memory that the device's side has as *pool*; *watch* finalizes it with the memory."""
 
-    pool: RemotePool
+    pool: RemoteObject
     watch: weakref.finalize[..., Any]
 
     def is_of(self, memory: hal.Memory) -> bool:
@@ -207,7 +205,7 @@ class Ring:
     it.
     """
 
-    def __init__(self, channel: Channel, client: RingClient, remote: RemoteRing) -> None:
+    def __init__(self, channel: Channel, client: RingClient, remote: RemoteObject) -> None:
         self._channel, self._client, self._remote = channel, client, remote
         self._bound: OrderedDict[Any, BoundRequest] = OrderedDict()
         self._latest: dict[int, BoundRequest] = {}
@@ -368,8 +366,6 @@ class Ring:
         """The number of *memory* on the device's side. Shares the memory first if necessary."""
         known = self._pools.get(id(memory))
         if known is None or not known.is_of(memory):
-            from penstock.ipc.remote import lend_pool
-
             pool = lend_pool(self._channel, memory, deadline_ns)
             watch = weakref.finalize(memory, _ended, self._gone, id(memory), pool.forget)
             watch.atexit = False
