@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.blobcache.files import OsFiles
+from penstock.blobcache.files import Clock, Files
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-class ManualClock:
+class ManualClock(Clock):
     """Time that passes when a test says so; what is due then runs in the test's thread."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Crash(BaseException):
     """The process has died here: nothing that follows has an effect."""
 
 
-class FaultyFiles(OsFiles):
+class FaultyFiles(Files):
     """The system's files, of which one operation fails: the one numbered *fail_at*, with *error*.
 
     With a `Crash` all that follow fail as well. *short* writes one byte at a time.
@@ -88,27 +88,25 @@ class FaultyFiles(OsFiles):
         return fd
 
     def open_read(self, path: Path) -> int:
-        return self._do("open_read", lambda: self._opened(OsFiles.open_read(self, path)))
+        return self._do("open_read", lambda: self._opened(Files.open_read(self, path)))
 
     def open_new(self, path: Path) -> int:
-        return self._do("open_new", lambda: self._opened(OsFiles.open_new(self, path)))
+        return self._do("open_new", lambda: self._opened(Files.open_new(self, path)))
 
     def open_lock(self, path: Path) -> int:
-        return self._do("open_lock", lambda: self._opened(OsFiles.open_lock(self, path)))
+        return self._do("open_lock", lambda: self._opened(Files.open_lock(self, path)))
 
     def size(self, fd: int) -> int:
-        return self._do("size", lambda: OsFiles.size(self, fd))
+        return self._do("size", lambda: Files.size(self, fd))
 
     def read(self, fd: int, size: int) -> bytes:
-        return self._do(
-            "read", lambda: OsFiles.read(self, fd, min(size, 7) if self.short else size)
-        )
+        return self._do("read", lambda: Files.read(self, fd, min(size, 7) if self.short else size))
 
     def write(self, fd: int, data: memoryview) -> int:
-        return self._do("write", lambda: OsFiles.write(self, fd, data[:1] if self.short else data))
+        return self._do("write", lambda: Files.write(self, fd, data[:1] if self.short else data))
 
     def sync(self, fd: int) -> None:
-        self._do("sync", lambda: OsFiles.sync(self, fd))
+        self._do("sync", lambda: Files.sync(self, fd))
 
     def close(self, fd: int) -> None:
         try:
@@ -120,25 +118,25 @@ class FaultyFiles(OsFiles):
 
     def _close(self, fd: int) -> None:
         self.open.remove(fd)
-        OsFiles.close(self, fd)
+        Files.close(self, fd)
 
     def replace(self, source: Path, target: Path) -> None:
-        self._do("replace", lambda: OsFiles.replace(self, source, target))
+        self._do("replace", lambda: Files.replace(self, source, target))
 
     def unlink(self, path: Path) -> None:
-        self._do("unlink", lambda: OsFiles.unlink(self, path))
+        self._do("unlink", lambda: Files.unlink(self, path))
 
     def sync_directory(self, path: Path) -> None:
-        self._do("sync_directory", lambda: OsFiles.sync_directory(self, path))
+        self._do("sync_directory", lambda: Files.sync_directory(self, path))
 
     def try_lock(self, fd: int) -> bool:
-        return self._do("try_lock", lambda: OsFiles.try_lock(self, fd))
+        return self._do("try_lock", lambda: Files.try_lock(self, fd))
 
     def is_current(self, fd: int, path: Path) -> bool:
-        return self._do("is_current", lambda: OsFiles.is_current(self, fd, path))
+        return self._do("is_current", lambda: Files.is_current(self, fd, path))
 
     def unlock(self, fd: int) -> None:
-        self._do("unlock", lambda: OsFiles.unlock(self, fd))
+        self._do("unlock", lambda: Files.unlock(self, fd))
 
 
 @dataclass
@@ -159,7 +157,7 @@ class Inode:
 
 
 @dataclass
-class Disk:
+class Disk(Files):
     """Files in memory with a cache that loses power: after operation *die_at* nothing is done any
     more.
     """

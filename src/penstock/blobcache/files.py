@@ -17,35 +17,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 
-class Clock(Protocol):
-    """A clock: seconds, waiting, and timers."""
+class Clock:
+    """The system's clock. Threads that wait do not keep the process alive. Tests override it."""
 
     def now(self) -> float:
         """Seconds on a monotonic clock."""
+        return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Returns after that long."""
+        time.sleep(seconds)
 
     def after(self, seconds: float, action: Callable[[], object]) -> Callable[[], None]:
         """Calls *action* after that many seconds in another thread, unless it is cancelled.
 
         Calling the result cancels it. Raises `RuntimeError` if no thread can be started.
         """
-
-
-class SystemClock:
-    """`Clock` of the operating system. Threads that wait do not keep the process alive."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def after(self, seconds: float, action: Callable[[], object]) -> Callable[[], None]:
         timer = threading.Timer(seconds, action)
         timer.name, timer.daemon = "penstock-blobcache", True
         timer.start()
@@ -60,89 +50,53 @@ else:
 _OWNER_ONLY: Final = 0o600
 
 
-class Files(Protocol):
-    """Operations on files. They raise `OSError`. Child processes do not inherit descriptors."""
+class Files:
+    """The system's operations on files, which raise `OSError`. Tests override them.
+
+    Child processes do not inherit descriptors.
+    """
 
     def open_read(self, path: Path) -> int:
         """A descriptor for reading an existing regular file; a symbolic link is not followed."""
-
-    def open_new(self, path: Path) -> int:
-        """A descriptor for writing a file that did not exist, with mode 0600."""
-
-    def open_lock(self, path: Path) -> int:
-        """A descriptor to lock; a missing file is created with mode 0600."""
-
-    def size(self, fd: int) -> int:
-        """Bytes in a regular file."""
-
-    def read(self, fd: int, size: int) -> bytes:
-        """Reads at most *size* bytes from the end of the last read on; empty at the end."""
-
-    def write(self, fd: int, data: memoryview) -> int:
-        """Writes a first part of *data*. Returns its size."""
-
-    def sync(self, fd: int) -> None:
-        """Returns once the written data survives a loss of power."""
-
-    def close(self, fd: int) -> None:
-        """Closes a descriptor. It is closed even if this raises."""
-
-    def replace(self, source: Path, target: Path) -> None:
-        """Renames *source* to *target* atomically, and replaces the file there."""
-
-    def unlink(self, path: Path) -> None:
-        """Removes a file's name."""
-
-    def sync_directory(self, path: Path) -> None:
-        """Returns once the names in a directory survive a loss of power."""
-
-    def try_lock(self, fd: int) -> bool:
-        """Locks the file of `open_lock` exclusively.
-
-        Returns False if another opening has the lock.
-        """
-
-    def is_current(self, fd: int, path: Path) -> bool:
-        """Whether *path* still names the file that *fd* has open."""
-
-    def unlock(self, fd: int) -> None:
-        """Releases a lock. The system releases that of a process that dies."""
-
-
-class OsFiles:
-    """`Files` of the operating system."""
-
-    def open_read(self, path: Path) -> int:
         return _open(path, os.O_RDONLY)
 
     def open_new(self, path: Path) -> int:
+        """A descriptor for writing a file that did not exist, with mode 0600."""
         return _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def open_lock(self, path: Path) -> int:
+        """A descriptor to lock; a missing file is created with mode 0600."""
         return _open(path, os.O_RDWR | os.O_CREAT)
 
     def size(self, fd: int) -> int:
+        """Bytes in a regular file."""
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
         return found.st_size
 
     def read(self, fd: int, size: int) -> bytes:
+        """Reads at most *size* bytes from the end of the last read on; empty at the end."""
         return os.read(fd, size)
 
     def write(self, fd: int, data: memoryview) -> int:
+        """Writes a first part of *data*. Returns its size."""
         return os.write(fd, data)
 
     def sync(self, fd: int) -> None:
+        """Returns once the written data survives a loss of power."""
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
+        """Closes a descriptor. It is closed even if this raises."""
         os.close(fd)
 
     def unlink(self, path: Path) -> None:
+        """Removes a file's name."""
         path.unlink()
 
     def is_current(self, fd: int, path: Path) -> bool:
+        """Whether *path* still names the file that *fd* has open."""
         try:
             return os.path.samestat(os.fstat(fd), path.stat(follow_symlinks=False))
         except FileNotFoundError:

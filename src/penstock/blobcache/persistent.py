@@ -14,7 +14,7 @@ from typing import Final, Self, TypeVar
 from penstock.arguments import path_of
 from penstock.blobcache import flat
 from penstock.blobcache.cache import BlobCache, Buffer, fill, fill_allocated
-from penstock.blobcache.files import Clock, Files, OsFiles, Store, SystemClock
+from penstock.blobcache.files import Clock, Files, Store
 from penstock.blobcache.flat import MalformedBlobs, Version
 from penstock.blobcache.policy import Limits, Policy, Select
 from penstock.errors import StateError
@@ -83,7 +83,7 @@ class PersistentBlobCache:
         files: Files | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._files, self._clock = files or OsFiles(), clock or SystemClock()
+        self._files, self._clock = files or Files(), clock or Clock()
         self._version, self._seed = version or Version(), seed
         self._save_delay, self._lock_timeout = save_delay, lock_timeout
         self._problem = ""

@@ -15,21 +15,13 @@ from typing import Final
 from penstock import knobs
 from penstock.errors import DeviceUnavailable, InputError, WireError
 from penstock.hal.fence import remaining_seconds
+from penstock.ipc import system
 from penstock.ipc.channel import Session
 from penstock.ipc.crash_records import how_ended, tail
 from penstock.ipc.deadlines import StoppedProcess
 from penstock.ipc.host.heartbeat import HeartbeatView
 from penstock.ipc.host_sockets import Place
 from penstock.ipc.starting import Started, connect
-from penstock.ipc.system import (
-    LINUX_ONLY,
-    PatientThread,
-    event,
-    is_stopped,
-    kill_process,
-    signal_event,
-    start_thread,
-)
 from penstock.ipc.transport import close_all
 from penstock.logs import Log, printable
 
@@ -64,23 +56,22 @@ class HostConnection:
         self._condemned = ""
         try:
             self._heartbeat = HeartbeatView(self._started.page)
-            self._wake = event()
+            self._wake = system.event()
         except (WireError, OSError) as error:
             self._refuse()
-            raise DeviceUnavailable(
-                f"driver {place.name}: its process does not answer as one: {error}"
-            ) from error
+            message = f"driver {place.name}: its process is no host process: {error}"
+            raise DeviceUnavailable(message) from error
         self._written = 0
         self._rest = b""
         self._lock = threading.Lock()
         pidfd = self._started.pidfd
         self.session = Session(
             self._started.connection,
-            lambda: signal_event(self._wake),
+            lambda: system.signal_event(self._wake),
             pidfd if pidfd >= 0 else None,
             self._watching if pidfd >= 0 else None,
         )
-        self._watcher = PatientThread(self._watch, name=f"penstock-watch-{place.name}")
+        self._watcher = system.PatientThread(self._watch, name=f"penstock-watch-{place.name}")
         try:
             self._watcher.start_within()
         except RuntimeError as error:
@@ -110,12 +101,10 @@ class HostConnection:
         return tail(self._started.output)
 
     def close(self) -> None:
-        """Disconnects from the host.
-
-        In a child of `fork` it only closes. A second call does nothing.
-        """
+        """Disconnects; a second call does nothing. A child of `fork` only closes descriptors."""
         if os.getpid() != self._process:
-            self._leave()
+            self.session.leave()
+            close_all([*self._descriptors, self._wake])
             return
         with self._lock:
             if self._closing:
@@ -148,52 +137,55 @@ class HostConnection:
         A process that may not be a host keeps running; only this connection ends.
         """
         self._condemned = why
-        self.session.end(f"the process of driver {self.place.name} ({self.pid}) was killed: {why}")
+        self.session.end(f"{self._name} was killed: {why}")
+        self._kill()
+
+    @property
+    def _name(self) -> str:
+        return f"the process of driver {self.place.name} ({self.pid})"
+
+    @property
+    def _descriptors(self) -> list[int]:
+        return [self._started.pidfd, self._started.page, self._started.output]
+
+    def _kill(self) -> None:
         if self._started.pidfd >= 0:
             with contextlib.suppress(OSError):
-                kill_process(self._started.pidfd)
+                system.kill_process(self._started.pidfd)
 
     def _refuse(self) -> None:
         """Disconnects from a host that cannot be watched."""
-        started = self._started
-        started.connection.close()
-        if started.child:
-            with contextlib.suppress(OSError):
-                kill_process(started.pidfd)
+        self._started.connection.close()
+        if self._started.child:
+            self._kill()
             self._wait_for_end(END_SECONDS)
             self._reap()
-        close_all([started.pidfd, started.page, started.output])
+        close_all(self._descriptors)
 
     def _watching(self, deadline_ns: int) -> StoppedProcess:
-        who = f"the process of driver {self.place.name} ({self.pid})"
-        limit_ns = int(self._limit * 1e9)
-        return StoppedProcess(partial(is_stopped, self.pid), who, limit_ns, deadline_ns)
-
-    def _leave(self) -> None:
-        self.session.leave()
-        started = self._started
-        close_all([started.pidfd, started.page, started.output, self._wake])
+        is_stopped, limit_ns = partial(system.is_stopped, self.pid), int(self._limit * 1e9)
+        return StoppedProcess(is_stopped, self._name, limit_ns, deadline_ns)
 
     def _release(self) -> None:
-        started = self._started
-        if started.child:
+        if self._started.child:
             beats = self._heartbeat.read()
             if not self._wait_for_end(END_SECONDS) and self._heartbeat.read() == beats:
                 # It serves no other client either: a host in use keeps its heartbeat.
-                with contextlib.suppress(OSError):
-                    kill_process(started.pidfd)
+                self._kill()
                 self._wait_for_end(END_SECONDS)
             self._reap()
             if not self._reaped:
-                self._reap_later()
+                # It has other clients, or ends slowly: no zombie stays.
+                with contextlib.suppress(RuntimeError, MemoryError):
+                    system.start_thread(_reap_at_end, self._started.broker)
         self._drain(last=True)
         self.session.close(partial(os.close, self._wake))
         self._heartbeat.close()
-        close_all([started.pidfd, started.page, started.output])
+        close_all(self._descriptors)
 
     def _watch(self) -> None:
         if sys.platform == "win32":
-            raise OSError(LINUX_ONLY)
+            raise OSError(system.LINUX_ONLY)
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if self._started.pidfd >= 0:
@@ -216,37 +208,31 @@ class HostConnection:
             # This process may itself have been stopped, and missed heartbeats.
             silent += min(now - before, 4 * LOOK_SECONDS)
             before = now
-            if (told := self._heartbeat.read()) != beats:
-                beats, silent = told, 0.0
+            if (latest := self._heartbeat.read()) != beats:
+                beats, silent = latest, 0.0
             elif silent > (limit := self._patience()):
                 self._over(self._killed(f"hung: no sign of life for {limit:g} s"))
                 return
             self.session.flush(time.monotonic_ns())
 
     def _patience(self) -> float:
-        """Seconds without a heartbeat after which a host counts as hung.
-
-        Ignores invalid settings.
-        """
+        """Seconds without a heartbeat after which a host counts as hung."""
         try:
             self._limit = knobs.driver_timeout_ms() / 1000
         except InputError:
-            log.debug("settings that cannot be read: %s s of silence stay the limit", self._limit)
+            log.debug("invalid settings: the heartbeat's limit stays at %s s", self._limit)
         return self._limit
 
     def _over(self, how: str) -> None:
         self._drain(last=True)
-        told = f"the process of driver {self.place.name} ({self.pid}) {how}"
-        self.session.end(told, certain=True)
+        self.session.end(f"{self._name} {how}", certain=True)
         self._ended(self, how)
 
     def _killed(self, why: str) -> str:
         """Ends an unusable host."""
-        if self._started.pidfd >= 0:
-            with contextlib.suppress(OSError):
-                kill_process(self._started.pidfd)
-            if self._started.child and self._wait_for_end(END_SECONDS):
-                self._reap()
+        self._kill()
+        if self._started.child and self._wait_for_end(END_SECONDS):
+            self._reap()
         return f"was killed: {why}"
 
     def _how_it_ended(self) -> str:
@@ -255,11 +241,7 @@ class HostConnection:
         return f"was killed: {self._condemned}" if self._condemned else how_ended(status)
 
     def _wait_for_end(self, seconds: float) -> bool:
-        if self._started.pidfd < 0 or sys.platform == "win32":
-            return False
-        poll = select.poll()
-        poll.register(self._started.pidfd, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        return self._started.pidfd >= 0 and system.wait_for_end(self._started.pidfd, seconds)
 
     def _reap(self) -> int | None:
         if sys.platform == "win32":
@@ -271,14 +253,6 @@ class HostConnection:
             return None
         self._reaped = bool(pid)
         return status if pid else None
-
-    def _reap_later(self) -> None:
-        """Collects the process later, since it has other clients or ends slowly.
-
-        No zombie stays.
-        """
-        with contextlib.suppress(RuntimeError, MemoryError):
-            start_thread(_reap_at_end, self._started.broker)
 
     def _drain(self, *, last: bool = False) -> None:
         """Logs the host's new output, line by line."""
@@ -296,19 +270,19 @@ class HostConnection:
                 break
             self._written += len(content)
             *lines, self._rest = (self._rest + content).split(b"\n")
-            for line in lines:
-                self._say(line)
             if len(self._rest) > LINE_BYTES:
-                self._say(self._rest)
+                lines.append(self._rest)
                 self._rest = b""
-        if last and self._rest:
-            self._say(self._rest)
+            self._log(lines)
+        if last:
+            self._log([self._rest])
             self._rest = b""
 
-    def _say(self, line: bytes) -> None:
-        text = printable(line.strip(b"\0\r")[:LINE_BYTES].decode("utf-8", "replace"))
-        if text:
-            log.info("%s (%d): %s", self.place.name, self.pid, text)
+    def _log(self, lines: list[bytes]) -> None:
+        for line in lines:
+            text = printable(line.strip(b"\0\r")[:LINE_BYTES].decode("utf-8", "replace"))
+            if text:
+                log.info("%s (%d): %s", self.place.name, self.pid, text)
 
 
 def _reap_at_end(pid: int) -> None:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from penstock import errors, knobs
 from penstock.hal.loading import MAX_DEVICES
-from penstock.ipc import wire
+from penstock.ipc import host_sockets, system, wire
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.crash_records import how_ended, tail, wrote_last
 from penstock.ipc.host.broker import PARTING_SECONDS
@@ -26,18 +26,7 @@ from penstock.ipc.host_sockets import (
     services,
     socket_directory,
 )
-from penstock.ipc.system import (
-    LINUX_ONLY,
-    command_of,
-    descendants_of,
-    is_memory,
-    is_stopped,
-    kill_process,
-    memory_file,
-    open_process,
-    peer,
-    wait_for_end,
-)
+from penstock.ipc.system import LINUX_ONLY, peer
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.logs import Log, printable
 
@@ -59,20 +48,14 @@ HOST: Final = ("-P", "-m", "penstock.ipc.host")
 ALONE: Final = (*HOST, "--alone")
 """Serves only its first client."""
 
+KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "OMP_", "OPENBLAS_", "MKL_")
 KEPT: Final = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "LANG",
+    *host_sockets.KEPT,
     "LANGUAGE",
-    "TZ",
     "TMPDIR",
-    "LD_LIBRARY_PATH",
     "PYTHONDONTWRITEBYTECODE",
     "PYTHONPYCACHEPREFIX",
 )
-KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "OMP_", "OPENBLAS_", "MKL_")
 """The variables that a host inherits: settings of Penstock and numerical libraries, places."""
 
 
@@ -99,9 +82,9 @@ class _Silent(Exception):
 class Started(NamedTuple):
     """A connection to a host that accepted this client.
 
-    *pid* is the driver's process as the host reports it, *broker* its parent. *child* is whether
-    the broker is this process's child. *pidfd* refers to the broker if that is certain. *page* is
-    the heartbeat's page, *output* the output file.
+    *pid* is the driver's process as the host reports it, *broker* its parent, *child* whether that
+    is this process's child. *pidfd* refers to the broker if it is certain. *page* is the
+    heartbeat's page, *output* the output file.
     """
 
     connection: Connection
@@ -122,15 +105,9 @@ def unavailable() -> str | None:
             "drivers in processes of their own need memory descriptors and process descriptors, "
             "which only Linux has"
         )
-    missing = [
-        name
-        for name in ("memfd_create", "pidfd_open", "posix_spawn", "eventfd")
-        if not hasattr(os, name)
-    ]
-    if missing:
-        return (
-            f"drivers in processes of their own need {', '.join(missing)} of the operating system"
-        )
+    needed = ("memfd_create", "pidfd_open", "posix_spawn", "eventfd")
+    if missing := [name for name in needed if not hasattr(os, name)]:
+        return f"drivers in processes of their own need {', '.join(missing)} of the system"
     return None
 
 
@@ -174,6 +151,7 @@ def connect(place: Place) -> Started:
 
 
 def _connected(place: Place, found: SocketDirectory | None) -> Started:
+    """As `connect`, over the sockets of the directory *found*."""
     settings = environment()
     name = address_of(place, settings)
     last = ""
@@ -189,14 +167,10 @@ def _connected(place: Place, found: SocketDirectory | None) -> Started:
                 # whose socket no other client can find.
                 found = None
                 continue
-            told = (
-                f"{errors.NO_DESCRIPTOR_LEFT} ({error})"
-                if error.errno in errors.NO_DESCRIPTOR
-                else error
-            )
-            raise NotStarted(
-                f"driver {place.name}: no process for it: {told}", died=False
-            ) from error
+            lacks = error.errno in errors.NO_DESCRIPTOR
+            why = f"{errors.NO_DESCRIPTOR_LEFT} ({error})" if lacks else error
+            message = f"driver {place.name}: no process for it: {why}"
+            raise NotStarted(message, died=False) from error
         try:
             started = _enter(sock, place, pid, knobs.driver_timeout_ms() / 1000)
             if started.pidfd >= 0 or found is None:
@@ -209,17 +183,16 @@ def _connected(place: Place, found: SocketDirectory | None) -> Started:
         except EOFError as error:
             last = str(error)
             if pid is not None:
-                _end_child(pid)
-                how, wrote = how_ended(_reap(pid)), _tail(output)
-                told = f"driver {place.name}: its process {how} before it took a client on"
-                raise NotStarted(told + wrote_last(wrote), wrote) from None
+                how = how_ended(_end_child(pid))
+                wrote = tail(output).strip()
+                message = f"driver {place.name}: its process {how} before it accepted a client"
+                raise NotStarted(message + wrote_last(wrote), wrote) from None
         except errors.DeviceUnavailable as error:
             died = not isinstance(error, NotStarted) or error.died
-            raise NotStarted(str(error), _tail(output), died=died) from error
+            raise NotStarted(str(error), tail(output).strip(), died=died) from error
         finally:
-            if output >= 0:
-                os.close(output)
-    raise errors.DeviceUnavailable(f"driver {place.name}: no process took this client on: {last}")
+            close_all([output])
+    raise errors.DeviceUnavailable(f"driver {place.name}: no process accepted this client: {last}")
 
 
 def _served(place: Place, path: str) -> Started:
@@ -227,8 +200,8 @@ def _served(place: Place, path: str) -> Started:
     try:
         return _enter(connect_service(place.name, path), place, None)
     except EOFError as error:
-        told = f"driver {place.name}: its service at {path} takes no client on: {error}"
-        raise NotStarted(told, died=False) from None
+        message = f"driver {place.name}: its service at {path} accepts no client: {error}"
+        raise NotStarted(message, died=False) from None
     except errors.DeviceUnavailable as error:
         raise NotStarted(str(error), died=False) from error
 
@@ -264,7 +237,7 @@ def _started(
     output = -1
     with theirs:
         try:
-            output = memory_file("penstock-output")
+            output = system.memory_file("penstock-output")
             passed = [theirs.fileno(), *([] if listener is None else [listener.fileno()])]
             pid = _spawn(place, settings, passed, output)
         except BaseException:
@@ -328,19 +301,17 @@ def _end(process: int, place: Place) -> bool:
     Returns False if it is no such host or cannot be killed.
     """
     try:
-        pidfd = open_process(process)
+        pidfd = system.open_process(process)
     except OSError:
         # It has ended already.
         return True
     try:
-        if command_of(process)[1:] != [*HOST, *place]:
+        if system.command_of(process)[1:] != [*HOST, *place]:
             return False
-        log.warning(
-            "the process of driver %s (%d) takes nobody on; it is killed", place.name, process
-        )
+        log.warning("killed the process of driver %s (%d): no answer", place.name, process)
         with suppress(ProcessLookupError):
-            kill_process(pidfd)
-        return wait_for_end(pidfd, END_SECONDS)
+            system.kill_process(pidfd)
+        return system.wait_for_end(pidfd, END_SECONDS)
     except OSError:
         return False
     finally:
@@ -365,12 +336,11 @@ def _greeted(
         except TimeoutError:
             if patience is None:
                 raise errors.DeviceUnavailable(
-                    f"driver {place.name}: its process took no client on within {limit / 1000:g} "
-                    "s, which loading a driver "
-                    "may take: the knob driver_start_ms sets it"
+                    f"driver {place.name}: its process accepted no client within "
+                    f"{limit / 1000:g} s, the limit for loading a driver (knob driver_start_ms)"
                 ) from None
             process = peer(sock)[0]
-            stopped = any(map(is_stopped, (process, *descendants_of(process))))
+            stopped = any(map(system.is_stopped, (process, *system.descendants_of(process))))
             if time.monotonic_ns() >= until or stopped:
                 raise _Silent(process) from None
 
@@ -389,53 +359,39 @@ def _enter(
         answer = decode_to_client(received.data)
         if isinstance(answer, wire.Refused):
             reason = printable(answer.reason)
-            told = f"driver {place.name}: its process refuses: {reason}"
-            raise NotStarted(told, died=False)
+            raise NotStarted(f"driver {place.name}: its process refuses: {reason}", died=False)
         if not isinstance(answer, wire.Welcome) or len(descriptors) != 2:
             raise errors.WireError(f"{type(answer).__name__} in answer to Hello")
         if not 0 <= answer.devices <= MAX_DEVICES:
             raise errors.WireError(f"{answer.devices} devices; the limit is {MAX_DEVICES}")
-        if not is_memory(descriptors[1]):
+        if not system.is_memory(descriptors[1]):
             # Reading a pipe, or a file that a process created, may never end.
             close_all([descriptors.pop()])
             descriptors.append(os.open(os.devnull, os.O_RDONLY))
-        known = pid if pid is not None else _process_of(sock, answer.broker)
-        if known is not None:
-            pidfd = open_process(known)
-            if pid is None and connection.is_over():
+        broker, child = (answer.broker, False) if pid is None else (pid, True)
+        # A process that this client did not start: the kernel and the host must agree on it.
+        if child or peer(sock)[0] == broker:
+            pidfd = system.open_process(broker)
+            if not child and connection.is_over():
                 # The number may already belong to another process.
-                raise EOFError("it ended while it took a client on")
+                raise EOFError("it ended while it accepted a client")
+        sandbox = tuple((printable(what), printable(how)) for what, how in answer.sandbox)
+        page, output = descriptors
         return Started(
-            connection,
-            answer.pid,
-            answer.broker if pid is None else pid,
-            pid is not None,
-            pidfd,
-            descriptors[0],
-            descriptors[1],
-            answer.devices,
-            tuple((printable(what), printable(how)) for what, how in answer.sandbox),
+            connection, answer.pid, broker, child, pidfd, page, output, answer.devices, sandbox
         )
     except BaseException as error:
         connection.close()
-        close_all(descriptors)
-        if pidfd >= 0:
-            os.close(pidfd)
+        close_all([*descriptors, pidfd])
         if pid is not None and not isinstance(error, EOFError):
             _kill(pid)
         if isinstance(error, TimeoutError | errors.WireError | errors.DeadObject):
             raise errors.DeviceUnavailable(
-                f"driver {place.name}: its process does not answer as one: {error}"
+                f"driver {place.name}: its process is no host process: {error}"
             ) from error
         if isinstance(error, OSError):
             raise EOFError(str(error)) from error  # noqa: TRY004  # of no type
         raise
-
-
-def _process_of(sock: socket.socket, told: int) -> int | None:
-    """The process at the other end, if the kernel and the host agree on it."""
-    process, _ = peer(sock)
-    return process if process == told else None
 
 
 def _kill(pid: int) -> None:
@@ -447,26 +403,23 @@ def _kill(pid: int) -> None:
     _reap(pid)
 
 
-def _end_child(pid: int) -> None:
-    """Waits for the end of a process that has disconnected, and kills one that does not end."""
-    try:
-        process = open_process(pid)
-    except OSError:
-        return
-    try:
-        if not wait_for_end(process, END_SECONDS + PARTING_SECONDS):
-            kill_process(process)
-    finally:
-        os.close(process)
+def _end_child(pid: int) -> int | None:
+    """Waits for the end of a process that has disconnected, and kills one that does not end.
+
+    Returns its status, or None if it was already collected.
+    """
+    with suppress(OSError):
+        process = system.open_process(pid)
+        try:
+            if not system.wait_for_end(process, END_SECONDS + PARTING_SECONDS):
+                system.kill_process(process)
+        finally:
+            os.close(process)
+    return _reap(pid)
 
 
 def _reap(pid: int) -> int | None:
-    """Waits for the end of a child. Returns its status, or None if it was already collected."""
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
         return None
-
-
-def _tail(output: int) -> str:
-    return tail(output).strip() if output >= 0 else ""

@@ -34,10 +34,10 @@ QUARANTINE_SECONDS: Final = 600.0
 
 
 class _Pause(NamedTuple):
-    """The process died, and is started again in *seconds*; *told* is the message."""
+    """The process died, and is started again in *seconds*."""
 
     seconds: float
-    told: str
+    message: str
 
 
 class _Start:
@@ -84,10 +84,8 @@ class Supervisor:
             return ""
         return (
             f"quarantined in this program for {max(1, round(left))} s more: its process died "
-            f"{self._deaths} "
-            f"times in a row, last it {self._last}; a program that is started now asks it at once, "
-            "and "
-            "penstock doctor --last-crash says more"
+            f"{self._deaths} times in a row, last it {self._last}; a program that is started now "
+            "asks it at once, and penstock doctor --last-crash says more"
         )
 
     @property
@@ -110,17 +108,16 @@ class Supervisor:
         if self._process != os.getpid():
             raise StateError("the process of a driver belongs to the process that was forked")
         found = self._connected(deadline_ns)
-        if isinstance(found, _Pause) and found.seconds < self._patience(deadline_ns):
+        if isinstance(found, _Pause):
+            left = remaining_seconds(deadline_ns)
+            if found.seconds >= (MOST_WAITED if left is None else min(left, MOST_WAITED)):
+                raise DeadObject(found.message)
             with self._forgiven:
                 self._forgiven.wait_for(lambda: self._closed or not self._not_before, found.seconds)
             found = self._connected(deadline_ns)
-        if isinstance(found, _Pause):
-            raise DeadObject(found.told)
+            if isinstance(found, _Pause):
+                raise DeadObject(found.message)
         return found
-
-    def _patience(self, deadline_ns: int | None) -> float:
-        left = remaining_seconds(deadline_ns)
-        return MOST_WAITED if left is None else min(left, MOST_WAITED)
 
     def _connected(self, deadline_ns: int | None) -> HostConnection | _Pause:
         if (running := self.running) is not None:
@@ -177,14 +174,14 @@ class Supervisor:
         if reason := self.quarantined:
             raise DeadObject(f"driver {self.place.name} is {reason}")
         if (pause := self._not_before - time.monotonic()) > 0:
-            told = (
+            message = (
                 f"the process of driver {self.place.name} {self._last}; "
                 f"it is started again in {pause:.1f} s"
             )
             if self._refusals:
                 # A driver that failed to load is unlikely to load so soon.
-                raise DeadObject(told)
-            return _Pause(pause, told)
+                raise DeadObject(message)
+            return _Pause(pause, message)
         try:
             host = HostConnection(self.place, self._ended)
         except DriverError as error:
@@ -264,20 +261,17 @@ class Supervisor:
     def _ended(self, host: HostConnection, how: str) -> None:
         """Called by the host's own thread."""
         output = host.output_tail()
-        told = how + wrote_last(output)
-        log.warning("the process of driver %s (%d) %s", self.place.name, host.pid, told)
+        end = how + wrote_last(output)
+        log.warning("the process of driver %s (%d) %s", self.place.name, host.pid, end)
         self._bury(host.pid, how, output)
 
     def _bury(self, pid: int, how: str, output: str, *, died: bool = True) -> None:
         """Counts and records a death, or a refusal once; *pid* is 0 without a process."""
         known = not died and how == self._last
         self._count(how, died=died)
-        if known:
-            return
-        underway = list((self._late | self.underway).values())
-        Crash.of(
-            self.place, pid, how, self._deaths, underway, output, quarantined=bool(self.quarantined)
-        ).keep()
+        if not known:
+            calls, barred = list((self._late | self.underway).values()), bool(self.quarantined)
+            Crash.of(self.place, pid, how, self._deaths, calls, output, quarantined=barred).keep()
 
     def _count(self, how: str, *, died: bool = True) -> None:
         with self._lock:

@@ -81,7 +81,7 @@ def connect_within(sock: socket.socket, address: str | bytes, seconds: float) ->
     try:
         sock.connect(address)
     except BlockingIOError as error:
-        raise TimeoutError("whoever listens there takes nobody on") from error
+        raise TimeoutError("the process that listens there accepts no client") from error
 
 
 def is_stopped(process: int) -> bool:

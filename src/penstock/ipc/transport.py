@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
 from penstock.hal.fence import MOST_MS, remaining_seconds
 from penstock.ipc import wire
-from penstock.ipc.system import LINUX_ONLY, accepted
+from penstock.ipc.system import LINUX_ONLY, accepted, is_open
 
 HEADER: Final = struct.Struct("<IQ")
 """Number of a frame's descriptors, and of its bytes."""
@@ -37,10 +37,9 @@ CHUNK: Final = 1 << 20
 
 
 class Received(NamedTuple):
-    """One frame.
+    """One frame. The receiver closes its *descriptors*; -1 is a rejected one (see `accepted`).
 
-    The receiver closes its *descriptors*; -1 is a rejected one (see `accepted`). If the frame is
-    not *complete*, this process had no room for the descriptors, and the list is empty.
+    If it is not *complete*, this process had no room for the descriptors, and the list is empty.
     """
 
     data: bytes
@@ -49,10 +48,7 @@ class Received(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The part of a frame that one kernel message carries: at least one byte.
-
-    If it is kept for later, its descriptors are duplicates.
-    """
+    """One kernel message of a frame, of at least one byte. Kept for later, it has duplicates."""
 
     data: memoryview
     descriptors: Sequence[int]
@@ -110,7 +106,9 @@ class Connection:
         header = HEADER.pack(len(descriptors), len(data))
         parts = [_Part(memoryview(header + data), descriptors)]
         if len(descriptors) > BATCH:
-            _check_open(descriptors)
+            # Checked before any part of the frame is sent.
+            if not all(map(is_open, descriptors)):
+                raise GeneralFailure("a descriptor that is not open cannot be sent")
             batches = range(BATCH, len(descriptors), BATCH)
             parts = [_Part(memoryview(header), descriptors[:BATCH])]
             parts += [_Part(memoryview(b"\0"), descriptors[at : at + BATCH]) for at in batches]
@@ -132,36 +130,33 @@ class Connection:
         """
         partial = self._partial
         while len(partial.header) < HEADER.size:
-            partial.header += self._with_descriptors(HEADER.size - len(partial.header), deadline_ns)
+            missing = HEADER.size - len(partial.header)
+            partial.header += self._pull(missing, deadline_ns, descriptors=True)
             if len(partial.descriptors) > self.most:
                 raise self._nonsense(f"more than {self.most} descriptors came before a message")
         if partial.length is None:
             count, length = HEADER.unpack(partial.header)
             if count > self.most:
                 raise self._nonsense(f"{count} descriptors announced beside one message")
-            if length > wire.MAX_FRAME:
-                raise self._nonsense(
-                    f"a message of {length} bytes announced; the limit is {wire.MAX_FRAME}"
-                )
-            if length > CHUNK:
-                try:
+            try:
+                wire.check_length(length)
+                if length > CHUNK:
                     self.expect(length)
-                except WireError as error:
-                    raise self._nonsense(str(error)) from None
+            except WireError as error:
+                raise self._nonsense(str(error)) from None
             partial.expected, partial.length = count, length
         while partial.batches * BATCH < partial.expected:
-            self._with_descriptors(1, deadline_ns)
+            self._pull(1, deadline_ns, descriptors=True)
             partial.batches += 1
             if len(partial.descriptors) > partial.expected:
                 raise self._surplus()
         while (missing := partial.length - len(partial.data)) > 0:
             partial.data += self._pull(min(missing, CHUNK), deadline_ns)
-        if len(partial.descriptors) > partial.expected or (
-            len(partial.descriptors) < partial.expected and not partial.truncated
-        ):
+        lacking = partial.expected - len(partial.descriptors)
+        if lacking < 0 or (lacking and not partial.truncated):
             raise self._surplus()
         self._partial = _Partial()
-        if len(partial.descriptors) < partial.expected:
+        if lacking:
             close_all(partial.descriptors)
             return Received(bytes(partial.data), [], complete=False)
         return Received(bytes(partial.data), partial.descriptors)
@@ -180,10 +175,7 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket and partial frames.
-
-        No other thread may use it. A second call does nothing.
-        """
+        """Closes the socket, which no other thread uses, and partial frames. May be repeated."""
         self._socket.close()
         while self._unsent:
             close_all(self._unsent.popleft().descriptors)
@@ -210,10 +202,9 @@ class Connection:
                 self._unsent.appendleft(_Part(part.data[sent:], ()))
 
     def _send_parts(self, parts: list[_Part], deadline_ns: int | None) -> None:
-        """Sends one frame.
+        """Sends one frame. The part that is unsent at the deadline is kept for the next `send`.
 
-        If it is sent in part at the deadline, the rest is kept for the next `send`. If it cannot be
-        kept, the stream ends.
+        If it cannot be kept, the stream ends.
         """
         begun = False
         try:
@@ -273,31 +264,15 @@ class Connection:
                     ) from None
                 raise ResourceExhaustedTransient(f"no descriptor can be sent: {error}") from None
 
-    def _pull(self, nbytes: int, deadline_ns: int | None) -> bytes:
-        """Receives up to *nbytes* bytes. The kernel closes descriptors that come with them."""
-        if sys.platform == "win32":
-            raise OSError(LINUX_ONLY)
-        while True:
-            try:
-                data = self._socket.recv(nbytes)
-            except BlockingIOError:
-                self._wait(select.POLLIN, deadline_ns)
-                continue
-            except OSError as error:
-                raise EOFError(str(error)) from None
-            if not data:
-                raise EOFError("the other side is gone")
-            return data
-
-    def _with_descriptors(self, nbytes: int, deadline_ns: int | None) -> bytes:
-        """Receives at most *nbytes* bytes, and adds their descriptors to the frame."""
+    def _pull(self, nbytes: int, deadline_ns: int | None, *, descriptors: bool = False) -> bytes:
+        """Receives up to *nbytes* bytes, and their *descriptors*; else the kernel closes those."""
         if sys.platform == "win32":
             raise OSError(LINUX_ONLY)
         flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-        room = socket.CMSG_SPACE(min(BATCH, self.most) * 4)
+        room = socket.CMSG_SPACE(min(BATCH, self.most) * 4) if descriptors else 0
         while True:
             try:
-                data, beside, told, _ = self._socket.recvmsg(nbytes, room, flags)
+                data, beside, answer, _ = self._socket.recvmsg(nbytes, room, flags)
             except BlockingIOError:
                 self._wait(select.POLLIN, deadline_ns)
                 continue
@@ -308,9 +283,9 @@ class Connection:
                     came = array.array("i")
                     came.frombytes(content[: len(content) - len(content) % came.itemsize])
                     self._partial.descriptors += map(accepted, came)
-            self._partial.truncated |= bool(told & socket.MSG_CTRUNC)
+            self._partial.truncated |= descriptors and bool(answer & socket.MSG_CTRUNC)
             if not data:
-                raise EOFError("the other side is gone")
+                raise EOFError("the other process closed the connection")
             return data
 
     def _wait(self, events: int, deadline_ns: int | None) -> None:
@@ -328,15 +303,6 @@ class Connection:
         left = deadline_ns - time.monotonic_ns()
         if left <= 0 or not poll.poll(min(left / 1e6, MOST_MS)):
             raise TimeoutError("nothing happened by the deadline")
-
-
-def _check_open(descriptors: Iterable[int]) -> None:
-    """Raises `GeneralFailure` for a closed descriptor, before any part of the frame is sent."""
-    for fd in descriptors:
-        try:
-            os.fstat(fd)
-        except (OSError, OverflowError) as error:
-            raise GeneralFailure(f"a descriptor that is not open cannot be sent: {error}") from None
 
 
 def close_all(descriptors: Iterable[int]) -> None:

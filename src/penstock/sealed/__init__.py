@@ -13,7 +13,6 @@ from penstock.sealed.files import (
     FileStatus,
     FileSystem,
     Handle,
-    SystemFiles,
     open_cache_file,
 )
 from penstock.sealed.header import HEADER_BYTES, Header, Kind
@@ -50,7 +49,6 @@ __all__ = [
     "Row",
     "SaveReport",
     "Seal",
-    "SystemFiles",
     "merkle_root",
     "open_cache_file",
     "read_header",

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from penstock.arguments import path_of
 from penstock.errors import NotRegularFile, ReadOnly, Unreadable
-from penstock.sealed.locks import Locking, SystemLocks
+from penstock.sealed.locks import FileLocks
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
 
@@ -77,71 +77,11 @@ class FileStatus(Struct, frozen=True):
     modified_ns: int = 0
 
 
-class FileSystem(Locking, Protocol):
-    """Operations on descriptors and paths. Each raises `OSError` as the system does.
+class FileSystem(FileLocks):
+    """Operations of the system on descriptors and paths. Each raises `OSError`.
 
-    None trusts a descriptor's offset.
+    None trusts a descriptor's offset. Tests override them.
     """
-
-    def status(self, fd: int) -> FileStatus: ...
-
-    def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
-        """Reads up to *buffer*'s bytes from *offset*. Returns the number, 0 at the end."""
-        ...
-
-    def write(self, fd: int, content: memoryview, offset: int) -> int:
-        """Writes a part of *content* at *offset*. Returns the number of bytes."""
-        ...
-
-    def truncate(self, fd: int, size: int) -> None: ...
-
-    def sync(self, fd: int) -> None:
-        """Returns once the file's bytes would survive a loss of power."""
-        ...
-
-    def open(self, path: StrPath, flags: int, mode: int = 0o600) -> int:
-        """A descriptor that children do not inherit. A symbolic link is rejected (ELOOP)."""
-        ...
-
-    def duplicate(self, fd: int) -> int:
-        """Another descriptor of the same open file, which child processes do not inherit."""
-        ...
-
-    def close(self, fd: int) -> None: ...
-
-    def link(self, source: StrPath, target: StrPath) -> None:
-        """Creates *target* as a second name of *source*. Raises `FileExistsError` if it exists."""
-        ...
-
-    def replace(self, source: StrPath, target: StrPath) -> None: ...
-
-    def unlink(self, path: StrPath) -> None: ...
-
-    def status_of(self, path: StrPath) -> FileStatus:
-        """As `status`, of *path*; a symbolic link is not followed, and is not regular."""
-        ...
-
-    def identity_of(self, path: StrPath) -> tuple[int, int]:
-        """Device and inode of *path*, links followed: equal for all paths of one directory."""
-        ...
-
-    def names(self, directory: StrPath, most: int | None = None) -> list[str]:
-        """Up to *most* names in *directory*, in any order."""
-        ...
-
-    def mkdir(self, path: StrPath, mode: int = 0o700) -> None: ...
-
-    def touch(self, path: StrPath, modified_ns: int) -> None:
-        """Sets the file's times of last access and change."""
-        ...
-
-    def sync_directory(self, path: StrPath) -> None:
-        """Returns once the names in *path* are durable, if the platform reports that."""
-        ...
-
-
-class SystemFiles(SystemLocks):
-    """`FileSystem` on the operating system."""
 
     def __init__(self) -> None:
         self._offset_lock = threading.Lock()
@@ -150,6 +90,7 @@ class SystemFiles(SystemLocks):
         return _status(os.fstat(fd))
 
     def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
+        """Reads up to *buffer*'s bytes from *offset*. Returns the number, 0 at the end."""
         if sys.platform == "win32":
             with self._offset_lock:
                 os.lseek(fd, offset, os.SEEK_SET)
@@ -159,6 +100,7 @@ class SystemFiles(SystemLocks):
         return os.preadv(fd, [buffer], offset)
 
     def write(self, fd: int, content: memoryview, offset: int) -> int:
+        """Writes a part of *content* at *offset*. Returns the number of bytes."""
         if sys.platform == "win32":
             with self._offset_lock:
                 os.lseek(fd, offset, os.SEEK_SET)
@@ -169,18 +111,22 @@ class SystemFiles(SystemLocks):
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
+        """Returns once the file's bytes would survive a loss of power."""
         os.fsync(fd)
 
     def open(self, path: StrPath, flags: int, mode: int = 0o600) -> int:
+        """A descriptor that children do not inherit. A symbolic link is rejected (ELOOP)."""
         return os.open(path, flags | _CLOEXEC | _BINARY | _NOFOLLOW, mode)
 
     def duplicate(self, fd: int) -> int:
+        """Another descriptor of the same open file, which child processes do not inherit."""
         return os.dup(fd)
 
     def close(self, fd: int) -> None:
         os.close(fd)
 
     def link(self, source: StrPath, target: StrPath) -> None:
+        """Creates *target* as a second name of *source*. Raises `FileExistsError` if it exists."""
         os.link(source, target)
 
     def replace(self, source: StrPath, target: StrPath) -> None:
@@ -190,13 +136,16 @@ class SystemFiles(SystemLocks):
         os.unlink(path)
 
     def status_of(self, path: StrPath) -> FileStatus:
+        """As `status`, of *path*; a symbolic link is not followed, and is not regular."""
         return _status(os.lstat(path))
 
     def identity_of(self, path: StrPath) -> tuple[int, int]:
+        """Device and inode of *path*, links followed: equal for all paths of one directory."""
         found = os.stat(path)
         return found.st_dev, found.st_ino
 
     def names(self, directory: StrPath, most: int | None = None) -> list[str]:
+        """Up to *most* names in *directory*, in any order."""
         with os.scandir(directory) as entries:
             return [entry.name for entry in islice(entries, most)]
 
@@ -204,10 +153,12 @@ class SystemFiles(SystemLocks):
         os.mkdir(path, mode)
 
     def touch(self, path: StrPath, modified_ns: int) -> None:
+        """Sets the file's times of last access and change."""
         follow = os.utime not in os.supports_follow_symlinks
         os.utime(path, ns=(modified_ns, modified_ns), follow_symlinks=follow)
 
     def sync_directory(self, path: StrPath) -> None:
+        """Returns once the names in *path* are durable, if the platform reports that."""
         if sys.platform == "win32":
             return
         fd = os.open(path, os.O_RDONLY | _CLOEXEC)
@@ -236,7 +187,7 @@ def _status(found: os.stat_result) -> FileStatus:
     )
 
 
-SYSTEM_FILES: Final[FileSystem] = SystemFiles()
+SYSTEM_FILES: Final = FileSystem()
 
 
 def open_cache_file(

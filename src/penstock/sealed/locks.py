@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.errors import Unreadable
 
@@ -32,23 +32,14 @@ _TAKEN: Final = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 _WINDOWS_BYTE: Final = (1 << 31) - 2
 
 
-class Locking(Protocol):
-    """The two operations that locks need. Each raises `OSError` as the system does."""
+class FileLocks:
+    """The system's operations on locks: `flock`, or `LockFile` on Windows. Raise `OSError`."""
 
     def try_lock(self, fd: int, *, exclusive: bool) -> bool:
         """Takes the lock at once; False if a conflicting lock is held.
 
         If the open file description already has a lock, it is changed to the requested kind.
         """
-        ...
-
-    def unlock(self, fd: int) -> None: ...
-
-
-class SystemLocks:
-    """`Locking` of the operating system: `flock`, or `LockFile` on Windows."""
-
-    def try_lock(self, fd: int, *, exclusive: bool) -> bool:
         try:
             if sys.platform == "win32":
                 os.lseek(fd, _WINDOWS_BYTE, os.SEEK_SET)
@@ -69,7 +60,7 @@ class SystemLocks:
             fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-SYSTEM_LOCKS: Final[Locking] = SystemLocks()
+SYSTEM_LOCKS: Final = FileLocks()
 
 
 def lock(
@@ -78,7 +69,7 @@ def lock(
     exclusive: bool,
     timeout: float | None = None,
     should_stop: Callable[[], bool] | None = None,
-    locks: Locking = SYSTEM_LOCKS,
+    locks: FileLocks = SYSTEM_LOCKS,
 ) -> bool:
     """Locks the file behind *fd*; False if that failed within *timeout* seconds.
 
@@ -101,7 +92,7 @@ def lock(
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
-def unlock(fd: int, *, locks: Locking = SYSTEM_LOCKS) -> None:
+def unlock(fd: int, *, locks: FileLocks = SYSTEM_LOCKS) -> None:
     """Releases the lock, if there is one. Closing *fd* releases it in any case."""
     with suppress(OSError):
         locks.unlock(fd)
@@ -114,7 +105,7 @@ def locked(
     exclusive: bool,
     timeout: float | None = None,
     should_stop: Callable[[], bool] | None = None,
-    locks: Locking = SYSTEM_LOCKS,
+    locks: FileLocks = SYSTEM_LOCKS,
 ) -> Iterator[bool]:
     """As `lock`, for a `with` block, which receives the result of `lock`."""
     held = lock(fd, exclusive=exclusive, timeout=timeout, should_stop=should_stop, locks=locks)

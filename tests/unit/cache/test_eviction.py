@@ -231,7 +231,7 @@ def test_a_full_directory_can_be_emptied(bench: Bench) -> None:
             raise OSError(28, "No space left on device")
         return full.inner.open(path, flags, mode)
 
-    full.open = refuse_new_files  # type: ignore[attr-defined]
+    full.open = refuse_new_files  # type: ignore[method-assign]
     bench.files = full
     assert collect(bench.directory.store, 0) == TOKENS
     assert bench.names() == []

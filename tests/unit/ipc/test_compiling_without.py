@@ -357,7 +357,7 @@ def test_a_driver_that_takes_too_long_to_load_is_killed_and_the_limit_named(
     began = time.monotonic()
     with compiled(["fragile"]) as model:
         fell_back(model, "within 0.3 s")
-        fell_back(model, "the knob driver_start_ms sets it")
+        fell_back(model, "the limit for loading a driver (knob driver_start_ms)")
     assert time.monotonic() - began < 20
 
 

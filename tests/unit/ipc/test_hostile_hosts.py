@@ -169,7 +169,7 @@ def test_output_of_a_host_commands_no_terminal(
     link.place = Place("nasty", "m:f")
     monkeypatch.setattr(HostConnection, "pid", 1)
     with caplog.at_level("INFO", "penstock.ipc"):
-        link._say(nasty.encode())
+        link._log([nasty.encode()])
     assert caplog.messages == [f"nasty (1): {shown}"]
     failure = error_of(wire.Failure(errors.ErrorStatus.GENERAL_FAILURE, nasty))
     assert str(failure) == shown

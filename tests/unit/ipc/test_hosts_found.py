@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 
 from penstock.errors import DeviceUnavailable
-from penstock.ipc import host_sockets, starting, wire
+from penstock.ipc import host_sockets, starting, system, wire
 from penstock.ipc.codec import encode
 from penstock.ipc.host_sockets import Place, socket_directory
 from penstock.ipc.starting import Started, address_of, connect, environment
@@ -104,7 +104,7 @@ def test_process_that_accepts_no_connection_is_left_alone() -> None:
 
 
 def test_stopped_process_that_is_no_host_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "is_stopped", lambda process: process == os.getpid())
+    monkeypatch.setattr(system, "is_stopped", lambda process: process == os.getpid())
     with listening(8), found() as started:
         assert started.child
 
@@ -152,10 +152,10 @@ def test_a_number_that_may_be_another_processs_is_not_believed(
         theirs.close()
         return os.pidfd_open(process)
 
-    monkeypatch.setattr(starting, "open_process", opened)
+    monkeypatch.setattr(system, "open_process", opened)
     answering = threading.Thread(target=host)
     answering.start()
-    with pytest.raises(EOFError, match="ended while it took a client on"):
+    with pytest.raises(EOFError, match="ended while it accepted a client"):
         starting._enter(ours, PLACE, None)
     answering.join(SECONDS)
 
@@ -167,7 +167,7 @@ def test_a_service_without_room_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         listener.bind(path)
         listener.listen(0)
         taken = fill(path)
-        with pytest.raises(DeviceUnavailable, match="takes nobody on"):
+        with pytest.raises(DeviceUnavailable, match="accepts no client"):
             host_sockets.connect_service("x", path)
         for sock in taken:
             sock.close()

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.errors import ReadOnly, Unreadable
-from penstock.sealed.files import FileStatus, StrPath, SystemFiles, open_cache_file
+from penstock.sealed.files import FileStatus, FileSystem, StrPath, open_cache_file
 
 if sys.platform == "win32":
     pytest.skip("files have no owner there", allow_module_level=True)
@@ -19,7 +19,7 @@ if sys.platform == "win32":
 REMEDY = "a cache directory for each user (cache=DIR, or the knob cache_dir)"
 
 
-class Kept(SystemFiles):
+class Kept(FileSystem):
     """Files that *owner* keeps to himself."""
 
     def __init__(self, owner: int) -> None:

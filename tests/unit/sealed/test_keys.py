@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.errors import Unreadable
-from penstock.sealed import FileKeyStore, FileStatus, MemoryKeyStore, SystemFiles, keys
+from penstock.sealed import FileKeyStore, FileStatus, FileSystem, MemoryKeyStore, keys
 from penstock.sealed.keys import (
     KeyringStore,
     default_key_store,
@@ -91,7 +91,7 @@ def test_a_key_file_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert FileKeyStore(path).count("any") is None
 
 
-class Foreign(SystemFiles):
+class Foreign(FileSystem):
     """Files that all belong to somebody else."""
 
     def status(self, fd: int) -> FileStatus:

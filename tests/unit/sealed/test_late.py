@@ -18,7 +18,7 @@ import pytest
 
 from penstock.errors import CacheError, ClosedError, NoEntry, NotYetWritten, Unreadable
 from penstock.hal import CacheHandle, PrepareConfig
-from penstock.sealed import FileRegistry, LateWriter, SaveReport, SystemFiles
+from penstock.sealed import FileRegistry, FileSystem, LateWriter, SaveReport
 from penstock.sealed.locks import lock, locked, unlock
 from penstock.testing.doubles import Crash, FaultyFiles, QuickFiles, SteppedFiles, failing
 from tests.conftest import open_descriptors
@@ -297,7 +297,7 @@ def test_a_driver_makes_one_from_its_config(new: Rig) -> None:
     assert new.hits()
 
 
-def write_late(rig: Rig, expected: bytes | None, files: SystemFiles | FaultyFiles) -> SaveReport:
+def write_late(rig: Rig, expected: bytes | None, files: FileSystem | FaultyFiles) -> SaveReport:
     with rig.late(expected, files=files) as writer:
         return rig.write(writer)
 

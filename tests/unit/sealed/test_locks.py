@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Unreadable
-from penstock.sealed.locks import lock, locked, unlock
+from penstock.sealed.locks import FileLocks, lock, locked, unlock
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -149,7 +149,7 @@ def test_unlockable_file_is_named(path: Path) -> None:
         lock(fd, exclusive=True, timeout=0)
     unlock(fd)
 
-    class NoLocks:
+    class NoLocks(FileLocks):
         def try_lock(self, fd: int, *, exclusive: bool) -> bool:
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.sealed import FileSystem, SystemFiles
+from penstock.sealed import FileSystem
 from penstock.sealed.files import StrPath
 
 
-class QuickFiles(SystemFiles):
+class QuickFiles(FileSystem):
     """The system's files without waiting for the disk. A crash may lose such files."""
 
     def sync(self, fd: int) -> None:
@@ -73,8 +73,11 @@ class Crash(BaseException):
     """Simulates the death of the process: no code that catches errors runs afterwards."""
 
 
+_OPERATIONS: Final = frozenset(name for name in dir(FileSystem) if not name.startswith("_"))
+
+
 @dataclass
-class FaultyFiles:
+class FaultyFiles(FileSystem):
     """A `FileSystem` whose operation number *at* (from 0) calls *fault* instead; counts the
     operations.
 
@@ -91,7 +94,9 @@ class FaultyFiles:
     log: list[str] = field(default_factory=list)
     dead: bool = False
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _OPERATIONS or name in super().__getattribute__("__dict__"):
+            return super().__getattribute__(name)
         operation = getattr(self.inner, name)
 
         def call(*arguments: object, **named: object) -> object:
@@ -115,13 +120,15 @@ class FaultyFiles:
 
 
 @dataclass
-class SteppedFiles:
+class SteppedFiles(FileSystem):
     """A `FileSystem` that calls *before* with the name of each operation, just before it."""
 
     before: Callable[[str], None]
     inner: FileSystem = QUICK_FILES
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _OPERATIONS or name in super().__getattribute__("__dict__"):
+            return super().__getattribute__(name)
         operation = getattr(self.inner, name)
 
         def call(*arguments: object, **named: object) -> object:
