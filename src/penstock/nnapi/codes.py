@@ -22,34 +22,17 @@ MAX_NUMBER_OF_OPERANDS: Final = 0xFFFFFFFE
 class ResultCode(IntEnum):
     """The result of an NNAPI call (NNAPI section 1.2)."""
 
-    NO_ERROR = 0
-    OUT_OF_MEMORY = 1
-    INCOMPLETE = 2
-    UNEXPECTED_NULL = 3
-    BAD_DATA = 4
-    OP_FAILED = 5
-    BAD_STATE = 6
-    UNMAPPABLE = 7
-    OUTPUT_INSUFFICIENT_SIZE = 8
-    UNAVAILABLE_DEVICE = 9
-    MISSED_DEADLINE_TRANSIENT = 10
-    MISSED_DEADLINE_PERSISTENT = 11
-    RESOURCE_EXHAUSTED_TRANSIENT = 12
-    RESOURCE_EXHAUSTED_PERSISTENT = 13
-    DEAD_OBJECT = 14
+    NO_ERROR, OUT_OF_MEMORY, INCOMPLETE, UNEXPECTED_NULL, BAD_DATA, OP_FAILED, BAD_STATE = range(7)
+    UNMAPPABLE, OUTPUT_INSUFFICIENT_SIZE, UNAVAILABLE_DEVICE = range(7, 10)
+    MISSED_DEADLINE_TRANSIENT, MISSED_DEADLINE_PERSISTENT = range(10, 12)
+    RESOURCE_EXHAUSTED_TRANSIENT, RESOURCE_EXHAUSTED_PERSISTENT, DEAD_OBJECT = range(12, 15)
 
 
 class FeatureLevel(IntEnum):
     """Feature levels 1 to 8; the first five are Android's API levels, and the gap is deliberate."""
 
-    LEVEL_1 = 27
-    LEVEL_2 = 28
-    LEVEL_3 = 29
-    LEVEL_4 = 30
-    LEVEL_5 = 31
-    LEVEL_6 = 1000006
-    LEVEL_7 = 1000007
-    LEVEL_8 = 1000008
+    LEVEL_1, LEVEL_2, LEVEL_3, LEVEL_4, LEVEL_5 = range(27, 32)
+    LEVEL_6, LEVEL_7, LEVEL_8 = range(1000006, 1000009)
 
     @classmethod
     def of(cls, level: int) -> FeatureLevel:
@@ -60,27 +43,19 @@ class FeatureLevel(IntEnum):
 class Preference(IntEnum):
     """What a compilation is optimised for."""
 
-    LOW_POWER = 0
-    FAST_SINGLE_ANSWER = 1
-    SUSTAINED_SPEED = 2
+    LOW_POWER, FAST_SINGLE_ANSWER, SUSTAINED_SPEED = range(3)
 
 
 class Priority(IntEnum):
     """The priority of a compilation's work."""
 
-    LOW = 90
-    MEDIUM = 100
-    HIGH = 110
+    LOW, MEDIUM, HIGH = 90, 100, 110
 
 
 class DeviceType(IntEnum):
     """Types of devices; UNKNOWN is never reported."""
 
-    UNKNOWN = 0
-    OTHER = 1
-    CPU = 2
-    GPU = 3
-    ACCELERATOR = 4
+    UNKNOWN, OTHER, CPU, GPU, ACCELERATOR = range(5)
 
 
 class DurationCode(IntEnum):
@@ -89,139 +64,56 @@ class DurationCode(IntEnum):
     The FENCED codes exclude the wait for dependencies.
     """
 
-    ON_HARDWARE = 0
-    IN_DRIVER = 1
-    FENCED_ON_HARDWARE = 2
-    FENCED_IN_DRIVER = 3
+    ON_HARDWARE, IN_DRIVER, FENCED_ON_HARDWARE, FENCED_IN_DRIVER = range(4)
 
 
 class FuseCode(IntEnum):
     """Fused activation functions: none, at least 0, in [-1, 1], in [0, 6]."""
 
-    NONE = 0
-    RELU = 1
-    RELU1 = 2
-    RELU6 = 3
+    NONE, RELU, RELU1, RELU6 = range(4)
 
 
 class PaddingCode(IntEnum):
     """Implicit padding schemes."""
 
-    SAME = 1
-    VALID = 2
+    SAME, VALID = 1, 2
+
+
+EXPERIMENTAL: Final = 9
+"""The level of experimental operations: above every feature level."""
+
+LAST_OPERATIONS: Final = {1: 28, 2: 37, 3: 94, 4: 101, 6: 103, 7: 105, EXPERIMENTAL: 20000}
+"""The greatest number of an operation of each feature level."""
 
 
 class OperationCode(IntEnum):
     """Operations by number. No model may use OEM_OPERATION (deprecated) and DENSIFY."""
 
-    ADD = 0
-    AVERAGE_POOL_2D = 1
-    CONCATENATION = 2
-    CONV_2D = 3
-    DEPTHWISE_CONV_2D = 4
-    DEPTH_TO_SPACE = 5
-    DEQUANTIZE = 6
-    EMBEDDING_LOOKUP = 7
-    FLOOR = 8
-    FULLY_CONNECTED = 9
-    HASHTABLE_LOOKUP = 10
-    L2_NORMALIZATION = 11
-    L2_POOL_2D = 12
-    LOCAL_RESPONSE_NORMALIZATION = 13
-    LOGISTIC = 14
-    LSH_PROJECTION = 15
-    LSTM = 16
-    MAX_POOL_2D = 17
-    MUL = 18
-    RELU = 19
-    RELU1 = 20
-    RELU6 = 21
-    RESHAPE = 22
-    RESIZE_BILINEAR = 23
-    RNN = 24
-    SOFTMAX = 25
-    SPACE_TO_DEPTH = 26
-    SVDF = 27
-    TANH = 28
-    BATCH_TO_SPACE_ND = 29
-    DIV = 30
-    MEAN = 31
-    PAD = 32
-    SPACE_TO_BATCH_ND = 33
-    SQUEEZE = 34
-    STRIDED_SLICE = 35
-    SUB = 36
-    TRANSPOSE = 37
-    ABS = 38
-    ARGMAX = 39
-    ARGMIN = 40
-    AXIS_ALIGNED_BBOX_TRANSFORM = 41
-    BIDIRECTIONAL_SEQUENCE_LSTM = 42
-    BIDIRECTIONAL_SEQUENCE_RNN = 43
-    BOX_WITH_NMS_LIMIT = 44
-    CAST = 45
-    CHANNEL_SHUFFLE = 46
-    DETECTION_POSTPROCESSING = 47
-    EQUAL = 48
-    EXP = 49
-    EXPAND_DIMS = 50
-    GATHER = 51
-    GENERATE_PROPOSALS = 52
-    GREATER = 53
-    GREATER_EQUAL = 54
-    GROUPED_CONV_2D = 55
-    HEATMAP_MAX_KEYPOINT = 56
-    INSTANCE_NORMALIZATION = 57
-    LESS = 58
-    LESS_EQUAL = 59
-    LOG = 60
-    LOGICAL_AND = 61
-    LOGICAL_NOT = 62
-    LOGICAL_OR = 63
-    LOG_SOFTMAX = 64
-    MAXIMUM = 65
-    MINIMUM = 66
-    NEG = 67
-    NOT_EQUAL = 68
-    PAD_V2 = 69
-    POW = 70
-    PRELU = 71
-    QUANTIZE = 72
-    QUANTIZED_16BIT_LSTM = 73
-    RANDOM_MULTINOMIAL = 74
-    REDUCE_ALL = 75
-    REDUCE_ANY = 76
-    REDUCE_MAX = 77
-    REDUCE_MIN = 78
-    REDUCE_PROD = 79
-    REDUCE_SUM = 80
-    ROI_ALIGN = 81
-    ROI_POOLING = 82
-    RSQRT = 83
-    SELECT = 84
-    SIN = 85
-    SLICE = 86
-    SPLIT = 87
-    SQRT = 88
-    TILE = 89
-    TOPK_V2 = 90
-    TRANSPOSE_CONV_2D = 91
-    UNIDIRECTIONAL_SEQUENCE_LSTM = 92
-    UNIDIRECTIONAL_SEQUENCE_RNN = 93
-    RESIZE_NEAREST_NEIGHBOR = 94
-    QUANTIZED_LSTM = 95
-    IF = 96
-    WHILE = 97
-    ELU = 98
-    HARD_SWISH = 99
-    FILL = 100
-    RANK = 101
-    BATCH_MATMUL = 102
-    PACK = 103
-    MIRROR_PAD = 104
-    REVERSE = 105
-    OEM_OPERATION = 10000
-    DENSIFY = 20000
+    ADD, AVERAGE_POOL_2D, CONCATENATION, CONV_2D, DEPTHWISE_CONV_2D, DEPTH_TO_SPACE = range(6)
+    DEQUANTIZE, EMBEDDING_LOOKUP, FLOOR, FULLY_CONNECTED, HASHTABLE_LOOKUP = range(6, 11)
+    L2_NORMALIZATION, L2_POOL_2D, LOCAL_RESPONSE_NORMALIZATION, LOGISTIC = range(11, 15)
+    LSH_PROJECTION, LSTM, MAX_POOL_2D, MUL, RELU, RELU1, RELU6, RESHAPE = range(15, 23)
+    RESIZE_BILINEAR, RNN, SOFTMAX, SPACE_TO_DEPTH, SVDF, TANH = range(23, 29)
+    BATCH_TO_SPACE_ND, DIV, MEAN, PAD, SPACE_TO_BATCH_ND, SQUEEZE, STRIDED_SLICE = range(29, 36)
+    SUB, TRANSPOSE = range(36, 38)
+    ABS, ARGMAX, ARGMIN, AXIS_ALIGNED_BBOX_TRANSFORM, BIDIRECTIONAL_SEQUENCE_LSTM = range(38, 43)
+    BIDIRECTIONAL_SEQUENCE_RNN, BOX_WITH_NMS_LIMIT, CAST, CHANNEL_SHUFFLE = range(43, 47)
+    DETECTION_POSTPROCESSING, EQUAL, EXP, EXPAND_DIMS, GATHER, GENERATE_PROPOSALS = range(47, 53)
+    GREATER, GREATER_EQUAL, GROUPED_CONV_2D, HEATMAP_MAX_KEYPOINT = range(53, 57)
+    INSTANCE_NORMALIZATION, LESS, LESS_EQUAL, LOG, LOGICAL_AND, LOGICAL_NOT = range(57, 63)
+    LOGICAL_OR, LOG_SOFTMAX, MAXIMUM, MINIMUM, NEG, NOT_EQUAL, PAD_V2, POW, PRELU = range(63, 72)
+    QUANTIZE, QUANTIZED_16BIT_LSTM, RANDOM_MULTINOMIAL, REDUCE_ALL, REDUCE_ANY = range(72, 77)
+    REDUCE_MAX, REDUCE_MIN, REDUCE_PROD, REDUCE_SUM, ROI_ALIGN, ROI_POOLING, RSQRT = range(77, 84)
+    SELECT, SIN, SLICE, SPLIT, SQRT, TILE, TOPK_V2, TRANSPOSE_CONV_2D = range(84, 92)
+    UNIDIRECTIONAL_SEQUENCE_LSTM, UNIDIRECTIONAL_SEQUENCE_RNN = range(92, 94)
+    RESIZE_NEAREST_NEIGHBOR, QUANTIZED_LSTM, IF, WHILE, ELU, HARD_SWISH, FILL = range(94, 101)
+    RANK, BATCH_MATMUL, PACK, MIRROR_PAD, REVERSE = range(101, 106)
+    OEM_OPERATION, DENSIFY = 10000, 20000
+
+    @property
+    def feature_level(self) -> int:
+        """The level that introduced the operation; `EXPERIMENTAL` for DENSIFY."""
+        return next(level for level, last in LAST_OPERATIONS.items() if self <= last)
 
 
 class NnapiError(errors.PenstockError):
@@ -235,19 +127,17 @@ class NnapiError(errors.PenstockError):
         return type(self), (self.code, self.message)
 
 
-STATUS_CODES: Final[Mapping[errors.ErrorStatus, ResultCode]] = {
-    errors.ErrorStatus.NONE: ResultCode.NO_ERROR,
-    errors.ErrorStatus.DEVICE_UNAVAILABLE: ResultCode.UNAVAILABLE_DEVICE,
-    errors.ErrorStatus.GENERAL_FAILURE: ResultCode.OP_FAILED,
-    errors.ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: ResultCode.OUTPUT_INSUFFICIENT_SIZE,
-    errors.ErrorStatus.INVALID_ARGUMENT: ResultCode.BAD_DATA,
-    errors.ErrorStatus.MISSED_DEADLINE_TRANSIENT: ResultCode.MISSED_DEADLINE_TRANSIENT,
-    errors.ErrorStatus.MISSED_DEADLINE_PERSISTENT: ResultCode.MISSED_DEADLINE_PERSISTENT,
-    errors.ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResultCode.RESOURCE_EXHAUSTED_TRANSIENT,
-    errors.ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: ResultCode.RESOURCE_EXHAUSTED_PERSISTENT,
-    errors.ErrorStatus.DEAD_OBJECT: ResultCode.DEAD_OBJECT,
+_OTHER_NAMES: Final = {
+    "NONE": "NO_ERROR",
+    "DEVICE_UNAVAILABLE": "UNAVAILABLE_DEVICE",
+    "GENERAL_FAILURE": "OP_FAILED",
+    "INVALID_ARGUMENT": "BAD_DATA",
 }
-"""The result code of each HAL status."""
+
+STATUS_CODES: Final[Mapping[errors.ErrorStatus, ResultCode]] = {
+    status: ResultCode[_OTHER_NAMES.get(status.name, status.name)] for status in errors.ErrorStatus
+}
+"""The result code of each HAL status: that of its name, except for `_OTHER_NAMES`."""
 
 
 def code_of(error: errors.PenstockError | MemoryError) -> ResultCode:
@@ -267,15 +157,9 @@ def code_of(error: errors.PenstockError | MemoryError) -> ResultCode:
 
 def driver_error(error: NnapiError) -> errors.DriverError:
     """The driver error that represents *error* outside NNAPI: `GeneralFailure` for most codes."""
-    statuses = {
-        code: status
-        for status, code in STATUS_CODES.items()
-        if status is not errors.ErrorStatus.NONE
-    }
-    kind = errors.driver_error_classes()[
-        statuses.get(error.code, errors.ErrorStatus.GENERAL_FAILURE)
-    ]
-    return kind(error.message)
+    statuses = {code.value: status for status, code in STATUS_CODES.items() if code.value}
+    status = statuses.get(error.code.value, errors.ErrorStatus.GENERAL_FAILURE)
+    return errors.driver_error_classes()[status](error.message)
 
 
 @contextmanager

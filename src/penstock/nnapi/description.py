@@ -9,35 +9,21 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from penstock.ir import ConstantPool, DataLocation, DType
 from penstock.ir.types import Shape, byte_size
 
 MAXIMUM_FEATURE_LEVEL: Final = 8
-EXPERIMENTAL: Final = 9
-"""The level of experimental operations: above every feature level."""
 
 
 class OperandType(enum.Enum):
     """NNAPI's operand types by their codes (NNAPI section 8.1)."""
 
-    FLOAT32 = 0
-    INT32 = 1
-    UINT32 = 2
-    TENSOR_FLOAT32 = 3
-    TENSOR_INT32 = 4
-    TENSOR_QUANT8_ASYMM = 5
-    BOOL = 6
-    TENSOR_QUANT16_SYMM = 7
-    TENSOR_FLOAT16 = 8
-    TENSOR_BOOL8 = 9
-    FLOAT16 = 10
-    TENSOR_QUANT8_SYMM_PER_CHANNEL = 11
-    TENSOR_QUANT16_ASYMM = 12
-    TENSOR_QUANT8_SYMM = 13
-    TENSOR_QUANT8_ASYMM_SIGNED = 14
-    SUBGRAPH = 15
+    FLOAT32, INT32, UINT32, TENSOR_FLOAT32, TENSOR_INT32, TENSOR_QUANT8_ASYMM = range(6)
+    BOOL, TENSOR_QUANT16_SYMM, TENSOR_FLOAT16, TENSOR_BOOL8, FLOAT16 = range(6, 11)
+    TENSOR_QUANT8_SYMM_PER_CHANNEL, TENSOR_QUANT16_ASYMM, TENSOR_QUANT8_SYMM = range(11, 14)
+    TENSOR_QUANT8_ASYMM_SIGNED, SUBGRAPH = range(14, 16)
 
     __hash__ = object.__hash__
 
@@ -46,22 +32,29 @@ class OperandType(enum.Enum):
         return self.name.startswith("TENSOR_")
 
     @property
-    def is_scalar(self) -> bool:
-        return not self.is_tensor and self is not OperandType.SUBGRAPH
-
-    @property
     def is_quantized(self) -> bool:
         return "QUANT" in self.name
 
     @property
     def dtype(self) -> DType:
         """The element type of its values in the IR; a SUBGRAPH has none."""
-        return DTYPES[self]
+        return _DTYPES[self.name.removeprefix("TENSOR_")]
 
     @property
     def feature_level(self) -> int:
-        """The level that introduced the type."""
-        return _LEVELS.get(self, 1)
+        """The level that introduced the type: 1 below code 6, 3 below code 14, otherwise 4."""
+        return 1 if self.value < 6 else 3 if self.value < 14 else 4
+
+
+_DTYPES: Final[Mapping[str, DType]] = {
+    **{dtype.name: dtype for dtype in (DType.FLOAT32, DType.INT32, DType.UINT32, DType.FLOAT16)},
+    **dict.fromkeys(("BOOL", "BOOL8"), DType.BOOL),
+    **dict.fromkeys(("QUANT8_SYMM", "QUANT8_SYMM_PER_CHANNEL", "QUANT8_ASYMM_SIGNED"), DType.INT8),
+    "QUANT8_ASYMM": DType.UINT8,
+    "QUANT16_SYMM": DType.INT16,
+    "QUANT16_ASYMM": DType.UINT16,
+}
+"""Element types by the name of an operand type without `TENSOR_`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +69,17 @@ class ExtensionType:
     code: int
     byte_size: int
     is_tensor: bool
+    is_quantized: ClassVar = False
+    """Never: only the driver knows."""
+    dtype: ClassVar = DType.UINT8
+    """An element's bytes are the last dimension in the IR."""
+    feature_level: ClassVar = 3
+    """The level that introduced extensions."""
 
     @property
     def name(self) -> str:
         """`com.example.fibonacci:1`."""
         return f"{self.extension}:{self.code}"
-
-    @property
-    def is_scalar(self) -> bool:
-        return not self.is_tensor
-
-    @property
-    def is_quantized(self) -> bool:
-        """Never: only the driver knows."""
-        return False
-
-    @property
-    def dtype(self) -> DType:
-        """UINT8. An element's bytes are the last dimension in the IR."""
-        return DType.UINT8
-
-    @property
-    def feature_level(self) -> int:
-        """The level that introduced extensions."""
-        return 3
 
 
 AnyType: TypeAlias = "OperandType | ExtensionType"
@@ -115,43 +95,6 @@ def ir_shape(kind: AnyType, dimensions: Shape) -> Shape:
 def value_size(kind: AnyType, dimensions: Iterable[int | None]) -> int:
     """Bytes of a value of fully known dimensions; `ShapeOverflow` beyond 64-bit sizes."""
     return byte_size(kind.dtype, ir_shape(kind, tuple(dimensions)) or ()) or 0
-
-
-DTYPES: Final[Mapping[OperandType, DType]] = {
-    OperandType.FLOAT32: DType.FLOAT32,
-    OperandType.INT32: DType.INT32,
-    OperandType.UINT32: DType.UINT32,
-    OperandType.BOOL: DType.BOOL,
-    OperandType.FLOAT16: DType.FLOAT16,
-    OperandType.TENSOR_FLOAT32: DType.FLOAT32,
-    OperandType.TENSOR_INT32: DType.INT32,
-    OperandType.TENSOR_QUANT8_ASYMM: DType.UINT8,
-    OperandType.TENSOR_QUANT16_SYMM: DType.INT16,
-    OperandType.TENSOR_FLOAT16: DType.FLOAT16,
-    OperandType.TENSOR_BOOL8: DType.BOOL,
-    OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL: DType.INT8,
-    OperandType.TENSOR_QUANT16_ASYMM: DType.UINT16,
-    OperandType.TENSOR_QUANT8_SYMM: DType.INT8,
-    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: DType.INT8,
-}
-
-_LEVELS: Final[Mapping[OperandType, int]] = {
-    **dict.fromkeys(
-        (
-            OperandType.BOOL,
-            OperandType.TENSOR_QUANT16_SYMM,
-            OperandType.TENSOR_FLOAT16,
-            OperandType.TENSOR_BOOL8,
-            OperandType.FLOAT16,
-            OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
-            OperandType.TENSOR_QUANT16_ASYMM,
-            OperandType.TENSOR_QUANT8_SYMM,
-        ),
-        3,
-    ),
-    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: 4,
-    OperandType.SUBGRAPH: 4,
-}
 
 
 class NnapiLifetime(enum.Enum):

@@ -9,12 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.errors import InvalidAttribute, NotLowerable, ShapeMismatch
-from penstock.ir import DType
+from penstock.ir import AttributeValue, DType
 from penstock.nnapi.lowering.operation import OperationLowering
-from penstock.nnapi.lowering.registry import lowers
+from penstock.nnapi.lowering.registry import OLD, lowers
 from penstock.nnapi.lowering.windows import (
     LAYOUT,
+    PADDINGS,
     PADS,
+    STRIDES,
     Padding,
     Sides,
     bind_image,
@@ -26,11 +28,8 @@ from penstock.nnapi.lowering.windows import (
     strides_of,
 )
 
-ACTIVATIONS = "f32 q8 f16@3 q8s@4"
-WEIGHTS = "f32 q8 f16@3 pc@3 q8s@4"
-BIASES = "f32 i32 f16@3"
+TYPES = {"T": OLD, "W": "f32 q8 f16@3 pc@3 q8s@4", "B": "f32 i32 f16@3"}
 WEIGHTED = "input:T filter:W/4 bias:B/1"
-PADDINGS = (PADS, "padding:i")
 TAIL = f"activation:i [{LAYOUT} [dilation_w:i>0@3 dilation_h:i>0@3]] -> output:T"
 
 
@@ -56,14 +55,7 @@ def _convolve(op: OperationLowering, kind: str, data: int, weights: int, **more:
     bind_image(op, result)
 
 
-@lowers(
-    "CONV_2D",
-    level=1,
-    form=tuple(f"{WEIGHTED} {padding} stride_w:i stride_h:i {TAIL}" for padding in PADDINGS),
-    T=ACTIVATIONS,
-    W=WEIGHTS,
-    B=BIASES,
-)
+@lowers("CONV_2D", *(f"{WEIGHTED} {pads} {STRIDES} {TAIL}" for pads in PADDINGS), **TYPES)
 def conv_2d(op: OperationLowering) -> None:
     check_weights(op, 0)
     data, weights = image(op), op.tensor("filter")
@@ -75,13 +67,8 @@ def conv_2d(op: OperationLowering) -> None:
 
 @lowers(
     "DEPTHWISE_CONV_2D",
-    level=1,
-    form=tuple(
-        f"{WEIGHTED} {padding} stride_w:i stride_h:i multiplier:i>0 {TAIL}" for padding in PADDINGS
-    ),
-    T=ACTIVATIONS,
-    W=WEIGHTS,
-    B=BIASES,
+    *(f"{WEIGHTED} {pads} {STRIDES} multiplier:i>0 {TAIL}" for pads in PADDINGS),
+    **TYPES,
 )
 def depthwise_conv_2d(op: OperationLowering) -> None:
     check_weights(op, 3)
@@ -99,14 +86,11 @@ def depthwise_conv_2d(op: OperationLowering) -> None:
 
 @lowers(
     "TRANSPOSE_CONV_2D",
-    level=3,
-    form=tuple(
-        f"{WEIGHTED} {padding} stride_w:i stride_h:i activation:i nchw:b -> output:T"
-        for padding in (PADS, "output_shape:i32/1 padding:i")
+    *(
+        f"{WEIGHTED} {pads} {STRIDES} activation:i nchw:b -> output:T"
+        for pads in (PADS, "output_shape:i32/1 padding:i")
     ),
-    T=ACTIVATIONS,
-    W=WEIGHTS,
-    B=BIASES,
+    **TYPES,
 )
 def transpose_conv_2d(op: OperationLowering) -> None:
     """With explicit padding: computes all that the filter reaches, then crops the padding."""
@@ -171,14 +155,13 @@ def _cut(op: OperationLowering, result: int, sides: Sides) -> int:
 
 
 FORMS = tuple(
-    f"input:T {padding} stride_w:i stride_h:i filter_w:i>0 filter_h:i>0 activation:i [{LAYOUT}]"
-    " -> output:T"
-    for padding in PADDINGS
+    f"input:T {pads} {STRIDES} filter_w:i>0 filter_h:i>0 activation:i [{LAYOUT}] -> output:T"
+    for pads in PADDINGS
 )
 MAX_ONES = 1 << 16
 """Greatest size of an image of ones that is stored as a constant. A run computes larger ones."""
 
-Steps = dict[str, int]
+Steps = dict[str, AttributeValue]
 
 
 def _window(op: OperationLowering) -> tuple[int, Padding, Steps]:
@@ -188,30 +171,18 @@ def _window(op: OperationLowering) -> tuple[int, Padding, Steps]:
     padding = padding_of(op)
     for (before, after), extent in zip(padding.sides, extents, strict=True):
         op.require(max(before, after) < extent, "a window that lies in the padding altogether")
-    steps = {
-        "stride_h": strides[0],
-        "stride_w": strides[1],
-        "filter_height": extents[0],
-        "filter_width": extents[1],
-    }
+    names = ("stride_h", "stride_w", "filter_height", "filter_width")
+    steps: Steps = dict(zip(names, strides + extents, strict=True))
     return data, padding.resolved(op.shape(data), extents, strides), steps
 
 
 def _pool(op: OperationLowering, data: int, padding: Padding, steps: Steps) -> None:
     """The pooling operation itself, with implicit padding."""
-    activation, result = op.activation(), op.result_type()
-    pooled = op.emit(
-        op.type,
-        [data],
-        result,
-        padding=padding.implicit,
-        fused_activation_function=activation,
-        **steps,
-    )
-    bind_image(op, pooled)
+    steps = {**steps, "padding": padding.implicit, "fused_activation_function": op.activation()}
+    bind_image(op, op.emit(op.type, [data], op.result_type(), **steps))
 
 
-@lowers("MAX_POOL_2D", level=1, form=FORMS, same="input output", T="f32 q8 f16@3 q8s@4")
+@lowers("MAX_POOL_2D", *FORMS, same="input output", T=OLD)
 def max_pool_2d(op: OperationLowering) -> None:
     """Explicit padding is filled with the least value."""
     data, padding, steps = _window(op)
@@ -219,10 +190,12 @@ def max_pool_2d(op: OperationLowering) -> None:
         dtype, quantization = op.value_type(data)
         least = np.iinfo(dtype.numpy).min if dtype.is_integer else -np.inf
         value = op.graph.constant(np.array(least, dtype.numpy), quantization)
-        data = op.emit("PADV2", [data, op.table([(0, 0), *padding.sides, (0, 0)]), value])
+        data = op.emit("PADV2", [data, op.integers([(0, 0), *padding.sides, (0, 0)]), value])
     _pool(op, data, padding, steps)
 
 
+@lowers("AVERAGE_POOL_2D", *FORMS, same="input output", T=OLD)
+@lowers("L2_POOL_2D", *FORMS, T="f32 f16@3")
 def _mean_pool(op: OperationLowering) -> None:
     """Pooling by the mean with explicit padding: the mean of the padded image over that of a padded
     image of ones.
@@ -242,18 +215,9 @@ def _mean_pool(op: OperationLowering) -> None:
     share = pooled("AVERAGE_POOL_2D", _ones(op, data))
     if op.type == "L2_POOL_2D":
         share = op.emit("SQRT", [share])
-    quotient = [pooled(op.type, data), share]
-    result, kind = (
-        op.emit("DIV", quotient, fused_activation_function=op.activation()),
-        op.result_type(),
-    )
+    quotient, kind = [pooled(op.type, data), share], op.result_type()
+    result = op.emit("DIV", quotient, fused_activation_function=op.activation())
     bind_image(op, result if kind[0].is_float else op.emit("QUANTIZE", [result], kind))
-
-
-lowers("AVERAGE_POOL_2D", level=1, form=FORMS, same="input output", T="f32 q8 f16@3 q8s@4")(
-    _mean_pool
-)
-lowers("L2_POOL_2D", level=1, form=FORMS, T="f32 f16@3")(_mean_pool)
 
 
 def _ones(op: OperationLowering, data: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from penstock.ir import DType
 from penstock.nnapi.description import OperandType
 from penstock.nnapi.lowering.operation import OperationLowering
-from penstock.nnapi.lowering.registry import lowers, maps
+from penstock.nnapi.lowering.registry import MANY, OLD, lowers, maps
 from penstock.nnapi.lowering.windows import signed, signed_type
 
 FUSED: Final = "a:T/0-4 b:T/0-4 activation:i -> result:T"
@@ -18,36 +18,22 @@ UNARY: Final = "x:T -> y:T"
 UNARY_4: Final = "x:T/1-4 -> y:T"
 """Operations of the first levels take tensors of rank 4 and less."""
 
-MANY: Final = "f16 f32 i32 q8 q8s@4"
-
-for _name, _level, _form, _types in (
-    ("FLOOR", 1, UNARY_4, "f32 f16@3"),
-    ("ABS", 3, UNARY, "f16 f32 i32@4"),
-    ("EXP", 3, UNARY, "f16 f32"),
-    ("LOG", 3, UNARY, "f16 f32"),
-    ("NEG", 3, UNARY, "f16 f32 i32"),
-    ("SIN", 3, UNARY, "f16 f32"),
-    ("SQRT", 3, UNARY, "f16 f32"),
-    ("HARD_SWISH", 4, UNARY, "f16 f32 q8 q8s"),
-    ("POW", 3, PAIR, "f16 f32"),
-    ("PRELU", 3, PAIR, "f16 f32 q8 q8s@4"),
-):
-    maps(_name, level=_level, form=_form, T=_types)
-
-for _name in ("RELU", "RELU1", "RELU6"):
-    maps(
-        _name,
-        to="RELU_N1_TO_1" if _name == "RELU1" else "",
-        level=1,
-        form=UNARY_4,
-        same="x y",
-        T="f32 q8 f16@3 q8s@4",
-    )
-
-maps("LOGICAL_NOT", level=3, form="a:b8 -> truth:b8")
-maps("LOGICAL_AND", "LOGICAL_OR", level=3, form="a:b8 b:b8 -> truth:b8")
-maps("QUANTIZE", level=3, form="x:S -> y:T", S="f16 f32", T="q8 q8s@4")
-maps("DEQUANTIZE", level=1, form="x:S/1-4 -> y:T", S="q8 q8y@3 pc@3 q8s@4", T="f32 f16@3")
+maps("FLOOR", UNARY_4, T="f32 f16@3")
+maps("ABS", UNARY, T="f16 f32 i32@4")
+maps("EXP LOG SIN SQRT", UNARY, T="f16 f32")
+maps("NEG", UNARY, T="f16 f32 i32")
+maps("HARD_SWISH", UNARY, T="f16 f32 q8 q8s")
+maps("POW", PAIR, T="f16 f32")
+maps("PRELU", PAIR, T="f16 f32 q8 q8s@4")
+maps("RELU RELU6", UNARY_4, same="x y", T=OLD)
+maps("RELU1", UNARY_4, to="RELU_N1_TO_1", same="x y", T=OLD)
+maps("LOGICAL_NOT", "a:b8 -> truth:b8")
+maps("LOGICAL_AND LOGICAL_OR", "a:b8 b:b8 -> truth:b8")
+maps("QUANTIZE", "x:S -> y:T", S="f16 f32", T="q8 q8s@4")
+maps("DEQUANTIZE", "x:S/1-4 -> y:T", S="q8 q8y@3 pc@3 q8s@4", T="f32 f16@3")
+# A quantised result covers exactly the function's range: [-1, 1) or [0, 1).
+maps("TANH", "x:T/1-4 -> y:T=1/128,128", T="f32 q8@3 f16@3 q8s@4")
+maps("LOGISTIC", "x:T/1-4 -> y:T=1/256,0", T=OLD)
 
 
 def _require_plain(op: OperationLowering) -> None:
@@ -55,18 +41,16 @@ def _require_plain(op: OperationLowering) -> None:
         op.require(op.activation() == "NONE", "INT32 tensors take no fused activation")
 
 
+@lowers("ADD", FUSED, T=f"{OLD} i32@4")
+@lowers("SUB", FUSED, T="f32 f16@3 q8@3 q8s@4 i32@4")
 def _fused(op: OperationLowering) -> None:
     _require_plain(op)
     op.pass_through()
 
 
-lowers("ADD", level=1, form=FUSED, T="f32 q8 f16@3 q8s@4 i32@4")(_fused)
-lowers("SUB", level=2, form=FUSED, T="f32 f16@3 q8@3 q8s@4 i32@4")(_fused)
-
-
-@lowers("MUL", level=1, form=FUSED, T="f32 q8 f16@3 q8s@4 i32@4")
+@lowers("MUL", FUSED, T=f"{OLD} i32@4")
 def mul(op: OperationLowering) -> None:
-    a, b, result = op.operand("a"), op.operand("b"), op.output("result")
+    a, b, result = (op.operand(name) for name in ("a", "b", "result"))
     if a.type.is_quantized:
         op.require(
             result.scale > a.scale * b.scale,
@@ -76,7 +60,7 @@ def mul(op: OperationLowering) -> None:
     _fused(op)
 
 
-@lowers("DIV", level=2, form=FUSED, T="f32 f16@3 i32@4")
+@lowers("DIV", FUSED, T="f32 f16@3 i32@4")
 def div(op: OperationLowering) -> None:
     """Integer division rounds down. Divisors of 0 are replaced by 1.
 
@@ -95,16 +79,16 @@ def div(op: OperationLowering) -> None:
     op.finish("FLOOR_DIV", [a, b])
 
 
+@lowers("MAXIMUM MINIMUM", PAIR, T=MANY)
 def _extreme(op: OperationLowering) -> None:
     """Quantised operands are first converted to the result's scale, which preserves their order."""
     result = op.result_type()
     op.finish(op.type, [op.requantized(x, result) for x in op.named_tensors("ab")])
 
 
-for _name in ("MAXIMUM", "MINIMUM"):
-    lowers(_name, level=3, form=PAIR, T=MANY)(_extreme)
-
-
+@lowers(
+    "EQUAL NOT_EQUAL GREATER GREATER_EQUAL LESS LESS_EQUAL", "a:T b:T -> truth:b8", T=f"b8 {MANY}"
+)
 def _compare(op: OperationLowering) -> None:
     """The IR compares numbers only, so booleans become integers."""
     pair = op.named_tensors("ab")
@@ -113,14 +97,10 @@ def _compare(op: OperationLowering) -> None:
     op.finish(op.type, pair)
 
 
-for _name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"):
-    lowers(_name, level=3, form="a:T b:T -> truth:b8", T=f"b8 {MANY}")(_compare)
-
-
-@lowers("SELECT", level=3, form="condition:b8 a:T b:T -> result:T", T=MANY)
+@lowers("SELECT", "condition:b8 a:T b:T -> result:T", T=MANY)
 def select(op: OperationLowering) -> None:
     """Condition and values have one shape. Quantised values first take the result's scale."""
-    shapes = [op.shape_of(name) for name in ("condition", "a", "b")]
+    shapes = [op.shape(name) for name in ("condition", "a", "b")]
     known = {s for s in shapes if s is not None and None not in s}
     op.require(len(known) <= 1, "condition and values have one shape")
     result = op.result_type()
@@ -128,7 +108,7 @@ def select(op: OperationLowering) -> None:
     op.finish("SELECT", [op.tensor("condition"), *values])
 
 
-@lowers("RSQRT", level=3, form=UNARY, T="f16 f32 q8@7 q8s@7")
+@lowers("RSQRT", UNARY, T="f16 f32 q8@7 q8s@7")
 def rsqrt(op: OperationLowering) -> None:
     """The IR supports signed 8-bit values only. Unsigned ones are converted there and back."""
     x, result = op.tensor("x"), op.result_type()
@@ -139,21 +119,7 @@ def rsqrt(op: OperationLowering) -> None:
         op.finish("RSQRT", [x])
 
 
-def _squashing(op: OperationLowering) -> None:
-    """A quantised result covers exactly the function's range: [-1, 1) or [0, 1)."""
-    is_signed = op.types["T"].dtype is DType.INT8
-    if op.type == "TANH":
-        op.require_quantization("y", 1 / 128, 0 if is_signed else 128)
-    else:
-        op.require_quantization("y", 1 / 256, -128 if is_signed else 0)
-    op.pass_through()
-
-
-lowers("TANH", level=1, form=UNARY_4, T="f32 q8@3 f16@3 q8s@4")(_squashing)
-lowers("LOGISTIC", level=1, form=UNARY_4, T="f32 q8 f16@3 q8s@4")(_squashing)
-
-
-@lowers("ELU", level=4, form="x:T alpha:real -> y:T", T="f16 f32")
+@lowers("ELU", "x:T alpha:real -> y:T", T="f16 f32")
 def elu(op: OperationLowering) -> None:
     """The IR's ELU has alpha 1; for another: relu(x) + alpha * elu(min(x, 0))."""
     x, alpha = op.tensor("x"), op.real("alpha")
@@ -166,20 +132,17 @@ def elu(op: OperationLowering) -> None:
 
 
 CASTS: Final = "f16 f32 i32 q8 b8@4 q8s@4 q8y@4 pc@4 q16y@4 q16a@4"
+NUMBERS: Final = frozenset(
+    OperandType[f"TENSOR_{name}"] for name in ("FLOAT16", "FLOAT32", "INT32", "QUANT8_ASYMM")
+)
 
 
-@lowers("CAST", level=3, form="x:S -> y:T", S=CASTS, T=CASTS)
+@lowers("CAST", "x:S -> y:T", S=CASTS, T=CASTS)
 def cast(op: OperationLowering) -> None:
     """Numbers outside an unsigned 8-bit range saturate; scale and zero point do not count."""
-    basic = {
-        OperandType.TENSOR_FLOAT16,
-        OperandType.TENSOR_FLOAT32,
-        OperandType.TENSOR_INT32,
-        OperandType.TENSOR_QUANT8_ASYMM,
-    }
     source, target = op.types["S"], op.types["T"]
     op.require(
-        source is target or {source, target} <= basic,
+        source is target or {source, target} <= NUMBERS,
         f"there is no conversion from {source.name} to {target.name}",
     )
     x, result = op.tensor("x"), op.result_type()
@@ -190,9 +153,5 @@ def cast(op: OperationLowering) -> None:
         dtype = op.dtype(x).numpy
         low, high = (op.graph.constant(np.array(v, dtype)) for v in (0, 255))
         x = op.emit("MINIMUM", [op.emit("MAXIMUM", [x, low]), high])
-    op.finish(
-        "CAST",
-        [x],
-        in_data_type=op.dtype(x).value.upper(),
-        out_data_type=result[0].value.upper(),
-    )
+    types = {"in_data_type": op.dtype(x), "out_data_type": result[0]}
+    op.finish("CAST", [x], **{name: dtype.value.upper() for name, dtype in types.items()})

@@ -11,8 +11,11 @@ An argument is `name:kind`. A kind is one of three:
 
 After the kind may follow:
 
-- `/2` or `/1-4`: the rank that a tensor must have, if it is known;
-- `>0`: a scalar must be above 0;
+- `/2` or `/1-4`: the rank that a tensor must have, if it is known; `/x`: it is a vector with a
+  number for each dimension of the argument `x`;
+- `>0`, `>=0`: a scalar must be above 0, or at least 0;
+- `=1/128,128`: the scale and zero point that a quantised tensor must have; the zero point of
+  TENSOR_QUANT8_ASYMM_SIGNED is 128 less;
 - `@3`: the feature level that introduced the argument;
 - `?`: the argument may be omitted (NO_VALUE); `*`: any number of arguments; `+`: one or more.
 
@@ -22,8 +25,9 @@ Arguments in brackets at the end are optional; one pair of brackets is present o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 from penstock.nnapi.description import AnyType, NnapiLifetime, NnapiOperand, OperandType
@@ -49,8 +53,8 @@ REAL: Final = "real"
 EVERY: Final = "any"
 
 _ARGUMENT: Final = re.compile(
-    r"(?P<name>\w+):(?P<kind>\w+)(?:/(?P<low>\d)(?:-(?P<high>\d))?)?(?P<positive>>0)?"
-    r"(?:@(?P<level>\d+))?(?P<mark>[?*+]?)"
+    r"(?P<name>\w+):(?P<kind>\w+)(?:/(?P<low>\d)(?:-(?P<high>\d))?|/(?P<like>[a-z]\w*))?"
+    r"(?P<bound>>=?0)?(?:=(?P<scale>[\d/]+),(?P<zero>\d+))?(?:@(?P<level>\d+))?(?P<mark>\??[*+]?)"
 )
 
 Levels = Mapping[AnyType, int]
@@ -68,7 +72,9 @@ class Argument:
     repeated: bool = False
     least: int = 0
     ranks: tuple[int, int] | None = None
-    positive: bool = False
+    like: str = ""
+    bound: str = ""
+    quantization: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +111,7 @@ def parse_form(text: str) -> Form:
     left, arrow, right = text.partition("->")
     if not arrow:
         raise ValueError(f"form without outputs: {text!r}")
-    inputs, ends = _parse_arguments(left)
-    outputs, output_ends = _parse_arguments(right)
-    return Form(inputs, ends, outputs, output_ends)
+    return Form(*_parse_arguments(left), *_parse_arguments(right))
 
 
 def parse_types(text: str) -> Levels:
@@ -131,18 +135,19 @@ def _parse_arguments(text: str) -> tuple[tuple[Argument, ...], frozenset[int]]:
             found = _ARGUMENT.fullmatch(word)
             if found is None:
                 raise ValueError(f"no argument of a form: {word!r}")
-            low, mark = found["low"], found["mark"]
-            ranks = None if low is None else (int(low), int(found["high"] or low))
+            low, mark, scale = found["low"], found["mark"], found["scale"]
             arguments.append(
                 Argument(
                     found["name"],
                     found["kind"],
                     int(found["level"] or 1),
-                    optional=mark == "?",
-                    repeated=mark in {"*", "+"},
-                    least=int(mark == "+"),
-                    ranks=ranks,
-                    positive=found["positive"] is not None,
+                    optional="?" in mark,
+                    repeated=mark.endswith(("*", "+")),
+                    least=int(mark.endswith("+")),
+                    ranks=None if low is None else (int(low), int(found["high"] or low)),
+                    like=found["like"] or "",
+                    bound=found["bound"] or "",
+                    quantization=(float(Fraction(scale)), int(found["zero"])) if scale else None,
                 )
             )
     ends.add(len(arguments))
@@ -158,87 +163,50 @@ def match_form(
 ) -> Match:
     """The assignment of the operands to *form*; raises `Misfit` if they do not match."""
     types: dict[str, AnyType] = {}
-    places, repeats = _fill(
-        "input", form.inputs, form.ends, inputs, variables, types, feature_level
-    )
-    written, _ = _fill(
-        "output", form.outputs, form.output_ends, outputs, variables, types, feature_level
-    )
+
+    def check(what: str, argument: Argument, operand: NnapiOperand, depth: int) -> None:
+        omitted = operand.lifetime is NnapiLifetime.NO_VALUE
+        if omitted and not argument.optional:
+            raise Misfit(f"{what} has no value, and must have one", depth)
+        kind, found, level = argument.kind, operand.type, argument.level
+        wanted: AnyType = found
+        if kind == REAL:
+            half = OperandType.TENSOR_FLOAT16 in types.values()
+            wanted = OperandType.FLOAT16 if half else OperandType.FLOAT32
+        elif kind in KINDS:
+            wanted = KINDS[kind]
+        elif kind != EVERY:
+            if found not in variables[kind]:
+                raise Misfit(f"{what} cannot be a {found.name}", depth)
+            wanted = types.setdefault(kind, found)
+            level = level if omitted else max(level, variables[kind][found])
+        if found is not wanted:
+            raise Misfit(f"{what} is a {found.name}, where a {wanted.name} is needed", depth)
+        if level > feature_level:
+            text = f"needs feature level {level}, the model keeps to {feature_level}"
+            raise Misfit(f"{what} as a {found.name} {text}", 10_000)
+
+    def assign(
+        side: str,
+        arguments: tuple[Argument, ...],
+        ends: frozenset[int],
+        operands: Sequence[NnapiOperand],
+    ) -> tuple[dict[str, int], int]:
+        repeated = next((a for a in arguments if a.repeated), None)
+        repeats = len(operands) - len(arguments) + 1 if repeated else 0
+        if repeated is None and len(operands) not in ends:
+            wanted = " or ".join(map(str, sorted(ends)))
+            raise Misfit(f"takes {wanted} {side}s, not {len(operands)}", 0)
+        if repeated is not None and repeats < repeated.least:
+            raise Misfit(f"takes {len(arguments)} {side}s at least, not {len(operands)}", 0)
+        places: dict[str, int] = {}
+        spread = [a for a in arguments for _ in range(repeats if a.repeated else 1)]
+        for at, (argument, operand) in enumerate(zip(spread, operands, strict=False)):
+            places.setdefault(argument.name, at)
+            depth = at + 1 + 1000 * (side == "output")
+            check(f"{side} {at} ({argument.name})", argument, operand, depth)
+        return places, repeats
+
+    places, repeats = assign("input", form.inputs, form.ends, inputs)
+    written, _ = assign("output", form.outputs, form.output_ends, outputs)
     return Match(form, places, written, repeats, types)
-
-
-def _fill(
-    side: str,
-    arguments: tuple[Argument, ...],
-    ends: frozenset[int],
-    operands: Sequence[NnapiOperand],
-    variables: Mapping[str, Levels],
-    types: dict[str, AnyType],
-    feature_level: int,
-) -> tuple[dict[str, int], int]:
-    repeated = next((a for a in arguments if a.repeated), None)
-    repeats = len(operands) - len(arguments) + 1 if repeated else 0
-    if repeated is None and len(operands) not in ends:
-        wanted = " or ".join(map(str, sorted(ends)))
-        raise Misfit(f"takes {wanted} {side}s, not {len(operands)}", 0)
-    if repeated is not None and repeats < repeated.least:
-        raise Misfit(f"takes {len(arguments)} {side}s at least, not {len(operands)}", 0)
-    places: dict[str, int] = {}
-    for at, (argument, operand) in enumerate(
-        zip(_spread(arguments, repeats), operands, strict=False)
-    ):
-        places.setdefault(argument.name, at)
-        what = f"{side} {at} ({argument.name})"
-        _check_kind(what, argument, operand, variables, types, at + 1 + 1000 * (side == "output"))
-        _check_level(what, argument, operand, variables, feature_level)
-    return places, repeats
-
-
-def _spread(arguments: tuple[Argument, ...], repeats: int) -> Iterator[Argument]:
-    for argument in arguments:
-        yield from [argument] * (repeats if argument.repeated else 1)
-
-
-def _check_kind(
-    what: str,
-    argument: Argument,
-    operand: NnapiOperand,
-    variables: Mapping[str, Levels],
-    types: dict[str, AnyType],
-    depth: int,
-) -> None:
-    if operand.lifetime is NnapiLifetime.NO_VALUE and not argument.optional:
-        raise Misfit(f"{what} has no value, and must have one", depth)
-    kind, found = argument.kind, operand.type
-    if kind == EVERY:
-        return
-    wanted: AnyType
-    if kind == REAL:
-        half = OperandType.TENSOR_FLOAT16 in types.values()
-        wanted = OperandType.FLOAT16 if half else OperandType.FLOAT32
-    elif kind in KINDS:
-        wanted = KINDS[kind]
-    elif found not in variables[kind]:
-        raise Misfit(f"{what} cannot be a {found.name}", depth)
-    else:
-        wanted = types.setdefault(kind, found)
-    if found is not wanted:
-        raise Misfit(f"{what} is a {found.name}, where a {wanted.name} is needed", depth)
-
-
-def _check_level(
-    what: str,
-    argument: Argument,
-    operand: NnapiOperand,
-    variables: Mapping[str, Levels],
-    feature_level: int,
-) -> None:
-    level = argument.level
-    if operand.lifetime is not NnapiLifetime.NO_VALUE and argument.kind in variables:
-        level = max(level, variables[argument.kind].get(operand.type, 1))
-    if level > feature_level:
-        raise Misfit(
-            f"{what} as a {operand.type.name} needs feature level {level}, "
-            f"the model keeps to {feature_level}",
-            10_000,
-        )

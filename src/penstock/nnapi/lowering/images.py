@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 
@@ -11,67 +12,51 @@ from penstock.ir import DType
 from penstock.nnapi.lowering.operation import OperationLowering
 from penstock.nnapi.lowering.registry import lowers, maps
 from penstock.nnapi.lowering.windows import (
-    PADS,
+    PADDINGS,
+    STRIDES,
     bind_image,
     check_weights,
     image,
     padding_of,
-    strides_of,
 )
 
-maps(
-    "CHANNEL_SHUFFLE",
-    level=3,
-    form="input:T/1-4 groups:i>0 axis:i -> output:T",
-    same="input output",
-    T="f32 f16 q8 q8s@4",
-)
-maps(
-    "INSTANCE_NORMALIZATION",
-    level=3,
-    form="input:T/4 gamma:real beta:real epsilon:real nchw:b -> output:T",
-    T="f32 f16",
-)
+QUANTIZED: Final = "f32 f16 q8 q8s@4"
+
+_SHUFFLE: Final = "input:T/1-4 groups:i>0 axis:i -> output:T"
+maps("CHANNEL_SHUFFLE", _SHUFFLE, same="input output", T=QUANTIZED)
+
+_NORMALIZATION: Final = "input:T/4 gamma:real beta:real epsilon:real nchw:b -> output:T"
+maps("INSTANCE_NORMALIZATION", _NORMALIZATION, T="f32 f16")
 
 
 @lowers(
     "GROUPED_CONV_2D",
-    level=3,
-    form=tuple(
-        f"input:T/4 filter:W/4 bias:B/1 {padding} stride_w:i stride_h:i groups:i>0 activation:i"
-        " nchw:b -> output:T"
-        for padding in (PADS, "padding:i")
+    *(
+        f"input:T/4 filter:W/4 bias:B/1 {pads} {STRIDES} groups:i>0 activation:i nchw:b -> output:T"
+        for pads in PADDINGS
     ),
-    T="f32 f16 q8 q8s@4",
+    T=QUANTIZED,
     W="f32 f16 q8 pc q8s@4",
     B="f32 i32 f16",
 )
 def grouped_conv_2d(op: OperationLowering) -> None:
     check_weights(op, 0)
-    padding, strides = padding_of(op), strides_of(op)
-    (top, bottom), (left, right) = padding.sides
-    explicit = padding.scheme == "EXPLICIT"
+    padding = padding_of(op)
+    height, width = padding.sides
     op.finish(
         "GROUPED_CONV_2D",
         op.named_tensors(("input", "filter", "bias")),
         padding=padding.scheme,
-        explicit_padding=(left, right, top, bottom) if explicit else (),
-        stride_w=strides[1],
-        stride_h=strides[0],
-        groups=op.integer("groups"),
+        explicit_padding=width + height if padding.scheme == "EXPLICIT" else (),
+        **{name: op.integer(name) for name in ("stride_w", "stride_h", "groups")},
         fused_activation_function=op.activation(),
         data_layout=op.layout,
     )
 
 
-@lowers(
-    "RANDOM_MULTINOMIAL",
-    level=3,
-    form="logits:T/2 samples:i>0 seeds:i32/1 -> output:i32",
-    T="f32 f16",
-)
+@lowers("RANDOM_MULTINOMIAL", "logits:T/2 samples:i>0 seeds:i32/1 -> output:i32", T="f32 f16")
 def random_multinomial(op: OperationLowering) -> None:
-    if op.dimension(op.tensor("logits"), 1) == 0:
+    if op.dimension("logits", 1) == 0:
         raise ShapeMismatch("logits of no class")
     op.pass_through()
 
@@ -83,7 +68,7 @@ NEAREST = "nchw:b [align:b@4 [half:b@4]] -> y:T"
 def _size(op: OperationLowering, data: int) -> int:
     """[height, width]: as given, or the image's times the scales, rounded down."""
     if "width" in op.match.inputs:
-        return op.integers((op.positive("height"), op.positive("width")))
+        return op.integers((op.integer("height"), op.integer("width")))
     scales = op.real("scale_h"), op.real("scale_w")
     if not all(0 < s < math.inf for s in scales):
         raise InvalidAttribute(f"a scale of {op.type} is not above 0, or infinite: {scales}")
@@ -99,26 +84,23 @@ def _size(op: OperationLowering, data: int) -> int:
     return op.integers((height, width))
 
 
+@lowers(
+    "RESIZE_BILINEAR",
+    f"x:T width:i>0 height:i>0 {BILINEAR}",
+    f"x:T scale_w:real@3 scale_h:real@3 {BILINEAR}",
+    same="x y",
+    T="f32 q8@3 f16@3 q8s@4",
+)
+@lowers(
+    "RESIZE_NEAREST_NEIGHBOR",
+    f"x:T width:i>0 height:i>0 {NEAREST}",
+    f"x:T scale_w:real scale_h:real {NEAREST}",
+    same="x y",
+    T=QUANTIZED,
+)
 def _resize(op: OperationLowering) -> None:
     align, half = op.flag("align", default=False), op.flag("half", default=False)
     op.require(not (align and half), "aligned corners and half-pixel centres exclude each other")
     data = image(op, "x")
     size = _size(op, data)
     bind_image(op, op.emit(op.type, [data, size], align_corners=align, half_pixel_centers=half))
-
-
-lowers(
-    "RESIZE_BILINEAR",
-    level=1,
-    form=(f"x:T width:i height:i {BILINEAR}", f"x:T scale_w:real@3 scale_h:real@3 {BILINEAR}"),
-    same="x y",
-    T="f32 q8@3 f16@3 q8s@4",
-)(_resize)
-
-lowers(
-    "RESIZE_NEAREST_NEIGHBOR",
-    level=3,
-    form=(f"x:T width:i height:i {NEAREST}", f"x:T scale_w:real scale_h:real {NEAREST}"),
-    same="x y",
-    T="f16 f32 q8 q8s@4",
-)(_resize)

@@ -2,80 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence, Set as AbstractSet
 from dataclasses import replace
 from itertools import pairwise, starmap
-from typing import Final
 
-from penstock.errors import IndexOutOfRange, InvalidOperation, LimitExceeded, ModelError
-from penstock.ir import ConstantPool, Model, Subgraph
-from penstock.ir.validate import MAX_DEPTH
+from msgspec.structs import replace as replaced
+
+from penstock.errors import IndexOutOfRange, InvalidOperation, ModelError
+from penstock.ir import Model, Subgraph
 from penstock.nnapi.description import (
     MAXIMUM_FEATURE_LEVEL,
     NnapiLifetime,
     NnapiModel,
     NnapiOperand,
     NnapiOperation,
-    NnapiSubgraph,
-    ir_shape,
 )
-from penstock.nnapi.lowering.graph import ModelAssembly, SubgraphBuilder
+from penstock.nnapi.lowering.graph import NOTHING, ModelLowering, SubgraphLowering
 from penstock.nnapi.lowering.operation import OperationLowering
 from penstock.nnapi.lowering.registry import lowers, rule_of
-from penstock.nnapi.lowering.validation import check_structure, ir_extension, ir_operand
+from penstock.nnapi.lowering.validation import check_structure
+
+Operands = Sequence[NnapiOperand]
 
 
-@lowers(
-    "IF", level=4, form="condition:b8 then:model otherwise:model arguments:any* -> results:any*"
-)
+def _interface(op: OperationLowering, name: str) -> tuple[Operands, Operands]:
+    """Inputs and outputs of the subgraph that a SUBGRAPH argument names."""
+    target = op.graph.whole.referenced(op.operand(name).subgraph)
+    inputs, outputs = (
+        [target.operands[i] for i in indexes] for indexes in (target.inputs, target.outputs)
+    )
+    return inputs, outputs
+
+
+def _subgraph(op: OperationLowering, name: str, passed: int = 0) -> int:
+    """The IR index of an argument's subgraph; its last *passed* inputs are outputs, too."""
+    return op.graph.whole.subgraph(op.graph, op.operand(name).subgraph, passed)
+
+
+def _require_alike(op: OperationLowering, what: str, theirs: Operands, ours: Operands) -> None:
+    """Checks that operands of a subgraph match in type, quantisation and dimensions."""
+    op.require(len(theirs) == len(ours), f"{what} {len(theirs)} operands, not {len(ours)}")
+    for place, (a, b) in enumerate(zip(theirs, ours, strict=True)):
+        kinds = [(o.type, o.scale, o.zero_point, o.extension_data) for o in (a, b)]
+        alike = kinds[0] == kinds[1]
+        if alike and a.dimensions is not None and b.dimensions is not None:
+            alike = len(a.dimensions) == len(b.dimensions) and all(
+                x is None or y is None or x == y
+                for x, y in zip(a.dimensions, b.dimensions, strict=True)
+            )
+        op.require(alike, f"operand {place} that {what} is of another type")
+
+
+@lowers("IF", "condition:b8 then:model otherwise:model arguments:any* -> results:any*")
 def if_else(op: OperationLowering) -> None:
-    shape = op.shape(op.tensor("condition"))
+    shape = op.shape("condition")
     op.require(shape in {None, (1,), (None,)}, f"a condition of shape {shape}")
     for name in ("then", "otherwise"):
-        op.require_takes(name, op.arguments("arguments"))
-        op.require_gives(name, op.results())
-        op.require(
-            len(op.interface(name)[1]) == len(op.results()),
-            f"{name} gives {len(op.interface(name)[1])} operands, not {len(op.results())}",
-        )
+        taken, given = _interface(op, name)
+        _require_alike(op, f"{name} takes", taken, op.arguments("arguments"))
+        _require_alike(op, f"{name} gives", given, op.results())
     op.finish(
         "IF",
         [op.tensor("condition"), *op.tensors("arguments")],
-        then_subgraph_index=op.subgraph("then"),
-        else_subgraph_index=op.subgraph("otherwise"),
+        then_subgraph_index=_subgraph(op, "then"),
+        else_subgraph_index=_subgraph(op, "otherwise"),
     )
 
 
-@lowers("WHILE", level=4, form="condition:model body:model arguments:any* -> results:any*")
+@lowers("WHILE", "condition:model body:model arguments:any* -> results:any*")
 def while_loop(op: OperationLowering) -> None:
     """Inputs that the body does not return are passed through; local state stays inside."""
     arguments, outputs = op.arguments("arguments"), op.results()
-    taken, given = op.interface("body")
+    taken, given = _interface(op, "body")
     passed = len(taken) - len(given)
     op.require(passed >= 0, f"a body of {len(given)} outputs and {len(taken)} inputs")
     op.require(
         len(outputs) <= len(given), f"{len(outputs)} outputs of a body that gives {len(given)}"
     )
-    op.require_takes("condition", arguments)
-    op.require_takes("body", arguments)
-    op.require_gives("body", arguments[: len(given)])
-    op.require_gives("body", outputs)
+    _require_alike(op, "condition takes", _interface(op, "condition")[0], arguments)
+    _require_alike(op, "body takes", taken, arguments)
+    _require_alike(op, "body gives", given, arguments[: len(given)])
+    _require_alike(op, "body gives", given[: len(outputs)], outputs)
     values = op.tensors("arguments")
     results = op.emit_many(
         "WHILE",
         values,
         [op.value_type(v) for v in values],
-        cond_subgraph_index=op.subgraph("condition"),
-        body_subgraph_index=op.subgraph("body", passed),
+        cond_subgraph_index=_subgraph(op, "condition"),
+        body_subgraph_index=_subgraph(op, "body", passed),
     )
+    operands = op.graph.operands
     for value, result in zip(values, results, strict=True):
         # Values that stay inside the loop get their extension type from nowhere else.
-        op.graph.annotate(result, op.ir(value).extension)
+        operands[result] = replaced(operands[result], extension=operands[value].extension)
     for place in range(len(outputs)):
         op.bind(place, results[place])
-
-
-NOTHING: Final[frozenset[int]] = frozenset()
 
 
 def lower(
@@ -85,9 +106,9 @@ def lower(
 ) -> Model:
     """*model* in operations of the IR; its inputs and outputs keep their order.
 
-    *feature_level* (1 to 8) limits the model; `description.EXPERIMENTAL` allows everything.
-    *omitted* are positions of main inputs for optional operands that have no value in the run; the
-    result lacks these inputs.
+    *feature_level* (1 to 8) limits the model; `codes.EXPERIMENTAL` allows everything. *omitted* are
+    positions of main inputs for optional operands that have no value in the run; the result lacks
+    these inputs.
 
     Raises a `ModelError` for the first rule of NNAPI that *model* breaks, with the place and
     NNAPI's numbers. Structure and operands are checked first (NNAPI sections 8.1 and 8.4), then
@@ -106,119 +127,39 @@ def lower_traced(
     for position in omitted:
         if not 0 <= position < len(model.main.inputs):
             raise IndexOutOfRange(f"omitted input {position} of {len(model.main.inputs)}")
-    assembly = ModelAssembly(model.pools)
-    whole = ModelLowering(model, assembly, feature_level)
     left_out = frozenset(model.main.inputs[p] for p in omitted)
+    whole = ModelLowering(model, feature_level, _lower_subgraph)
     main = SubgraphLowering(whole, model.main, "main", left_out)
-    assembly.put(0, main.run(0))
-    return assembly.model(), tuple(starmap(range, pairwise((0, *main.ends))))
+    whole.add(main)
+    return whole.finish(), tuple(starmap(range, pairwise((0, *main.ends))))
 
 
-class ModelLowering:
-    """Shared state of the subgraphs of one model during lowering."""
-
-    def __init__(self, model: NnapiModel, assembly: ModelAssembly, feature_level: int) -> None:
-        self.model, self.assembly, self.feature_level = model, assembly, feature_level
-        self._lowered: dict[tuple[int, int], int] = {}
-        self._depth = 0
-
-    def subgraph(self, index: int, passed: int) -> int:
-        """The IR index of referenced subgraph *index*, lowered once for each *passed*."""
-        key = index, passed
-        if key not in self._lowered:
-            if self._depth == MAX_DEPTH:
-                raise LimitExceeded(f"subgraphs refer to each other more than {MAX_DEPTH} deep")
-            self._lowered[key] = place = self.assembly.reserve()
-            source = self.model.referenced[index]
-            lowering = SubgraphLowering(self, source, f"subgraph {index}", NOTHING)
-            self._depth += 1
-            self.assembly.put(place, lowering.run(passed))
-            self._depth -= 1
-        self.assembly.finished(self._lowered[key])
-        return self._lowered[key]
+def _lower_subgraph(graph: SubgraphLowering, passed: int) -> Subgraph:
+    """The IR subgraph. After its own outputs follow the last *passed* inputs."""
+    source = graph.source
+    inputs = [graph.value(i) for i in source.inputs if i not in graph.left_out]
+    for at, operation in enumerate(source.operations):
+        try:
+            _lower_operation(graph, operation)
+        except ModelError as error:
+            if error.where is not None:
+                raise
+            raise error.at(f"{graph.where}, operation {at} ({operation.type})") from error
+        graph.ends.append(len(graph.operations))
+    outputs = [graph.value(i) for i in source.outputs]
+    return graph.finish(inputs, [*outputs, *inputs[len(inputs) - passed :]])
 
 
-class SubgraphLowering:
-    """One NNAPI subgraph during lowering: `graph`, and the IR operand of each NNAPI operand."""
-
-    def __init__(
-        self, whole: ModelLowering, source: NnapiSubgraph, where: str, omitted: AbstractSet[int]
-    ) -> None:
-        self._whole, self._source, self._where, self._omitted = whole, source, where, omitted
-        self.graph = SubgraphBuilder(whole.assembly)
-        self.feature_level = whole.feature_level
-        self.pools: tuple[ConstantPool, ...] = whole.model.pools
-        self.ends: list[int] = []
-        self._values: dict[int, int] = {}
-
-    def run(self, passed: int) -> Subgraph:
-        """The IR subgraph. After its own outputs follow the last *passed* inputs."""
-        given = [i for i in self._source.inputs if i not in self._omitted]
-        inputs = [self.value(i) for i in given]
-        for at, operation in enumerate(self._source.operations):
-            try:
-                self._lower(operation)
-            except ModelError as error:
-                if error.where is not None:
-                    raise
-                place = f"{self._where}, operation {at} ({operation.type})"
-                raise error.at(place) from error
-            self.ends.append(len(self.graph.operations))
-        outputs = [self.value(i) for i in self._source.outputs]
-        through = inputs[len(inputs) - passed :]
-        return self.graph.finish(inputs, [*outputs, *through], self._source.name)
-
-    def _lower(self, operation: NnapiOperation) -> None:
-        rule = rule_of(operation.type)
-        operands = self._source.operands
-        inputs = [
-            replace(operands[i], lifetime=NnapiLifetime.NO_VALUE)
-            if self.is_omitted(i)
-            else operands[i]
-            for i in operation.inputs
-        ]
-        match = rule.match(inputs, [operands[i] for i in operation.outputs], self.feature_level)
-        op = OperationLowering(self, operation, match)
-        rule.lower(op)
-        if not op.complete:
-            raise InvalidOperation(f"{operation.type} does not write all its outputs")
-
-    def operand(self, index: int) -> NnapiOperand:
-        """NNAPI operand *index*."""
-        return self._source.operands[index]
-
-    def is_omitted(self, index: int) -> bool:
-        """Whether NNAPI operand *index* has no value."""
-        return (
-            index in self._omitted
-            or self._source.operands[index].lifetime is NnapiLifetime.NO_VALUE
-        )
-
-    def value(self, index: int) -> int:
-        """The IR operand of NNAPI operand *index*; inputs and constants are created on demand."""
-        if index not in self._values:
-            operand = self.graph.assembly.settled(ir_operand(self._source.operands[index]))
-            self._values[index] = self.graph.add(operand)
-        return self._values[index]
-
-    def bind(self, index: int, result: int) -> None:
-        """Makes IR operand *result* NNAPI operand *index*, with the type and shape of both."""
-        source = self._source.operands[index]
-        made = self.graph.operands[result].dtype
-        if made is not source.type.dtype:
-            raise InvalidOperation(f"an output of type {source.type.name} is {made.value}")
-        self.graph.refine(result, ir_shape(source.type, source.dimensions), source.name)
-        self.graph.annotate(result, ir_extension(source))
-        self._values[index] = result
-
-    def referenced(self, index: int | None) -> NnapiSubgraph:
-        """A referenced NNAPI subgraph."""
-        if index is None:
-            raise InvalidOperation("a SUBGRAPH operand names no subgraph")
-        return self._whole.model.referenced[index]
-
-    def subgraph(self, index: int | None, passed: int) -> int:
-        """The IR index of a referenced subgraph."""
-        if index is None:
-            raise InvalidOperation("a SUBGRAPH operand names no subgraph")
-        return self._whole.subgraph(index, passed)
+def _lower_operation(graph: SubgraphLowering, operation: NnapiOperation) -> None:
+    operands, rule = graph.source.operands, rule_of(operation.type)
+    inputs = [
+        replace(operands[i], lifetime=NnapiLifetime.NO_VALUE)
+        if graph.is_omitted(i)
+        else operands[i]
+        for i in operation.inputs
+    ]
+    outputs = [operands[i] for i in operation.outputs]
+    op = OperationLowering(graph, operation, rule.match(inputs, outputs, graph.whole.feature_level))
+    rule.lower(op)
+    if not op.complete:
+        raise InvalidOperation(f"{operation.type} does not write all its outputs")

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.errors import InvalidAttribute, NotLowerable
+from penstock.errors import NotLowerable
 from penstock.ir import DType
 from penstock.ir.types import is_static
-from penstock.nnapi.description import OperandType
 from penstock.nnapi.lowering.operation import OperationLowering
-from penstock.nnapi.lowering.registry import lowers, maps
+from penstock.nnapi.lowering.registry import MANY, OLD, lowers, maps
 from penstock.nnapi.lowering.windows import check_weights
 
 MAX_RANK = 4
-ORDERED = "f16 f32 i32 q8 q8s@4"
-OLD = "f32 q8 f16@3 q8s@4"
 
 
-def bind_with_rank(op: OperationLowering, result: int, output: int = 0) -> None:
+def bind_with_rank(op: OperationLowering, result: int) -> None:
     """Binds *result*, which keeps at least one dimension: a scalar becomes a vector of one element.
 
     If the rank is not known before a run, the declared dimensions decide.
     """
-    rank, declared = op.rank(result), op.declared(output)
+    rank, declared = op.rank(result), op.results()[0].dimensions
     if rank == 0:
         result = op.reshape(result, (1,))
     elif rank is None:
         if declared is None or not is_static(declared):
             raise NotLowerable(f"the rank of the output of {op.type} is known only when it runs")
         result = op.reshape(result, [d or 0 for d in declared])
-    op.bind(output, result)
+    op.bind(0, result)
 
 
+_REDUCTION = "x:T/0-4 axes:i32/1 keep:b -> y:T"
+
+
+@lowers("MEAN", "x:T/0-4 axes:i32/1 keep:i -> y:T", same="x y", T=OLD)
+@lowers("REDUCE_ALL REDUCE_ANY", _REDUCTION, same="x y", T="b8")
+@lowers("REDUCE_MAX REDUCE_MIN", _REDUCTION, same="x y", T="f16 f32 q8 q8s@4")
+@lowers("REDUCE_PROD REDUCE_SUM", _REDUCTION, same="x y", T="f16 f32")
 def _reduce(op: OperationLowering) -> None:
     """MEAN's flag is an integer, which is set if it is above 0."""
     keep = op.integer("keep") > 0 if op.type == "MEAN" else op.flag("keep")
@@ -44,24 +48,7 @@ def _reduce(op: OperationLowering) -> None:
     bind_with_rank(op, result)
 
 
-for _name, _level, _keep, _types in (
-    ("MEAN", 2, "i", OLD),
-    ("REDUCE_ALL", 3, "b", "b8"),
-    ("REDUCE_ANY", 3, "b", "b8"),
-    ("REDUCE_MAX", 3, "b", "f16 f32 q8 q8s@4"),
-    ("REDUCE_MIN", 3, "b", "f16 f32 q8 q8s@4"),
-    ("REDUCE_PROD", 3, "b", "f16 f32"),
-    ("REDUCE_SUM", 3, "b", "f16 f32"),
-):
-    lowers(
-        _name,
-        level=_level,
-        form=f"x:T/0-4 axes:i32/1 keep:{_keep} -> y:T",
-        same="x y",
-        T=_types,
-    )(_reduce)
-
-
+@lowers("ARGMAX ARGMIN", "x:T axis:i -> index:i32", T=MANY)
 def _search(op: OperationLowering) -> None:
     x = op.tensor("x")
     axis = op.axis(op.integer("axis"), op.rank(x))
@@ -70,16 +57,12 @@ def _search(op: OperationLowering) -> None:
     bind_with_rank(op, result)
 
 
-for _name in ("ARGMAX", "ARGMIN"):
-    lowers(_name, level=3, form="x:T axis:i -> index:i32", T=ORDERED)(_search)
-
-
-@lowers("TOPK_V2", level=3, form="x:T k:i -> values:T indices:i32", same="x values", T=ORDERED)
+@lowers("TOPK_V2", "x:T k:i -> values:T indices:i32", same="x values", T=MANY)
 def top_k(op: OperationLowering) -> None:
     """Reverses the last axis and converts the indices: NNAPI prefers the larger index among
     equals, the IR the smaller.
     """
-    x, types = op.tensor("x"), op.result_types()
+    x, types = op.tensor("x"), [op.result_type("values"), op.result_type("indices")]
     axis = op.known_rank(x) - 1
     op.require(axis >= 0, "the input has a dimension at least")
     last = (op.shape(x) or (None,))[-1]
@@ -106,26 +89,21 @@ def along_last(op: OperationLowering, compute: Callable[[int], int]) -> None:
     op.bind(0, op.transpose(compute(op.transpose(x, order)), back))
 
 
-def _is_signed(op: OperationLowering) -> bool:
-    return op.types["T"] is OperandType.TENSOR_QUANT8_ASYMM_SIGNED
-
-
 def _require_images(op: OperationLowering) -> None:
     if op.feature_level < 3:
         op.require_rank("x", 4)
 
 
-@lowers("SOFTMAX", level=1, form="x:T/1-4 beta:real>0 [axis:i@3] -> y:T", T=OLD)
+@lowers("SOFTMAX", "x:T/1-4 beta:real>0 [axis:i@3] -> y:T=1/256,0", T=OLD)
 def softmax(op: OperationLowering) -> None:
     if op.feature_level < 3:
-        rank = op.rank(op.tensor("x"))
+        rank = op.rank("x")
         op.require(rank in {None, 2, 4}, "below feature level 3 the input has rank 2 or 4")
-    op.require_quantization("y", 1 / 256, -128 if _is_signed(op) else 0)
     result, beta = op.result_type(), op.real("beta")
     along_last(op, lambda x: op.emit("SOFTMAX", [x], result, beta=beta))
 
 
-@lowers("LOG_SOFTMAX", level=3, form="x:T beta:real>0 axis:i -> y:T", T="f16 f32")
+@lowers("LOG_SOFTMAX", "x:T beta:real>0 axis:i -> y:T", T="f16 f32")
 def log_softmax(op: OperationLowering) -> None:
     """The IR supports beta 1 only. For another beta the logits are multiplied first."""
     beta = op.real("beta")
@@ -137,33 +115,31 @@ def log_softmax(op: OperationLowering) -> None:
     along_last(op, compute)
 
 
-@lowers("L2_NORMALIZATION", level=1, form="x:T/1-4 [axis:i@3] -> y:T", T="f32 q8@3 f16@3 q8s@4")
+_UNIT = "x:T/1-4 [axis:i@3] -> y:T=1/128,128"
+
+
+@lowers("L2_NORMALIZATION", _UNIT, T="f32 q8@3 f16@3 q8s@4")
 def l2_normalization(op: OperationLowering) -> None:
     _require_images(op)
-    op.require_quantization("y", 1 / 128, 0 if _is_signed(op) else 128)
     result = op.result_type()
     along_last(op, lambda x: op.emit("L2_NORMALIZATION", [x], result))
 
 
 @lowers(
     "LOCAL_RESPONSE_NORMALIZATION",
-    level=1,
-    form="x:T/1-4 radius:i bias:real alpha:real beta:real [axis:i@3] -> y:T",
+    "x:T/1-4 radius:i>=0 bias:real alpha:real beta:real [axis:i@3] -> y:T",
     T="f32 f16@3",
 )
 def local_response_normalization(op: OperationLowering) -> None:
     """The IR supports images only: fewer dimensions get leading ones, later removed."""
     _require_images(op)
-    radius = op.integer("radius")
-    if radius < 0:
-        raise InvalidAttribute(f"radius of {op.type} is negative: {radius}")
+    numbers = {name: op.real(name) for name in ("bias", "alpha", "beta")}
 
     def compute(x: int) -> int:
         missing = MAX_RANK - op.known_rank(x)
         for _ in range(missing):
             x = op.emit("EXPAND_DIMS", [x, op.integers((0,))])
-        numbers = {name: op.real(name) for name in ("bias", "alpha", "beta")}
-        done = op.emit("LOCAL_RESPONSE_NORMALIZATION", [x], radius=radius, **numbers)
+        done = op.emit(op.type, [x], radius=op.integer("radius"), **numbers)
         if missing == 0:
             return done
         return op.emit("SQUEEZE", [done], squeeze_dims=tuple(range(missing)))
@@ -173,8 +149,7 @@ def local_response_normalization(op: OperationLowering) -> None:
 
 @lowers(
     "FULLY_CONNECTED",
-    level=1,
-    form="input:T/2-4 filter:W/2 bias:B/1 activation:i -> output:T",
+    "input:T/2-4 filter:W/2 bias:B/1 activation:i -> output:T",
     T=OLD,
     W=OLD,
     B="f32 i32 f16@3",
@@ -184,9 +159,4 @@ def fully_connected(op: OperationLowering) -> None:
     op.pass_through()
 
 
-maps(
-    "BATCH_MATMUL",
-    level=6,
-    form="a:T/2-4 b:T/2-4 adj_x:b adj_y:b -> product:T",
-    T="f16 f32 i32 q8s",
-)
+maps("BATCH_MATMUL", "a:T/2-4 b:T/2-4 adj_x:b adj_y:b -> product:T", T="f16 f32 i32 q8s")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock import errors
-from penstock.ir import AttributeValue, DType, NDArray, Operand, Quantization
+from penstock.ir import AttributeValue, DType, NDArray, Operand
+from penstock.ir.model import show_shape
 from penstock.ir.subgraph import constant_array
 from penstock.ir.types import Shape
-from penstock.nnapi.description import AnyType, NnapiOperand, NnapiOperation
-from penstock.nnapi.lowering.graph import Scope, SubgraphBuilder, ValueType, show
+from penstock.nnapi.description import NnapiOperand, NnapiOperation, OperandType
+from penstock.nnapi.lowering.forms import Argument, Match
+from penstock.nnapi.lowering.graph import SubgraphLowering, ValueType
 from penstock.nnapi.lowering.validation import ir_operand, value_type
 
-if TYPE_CHECKING:
-    from penstock.nnapi.lowering.forms import Match
+Name = TypeVar("Name", bound=str)
 
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6")
 """Fused activations by code (NNAPI section 1.1)."""
@@ -29,34 +31,46 @@ SCALARS: Final = frozenset({"i", "b", "f", "h", "real"})
 
 
 class OperationLowering:
-    """One NNAPI operation during lowering. Names are those of its form, numbers are IR operands."""
+    """One NNAPI operation during lowering. Texts name arguments and outputs of its form, numbers
+    are IR operands.
+    """
 
-    def __init__(self, scope: Scope, operation: NnapiOperation, match: Match) -> None:
-        self._scope, self.operation, self.match = scope, operation, match
-        self.graph: SubgraphBuilder = scope.graph
-        self.type = operation.type
-        self.feature_level = scope.feature_level
+    def __init__(self, graph: SubgraphLowering, operation: NnapiOperation, match: Match) -> None:
+        self.graph, self.operation, self.match = graph, operation, match
+        self.type, self.types = operation.type, match.types
+        self.feature_level = graph.whole.feature_level
         self._bound: set[int] = set()
-
-    @property
-    def types(self) -> Mapping[str, AnyType]:
-        """The operand types of the form's variables."""
-        return self.match.types
 
     def given(self, name: str) -> bool:
         """Whether the argument is given and not omitted."""
         place = self.match.inputs.get(name)
-        return place is not None and not self._scope.is_omitted(self.operation.inputs[place])
+        return place is not None and not self.graph.is_omitted(self.operation.inputs[place])
+
+    def _indexes(self, name: str) -> tuple[int, ...]:
+        """The NNAPI operands of an argument or output: all of a repeated one."""
+        match = self.match
+        if name in match.outputs:
+            places, form, side = match.outputs, match.form.outputs, self.operation.outputs
+            repeats = len(side)
+        else:
+            places, form, side = match.inputs, match.form.inputs, self.operation.inputs
+            repeats = match.repeats
+        if not any(a.repeated for a in form if a.name == name):
+            return (side[places[name]],)
+        first = places.get(name, 0)
+        return side[first : first + repeats]
+
+    def arguments(self, name: str) -> list[NnapiOperand]:
+        """The NNAPI operands of an argument or output: all of a repeated one."""
+        return [self.graph.source.operands[i] for i in self._indexes(name)]
 
     def operand(self, name: str) -> NnapiOperand:
-        """The NNAPI operand of a given input."""
-        return self._scope.operand(self.operation.inputs[self.match.inputs[name]])
+        """The NNAPI operand of a given argument or an output."""
+        return self.arguments(name)[0]
 
     def tensor(self, name: str) -> int:
         """The IR operand of an input, which for an omitted input represents the omission."""
-        if not self.given(name):
-            return self.graph.omitted()
-        return self._scope.value(self.operation.inputs[self.match.inputs[name]])
+        return self.tensors(name)[0] if self.given(name) else self.graph.omitted()
 
     def named_tensors(self, names: Iterable[str], prefix: str = "") -> list[int]:
         """The IR operands of several inputs."""
@@ -64,24 +78,14 @@ class OperationLowering:
 
     def tensors(self, name: str) -> list[int]:
         """The IR operands of a repeated argument."""
-        first = self.match.inputs.get(name)
-        if first is None:
-            return []
-        given = self.operation.inputs[first : first + self.match.repeats]
+        graph = self.graph
         return [
-            self.graph.omitted() if self._scope.is_omitted(i) else self._scope.value(i)
-            for i in given
+            graph.omitted() if graph.is_omitted(i) else graph.value(i) for i in self._indexes(name)
         ]
-
-    def arguments(self, name: str) -> list[NnapiOperand]:
-        """The NNAPI operands of a repeated argument."""
-        first = self.match.inputs.get(name, 0)
-        count = self.match.repeats
-        return [self._scope.operand(i) for i in self.operation.inputs[first : first + count]]
 
     def constant(self, name: str) -> NDArray | None:
         """The value of an input if it is known before the run."""
-        return self.graph.value(self.tensor(name)) if self.given(name) else None
+        return self.graph.known_value(self.tensor(name)) if self.given(name) else None
 
     def integer(self, name: str, default: int | None = None) -> int:
         """The value of an INT32 scalar."""
@@ -91,9 +95,9 @@ class OperationLowering:
         """The value of a BOOL scalar."""
         return bool(self._scalar(name, default))
 
-    def real(self, name: str, default: float | None = None) -> float:
+    def real(self, name: str) -> float:
         """The value of a FLOAT32 or FLOAT16 scalar."""
-        return float(self._scalar(name, default))
+        return float(self._scalar(name))
 
     def _scalar(self, name: str, default: float | None = None) -> float:
         if default is not None and not self.given(name):
@@ -101,44 +105,30 @@ class OperationLowering:
         operand = self.operand(name)
         if not operand.lifetime.is_constant:
             raise errors.NotLowerable(f"{name} of {self.type} is known only when the model runs")
-        value = constant_array(self._scope.pools, ir_operand(operand)).reshape(-1)[0]
-        number: float = value.item()
+        pools = self.graph.whole.model.pools
+        number: float = constant_array(pools, ir_operand(operand)).reshape(-1)[0].item()
         return number
 
-    def positive(self, name: str, default: int | None = None) -> int:
-        """An INT32 scalar that must be above 0."""
-        value = self.integer(name, default)
-        self._require_positive(name, value)
-        return value
+    def require_bound(self, name: str, bound: str = ">0") -> None:
+        """Checks that a scalar is above 0, or, for the *bound* `>=0`, at least 0."""
+        value = self._scalar(name)
+        if not (value > 0 if bound == ">0" else value >= 0):
+            wanted = "above" if bound == ">0" else "at least"
+            raise errors.InvalidAttribute(f"{name} of {self.type} must be {wanted} 0, not {value}")
 
-    def _require_positive(self, name: str, value: float) -> None:
-        if not value > 0:
-            raise errors.InvalidAttribute(f"{name} of {self.type} must be above 0, not {value}")
-
-    def not_negative(self, name: str) -> float:
-        """A real scalar that must be at least 0."""
-        value = self.real(name)
-        if not value >= 0:
-            raise errors.InvalidAttribute(
-                f"{name} of {self.type} is {value}, and must not be below 0"
-            )
-        return value
-
-    def activation(self, name: str = "activation") -> str:
-        """The fused activation function of a fuse code."""
+    def choice(self, name: str, choices: Mapping[int, Name], what: str = "") -> Name:
+        """The meaning of the code in an INT32 scalar; *what* it is in the error for others."""
         code = self.integer(name)
-        if not 0 <= code < len(ACTIVATIONS):
-            raise errors.InvalidAttribute(f"fuse code {code} of {self.type} is not in [0, 3]")
-        return ACTIVATIONS[code]
-
-    def padding(self, name: str = "padding") -> Literal["SAME", "VALID"]:
-        """The implicit padding scheme of its code."""
-        code = self.integer(name)
-        if code not in PADDINGS:
+        if code not in choices:
+            known = ", ".join(f"{number} ({meaning})" for number, meaning in choices.items())
             raise errors.InvalidAttribute(
-                f"padding scheme {code} of {self.type} is neither 1 (SAME) nor 2 (VALID)"
+                f"{what or name} {code} of {self.type} is none of {known}"
             )
-        return PADDINGS[code]
+        return choices[code]
+
+    def activation(self) -> str:
+        """The fused activation function of the argument `activation`."""
+        return self.choice("activation", dict(enumerate(ACTIVATIONS)), "fuse code")
 
     @property
     def layout(self) -> str:
@@ -158,48 +148,42 @@ class OperationLowering:
             )
         return axis % rank
 
-    def shape(self, index: int) -> Shape:
-        return self.graph.operands[index].shape
+    def ir(self, at: int | str) -> Operand:
+        """An IR operand, given by its number or as an input."""
+        return self.graph.operands[self.tensor(at) if isinstance(at, str) else at]
 
-    def shape_of(self, name: str) -> Shape:
-        """The shape of an input."""
-        return self.shape(self.tensor(name))
+    def shape(self, at: int | str) -> Shape:
+        return self.ir(at).shape
 
-    def dimension(self, index: int, axis: int) -> int | None:
+    def dimension(self, at: int | str, axis: int) -> int | None:
         """One dimension of an operand; None if it is unknown."""
-        shape = self.shape(index)
+        shape = self.shape(at)
         return None if shape is None else shape[axis]
 
-    def rank(self, index: int) -> int | None:
-        shape = self.shape(index)
+    def rank(self, at: int | str) -> int | None:
+        shape = self.shape(at)
         return None if shape is None else len(shape)
 
-    def known_rank(self, index: int) -> int:
+    def known_rank(self, at: int | str) -> int:
         """The rank of an operand. Raises `NotLowerable` if it is only known at run time."""
-        rank = self.rank(index)
+        rank = self.rank(at)
         if rank is None:
             raise errors.NotLowerable(
                 f"the rank of an input of {self.type} is known only when the model runs"
             )
         return rank
 
-    def ir(self, index: int) -> Operand:
-        return self.graph.operands[index]
+    def dtype(self, at: int | str) -> DType:
+        return self.ir(at).dtype
 
-    def dtype(self, index: int) -> DType:
-        return self.graph.operands[index].dtype
-
-    def value_type(self, index: int) -> ValueType:
-        operand = self.graph.operands[index]
+    def value_type(self, at: int | str) -> ValueType:
+        """Element type and quantisation of an IR operand."""
+        operand = self.ir(at)
         return operand.dtype, operand.quantization
 
-    def describe(self, index: int) -> str:
+    def describe(self, at: int | str) -> str:
         """An IR operand's shape, for messages."""
-        return show(self.shape(index))
-
-    def output(self, name: str) -> NnapiOperand:
-        """The NNAPI operand of an output."""
-        return self._scope.operand(self.operation.outputs[self.match.outputs[name]])
+        return show_shape(self.shape(at))
 
     def wants(self, name: str) -> bool:
         """Whether the operation has that output."""
@@ -207,70 +191,28 @@ class OperationLowering:
 
     def results(self) -> list[NnapiOperand]:
         """The NNAPI operands of all outputs."""
-        return [self._scope.operand(i) for i in self.operation.outputs]
+        return [self.graph.source.operands[i] for i in self.operation.outputs]
 
-    def _result(self, at: int | str) -> NnapiOperand:
-        place = self.match.outputs[at] if isinstance(at, str) else at
-        return self._scope.operand(self.operation.outputs[place])
-
-    def result_type(self, at: int | str = 0) -> ValueType:
-        """Element type and quantisation of an output, by its place or name."""
-        return value_type(self._result(at))
-
-    def declared(self, at: int | str = 0) -> Shape:
-        """The shape that the model declares for an output."""
-        return self._result(at).dimensions
-
-    def result_types(self) -> list[ValueType]:
-        return [self.result_type(i) for i in range(len(self.operation.outputs))]
-
-    def interface(self, name: str) -> tuple[list[NnapiOperand], list[NnapiOperand]]:
-        """Inputs and outputs of the subgraph that a SUBGRAPH argument names."""
-        target = self._scope.referenced(self.operand(name).subgraph)
-        return (
-            [target.operands[i] for i in target.inputs],
-            [target.operands[i] for i in target.outputs],
-        )
-
-    def subgraph(self, name: str, passed: int = 0) -> int:
-        """The IR index of an argument's subgraph; its last *passed* inputs are outputs, too."""
-        return self._scope.subgraph(self.operand(name).subgraph, passed)
-
-    def require_takes(self, name: str, arguments: Sequence[NnapiOperand]) -> None:
-        """Checks that subgraph inputs match the arguments' types, quantisation, dimensions."""
-        self._require_alike(name, "takes", self.interface(name)[0], arguments)
-
-    def require_gives(self, name: str, results: Sequence[NnapiOperand]) -> None:
-        """The same check for the subgraph's first outputs."""
-        self._require_alike(name, "gives", self.interface(name)[1][: len(results)], results)
-
-    def _require_alike(
-        self, name: str, verb: str, theirs: Sequence[NnapiOperand], ours: Sequence[NnapiOperand]
-    ) -> None:
-        self.require(
-            len(theirs) == len(ours), f"{name} {verb} {len(theirs)} operands, not {len(ours)}"
-        )
-        for place, (a, b) in enumerate(zip(theirs, ours, strict=True)):
-            alike = a.type == b.type and (a.scale, a.zero_point) == (b.scale, b.zero_point)
-            alike = alike and a.extension_data == b.extension_data
-            if alike and a.dimensions is not None and b.dimensions is not None:
-                alike = len(a.dimensions) == len(b.dimensions) and all(
-                    x is None or y is None or x == y
-                    for x, y in zip(a.dimensions, b.dimensions, strict=True)
-                )
-            self.require(alike, f"operand {place} that {name} {verb} is of another type")
+    def result_type(self, name: str = "") -> ValueType:
+        """Element type and quantisation of an output, by default the first."""
+        return value_type(self.operand(name) if name else self.results()[0])
 
     def check(self, same: Sequence[str]) -> None:
-        """Checks the form's ranks and signs, and one quantisation for all of *same*."""
+        """Checks what the form says of its operands, and one quantisation for all of *same*."""
         if same:
             self.require_same_quantization(*same)
-        for argument in self.match.form.inputs:
-            if not self.given(argument.name):
-                continue
-            if argument.ranks is not None:
-                self.require_rank(argument.name, *argument.ranks)
-            if argument.positive:
-                self._require_positive(argument.name, self._scalar(argument.name))
+        form = self.match.form
+        for argument in form.inputs:
+            if self.given(argument.name):
+                if argument.ranks is not None:
+                    self.require_rank(argument.name, *argument.ranks)
+                if argument.like:
+                    self._require_numbers(argument.name, argument.like)
+                if argument.bound:
+                    self.require_bound(argument.name, argument.bound)
+        for argument in (*form.inputs, *form.outputs):
+            if argument.quantization is not None:
+                self._require_quantization(argument, *argument.quantization)
 
     def require(self, condition: bool, reason: str) -> None:
         """Raises `InvalidOperation` with *reason* unless *condition* holds."""
@@ -279,17 +221,17 @@ class OperationLowering:
 
     def require_rank(self, name: str, low: int, high: int | None = None) -> None:
         """Checks the rank of an input, if known: *low*, or between *low* and *high*."""
-        rank, high = self.rank(self.tensor(name)), low if high is None else high
+        rank, high = self.rank(name), low if high is None else high
         if rank is not None and not low <= rank <= high:
             wanted = str(low) if low == high else f"{low} to {high}"
             raise errors.ShapeMismatch(
                 f"{name} of {self.type} has rank {rank}, where {wanted} is needed"
             )
 
-    def require_numbers(self, name: str, of: str) -> None:
+    def _require_numbers(self, name: str, of: str) -> None:
         """Checks that input *name* is a vector with a number for each dimension of *of*."""
         self.require_rank(name, 1)
-        shape, rank = self.shape_of(name), self.rank(self.tensor(of))
+        shape, rank = self.shape(name), self.rank(of)
         if shape is not None and rank is not None and shape[0] not in {None, rank}:
             raise errors.ShapeMismatch(
                 f"{name} of {self.type} has {shape[0]} numbers for an operand of rank {rank}"
@@ -297,7 +239,7 @@ class OperationLowering:
 
     def require_same_quantization(self, *names: str) -> None:
         """Checks that inputs and outputs have one scale and zero point, if they have any."""
-        found = [(n, o) for n in names for o in self._named(n)]
+        found = [(n, o) for n in names for o in self.arguments(n)]
         if not found[0][1].type.is_quantized:
             return
         if len({(o.scale, o.zero_point) for _, o in found}) > 1:
@@ -306,27 +248,17 @@ class OperationLowering:
                 f"{self.type} needs one scale and zero point: {listed}"
             )
 
-    def require_quantization(self, name: str, scale: float, zero_point: int) -> None:
+    def _require_quantization(self, argument: Argument, scale: float, zero_point: int) -> None:
         """Checks that an operand has exactly this scale and zero point, if its type has any."""
-        (operand,) = self._named(name)
-        if not operand.type.is_quantized:
-            return
-        if np.float32(operand.scale) != np.float32(scale) or operand.zero_point != zero_point:
+        operand = self.operand(argument.name)
+        if operand.type is OperandType.TENSOR_QUANT8_ASYMM_SIGNED:
+            zero_point -= 128
+        different = np.float32(operand.scale) != np.float32(scale)
+        if operand.type.is_quantized and (different or operand.zero_point != zero_point):
             raise errors.InvalidQuantization(
-                f"{name} of {self.type} has scale {scale:g} and zero point {zero_point}, "
+                f"{argument.name} of {self.type} has scale {scale:g} and zero point {zero_point}, "
                 f"not {operand.scale:g} and {operand.zero_point}"
             )
-
-    def _named(self, name: str) -> list[NnapiOperand]:
-        """The NNAPI operands of an argument or output; all operands of a repeated one."""
-        written = name in self.match.outputs
-        form, side = self.match.form, self.operation.outputs if written else self.operation.inputs
-        first = (self.match.outputs if written else self.match.inputs)[name]
-        argument = next(a for a in (form.outputs if written else form.inputs) if a.name == name)
-        count = 1
-        if argument.repeated:
-            count = len(side) - first if written else self.match.repeats
-        return [self._scope.operand(i) for i in side[first : first + count]]
 
     def emit(
         self,
@@ -364,8 +296,8 @@ class OperationLowering:
 
     def finish(self, kind: str, inputs: Sequence[int], /, **attributes: AttributeValue) -> None:
         """Appends the IR operation whose outputs are those of the NNAPI operation, in order."""
-        results = self.emit_many(kind, inputs, self.result_types(), **attributes)
-        for place, result in enumerate(results):
+        types = [value_type(result) for result in self.results()]
+        for place, result in enumerate(self.emit_many(kind, inputs, types, **attributes)):
             self.bind(place, result)
 
     def pass_through(self, kind: str = "", /, **changed: AttributeValue) -> None:
@@ -395,7 +327,7 @@ class OperationLowering:
         Raises `ShapeMismatch` if its shape is not the one that the model declares.
         """
         place = self.match.outputs[at] if isinstance(at, str) else at
-        self._scope.bind(self.operation.outputs[place], result)
+        self.graph.bind(self.operation.outputs[place], result)
         self._bound.add(place)
 
     def bind_wanted(self, names: Sequence[str], results: Sequence[int]) -> None:
@@ -409,17 +341,12 @@ class OperationLowering:
         """Whether every output is bound."""
         return len(self._bound) == len(self.operation.outputs)
 
-    def integers(self, values: Sequence[int]) -> int:
-        """A constant int32 vector; `ShapeOverflow` if a value needs more bits."""
-        return self.graph.constant(self._int32(values).reshape(len(values)))
-
-    def table(self, rows: Sequence[tuple[int, int]]) -> int:
-        """A constant int32 matrix of two columns; `ShapeOverflow` if a value needs more bits."""
-        return self.graph.constant(self._int32(rows).reshape(len(rows), 2))
-
-    def _int32(self, values: Sequence[int] | Sequence[tuple[int, int]]) -> NDArray:
+    def integers(self, values: Sequence[int] | Sequence[tuple[int, int]]) -> int:
+        """A constant int32 vector, or matrix of two columns. Raises `ShapeOverflow` if a value
+        needs more bits.
+        """
         try:
-            return np.array(values, np.int32)
+            return self.graph.constant(np.array(values, np.int32))
         except OverflowError as error:
             raise errors.ShapeOverflow(
                 f"{self.type} needs sizes beyond 32 bits: {values}"
@@ -446,27 +373,22 @@ class OperationLowering:
 
     def cast(self, index: int, dtype: DType) -> int:
         """The values as another plain type."""
-        if self.dtype(index) is dtype:
-            return index
-        return self.emit("CAST", [index], (dtype, None))
+        return index if self.dtype(index) is dtype else self.emit("CAST", [index], (dtype, None))
 
     def transpose(self, index: int, order: Sequence[int]) -> int:
         """The axes in another order; a constant stays constant."""
         if list(order) == list(range(len(order))):
             return index
-        value = self.graph.value(index) if self.ir(index).is_constant else None
+        operand = self.ir(index)
+        value = self.graph.known_value(index) if operand.is_constant else None
         if value is None:
             return self.emit("TRANSPOSE", [index, self.integers(order)])
-        operand = self.ir(index)
         quantization = operand.quantization
         if quantization is not None and quantization.dimension is not None:
-            quantization = Quantization(
-                quantization.scales,
-                quantization.zero_points,
-                list(order).index(quantization.dimension),
-            )
-        moved = np.ascontiguousarray(value.transpose(order))
-        return self.graph.constant(moved, quantization, operand.dtype, operand.name)
+            moved = list(order).index(quantization.dimension)
+            quantization = replace(quantization, dimension=moved)
+        content = np.ascontiguousarray(value.transpose(order))
+        return self.graph.constant(content, quantization, operand.dtype, operand.name)
 
     def reshape(self, index: int, shape: Sequence[int]) -> int:
         """The elements in another shape, one dimension of which may be -1."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from penstock.errors import InvalidAttribute, InvalidQuantization, NotLowerable, ShapeMismatch
+from penstock.errors import InvalidQuantization, NotLowerable, ShapeMismatch
 from penstock.ir import AttributeValue, DType
 from penstock.nnapi.lowering.operation import OperationLowering
 from penstock.nnapi.lowering.registry import lowers
@@ -52,15 +52,18 @@ def arguments(
     return " ".join(map(argument, names))
 
 
-def _lstm_activation(op: OperationLowering) -> str:
-    code = op.integer("activation")
-    if code not in ACTIVATIONS:
-        raise InvalidAttribute(f"activation {code} of {op.type} is none of 0, 1, 3, 4 and 6")
-    return ACTIVATIONS[code]
+def _limits(op: OperationLowering) -> dict[str, AttributeValue]:
+    """The attributes of the arguments `LIMITS`."""
+    return {
+        "fused_activation_function": op.choice("activation", ACTIVATIONS),
+        **{name: op.real(name) for name in ("cell_clip", "proj_clip")},
+    }
 
 
-def _clips(op: OperationLowering) -> dict[str, float]:
-    return {name: op.not_negative(name) for name in ("cell_clip", "proj_clip")}
+def _cell(op: OperationLowering) -> list[int]:
+    """The IR operands that a cell and its sequence form share."""
+    states = ("output_state", "cell_state", *NORMS)
+    return [op.tensor("input"), *parameters(op), *op.named_tensors(states)]
 
 
 def parameters(op: OperationLowering, prefix: str = "") -> list[int]:
@@ -99,27 +102,17 @@ def parameters(op: OperationLowering, prefix: str = "") -> list[int]:
 def _lstm(op: OperationLowering, **attributes: AttributeValue) -> list[int]:
     """The operation with the arguments that LSTM and its sequence form share: 3 results."""
     return op.emit_many(
-        op.type,
-        [
-            op.tensor("input"),
-            *parameters(op),
-            *op.named_tensors(("output_state", "cell_state", *NORMS)),
-        ],
-        [op.result_type("output")] * 3,
-        fused_activation_function=_lstm_activation(op),
-        **_clips(op),
-        **attributes,
+        op.type, _cell(op), [op.result_type("output")] * 3, **_limits(op), **attributes
     )
 
 
 STATES: Final = "output_state:T/2 cell_state:T/2"
-LIMITS: Final = "activation:i cell_clip:real proj_clip:real"
+LIMITS: Final = "activation:i cell_clip:real>=0 proj_clip:real>=0"
 
 
 @lowers(
     "LSTM",
-    level=1,
-    form=f"input:T/2 {arguments(PARAMETERS)} {STATES} {LIMITS}"
+    f"input:T/2 {arguments(PARAMETERS)} {STATES} {LIMITS}"
     f" [{arguments(NORMS, level='@3')}] -> scratch:T new_output_state:T new_cell_state:T output:T",
     T=TYPES,
 )
@@ -135,8 +128,7 @@ def lstm(op: OperationLowering) -> None:
 
 @lowers(
     "UNIDIRECTIONAL_SEQUENCE_LSTM",
-    level=3,
-    form=f"input:T/3 {arguments(PARAMETERS)} {STATES} {LIMITS} time_major:b {arguments(NORMS)}"
+    f"input:T/3 {arguments(PARAMETERS)} {STATES} {LIMITS} time_major:b {arguments(NORMS)}"
     " -> output:T [new_output_state:T@4 new_cell_state:T@4]",
     T=TYPES,
 )
@@ -183,8 +175,7 @@ _AUXILIARY: Final = tuple(f"{d}auxiliary_to_{gate}" for d in DIRECTIONS for gate
 
 @lowers(
     "BIDIRECTIONAL_SEQUENCE_LSTM",
-    level=3,
-    form=_bidirectional(
+    *_bidirectional(
         f"input:T/3 {arguments(PARAMETERS, 'forward_')} {arguments(PARAMETERS, 'backward_')}"
         f" {' '.join(f'{n}:T/2' for n in _LSTM_STATES)} auxiliary:T?"
         f" {' '.join(f'{n}:T?' for n in _AUXILIARY)} {LIMITS} merge_outputs:b time_major:b"
@@ -200,23 +191,23 @@ def bidirectional_sequence_lstm(op: OperationLowering) -> None:
     inputs += op.named_tensors((*_LSTM_STATES, "auxiliary", *_AUXILIARY))
     for direction in DIRECTIONS:
         inputs += op.named_tensors(NORMS, direction)
-    activation = _lstm_activation(op)
-    _emit_bidirectional(
-        op, inputs, _LSTM_STATES, fused_activation_function=activation, **_clips(op)
-    )
+    _emit_bidirectional(op, inputs, _LSTM_STATES, **_limits(op))
 
 
 CELL: Final = "weights:T/2 recurrent_weights:T/2 bias:T/1 hidden_state:T/2"
 
 
+@lowers("RNN", f"input:T/2 {CELL} activation:i -> new_hidden_state:T output:T", T=TYPES)
+@lowers(
+    "UNIDIRECTIONAL_SEQUENCE_RNN",
+    f"input:T/3 {CELL} activation:i time_major:i -> output:T [new_hidden_state:T@4]",
+    T=TYPES,
+)
 def _rnn(op: OperationLowering) -> None:
     """RNN and its sequence form, whose `time_major` is an integer, 0 or 1."""
     attributes: dict[str, AttributeValue] = {}
     if "time_major" in op.match.inputs:
-        time_major = op.integer("time_major")
-        if time_major not in {0, 1}:
-            raise InvalidAttribute(f"time_major of {op.type} is {time_major}, neither 0 nor 1")
-        attributes["time_major"] = bool(time_major)
+        attributes["time_major"] = op.choice("time_major", {0: "no", 1: "yes"}) == "yes"
     names = ("input", "weights", "recurrent_weights", "bias", "hidden_state")
     results = op.emit_many(
         op.type,
@@ -228,20 +219,6 @@ def _rnn(op: OperationLowering) -> None:
     op.bind_wanted(("output", "new_hidden_state"), results)
 
 
-lowers(
-    "RNN",
-    level=1,
-    form=f"input:T/2 {CELL} activation:i -> new_hidden_state:T output:T",
-    T=TYPES,
-)(_rnn)
-
-lowers(
-    "UNIDIRECTIONAL_SEQUENCE_RNN",
-    level=3,
-    form=f"input:T/3 {CELL} activation:i time_major:i -> output:T [new_hidden_state:T@4]",
-    T=TYPES,
-)(_rnn)
-
 _BOTH_CELLS: Final = tuple(
     f"{d}{n}" for d in DIRECTIONS for n in ("weights", "recurrent_weights", "bias", "hidden_state")
 )
@@ -250,8 +227,7 @@ _HIDDEN_STATES: Final = tuple(f"{d}hidden_state" for d in DIRECTIONS)
 
 @lowers(
     "BIDIRECTIONAL_SEQUENCE_RNN",
-    level=3,
-    form=_bidirectional(
+    *_bidirectional(
         f"input:T/3 {' '.join(f'{n}:T' + '/2' * (n in _HIDDEN_STATES) for n in _BOTH_CELLS)}"
         " auxiliary:T? forward_auxiliary_weights:T? backward_auxiliary_weights:T?"
         " activation:i time_major:b merge_outputs:b",
@@ -272,19 +248,18 @@ def bidirectional_sequence_rnn(op: OperationLowering) -> None:
 
 @lowers(
     "SVDF",
-    level=1,
-    form="input:T/2 weights_feature:T/2 weights_time:T/2 bias:T? state:T/2 rank:i>0 activation:i"
+    "input:T/2 weights_feature:T/2 weights_time:T/2 bias:T? state:T/2 rank:i>0 activation:i"
     " -> new_state:T output:T",
     T=TYPES,
 )
 def svdf(op: OperationLowering) -> None:
     """NNAPI shifts the state before a run ends, the IR when a run begins."""
-    time = op.shape_of("weights_time")
+    time = op.shape("weights_time")
     if time is None or None in time:
         raise NotLowerable("an SVDF whose filters' shape is known only when it runs")
     filters, memory = (d or 0 for d in time)
     if filters == 0 or memory == 0:
-        raise ShapeMismatch(f"time weights of shape {op.describe(op.tensor('weights_time'))}")
+        raise ShapeMismatch(f"time weights of shape {op.describe('weights_time')}")
     before = _shifted(op, op.tensor("state"), filters, memory, later=True)
     names = ("input", "weights_feature", "weights_time", "bias")
     output, after = op.emit_many(
@@ -301,15 +276,15 @@ def svdf(op: OperationLowering) -> None:
 def _shifted(op: OperationLowering, state: int, filters: int, memory: int, *, later: bool) -> int:
     """*state* [batch, filters * memory] with values one place later or earlier, zero-filled."""
     rows = op.reshape(state, (-1, memory))
-    wide = op.emit("PAD", [rows, op.table([(0, 0), (1, 0) if later else (0, 1)])])
+    wide = op.emit("PAD", [rows, op.integers([(0, 0), (1, 0) if later else (0, 1)])])
     start = op.integers([0, 0 if later else 1])
     moved = op.emit("SLICE", [wide, start, op.integers([-1, memory])])
     return op.reshape(moved, (-1, filters * memory))
 
 
-CELL_SCALE: Final = 2.0**-11
-ACTIVATION_QUANTIZATION: Final = (1 / 128, 128)
-"""Scale and zero point of the activations of QUANTIZED_16BIT_LSTM."""
+ACTIVATION: Final = "q8/2=1/128,128"
+CELL_STATE: Final = "q16y/2=1/2048,0"
+"""Activations and cell state of QUANTIZED_16BIT_LSTM."""
 
 WEIGHTS: Final = tuple(f"{source}_to_{gate}" for source in ("input", "recurrent") for gate in GATES)
 BIASES: Final = tuple(f"{gate}_bias" for gate in GATES)
@@ -317,17 +292,12 @@ BIASES: Final = tuple(f"{gate}_bias" for gate in GATES)
 
 @lowers(
     "QUANTIZED_16BIT_LSTM",
-    level=3,
-    form=f"input:q8/2 {' '.join(f'{n}:q8/2' for n in WEIGHTS)}"
-    f" {' '.join(f'{n}:i32/1' for n in BIASES)} cell_state:q16y/2 output_state:q8/2"
-    " -> new_cell_state:q16y output:q8",
+    f"input:{ACTIVATION} {' '.join(f'{n}:q8/2' for n in WEIGHTS)}"
+    f" {' '.join(f'{n}:i32/1' for n in BIASES)} cell_state:{CELL_STATE} output_state:{ACTIVATION}"
+    f" -> new_cell_state:{CELL_STATE} output:{ACTIVATION}",
     same=" ".join(WEIGHTS),
 )
 def quantized_16bit_lstm(op: OperationLowering) -> None:
-    for name in ("cell_state", "new_cell_state"):
-        op.require_quantization(name, CELL_SCALE, 0)
-    for name in ("input", "output_state", "output"):
-        op.require_quantization(name, *ACTIVATION_QUANTIZATION)
     if len({(op.operand(n).scale, op.operand(n).zero_point) for n in BIASES}) > 1:
         raise InvalidQuantization(f"the biases of {op.type} need one scale and zero point")
     op.pass_through()
@@ -347,24 +317,18 @@ _SCALES: Final = tuple(f"{gate}_intermediate_scale" for gate in GATES)
 
 @lowers(
     "QUANTIZED_LSTM",
-    level=4,
-    form=f"input:q8s/2 {arguments(PARAMETERS, kind=_kind)}"
-    f" output_state:q8s/2 cell_state:q16y/2 {arguments(NORMS, kind=_kind)} cell_clip:f "
-    f"proj_clip:f {' '.join(f'{n}:f' for n in _SCALES)} hidden_state_zero_point:i "
+    f"input:q8s/2 {arguments(PARAMETERS, kind=_kind)}"
+    f" output_state:q8s/2 cell_state:q16y/2 {arguments(NORMS, kind=_kind)} cell_clip:f>=0 "
+    f"proj_clip:f>=0 {' '.join(f'{n}:f' for n in _SCALES)} hidden_state_zero_point:i "
     "hidden_state_scale:f -> new_output_state:q8s new_cell_state:q16y output:q8s",
     same="output_state new_output_state",
 )
 def quantized_lstm(op: OperationLowering) -> None:
     op.require_same_quantization("cell_state", "new_cell_state")
+    reals = ("cell_clip", "proj_clip", "hidden_state_scale", *_SCALES)
     op.finish(
         "QUANTIZED_LSTM",
-        [
-            op.tensor("input"),
-            *parameters(op),
-            *op.named_tensors(("output_state", "cell_state", *NORMS)),
-        ],
-        **_clips(op),
+        _cell(op),
         hidden_state_zero_point=op.integer("hidden_state_zero_point"),
-        hidden_state_scale=op.real("hidden_state_scale"),
-        **{name: op.real(name) for name in _SCALES},
+        **{name: op.real(name) for name in reals},
     )

@@ -1,13 +1,14 @@
 """The table of lowerings: one row for every NNAPI operation.
 
-    maps("LOGICAL_AND", level=3, form="a:b8 b:b8 -> result:b8")
+    maps("LOGICAL_AND", "a:b8 b:b8 -> result:b8")
 
 If the IR has no operation of the same form, a function does the lowering. It checks the rules that
 the form cannot express, and composes the operation from IR operations:
 
-    @lowers("ELU", level=4, form="x:T alpha:real -> y:T", T="f16 f32")
+    @lowers("ELU", "x:T alpha:real -> y:T", T="f16 f32")
     def elu(op: OperationLowering) -> None: ...
 
+The number of an operation's code decides its feature level (`OperationCode.feature_level`).
 The modules of `FAMILIES` are imported when the first operation is looked up.
 """
 
@@ -20,34 +21,23 @@ from typing import Final, TypeAlias
 
 from penstock.errors import InvalidOperation, NotLowerable, UnknownOperator
 from penstock.ir.operand import EXTENSION, split_key
-from penstock.nnapi.description import EXPERIMENTAL, NnapiOperand, OperandType
-from penstock.nnapi.lowering.forms import (
-    EVERY,
-    Argument,
-    Form,
-    Levels,
-    Match,
-    Misfit,
-    match_form,
-    parse_form,
-    parse_types,
-)
+from penstock.nnapi.codes import EXPERIMENTAL, OperationCode
+from penstock.nnapi.description import NnapiOperand, OperandType
+from penstock.nnapi.lowering import forms
+from penstock.nnapi.lowering.forms import Form, Levels, Match
 from penstock.nnapi.lowering.operation import OperationLowering
 
 Lower: TypeAlias = Callable[[OperationLowering], None]
 
 FAMILIES: Final = (
-    "convolution",
-    "detection",
-    "elementwise",
-    "images",
-    "layout",
-    "lookup",
-    "model",
-    "normalization",
-    "recurrent",
+    *("convolution", "detection", "elementwise", "images", "layout"),
+    *("lookup", "model", "normalization", "recurrent"),
 )
 """Modules of this package that register lowerings."""
+
+MANY: Final = "f16 f32 i32 q8 q8s@4"
+OLD: Final = "f32 q8 f16@3 q8s@4"
+"""Types that many operations take: those of feature level 3, and those of levels 1 and 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +59,11 @@ class Rule:
             raise InvalidOperation(
                 f"{self.name} needs feature level {wanted}, the model keeps to {feature_level}"
             )
-        nearest: Misfit | None = None
+        nearest: forms.Misfit | None = None
         for form in self.forms:
             try:
-                return match_form(form, self.variables, inputs, outputs, feature_level)
-            except Misfit as misfit:
+                return forms.match_form(form, self.variables, inputs, outputs, feature_level)
+            except forms.Misfit as misfit:
                 if nearest is None or misfit.depth > nearest.depth:
                     nearest = misfit
         raise InvalidOperation(f"{self.name}: {nearest.message if nearest else 'has no form'}")
@@ -82,42 +72,38 @@ class Rule:
 _RULES: Final[dict[str, Rule]] = {}
 
 
-def lowers(
-    name: str, *, level: int, form: str | Sequence[str], same: str = "", **types: str
-) -> Callable[[Lower], Lower]:
-    """Registers the decorated function as the lowering of *name*.
+def lowers(names: str, *texts: str, same: str = "", **types: str) -> Callable[[Lower], Lower]:
+    """Registers the decorated function as the lowering of the operations *names*.
 
-    *form* is one form or several (`penstock.nnapi.lowering.forms`); *types* are the variables of
-    the forms with the types each admits. *same* names arguments and outputs that must have one
-    scale and zero point.
+    *texts* are their forms (`penstock.nnapi.lowering.forms`); *types* are the variables of the
+    forms with the types each admits. *same* names arguments and outputs that must have one scale
+    and zero point.
     """
-    texts = (form,) if isinstance(form, str) else tuple(form)
-    variables = {variable: parse_types(text) for variable, text in types.items()}
+    parsed = tuple(map(forms.parse_form, texts))
+    variables = {variable: forms.parse_types(text) for variable, text in types.items()}
 
     def register(function: Lower) -> Lower:
-        if name in _RULES:
-            raise ValueError(f"{name} has a lowering already")
-
         def lower(op: OperationLowering) -> None:
             op.check(same.split())
             function(op)
 
-        _RULES[name] = Rule(name, level, tuple(map(parse_form, texts)), variables, lower)
+        for name in names.split():
+            if name in _RULES:
+                raise ValueError(f"{name} has a lowering already")
+            level = OperationCode[name].feature_level
+            _RULES[name] = Rule(name, level, parsed, variables, lower)
         return function
 
     return register
 
 
-def maps(
-    *names: str, to: str = "", level: int, form: str | Sequence[str], same: str = "", **types: str
-) -> None:
+def maps(names: str, *texts: str, to: str = "", same: str = "", **types: str) -> None:
     """Registers operations that become one IR operation, *to* or one of the same name.
 
     It gets the form's tensors in order, and the scalars as attributes
     (`OperationLowering.pass_through`).
     """
-    for name in names:
-        lowers(name, level=level, form=form, same=same, **types)(lambda op: op.pass_through(to))
+    lowers(names, *texts, same=same, **types)(lambda op: op.pass_through(to))
 
 
 def rules() -> Mapping[str, Rule]:
@@ -141,12 +127,7 @@ def rule_of(name: str) -> Rule:
 # (NNAPI section 8.4).
 _EXTENSION_LEVEL: Final = 3
 
-_ANYTHING: Final = Form(
-    (Argument("operands", EVERY, optional=True, repeated=True),),
-    frozenset({1}),
-    (Argument("results", EVERY, repeated=True),),
-    frozenset({1}),
-)
+_ANYTHING: Final = forms.parse_form("operands:any?* -> results:any*")
 
 
 def _lower_extension(op: OperationLowering) -> None:

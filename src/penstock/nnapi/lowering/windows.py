@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from penstock.errors import InvalidAttribute, InvalidQuantization
+from penstock.errors import InvalidQuantization
 from penstock.ir import DType, Quantization
 from penstock.ir.types import Shape
-from penstock.nnapi.description import NnapiOperand, OperandType
+from penstock.nnapi.description import OperandType
 from penstock.nnapi.lowering.graph import ValueType
-from penstock.nnapi.lowering.operation import OperationLowering
+from penstock.nnapi.lowering.operation import PADDINGS as SCHEMES, OperationLowering
 
-PADS: Final = "left:i right:i top:i bottom:i"
+PADS: Final = "left:i>=0 right:i>=0 top:i>=0 bottom:i>=0"
+PADDINGS: Final = (PADS, "padding:i")
+STRIDES: Final = "stride_w:i>0 stride_h:i>0"
 LAYOUT: Final = "nchw:b@3"
 QUANT8: Final = frozenset({OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED})
 BIAS_TOLERANCE: Final = 1e-6
@@ -65,16 +67,14 @@ def same_padding(size: int, extent: int, stride: int, dilation: int = 1) -> tupl
 def padding_of(op: OperationLowering) -> Padding:
     """The padding by the operation's arguments."""
     if "left" not in op.match.inputs:
-        return Padding(op.padding())
+        return Padding(op.choice("padding", SCHEMES, "padding scheme"))
     left, right, top, bottom = (op.integer(n) for n in ("left", "right", "top", "bottom"))
-    if min(left, right, top, bottom) < 0:
-        raise InvalidAttribute(f"padding {left}, {right}, {top}, {bottom} of {op.type} is negative")
     return Padding("EXPLICIT", ((top, bottom), (left, right)))
 
 
 def strides_of(op: OperationLowering) -> tuple[int, int]:
     """(height, width) strides."""
-    return op.positive("stride_h"), op.positive("stride_w")
+    return op.integer("stride_h"), op.integer("stride_w")
 
 
 def image(op: OperationLowering, name: str = "input") -> int:
@@ -89,17 +89,16 @@ def is_nchw(op: OperationLowering) -> bool:
     return op.flag("nchw", default=False)
 
 
-def bind_image(op: OperationLowering, result: int, output: int | str = 0) -> None:
-    """Binds *result*, NHWC, as an output in the operation's layout."""
-    op.bind(output, op.transpose(result, (0, 3, 1, 2)) if is_nchw(op) else result)
+def bind_image(op: OperationLowering, result: int) -> None:
+    """Binds *result*, NHWC, as the output in the operation's layout."""
+    op.bind(0, op.transpose(result, (0, 3, 1, 2)) if is_nchw(op) else result)
 
 
 def padded(op: OperationLowering, index: int, sides: Sides) -> int:
     """An NHWC image surrounded by zeros; quantised ones store the zero point."""
-    (top, bottom), (left, right) = sides
-    if not any((top, bottom, left, right)):
+    if sides == ((0, 0), (0, 0)):
         return index
-    return op.emit("PAD", [index, op.table([(0, 0), (top, bottom), (left, right), (0, 0)])])
+    return op.emit("PAD", [index, op.integers([(0, 0), *sides, (0, 0)])])
 
 
 def check_weights(op: OperationLowering, channels: int) -> None:
@@ -110,29 +109,28 @@ def check_weights(op: OperationLowering, channels: int) -> None:
     """
     data, weights, bias = (op.operand(n) for n in ("input", "filter", "bias"))
     per_channel = weights.type is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
-    if data.type not in QUANT8:
-        op.require(
-            weights.type is data.type and bias.type is data.type,
-            f"filter {weights.type.name} and bias {bias.type.name} beside an input "
-            f"{data.type.name}",
-        )
-        return
+    real = data.type not in QUANT8
     op.require(
-        per_channel or weights.type is data.type,
+        weights.type is data.type or (per_channel and not real),
         f"a filter {weights.type.name} beside an input {data.type.name}",
     )
     op.require(
-        bias.type is OperandType.TENSOR_INT32,
+        bias.type is (data.type if real else OperandType.TENSOR_INT32),
         f"a bias {bias.type.name} beside an input {data.type.name}",
     )
+    if real:
+        return
     if not per_channel:
-        check_bias_scale(op, data, weights, bias)
-        if op.feature_level < 3:
-            result = op.output("output")
-            op.require(
-                result.scale > data.scale * weights.scale,
-                "below feature level 3 the output's scale must be above that of input times filter",
+        product = data.scale * weights.scale
+        if abs(bias.scale - product) > BIAS_TOLERANCE * max(bias.scale, product):
+            raise InvalidQuantization(
+                f"the bias of {op.type} has scale {bias.scale:g}, input times filter have "
+                f"{product:g}"
             )
+        op.require(
+            op.feature_level >= 3 or op.operand("output").scale > product,
+            "below feature level 3 the output's scale must be above that of input times filter",
+        )
         return
     if bias.scale != 0:
         raise InvalidQuantization(
@@ -144,26 +142,6 @@ def check_weights(op: OperationLowering, channels: int) -> None:
             f"scales along dimension {quantization.dimension} of the filter of {op.type}, "
             f"where {channels} is needed"
         )
-
-
-def check_bias_scale(
-    op: OperationLowering, data: NnapiOperand, weights: NnapiOperand, bias: NnapiOperand
-) -> None:
-    """Checks that the bias has the scale of input times filter."""
-    product = data.scale * weights.scale
-    if abs(bias.scale - product) > BIAS_TOLERANCE * max(bias.scale, product):
-        raise InvalidQuantization(
-            f"the bias of {op.type} has scale {bias.scale:g}, input times filter have {product:g}"
-        )
-
-
-def needs_signed(op: OperationLowering) -> bool:
-    """Whether unsigned activations meet channel scales, which the IR has for signed ones only."""
-    weights = op.operand("filter").type
-    return (
-        weights is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
-        and op.operand("input").type is OperandType.TENSOR_QUANT8_ASYMM
-    )
 
 
 def signed_type(kind: ValueType) -> ValueType:
@@ -186,10 +164,12 @@ def finish_weighted(
 ) -> int:
     """Appends the operation with weights and returns its result, of the output's type.
 
-    It computes on signed values if `needs_signed`. *data* is the position of the image in *inputs*.
+    *data* is the position of the image in *inputs*. With channel scales, which the IR has for
+    signed activations only, unsigned ones are converted there and back.
     """
     result = op.result_type()
-    if not needs_signed(op):
+    per_channel = op.operand("filter").type is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+    if not per_channel or op.operand("input").type is not OperandType.TENSOR_QUANT8_ASYMM:
         return op.emit(kind, inputs, result, **attributes)
     inputs = [signed(op, x) if at == data else x for at, x in enumerate(inputs)]
     moved = op.emit(kind, inputs, signed_type(result), **attributes)

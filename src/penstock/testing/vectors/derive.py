@@ -21,8 +21,8 @@ import numpy as np
 from penstock.ir import ConstantPool, DataLocation, NDArray
 from penstock.ir.operand import MAX_COPIED_VALUE
 from penstock.ir.types import Shape
+from penstock.nnapi.codes import EXPERIMENTAL
 from penstock.nnapi.description import (
-    EXPERIMENTAL,
     ChannelQuantization,
     NnapiLifetime,
     NnapiModel,

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import ModelError
-from penstock.nnapi.description import EXPERIMENTAL, NnapiOperand
+from penstock.nnapi.codes import EXPERIMENTAL
+from penstock.nnapi.description import NnapiOperand
 from tests.unit.nnapi.lowering.one import (
     b,
     channels,
@@ -122,7 +123,7 @@ BAD: list[tuple[str, Case, dict[str, NnapiOperand], str]] = [
     ("GROUPED_CONV_2D", grouped(), {"groups": i(3)}, "channels"),
     ("GROUPED_CONV_2D", grouped(), {"stride_h": i(0)}, "stride_h"),
     ("GROUPED_CONV_2D", grouped(), {"activation": i(4)}, "fuse code 4"),
-    ("GROUPED_CONV_2D", grouped(), {"left": i(-1)}, "is negative"),
+    ("GROUPED_CONV_2D", grouped(), {"left": i(-1)}, "left of GROUPED_CONV_2D must be at least 0"),
     ("GROUPED_CONV_2D", implicit(), {"padding": i(3)}, "padding scheme 3"),
     ("GROUPED_CONV_2D", grouped(), {"filter": t("f16", 4, 3, 3, 2)}, "a filter|filter TENSOR"),
     ("GROUPED_CONV_2D", grouped("q8"), {"filter": t("q8s", 4, 3, 3, 2)}, "a filter"),

@@ -237,8 +237,13 @@ NO_GATE = dict.fromkeys(
 NO_PEEPHOLE = dict.fromkeys(("cell_to_input", "cell_to_forget", "cell_to_output"), nothing())
 BAD: list[tuple[str, Case, dict[str, NnapiOperand], str]] = [
     ("LSTM", lstm(), {"activation": i(2)}, "activation 2 of LSTM"),
-    ("LSTM", lstm(), {"cell_clip": f(-1)}, "cell_clip of LSTM is -1"),
-    ("LSTM", lstm(), {"proj_clip": f(float("nan"))}, "proj_clip of LSTM is nan"),
+    ("LSTM", lstm(), {"cell_clip": f(-1)}, "cell_clip of LSTM must be at least 0, not -1"),
+    (
+        "LSTM",
+        lstm(),
+        {"proj_clip": f(float("nan"))},
+        "proj_clip of LSTM must be at least 0, not nan",
+    ),
     ("LSTM", lstm(), {"input_to_input": nothing()}, "given or left out together"),
     ("LSTM", lstm(), {"cell_to_output": nothing()}, "given or left out together"),
     ("LSTM", lstm(), {"cell_to_input": nothing()}, "cell_to_input must be given"),
@@ -270,7 +275,7 @@ BAD: list[tuple[str, Case, dict[str, NnapiOperand], str]] = [
     ),
     ("RNN", cell(), {"activation": i(4)}, "fuse code 4"),
     ("RNN", cell(), {"bias": t("f32", CELLS + 1)}, "bias and units"),
-    ("UNIDIRECTIONAL_SEQUENCE_RNN", cells(), {"time_major": i(2)}, "neither 0 nor 1"),
+    ("UNIDIRECTIONAL_SEQUENCE_RNN", cells(), {"time_major": i(2)}, "none of 0 "),
     (
         "BIDIRECTIONAL_SEQUENCE_RNN",
         cells_both_ways(),
@@ -300,7 +305,12 @@ BAD: list[tuple[str, Case, dict[str, NnapiOperand], str]] = [
         {"input_to_cell": t("q8", CELLS, DEPTH, zero=99)},
         "needs one scale",
     ),
-    ("QUANTIZED_LSTM", integer(), {"cell_clip": f(-1)}, "cell_clip of QUANTIZED_LSTM is -1"),
+    (
+        "QUANTIZED_LSTM",
+        integer(),
+        {"cell_clip": f(-1)},
+        "cell_clip of QUANTIZED_LSTM must be at least 0, not -1",
+    ),
     ("QUANTIZED_LSTM", integer(), {"projection": nothing("q8y")}, "bias without its weights"),
     ("QUANTIZED_LSTM", integer(), {"output_state": t("q8s", 2, 5, zero=3)}, "needs one scale"),
 ]

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ModelError, UnknownOperator
 from penstock.ir.operations import OPERATIONS
-from penstock.nnapi.description import EXPERIMENTAL
+from penstock.nnapi.codes import EXPERIMENTAL
 from penstock.nnapi.lowering import OperationLowering, lower, rules
 from penstock.nnapi.lowering.registry import lowers, rule_of
 from tests.unit.nnapi.lowering.one import lowered, model_of, run, t
@@ -77,7 +77,7 @@ def _nothing(op: OperationLowering) -> None:
 
 def test_no_operation_has_two_rules() -> None:
     with pytest.raises(ValueError, match="ADD has a lowering already"):
-        lowers("ADD", level=1, form="a:f32 -> b:f32")(_nothing)
+        lowers("ADD", "a:f32 -> b:f32")(_nothing)
 
 
 def test_unknown_operations_are_named() -> None:
