@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from penstock.errors import NotLowerable
 from penstock.ir import ConstantPool, DataLocation
-from penstock.ir.types import Shape, is_static
+from penstock.ir.types import is_static
 from penstock.nnapi.codes import MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES, bad_data, translated
 from penstock.nnapi.description import (
     MAXIMUM_FEATURE_LEVEL,
@@ -26,7 +25,7 @@ from penstock.nnapi.description import (
 from penstock.nnapi.lowering import lower
 from penstock.nnapi.lowering.forms import Match
 from penstock.nnapi.lowering.registry import rule_of
-from penstock.nnapi.lowering.validation import check_operand
+from penstock.nnapi.lowering.validation import check_channels, check_operand
 
 PER_CHANNEL: Final = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
@@ -42,22 +41,22 @@ class FinishedSubgraph:
 
 @dataclass(slots=True)
 class OperandSlot:
-    """An operand under construction: its type, and at most one of *value* (copied now or by
-    `finish`), *memory* with *location*, and *model*.
+    """An operand under construction, and at most one source of its value: bytes (copied now or by
+    `finish`), *memory* at the operand's location, or another *model*.
     """
 
-    type: AnyType
-    dimensions: Shape
-    scale: float
-    zero_point: int
-    name: str = ""
-    lifetime: NnapiLifetime = NnapiLifetime.TEMPORARY_VARIABLE
-    channels: ChannelQuantization | None = None
+    operand: NnapiOperand
     value: memoryview | None = None
     memory: ConstantPool | None = None
-    location: DataLocation | None = None
     model: FinishedSubgraph | None = None
-    extension_data: bytes = b""
+
+    @property
+    def type(self) -> AnyType:
+        return self.operand.type
+
+    @property
+    def lifetime(self) -> NnapiLifetime:
+        return self.operand.lifetime
 
     def set(
         self,
@@ -65,25 +64,18 @@ class OperandSlot:
         *,
         value: memoryview | None = None,
         memory: ConstantPool | None = None,
-        offset: int = 0,
-        length: int = 0,
+        location: DataLocation | None = None,
         model: FinishedSubgraph | None = None,
     ) -> None:
         """Replaces the value."""
-        self.lifetime, self.value, self.memory, self.model = lifetime, value, memory, model
-        self.location = None if memory is None else DataLocation(0, offset, length)
-
-    def release(self) -> None:
-        """Drops references to the caller's memory and models."""
-        self.set(self.lifetime)
+        self.operand = replace(self.operand, lifetime=lifetime, location=location)
+        self.value, self.memory, self.model = value, memory, model
 
     def check_type(self) -> None:
         """Raises BAD_DATA if dimensions, scale or zero point do not fit (NNAPI section 8.1)."""
-        alone = NnapiOperand(
-            self.type, self.dimensions, scale=self.scale, zero_point=self.zero_point
-        )
+        alone = self.operand
         if self.type is PER_CHANNEL:
-            if self.scale != 0 or self.zero_point != 0:
+            if alone.scale != 0 or alone.zero_point != 0:
                 raise bad_data(f"a {self.type.name} has the scale 0 and the zero point 0")
             alone = replace(alone, type=OperandType.TENSOR_QUANT8_SYMM, scale=1.0)
         if self.type is OperandType.SUBGRAPH:
@@ -95,14 +87,16 @@ class OperandSlot:
         """The size of its value; BAD_DATA if the dimensions are not fully known."""
         if self.type is OperandType.SUBGRAPH:
             raise bad_data("an operand that stands for a model has no bytes")
-        if self.dimensions is None or not is_static(self.dimensions):
+        dimensions = self.operand.dimensions
+        if dimensions is None or not is_static(dimensions):
             raise bad_data("the dimensions of a constant must be known")
-        return value_size(self.type, self.dimensions)
+        return value_size(self.type, dimensions)
 
     @property
     def is_small(self) -> bool:
         """Whether it is a constant that is small enough to be copied at once."""
-        length = self.location.length if self.location is not None else None
+        place = self.operand.location
+        length = None if place is None else place.length
         if self.value is not None:
             length = len(self.value)
         return length is not None and length <= MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES
@@ -111,36 +105,15 @@ class OperandSlot:
         """Sets the scales of its channels. Raises BAD_DATA if they do not fit."""
         if self.type is not PER_CHANNEL:
             raise bad_data(f"a {self.type.name} has no scales for channels")
-        if self.dimensions is None or not 0 <= dimension < len(self.dimensions):
-            raise bad_data(f"channels along dimension {dimension} of {self.dimensions}")
-        if self.dimensions[dimension] != len(scales):
-            raise bad_data(f"{len(scales)} scales for {self.dimensions[dimension]} channels")
-        if not all(math.isfinite(s) and s > 0 for s in scales):
-            raise bad_data("the scale of a channel is not a positive number")
-        self.channels = ChannelQuantization(dimension, tuple(scales))
-
-    def described(
-        self,
-        *,
-        value: bytes | None = None,
-        location: DataLocation | None = None,
-        subgraph: int | None = None,
-        lifetime: NnapiLifetime | None = None,
-    ) -> NnapiOperand:
-        """The operand as a frozen value, stored where the arguments say."""
-        return NnapiOperand(
-            self.type,
-            self.dimensions,
-            lifetime or self.lifetime,
-            self.scale,
-            self.zero_point,
-            self.channels,
-            value,
-            location,
-            subgraph,
-            self.name,
-            self.extension_data,
+        channels, dimensions = (
+            ChannelQuantization(dimension, tuple(scales)),
+            self.operand.dimensions,
         )
+        with translated():
+            check_channels(dimensions, channels)
+        if dimensions is not None and dimensions[dimension] is None:
+            raise bad_data(f"{len(scales)} scales for an unknown number of channels")
+        self.operand = replace(self.operand, channel_quantization=channels)
 
 
 Item = TypeVar("Item")
@@ -163,20 +136,20 @@ class Packing:
 
     def operand(self, slot: OperandSlot) -> NnapiOperand:
         """*slot* as a frozen value."""
-        if slot.value is not None:
-            if len(slot.value) <= MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES:
-                return slot.described(value=bytes(slot.value))
+        operand, value, place = slot.operand, slot.value, slot.operand.location
+        if value is not None:
+            if len(value) <= MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES:
+                return replace(operand, value=bytes(value))
             self.own += bytes(-len(self.own) % ALIGNMENT)
-            place = DataLocation(OWN_POOL, len(self.own), len(slot.value))
-            self.own += slot.value
-            return slot.described(location=place, lifetime=NnapiLifetime.CONSTANT_POOL)
-        if slot.memory is not None and slot.location is not None:
+            place = DataLocation(OWN_POOL, len(self.own), len(value))
+            self.own += value
+            return replace(operand, location=place, lifetime=NnapiLifetime.CONSTANT_POOL)
+        if slot.memory is not None and place is not None:
             pool = _place(slot.memory, self.pools, self._places)
-            moved = DataLocation(pool, slot.location.offset, slot.location.length)
-            return slot.described(location=moved)
+            return replace(operand, location=DataLocation(pool, place.offset, place.length))
         if slot.model is not None:
-            return slot.described(subgraph=_place(slot.model, self.models, self._places))
-        return slot.described()
+            return replace(operand, subgraph=_place(slot.model, self.models, self._places))
+        return operand
 
     def finished(self, subgraph: NnapiSubgraph) -> FinishedSubgraph:
         """*subgraph* with all packed constants."""
@@ -203,25 +176,20 @@ def assemble(main: FinishedSubgraph, *, relaxed: bool = False) -> NnapiModel:
     pools: list[ConstantPool] = []
     subgraphs = []
     for model in every:
-        subgraphs.append(_renumbered(model, len(pools), numbers))
+        operands = []
+        for operand in model.subgraph.operands:
+            renumbered = operand
+            if (place := operand.location) is not None:
+                pool = len(pools) + place.pool % len(model.pools)
+                moved = DataLocation(pool, place.offset, place.length)
+                renumbered = replace(operand, location=moved)
+            elif operand.subgraph is not None:
+                number = numbers[id(model.referenced[operand.subgraph])]
+                renumbered = replace(operand, subgraph=number)
+            operands.append(renumbered)
+        subgraphs.append(replace(model.subgraph, operands=tuple(operands)))
         pools += model.pools
     return NnapiModel(subgraphs[0], tuple(subgraphs[1:]), tuple(pools), relaxed)
-
-
-def _renumbered(
-    model: FinishedSubgraph, first_pool: int, numbers: Mapping[int, int]
-) -> NnapiSubgraph:
-    operands = []
-    for operand in model.subgraph.operands:
-        here = operand
-        if (place := here.location) is not None:
-            pool = first_pool + place.pool % len(model.pools)
-            moved = DataLocation(pool, place.offset, place.length)
-            here = replace(here, location=moved)
-        if here.subgraph is not None:
-            here = replace(here, subgraph=numbers[id(model.referenced[here.subgraph])])
-        operands.append(here)
-    return replace(model.subgraph, operands=tuple(operands))
 
 
 def in_run_order(
@@ -232,12 +200,11 @@ def in_run_order(
     Of several ready operations, the last to become ready comes first. Raises BAD_DATA for a cycle,
     and for an operand that no operation writes.
     """
-    computed = {NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_OUTPUT}
     readers: dict[int, list[int]] = {}
     waiting = [0] * len(operations)
     for at, operation in enumerate(operations):
         for operand in operation.inputs:
-            if operands[operand].lifetime in computed:
+            if operands[operand].lifetime.is_written:
                 readers.setdefault(operand, []).append(at)
                 waiting[at] += 1
     ready = [at for at, count in enumerate(waiting) if count == 0]
@@ -258,8 +225,6 @@ def in_run_order(
     return order
 
 
-WRITABLE: Final = frozenset({NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_OUTPUT})
-
 UNUSED: Final = NnapiOperand(OperandType.FLOAT32, (), NnapiLifetime.SUBGRAPH_INPUT)
 """A model needs an input, even for an operation without any."""
 
@@ -273,11 +238,8 @@ def check_operation(operation: NnapiOperation, operands: Sequence[OperandSlot]) 
     inputs = [operands[i] for i in operation.inputs]
     outputs = [operands[i] for i in operation.outputs]
     with translated():
-        match = rule_of(operation.type).match(
-            [slot.described() for slot in inputs],
-            [slot.described() for slot in outputs],
-            MAXIMUM_FEATURE_LEVEL,
-        )
+        given, wanted = ([slot.operand for slot in slots] for slots in (inputs, outputs))
+        match = rule_of(operation.type).match(given, wanted, MAXIMUM_FEATURE_LEVEL)
         if not _is_settled(operation, match, inputs, outputs):
             return
         try:
@@ -296,14 +258,13 @@ def _is_settled(
     """Whether the operation can be checked alone: later calls cannot change its validity."""
     written = set(operation.outputs)
     optional = {match.inputs.get(a.name) for a in match.form.inputs if a.optional}
+    scaled = [s for s in (*inputs, *outputs) if s.type is PER_CHANNEL]
     return (
         bool(outputs)
         and len(written) == len(outputs)
         and written.isdisjoint(operation.inputs)
-        and all(slot.lifetime in WRITABLE for slot in outputs)
-        and all(
-            slot.channels is not None for slot in (*inputs, *outputs) if slot.type is PER_CHANNEL
-        )
+        and all(slot.lifetime.is_written for slot in outputs)
+        and all(slot.operand.channel_quantization is not None for slot in scaled)
         and not any(
             slot.lifetime is NnapiLifetime.TEMPORARY_VARIABLE
             and (not slot.type.is_tensor or at in optional)
@@ -319,12 +280,14 @@ def _alone(operation: NnapiOperation, operands: Sequence[OperandSlot]) -> Finish
     for index in dict.fromkeys((*operation.inputs, *operation.outputs)):
         slot, places[index] = operands[index], len(listed)
         if index in operation.outputs:
-            listed.append(slot.described(lifetime=NnapiLifetime.SUBGRAPH_OUTPUT))
+            listed.append(replace(slot.operand, lifetime=NnapiLifetime.SUBGRAPH_OUTPUT))
         elif slot.lifetime is NnapiLifetime.NO_VALUE or slot.model is not None or slot.is_small:
             listed.append(packing.operand(slot))
         else:
             fed.append(len(listed))
-            listed.append(slot.described(lifetime=NnapiLifetime.SUBGRAPH_INPUT))
+            listed.append(
+                replace(slot.operand, lifetime=NnapiLifetime.SUBGRAPH_INPUT, location=None)
+            )
     inputs = tuple(places[i] for i in operation.inputs)
     outputs = tuple(places[i] for i in operation.outputs)
     alone = NnapiOperation(operation.type, inputs, outputs)

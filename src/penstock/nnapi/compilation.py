@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock.cache.info import CacheInfo
 from penstock.closing import Closing
@@ -25,12 +25,11 @@ from penstock.hal import (
 from penstock.ir import Model as IrModel
 from penstock.logs import Log
 from penstock.nnapi import codes, parameters
-from penstock.nnapi.assembly import FinishedSubgraph, assemble
-from penstock.nnapi.description import NnapiOperand
+from penstock.nnapi.assembly import assemble
 from penstock.nnapi.devices import Device, choose_devices, with_attribute
 from penstock.nnapi.lowering import lower
 from penstock.nnapi.model import Model, finished_model, policy_of
-from penstock.nnapi.ports import Kind, Port, Ported, port
+from penstock.nnapi.ports import Kind, Ported
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.session import compile_model
 
@@ -60,27 +59,22 @@ class Compilation(Closing, Ported):
     """
 
     def __init__(self, model: Model) -> None:
-        self._model = finished_model(model)
-        self._ir, self._policy = self._model.lowered, policy_of(self._model)
-        self._finished, self._relaxed = self._model.finished, self._model.is_relaxed
-        self._ports = {
-            "input": operands_at(self._finished.subgraph.inputs, self._finished),
-            "output": operands_at(self._finished.subgraph.outputs, self._finished),
+        self.model = finished_model(model)
+        self._finished, self._ir = model.made
+        subgraph, listed = self._finished.subgraph, self._finished.subgraph.operands
+        self.ports = {
+            "input": tuple(listed[i] for i in subgraph.inputs),
+            "output": tuple(listed[i] for i in subgraph.outputs),
         }
+        self._relaxed = model.is_relaxed
         self._lock = threading.Lock()
         self._without: dict[frozenset[int], CompiledModel] = {}
-        self._wanted: Sequence[str | DeviceInfo | HalDevice] | None = None
         self._devices: list[HalDevice] = []
-        self._preference, self._priority = (
-            codes.Preference.FAST_SINGLE_ANSWER,
-            codes.Priority.MEDIUM,
-        )
+        self._arguments: dict[str, Any] = {"policy": policy_of(model)}
         self._timeout_ns = 0
         self._attributes: tuple[ExtensionAttribute, ...] = ()
         self._cache: CacheInfo | None = None
         self._owned_fds: list[int] = []
-        self._sealed = ""
-        self._compiled: CompiledModel | None = None
         weakref.finalize(self, _close_all, self._owned_fds)
 
     @classmethod
@@ -94,19 +88,22 @@ class Compilation(Closing, Ported):
         listed twice, unknown or unusable.
         """
         made = cls(model)
-        made._wanted, made._devices = choose_devices(devices)
-        made._policy = policy_of(made._model, allow_fallback=False)
+        wanted, made._devices = choose_devices(devices)
+        policy = policy_of(model, allow_fallback=False)
+        made._arguments, made.names_devices = {"policy": policy, "devices": wanted}, True
         return made
 
     def set_preference(self, preference: codes.Preference | int) -> None:
         """Low power, a fast single answer (the default) or sustained speed: 0, 1, 2."""
         self._check_open()
-        self._preference = parameters.code(codes.Preference, preference, "the preference")
+        code = parameters.code(codes.Preference, preference, "the preference")
+        self._arguments["preference"] = PREFERENCES[code]
 
     def set_priority(self, priority: codes.Priority | int) -> None:
         """Low, medium (the default) or high: 90, 100, 110."""
         self._check_open()
-        self._priority = parameters.code(codes.Priority, priority, "the priority")
+        code = parameters.code(codes.Priority, priority, "the priority")
+        self._arguments["priority"] = PRIORITIES[list(codes.Priority).index(code)]
 
     def set_timeout(self, duration: int) -> None:
         """Limits `finish` to *duration* nanoseconds; 0 is no limit.
@@ -145,7 +142,7 @@ class Compilation(Closing, Ported):
                 f"a cache directory must be a path, not {type(directory).__name__}"
             ) from None
         self._cache = None
-        self._close_owned()
+        _close_all(self._owned_fds)
         try:
             if path:
                 self._cache = CacheInfo(path, given, trust_token=trusted)
@@ -180,7 +177,7 @@ class Compilation(Closing, Ported):
         except (OSError, InputError) as error:
             _close_all(owned)
             raise codes.bad_data(f"cache files cannot be used: {error}") from error
-        self._close_owned()
+        _close_all(self._owned_fds)
         self._owned_fds += owned
         self._cache = info
 
@@ -200,12 +197,9 @@ class Compilation(Closing, Ported):
         a repeated attribute and an empty value; UNEXPECTED_NULL if *data* is None.
         """
         self._check_open()
+        given = extension_name, attribute_code_within_extension, data, length
         device = self.only_device("an extension's attribute")
-        self._attributes = with_attribute(
-            self._attributes,
-            device,
-            (extension_name, attribute_code_within_extension, data, length),
-        )
+        self._attributes = with_attribute(self._attributes, device, given)
 
     def finish(self) -> None:
         """Compiles. A second call is BAD_STATE, even after a failure.
@@ -217,29 +211,14 @@ class Compilation(Closing, Ported):
         self._sealed = "has failed"
         try:
             with codes.translated():
-                cache = self._cache if self._cache is not None else False
-                self._compiled = self._compile(self._ir, self._timeout(), cache)
+                seconds = self._timeout_ns / 1e9
+                if self._timeout_ns and self._devices[0].feature_level < LEVEL_OF_DEADLINES:
+                    seconds = 0
+                self._compiled = self._compile(self._ir, seconds or None, self._cache or False)
         finally:
             # The descriptors serve this compile only, whether it succeeds or fails.
-            self._close_owned()
+            _close_all(self._owned_fds)
         self._sealed = "is finished"
-
-    @property
-    def compiled(self) -> CompiledModel:
-        """The compiled model; BAD_STATE unless `finish` has succeeded."""
-        if self._compiled is None:
-            raise codes.bad_state(f"the compilation {self._sealed or 'is not finished'}")
-        return self._compiled
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether `finish` has succeeded."""
-        return self._compiled is not None
-
-    @property
-    def names_devices(self) -> bool:
-        """Whether it was created for devices: then there is no fallback."""
-        return self._wanted is not None
 
     @property
     def single_device(self) -> HalDevice | None:
@@ -251,14 +230,6 @@ class Compilation(Closing, Ported):
         if (device := self.single_device) is None:
             raise codes.bad_data(f"{what} needs a compilation for exactly one device")
         return device
-
-    def ports(self, kind: Kind) -> tuple[NnapiOperand, ...]:
-        """The operands of the model's inputs or outputs, in order."""
-        return self._ports[kind]
-
-    def port(self, kind: Kind, index: object) -> Port:
-        """Input or output *index*; BAD_DATA if it does not exist."""
-        return port(kind, index, self.ports(kind))
 
     def compiled_without(self, omitted: frozenset[int]) -> CompiledModel:
         """The model compiled without these optional inputs; compiled once. Raises BAD_DATA."""
@@ -276,26 +247,21 @@ class Compilation(Closing, Ported):
         """The receipt of `finish`: devices, compiles, cache hits and the reasons of misses."""
         return self.compiled.receipt
 
-    @property
-    def model(self) -> Model:
-        """The compiled NNAPI model."""
-        return self._model
-
     def get_preferred_memory_alignment_for_input(self, index: int) -> int:
         """The best alignment in bytes, a power of two, of memory for input *index*."""
-        return max([LEAST_ALIGNMENT, *(c.alignment for c in self._users(index, "input"))])
+        return max([LEAST_ALIGNMENT, *(c.alignment for c in self._users("input", index))])
 
     def get_preferred_memory_padding_for_input(self, index: int) -> int:
         """The padding in bytes, a power of two, that suits memory for input *index* best."""
-        return max([LEAST_PADDING, *(c.padding for c in self._users(index, "input"))])
+        return max([LEAST_PADDING, *(c.padding for c in self._users("input", index))])
 
     def get_preferred_memory_alignment_for_output(self, index: int) -> int:
         """The same for output *index*: the best alignment."""
-        return max([LEAST_ALIGNMENT, *(c.alignment for c in self._users(index, "output"))])
+        return max([LEAST_ALIGNMENT, *(c.alignment for c in self._users("output", index))])
 
     def get_preferred_memory_padding_for_output(self, index: int) -> int:
         """The same for output *index*: the best padding."""
-        return max([LEAST_PADDING, *(c.padding for c in self._users(index, "output"))])
+        return max([LEAST_PADDING, *(c.padding for c in self._users("output", index))])
 
     def close(self) -> None:
         """Frees it, finished or not, after runs in flight. A second call has no effect."""
@@ -307,7 +273,7 @@ class Compilation(Closing, Ported):
         for made in (compiled, *others):
             if made is not None:
                 made.close()
-        self._close_owned()
+        _close_all(self._owned_fds)
 
     def _check_open(self) -> None:
         if self._sealed:
@@ -318,60 +284,36 @@ class Compilation(Closing, Ported):
     ) -> CompiledModel:
         return compile_model(
             model,
-            devices=self._wanted,
-            preference=PREFERENCES[self._preference],
-            priority=PRIORITIES[list(codes.Priority).index(self._priority)],
             timeout=timeout,
             cache=cache,
-            policy=self._policy,
             extension_attributes=self._attributes,
+            **self._arguments,
         )
 
-    def _timeout(self) -> float | None:
-        """Seconds, or None."""
-        if self._timeout_ns == 0 or self._devices[0].feature_level < LEVEL_OF_DEADLINES:
-            return None
-        return self._timeout_ns / 1e9
-
-    def _users(self, index: int, kind: Kind) -> list[Capabilities]:
+    def _users(self, kind: Kind, index: int) -> list[Capabilities]:
         """The capabilities of the devices that read or write an input or output of the model."""
         plan = self.compiled.plan
         entry = plan.model.entry
         listed = entry.ordinary_inputs if kind == "input" else entry.ordinary_outputs
-        place = parameters.whole(index, f"the {kind}'s index", -(2**63), 2**63)
-        if not 0 <= place < len(listed):
-            raise codes.bad_data(f"{kind} {place} of {len(listed)}")
-        operand = listed[place]
+        operand = listed[self.port(kind, index).index]
         names = {s.device for s in plan.steps if operand in s.inputs or operand in s.outputs}
-        return [d.capabilities for d in self._possible() if d.name in names]
-
-    def _possible(self) -> list[HalDevice]:
-        if self._wanted is not None:
-            return self._devices
-        with codes.translated():
-            found = manager.choose(None)
-        fallback = manager.by_name(FALLBACK_DEVICE)
-        return found if fallback is None or fallback in found else [*found, fallback]
-
-    def _close_owned(self) -> None:
-        _close_all(self._owned_fds)
-
-
-def operands_at(indexes: Sequence[int], model: FinishedSubgraph) -> tuple[NnapiOperand, ...]:
-    """The operands of *model* at *indexes*."""
-    return tuple(model.subgraph.operands[i] for i in indexes)
+        devices = self._devices
+        if not self.names_devices:
+            with codes.translated():
+                devices = manager.choose(None)
+            fallback = manager.by_name(FALLBACK_DEVICE)
+            if fallback is not None and fallback not in devices:
+                devices = [*devices, fallback]
+        return [d.capabilities for d in devices if d.name in names]
 
 
 def _token(token: object) -> bytes:
     if token is None:
         raise codes.unexpected_null("the cache token")
-    if not isinstance(token, bytes | bytearray | memoryview):
-        raise codes.bad_data(
-            f"a cache token is {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {type(token).__name__}"
-        )
-    data = bytes(token)
-    if len(data) != BYTE_SIZE_OF_CACHE_TOKEN:
-        raise codes.bad_data(f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {len(data)}")
+    data = bytes(token) if isinstance(token, bytes | bytearray | memoryview) else None
+    if data is None or len(data) != BYTE_SIZE_OF_CACHE_TOKEN:
+        found = type(token).__name__ if data is None else len(data)
+        raise codes.bad_data(f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {found}")
     return data
 
 
@@ -389,7 +331,6 @@ class Burst(Closing):
     """
 
     def __init__(self, compilation: Compilation) -> None:
-
         self.compilation = parameters.instance(compilation, Compilation, "the compilation")
         self._running = threading.Lock()
         self._burst: CompiledBurst | None

@@ -114,6 +114,11 @@ class NnapiLifetime(enum.Enum):
     def is_constant(self) -> bool:
         return self in {NnapiLifetime.CONSTANT_COPY, NnapiLifetime.CONSTANT_POOL}
 
+    @property
+    def is_written(self) -> bool:
+        """Whether an operation writes the operand."""
+        return self in {NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_OUTPUT}
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelQuantization:

@@ -62,8 +62,8 @@ class Execution(Closing):
     def __init__(self, compilation: Compilation) -> None:
         self._compilation = parameters.instance(compilation, Compilation, "the compilation")
         _ = compilation.compiled
-        self._inputs: list[Binding | None] = [None] * len(compilation.ports("input"))
-        self._outputs: list[Binding | None] = [None] * len(compilation.ports("output"))
+        self._inputs: list[Binding | None] = [None] * len(compilation.ports["input"])
+        self._outputs: list[Binding | None] = [None] * len(compilation.ports["output"])
         self._timeout_ns = 0
         self._loop_timeout_ns = DEFAULT_LOOP_TIMEOUT_NS
         self._measure = self._reusable = self._padded = self._closed = False

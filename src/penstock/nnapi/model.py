@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.closing import Closing
 from penstock.hal import AccuracyClass, Device as HalDevice
-from penstock.ir import ConstantPool, Model as IrModel, infer_shapes
+from penstock.ir import ConstantPool, DataLocation, Model as IrModel, infer_shapes
 from penstock.nnapi import codes, parameters
 from penstock.nnapi.assembly import (
     FinishedSubgraph,
@@ -20,6 +21,7 @@ from penstock.nnapi.description import (
     AnyType,
     ExtensionType,
     NnapiLifetime,
+    NnapiOperand,
     NnapiOperation,
     NnapiSubgraph,
 )
@@ -50,8 +52,7 @@ class Model(Closing):
         self._memories: dict[int, ConstantPool] = {}
         self._relaxed = False
         self._sealed: str = ""
-        self._finished: FinishedSubgraph | None = None
-        self._lowered: IrModel | None = None
+        self._made: tuple[FinishedSubgraph, IrModel] | None = None
         self._became: tuple[range, ...] = ()
 
     def add_operand(
@@ -72,11 +73,13 @@ class Model(Closing):
         self._check_open()
         kind = operand_type(type)
         slot = OperandSlot(
-            kind,
-            parameters.dimensions(dimensions, tensor=kind.is_tensor),
-            parameters.real(scale, "the scale"),
-            parameters.whole(zero_point, "the zero point"),
-            parameters.text(name, "the name"),
+            NnapiOperand(
+                kind,
+                parameters.dimensions(dimensions, tensor=kind.is_tensor),
+                scale=parameters.real(scale, "the scale"),
+                zero_point=parameters.whole(zero_point, "the zero point"),
+                name=parameters.text(name, "the name"),
+            )
         )
         slot.check_type()
         if len(self._operands) == codes.MAX_NUMBER_OF_OPERANDS:
@@ -88,13 +91,10 @@ class Model(Closing):
         self, index: int, channel_dim: int, scales: Sequence[float]
     ) -> None:
         """Sets the scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL along dimension *channel_dim*."""
-        self._check_open()
         slot = self._slot(index)
         dimension = parameters.whole(channel_dim, "the channel dimension", 0)
-        slot.set_channels(
-            dimension,
-            [parameters.real(s, "a scale") for s in parameters.listed(scales, "the scales")],
-        )
+        given = [parameters.real(s, "a scale") for s in parameters.listed(scales, "the scales")]
+        slot.set_channels(dimension, given)
 
     def set_operand_value(self, index: int, value: object, length: int | None = None) -> None:
         """Makes the operand a constant; None omits an optional operand.
@@ -104,7 +104,6 @@ class Model(Closing):
         `finish` has copied it. *length* is in bytes, by default that of *value*. Setting a value
         again replaces it.
         """
-        self._check_open()
         slot = self._slot(index)
         given = None if length is None else parameters.whole(length, "the length", 0, 2**63)
         if value is None:
@@ -132,7 +131,6 @@ class Model(Closing):
         change after `finish`. Raises BAD_DATA for bytes outside *memory*, hardware buffers that are
         not BLOBs, and memory made from a descriptor.
         """
-        self._check_open()
         slot = self._slot(index)
         start = parameters.whole(offset, "the offset", 0, 2**63)
         given = None if length is None else parameters.whole(length, "the length", 0, 2**63)
@@ -142,13 +140,13 @@ class Model(Closing):
         if start + needed > len(pool):
             raise codes.bad_data(f"bytes {start} to {start + needed} of a memory of {len(pool)}")
         self._memories[id(memory)] = pool
-        slot.set(NnapiLifetime.CONSTANT_POOL, memory=pool, offset=start, length=needed)
+        place = DataLocation(0, start, needed)
+        slot.set(NnapiLifetime.CONSTANT_POOL, memory=pool, location=place)
 
     def set_operand_value_from_model(self, index: int, model: Model) -> None:
         """Makes the operand refer to a finished *model*, for IF or WHILE."""
-        self._check_open()
         slot = self._slot(index)
-        slot.set(NnapiLifetime.SUBGRAPH, model=finished_model(model).finished)
+        slot.set(NnapiLifetime.SUBGRAPH, model=finished_model(model).made[0])
 
     def set_operand_extension_data(
         self, index: int, data: object, length: int | None = None
@@ -159,14 +157,13 @@ class Model(Closing):
         removes them. Raises BAD_DATA for an operand of another type, an empty buffer, and more than
         1 MiB; UNEXPECTED_NULL for a *length* without a buffer.
         """
-        self._check_open()
         slot = self._slot(index)
         content = parameters.extension_bytes(data, length, "the extension data")
         if not isinstance(slot.type, ExtensionType):
             raise codes.bad_data(
                 f"a {slot.type.name} is no extension's type and has no extension data"
             )
-        slot.extension_data = content
+        slot.operand = replace(slot.operand, extension_data=content)
 
     def get_extension_operand_type(
         self, extension_name: str, operand_code_within_extension: int
@@ -213,31 +210,21 @@ class Model(Closing):
     def identify_inputs_and_outputs(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Sets the inputs and outputs of the model, in order, once. They must have no value."""
         self._check_open()
-        named = (
-            (
-                parameters.indexes(inputs, "an input", len(self._operands)),
-                NnapiLifetime.SUBGRAPH_INPUT,
-            ),
-            (
-                parameters.indexes(outputs, "an output", len(self._operands)),
-                NnapiLifetime.SUBGRAPH_OUTPUT,
-            ),
-        )
-        seen: set[int] = set()
-        for listed, _ in named:
-            for index in listed:
-                lifetime = self._operands[index].lifetime
-                if index in seen:
-                    raise codes.bad_data(f"operand {index} is named twice")
-                if lifetime is not NnapiLifetime.TEMPORARY_VARIABLE:
-                    raise codes.bad_data(
-                        f"operand {index} has the lifetime {lifetime.value} already"
-                    )
-                seen.add(index)
-        for listed, lifetime in named:
-            for index in listed:
-                self._operands[index].lifetime = lifetime
-        self._inputs, self._outputs = named[0][0], named[1][0]
+        count, seen = len(self._operands), set()
+        read = parameters.indexes(inputs, "an input", count)
+        written = parameters.indexes(outputs, "an output", count)
+        for index in (*read, *written):
+            lifetime = self._operands[index].lifetime
+            if index in seen:
+                raise codes.bad_data(f"operand {index} is named twice")
+            if lifetime is not NnapiLifetime.TEMPORARY_VARIABLE:
+                raise codes.bad_data(f"operand {index} has the lifetime {lifetime.value} already")
+            seen.add(index)
+        for index in read:
+            self._operands[index].set(NnapiLifetime.SUBGRAPH_INPUT)
+        for index in written:
+            self._operands[index].set(NnapiLifetime.SUBGRAPH_OUTPUT)
+        self._inputs, self._outputs = read, written
 
     def relax_computation_float32_to_float16(self, allow: bool) -> None:
         """Sets whether float32 may be computed with the range and precision of float16.
@@ -252,25 +239,20 @@ class Model(Closing):
         self._check_open()
         self._sealed = "invalid"
         try:
-            self._finish()
+            with codes.translated():
+                order = in_run_order(self._operands, self._operations)
+                packing = Packing()
+                operands = tuple(map(packing.operand, self._operands))
+                operations = tuple(self._operations[i] for i in order)
+                finished = packing.finished(
+                    NnapiSubgraph(operands, operations, self._inputs, self._outputs)
+                )
+                lowered, became = lower_traced(assemble(finished, relaxed=self._relaxed))
         finally:
             self._release()
-
-    def _finish(self) -> None:
-        with codes.translated():
-            order = in_run_order(self._operands, self._operations)
-            packing = Packing()
-            subgraph = NnapiSubgraph(
-                tuple(map(packing.operand, self._operands)),
-                tuple(self._operations[i] for i in order),
-                self._inputs,
-                self._outputs,
-            )
-            finished = packing.finished(subgraph)
-            lowered, became = lower_traced(assemble(finished, relaxed=self._relaxed))
         by_place = dict(zip(order, became, strict=True))
         self._became = tuple(by_place[i] for i in range(len(order)))
-        self._finished, self._lowered, self._sealed = finished, lowered, "finished"
+        self._made, self._sealed = (finished, lowered), "finished"
 
     def get_supported_operations_for_devices(
         self, devices: Sequence[Device | HalDevice | str]
@@ -288,24 +270,19 @@ class Model(Closing):
     @property
     def is_finished(self) -> bool:
         """Whether `finish` has succeeded."""
-        return self._finished is not None
+        return self._made is not None
+
+    @property
+    def made(self) -> tuple[FinishedSubgraph, IrModel]:
+        """The finished model, and the lowered one; BAD_STATE unless it is finished and valid."""
+        if self._made is None:
+            raise codes.bad_state(f"the model is {self._sealed or 'not finished'}")
+        return self._made
 
     @property
     def lowered(self) -> IrModel:
         """The lowered model; BAD_STATE unless it is finished and valid."""
-        if self._lowered is None:
-            raise codes.bad_state(
-                f"the model is {self._sealed}" if self._sealed else "the model is not finished"
-            )
-        return self._lowered
-
-    @property
-    def finished(self) -> FinishedSubgraph:
-        """The finished model; BAD_STATE unless it is finished and valid."""
-        _ = self.lowered
-        if self._finished is None:
-            raise codes.bad_state("the model is closed")
-        return self._finished
+        return self.made[1]
 
     @property
     def is_relaxed(self) -> bool:
@@ -315,31 +292,29 @@ class Model(Closing):
     def close(self) -> None:
         """Frees it, finished or not. Its compilations stay valid. A second call has no effect."""
         self._release()
-        self._operands, self._operations, self._sealed = [], [], "closed"
-        self._finished = self._lowered = None
+        self._operands, self._operations, self._sealed, self._made = [], [], "closed", None
 
     def _release(self) -> None:
         """Drops references to callers' memory and models."""
         self._memories.clear()
         for slot in self._operands:
-            slot.release()
+            slot.value = slot.memory = slot.model = None
 
     def _check_open(self) -> None:
         if self._sealed:
             raise codes.bad_state(f"the model is {self._sealed} and can no longer be changed")
 
     def _slot(self, index: object) -> OperandSlot:
+        """Operand *index*, to be changed."""
+        self._check_open()
         return self._operands[parameters.index(index, "operand", len(self._operands))]
 
 
 def finished_model(model: object) -> Model:
     """*model* if it is finished and valid. Raises UNEXPECTED_NULL for None, else BAD_STATE."""
-    if model is None:
-        raise codes.unexpected_null("the model")
-    if not isinstance(model, Model):
-        raise codes.bad_data(f"a model must be a penstock.nnapi.Model, not {type(model).__name__}")
-    _ = model.lowered
-    return model
+    found = parameters.instance(model, Model, "the model")
+    _ = found.made
+    return found
 
 
 def policy_of(model: Model, *, allow_fallback: bool = True) -> Policy:

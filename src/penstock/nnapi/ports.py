@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from penstock.ir.types import Shape, static_shape
 from penstock.nnapi import parameters
-from penstock.nnapi.codes import bad_data
+from penstock.nnapi.codes import bad_data, bad_state
 from penstock.nnapi.description import AnyType, NnapiOperand, value_size
 from penstock.nnapi.devices import operand_type
 
@@ -49,35 +48,37 @@ class Port:
         return f"{self.kind} {self.index}{name}"
 
 
-class Ported(ABC):
-    """The owner of a memory's role: a `Compilation`, in the view of the memory's rules."""
+class Ported:
+    """What memories and executions need of a `Compilation`: its compiled model, and its ports."""
+
+    ports: Mapping[Kind, tuple[NnapiOperand, ...]]
+    """The operands of the model's inputs and outputs, in order."""
+
+    names_devices = False
+    """Whether it was created for devices: then there is no fallback."""
+
+    _compiled: CompiledModel | None = None
+    _sealed = ""
 
     @property
-    @abstractmethod
     def is_finished(self) -> bool:
-        """Whether it has been compiled."""
+        """Whether `finish` has succeeded."""
+        return self._compiled is not None
 
     @property
-    @abstractmethod
-    def names_devices(self) -> bool:
-        """Whether it was created for devices: then there is no fallback."""
-
-    @property
-    @abstractmethod
     def compiled(self) -> CompiledModel:
-        """The compiled model; BAD_STATE unless it is finished."""
+        """The compiled model; BAD_STATE unless `finish` has succeeded."""
+        if self._compiled is None:
+            raise bad_state(f"the compilation {self._sealed or 'is not finished'}")
+        return self._compiled
 
-    @abstractmethod
     def port(self, kind: Kind, index: object) -> Port:
         """Input or output *index*; BAD_DATA if it does not exist."""
-
-
-def port(kind: Kind, index: object, operands: Sequence[NnapiOperand]) -> Port:
-    """Input or output *index* of *operands*; BAD_DATA if it does not exist."""
-    place = parameters.whole(index, f"the {kind}'s index", -(2**63), 2**63)
-    if not 0 <= place < len(operands):
-        raise bad_data(f"{kind} {place} of {len(operands)}")
-    return Port(kind, place, operands[place])
+        place = parameters.whole(index, f"the {kind}'s index", -(2**63), 2**63)
+        operands = self.ports[kind]
+        if not 0 <= place < len(operands):
+            raise bad_data(f"{kind} {place} of {len(operands)}")
+        return Port(kind, place, operands[place])
 
 
 def refined(port: Port, given: OperandDesc | None) -> Shape:

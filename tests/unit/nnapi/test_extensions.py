@@ -268,7 +268,7 @@ class TestNumbers:
                 asked(Model(), name, code)
 
     def test_a_type_that_devices_no_longer_declare_so_is_refused(self, device: Fibonacci) -> None:
-        (kind, *_) = quantized().finished.subgraph.operands
+        (kind, *_) = quantized().made[0].subgraph.operands
         assert Model().add_operand(kind.type) == 0
         for changed in ({"byte_size": 4}, {"code": 9}, {"extension": "com.example.unheard_of"}):
             with answers(BAD_DATA):

@@ -18,9 +18,10 @@ from penstock.ir import (
     Operand,
     Quantization,
 )
-from penstock.ir.types import is_static
+from penstock.ir.types import Shape, is_static
 from penstock.nnapi.description import (
     AnyType,
+    ChannelQuantization,
     ExtensionType,
     NnapiLifetime,
     NnapiModel,
@@ -41,14 +42,15 @@ ZERO_POINTS: Final[Mapping[AnyType, tuple[int, int]]] = {
 MAX_BYTES: Final = 2**32 - 1
 MAX_RANK: Final = 32
 
-LIFETIMES: Final = {
-    NnapiLifetime.TEMPORARY_VARIABLE: Lifetime.TEMPORARY_VARIABLE,
-    NnapiLifetime.SUBGRAPH_INPUT: Lifetime.SUBGRAPH_INPUT,
-    NnapiLifetime.SUBGRAPH_OUTPUT: Lifetime.SUBGRAPH_OUTPUT,
-    NnapiLifetime.CONSTANT_COPY: Lifetime.CONSTANT_COPY,
-    NnapiLifetime.CONSTANT_POOL: Lifetime.CONSTANT_POOL,
-    NnapiLifetime.NO_VALUE: Lifetime.NO_VALUE,
-}
+
+def _require(
+    condition: bool,
+    message: str,
+    kind: type[errors.ModelError] = errors.InvalidOperand,
+    where: str | None = None,
+) -> None:
+    if not condition:
+        raise kind(message, where=where)
 
 
 def check_operand(
@@ -56,107 +58,106 @@ def check_operand(
 ) -> None:
     """Raises the `ModelError` of the first rule that the operand itself breaks."""
     kind = operand.type
-    if kind.feature_level > feature_level:
-        raise errors.InvalidOperand(
-            f"{kind.name} needs feature level {kind.feature_level}, the model keeps to "
-            f"{feature_level}"
-        )
-    if (kind is OperandType.SUBGRAPH) != (operand.lifetime is NnapiLifetime.SUBGRAPH):
-        raise errors.InvalidOperand(
-            f"a {kind.name} cannot have the lifetime {operand.lifetime.value}"
-        )
+    _require(
+        kind.feature_level <= feature_level,
+        f"{kind.name} needs feature level {kind.feature_level}, the model keeps to {feature_level}",
+    )
+    is_model = kind is OperandType.SUBGRAPH
+    _require(
+        is_model == (operand.lifetime is NnapiLifetime.SUBGRAPH),
+        f"a {kind.name} cannot have the lifetime {operand.lifetime.value}",
+    )
     _check_dimensions(operand, feature_level)
     _check_quantization(operand)
-    if operand.extension_data and not isinstance(kind, ExtensionType):
-        raise errors.InvalidOperand(
-            f"a {kind.name} is no extension's type and has no extension data"
-        )
-    if kind is OperandType.SUBGRAPH:
-        if operand.subgraph is None or not 0 <= operand.subgraph < subgraphs:
-            raise errors.InvalidOperand(f"refers to subgraph {operand.subgraph} of {subgraphs}")
-        return
-    _check_value(operand, pools)
+    _require(
+        not operand.extension_data or isinstance(kind, ExtensionType),
+        f"a {kind.name} is no extension's type and has no extension data",
+    )
+    if is_model:
+        index = operand.subgraph
+        known = index is not None and 0 <= index < subgraphs
+        _require(known, f"refers to subgraph {index} of {subgraphs}")
+    else:
+        _check_value(operand, pools)
 
 
 def _check_dimensions(operand: NnapiOperand, feature_level: int) -> None:
-    dimensions = operand.dimensions
+    dimensions, kind = operand.dimensions, operand.type
     if dimensions is None:
-        if not operand.type.is_tensor:
-            raise errors.InvalidOperand(f"a {operand.type.name} has a rank, 0")
-        if feature_level < 3:
-            raise errors.InvalidOperand("an unknown rank needs feature level 3")
+        _require(kind.is_tensor, f"a {kind.name} has a rank, 0")
+        _require(feature_level >= 3, "an unknown rank needs feature level 3")
         return
-    if operand.type.is_tensor and not dimensions and operand.lifetime is not NnapiLifetime.NO_VALUE:
-        raise errors.InvalidOperand(f"a {operand.type.name} has dimensions, or an unknown rank")
-    if not operand.type.is_tensor and dimensions:
-        raise errors.InvalidOperand(f"a {operand.type.name} has no dimensions, not {dimensions}")
-    if len(dimensions) > MAX_RANK:
-        raise errors.InvalidOperand(f"{len(dimensions)} dimensions; the limit is {MAX_RANK}")
-    if any(d is not None and not 0 <= d < 2**32 for d in dimensions):
-        raise errors.InvalidOperand(f"a dimension of {dimensions} is out of range")
-    if operand.type is not OperandType.SUBGRAPH and is_static(dimensions):
-        size = value_size(operand.type, dimensions)
-        if size > MAX_BYTES:
-            raise errors.InvalidOperand(f"{size} bytes are more than 32 bits can count")
+    scalar = not kind.is_tensor or operand.lifetime is NnapiLifetime.NO_VALUE
+    _require(scalar or bool(dimensions), f"a {kind.name} has dimensions, or an unknown rank")
+    _require(kind.is_tensor or not dimensions, f"a {kind.name} has no dimensions, not {dimensions}")
+    rank = len(dimensions)
+    _require(rank <= MAX_RANK, f"{rank} dimensions; the limit is {MAX_RANK}")
+    counted = all(d is None or 0 <= d < 2**32 for d in dimensions)
+    _require(counted, f"a dimension of {dimensions} is out of range")
+    if kind is not OperandType.SUBGRAPH and is_static(dimensions):
+        size = value_size(kind, dimensions)
+        _require(size <= MAX_BYTES, f"{size} bytes are more than 32 bits can count")
 
 
 def _check_quantization(operand: NnapiOperand) -> None:
     kind, scale, zero_point = operand.type, operand.scale, operand.zero_point
-    channels = operand.channel_quantization
-    if (channels is not None) != (kind is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL):
-        raise errors.InvalidQuantization(
-            f"a {kind.name} has {'' if channels else 'no '}scales for channels"
-        )
-    if not math.isfinite(scale) or scale < 0:
-        raise errors.InvalidQuantization(f"scale {scale} is negative, infinite or not a number")
+    channels, wrong = operand.channel_quantization, errors.InvalidQuantization
+    _require(
+        (channels is not None) == (kind is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL),
+        f"a {kind.name} has {'' if channels else 'no '}scales for channels",
+        wrong,
+    )
+    usable = math.isfinite(scale) and scale >= 0
+    _require(usable, f"scale {scale} is negative, infinite or not a number", wrong)
     quantized = kind.is_quantized and channels is None
-    if quantized and scale == 0 and operand.lifetime is not NnapiLifetime.NO_VALUE:
-        raise errors.InvalidQuantization(f"a {kind.name} needs a scale above 0")
-    if not quantized and scale != 0 and kind is not OperandType.TENSOR_INT32:
-        raise errors.InvalidQuantization(f"a {kind.name} has no scale, not {scale}")
+    needed = quantized and operand.lifetime is not NnapiLifetime.NO_VALUE
+    _require(scale != 0 or not needed, f"a {kind.name} needs a scale above 0", wrong)
+    allowed = quantized or kind is OperandType.TENSOR_INT32
+    _require(scale == 0 or allowed, f"a {kind.name} has no scale, not {scale}", wrong)
     low, high = ZERO_POINTS.get(kind, (0, 0))
-    if not low <= zero_point <= high:
-        raise errors.InvalidQuantization(
-            f"zero point {zero_point} of a {kind.name} is not in [{low}, {high}]"
-        )
-    if channels is None:
-        return
-    dimensions = operand.dimensions
-    if not channels.scales or not all(math.isfinite(s) and s > 0 for s in channels.scales):
-        raise errors.InvalidQuantization("the scale of a channel is not a positive number")
-    if dimensions is None or not 0 <= channels.dimension < len(dimensions):
-        raise errors.InvalidQuantization(
-            f"channels along dimension {channels.dimension} of {dimensions}"
-        )
-    if dimensions[channels.dimension] not in {None, len(channels.scales)}:
-        raise errors.InvalidQuantization(
-            f"{len(channels.scales)} scales for {dimensions[channels.dimension]} channels"
-        )
+    _require(
+        low <= zero_point <= high,
+        f"zero point {zero_point} of a {kind.name} is not in [{low}, {high}]",
+        wrong,
+    )
+    if channels is not None:
+        check_channels(operand.dimensions, channels)
+
+
+def check_channels(dimensions: Shape, channels: ChannelQuantization) -> None:
+    """Raises `InvalidQuantization` if the scales do not fit an operand of these *dimensions*."""
+    axis, count, wrong = channels.dimension, len(channels.scales), errors.InvalidQuantization
+    positive = all(math.isfinite(s) and s > 0 for s in channels.scales)
+    _require(count > 0 and positive, "the scale of a channel is not a positive number", wrong)
+    if dimensions is None or not 0 <= axis < len(dimensions):
+        raise wrong(f"channels along dimension {axis} of {dimensions}")
+    size = dimensions[axis]
+    _require(size in {None, count}, f"{count} scales for {size} channels", wrong)
 
 
 def _check_value(operand: NnapiOperand, pools: Sequence[ConstantPool]) -> None:
-    copied = operand.lifetime is NnapiLifetime.CONSTANT_COPY
-    pooled = operand.lifetime is NnapiLifetime.CONSTANT_POOL
-    if (operand.value is not None) != copied or (operand.location is not None) != pooled:
-        raise errors.InvalidOperand(
-            "a constant_copy has a value, a constant_pool a location, nothing else either"
-        )
-    length = len(operand.value) if operand.value is not None else None
-    if operand.location is not None:
-        place = operand.location
+    value, place = operand.value, operand.location
+    _require(
+        (value is not None) == (operand.lifetime is NnapiLifetime.CONSTANT_COPY)
+        and (place is not None) == (operand.lifetime is NnapiLifetime.CONSTANT_POOL),
+        "a constant_copy has a value, a constant_pool a location, nothing else either",
+    )
+    if place is not None:
         size = len(pools[place.pool]) if 0 <= place.pool < len(pools) else -1
-        if place.offset < 0 or place.length < 0 or place.offset + place.length > size:
-            raise errors.OffsetOutOfBounds(
-                f"bytes {place.offset} to {place.offset + place.length} of pool {place.pool}"
-            )
-        length = place.length
-    if length is None:
+        length, end = place.length, place.offset + place.length
+        _require(
+            place.offset >= 0 and length >= 0 and end <= size,
+            f"bytes {place.offset} to {end} of pool {place.pool}",
+            errors.OffsetOutOfBounds,
+        )
+    elif value is not None:
+        length = len(value)
+    else:
         return
     if operand.dimensions is None or not is_static(operand.dimensions):
         raise errors.InvalidOperand("a constant's dimensions must be known")
     expected = value_size(operand.type, operand.dimensions)
-    if length != expected:
-        raise errors.InvalidOperand(f"{length} bytes of value, where {expected} are needed")
+    _require(length == expected, f"{length} bytes of value, where {expected} are needed")
 
 
 def quantization_of(operand: NnapiOperand) -> Quantization | None:
@@ -175,7 +176,7 @@ def ir_operand(operand: NnapiOperand) -> Operand:
     return Operand(
         operand.type.dtype,
         ir_shape(operand.type, operand.dimensions),
-        LIFETIMES[operand.lifetime],
+        Lifetime[operand.lifetime.name],
         operand.name,
         quantization_of(operand),
         operand.value,
@@ -199,52 +200,39 @@ def value_type(operand: NnapiOperand) -> tuple[DType, Quantization | None]:
     return operand.type.dtype, quantization_of(operand)
 
 
-WRITABLE = frozenset({NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_OUTPUT})
-
-
 def check_structure(model: NnapiModel, feature_level: int) -> None:
     """Raises the `ModelError` of the first defect in the operands and connections of *model*."""
     check_kind(model, NnapiModel, "an NnapiModel is lowered")
-    check_subgraph(model, model.main, "main", feature_level)
-    for index, subgraph in enumerate(model.referenced):
-        check_subgraph(model, subgraph, f"subgraph {index}", feature_level)
-
-
-def check_subgraph(
-    model: NnapiModel, subgraph: NnapiSubgraph, where: str, feature_level: int
-) -> None:
-    """The same for one subgraph."""
-    for index, operand in enumerate(subgraph.operands):
-        try:
-            check_operand(operand, model.pools, len(model.referenced), feature_level)
-        except errors.ModelError as error:
-            place = f"{where}, operand {index} ({operand.name})"
-            raise error.at(place) from None
-    _check_interface(subgraph, where)
-    _check_order(subgraph, where)
+    named = [(f"subgraph {at}", subgraph) for at, subgraph in enumerate(model.referenced)]
+    for where, subgraph in [("main", model.main), *named]:
+        for index, operand in enumerate(subgraph.operands):
+            try:
+                check_operand(operand, model.pools, len(model.referenced), feature_level)
+            except errors.ModelError as error:
+                raise error.at(f"{where}, operand {index} ({operand.name})") from None
+        _check_interface(subgraph, where)
+        _check_order(subgraph, where)
 
 
 def _check_interface(subgraph: NnapiSubgraph, where: str) -> None:
-    if not subgraph.operations:
-        raise errors.InvalidOperand("a model needs operations", where=where)
+    operands = subgraph.operands
+    _require(bool(subgraph.operations), "a model needs operations", where=where)
     for kind, listed, lifetime in (
         ("input", subgraph.inputs, NnapiLifetime.SUBGRAPH_INPUT),
         ("output", subgraph.outputs, NnapiLifetime.SUBGRAPH_OUTPUT),
     ):
-        if not listed:
-            raise errors.InvalidOperand(f"a model needs {kind}s", where=where)
+        _require(bool(listed), f"a model needs {kind}s", where=where)
         for index in listed:
-            if not 0 <= index < len(subgraph.operands):
-                raise errors.IndexOutOfRange(
-                    f"{kind} operand {index} of {len(subgraph.operands)}", where=where
-                )
-        if len(set(listed)) != len(listed):
-            raise errors.DuplicateWriter(f"an operand is listed as {kind} twice", where=where)
-        have = {i for i, o in enumerate(subgraph.operands) if o.lifetime is lifetime}
+            known = 0 <= index < len(operands)
+            text = f"{kind} operand {index} of {len(operands)}"
+            _require(known, text, errors.IndexOutOfRange, where)
+        once = len(set(listed)) == len(listed)
+        _require(once, f"an operand is listed as {kind} twice", errors.DuplicateWriter, where)
+        have = {i for i, o in enumerate(operands) if o.lifetime is lifetime}
         if have != set(listed):
             wrong = min(have ^ set(listed))
             raise errors.InvalidOperand(
-                f"operand {wrong} has the lifetime {subgraph.operands[wrong].lifetime.value} and "
+                f"operand {wrong} has the lifetime {operands[wrong].lifetime.value} and "
                 f"is {'' if wrong in listed else 'not '}listed as {kind}",
                 where=where,
             )
@@ -257,25 +245,21 @@ def _check_order(subgraph: NnapiSubgraph, where: str) -> None:
     for at, operation in enumerate(subgraph.operations):
         place = f"{where}, operation {at} ({operation.type})"
         for index in (*operation.inputs, *operation.outputs):
-            if not 0 <= index < len(operands):
-                raise errors.IndexOutOfRange(f"operand {index} of {len(operands)}", where=place)
+            known = 0 <= index < len(operands)
+            text = f"operand {index} of {len(operands)}"
+            _require(known, text, errors.IndexOutOfRange, place)
         for index in operation.inputs:
-            if operands[index].lifetime in WRITABLE and index not in written:
-                if index in produced:
-                    raise errors.CyclicModel(
-                        f"reads operand {index}, which is only written later", where=place
-                    )
-                raise errors.UnwrittenOperand(
-                    f"reads operand {index}, which nothing writes", where=place
-                )
+            if operands[index].lifetime.is_written and index not in written:
+                text = f"reads operand {index}, which is only written later"
+                _require(index not in produced, text, errors.CyclicModel, place)
+                text = f"reads operand {index}, which nothing writes"
+                raise errors.UnwrittenOperand(text, where=place)
         for index in operation.outputs:
-            if operands[index].lifetime not in WRITABLE or index in written:
-                raise errors.DuplicateWriter(
-                    f"writes operand {index}, which is written already or cannot be", where=place
-                )
+            free = operands[index].lifetime.is_written and index not in written
+            text = f"writes operand {index}, which is written already or cannot be"
+            _require(free, text, errors.DuplicateWriter, place)
             written.add(index)
     for index, operand in enumerate(operands):
-        if operand.lifetime in WRITABLE and index not in written:
-            raise errors.UnwrittenOperand(
-                f"operand {index} ({operand.name}) is never written", where=where
-            )
+        done = index in written or not operand.lifetime.is_written
+        text = f"operand {index} ({operand.name}) is never written"
+        _require(done, text, errors.UnwrittenOperand, where)
