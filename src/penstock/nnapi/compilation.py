@@ -112,7 +112,7 @@ class Compilation(Closing, Ported):
         ignore deadlines.
         """
         self._check_open()
-        nanoseconds = parameters.whole(duration, "the timeout", 0, 2**64 - 1)
+        nanoseconds = parameters.nanoseconds(duration, "the timeout")
         self.only_device("a timeout")
         self._timeout_ns = nanoseconds
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Self
 
 from penstock.closing import Closing
 from penstock.hal.fence import DescriptorFence, EventFence, Fence, FenceStatus, as_descriptor
@@ -19,12 +18,12 @@ class Event(Closing):
     `Execution.start_compute_with_dependencies` and `create_from_sync_fence_fd`.
     """
 
-    def __init__(self, ending: Ending) -> None:
-        self._ending = ending
-        self._closed = False
+    def __init__(self, fence: Fence) -> None:
+        self._fence, self._closed = fence, False
+        self._failure: codes.NnapiError | None = None
 
-    @classmethod
-    def create_from_sync_fence_fd(cls, sync_fence_fd: int) -> Self:
+    @staticmethod
+    def create_from_sync_fence_fd(sync_fence_fd: int) -> Event:
         """The event of a sync fence.
 
         The fence is a descriptor that `poll` reports as readable once it is signalled, and in error
@@ -35,7 +34,7 @@ class Event(Closing):
         if number < 0:
             raise codes.bad_data(f"{number} is no file descriptor")
         with codes.translated():
-            return cls(ForeignFence(number))
+            return ForeignFence(DescriptorFence(number))
 
     def wait(self) -> None:
         """Waits for completion.
@@ -51,14 +50,14 @@ class Event(Closing):
     def fence(self) -> Fence:
         """The fence that is signalled on completion, for runs that wait for it."""
         self._check_open()
-        return self._ending.fence
+        return self._fence
 
     def outcome(self, timeout_ns: int | None) -> codes.NnapiError | None:
         """The error that `wait` raises. Raises `TimeoutError` after *timeout_ns*."""
         self._check_open()
-        if not self._ending.wait(timeout_ns):
+        if not self._ends(timeout_ns):
             raise TimeoutError("the event has not ended yet")
-        failure = self._ending.failure
+        failure = self._failure
         return None if failure is None else codes.NnapiError(failure.code, failure.message)
 
     def get_sync_fence_fd(self) -> int:
@@ -69,110 +68,91 @@ class Event(Closing):
         was made from such a descriptor.
         """
         self._check_open()
-        return self._ending.fence_fd()
+        return self._fence_fd()
 
     def close(self) -> None:
         """Waits for an execution in flight and frees the event. A second call has no effect."""
         if not self._closed:
             self._closed = True
-            self._ending.close()
+            self._free()
 
     def _check_open(self) -> None:
         if self._closed:
             raise codes.bad_state("the event is closed")
 
-
-class Ending:
-    """The completion behind an event."""
-
-    failure: codes.NnapiError | None = None
-    """The error of a failure; None before completion, and after success."""
-
-    @property
-    def fence(self) -> Fence:
-        """The fence that other runs wait for."""
-        raise NotImplementedError
-
-    def wait(self, timeout_ns: int | None) -> bool:
+    def _ends(self, timeout_ns: int | None) -> bool:
         """Whether it completes within *timeout_ns*; None waits without limit."""
         raise NotImplementedError
 
-    def fence_fd(self) -> int:
+    def _fence_fd(self) -> int:
         """A new descriptor of its fence."""
-        raise codes.bad_data(
-            "the event has no sync fence: only executions with dependencies have one"
-        )
+        raise NotImplementedError
 
-    def close(self) -> None:
+    def _free(self) -> None:
         """Frees its resources."""
+        raise NotImplementedError
 
 
-class ForeignFence(Ending):
-    """The sync fence of a duplicated descriptor. Raises `InvalidArgument` if it is none."""
+class ForeignFence(Event):
+    """The event of a sync fence."""
 
-    def __init__(self, fd: int) -> None:
-        self._fence = DescriptorFence(fd)
+    _fence: DescriptorFence
 
-    @property
-    def fence(self) -> Fence:
-        return self._fence
-
-    def wait(self, timeout_ns: int | None) -> bool:
+    def _ends(self, timeout_ns: int | None) -> bool:
         if self._fence.status(timeout_ns) is FenceStatus.ACTIVE:
             return False
         if (error := self._fence.error()) is not None:
-            self.failure = codes.NnapiError(codes.code_of(error), str(error))
+            self._failure = codes.NnapiError(codes.code_of(error), str(error))
         return True
 
-    def fence_fd(self) -> int:
+    def _fence_fd(self) -> int:
         return os.dup(self._fence.fileno())
 
-    def close(self) -> None:
+    def _free(self) -> None:
         self._fence.close()
 
 
-class Started(Ending):
+class Started(Event):
     """Runs *work* in a new thread. *work* raises `NnapiError` if it fails."""
 
+    _fence: EventFence
+
     def __init__(self, work: Callable[[], object], *, fenced: bool) -> None:
+        super().__init__(EventFence())
         self._work, self._fenced = work, fenced
-        self._done = EventFence()
         # A thread that waits for an unsignalled fence must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="penstock-nnapi", daemon=True)
         self._thread.start()
 
-    @property
-    def fence(self) -> Fence:
-        return self._done
+    def _ends(self, timeout_ns: int | None) -> bool:
+        return self._fence.wait(timeout_ns)
 
-    def wait(self, timeout_ns: int | None) -> bool:
-        return self._done.wait(timeout_ns)
-
-    def fence_fd(self) -> int:
+    def _fence_fd(self) -> int:
         if not self._fenced:
-            return super().fence_fd()
-        shared = as_descriptor(self._done)
+            raise codes.bad_data(
+                "the event has no sync fence: only executions with dependencies have one"
+            )
+        shared = as_descriptor(self._fence)
         try:
             return os.dup(shared.fileno())
         finally:
             shared.close()
 
-    def close(self) -> None:
+    def _free(self) -> None:
         self._thread.join()
 
     def _run(self) -> None:
         try:
             self._work()
         except codes.NnapiError as error:
-            self.failure = error
+            self._failure = error
         except BaseException as error:
-            self.failure = codes.NnapiError(
-                codes.ResultCode.OP_FAILED, f"{type(error).__name__}: {error}"
-            )
+            text = f"{type(error).__name__}: {error}"
+            self._failure = codes.NnapiError(codes.ResultCode.OP_FAILED, text)
             raise
         finally:
-            failure = self.failure
-            self._done.signal(None if failure is None else codes.driver_error(failure))
+            failure = self._failure
+            self._fence.signal(None if failure is None else codes.driver_error(failure))
 
 
 def check_events(events: object) -> list[Event]:

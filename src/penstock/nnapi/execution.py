@@ -37,9 +37,6 @@ MAXIMUM_LOOP_TIMEOUT_NS: Final = 15_000_000_000
 UNKNOWN_DURATION: Final = 2**64 - 1
 """The result of `Execution.get_duration` if the duration is unknown."""
 
-GREATEST_DURATION: Final = 2**64 - 1
-"""The longest timeout in nanoseconds."""
-
 
 class State(enum.Enum):
     """The state of an execution (NNAPI section 1.4)."""
@@ -60,10 +57,11 @@ class Execution(Closing):
     """
 
     def __init__(self, compilation: Compilation) -> None:
-        self._compilation = parameters.instance(compilation, Compilation, "the compilation")
+        self.compilation = parameters.instance(compilation, Compilation, "the compilation")
         _ = compilation.compiled
-        self._inputs: list[Binding | None] = [None] * len(compilation.ports["input"])
-        self._outputs: list[Binding | None] = [None] * len(compilation.ports["output"])
+        self._bindings: dict[Kind, list[Binding | None]] = {
+            kind: [None] * len(ports) for kind, ports in compilation.ports.items()
+        }
         self._timeout_ns = 0
         self._loop_timeout_ns = DEFAULT_LOOP_TIMEOUT_NS
         self._measure = self._reusable = self._padded = self._closed = False
@@ -74,12 +72,7 @@ class Execution(Closing):
         self._changed = threading.Condition()
 
     def set_input(
-        self,
-        index: int,
-        buffer: Any,
-        length: int | None = None,
-        *,
-        type: OperandDesc | None = None,
+        self, index: int, buffer: Any, length: int | None = None, *, type: OperandDesc | None = None
     ) -> None:
         """Sets input *index* to the value in *buffer*. None omits an optional operand.
 
@@ -88,15 +81,10 @@ class Execution(Closing):
         that size if padding is enabled. *type* states the dimensions that the model leaves unknown;
         then all must be known.
         """
-        self._bind_buffer("input", index, buffer, length, type)
+        self._bind("input", index, partial(bind_buffer, type, buffer, length))
 
     def set_output(
-        self,
-        index: int,
-        buffer: Any,
-        length: int | None = None,
-        *,
-        type: OperandDesc | None = None,
+        self, index: int, buffer: Any, length: int | None = None, *, type: OperandDesc | None = None
     ) -> None:
         """Sets the buffer that output *index* is written to, as for an input. None drops the
         output.
@@ -104,7 +92,7 @@ class Execution(Closing):
         If the shape is unknown, *buffer* may have any length from 1 byte. A run whose value does
         not fit raises OUTPUT_INSUFFICIENT_SIZE.
         """
-        self._bind_buffer("output", index, buffer, length, type)
+        self._bind("output", index, partial(bind_buffer, type, buffer, length))
 
     def set_input_from_memory(
         self,
@@ -120,7 +108,8 @@ class Execution(Closing):
         Both must be 0 for hardware buffers that are not BLOBs, and for memory made from a
         descriptor. The latter must have the role. Raises BAD_DATA for bytes outside *memory*.
         """
-        self._bind_memory("input", index, memory, offset, length, type)
+        bind = partial(bind_memory, self.compilation, type, memory, offset, length)
+        self._bind("input", index, bind)
 
     def set_output_from_memory(
         self,
@@ -132,7 +121,8 @@ class Execution(Closing):
         type: OperandDesc | None = None,
     ) -> None:
         """Sets the memory that output *index* is written to, as for an input."""
-        self._bind_memory("output", index, memory, offset, length, type)
+        bind = partial(bind_memory, self.compilation, type, memory, offset, length)
+        self._bind("output", index, bind)
 
     def set_timeout(self, duration: int) -> None:
         """Limits a run to *duration* nanoseconds; 0 is no limit.
@@ -141,21 +131,21 @@ class Execution(Closing):
         ignore deadlines.
         """
         with self._preparing():
-            nanoseconds = parameters.whole(duration, "the timeout", 0, GREATEST_DURATION)
-            self._compilation.only_device("a timeout")
+            nanoseconds = parameters.nanoseconds(duration, "the timeout")
+            self.compilation.only_device("a timeout")
             self._timeout_ns = nanoseconds
 
     def set_loop_timeout(self, duration: int) -> None:
         """Limits each WHILE to *duration* nanoseconds, at most `get_maximum_loop_timeout`."""
         with self._preparing():
-            nanoseconds = parameters.whole(duration, "the loop timeout", 0, GREATEST_DURATION)
+            nanoseconds = parameters.nanoseconds(duration, "the loop timeout")
             self._loop_timeout_ns = min(nanoseconds, MAXIMUM_LOOP_TIMEOUT_NS)
 
     def set_measure_timing(self, measure: bool) -> None:
         """Sets whether runs are timed. BAD_DATA unless the compilation names a single device."""
         with self._preparing():
             wanted = parameters.flag(measure, "measure")
-            self._compilation.only_device("a measurement")
+            self.compilation.only_device("a measurement")
             self._measure = wanted
 
     def set_reusable(self, reusable: bool) -> None:
@@ -170,7 +160,7 @@ class Execution(Closing):
         """
         with self._preparing():
             wanted = parameters.flag(enable, "enable")
-            if any(b is not None for b in (*self._inputs, *self._outputs)):
+            if self._bound("input") or self._bound("output"):
                 raise codes.bad_state("padding is enabled before any argument is set")
             self._padded = wanted
 
@@ -182,12 +172,10 @@ class Execution(Closing):
         length: int | None = None,
     ) -> None:
         """Adds a hint for the device to each run, as `Compilation.add_extension_attribute`."""
+        given = extension_name, attribute_code_within_extension, data, length
         with self._preparing():
-            self._attributes = with_attribute(
-                self._attributes,
-                self._compilation.only_device("an extension's attribute"),
-                (extension_name, attribute_code_within_extension, data, length),
-            )
+            device = self.compilation.only_device("an extension's attribute")
+            self._attributes = with_attribute(self._attributes, device, given)
 
     def compute(self) -> None:
         """Runs, and returns when the outputs are written.
@@ -196,13 +184,11 @@ class Execution(Closing):
         no value or one of another shape; OUTPUT_INSUFFICIENT_SIZE if an output does not fit (its
         shape is then available); a missed deadline; or the result code of the device that failed.
         """
-        self._begin()
-        self._carry_out(self._deadline_ns())
+        self._carry_out(self._begin())
 
     def start_compute(self) -> Event:
         """Runs in a thread. The event's `wait` raises the errors of the run."""
-        self._begin()
-        return self._started(partial(self._carry_out, self._deadline_ns()), fenced=False)
+        return self._started(partial(self._carry_out, self._begin()), fenced=False)
 
     def start_compute_with_dependencies(
         self, dependencies: Sequence[Event], duration: int = 0
@@ -215,12 +201,11 @@ class Execution(Closing):
         a single device, and for an output of unknown shape.
         """
         events = check_events(dependencies)
-        after_ns = parameters.whole(duration, "the duration", 0, GREATEST_DURATION)
+        after_ns = parameters.nanoseconds(duration, "the duration")
         if after_ns:
-            self._compilation.only_device("a duration")
+            self.compilation.only_device("a duration")
         waiting = Waiting(tuple(event.fence for event in events), after_ns)
-        self._begin(fenced=True)
-        work = partial(self._carry_out, self._deadline_ns(), waiting=waiting)
+        work = partial(self._carry_out, self._begin(fenced=True), waiting=waiting)
         return self._started(work, fenced=True)
 
     def burst_compute(self, burst: Burst) -> None:
@@ -228,10 +213,9 @@ class Execution(Closing):
         BAD_STATE if it is busy.
         """
         used = parameters.instance(burst, Burst, "the burst")
-        entered = used.enter(self._compilation)
+        entered = used.enter(self.compilation)
         try:
-            self._begin()
-            self._carry_out(self._deadline_ns(), entered)
+            self._carry_out(self._begin(), entered)
         finally:
             used.leave()
 
@@ -267,13 +251,10 @@ class Execution(Closing):
             answer = self._answer if self._state is State.COMPLETED else None
             if answer is None or not all(answer.sufficient) or not self._measure:
                 raise codes.bad_state("only a measured run that has succeeded has a duration")
-        on_hardware = code in {
-            codes.DurationCode.ON_HARDWARE,
-            codes.DurationCode.FENCED_ON_HARDWARE,
-        }
-        told = [s.device_ns if on_hardware else s.driver_ns for s in answer.receipt.steps]
-        known = [t for t in told if t is not None]
-        if not known or len(known) < len(told):
+        on_hardware = code.name.endswith("ON_HARDWARE")
+        reported = [s.device_ns if on_hardware else s.driver_ns for s in answer.receipt.steps]
+        known = [duration for duration in reported if duration is not None]
+        if not known or len(known) < len(reported):
             return UNKNOWN_DURATION
         return min(sum(known), UNKNOWN_DURATION - 1)
 
@@ -285,18 +266,12 @@ class Execution(Closing):
                 raise codes.bad_state("no run has answered")
             return self._answer.receipt
 
-    @property
-    def compilation(self) -> Compilation:
-        """The compilation."""
-        return self._compilation
-
     def close(self) -> None:
         """Waits for a run in flight and frees the execution. A second call has no effect."""
         with self._changed:
             self._changed.wait_for(lambda: self._state is not State.COMPUTATION)
             self._closed = True
-            self._inputs = [None] * len(self._inputs)
-            self._outputs = [None] * len(self._outputs)
+            self._bindings = {kind: [None] * len(held) for kind, held in self._bindings.items()}
             series, self._series = self._series, None
         if series is not None:
             series.close()
@@ -313,43 +288,19 @@ class Execution(Closing):
                 )
             yield
 
-    def _bind(self, kind: Kind, index: object, make: Callable[..., Binding]) -> None:
+    def _bind(self, kind: Kind, index: object, bind: Callable[..., Binding]) -> None:
         with self._preparing():
-            port = self._compilation.port(kind, index)
-            held = self._inputs if kind == "input" else self._outputs
+            port = self.compilation.port(kind, index)
+            held = self._bindings[kind]
             if held[port.index] is not None:
                 raise codes.bad_state(f"{port} is set already")
-            held[port.index] = make(port, self._padded)
+            held[port.index] = bind(port, padded=self._padded)
 
-    def _bind_buffer(
-        self, kind: Kind, index: int, buffer: Any, length: int | None, type: OperandDesc | None
-    ) -> None:
-        self._bind(
-            kind,
-            index,
-            lambda port, padded: bind_buffer(port, type, buffer, length, padded=padded),
-        )
+    def _begin(self, *, fenced: bool = False) -> int | None:
+        """Enters the computation state; returns the deadline (monotonic, in nanoseconds).
 
-    def _bind_memory(
-        self,
-        kind: Kind,
-        index: int,
-        memory: Memory,
-        offset: int,
-        length: int,
-        type: OperandDesc | None,
-    ) -> None:
-        compilation = self._compilation
-        self._bind(
-            kind,
-            index,
-            lambda port, padded: bind_memory(
-                compilation, port, type, memory, offset, length, padded=padded
-            ),
-        )
-
-    def _begin(self, *, fenced: bool = False) -> None:
-        """Enters the computation state. Raises BAD_STATE if a run is not legal now."""
+        Raises BAD_STATE if a run is not legal now.
+        """
         with self._changed:
             if self._closed:
                 raise codes.bad_state("the execution is closed")
@@ -357,23 +308,27 @@ class Execution(Closing):
                 raise codes.bad_state("the execution is under way")
             if self._state is State.COMPLETED and not self._reusable:
                 raise codes.bad_state("the execution has completed, and is not reusable")
-            for kind, held in (("input", self._inputs), ("output", self._outputs)):
+            for kind, held in self._bindings.items():
                 if missing := [i for i, b in enumerate(held) if b is None]:
                     raise codes.bad_data(f"{kind} {missing[0]} is not set")
-            for binding in self._bound(self._outputs):
+            for binding in self._bound("output"):
                 if fenced and not is_static(binding.shape):
                     raise codes.bad_data(
                         f"{binding.port} has an unknown shape; a fenced run needs it known"
                     )
-            for binding in self._bound(self._inputs):
+            for binding in self._bound("input"):
                 if binding.memory is not None:
                     binding.memory.rules.check_read(binding.shape)
             self._state, self._answer = State.COMPUTATION, None
+        device = self.compilation.single_device
+        if self._timeout_ns == 0 or device is None or device.feature_level < LEVEL_OF_DEADLINES:
+            return None
+        return time.monotonic_ns() + self._timeout_ns
 
     def _started(self, work: Callable[[], None], *, fenced: bool) -> Event:
         """Starts *work*, the run that `_begin` began, in a thread."""
         try:
-            return Event(Started(work, fenced=fenced))
+            return Started(work, fenced=fenced)
         except RuntimeError as error:
             with self._changed:
                 self._state = State.PREPARATION
@@ -388,15 +343,19 @@ class Execution(Closing):
         waiting: Waiting | None = None,
     ) -> None:
         """Carries out the run that `_begin` began."""
-        inputs, outputs = self._bound(self._inputs), self._bound(self._outputs)
+        inputs, outputs = self._bound("input"), self._bound("output")
         answer: Answer | None = None
         try:
             omitted = frozenset(b.port.index for b in inputs if b.is_omitted)
-            compiled = self._compilation.compiled_without(omitted)
+            compiled = self.compilation.compiled_without(omitted)
             if omitted:
                 burst = None
             if burst is None and waiting is None and self._reusable:
-                burst = self._reused_for(compiled)
+                if self._series is None:
+                    # A burst that keeps the arguments of runs. Drivers bind the arguments.
+                    with codes.translated():
+                        self._series = burst_of(compiled.executable, ReusedRequests)
+                burst = self._series
             run = partial(self._run, compiled, deadline_ns, burst, waiting)
             answer = carry_out(inputs, outputs, compiled.outputs, run)
             if not all(answer.sufficient):
@@ -407,7 +366,12 @@ class Execution(Closing):
                     "buffer",
                 )
         finally:
-            self._note(outputs, answer)
+            succeeded = answer is not None and all(answer.sufficient)
+            for place, binding in enumerate(outputs):
+                if (memory := binding.memory) is not None and memory.is_managed:
+                    if answer is not None and succeeded:
+                        memory.rules.take(Metadata(shape=answer.shapes[place]))
+                    memory.rules.initialized = succeeded
             with self._changed:
                 self._answer, self._state = answer, State.COMPLETED
                 self._changed.notify_all()
@@ -437,38 +401,14 @@ class Execution(Closing):
             return waiting.run(compiled, values, out, settings)
         return (compiled if burst is None else burst).run(values, out=out, **settings)
 
-    def _reused_for(self, compiled: CompiledModel) -> CompiledBurst:
-        """A burst that keeps the arguments of runs of *compiled*. Drivers bind the arguments."""
-        if self._series is None:
-            with codes.translated():
-                self._series = burst_of(compiled.executable, ReusedRequests)
-        return self._series
-
-    def _note(self, outputs: Sequence[Binding], answer: Answer | None) -> None:
-        """Updates memories made from descriptors after a run that returned *answer*, or failed."""
-        succeeded = answer is not None and all(answer.sufficient)
-        for place, binding in enumerate(outputs):
-            memory = binding.memory
-            if memory is None or not memory.is_managed:
-                continue
-            if answer is not None and succeeded:
-                memory.rules.take(Metadata(shape=answer.shapes[place]))
-            memory.rules.initialized = succeeded
-
-    def _deadline_ns(self) -> int | None:
-        device = self._compilation.single_device
-        if self._timeout_ns == 0 or device is None or device.feature_level < LEVEL_OF_DEADLINES:
-            return None
-        return time.monotonic_ns() + self._timeout_ns
-
-    def _bound(self, held: Sequence[Binding | None]) -> list[Binding]:
-        return [binding for binding in held if binding is not None]
+    def _bound(self, kind: Kind) -> list[Binding]:
+        return [binding for binding in self._bindings[kind] if binding is not None]
 
     def _answered(self, index: object) -> tuple[Answer, int]:
-        port = self._compilation.port("output", index)
+        port = self.compilation.port("output", index)
         with self._changed:
             if self._answer is None or self._state is not State.COMPLETED:
-                raise codes.bad_state("no run has told the shapes of the outputs")
+                raise codes.bad_state("no run has reported the shapes of the outputs")
             return self._answer, port.index
 
     def _shape(self, index: object) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from penstock.nnapi.codes import bad_data, bad_state, translated
 from penstock.nnapi.description import ir_shape
 from penstock.nnapi.memory_kinds import (
     DeviceStore,
-    ImageRules,
     ImageStore,
     PoolStore,
     Rules,
@@ -36,8 +35,7 @@ class Memory(Closing):
     """
 
     def __init__(self, store: Store, rules: Rules) -> None:
-        self._store, self._rules = store, rules
-        self._closed = False
+        self._store, self.rules, self._closed = store, rules, False
         self.copies: tuple[CopyReceipt, ...] = ()
         """Receipts of the last `copy` of this memory."""
 
@@ -75,7 +73,7 @@ class Memory(Closing):
         parameters.instance(buffer, HardwareBuffer, "the hardware buffer")
         with translated():
             if not buffer.description.is_blob:
-                return cls(ImageStore(buffer), ImageRules())
+                return cls(ImageStore(buffer), Rules())
             pool = MemoryPool.from_hardware_buffer(buffer)
             return cls(PoolStore(pool), SizedRules(pool.nbytes))
 
@@ -95,12 +93,12 @@ class Memory(Closing):
     @property
     def size(self) -> int:
         """Bytes; 0 if the size is unknown."""
-        return self._rules.metadata.size
+        return self.rules.metadata.size
 
     @property
     def is_initialized(self) -> bool:
         """Whether it holds a value. Memory made from a descriptor holds none at first."""
-        return self._rules.initialized
+        return self.rules.initialized
 
     @property
     def is_in_device(self) -> bool:
@@ -123,7 +121,11 @@ class Memory(Closing):
                 if not source.rules.initialized:
                     raise bad_data("the memory to copy from holds no value")
                 target.rules.take(source.rules.metadata)
-                source.copies = copy_bytes(source.store, target.store, _array_shape(target))
+                metadata = target.rules.metadata
+                shape = metadata.shape
+                if metadata.operand is not None:
+                    shape = ir_shape(metadata.operand.type, shape)
+                source.copies = copy_bytes(source.store, target.store, static_shape(shape))
                 done = True
         finally:
             if target.is_managed:
@@ -132,17 +134,12 @@ class Memory(Closing):
     @property
     def is_managed(self) -> bool:
         """Whether it was made from a descriptor."""
-        return self._rules.metadata.operand is not None
+        return self.rules.metadata.operand is not None
 
     @property
     def is_whole(self) -> bool:
         """Whether executions use it as a whole, without offset and length."""
         return self.is_managed or isinstance(self._store, ImageStore)
-
-    @property
-    def rules(self) -> Rules:
-        """Its permitted uses and its value."""
-        return self._rules
 
     @property
     def store(self) -> Store:
@@ -156,15 +153,6 @@ class Memory(Closing):
         if not self._closed:
             self._closed = True
             self._store.close()
-
-
-def _array_shape(memory: Memory) -> tuple[int, ...] | None:
-    """The shape of the device's array for the value of *memory*; None if it is unknown."""
-    metadata = memory.rules.metadata
-    shape = metadata.shape
-    if metadata.operand is not None:
-        shape = ir_shape(metadata.operand.type, shape)
-    return static_shape(shape)
 
 
 def usable_memory(memory: object) -> Memory:

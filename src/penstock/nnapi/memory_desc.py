@@ -12,7 +12,6 @@ from penstock.hal.capabilities import DOMAINS_FROM_LEVEL
 from penstock.ir.types import Shape
 from penstock.logs import Log
 from penstock.memory import (
-    DeviceBuffer,
     HardwareBuffer,
     InputRole,
     MemoryPool,
@@ -92,23 +91,16 @@ class MemoryDesc(Closing):
         return self._sealed == "finished"
 
     @property
-    def roles(self) -> tuple[Role, ...]:
-        """The roles; BAD_STATE unless it is finished."""
-        self._check_finished()
-        return tuple(self._roles)
-
-    @property
-    def operand(self) -> NnapiOperand:
-        """An operand that represents all roles; BAD_STATE unless it is finished."""
-        self._check_finished()
-        if self._operand is None:
-            raise codes.bad_data("a descriptor needs a role")
-        return self._operand
+    def described(self) -> tuple[tuple[Role, ...], NnapiOperand]:
+        """The roles, and an operand that represents them all; BAD_STATE unless it is finished."""
+        if not self.is_finished or self._operand is None:
+            raise codes.bad_state(f"the descriptor is {self._sealed or 'not finished'}")
+        return tuple(self._roles), self._operand
 
     @property
     def shape(self) -> Shape:
         """The shape from roles and dimensions together; BAD_STATE unless it is finished."""
-        self._check_finished()
+        _ = self.described
         return self._shape
 
     def close(self) -> None:
@@ -141,10 +133,6 @@ class MemoryDesc(Closing):
         if self._sealed:
             raise codes.bad_state(f"the descriptor is {self._sealed} and can no longer be changed")
 
-    def _check_finished(self) -> None:
-        if not self.is_finished:
-            raise codes.bad_state(f"the descriptor is {self._sealed or 'not finished'}")
-
 
 log = Log(__name__)
 
@@ -152,13 +140,24 @@ log = Log(__name__)
 def allocate(desc: object) -> tuple[Store, Rules]:
     """Allocates the storage for `Memory.create_from_desc`. Returns it with its rules."""
     desc = parameters.instance(desc, MemoryDesc, "the descriptor")
-    roles, operand, shape = desc.roles, desc.operand, desc.shape
+    (roles, operand), shape = desc.described, desc.shape
     rules = DeviceRules(roles, operand, shape)
     with codes.translated():
         nbytes = size_of(operand, shape)
         devices = _devices(roles)
     try:
-        return DeviceStore(_on_device(desc, devices)), rules
+        if len(devices) != 1:
+            names = ", ".join(device.name for device in devices)
+            several = f"the roles are of several devices ({names})"
+            raise PlacementError(several if names else "the roles are of no device")
+        listed = [
+            (InputRole if r.kind == "input" else OutputRole)(
+                r.compilation.compiled, r.index, r.frequency
+            )
+            for r in roles
+        ]
+        buffer = allocate_buffer(listed, ir_shape(operand.type, shape), fallback=False)
+        return DeviceStore(buffer), rules
     except (DriverError, PlacementError, InputError) as error:
         if nbytes is None or any(role.compilation.names_devices for role in roles):
             raise codes.NnapiError(
@@ -166,26 +165,14 @@ def allocate(desc: object) -> tuple[Store, Rules]:
             ) from error
         log.info("memory of a descriptor is shared memory: %s", error)
     with codes.translated():
-        if devices and all(_takes_blobs(device) for device in devices):
-            with HardwareBuffer.allocate(nbytes) as buffer:
-                return PoolStore(MemoryPool.from_hardware_buffer(buffer)), rules
+        if devices and all(
+            device.feature_level >= DOMAINS_FROM_LEVEL
+            and "hardware_buffer_blob" in device.capabilities.memory_kinds
+            for device in devices
+        ):
+            with HardwareBuffer.allocate(nbytes) as blob:
+                return PoolStore(MemoryPool.from_hardware_buffer(blob)), rules
         return PoolStore(MemoryPool.anonymous(nbytes)), rules
-
-
-def _on_device(desc: MemoryDesc, devices: Sequence[HalDevice]) -> DeviceBuffer:
-    """Memory of the single device; raises `PlacementError` unless there is exactly one."""
-    if len(devices) != 1:
-        names = ", ".join(device.name for device in devices)
-        raise PlacementError(
-            f"the roles are of several devices ({names})" if names else "the roles are of no device"
-        )
-    listed = [
-        (InputRole if r.kind == "input" else OutputRole)(
-            r.compilation.compiled, r.index, r.frequency
-        )
-        for r in desc.roles
-    ]
-    return allocate_buffer(listed, ir_shape(desc.operand.type, desc.shape), fallback=False)
 
 
 def _devices(roles: Sequence[Role]) -> list[HalDevice]:
@@ -195,9 +182,3 @@ def _devices(roles: Sequence[Role]) -> list[HalDevice]:
         use = role.compilation.compiled.buffer_role(role.kind, role.index)
         found.update({id(step.device): step.device for step in use.steps})
     return list(found.values())
-
-
-def _takes_blobs(device: HalDevice) -> bool:
-    """Whether a hardware buffer may replace memory of *device*, by its feature level."""
-    kinds = device.capabilities.memory_kinds
-    return device.feature_level >= DOMAINS_FROM_LEVEL and "hardware_buffer_blob" in kinds

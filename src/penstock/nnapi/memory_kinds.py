@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -33,24 +33,31 @@ class Metadata:
     shape: Shape = None
 
 
+Part: TypeAlias = tuple[int, int]
+"""Offset and length in bytes. Both are 0 for the whole memory."""
+
+
 class Rules:
-    """The permitted uses of one memory, and the known facts about its value."""
+    """The permitted uses of one memory, and the known facts about its value.
+
+    Those of a hardware buffer that is not a BLOB: a whole input or output.
+    """
 
     initialized = True
+    what = "a hardware buffer that is no BLOB"
 
     @property
     def metadata(self) -> Metadata:
         return Metadata()
 
-    def check_constant(self, offset: int, length: int) -> None:
+    def check_constant(self, part: Part) -> None:
         """Raises BAD_DATA unless the memory may hold a constant."""
-        raise NotImplementedError
+        raise bad_data(f"a constant cannot lie in {self.what}")
 
-    def check_argument(
-        self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
-    ) -> None:
+    def check_argument(self, compilation: Ported, port: Port, shape: Shape, part: Part) -> None:
         """Raises BAD_DATA unless a value of *shape* at *port* may use these bytes."""
-        raise NotImplementedError
+        if any(part):
+            raise bad_data(f"{self.what} is used as a whole: offset and length must be 0")
 
     def check_read(self, shape: Shape) -> None:
         """Raises OP_FAILED unless a value of *shape* can be read now."""
@@ -69,32 +76,19 @@ class SizedRules(Rules):
     def metadata(self) -> Metadata:
         return Metadata(self._size)
 
-    def check_constant(self, offset: int, length: int) -> None:
-        if offset + length > self._size:
-            raise bad_data(f"bytes {offset} to {offset + length} of a memory of {self._size} bytes")
-        if offset == length == 0:
+    def check_constant(self, part: Part) -> None:
+        offset, end = part[0], sum(part)
+        if end > self._size:
+            raise bad_data(f"bytes {offset} to {end} of a memory of {self._size} bytes")
+        if end == 0:
             raise bad_data("offset and length are both 0: the size of a value cannot be guessed")
 
-    def check_argument(
-        self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
-    ) -> None:
-        self.check_constant(offset, length)
+    def check_argument(self, compilation: Ported, port: Port, shape: Shape, part: Part) -> None:
+        self.check_constant(part)
 
     def take(self, metadata: Metadata) -> None:
         if metadata.size not in {0, self._size}:
             raise bad_data(f"{metadata.size} bytes for a memory of {self._size}")
-
-
-class ImageRules(Rules):
-    """A hardware buffer that is not a BLOB: a whole input or output."""
-
-    def check_constant(self, offset: int, length: int) -> None:
-        raise bad_data("a constant cannot lie in a hardware buffer that is no BLOB")
-
-    def check_argument(
-        self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
-    ) -> None:
-        _check_whole(offset, length, "a hardware buffer that is no BLOB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +108,8 @@ class DeviceRules(Rules):
     shape, until the next write fails.
     """
 
+    what = "memory that was made from a descriptor"
+
     def __init__(self, roles: Collection[Role], operand: NnapiOperand, initial: Shape) -> None:
         self._roles = frozenset((id(r.compilation), r.kind, r.index) for r in roles)
         self._kept = tuple(r.compilation for r in roles)
@@ -125,25 +121,18 @@ class DeviceRules(Rules):
     def metadata(self) -> Metadata:
         return Metadata(size_of(self._operand, self.shape) or 0, self._operand, self.shape)
 
-    def check_constant(self, offset: int, length: int) -> None:
-        raise bad_data("a constant cannot lie in memory that was made from a descriptor")
-
-    def check_argument(
-        self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
-    ) -> None:
+    def check_argument(self, compilation: Ported, port: Port, shape: Shape, part: Part) -> None:
         if (id(compilation), port.kind, port.index) not in self._roles:
             raise bad_data(f"the memory was not made for {port} of this compilation")
-        _check_whole(offset, length, "memory that was made from a descriptor")
+        super().check_argument(compilation, port, shape, part)
         merged(self._initial, shape, f"{port} and its memory")
 
     def check_read(self, shape: Shape) -> None:
         if not self.initialized:
-            raise NnapiError(ResultCode.OP_FAILED, "an input is memory that holds no value")
+            raise NnapiError(ResultCode.OP_FAILED, NO_VALUE)
         if shape != self.shape:
-            raise NnapiError(
-                ResultCode.OP_FAILED,
-                f"an input of shape {shape} is memory that holds a value of shape {self.shape}",
-            )
+            text = f"an input of shape {shape} is memory that holds a value of shape {self.shape}"
+            raise NnapiError(ResultCode.OP_FAILED, text)
 
     def take(self, metadata: Metadata) -> None:
         if (other := metadata.operand) is not None and not alike(self._operand, other):
@@ -158,37 +147,41 @@ class DeviceRules(Rules):
 
 def alike(one: NnapiOperand, other: NnapiOperand) -> bool:
     """Whether values of both have one type and quantisation, whatever their shapes."""
-    return _quantization(one) == _quantization(other)
-
-
-def _quantization(operand: NnapiOperand) -> NnapiOperand:
-    return replace(
-        operand,
-        dimensions=(),
-        lifetime=operand.lifetime.TEMPORARY_VARIABLE,
-        value=None,
-        location=None,
-        subgraph=None,
-        name="",
-    )
-
-
-def _check_whole(offset: int, length: int, what: str) -> None:
-    if offset or length:
-        raise bad_data(f"{what} is used as a whole: offset and length must be 0")
+    kinds = [
+        (o.type, o.scale, o.zero_point, o.channel_quantization, o.extension_data)
+        for o in (one, other)
+    ]
+    return kinds[0] == kinds[1]
 
 
 ASKED: Final = "the caller copies one memory to another"
+NO_VALUE: Final = "an input is memory that holds no value"
 
 
-class PoolStore:
+class Storage:
+    """The bytes of a memory, which the host never maps: those of *what*."""
+
+    what = "memory of a device"
+
+    def content(self) -> NDArray:
+        """All bytes as flat uint8; UNMAPPABLE if the host has no view of them."""
+        raise NnapiError(ResultCode.UNMAPPABLE, f"{self.what} is never mapped")
+
+    def place(self, kind: str) -> Any:
+        """What a run gets instead of an array over `content`; None if it gets the array."""
+        return None
+
+    def close(self) -> None:
+        """Frees them. A second call has no effect."""
+
+
+class PoolStore(Storage):
     """Bytes in a pool that the host maps on demand."""
 
     def __init__(self, pool: MemoryPool) -> None:
         self.pool = pool
 
     def content(self) -> NDArray:
-        """All bytes as flat uint8; UNMAPPABLE if the host has no view of them."""
         try:
             return self.pool.view(np.uint8, self.pool.nbytes)
         except InputError as error:
@@ -214,55 +207,37 @@ class PoolStore:
         finally:
             dmabuf.end(fd, write=write)
 
-    def place(self, kind: str) -> Any:
-        """What a run gets instead of an array over `content`; None if it gets the array."""
-        return None
-
     def close(self) -> None:
-        """Closes the pool. A second call has no effect."""
         self.pool.close()
 
 
-class ImageStore:
+class ImageStore(Storage):
     """A hardware buffer that is not a BLOB; the caller closes it."""
 
     def __init__(self, buffer: HardwareBuffer) -> None:
         self.buffer = buffer
-
-    def content(self) -> NDArray:
-        """Always raises UNMAPPABLE."""
-        what = f"a hardware buffer of format {self.buffer.description.format:#x}"
-        raise NnapiError(ResultCode.UNMAPPABLE, f"{what} is never mapped")
+        self.what = f"a hardware buffer of format {buffer.description.format:#x}"
 
     def place(self, kind: str) -> Any:
-        """The buffer."""
         return self.buffer
 
-    def close(self) -> None:
-        """Does nothing."""
 
-
-class DeviceStore:
+class DeviceStore(Storage):
     """A buffer in a device's own memory."""
 
     def __init__(self, buffer: DeviceBuffer) -> None:
         self.buffer = buffer
 
-    def content(self) -> NDArray:
-        """Always raises UNMAPPABLE."""
-        raise NnapiError(ResultCode.UNMAPPABLE, "memory of a device is never mapped")
-
     def place(self, kind: str) -> Any:
         """The buffer. Raises OP_FAILED for an input without a value, DEAD_OBJECT if it is lost."""
-        if (gone := self.buffer.gone()) is not None:
+        if (lost := self.buffer.gone()) is not None:
             with translated():
-                raise gone
+                raise lost
         if kind == "input" and not self.buffer.is_initialized:
-            raise NnapiError(ResultCode.OP_FAILED, "an input is memory that holds no value")
+            raise NnapiError(ResultCode.OP_FAILED, NO_VALUE)
         return self.buffer
 
     def close(self) -> None:
-        """Frees it. A second call has no effect."""
         self.buffer.close()
 
 

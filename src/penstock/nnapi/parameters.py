@@ -45,6 +45,11 @@ def whole(value: object, what: str, low: int = -(2**31), high: int = 2**32 - 1) 
     return number
 
 
+def nanoseconds(value: object, what: str) -> int:
+    """A duration in nanoseconds: 64 bits."""
+    return whole(value, what, 0, 2**64 - 1)
+
+
 def real(value: object, what: str) -> float:
     """A number; the type of its operand limits the range."""
     if value is None:

@@ -66,7 +66,7 @@ def constant_pool(memory: object) -> ConstantPool:
     if memory is None:
         raise unexpected_null("the memory")
     if isinstance(memory, Memory):
-        memory.rules.check_constant(0, memory.size)
+        memory.rules.check_constant((0, memory.size))
         memory.store.content()
         if isinstance(memory.store, PoolStore):
             return memory.store.pool.constants()
@@ -197,7 +197,7 @@ def _viewed(content: NDArray, port: Port, dimensions: tuple[int, ...]) -> NDArra
 
 
 def bind_buffer(
-    port: Port, given: OperandDesc | None, buffer: object, length: object, *, padded: bool
+    given: OperandDesc | None, buffer: object, length: object, port: Port, *, padded: bool
 ) -> Binding:
     """The argument of *port* in *buffer*: *length* bytes, None for all; omitted for None."""
     size = None if length is None else parameters.whole(length, "the length", 0, MAX_LENGTH)
@@ -220,11 +220,11 @@ def bind_buffer(
 
 def bind_memory(
     compilation: Ported,
-    port: Port,
     given: OperandDesc | None,
     memory: object,
     offset: object,
     length: object,
+    port: Port,
     *,
     padded: bool,
 ) -> Binding:
@@ -233,7 +233,7 @@ def bind_memory(
     start = parameters.whole(offset, "the offset", 0, MAX_LENGTH)
     size = parameters.whole(length, "the length", 0, MAX_LENGTH)
     shape = _request_shape(port, given)
-    found.rules.check_argument(compilation, port, shape, start, size)
+    found.rules.check_argument(compilation, port, shape, (start, size))
     if size or not found.is_whole:
         _check_length(port, shape, size, padded=padded)
     return Binding(port, shape, memory=found, offset=start, length=size)
