@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Final, TypeAlias
 
@@ -46,7 +46,7 @@ class Registry:
     def __init__(self) -> None:
         self._given: dict[str, tuple[Extension, ...]] = {}
         self._names: list[str] = []
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._lock = Lock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._renew)
@@ -77,34 +77,28 @@ class Registry:
 
     def offers(self) -> Mapping[str, Offer]:
         """Every extension of a usable device, by name. Warns once of contradictions."""
-        found: dict[str, Offer] = {}
-        for device, extensions in self._devices():
-            for extension in extensions:
-                known = found.get(extension.name)
-                if known is None:
-                    found[extension.name] = Offer(extension, device)
-                elif not known.conflict and not _alike(known.extension, extension):
-                    conflict = (
-                        f"devices {known.first} and {device} declare other operand types for the "
-                        f"extension {extension.name}, which is therefore disabled"
-                    )
-                    found[extension.name] = Offer(known.extension, known.first, conflict)
-                    self._tell(conflict)
-        return found
-
-    def _devices(self) -> list[tuple[str, tuple[Extension, ...]]]:
         installed = [(info.name, info.capabilities.extensions) for info in usable_infos()]
         names = {name for name, _ in installed}
         with self._lock:
             given = [(name, e) for name, e in self._given.items() if name not in names]
-        return [*installed, *given]
-
-    def _tell(self, conflict: str) -> None:
-        with self._lock:
-            if conflict in self._told:
-                return
-            self._told.add(conflict)
-        log.warning("%s", conflict)
+        found: dict[str, Offer] = {}
+        for device, extensions in (*installed, *given):
+            for extension in extensions:
+                known = found.setdefault(extension.name, Offer(extension, device))
+                # Operand types have no order.
+                alike = set(known.extension.operand_types) == set(extension.operand_types)
+                if not known.conflict and not alike:
+                    conflict = (
+                        f"devices {known.first} and {device} declare other operand types for the "
+                        f"extension {extension.name}, which is therefore disabled"
+                    )
+                    found[extension.name] = replace(known, conflict=conflict)
+                    with self._lock:
+                        new = conflict not in self._warned
+                        self._warned.add(conflict)
+                    if new:
+                        log.warning("%s", conflict)
+        return found
 
 
 registry: Final = Registry()
@@ -114,14 +108,6 @@ def usable_infos() -> list[DeviceInfo]:
     """Every usable device, including those that are used only by name."""
     with codes.translated():
         return [info for info in manager.infos() if info.usable]
-
-
-def is_supported(info: DeviceInfo, name: str) -> bool:
-    """Whether the device offers the extension, and no other device contradicts it."""
-    if all(extension.name != name for extension in info.capabilities.extensions):
-        return False
-    offer = registry.offers().get(name)
-    return offer is None or not offer.conflict
 
 
 def identifier(name: str, code: int) -> int:
@@ -142,37 +128,11 @@ def usable_offer(name: str) -> Offer:
     return offer
 
 
-def operand_type_of(number: int) -> ExtensionType | None:
-    """The operand type with that identifier, None without a prefix. Raises BAD_DATA."""
-    if number >> TYPE_BITS == 0:
-        return None
-    return _declared(*_split(number))
-
-
-def checked_type(kind: ExtensionType) -> ExtensionType:
-    """*kind*, if devices declare it now; else raises BAD_DATA."""
-    declared = _declared(kind.extension, kind.code)
-    if declared != kind:
-        raise codes.bad_data(f"{kind.name} is not declared as {kind}")
-    return declared
-
-
 def _declared(name: str, code: int) -> ExtensionType:
     kind = usable_offer(name).extension.type_of(code)
     if kind is None:
         raise codes.bad_data(f"the extension {name} has no operand type {code}")
     return ExtensionType(name, code, kind.byte_size, kind.is_tensor)
-
-
-def operation_of(number: int) -> str | None:
-    """The key of the operation with that identifier; None for a number without a prefix. Raises
-    BAD_DATA for an unknown prefix. Only the driver knows whether the operation exists.
-    """
-    if number >> TYPE_BITS == 0:
-        return None
-    name, code = _split(number)
-    usable_offer(name)
-    return extension_key(name, code)
 
 
 def with_attribute(
@@ -211,10 +171,12 @@ def operand_type(value: object) -> AnyType:
     if isinstance(value, OperandType):
         return value
     if isinstance(value, ExtensionType):
-        return checked_type(value)
+        if (declared := _declared(value.extension, value.code)) != value:
+            raise codes.bad_data(f"{value.name} is not declared as {value}")
+        return declared
     number = parameters.whole(value, "the operand's type", 0, 2**31 - 1)
-    if (extension := operand_type_of(number)) is not None:
-        return extension
+    if number >> TYPE_BITS:
+        return _declared(*_split(number))
     try:
         return OperandType(number)
     except ValueError:
@@ -231,8 +193,11 @@ def operation_type(value: object) -> str:
             return value
         raise codes.bad_data(f"{value!r} is not an operation of NNAPI")
     number = parameters.whole(value, "the operation's code", 0, 2**31 - 1)
-    if (extension := operation_of(number)) is not None:
-        return extension
+    if number >> TYPE_BITS:
+        # Only the driver knows whether an extension's operation exists.
+        name, code = _split(number)
+        usable_offer(name)
+        return extension_key(name, code)
     try:
         return codes.OperationCode(number).name
     except ValueError:
@@ -247,19 +212,7 @@ def _split(number: int) -> tuple[str, int]:
     return name, number & MAX_CODE
 
 
-def _alike(one: Extension, other: Extension) -> bool:
-    """Whether both declare the same operand types, in any order."""
-    return set(one.operand_types) == set(other.operand_types)
-
-
 Nameable: TypeAlias = "str | DeviceInfo | HalDevice"
-
-TYPES: Final = {
-    "other": codes.DeviceType.OTHER,
-    "cpu": codes.DeviceType.CPU,
-    "gpu": codes.DeviceType.GPU,
-    "accelerator": codes.DeviceType.ACCELERATOR,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +233,7 @@ class Device:
 
     @property
     def type(self) -> codes.DeviceType:
-        return TYPES[self.info.type]
+        return codes.DeviceType[self.info.type.upper()]
 
     @property
     def feature_level(self) -> codes.FeatureLevel:
@@ -289,7 +242,11 @@ class Device:
 
     def get_extension_support(self, name: str) -> bool:
         """Whether it offers the extension, and no other device contradicts its types."""
-        return is_supported(self.info, parameters.text(name, "the extension's name"))
+        wanted = parameters.text(name, "the extension's name")
+        if all(extension.name != wanted for extension in self.info.capabilities.extensions):
+            return False
+        offer = registry.offers().get(wanted)
+        return offer is None or not offer.conflict
 
     def wait(self) -> None:
         """Returns at once: a discovered device is ready."""

@@ -86,8 +86,6 @@ def indexes(values: object, what: str, count: int) -> tuple[int, ...]:
 
 def index(value: object, what: str, count: int) -> int:
     """One operand index below *count*."""
-    if value is None:
-        raise unexpected_null(what)
     number = whole(value, what, -(2**63), 2**63)
     if not 0 <= number < count:
         raise bad_data(f"{what} {number}: the model has {counted(count, 'operand')}")

@@ -15,7 +15,7 @@ from penstock.arguments import deadline_of
 from penstock.compilation.receipt import Receipt
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Outputs
-from penstock.execution.results import copied
+from penstock.execution.results import copied, copy_over
 from penstock.hal import ExecutionConfig, Fence
 from penstock.hal.fence import remaining_ns
 from penstock.ir import NDArray, Operand
@@ -121,19 +121,10 @@ def _value(binding: Binding, copies: list[CopyReceipt], direct: bool) -> Any:
         return place
     if place is not None:
         fetched, count = fetch_value(place)
-        copies.append(CopyReceipt(fetched.nbytes, place.device or "pool", "host", LEFT_OUT))
-        copies += _staged(fetched.nbytes, count - 1)
+        _record(copies, fetched.nbytes, (place.device or "pool", "host"), count)
         return fetched
-    if (array := binding.array()) is not None:
-        return array
-    began = time.perf_counter_ns()
-    array = binding.value()
-    spent = time.perf_counter_ns() - began
-    reason = f"{binding.port} does not begin at a multiple of its elements' size"
-    copies.append(
-        CopyReceipt(array.nbytes, "caller", "host", reason, start_ns=began, wall_ns=spent)
-    )
-    return array
+    array = binding.array()
+    return binding.value(copies) if array is None else array
 
 
 def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
@@ -145,12 +136,7 @@ def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
     compiled = static_shape(plain_dimensions(operand))
     if compiled is None:
         return None
-    if (asked := static_shape(binding.shape)) is not None:
-        if asked != compiled:
-            raise NnapiError(
-                ResultCode.OP_FAILED, f"{binding.port} has shape {compiled}, not {asked}"
-            )
-        return binding.array()
+    _check_shape(binding, compiled)
     return binding.array_of(compiled)
 
 
@@ -160,24 +146,23 @@ def _deliver(
     """Copies *result* of this shape to the caller's memory. Returns whether it fitted."""
     if (place := binding.place()) is not None:
         count = put_value(place, _contiguous(result, copies))
-        copies.append(CopyReceipt(result.nbytes, "host", place.device or "pool", LEFT_OUT))
-        copies += _staged(result.nbytes, count - 1)
+        _record(copies, result.nbytes, ("host", place.device or "pool"), count)
         return True
     room = binding.bytes()
-    asked = static_shape(binding.shape)
-    if asked is not None and asked != shape:
-        raise NnapiError(ResultCode.OP_FAILED, f"{binding.port} has shape {shape}, not {asked}")
+    _check_shape(binding, shape)
     if result.nbytes > room.nbytes:
         return False
-    whole = _contiguous(result, copies)
-    began = time.perf_counter_ns()
-    np.copyto(room[: result.nbytes], whole.reshape(-1).view(np.uint8))
-    spent = time.perf_counter_ns() - began
-    reason = f"{binding.port} has a shape that only the run told, or begins at an odd place"
-    copies.append(
-        CopyReceipt(result.nbytes, "host", "caller", reason, start_ns=began, wall_ns=spent)
-    )
+    content = _contiguous(result, copies).reshape(-1).view(np.uint8)
+    reason = f"{binding.port} has a shape known only from the run, or is not aligned"
+    copy_over(room[: result.nbytes], content, copies, ("host", "caller"), reason)
     return True
+
+
+def _check_shape(binding: Binding, shape: tuple[int, ...]) -> None:
+    """Raises OP_FAILED if the argument states another shape."""
+    wanted = static_shape(binding.shape)
+    if wanted is not None and wanted != shape:
+        raise NnapiError(ResultCode.OP_FAILED, f"{binding.port} has shape {shape}, not {wanted}")
 
 
 def _contiguous(result: NDArray, copies: list[CopyReceipt]) -> NDArray:
@@ -186,5 +171,7 @@ def _contiguous(result: NDArray, copies: list[CopyReceipt]) -> NDArray:
     return copied(result, copies, ("host", "host"), "an output is not C-contiguous")
 
 
-def _staged(nbytes: int, count: int) -> list[CopyReceipt]:
-    return [CopyReceipt(nbytes, "host", "host", STAGED) for _ in range(count)]
+def _record(copies: list[CopyReceipt], nbytes: int, route: tuple[str, str], count: int) -> None:
+    """Records *count* copies of a value of device memory, all but one by way of the host."""
+    copies.append(CopyReceipt(nbytes, *route, LEFT_OUT))
+    copies += [CopyReceipt(nbytes, "host", "host", STAGED) for _ in range(count - 1)]

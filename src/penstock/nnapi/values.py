@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import struct
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from penstock.errors import GeneralFailure
+from penstock.execution.results import copied
 from penstock.hal import Memory as HalMemory
 from penstock.ir import ConstantPool, NDArray
 from penstock.ir.types import Shape, is_masked, is_static, static_shape
 from penstock.memory import MemoryPool, map_memory
+from penstock.memory.copies import CopyReceipt
 from penstock.memory.shared import kept_memory
 from penstock.nnapi import parameters
 from penstock.nnapi.codes import NnapiError, ResultCode, bad_data, translated, unexpected_null
@@ -41,19 +43,21 @@ def value_bytes(value: object, kind: AnyType) -> memoryview:
     """
     if isinstance(value, bool | int | float) and isinstance(kind, OperandType) and kind in SCALARS:
         return memoryview(_packed(value, kind))
-    if is_masked(value):
-        raise bad_data("a constant is a masked array, and no device heeds masks; give its filled()")
+    _check_array(value, kind, "a constant")
     if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        if isinstance(kind, OperandType) and array.dtype not in {
-            kind.dtype.numpy,
-            np.dtype(np.uint8),
-        }:
-            raise bad_data(
-                f"an array of {array.dtype} for a {kind.name}, which takes {kind.dtype.value}"
-            )
-        return _readonly(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        array = np.ascontiguousarray(value)
+        return _readonly(array.reshape(-1).view(np.uint8))
     return _readonly(_raw(value, "the value of an operand"))
+
+
+def _check_array(value: object, kind: AnyType, what: str) -> None:
+    """Raises BAD_DATA for a masked array, and for one of another dtype than *kind* or uint8."""
+    if is_masked(value):
+        raise bad_data(f"{what} is given a masked array, and no device heeds masks; give filled()")
+    if isinstance(value, np.ndarray | np.generic) and isinstance(kind, OperandType):
+        wanted = kind.dtype.numpy
+        if value.dtype not in {wanted, np.dtype(np.uint8)}:
+            raise bad_data(f"{what} is an array of {value.dtype}; a {kind.name} takes {wanted}")
 
 
 def constant_pool(memory: object) -> ConstantPool:
@@ -86,16 +90,11 @@ def constant_pool(memory: object) -> ConstantPool:
 
 
 def _packed(value: float, kind: OperandType) -> bytes:
-    fits = {
-        OperandType.BOOL: value in {0, 1},
-        OperandType.INT32: isinstance(value, int) and not isinstance(value, bool),
-        OperandType.UINT32: isinstance(value, int) and not isinstance(value, bool),
-    }
-    if fits.get(kind, True):
-        try:
+    integral = kind in {OperandType.INT32, OperandType.UINT32}
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if (whole or not integral) and (value in {0, 1} or kind is not OperandType.BOOL):
+        with suppress(struct.error, OverflowError):
             return struct.pack(SCALARS[kind], value)
-        except (struct.error, OverflowError):
-            pass
     raise bad_data(f"{value!r} is no value of a {kind.name}")
 
 
@@ -181,12 +180,13 @@ class Binding:
         self._arrays[shape] = value
         return value
 
-    def value(self) -> NDArray:
-        """A copy of an input whose memory is misaligned."""
+    def value(self, copies: list[CopyReceipt]) -> NDArray:
+        """A copy of an input whose memory is misaligned, recorded in *copies*."""
         shape = static_shape(self.shape) or ()
         needed = size_of(self.port.operand, shape) or 0
-        copied = np.array(self.bytes()[:needed])
-        return _viewed(copied, self.port, shape)
+        reason = f"{self.port} does not begin at a multiple of its elements' size"
+        content = copied(self.bytes()[:needed], copies, ("caller", "host"), reason)
+        return _viewed(content, self.port, shape)
 
 
 def _viewed(content: NDArray, port: Port, dimensions: tuple[int, ...]) -> NDArray:
@@ -260,27 +260,8 @@ def _check_length(port: Port, shape: Shape, length: int, *, padded: bool) -> Non
 
 def _lent(buffer: Any, port: Port) -> NDArray:
     """The caller's bytes, flat: of an array, or of another buffer."""
-    operand_type = port.operand.type
-    kind = operand_type.dtype.numpy
-    if (
-        isinstance(buffer, np.ndarray)
-        and isinstance(operand_type, OperandType)
-        and buffer.dtype not in {kind, np.dtype(np.uint8)}
-    ):
-        raise bad_data(f"{port} takes {kind}, an array of {buffer.dtype} was given")
-    if is_masked(buffer):
-        raise bad_data(
-            f"{port} is given a masked array, and no device heeds masks; give an array without"
-        )
-    try:
-        view = memoryview(buffer)
-        if not view.c_contiguous:
-            raise bad_data(f"{port}: a buffer must be contiguous")
-        content: NDArray = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    except (TypeError, ValueError, BufferError):
-        raise bad_data(
-            f"{port} takes an array or another buffer, not {type(buffer).__name__}"
-        ) from None
+    _check_array(buffer, port.operand.type, str(port))
+    content = _raw(buffer, str(port))
     if port.kind == "output" and not content.flags.writeable:
         raise bad_data(f"{port}: its buffer cannot be written")
     return content

@@ -317,7 +317,7 @@ class TestSetOperandValue:
 
     def test_masked_arrays_are_rejected(self) -> None:
         model, values = unfinished(), np.zeros((2, 3), np.float32)
-        with answers(BAD_DATA, "is a masked array"):
+        with answers(BAD_DATA, "is given a masked array"):
             model.set_operand_value(0, np.ma.masked_array(values, mask=True))
         model.set_operand_value(0, np.ma.masked_array(values, mask=False))
 
