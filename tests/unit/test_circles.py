@@ -27,6 +27,7 @@ PACKAGES = (
     "loaders",
     "memory",
     "nnapi",
+    "partitioning",
     "sealed",
     "testing",
 )

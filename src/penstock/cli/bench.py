@@ -25,7 +25,7 @@ from penstock.cli.output import (
 if TYPE_CHECKING:
     from penstock import CompiledModel, Receipt
     from penstock.ir import NDArray
-    from penstock.partitioning.plan import Tuned
+    from penstock.partitioning.placements import Tuned
 
 DEFAULT_RUNS: Final = 50
 
@@ -118,7 +118,7 @@ def bench(
 
 def show_tuned(output: Output, tuned: Tuned) -> None:
     """Prints the measured placements, by candidate."""
-    from penstock.partitioning.plan import PREDICTED
+    from penstock.partitioning.placements import PREDICTED
     from penstock.partitioning.show import reasons_against
 
     when = "measured before" if tuned.stored else "measured now"

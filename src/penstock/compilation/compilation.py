@@ -26,7 +26,8 @@ from penstock.compilation.receipt import Receipt
 from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, StepReceipt, fault_of
 from penstock.errors import DriverError, MissedDeadline, NotYetWritten, Refusal, RefusalCode
 from penstock.logs import Log
-from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep, Placement
+from penstock.partitioning.placements import Placement
+from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 
 if TYPE_CHECKING:
     from penstock.compilation.entry import Caching

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import ModelError, PlacementError
 from penstock.interrupts import polled
-from penstock.ir import DType, Model, Operation, Subgraph, infer_shapes
+from penstock.ir import DType, Model, Operation, infer_shapes
 from penstock.ir.transforms import entered_from
 from penstock.ir.types import Shape, element_count, static_shape
 from penstock.partitioning.plan import Control, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import UNDECLARED, Prices
-from penstock.partitioning.split import extract
+from penstock.partitioning.split import extract, size_of
 from penstock.partitioning.support import HANDLES, SupportTable
 from penstock.partitioning.work import share_of
 
@@ -28,9 +28,7 @@ MOST_DEPTH: Final = 4
 """Nesting depth of control flow up to which it is taken apart; deeper, it is placed as a whole."""
 
 MOST_TAKEN_APART: Final = 1 << 12
-"""Limit of branch operands and operations that one placement plans, in addition to a share of the
-model.
-"""
+"""Limit of the branch operands and operations that a placement plans, beyond the model's share."""
 
 PlaceBranch: TypeAlias = Callable[[Model], ExecutionPlan]
 
@@ -42,14 +40,14 @@ class Room:
     """What remains of `MOST_TAKEN_APART` for one placement and everything placed within it."""
 
     def __init__(self, model: Model) -> None:
-        self._left = MOST_TAKEN_APART + MOST_DEPTH * sum(map(_size, model.subgraphs))
+        self._left = MOST_TAKEN_APART + MOST_DEPTH * sum(map(size_of, model.subgraphs))
 
     def takes(self, model: Model, subgraph: int) -> bool:
         """Reserves room for *subgraph* and all that it enters; returns whether there was enough."""
         if self._left <= 0:
             return False
         every = (*entered_from(model, subgraph), subgraph)
-        self._left -= sum(_size(model.subgraphs[index]) for index in every)
+        self._left -= sum(size_of(model.subgraphs[index]) for index in every)
         return self._left >= 0
 
 
@@ -87,12 +85,9 @@ def take_apart(
     entered several times with the same shapes is planned once. Nothing more is taken apart once
     *room* is used up.
     """
-    if depth >= MOST_DEPTH:
-        return {}
-    if policy.max_partitions is not None or policy.min_partition_size > 1:
-        return {}
+    is_limited = policy.max_partitions is not None or policy.min_partition_size > 1
     reference = next((c for c in table.candidates if c.is_reference), None)
-    if reference is None or len(table.candidates) == 1:
+    if depth >= MOST_DEPTH or is_limited or reference is None or len(table.candidates) == 1:
         return {}
     found: dict[int, Apart] = {}
     branches = _Branches(table.model, place, room)
@@ -119,10 +114,9 @@ def with_apart(prices: Prices, costs: dict[int, float]) -> Prices:
 
 
 class _Branches:
-    """The subgraphs of one model, as models with inferred shapes, and their plans.
+    """The subgraphs of one model, as models with inferred shapes, and their plans, each made once.
 
-    None if something is known only during a run, or if no plan is possible. Each is made once for
-    the same shapes.
+    None if something is known only during a run, or if no plan is possible.
     """
 
     def __init__(self, model: Model, place: PlaceBranch, room: Room) -> None:
@@ -154,7 +148,7 @@ def _taken_apart(branches: _Branches, operation: Operation, energy: bool) -> Apa
     if first is None or second is None:
         return None
     plans = first, second
-    if not any(_leaves_reference(plan) for plan in plans):
+    if not any(map(_leaves_reference, plans)):
         return None
     times = [_of_runs(operation, plan.predicted_ns) for plan in plans]
     energies = [_of_runs(operation, plan.predicted_energy) for plan in plans]
@@ -193,16 +187,11 @@ def _keys(
     if first is None or second is None:
         return None
     if kind == "IF":
-        fits = (
-            _gives(first, wanted) and _gives(second, wanted) and element_count(shapes[0] or ()) > 0
-        )
+        fits = _gives(first, wanted) and _gives(second, wanted)
+        fits = fits and element_count(shapes[0] or ()) > 0
     else:
         fits = _gives(second, carried) and wanted == carried and _decides(first)
     return list(zip(keys, (first, second), strict=True)) if fits else None
-
-
-def _size(subgraph: Subgraph) -> int:
-    return len(subgraph.operands) + len(subgraph.operations)
 
 
 def _branch(model: Model, index: int, shapes: Sequence[Shape]) -> Model | None:
@@ -223,7 +212,5 @@ def _gives(model: Model, shapes: Sequence[Shape]) -> bool:
 
 def _decides(model: Model) -> bool:
     (output, *others) = model.outputs
-    shape = static_shape(output.shape)
-    return (
-        not others and output.dtype is DType.BOOL and shape is not None and element_count(shape) > 0
-    )
+    shape = None if others or output.dtype is not DType.BOOL else static_shape(output.shape)
+    return shape is not None and element_count(shape) > 0

@@ -6,15 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
-
-from penstock.ir.model import show_operand
-
-if TYPE_CHECKING:
-    from penstock.partitioning.plan import ExecutionPlan
-
 
 COLOURS: Final = (
     "#a6cee3", "#fdbf6f", "#b2df8a", "#fb9a99", "#cab2d6", "#ffff99",
@@ -54,61 +48,12 @@ class Graph(Struct, frozen=True):
     devices: tuple[tuple[str, str], ...]
 
 
-def graph_of(plan: ExecutionPlan) -> Graph:
-    """The graph of *plan*'s operations, inputs and outputs."""
-    entry = plan.model.entry
-    colours = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(plan.devices)}
-    home = {i: step.index for step in plan.steps for i in step.operations}
-    nodes: list[Node] = []
-    edges: list[Edge] = []
-    writer: dict[int, tuple[str, int | None]] = {}
-    for index in entry.inputs:
-        operand = entry.operands[index]
-        label = f"input {operand.name}".rstrip()
-        nodes.append(Node(f"in{index}", label, show_operand(operand), PLAIN, is_operation=False))
-        writer[index] = f"in{index}", None
-
-    def connect(operand: int, target: str, step: int | None) -> None:
-        if operand not in writer:
-            return
-        source, other = writer[operand]
-        described = entry.operands[operand]
-        label = f"{described.name or f'%{operand}'}: {show_operand(described)}"
-        edges.append(Edge(source, target, label, other != step))
-
-    for placement, operation in zip(plan.operations, entry.operations, strict=True):
-        key, step = f"op{placement.index}", home.get(placement.index)
-        reasons = [f"not on {device}: {why}" for device, why in placement.reasons.items()]
-        where = f"on {placement.device}" if step is not None else "not run: nothing reads it"
-        detail = "\n".join([f"{placement.name or placement.type} {where}", *reasons])
-        colour = PLAIN if step is None else colours.get(placement.device, PLAIN)
-        nodes.append(Node(key, f"{placement.index} {placement.type}", detail, colour, step))
-        for read in dict.fromkeys(operation.inputs):
-            connect(read, key, step)
-        writer.update(dict.fromkeys(operation.outputs, (key, step)))
-    for position, index in enumerate(entry.outputs):
-        operand = entry.operands[index]
-        label = f"output {operand.name}".rstrip()
-        key = f"out{position}"
-        nodes.append(Node(key, label, show_operand(operand), PLAIN, is_operation=False))
-        connect(index, key, None)
-    steps = tuple(
-        (f"step {step.index} on {step.device}", colours.get(step.device, PLAIN))
-        for step in plan.steps
-    )
-    used = {placement.device for placement in plan.operations}
-    legend = tuple((name, colour) for name, colour in colours.items() if name in used)
-    return Graph(tuple(nodes), tuple(edges), steps, legend)
-
-
 SWEEPS: Final = 6
 """Sweeps down and up that order the layers; further sweeps change little."""
 
 
 class Layout(Struct, frozen=True):
-    """*places* has the middle x and the layer of each key; *routes* each edge's x at every
-    layer.
-    """
+    """*places* has each key's middle x and layer, *routes* each edge's x at every layer."""
 
     places: Mapping[str, tuple[float, int]]
     routes: tuple[tuple[float, ...], ...]
@@ -119,9 +64,7 @@ class Layout(Struct, frozen=True):
 def lay_out(
     widths: Mapping[str, float], edges: Sequence[tuple[str, str]], gap: float, bend: float
 ) -> Layout:
-    """Places nodes of *widths* in topological order, *gap* apart. *bend* is the width of an edge
-    that passes a layer.
-    """
+    """Places nodes of *widths*, *gap* apart. An edge that passes a layer is *bend* wide there."""
     layer = _layers(list(widths), edges)
     taken: dict[str, float] = dict(widths)
     chains = _chains(edges, layer, taken, bend)
@@ -168,10 +111,7 @@ def _layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, 
 def _chains(
     edges: Sequence[tuple[str, str]], layer: dict[str, int], taken: dict[str, float], bend: float
 ) -> list[list[str]]:
-    """Each edge as the nodes it passes, one in each layer.
-
-    Added nodes are put into *layer* and *taken*.
-    """
+    """Each edge as the nodes it passes, one a layer; new ones are put into *layer* and *taken*."""
     chains = []
     for number, (source, target) in enumerate(edges):
         chain = [source]
@@ -202,9 +142,7 @@ def _settle(
     gap: float,
     x: dict[str, float],
 ) -> None:
-    """Sorts *row* by its neighbours' mean positions, and moves each node as close to them as
-    possible.
-    """
+    """Sorts *row* by its neighbours' mean positions, and moves each node close to them."""
     wished = {
         key: sum(x[other] for other in neighbours[key]) / len(neighbours[key])
         if neighbours[key]
@@ -221,9 +159,8 @@ def _settle(
     x.update((key, got - shift) for key, got in zip(row, at, strict=True))
 
 
-def plan_to_dot(plan: ExecutionPlan) -> str:
-    """Implements `ExecutionPlan.to_dot`."""
-    graph = graph_of(plan)
+def to_dot(graph: Graph) -> str:
+    """*graph* as a Graphviz digraph."""
     lines = ["digraph plan {", "  rankdir=TB;", '  node [shape=box, style="filled,rounded"];']
     lines += [_dot_node(node, "  ") for node in graph.nodes if node.step is None]
     for index, (title, colour) in enumerate(graph.steps):
@@ -242,8 +179,8 @@ def plan_to_dot(plan: ExecutionPlan) -> str:
 
 def _dot_node(node: Node, indent: str) -> str:
     shape = "" if node.is_operation else "shape=ellipse, "
-    told = f"label={_quote(node.label)}, tooltip={_quote(node.detail)}"
-    return f"{indent}{node.key} [{shape}{told}, fillcolor={_quote(node.colour)}];"
+    text = f"label={_quote(node.label)}, tooltip={_quote(node.detail)}"
+    return f"{indent}{node.key} [{shape}{text}, fillcolor={_quote(node.colour)}];"
 
 
 def _quote(text: str) -> str:
@@ -263,13 +200,14 @@ LINE: Final = 18
 UNSPEAKABLE: Final = re.compile("[^\t\n\r\\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def plan_to_svg(plan: ExecutionPlan) -> str:
-    """Implements `ExecutionPlan.to_svg`."""
-    graph = graph_of(plan)
-    labels = {node.key: _shortened(node.label) for node in graph.nodes}
+def to_svg(graph: Graph, heading: str) -> str:
+    """*graph* as an SVG picture below *heading*."""
+    labels = {
+        node.key: node.label if len(node.label) <= LONGEST else f"{node.label[: LONGEST - 3]}..."
+        for node in graph.nodes
+    }
     widths = {key: len(label) * CHARACTER + 16 for key, label in labels.items()}
     layout = lay_out(widths, [(e.source, e.target) for e in graph.edges], GAP, BEND)
-    heading = plan.summary()
     top = MARGIN + LINE * (2 + len(graph.devices))
     longest = max([len(heading), *(3 + len(name) for name, _ in graph.devices)])
     width = max(layout.width, CHARACTER * longest) + 2 * MARGIN
@@ -326,10 +264,6 @@ def _node(node: Node, label: str, x: float, y: float, width: float) -> str:
         f'fill="{node.colour}" stroke="#555"{idle}/>'
         f'<text x="{x:.1f}" y="{y + BOX / 2 + 4}" text-anchor="middle">{_text(label)}</text></g>'
     )
-
-
-def _shortened(label: str) -> str:
-    return label if len(label) <= LONGEST else label[: LONGEST - 3] + "..."
 
 
 def _text(text: str) -> str:

@@ -11,7 +11,8 @@ from penstock.distribution import FALLBACK_DEVICE
 from penstock.hal.device import is_isolated
 from penstock.interrupts import polled
 from penstock.ir import Model
-from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
+from penstock.partitioning.placements import Placement
+from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import LAST_RESORT, SupportTable, live_operations, policy_refusal
@@ -55,21 +56,21 @@ def _permitted(
     step: ExecutionStep, table: SupportTable, policy: Policy, granted: bool
 ) -> ExecutionStep:
     """*step* with its `fallbacks`. *granted*: the reference device may be one of them."""
-    names = _others(step, table) + (FALLBACK_DEVICE,) * granted
-    if _is_elsewhere(table) and (granted or step.device == FALLBACK_DEVICE):
-        names += (LAST_RESORT,)
+    names = [
+        candidate.name
+        for candidate in table.candidates
+        if candidate.name not in {step.device, FALLBACK_DEVICE}
+        and all(candidate.answers[index].supported for index in step.operations)
+    ]
+    names += [FALLBACK_DEVICE] * granted
+    may_die = any(c.is_reference and is_isolated(c.device) for c in table.candidates)
+    if may_die and (granted or step.device == FALLBACK_DEVICE):
+        names.append(LAST_RESORT)
     if names:
-        return replace(step, fallbacks=names)
+        return replace(step, fallbacks=tuple(names))
     if step.device == FALLBACK_DEVICE:
         return replace(step, no_fallback=no_device_after(FALLBACK_DEVICE))
     return replace(step, no_fallback=_refusals(step, table, policy))
-
-
-def _is_elsewhere(table: SupportTable) -> bool:
-    """Whether the reference device is a candidate that runs in a host process, which may die."""
-    return any(
-        candidate.is_reference and is_isolated(candidate.device) for candidate in table.candidates
-    )
 
 
 def _refusals(step: ExecutionStep, table: SupportTable, policy: Policy) -> str:
@@ -95,16 +96,6 @@ def _first(reasons: Iterable[str]) -> str:
     return next(filter(None, reasons), "")
 
 
-def _others(step: ExecutionStep, table: SupportTable) -> tuple[str, ...]:
-    """The other candidates that support every operation of *step*, without the reference."""
-    return tuple(
-        candidate.name
-        for candidate in table.candidates
-        if candidate.name not in {step.device, FALLBACK_DEVICE}
-        and all(candidate.answers[index].supported for index in step.operations)
-    )
-
-
 def _granted_to_reference(
     steps: Sequence[ExecutionStep],
     table: SupportTable,
@@ -113,8 +104,7 @@ def _granted_to_reference(
 ) -> set[int]:
     """The indexes of the steps that may fall back to the reference device.
 
-    Smallest steps first, while the share of operations not on the reference, if all of them fell
-    back to it, is at least `min_coverage`.
+    The smallest steps come first, while `min_coverage` holds even if all of them fall back to it.
     """
     eligible = [
         step

@@ -17,14 +17,8 @@ from penstock.interrupts import polled
 from penstock.ir import Model, Subgraph
 from penstock.memory.layout import ArenaLayout
 from penstock.partitioning.fallback import permit_fallback
-from penstock.partitioning.plan import (
-    Alternative,
-    Control,
-    ExecutionPlan,
-    ExecutionStep,
-    Placement,
-    Worst,
-)
+from penstock.partitioning.placements import Alternative, Placement, Worst
+from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import Judge, price, whole
 from penstock.partitioning.split import Cutter

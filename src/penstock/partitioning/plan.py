@@ -1,52 +1,25 @@
-"""`ExecutionPlan`: the device and order of every operation, and the reasons against other
-devices.
-"""
+"""`ExecutionPlan`: the device and order of every operation, and the reasons against others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final, Literal
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
-from msgspec import Struct, field
-from msgspec.structs import force_setattr
+from msgspec import Struct
+from msgspec.structs import asdict
 
-from penstock.errors import Refusal, counted
+from penstock.errors import counted
 from penstock.hal import AccuracyClass
 from penstock.ir import Model, Operand
 from penstock.memory.layout import ArenaLayout
+from penstock.partitioning.placements import Alternative, Placement, Tuned, Worst
 
+if TYPE_CHECKING:
+    from penstock.partitioning.drawing import Graph
 
-class Placement(Struct, frozen=True):
-    """The device of one operation.
-
-    *index* is its index in the planned model's entry subgraph; *name* is `Subgraph.operation_name`.
-    *refusals* has the reason for every other device. *accuracy* is the class that *device* declares
-    for it.
-    """
-
-    index: int
-    type: str
-    name: str
-    device: str
-    refusals: Mapping[str, Refusal] = field(default_factory=dict)
-    accuracy: AccuracyClass = "faithful"
-
-    def __post_init__(self) -> None:
-        force_setattr(self, "refusals", MappingProxyType(dict(self.refusals)))
-
-    @property
-    def reasons(self) -> Mapping[str, str]:
-        """*refusals* as text."""
-        return MappingProxyType({name: str(why) for name, why in self.refusals.items()})
-
-    def __hash__(self) -> int:
-        return hash((self.index, self.type, self.name, self.device, self.accuracy))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.index, self.type, self.name, self.device, dict(self.refusals), self.accuracy)
-        return Placement, fields
+LEAST_WIDTH: Final = 60
+"""Minimum width of a nested branch of control flow."""
 
 
 class Control(Struct, frozen=True):
@@ -76,18 +49,6 @@ class Control(Struct, frozen=True):
     def parts(self) -> tuple[str, str]:
         """The role of each of the branches."""
         return ("then", "else") if self.kind == "IF" else ("condition", "body")
-
-
-class Worst(Struct, frozen=True):
-    """Upper bound of a step's time on any engine, in nanoseconds of one processor core.
-
-    *total* is that of all operations. *most* is that of the longest, which has the index
-    *operation* (`penstock.partitioning.work.times_of`).
-    """
-
-    total: float
-    most: float
-    operation: int
 
 
 class ExecutionStep(Struct, frozen=True):
@@ -136,60 +97,19 @@ class ExecutionStep(Struct, frozen=True):
         operations = counted(len(self.operations), "operation")
         return line_of("ExecutionStep", f"step {self.index} on {self.device}, {operations}")
 
+    def row(self, operations: tuple[Placement, ...]) -> tuple[str, ...]:
+        """Its number, device, operations, inputs, outputs, prediction and fallbacks, as text."""
+        from penstock.partitioning.show import duration, ranges, types_of
 
-class Alternative(Struct, frozen=True):
-    """The plan of one device alone, with the others as substitutes for what it does not support.
-
-    *operations* is how many it runs, *steps* how many the plan has. *predicted_ns* and
-    *predicted_energy* are as in `ExecutionPlan`.
-    """
-
-    device: str
-    operations: int
-    steps: int
-    predicted_ns: int | None
-    predicted_energy: int | None = None
-
-
-class Measured(Struct, frozen=True):
-    """The measurement of one candidate placement.
-
-    *name* identifies it: a device's name for that device with the others as substitutes,
-    "predicted" for the plan predicted to be best, else the assumption that was varied. *median_ns*
-    and *spread_ns* (interquartile range) are for one run, out of *runs* runs. *energy_uj* and its
-    spread are microjoules, if measured. *error* says why it was dropped.
-    """
-
-    name: str
-    median_ns: int
-    spread_ns: int
-    runs: int
-    energy_uj: float | None = None
-    energy_spread_uj: float | None = None
-    error: str | None = None
-
-
-PREDICTED: Final = "predicted"
-"""Name of the plan that was predicted to be best, among the measured ones."""
-
-
-class Tuned(Struct, frozen=True):
-    """The result of measuring placements on this machine: *candidates*, the *winner*'s name, and
-    why.
-
-    If nothing was measured, *candidates* is empty, the plan is the predicted one, and *reason* says
-    why. *created* is the time of the measurement, in seconds since the epoch. *compiles* counts the
-    driver compiles for it. *stored* says that an earlier call measured. *outcome* is "only" if
-    there is no other placement, "unmeasured" if nothing was measured.
-    """
-
-    candidates: tuple[Measured, ...]
-    winner: str
-    reason: str
-    compiles: int = 0
-    stored: bool = False
-    created: float | None = None
-    outcome: Literal["measured", "only", "unmeasured"] = "measured"
+        return (
+            str(self.index),
+            self.device,
+            f"{ranges(self.operations)}: {types_of(operations[i] for i in self.operations)}",
+            str(len(self.inputs)),
+            str(len(self.outputs)),
+            "" if self.predicted_ns is None else duration(self.predicted_ns),
+            ", ".join(self.fallbacks),
+        )
 
 
 class ExecutionPlan(Struct, frozen=True):
@@ -247,15 +167,25 @@ class ExecutionPlan(Struct, frozen=True):
         A table of the steps comes first, then where the operations run, with each other device's
         reason against them. Operations that differ only in predicted durations share a line.
         """
-        from penstock.partitioning.show import show_plan
+        from penstock.partitioning.show import WIDTH
 
-        return show_plan(self)
+        return "\n".join(_lines(self, WIDTH)) + "\n"
 
     def summary(self) -> str:
         """The plan in one line. Names the accuracy class if it is not the default."""
-        from penstock.partitioning.show import summarize_plan
+        from penstock.partitioning.show import DEFAULT_CLASS
 
-        return summarize_plan(self)
+        placed = Counter(placement.device for placement in self.operations)
+        shares = ", ".join(f"{name} {placed[name]}" for name in self.devices if placed[name])
+        text = f"{counted(len(self.steps), 'step')}, {counted(len(self.operations), 'operation')}"
+        text += f" ({shares})" if shares else ""
+        if self.accuracy != DEFAULT_CLASS:
+            text += f", {self.accuracy}"
+        if self.temporaries.nbytes:
+            text += f", {counted(self.temporaries.nbytes, 'byte')} between steps"
+        if unknown := len(self.temporaries.dynamic):
+            text += f", {counted(unknown, 'value')} of unknown size between steps"
+        return text
 
     def __repr__(self) -> str:
         from penstock.partitioning.show import line_of
@@ -264,9 +194,12 @@ class ExecutionPlan(Struct, frozen=True):
 
     def _repr_html_(self) -> str:
         """The table of steps for a notebook."""
-        from penstock.partitioning.show import html_of_plan
+        from penstock.ir.model import MAX_ROWS, html_table
+        from penstock.partitioning.show import STEP_COLUMNS
 
-        return html_of_plan(self)
+        rows = (step.row(self.operations) for step in self.steps[: MAX_ROWS + 1])
+        title = f"{self.summary()}; {describe_prediction(self)}".removesuffix("; ")
+        return html_table(title, [STEP_COLUMNS, *rows])
 
     def to_json(self) -> str:
         """Everything but the models, as one JSON object.
@@ -277,24 +210,20 @@ class ExecutionPlan(Struct, frozen=True):
         return msgspec.json.encode(_as_builtins(self)).decode()
 
     def to_dot(self) -> str:
-        """The operations as a Graphviz digraph, coloured by device, with one cluster for
-        each step.
-        """
-        from penstock.partitioning.drawing import plan_to_dot
+        """The operations as a Graphviz digraph, coloured by device, with a cluster a step."""
+        from penstock.partitioning.drawing import to_dot
 
-        return plan_to_dot(self)
+        return to_dot(_graph(self))
 
     def to_svg(self) -> str:
         """The graph of `to_dot` as an SVG picture."""
-        from penstock.partitioning.drawing import plan_to_svg
+        from penstock.partitioning.drawing import to_svg
 
-        return plan_to_svg(self)
+        return to_svg(_graph(self), self.summary())
 
 
 class Ports(Struct, frozen=True):
-    """The arguments of a step: each with its operand in the plan and the step's
-    description of it.
-    """
+    """The arguments of a step: each one's operand in the plan, and the step's operand."""
 
     step: int
     inputs: tuple[tuple[int, Operand], ...]
@@ -312,52 +241,144 @@ def ports_of(step: ExecutionStep) -> Ports:
 
 
 def _as_builtins(plan: ExecutionPlan) -> dict[str, Any]:
+    """The fields of *plan* but its models, as values that msgspec encodes."""
+    step_fields = ("index", "device", "operations", "inputs", "outputs", "fallbacks", "no_fallback")
+    placement_fields = ("index", "type", "name", "device", "accuracy")
+    steps = []
+    for step in plan.steps:
+        found = {name: getattr(step, name) for name in (*step_fields, "predicted_ns", "control")}
+        if (control := step.control) is not None:
+            branches = [_as_builtins(branch) for branch in control.branches]
+            found["control"] = {"kind": control.kind, "branches": branches}
+        steps.append(found)
     return {
-        "devices": plan.devices,
-        "steps": [
-            {
-                "index": step.index,
-                "device": step.device,
-                "operations": step.operations,
-                "inputs": step.inputs,
-                "outputs": step.outputs,
-                "fallbacks": step.fallbacks,
-                "no_fallback": step.no_fallback,
-                "predicted_ns": step.predicted_ns,
-                "control": _control_as_builtins(step.control),
-            }
-            for step in plan.steps
-        ],
+        **{name: getattr(plan, name) for name in plan.__struct_fields__ if name != "model"},
+        "steps": steps,
         "operations": [
             {
-                "index": placement.index,
-                "type": placement.type,
-                "name": placement.name,
-                "device": placement.device,
-                "accuracy": placement.accuracy,
+                **{name: getattr(placement, name) for name in placement_fields},
                 "reasons": dict(placement.reasons),
                 "codes": {name: why.code for name, why in placement.refusals.items()},
             }
             for placement in plan.operations
         ],
         "forwards": plan.forwards,
-        "temporaries": {
-            "nbytes": plan.temporaries.nbytes,
-            "alignment": plan.temporaries.alignment,
-            "offsets": {str(key): place for key, place in plan.temporaries.offsets.items()},
-            "dynamic": plan.temporaries.dynamic,
-        },
-        "predicted_ns": plan.predicted_ns,
-        "predicted_energy": plan.predicted_energy,
-        "alternatives": plan.alternatives,
-        "tuned": plan.tuned,
-        "accuracy": plan.accuracy,
+        "temporaries": {**asdict(plan.temporaries), "offsets": dict(plan.temporaries.offsets)},
         "doubts": dict(plan.doubts),
         "apart": dict(plan.apart),
     }
 
 
-def _control_as_builtins(control: Control | None) -> dict[str, Any] | None:
-    if control is None:
-        return None
-    return {"kind": control.kind, "branches": [_as_builtins(branch) for branch in control.branches]}
+def describe_prediction(plan: ExecutionPlan) -> str:
+    """The predicted time of a run, as planned and on each device alone; empty if unknown."""
+    from penstock.partitioning.show import duration
+
+    if plan.predicted_ns is None:
+        return ""
+    text = f"predicted: {duration(plan.predicted_ns)} a run"
+    if plan.predicted_energy is not None:
+        text += f", the energy of {duration(plan.predicted_energy)} of the reference"
+    alone, idle, count = [], [], len(plan.operations)
+    for one in plan.alternatives:
+        if one.predicted_ns is None:
+            continue
+        if not one.operations and count:
+            idle.append(one.device)
+            continue
+        share = f" with {one.operations} of {counted(count, 'operation')}"
+        share = "" if one.operations == count else share
+        alone.append(f"{one.device} {duration(one.predicted_ns)}{share}")
+    if len(alone) + len(idle) < 2:
+        return text
+    if alone:
+        text += f"; first choice alone: {', '.join(alone)}"
+    if idle:
+        text += f"; not {', '.join(idle)}, which may run none of the operations: reasons below"
+    return text
+
+
+def _lines(plan: ExecutionPlan, width: int) -> list[str]:
+    from penstock.partitioning import show
+
+    texts = [
+        f"plan: {plan.summary()}",
+        show.describe_accuracy(plan.accuracy, plan.operations),
+        *(f"{device}: {doubt}" for device, doubt in plan.doubts),
+        *(f"{device} runs in a process of its own: {why}" for device, why in plan.apart),
+        describe_prediction(plan),
+    ]
+    if plan.tuned is not None:
+        texts.append(show.describe_tuned(plan.tuned))
+    lines = [line for text in texts if text for line in show.wrapped(text, "  ", width)]
+    for reason in () if plan.tuned is None else show.reasons_against(plan.tuned):
+        lines += show.wrapped(f"  {reason}", "    ", width)
+    lines += show.table([step.row(plan.operations) for step in plan.steps], width)
+    run = {i for step in plan.steps for i in step.operations}
+    if idle := [placement.index for placement in plan.operations if placement.index not in run]:
+        text = f"not run, because nothing reads the results: {show.ranges(idle)}"
+        lines += show.wrapped(text, "  ", width)
+    if plan.forwards:
+        operands = plan.model.operands
+        named = ", ".join(f"{at} (%{i} {operands[i].name!r})" for at, i in plan.forwards)
+        lines += show.wrapped(f"outputs that are inputs or constants: {named}", "  ", width)
+    if plan.operations:
+        lines.append("operations:")
+    for group in show.groups_of(plan.operations):
+        lines += group.lines(width)
+    for step in plan.steps:
+        if step.control is None:
+            continue
+        for part, branch in zip(step.control.parts, step.control.branches, strict=True):
+            lines.append(f"{part} of {step.control.kind} {step.operations[0]}:")
+            lines += [f"  {line}" for line in _lines(branch, max(width - 2, LEAST_WIDTH))]
+    return lines
+
+
+def _graph(plan: ExecutionPlan) -> Graph:
+    """The operations, inputs and outputs of *plan* as nodes, and the values between them."""
+    from penstock.ir.model import show_operand
+    from penstock.partitioning.drawing import COLOURS, PLAIN, Edge, Graph, Node
+
+    entry = plan.model.entry
+    colours = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(plan.devices)}
+    home = {i: step.index for step in plan.steps for i in step.operations}
+    nodes: list[Node] = []
+    edges: list[Edge] = []
+    writer: dict[int, tuple[str, int | None]] = {}
+    for index in entry.inputs:
+        operand = entry.operands[index]
+        label = f"input {operand.name}".rstrip()
+        nodes.append(Node(f"in{index}", label, show_operand(operand), PLAIN, is_operation=False))
+        writer[index] = f"in{index}", None
+
+    def connect(operand: int, target: str, step: int | None) -> None:
+        if operand not in writer:
+            return
+        source, other = writer[operand]
+        described = entry.operands[operand]
+        label = f"{described.name or f'%{operand}'}: {show_operand(described)}"
+        edges.append(Edge(source, target, label, other != step))
+
+    for placement, operation in zip(plan.operations, entry.operations, strict=True):
+        key, step = f"op{placement.index}", home.get(placement.index)
+        reasons = [f"not on {device}: {why}" for device, why in placement.reasons.items()]
+        where = f"on {placement.device}" if step is not None else "not run: nothing reads it"
+        detail = "\n".join([f"{placement.name or placement.type} {where}", *reasons])
+        colour = PLAIN if step is None else colours.get(placement.device, PLAIN)
+        nodes.append(Node(key, f"{placement.index} {placement.type}", detail, colour, step))
+        for read in dict.fromkeys(operation.inputs):
+            connect(read, key, step)
+        writer.update(dict.fromkeys(operation.outputs, (key, step)))
+    for position, index in enumerate(entry.outputs):
+        operand = entry.operands[index]
+        label = f"output {operand.name}".rstrip()
+        key = f"out{position}"
+        nodes.append(Node(key, label, show_operand(operand), PLAIN, is_operation=False))
+        connect(index, key, None)
+    steps = tuple(
+        (f"step {step.index} on {step.device}", colours.get(step.device, PLAIN))
+        for step in plan.steps
+    )
+    used = {placement.device for placement in plan.operations}
+    legend = tuple((name, colour) for name, colour in colours.items() if name in used)
+    return Graph(tuple(nodes), tuple(edges), steps, legend)

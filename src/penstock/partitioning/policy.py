@@ -91,18 +91,8 @@ class Policy(Struct, frozen=True):
         return frozenset(device for names in matching for device in _names(names))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Policy, (
-            self.placement,
-            self.accuracy,
-            dict(self.require),
-            dict(self.forbid),
-            self.min_coverage,
-            self.allow_fallback,
-            self.max_partitions,
-            self.min_partition_size,
-            self.shadow,
-            self.while_compiling,
-        )
+        # A mapping proxy cannot be pickled.
+        return Policy, tuple(dict(v) if isinstance(v, Mapping) else v for v in astuple(self))
 
 
 def _names(value: str | Collection[str]) -> tuple[str, ...]:
@@ -134,16 +124,12 @@ def _constraint(label: str, value: object) -> Mapping[str, tuple[str, ...]]:
             raise InputError(
                 f"policy {label}: {key!r} is not an operation type, an operation name or '*'"
             )
-        parsed[key] = _device_names(f"policy {label}[{key!r}]", devices)
+        names = (devices,) if isinstance(devices, str) else devices
+        is_many = isinstance(names, Collection) and bool(names)
+        if not is_many or not all(isinstance(n, str) and n for n in names):
+            raise InputError(
+                f"policy {label}[{key!r}] must be a device name or several, not {devices!r}"
+            )
+        ordered = sorted(names) if isinstance(names, AbstractSet) else names
+        parsed[key] = tuple(dict.fromkeys(ordered))
     return MappingProxyType(parsed)
-
-
-def _device_names(label: str, devices: object) -> tuple[str, ...]:
-    names = (devices,) if isinstance(devices, str) else devices
-    if (
-        not isinstance(names, Collection)
-        or not names
-        or not all(isinstance(n, str) and n for n in names)
-    ):
-        raise InputError(f"{label} must be a device name or several, not {devices!r}")
-    return tuple(dict.fromkeys(sorted(names) if isinstance(names, AbstractSet) else names))

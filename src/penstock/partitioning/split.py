@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from penstock.errors import LimitExceeded
 from penstock.hal import Capabilities
 from penstock.interrupts import polled
-from penstock.ir import Lifetime, Model, Operand, Subgraph
+from penstock.ir import Lifetime, Model, Subgraph
 from penstock.ir.transforms import referenced_by, renumber_references, renumbered_subgraphs
 from penstock.memory.layout import (
     MIN_ALIGNMENT,
@@ -28,15 +28,11 @@ from penstock.memory.layout import (
 from penstock.partitioning.plan import ExecutionStep
 
 MOST_CARRIED: Final = 1 << 18
-"""Limit of subgraph operands and operations copied by all cuts of a model, beyond the
-model's own.
-"""
+"""Limit of the subgraph operands and operations that all cuts copy, beyond the model's own."""
 
 
 class Cut(Struct, frozen=True):
-    """*operations* as a model; *inputs* and *outputs* are the original operands, without
-    duplicates.
-    """
+    """*operations* as a model; *inputs* and *outputs* are the original operands, each once."""
 
     operations: tuple[int, ...]
     model: Model
@@ -58,7 +54,7 @@ class Cutter:
         self._output_position = {
             operand: at for at, operand in reversed(list(enumerate(entry.outputs)))
         }
-        self._room = MOST_CARRIED + sum(map(_size, model.subgraphs))
+        self._room = MOST_CARRIED + sum(map(size_of, model.subgraphs))
         self._readers: dict[int, set[int]] = {}
         for index in range(len(entry.operations)) if readers is None else readers:
             for operand in entry.operations[index].inputs:
@@ -75,24 +71,33 @@ class Cutter:
         chosen = [entry.operations[i] for i in operations]
         written = {operand for operation in chosen for operand in operation.outputs}
         read = {operand for operation in chosen for operand in operation.inputs}
-        inputs = sorted(
-            (i for i in read - written if _crosses(entry.operands[i])), key=self._input_order
-        )
-        outputs = sorted((i for i in written if self._leaves(i, inside)), key=self._output_order)
-        lifetimes = dict.fromkeys(written, Lifetime.TEMPORARY_VARIABLE)
+        operands = entry.operands
+        crossing = [
+            i for i in read - written if operands[i].has_value and not operands[i].is_constant
+        ]
+        leaving = [i for i in written if self._leaves(i, inside)]
+        inputs = sorted(crossing, key=self._input_order)
+        outputs = sorted(leaving, key=self._output_order)
+        lifetimes = {i: operands[i].lifetime for i in read}
+        lifetimes |= dict.fromkeys(written, Lifetime.TEMPORARY_VARIABLE)
         lifetimes |= dict.fromkeys(inputs, Lifetime.SUBGRAPH_INPUT)
         lifetimes |= dict.fromkeys(outputs, Lifetime.SUBGRAPH_OUTPUT)
         kept = sorted(read | written)
         number = {old: new for new, old in enumerate(kept)}
         referenced = referenced_by(self._model, chosen)
-        self._room -= sum(_size(self._model.subgraphs[index]) for index in referenced)
+        self._room -= sum(size_of(self._model.subgraphs[index]) for index in referenced)
         if self._room < 0:
             raise LimitExceeded(
                 f"its parts carry more than {MOST_CARRIED} operands and operations of subgraphs "
                 "that several of them enter"
             )
         subgraph = Subgraph(
-            tuple(_with_lifetime(entry.operands[i], lifetimes.get(i)) for i in polled(kept)),
+            tuple(
+                operands[i]
+                if operands[i].lifetime is lifetimes[i]
+                else replace(operands[i], lifetime=lifetimes[i])
+                for i in polled(kept)
+            ),
             tuple(
                 replace(
                     renumber_references(operation, referenced),
@@ -135,18 +140,9 @@ def extract(model: Model, index: int) -> Model:
     return Model((own, *renumbered_subgraphs(model, referenced)), model.pools)
 
 
-def _size(subgraph: Subgraph) -> int:
+def size_of(subgraph: Subgraph) -> int:
+    """The number of operands and operations of *subgraph*."""
     return len(subgraph.operands) + len(subgraph.operations)
-
-
-def _crosses(operand: Operand) -> bool:
-    return operand.has_value and not operand.is_constant
-
-
-def _with_lifetime(operand: Operand, lifetime: Lifetime | None) -> Operand:
-    if lifetime is None or operand.lifetime is lifetime:
-        return operand
-    return replace(operand, lifetime=lifetime)
 
 
 def plan_temporaries(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
@@ -34,7 +34,7 @@ def extension_needs(model: Model) -> dict[int, Needs]:
     An operation may need one for itself, for the types of its operands, or for operations in
     subgraphs that it refers to. Operations that need none are left out.
     """
-    if not any(map(_has_extensions, model.subgraphs)):
+    if not uses_extensions(model):
         return {}
     graphs = model.subgraphs
     entered = [sorted({t for o in g.operations for t in subgraph_references(o)}) for g in graphs]
@@ -50,36 +50,26 @@ def extension_needs(model: Model) -> dict[int, Needs]:
 
 def uses_extensions(model: Model) -> bool:
     """Whether *model* uses any extension."""
-    return any(map(_has_extensions, model.subgraphs))
+    return any(
+        any(o.extension is not None for o in subgraph.operands)
+        or any(o.type == EXTENSION for o in subgraph.operations)
+        for subgraph in model.subgraphs
+    )
 
 
 def extension_refusal(needs: Needs, capabilities: hal.Capabilities) -> str:
-    """The extension that an operation needs and the device lacks, as a reason; empty if it
-    has all.
-    """
+    """Which needed extension the device lacks, as a reason; empty if it has all."""
     offered = {extension.name: extension for extension in capabilities.extensions}
     for name, kinds in needs.items():
         if name not in offered:
             return f"the device does not offer the extension {name}"
-        if reason := _type_refusal(offered[name], kinds):
-            return reason
+        for kind in kinds:
+            mine = offered[name].type_of(kind.code)
+            if mine is None:
+                return f"the device's extension {name} has no operand type {kind.code}"
+            if (mine.byte_size, mine.is_tensor) != (kind.byte_size, kind.is_tensor):
+                return f"the device's operand type {kind.name} is another one"
     return ""
-
-
-def _type_refusal(extension: hal.Extension, kinds: Iterable[ExtensionType]) -> str:
-    for kind in kinds:
-        mine = extension.type_of(kind.code)
-        if mine is None:
-            return f"the device's extension {extension.name} has no operand type {kind.code}"
-        if (mine.byte_size, mine.is_tensor) != (kind.byte_size, kind.is_tensor):
-            return f"the device's operand type {kind.name} is another one"
-    return ""
-
-
-def _has_extensions(subgraph: Subgraph) -> bool:
-    return any(o.extension is not None for o in subgraph.operands) or any(
-        o.type == EXTENSION for o in subgraph.operations
-    )
 
 
 def _needs(graph: Subgraph, operation: Operation, known: Mapping[int, Needs]) -> Needs:
@@ -127,9 +117,7 @@ def refused(refusal: Refusal, accuracy: hal.AccuracyClass = "faithful") -> Answe
 
 
 class Candidate(Struct, frozen=True):
-    """A device with its *answers*, one for each operation. If it failed to answer, all are
-    refusals.
-    """
+    """A device with its answer for each operation; all are refusals if it failed to answer."""
 
     device: hal.Device
     name: str
@@ -144,8 +132,7 @@ class Candidate(Struct, frozen=True):
 class SupportTable(Struct, frozen=True):
     """The candidates in order of placement, the reference device last (NNAPI section 4.1).
 
-    *numbers* are the indexes of *model*'s operations in the planned model; None if they are the
-    same.
+    *numbers* are the indexes of *model*'s operations in the planned model; empty if the same.
     """
 
     model: Model
@@ -257,9 +244,7 @@ def live_operations(model: Model) -> tuple[int, ...]:
 
 def policy_refusal(model: Model, operation: int, device: str, policy: Policy) -> str:
     """Why *forbid* or *require* rejects the device of that name; empty if neither does."""
-    kinds = tuple(
-        dict.fromkeys((model.operations[operation].key, model.operations[operation].type))
-    )
+    kinds = (model.operations[operation].key, model.operations[operation].type)
     name = model.entry.operation_name(operation)
     if device in policy.forbidden(kinds, name):
         return "the policy forbids it"
@@ -362,14 +347,15 @@ def _judge(
     if fault := class_fault(answer):
         reason = f"the answer of device {device} is malformed: {fault}"
         return refused(Refusal(RefusalCode.NO_ANSWER, reason))
-    operation = model.operations[index]
     if hal.ACCURACY_RANK[answer.accuracy] < hal.ACCURACY_RANK[policy.accuracy]:
         off = f" ({answer.distance})" if answer.distance else ""
         reason = (
             f"its accuracy there is {answer.accuracy}{off}; the policy asks for {policy.accuracy}"
         )
         return refused(Refusal(RefusalCode.ACCURACY, reason), answer.accuracy)
-    if not capabilities.dynamic_outputs and _has_unknown_output(model, operation):
+    outputs = (model.operands[i] for i in model.operations[index].outputs)
+    is_unknown = any(not is_static(o.shape) or o.dtype is DType.STRING for o in outputs)
+    if is_unknown and not capabilities.dynamic_outputs:
         reason = "the shape of an output is known at run time only, which the device does not take"
         return refused(Refusal(RefusalCode.SHAPE_UNKNOWN, reason), answer.accuracy)
     if reason := policy_refusal(model, index, device, policy):
@@ -383,8 +369,3 @@ def _own_refusal(answer: hal.Support) -> Answer:
     unknown = SHAPE_UNKNOWN in reason
     code = RefusalCode.SHAPE_UNKNOWN if unknown else RefusalCode.UNSUPPORTED
     return refused(Refusal(code, reason), answer.accuracy)
-
-
-def _has_unknown_output(model: Model, operation: Operation) -> bool:
-    outputs = (model.operands[i] for i in operation.outputs)
-    return any(not is_static(o.shape) or o.dtype is DType.STRING for o in outputs)

@@ -81,7 +81,9 @@ def nbytes_of(operand: Operand) -> float:
     """Bytes of a value of *operand*, with assumed dimensions; 0 for an omitted operand."""
     if not operand.has_value:
         return 0.0
-    return elements_of(operand.shape) * _element_bytes(operand.dtype)
+    bits = operand.dtype.bits or 8
+    size = GUESSED_ELEMENTS if operand.dtype is DType.STRING else bits / 8
+    return float(elements_of(operand.shape) * size)
 
 
 def most_bytes(model: Model) -> float:
@@ -189,12 +191,6 @@ class Site(Struct, frozen=True):
 Rule: TypeAlias = Callable[[Site], float]
 
 
-def _element_bytes(dtype: DType) -> float:
-    if dtype is DType.STRING:
-        return float(GUESSED_ELEMENTS)
-    return (dtype.bits or 8) / 8
-
-
 def _count(operands: Sequence[Operand]) -> float:
     return float(sum(elements_of(o.shape) for o in operands if o.has_value))
 
@@ -208,9 +204,7 @@ def _dimension(operand: Operand, axis: int) -> int:
 
 
 def _filtered(axis: int, source: int | None = None, weight: float = 1.0) -> Rule:
-    """A rule: each element of the output, or of input *source*, is combined with the filter except
-    *axis*.
-    """
+    """Each element of the output, or of input *source*, meets the filter, except its *axis*."""
 
     def rule(site: Site) -> float:
         kernel = site.inputs[1]
@@ -262,8 +256,7 @@ def _normalised(site: Site) -> float:
 POOLS: Final = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"})
 _RECURRENT: Final = (
     "LSTM UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM QUANTIZED_LSTM "
-    "QUANTIZED_16BIT_LSTM "
-    "RNN UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF"
+    "QUANTIZED_16BIT_LSTM RNN UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF"
 )
 
 RULES: Final[dict[str, Rule]] = {
@@ -298,60 +291,33 @@ CONVOLUTIONS: Final = {
 WINDOWED: Final = POOLS | {"STABLEHLO_REDUCE_WINDOW", "LOCAL_RESPONSE_NORMALIZATION"}
 """Operations of `RULES` that are no matrix products."""
 
-VIEWS: Final = frozenset(
-    [
-        "RESHAPE",
-        "STABLEHLO_RESHAPE",
-        "SQUEEZE",
-        "EXPAND_DIMS",
-        "BITCAST",
-        "SHAPE",
-        "RANK",
-        "VAR_HANDLE",
-        "READ_VARIABLE",
-        "ASSIGN_VARIABLE",
-        "HASHTABLE",
-        "HASHTABLE_SIZE",
-        "CALL",
-        "CALL_ONCE",
-        "IF",
-        "WHILE",
-        "STABLEHLO_WHILE",
-        "STABLEHLO_CASE",
-        "STABLEHLO_COMPOSITE",
-    ]
+_VIEWS: Final = (
+    "RESHAPE STABLEHLO_RESHAPE SQUEEZE EXPAND_DIMS BITCAST SHAPE RANK VAR_HANDLE READ_VARIABLE "
+    "ASSIGN_VARIABLE HASHTABLE HASHTABLE_SIZE CALL CALL_ONCE IF WHILE STABLEHLO_WHILE "
+    "STABLEHLO_CASE STABLEHLO_COMPOSITE"
 )
+VIEWS: Final = frozenset(_VIEWS.split())
 """Operations that touch no elements themselves."""
 
-PICKING: Final = frozenset(
-    [
-        "SLICE",
-        "STRIDED_SLICE",
-        "STABLEHLO_SLICE",
-        "STABLEHLO_DYNAMIC_SLICE",
-        "GATHER",
-        "GATHER_ND",
-        "STABLEHLO_GATHER",
-        "EMBEDDING_LOOKUP",
-    ]
+_PICKING: Final = (
+    "SLICE STRIDED_SLICE STABLEHLO_SLICE STABLEHLO_DYNAMIC_SLICE GATHER GATHER_ND "
+    "STABLEHLO_GATHER EMBEDDING_LOOKUP"
 )
+PICKING: Final = frozenset(_PICKING.split())
 """Operations that read no more elements than they write."""
 
 _EXPENSIVE: Final = (
     "EXP LOG LOGISTIC TANH SIN COS GELU ELU SOFTMAX LOG_SOFTMAX POW SQRT RSQRT HARD_SWISH "
-    "L2_NORMALIZATION "
-    "INSTANCE_NORMALIZATION ATAN2 COMPLEX_ABS RESIZE_BILINEAR ROI_ALIGN STABLEHLO_EXPONENTIAL "
-    "STABLEHLO_LOG "
-    "STABLEHLO_LOGISTIC STABLEHLO_TANH STABLEHLO_COSINE STABLEHLO_POWER STABLEHLO_CBRT "
-    "STABLEHLO_RSQRT"
+    "L2_NORMALIZATION INSTANCE_NORMALIZATION ATAN2 COMPLEX_ABS RESIZE_BILINEAR ROI_ALIGN "
+    "STABLEHLO_EXPONENTIAL STABLEHLO_LOG STABLEHLO_LOGISTIC STABLEHLO_TANH STABLEHLO_COSINE "
+    "STABLEHLO_POWER STABLEHLO_CBRT STABLEHLO_RSQRT"
 )
 _ORDERING: Final = (
     "TOPK_V2 UNIQUE STABLEHLO_SORT NON_MAX_SUPPRESSION_V4 NON_MAX_SUPPRESSION_V5 "
-    "BOX_WITH_NMS_LIMIT "
-    "DETECTION_POSTPROCESSING CUSTOM:TFLite_Detection_PostProcess GENERATE_PROPOSALS "
-    "HEATMAP_MAX_KEYPOINT "
-    "RFFT2D CUSTOM:AudioSpectrogram CUSTOM:Mfcc MULTINOMIAL RANDOM_MULTINOMIAL RANDOM_UNIFORM "
-    "RANDOM_STANDARD_NORMAL STABLEHLO_RNG_BIT_GENERATOR LSH_PROJECTION SKIP_GRAM"
+    "BOX_WITH_NMS_LIMIT DETECTION_POSTPROCESSING CUSTOM:TFLite_Detection_PostProcess "
+    "GENERATE_PROPOSALS HEATMAP_MAX_KEYPOINT RFFT2D CUSTOM:AudioSpectrogram CUSTOM:Mfcc "
+    "MULTINOMIAL RANDOM_MULTINOMIAL RANDOM_UNIFORM RANDOM_STANDARD_NORMAL "
+    "STABLEHLO_RNG_BIT_GENERATOR LSH_PROJECTION SKIP_GRAM"
 )
 
 WEIGHTS: Final[dict[str, float]] = {
@@ -360,49 +326,14 @@ WEIGHTS: Final[dict[str, float]] = {
 }
 """Weight of one element, if it is not 1."""
 
-NO_LARGER: Final = frozenset(
-    [
-        "UNIQUE",
-        "WHERE",
-        "NON_MAX_SUPPRESSION_V4",
-        "NON_MAX_SUPPRESSION_V5",
-        "BOX_WITH_NMS_LIMIT",
-        "GENERATE_PROPOSALS",
-        "DETECTION_POSTPROCESSING",
-        "TOPK_V2",
-        "SLICE",
-        "STRIDED_SLICE",
-        "RESHAPE",
-        "SQUEEZE",
-        "EXPAND_DIMS",
-        "BATCH_TO_SPACE_ND",
-        "DEPTH_TO_SPACE",
-        "SPACE_TO_DEPTH",
-        "SPLIT",
-        "SPLIT_V",
-        "UNPACK",
-        "TRANSPOSE",
-        "SHAPE",
-        "RANK",
-        "BROADCAST_ARGS",
-        "BITCAST",
-        "SUM",
-        "MEAN",
-        "REDUCE_MAX",
-        "REDUCE_MIN",
-        "REDUCE_PROD",
-        "REDUCE_ANY",
-        "REDUCE_ALL",
-        "ARG_MAX",
-        "ARG_MIN",
-        "IF",
-        "WHILE",
-        "CALL",
-        "STABLEHLO_CASE",
-        "STABLEHLO_WHILE",
-        "STABLEHLO_COMPOSITE",
-    ]
+_NO_LARGER: Final = (
+    "UNIQUE WHERE NON_MAX_SUPPRESSION_V4 NON_MAX_SUPPRESSION_V5 BOX_WITH_NMS_LIMIT "
+    "GENERATE_PROPOSALS DETECTION_POSTPROCESSING TOPK_V2 SLICE STRIDED_SLICE RESHAPE SQUEEZE "
+    "EXPAND_DIMS BATCH_TO_SPACE_ND DEPTH_TO_SPACE SPACE_TO_DEPTH SPLIT SPLIT_V UNPACK TRANSPOSE "
+    "SHAPE RANK BROADCAST_ARGS BITCAST SUM MEAN REDUCE_MAX REDUCE_MIN REDUCE_PROD REDUCE_ANY "
+    "REDUCE_ALL ARG_MAX ARG_MIN IF WHILE CALL STABLEHLO_CASE STABLEHLO_WHILE STABLEHLO_COMPOSITE"
 )
+NO_LARGER: Final = frozenset(_NO_LARGER.split())
 """Operations whose outputs are no larger than their inputs, or that enter subgraphs."""
 
 
@@ -426,10 +357,9 @@ def unbounded_operations(subgraph: Subgraph) -> list[bool]:
 
 
 class Peak(Struct, frozen=True):
-    """The peak memory of a model's values, without constants, and the operation at the peak.
+    """The most bytes that a model's values take, without constants, and the entry operation then.
 
-    *nbytes* is the peak. The operation is one of the entry subgraph; None if inputs and outputs
-    alone are the peak.
+    *operation* is None if inputs and outputs alone are the peak.
     """
 
     nbytes: int = 0

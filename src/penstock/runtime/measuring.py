@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from penstock.compilation.failing import driver_message
 from penstock.errors import PenstockError
-from penstock.partitioning.plan import Measured
+from penstock.partitioning.placements import Measured
 from penstock.partitioning.show import duration
 
 POWERCAP: Final = Path("/sys/class/powercap")

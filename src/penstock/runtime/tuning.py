@@ -27,7 +27,8 @@ from penstock.hal import Device, ExecutionConfig, PrepareConfig, ProgressEvent
 from penstock.ir import Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.partitioning.placement import candidates, place
-from penstock.partitioning.plan import PREDICTED, ExecutionPlan, Measured, Tuned
+from penstock.partitioning.placements import PREDICTED, Measured, Tuned
+from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.show import duration
 from penstock.runtime.examples import examples

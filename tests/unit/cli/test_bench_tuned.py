@@ -8,7 +8,7 @@ from rich.console import Console
 
 from penstock.cli.bench import show_tuned
 from penstock.cli.output import Output
-from penstock.partitioning.plan import Measured, Tuned
+from penstock.partitioning.placements import Measured, Tuned
 
 WHY = "GeneralFailure: no kernel " + "figures " * 30
 

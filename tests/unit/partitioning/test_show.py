@@ -15,8 +15,9 @@ from penstock.hal import AccuracyClass
 from penstock.ir import Model
 from penstock.partitioning import ExecutionPlan, Policy, place
 from penstock.partitioning.drawing import lay_out
-from penstock.partitioning.plan import Alternative, Control
-from penstock.partitioning.show import WIDTH, describe_prediction, groups_of, ranges
+from penstock.partitioning.placements import Alternative
+from penstock.partitioning.plan import Control, describe_prediction
+from penstock.partitioning.show import WIDTH, groups_of, ranges
 from tests.support_devices import NumpyDevice
 from tests.unit.partitioning.models import Net, chain
 
@@ -120,7 +121,7 @@ class TestText:
             "slower: 2.5 us against 1 us",
             "slower: 12 us against 1 us",
         )
-        (group,) = groups_of(plan)
+        (group,) = groups_of(plan.operations)
         assert group.operations == (0, 1, 2)
         assert group.reasons == {"other": "slower: 2.5 to 12 us against 900 ns to 1 us"}
 
@@ -128,7 +129,7 @@ class TestText:
         plan = with_reasons(
             planned(chain(["ADD", "ADD", "ADD"])), "no axis 3", "no axis 4", "no\n axis 3"
         )
-        assert [g.operations for g in groups_of(plan)] == [(0, 2), (1,)]
+        assert [g.operations for g in groups_of(plan.operations)] == [(0, 2), (1,)]
 
     def test_devices_with_one_reason_share_a_line(self) -> None:
         plan = planned(chain(["ADD"]))

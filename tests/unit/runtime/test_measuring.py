@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import Cancelled, GeneralFailure
-from penstock.partitioning.plan import Measured
+from penstock.partitioning.placements import Measured
 from penstock.runtime.measuring import (
     COLD_NS,
     FIRST_ROUNDS,
