@@ -52,9 +52,7 @@ DEARER: Final = tuple(2.0**power for power in range(1, 17, 2))
 
 
 class Proposal(Struct, frozen=True):
-    """An assignment (operation to candidate), its partitions, and their cost as the judge prices
-    it.
-    """
+    """An assignment (operation to candidate), its partitions, and the judge's price for them."""
 
     assignment: tuple[int, ...]
     partitions: tuple[Partition, ...]
@@ -69,15 +67,21 @@ def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrang
     require_homes(table)
     if (found := _within_limits(table, judge, policy)) is not None:
         return found
-    covered = _off_reference(
-        table,
-        Refusal(RefusalCode.LIMIT, f"min_coverage={policy.min_coverage:g} keeps it elsewhere"),
-    )
+    words = f"min_coverage={policy.min_coverage:g} keeps it elsewhere"
+    covered = _off_reference(table, Refusal(RefusalCode.LIMIT, words))
     try:
         found = _within_limits(covered, judge, policy)
     except PlacementError:
         found = None
-    return found or _least(covered, table, judge, replace(policy, min_coverage=0.0))
+    if found is not None:
+        return found
+    # The fewest operations on the reference: the coverage check reports it if even they are many.
+    lax = replace(policy, min_coverage=0.0)
+    try:
+        found = _within_limits(covered, judge, lax)
+    except PlacementError:
+        found = _within_limits(table, judge, lax)
+    return found or on_one_device(table, judge.prices.operations, lax, "", NO_REFUSAL)
 
 
 def arrange_as(
@@ -135,42 +139,21 @@ def _legal(
     proposal = _judged(table, judge, assignment)
     if complaint_of(table, proposal.partitions, policy)[0]:
         return None
-    arrangement = Arrangement(table, proposal.assignment, proposal.partitions)
-    return arrangement if coverage_of(arrangement) >= policy.min_coverage else None
-
-
-def coverage_of(arrangement: Arrangement) -> float:
-    """The share of operations that are not on the reference."""
-    return _coverage(arrangement.table, arrangement.assignment)
+    covers = _coverage(table, proposal.assignment) >= policy.min_coverage
+    return Arrangement(table, proposal.assignment, proposal.partitions) if covers else None
 
 
 def _coverage(table: SupportTable, assignment: Sequence[int]) -> float:
+    """The share of operations that are not on the reference."""
     guests = [not candidate.is_reference for candidate in table.candidates]
     return sum(guests[position] for position in assignment) / len(assignment)
 
 
 def single_device(table: SupportTable, judge: Judge, position: int) -> Proposal:
-    """All operations that one candidate supports on it; each other operation where it is
-    cheapest.
-    """
+    """All operations that one candidate supports on it; the others where they are cheapest."""
     own = table.candidates[position].answers
-    assignment = [
-        position if own[index].supported else _cheapest_alone(table, judge, index)
-        for index in polled(range(len(own)))
-    ]
-    return _judged(table, judge, assignment)
-
-
-def _least(covered: SupportTable, table: SupportTable, judge: Judge, policy: Policy) -> Arrangement:
-    """The arrangement with the fewest operations on the reference.
-
-    The coverage check reports it if even these are too many.
-    """
-    try:
-        found = _within_limits(covered, judge, policy)
-    except PlacementError:
-        found = _within_limits(table, judge, policy)
-    return found or on_one_device(table, judge.prices.operations, policy, "", NO_REFUSAL)
+    alone = enumerate(_cheapest_alone(table, judge))
+    return _judged(table, judge, [position if own[i].supported else k for i, k in alone])
 
 
 def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrangement | None:
@@ -230,7 +213,7 @@ def _propose(table: SupportTable, judge: Judge, policy: Policy) -> list[Proposal
         if other.cost >= best.cost:
             break
         best = other
-    add(_judged(table, judge, [_cheapest_alone(table, judge, index) for index in polled(order)]))
+    add(_judged(table, judge, _cheapest_alone(table, judge)))
     for position in range(len(table.candidates)):
         add(single_device(table, judge, position))
     if not chain:
@@ -242,9 +225,7 @@ def _propose(table: SupportTable, judge: Judge, policy: Policy) -> list[Proposal
 
 
 def _with_fewer_steps(table: SupportTable, judge: Judge, policy: Policy) -> Iterator[Proposal]:
-    """Plans with fewer steps: the cheapest within `max_partitions`, and plans with more costly
-    steps.
-    """
+    """Plans with fewer steps: the cheapest within `max_partitions`, and some with dearer steps."""
     order = range(len(table.model.operations))
     most = policy.max_partitions
     if most is not None and len(order) * len(table.candidates) ** 2 * most <= MOST_WAYS:
@@ -286,9 +267,10 @@ def _judged(table: SupportTable, judge: Judge, assignment: Sequence[int]) -> Pro
     return Proposal(tuple(assignment), tuple(drawn[chosen]), costs[chosen])
 
 
-def _cheapest_alone(table: SupportTable, judge: Judge, index: int) -> int:
-    row = judge.prices.operations[index]
-    return min(table.takers(index), key=lambda k: (row[k], not table.candidates[k].is_reference))
+def _cheapest_alone(table: SupportTable, judge: Judge) -> list[int]:
+    """For each operation the cheapest candidate, without regard to boundaries."""
+    rows = enumerate(polled(judge.prices.operations))
+    return [k for index, row in rows if (k := table.cheapest(index, row)) is not None]
 
 
 def _improve(table: SupportTable, judge: Judge, best: Proposal) -> Proposal:
@@ -313,9 +295,7 @@ def _improve(table: SupportTable, judge: Judge, best: Proposal) -> Proposal:
 
 
 def _moves(table: SupportTable, proposal: Proposal) -> Iterator[tuple[Partition, int]]:
-    """Yields partitions, smallest first, with each other device that supports all of their
-    operations.
-    """
+    """Yields partitions, smallest first, with each other device that supports all of them."""
     for partition in sorted(proposal.partitions, key=lambda p: len(p.operations)):
         for device, candidate in enumerate(table.candidates):
             if device != partition.device and all(
@@ -361,9 +341,7 @@ class Reasons:
                 self._after[other].add(index)
 
     def of(self, operation: int) -> dict[str, Refusal]:
-        """Device name to the reason why *operation* is not on it, for every candidate but
-        its own.
-        """
+        """Device name to the reason why *operation* is not on it, for all other candidates."""
         chosen = self._assignment[operation]
         return {
             candidate.name: (
@@ -391,10 +369,8 @@ class Reasons:
         elif operation in self._handles:
             return Refusal(RefusalCode.HANDLES, "operations that share handles must run together")
         else:
-            words = (
-                "predicted better alone, but no cheaper plan was found with it there: "
-                f"{winner} has it"
-            )
+            found = "but no cheaper plan was found with it there"
+            words = f"predicted better alone, {found}: {winner} has it"
         return Refusal(RefusalCode.PREDICTED, words)
 
     def _boundary(self, operation: int, position: int, chosen: int) -> float:
@@ -415,9 +391,7 @@ class Reasons:
         return total + nbytes * (prices.moving[position] + prices.moving[chosen] * any(inside))
 
     def _show(self, cost: float) -> str:
-        if not self._energy:
-            return duration(cost)
-        return f"{duration(cost)} of the reference's"
+        return f"{duration(cost)} of the reference's" if self._energy else duration(cost)
 
 
 def all_reasons(

@@ -32,13 +32,12 @@ def is_chain(model: Model) -> bool:
     before: frozenset[int] = frozenset()
     written: set[int] = set()
     read: set[int] = set()
+    operands = model.operands
     for operation in model.operations:
         inputs = frozenset(operation.inputs)
-        if not (inputs & written) <= before:
-            return False
-        outside = {i for i in inputs - written if model.operands[i].has_value}
-        outside = {i for i in outside if not model.operands[i].is_constant}
-        if outside & read:
+        outside = {i for i in inputs - written if operands[i].has_value}
+        outside = {i for i in outside if not operands[i].is_constant}
+        if not (inputs & written) <= before or outside & read:
             return False
         read |= outside
         before = frozenset(operation.outputs)
@@ -58,8 +57,7 @@ def cheapest(
 
     Every operation needs a candidate that may run it. Costs on the reference are multiplied by
     *reference_bias*. Of equal costs the reference is preferred, then the first candidate. With
-    *most_steps* the path opens at most that many steps, each counted with the device before it;
-    None if there is no such path.
+    *most_steps* the path opens at most that many steps; None if there is no such path.
     """
     search = _Search(table, judge, order, reference_bias, most_steps)
     front: _Front = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -51,42 +51,17 @@ def _column(model: Model, capabilities: Capabilities, *, energy: bool) -> list[f
     return costs
 
 
-def best_device(table: SupportTable, costs: Costs, operation: int) -> int | None:
-    """The candidate with the smallest value; of equal values the reference, then the first
-    candidate.
-
-    None if no candidate may run the operation.
-    """
-    best: int | None = None
-    for position in table.takers(operation):
-        cost = costs[operation][position]
-        tie = table.candidates[position].is_reference
-        if (
-            best is None
-            or cost < costs[operation][best]
-            or (tie and cost == costs[operation][best])
-        ):
-            best = position
-    return best
-
-
 def explain(
     table: SupportTable, costs: Costs, operation: int, chosen: int, preference: Preference
 ) -> dict[str, Refusal]:
-    """Device name to the reason why *operation* is not on it, for every candidate but the chosen
-    one.
-    """
+    """Device name to the reason why *operation* is not on it, for all candidates but *chosen*."""
     quantity = "power usage" if preference == "low_power" else "execution time"
-    winner = table.candidates[chosen].name
+    winner, best = table.candidates[chosen].name, costs[operation][chosen]
     found: dict[str, Refusal] = {}
     for position, candidate in enumerate(table.candidates):
         if position == chosen:
             continue
-        answer, cost, best = (
-            candidate.answers[operation],
-            costs[operation][position],
-            costs[operation][chosen],
-        )
+        answer, cost = candidate.answers[operation], costs[operation][position]
         if answer.refusal is not None:
             refusal = answer.refusal
         elif cost == best:
@@ -112,10 +87,10 @@ def partitions_of(
 ) -> list[Partition]:
     """The partitions of an assignment (operation to candidate), in a valid execution order.
 
-    Each candidate has a first-in-first-out queue of ready operations. The last candidate with a
-    non-empty queue (with *first*, the first one) opens a partition and empties its queue, including
-    operations that become ready meanwhile. In this way the other candidates collect more ready
-    inputs. *followers* is the result of `followers_of`, if known.
+    Each candidate has a queue of ready operations. The last candidate with a non-empty queue (with
+    *first*, the first one) opens a partition and empties its queue, including operations that
+    become ready meanwhile. So the other candidates collect more ready inputs. *followers* is the
+    result of `followers_of`, if known.
     """
     opening = min if first else max
     followers = followers_of(model) if followers is None else followers
@@ -194,12 +169,10 @@ def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
 
 def place_of(table: SupportTable, operation: int) -> Place:
     """The place of an operation, with its index in the whole model."""
-    model, number = table.model, operation
-    if table.numbers:
-        number = table.numbers[operation]
+    model = table.model
+    number = table.numbers[operation] if table.numbers else operation
     name = model.entry.operation_name(operation)
-    kind = model.operations[operation].key
-    return Place(model.main, number, type=kind, name=name)
+    return Place(model.main, number, type=model.operations[operation].key, name=name)
 
 
 def require_homes(table: SupportTable) -> None:
@@ -226,13 +199,11 @@ def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
         return ""
     found: list[tuple[int, AccuracyClass]] = []
     for operation in homeless:
-        refused = [c.answers[operation] for c in table.candidates]
+        answers = (c.answers[operation] for c in table.candidates)
         ranks = [
             (ACCURACY_RANK[a.accuracy], a.accuracy)
-            for a in refused
-            if a.refusal is not None
-            and a.refusal.code is RefusalCode.ACCURACY
-            and a.accuracy in ACCURACY_RANK
+            for a in answers
+            if a.refusal and a.refusal.code is RefusalCode.ACCURACY and a.accuracy in ACCURACY_RANK
         ]
         if not ranks:
             return ""
@@ -252,7 +223,7 @@ def _open_inputs(table: SupportTable) -> str:
 
 
 def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> list[int]:
-    best = [best_device(table, costs, index) for index in polled(operations)]
+    best = [table.cheapest(index, costs[index]) for index in polled(operations)]
     return [position for position in best if position is not None]
 
 
@@ -273,8 +244,14 @@ def complaint_of(
             f"{'is' if len(small) == 1 else 'are'} smaller than min_partition_size={least}"
         )
         reason = f"its partition there would be smaller than min_partition_size={least}"
-        refusal = Refusal(RefusalCode.LIMIT, reason)
-        return complaint, refusal, _of_one_device([p for p in small if _can_move(table, p)])
+        movable = [p for p in small if _can_move(table, p)]
+        sizes = Counter[int]()
+        for partition in movable:
+            sizes[partition.device] += len(partition.operations)
+        # Only the device that loses the fewest operations: other partitions may grow by that.
+        loser = min(sizes, key=sizes.__getitem__, default=None)
+        victims = [p for p in movable if p.device == loser]
+        return complaint, Refusal(RefusalCode.LIMIT, reason), victims
     if most is not None and len(partitions) > most:
         complaint = f"the plan has {len(partitions)} partitions, max_partitions={most}"
         reason = f"its partition there is one more than max_partitions={most} allows"
@@ -282,16 +259,6 @@ def complaint_of(
         refusal = Refusal(RefusalCode.LIMIT, reason)
         return complaint, refusal, [p for p in guests if _can_move(table, p)][:batch]
     return "", NO_REFUSAL, []
-
-
-def _of_one_device(partitions: Sequence[Partition]) -> list[Partition]:
-    """The partitions of the device that would lose the fewest operations; other partitions may
-    grow.
-    """
-    sizes: dict[int, int] = {}
-    for partition in partitions:
-        sizes[partition.device] = sizes.get(partition.device, 0) + len(partition.operations)
-    return [p for p in partitions if p.device == min(sizes, key=sizes.__getitem__)]
 
 
 def _can_move(table: SupportTable, partition: Partition) -> bool:
@@ -313,24 +280,23 @@ def on_one_device(
 ) -> Arrangement:
     """All operations on the cheapest device that may run them and satisfies the policy."""
     everything = range(len(table.model.operations))
-    best: tuple[float, int] | None = None
+    totals: dict[int, tuple[float, bool]] = {}
     for position, candidate in enumerate(table.candidates):
         small = not candidate.is_reference and len(everything) < policy.min_partition_size
-        if small or not all(answer.supported for answer in candidate.answers):
-            continue
-        cost = sum(costs[index][position] for index in everything)
-        if best is None or cost < best[0] or (candidate.is_reference and cost == best[0]):
-            best = cost, position
-    if best is None:
+        if not small and all(answer.supported for answer in candidate.answers):
+            cost = sum(costs[index][position] for index in everything)
+            totals[position] = cost, not candidate.is_reference
+    if not totals:
         reasons = {
             c.name: _first_refusal(table, k) or refusal for k, c in enumerate(table.candidates)
         }
         raise PlacementError(f"{complaint}, and no single device may run everything", reasons)
+    best = min(totals, key=totals.__getitem__)
     for position in range(len(table.candidates)):
-        if position != best[1]:
+        if position != best:
             table = table.refuse(everything, position, refusal)
-    assignment = (best[1],) * len(everything)
-    return Arrangement(table, assignment, (Partition(best[1], tuple(everything)),))
+    assignment = (best,) * len(everything)
+    return Arrangement(table, assignment, (Partition(best, tuple(everything)),))
 
 
 def _first_refusal(table: SupportTable, position: int) -> str:

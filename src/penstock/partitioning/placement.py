@@ -12,18 +12,19 @@ from msgspec.structs import replace
 
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import InputError, PlacementError, Refusal, RefusalCode, counted
-from penstock.hal import PREFERENCES, AccuracyClass, Device, Preference
+from penstock.hal import PREFERENCES, Device, Preference
 from penstock.interrupts import polled
 from penstock.ir import Model, Subgraph
 from penstock.memory.layout import ArenaLayout
 from penstock.partitioning.fallback import permit_fallback
 from penstock.partitioning.placements import Alternative, Placement, Worst
-from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
+from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import Judge, price, whole
 from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import (
     Arrangement,
+    Candidate,
     Partition,
     SupportTable,
     collect_support,
@@ -130,9 +131,7 @@ class _Ground(Struct, frozen=True):
     def plan(
         self, arrangement: Arrangement, reasons: Sequence[dict[str, Refusal]] | None = None
     ) -> ExecutionPlan:
-        """The plan of *arrangement*. Without *reasons*, the reasons follow from the arrangement's
-        cost.
-        """
+        """The plan of *arrangement*; *reasons* None derives them from the arrangement's cost."""
         if reasons is None:
             from penstock.partitioning.arrangement import all_reasons
 
@@ -140,15 +139,14 @@ class _Ground(Struct, frozen=True):
         operations = tuple(self._placements(arrangement, reasons))
         _check_coverage(operations, self.policy)
         kept = self.judge.steps(arrangement.partitions)
-        steps = [
-            replace(
-                step,
-                predicted_ns=whole(self.time.step(partition)),
-                control=self._control(partition),
-                worst=self._worst(partition),
-            )
-            for step, partition in zip(self._steps(kept), kept, strict=True)
-        ]
+        steps = []
+        for step, partition in zip(self._steps(kept), kept, strict=True):
+            first = partition.operations[0]
+            is_apart = self.judge.is_apart(first, partition.device)
+            control = self.apart[first].control if is_apart else None
+            ns, worst = whole(self.time.step(partition)), self._worst(partition)
+            steps.append(replace(step, predicted_ns=ns, control=control, worst=worst))
+        used = {step.device for step in steps}
         return ExecutionPlan(
             self.asked.model,
             self.names,
@@ -159,15 +157,11 @@ class _Ground(Struct, frozen=True):
             whole(self.judge.plan(kept)) if self.energy else None,
             tuple(self._alternative(at, arrangement) for at in range(len(self.names))),
             accuracy=self.policy.accuracy,
-            doubts=self._doubts(steps),
-        )
-
-    def _doubts(self, steps: Sequence[ExecutionStep]) -> tuple[tuple[str, str], ...]:
-        used = {step.device for step in steps}
-        return tuple(
-            (candidate.name, candidate.capabilities.accuracy_doubt)
-            for candidate in self.asked.candidates
-            if candidate.name in used and candidate.capabilities.accuracy_doubt
+            doubts=tuple(
+                (c.name, c.capabilities.accuracy_doubt)
+                for c in self.asked.candidates
+                if c.name in used and c.capabilities.accuracy_doubt
+            ),
         )
 
     def with_unread(self, operations: Sequence[Placement] = ()) -> tuple[Placement, ...]:
@@ -182,9 +176,8 @@ class _Ground(Struct, frozen=True):
         self, arrangement: Arrangement, reasons: Sequence[dict[str, Refusal]]
     ) -> Iterator[Placement]:
         for at, position in enumerate(polled(arrangement.assignment)):
-            candidate = arrangement.table.candidates[position]
-            accuracy = candidate.answers[at].accuracy
-            yield _placement(self.asked, self.live[at], candidate.name, reasons[at], accuracy)
+            candidate = self.asked.candidates[position]
+            yield _placement(self.asked, self.live[at], candidate, reasons[at])
 
     def _steps(self, partitions: Sequence[Partition]) -> tuple[ExecutionStep, ...]:
         model = self.asked.model
@@ -200,22 +193,13 @@ class _Ground(Struct, frozen=True):
 
         sums = sums_of(entry)
         cuts = [(self.names[device], cutter.cut(operations)) for device, operations in chosen]
-        return tuple(
-            ExecutionStep(
-                at,
-                device,
-                cut.operations,
-                cut.model,
-                cut.inputs,
-                cut.outputs,
-                options=sums_options({k: sums[o] for k, o in enumerate(cut.outputs) if o in sums}),
-            )
-            for at, (device, cut) in enumerate(cuts)
-        )
-
-    def _control(self, partition: Partition) -> Control | None:
-        first = partition.operations[0]
-        return self.apart[first].control if self.judge.is_apart(first, partition.device) else None
+        steps = []
+        for at, (device, cut) in enumerate(cuts):
+            options = sums_options({k: sums[o] for k, o in enumerate(cut.outputs) if o in sums})
+            ports = cut.inputs, cut.outputs
+            step = ExecutionStep(at, device, cut.operations, cut.model, *ports, options=options)
+            steps.append(step)
+        return tuple(steps)
 
     def _worst(self, partition: Partition) -> Worst | None:
         worst = self.time.prices.worst
@@ -302,10 +286,8 @@ def _place(ground: _Ground) -> ExecutionPlan:
 
     costs = measure(ground.table, ground.preference)
     chosen = arrange(ground.table, costs, policy)
-    reasons = [
-        explain(chosen.table, costs, index, position, ground.preference)
-        for index, position in enumerate(chosen.assignment)
-    ]
+    placed = enumerate(chosen.assignment)
+    reasons = [explain(chosen.table, costs, i, k, ground.preference) for i, k in placed]
     return ground.plan(chosen, reasons)
 
 
@@ -324,25 +306,20 @@ def _on_the_only_one(table: SupportTable, policy: Policy) -> Arrangement | None:
 
 
 def _placement(
-    asked: SupportTable,
-    index: int,
-    device: str,
-    refusals: dict[str, Refusal],
-    accuracy: AccuracyClass,
+    asked: SupportTable, index: int, home: Candidate, refusals: dict[str, Refusal]
 ) -> Placement:
-    entry = asked.model.entry
+    entry, accuracy = asked.model.entry, home.answers[index].accuracy
     kind = entry.operations[index].type
-    return Placement(index, kind, entry.operation_name(index), device, refusals, accuracy)
+    return Placement(index, kind, entry.operation_name(index), home.name, refusals, accuracy)
 
 
 def _unread(asked: SupportTable, index: int) -> Placement:
     """The placement of an operation that is not run: the first device that would support it."""
-    takers = [asked.candidates[position] for position in asked.takers(index)]
-    home = (takers or asked.candidates)[0 if takers else -1]
+    home = asked.candidates[next(iter(asked.takers(index)), -1)]
     reasons = {
         c.name: c.answers[index].refusal or NOT_READ for c in asked.candidates if c is not home
     }
-    return _placement(asked, index, home.name, reasons, home.answers[index].accuracy)
+    return _placement(asked, index, home, reasons)
 
 
 def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
@@ -358,12 +335,9 @@ def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
         device: "; ".join(f"{reason} ({n})" for reason, n in counter.most_common())
         for device, counter in kinds.items()
     }
-    raise PlacementError(
-        f"{len(left)} of {counted(len(operations), 'operation')} would run on {FALLBACK_DEVICE}: a "
-        "coverage of "
-        f"{coverage:.3g}, where min_coverage={policy.min_coverage:g}",
-        reasons,
-    )
+    amount = f"{len(left)} of {counted(len(operations), 'operation')}"
+    limit = f"a coverage of {coverage:.3g}, where min_coverage={policy.min_coverage:g}"
+    raise PlacementError(f"{amount} would run on {FALLBACK_DEVICE}: {limit}", reasons)
 
 
 def _is_plain(entry: Subgraph) -> bool:

@@ -88,12 +88,11 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
             ]
     base = {index: [ns for ns, _ in times] for index, times in both.items()}
     columns = [_column(model, order, base, c.capabilities, energy) for c in table.candidates]
+    capabilities = [c.capabilities for c in table.candidates]
     return Prices(
         tuple(zip(*columns, strict=True)) if columns else ((),) * len(model.operations),
-        tuple(
-            STEP_NS + min(UNDECLARED, max(0, c.capabilities.dispatch_ns)) for c in table.candidates
-        ),
-        tuple(byte_ns(c.capabilities) for c in table.candidates),
+        tuple(STEP_NS + min(UNDECLARED, max(0, one.dispatch_ns)) for one in capabilities),
+        tuple(map(byte_ns, capabilities)),
         tuple(0.0 if o.is_constant else nbytes_of(o) for o in model.operands),
         _worst(model, order, {index: [w for _, w in times] for index, times in both.items()}),
     )
@@ -112,9 +111,7 @@ def _worst(model: Model, order: Iterable[int], worst: dict[int, list[float]]) ->
 
 
 def byte_ns(capabilities: Capabilities) -> float:
-    """Nanoseconds for each byte that enters or leaves the device: transfer, and the runtime's
-    copies.
-    """
+    """Nanoseconds for a byte that enters or leaves the device: transfer and the runtime's copy."""
     total = 0.0
     if not capabilities.shares_host_memory:
         rate = capabilities.transfer_bytes_per_second

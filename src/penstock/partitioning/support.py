@@ -143,6 +143,17 @@ class SupportTable(Struct, frozen=True):
         """The positions of the candidates that may run *operation*."""
         return [k for k, c in enumerate(self.candidates) if c.answers[operation].supported]
 
+    def cheapest(self, operation: int, costs: Sequence[float]) -> int | None:
+        """The candidate of least cost that may run *operation*; the reference wins a tie.
+
+        Of other equal candidates the first one; None if no candidate may run the operation.
+        """
+        return min(
+            self.takers(operation),
+            key=lambda k: (costs[k], not self.candidates[k].is_reference),
+            default=None,
+        )
+
     def refusals(self, operation: int) -> dict[str, Refusal]:
         """Device name to reason, for the candidates that may not run *operation*."""
         found = ((c.name, c.answers[operation].refusal) for c in self.candidates)

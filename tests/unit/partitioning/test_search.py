@@ -165,5 +165,5 @@ class TestImproving:
         dear = arrangement._judged(table, judge, [B, B, A, B])
         monkeypatch.setattr(arrangement, "_along", lambda *_, **__: dear)
         monkeypatch.setattr(arrangement, "single_device", lambda *_: dear)
-        monkeypatch.setattr(arrangement, "_cheapest_alone", lambda *_: A)
+        monkeypatch.setattr(arrangement, "_cheapest_alone", lambda *_: [A] * 4)
         assert arrange_by_cost(table, judge, Policy()).assignment == (B, B, B, B)
