@@ -151,9 +151,7 @@ def _coverage(table: SupportTable, assignment: Sequence[int]) -> float:
 
 def single_device(table: SupportTable, judge: Judge, position: int) -> Proposal:
     """All operations that one candidate supports on it; the others where they are cheapest."""
-    own = table.candidates[position].answers
-    alone = enumerate(_cheapest_alone(table, judge))
-    return _judged(table, judge, [position if own[i].supported else k for i, k in alone])
+    return _judged(table, judge, _cheapest_alone(table, judge, position))
 
 
 def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrangement | None:
@@ -267,10 +265,15 @@ def _judged(table: SupportTable, judge: Judge, assignment: Sequence[int]) -> Pro
     return Proposal(tuple(assignment), tuple(drawn[chosen]), costs[chosen])
 
 
-def _cheapest_alone(table: SupportTable, judge: Judge) -> list[int]:
-    """For each operation the cheapest candidate, without regard to boundaries."""
+def _cheapest_alone(table: SupportTable, judge: Judge, preferred: int | None = None) -> list[int]:
+    """For each operation *preferred* if it supports it, else the cheapest without boundaries."""
+    own = None if preferred is None else table.candidates[preferred].answers
     rows = enumerate(polled(judge.prices.operations))
-    return [k for index, row in rows if (k := table.cheapest(index, row)) is not None]
+    found = (
+        preferred if own is not None and own[index].supported else table.cheapest(index, row)
+        for index, row in rows
+    )
+    return [position for position in found if position is not None]
 
 
 def _improve(table: SupportTable, judge: Judge, best: Proposal) -> Proposal:
