@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from penstock.loaders import load
     from penstock.partitioning.plan import ExecutionPlan
     from penstock.partitioning.policy import Policy
+    from penstock.runtime.compiling import compile_model as compile  # noqa: A004  # the public name
     from penstock.runtime.discovery import DeviceInfo, devices
-    from penstock.runtime.session import compile_model as compile  # noqa: A004  # the public name
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,7 @@ _HOMES = {
     "ProgressEvent": "penstock.hal",
     "Receipt": "penstock.compilation",
     "State": "penstock.execution",
-    "compile": "penstock.runtime.session:compile_model",
+    "compile": "penstock.runtime.compiling:compile_model",
     "devices": "penstock.runtime.discovery",
     "load": "penstock.loaders",
 }

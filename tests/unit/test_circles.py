@@ -28,6 +28,7 @@ PACKAGES = (
     "memory",
     "nnapi",
     "partitioning",
+    "runtime",
     "sealed",
     "testing",
 )

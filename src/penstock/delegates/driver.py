@@ -19,9 +19,9 @@ from penstock.logs import Log
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import collect_support
 from penstock.runtime import compile_arguments
+from penstock.runtime.compiling import compile_model
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.planning import check_rules, trusted
-from penstock.runtime.session import compile_model
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo

@@ -30,8 +30,8 @@ from penstock.nnapi.devices import Device, choose_devices, with_attribute
 from penstock.nnapi.lowering import lower
 from penstock.nnapi.model import Model, finished_model, policy_of
 from penstock.nnapi.ports import Kind, Ported
+from penstock.runtime.compiling import compile_model
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.session import compile_model
 
 if TYPE_CHECKING:
     from penstock.execution.burst import Burst as CompiledBurst

@@ -1,7 +1,7 @@
 """The composition root: finds devices and connects the four stages."""
 
+from penstock.runtime.compiling import compile_model
 from penstock.runtime.discovery import DeviceInfo, Manager, manager
-from penstock.runtime.session import compile_model
 from penstock.threads import allowed_threads
 
 __all__ = ["DeviceInfo", "Manager", "allowed_threads", "compile_model", "manager"]

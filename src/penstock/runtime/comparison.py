@@ -28,7 +28,7 @@ from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cut, Cutter
 from penstock.partitioning.support import collect_support
 from penstock.runtime.departures import Comparison, Departure, case_arrays
-from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.discovery import AnyDevice, manager
 from penstock.runtime.distance import NOTHING, Distance, distance_of
 from penstock.runtime.operations import (
     OperationCase,
@@ -278,8 +278,8 @@ __all__ = ["Comparison", "Departure", "case_arrays", "compare"]
 def compare(
     model: Model,
     inputs: Mapping[str, Any] | Sequence[Any],
-    device: str | DeviceInfo | Device,
-    against: str | DeviceInfo | Device = FALLBACK_DEVICE,
+    device: AnyDevice,
+    against: AnyDevice = FALLBACK_DEVICE,
     *,
     accuracy: AccuracyClass = "faithful",
     state: State | None = None,

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from penstock import hal
 from penstock.compilation.prepared import NO_CACHE_ASKED
 from penstock.errors import InputError, Unreadable
 from penstock.execution.interface import Interface, find_name
 from penstock.hal.config import ProgressCallback
+from penstock.ir import Model
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
+    from penstock.execution.variant import Variant
 
 log = Log(__name__)
+
+
+class Counter(Protocol):
+    """A source of the energy consumed so far, in microjoules."""
+
+    def read(self) -> int: ...
+
 
 Shapes = Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]
 """Full shapes by the names of inputs, or by their positions."""
@@ -31,23 +40,53 @@ class CompileArguments(Struct, frozen=True):
     """The arguments that decide the result of a compile; a pickled model keeps them."""
 
     devices: Sequence[str | DeviceInfo | hal.Device] | None
-    preference: hal.Preference
-    priority: hal.Priority
-    num_threads: int | None
-    signature: str | None
-    shapes: Shapes | None
-    policy: Policy
-    cache: CacheInfo | None
+    preference: hal.Preference = "fast_single_answer"
+    priority: hal.Priority = "medium"
+    num_threads: int | None = None
+    signature: str | None = None
+    shapes: Shapes | None = None
+    policy: Policy = field(default_factory=Policy)
+    cache: CacheInfo | None = None
     tune: bool = False
     isolate: bool | None = None
     attributes: tuple[hal.ExtensionAttribute, ...] = ()
     uncached: str = NO_CACHE_ASKED
     """Why *cache* is None."""
+    variants: Callable[[Policy], Callable[..., Variant]] | None = None
+    """Makes the class of the compiled forms, as `Variant` is one; None for `Variant` itself."""
+
+
+class Occasion(Struct, frozen=True):
+    """The placement problem of one compile.
+
+    *source* is the model before *shapes* (by input position) were put into it, *model* the model
+    after. *named* maps names to the devices that plans may use. *directory* is the cache directory
+    (None: no verdict is read or stored). *counter* finds the energy counter (None: the machine's);
+    *clock* gives nanoseconds (None: the machine's clock).
+    """
+
+    source: Model
+    model: Model
+    shapes: Mapping[int, Sequence[int]]
+    devices: Sequence[hal.Device]
+    named: Mapping[str, hal.Device]
+    policy: Policy
+    config: hal.PrepareConfig
+    directory: str | None = None
+    counter: Callable[[], Counter | None] | None = None
+    clock: Callable[[], int] | None = None
 
 
 def check_types(
-    cancel: object, num_threads: object, shapes: object, policy: object, progress: object
+    cancel: object,
+    num_threads: object,
+    shapes: object,
+    policy: object,
+    progress: object,
+    tune: object = False,
+    isolate: object = None,
 ) -> None:
+    """Raises `InputError` for an argument of `compile_model` of a wrong type."""
     if cancel is not None and not isinstance(cancel, hal.CancelToken):
         raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
     if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
@@ -62,6 +101,10 @@ def check_types(
         raise InputError(
             f"progress must be callable with a ProgressEvent, not {type(progress).__name__}"
         )
+    if not isinstance(tune, bool):
+        raise InputError(f"tune must be true or false, not {tune!r}")
+    if isolate is not None and not isinstance(isolate, bool):
+        raise InputError(f"isolate must be true, false or None, not {isolate!r}")
 
 
 def cache_info(cache: object) -> tuple[CacheInfo | None, str]:
@@ -97,20 +140,18 @@ def shapes_by_position(interface: Interface, shapes: Shapes | None) -> dict[int,
             dimensions = (-1,)
         if any(d < 0 for d in dimensions):
             raise InputError(f"shape {shape!r} of input {name!r} must be whole numbers, 0 or more")
-        position = interface.input_positions[_find(name, interface)]
+        key: object = name
+        count = len(interface.inputs)
+        if isinstance(key, str):
+            at = find_name(key, interface.input_names, "input")
+        elif isinstance(key, int) and not isinstance(key, bool) and 0 <= key < count:
+            at = key
+        else:
+            raise InputError(f"shapes: no input has the position {key!r}; the model has {count}")
+        position = interface.input_positions[at]
         if result.setdefault(position, dimensions) != dimensions:
             raise InputError(f"two shapes are given for the input that {name!r} is a name of")
     return result
-
-
-def _find(key: object, interface: Interface) -> int:
-    """The position of the input with that name or position."""
-    if isinstance(key, str):
-        return find_name(key, interface.input_names, "input")
-    count = len(interface.inputs)
-    if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < count:
-        raise InputError(f"shapes: no input has the position {key!r}; the model has {count}")
-    return key
 
 
 class Reporter:

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -30,10 +30,12 @@ from penstock.runtime.entries import (
 )
 from penstock.runtime.examination import DeviceInfo, Found, examined
 
-__all__ = ["DeviceInfo", "Manager", "devices", "manager"]
+__all__ = ["AnyDevice", "DeviceInfo", "Manager", "devices", "manager"]
 
 log = Log(__name__)
 
+AnyDevice: TypeAlias = str | DeviceInfo | Device
+"""A device, or its name, or its description."""
 
 LOOK_SECONDS: Final = 1.0
 LOOK_SHARE: Final = 10.0
@@ -71,7 +73,7 @@ class Manager:
 
     def choose(
         self,
-        wanted: Sequence[str | DeviceInfo | Device] | None,
+        wanted: Sequence[AnyDevice] | None,
         isolate: bool | None = None,
         deadline_ns: int | None = None,
         *,
@@ -164,7 +166,7 @@ class Manager:
 
     def _one(
         self,
-        wanted: str | DeviceInfo | Device,
+        wanted: AnyDevice,
         isolate: bool | None,
         deadline_ns: int | None,
         *,

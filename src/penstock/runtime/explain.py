@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from penstock.cache.cache import Cache, Explanation
-from penstock.cache.info import CacheInfo
 from penstock.compilation.calls import config_of
 from penstock.compilation.entry import why_not_cached
 from penstock.execution.interface import interface_of
@@ -17,7 +16,7 @@ from penstock.ir import Model, infer_shapes
 from penstock.loaders import Source, load
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
-from penstock.runtime.compile_arguments import Shapes, shapes_by_position
+from penstock.runtime.compile_arguments import Occasion, Shapes, shapes_by_position
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.planning import check_rules, plan_model
 from penstock.threads import allowed_threads
@@ -71,17 +70,8 @@ def explain_model(
         accuracy=policy.accuracy,
         num_threads=allowed_threads(num_threads),
     )
-
-    plan = plan_model(
-        model,
-        infer_shapes(model, positions),
-        positions,
-        chosen,
-        by_name,
-        policy,
-        config,
-        CacheInfo(cache.directory),
-    )
+    given = infer_shapes(model, positions), positions, chosen, by_name
+    plan = plan_model(Occasion(model, *given, policy, config, str(cache.directory)))
 
     def explained(step: ExecutionStep, whole: Model, given: _Shapes) -> Iterator[ExplainedStep]:
         """Explains *step* of a plan of *whole*; for control flow, the steps of its branches."""

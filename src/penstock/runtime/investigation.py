@@ -25,6 +25,7 @@ from penstock.runtime.comparison import AMPLIFIED, Search
 from penstock.runtime.departures import Departure
 from penstock.runtime.distance import Distance, distances_of
 from penstock.runtime.operations import OperationCase
+from penstock.runtime.session import compile_alone
 
 if TYPE_CHECKING:
     from penstock.compilation.prepared import Compilation, PreparedStep
@@ -151,15 +152,9 @@ class Investigation:
     def _expected(self, job: Job) -> tuple[Sequence[NDArray], State | None]:
         """The reference's results for the job: outputs, and the state afterwards."""
         if self._judge is None:
-            from penstock.runtime.session import compile_model
-
+            policy = Policy(accuracy="exact", allow_fallback=False)
             with knobs.override(driver_verdicts=False, keep_failures=False):
-                self._judge = compile_model(
-                    self._model,
-                    devices=[FALLBACK_DEVICE],
-                    cache=None,
-                    policy=Policy(accuracy="exact", allow_fallback=False),
-                )
+                self._judge = compile_alone(self._model, FALLBACK_DEVICE, policy)
         state = None if job.before is None else job.before.copied()
         return list(self._judge.run(list(job.inputs), state=state, cancel=self._stop)), state
 

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ from penstock.compilation.failing import driver_message
 from penstock.errors import PenstockError
 from penstock.partitioning.placements import Measured
 from penstock.partitioning.show import duration
+from penstock.runtime.compile_arguments import Counter
 
 POWERCAP: Final = Path("/sys/class/powercap")
 
@@ -172,12 +173,6 @@ NOTCH: Final = 1.57
 Half the interval equals this factor times the interquartile range, divided by the square root of
 the number of samples (McGill, Tukey and Larsen, "Variations of Box Plots", 1978).
 """
-
-
-class Counter(Protocol):
-    """A source of the energy consumed so far, in microjoules."""
-
-    def read(self) -> int: ...
 
 
 class Contender(Struct, frozen=True):

@@ -19,13 +19,13 @@ from penstock.errors import PlacementError
 from penstock.execution.inputs import arrange, as_array
 from penstock.execution.state import State
 from penstock.export.tflite.state import named, positions_in_file, with_state
-from penstock.hal import AccuracyClass, Device
+from penstock.hal import AccuracyClass
 from penstock.ir import Lifetime, Model, NDArray, Subgraph, infer_shapes
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
-from penstock.runtime.discovery import DeviceInfo
+from penstock.runtime.discovery import AnyDevice
 from penstock.runtime.distance import Distance, distance_of
-from penstock.runtime.session import compile_model
+from penstock.runtime.session import compile_alone
 
 
 class OperationCase(Struct, frozen=True, eq=False):
@@ -96,7 +96,7 @@ def cases_of(
     *,
     state: State | None = None,
     only: frozenset[int] | None = None,
-    device: str | DeviceInfo | Device = FALLBACK_DEVICE,
+    device: AnyDevice = FALLBACK_DEVICE,
 ) -> Iterator[OperationCase]:
     """Yields every operation of *model*'s entry subgraph, in execution order, with its real inputs.
 
@@ -139,9 +139,7 @@ def cases_of(
         )  # fmt: skip
 
 
-def _results(
-    model: Model, inputs: Sequence[NDArray], device: str | DeviceInfo | Device
-) -> tuple[NDArray, ...]:
+def _results(model: Model, inputs: Sequence[NDArray], device: AnyDevice) -> tuple[NDArray, ...]:
     if device != FALLBACK_DEVICE:
         try:
             return tuple(run_alone(model, inputs, device, accuracy="relaxed"))
@@ -159,7 +157,7 @@ def distance(
 
 def run_case(
     case: OperationCase,
-    device: str | DeviceInfo | Device,
+    device: AnyDevice,
     accuracy: AccuracyClass = "faithful",
     *,
     timeout: float | None = None,
@@ -175,7 +173,7 @@ def run_case(
 def run_alone(
     model: Model,
     inputs: Sequence[NDArray],
-    device: str | DeviceInfo | Device,
+    device: AnyDevice,
     *,
     accuracy: AccuracyClass,
     timeout: float | None = None,
@@ -184,9 +182,7 @@ def run_alone(
     policy = Policy(accuracy=accuracy, allow_fallback=False)
     with (
         knobs.override(driver_verdicts=False, keep_failures=False),
-        compile_model(
-            model, devices=[device], cache=None, policy=policy, timeout=timeout
-        ) as compiled,
+        compile_alone(model, device, policy, timeout) as compiled,
     ):
         return list(compiled.run(list(inputs), timeout=timeout))
 

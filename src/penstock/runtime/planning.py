@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
@@ -21,44 +21,30 @@ from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import LAST_RESORT, collect_support
 from penstock.partitioning.work import LEAST_LIMIT, check_memory, most_bytes
+from penstock.runtime.compile_arguments import Occasion
 from penstock.runtime.discovery import DeviceInfo, Manager
 
-if TYPE_CHECKING:
-    from penstock.cache.info import CacheInfo
 
+def plan_model(occasion: Occasion, *, measure: bool = False) -> ExecutionPlan:
+    """The plan of one compile.
 
-def plan_model(
-    source: Model,
-    model: Model,
-    shapes: Mapping[int, Sequence[int]],
-    devices: Sequence[Device],
-    named: Mapping[str, Device],
-    policy: Policy,
-    config: PrepareConfig,
-    info: CacheInfo | None = None,
-    *,
-    measure: bool = False,
-) -> ExecutionPlan:
-    """The plan of *model* on *devices*; *source* is the model before *shapes* (by input position).
-
-    With placement "cost", a stored verdict on exactly this case in the directory of *info* is used
-    first. Otherwise, if *measure* asks for it, candidates are measured on this machine; *named*
-    maps names to the fallback devices of these plans. Otherwise `place` decides. No device gets an
-    operation that shadow verification found it to compute wrongly. Raises the errors of these
-    functions, and `Cancelled` or `MissedDeadline*` during a measurement.
+    With placement "cost", a stored verdict on exactly this case is used first. Otherwise, if
+    *measure* asks for it, candidates are measured on this machine. Otherwise `place` decides. No
+    device gets an operation that shadow verification found it to compute wrongly. Raises the errors
+    of these functions, and `Cancelled` or `MissedDeadline*` during a measurement.
     """
-    devices = trusted(devices, policy)
-    directory = None if info is None or info.trust_token else info.place
+    model, policy, directory = occasion.model, occasion.policy, occasion.directory
+    devices = trusted(occasion.devices, policy)
     choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
     if choice and (measure or _has_verdicts(directory)):
-        from penstock.runtime.tuning import Occasion, stored_plan, tuned_plan
+        from penstock.runtime.tuning import stored_plan, tuned_plan
 
-        occasion = Occasion(source, model, shapes, devices, named, policy, config, directory)
+        occasion = replace(occasion, devices=devices)
         if plan := stored_plan(occasion):
             return plan
         if measure:
             return tuned_plan(occasion)
-    return place(model, devices, policy, config.preference)
+    return place(model, devices, policy, occasion.config.preference)
 
 
 def with_fallbacks(plan: ExecutionPlan, devices: Sequence[Device], policy: Policy) -> ExecutionPlan:

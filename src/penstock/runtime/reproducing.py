@@ -26,12 +26,12 @@ from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.comparison import Comparison, compare
 from penstock.runtime.departures import Departure
-from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.discovery import AnyDevice, manager
 from penstock.runtime.distance import Distance, distance_of
 from penstock.runtime.examples import example
 from penstock.runtime.isolation import forgive
 from penstock.runtime.operations import distance, run_alone, run_case
-from penstock.runtime.session import compile_model
+from penstock.runtime.session import compile_alone
 
 TRIES: Final = 3
 """Comparisons before a failure counts as not repeatable; some failures are intermittent."""
@@ -50,7 +50,7 @@ class Reproduction(Struct, frozen=True, eq=False):
 def reproduce(
     model: Model,
     inputs: Mapping[str, Any] | Sequence[Any],
-    device: str | DeviceInfo | Device,
+    device: AnyDevice,
     *,
     accuracy: AccuracyClass = "faithful",
     state: State | None = None,
@@ -105,7 +105,7 @@ def reproduce(
             return Reproduction(found, None)
 
 
-def apart(device: str | DeviceInfo | Device) -> Device:
+def apart(device: AnyDevice) -> Device:
     """*device* in a host process if possible. Raises as `compile_model` does for a device."""
     try:
         return manager.choose([device], True)[0]
@@ -160,7 +160,7 @@ def _as_a_program(
     try:
         with (
             knobs.override(keep_failures=False, driver_verdicts=False),
-            compile_model(model, devices=[device], cache=None, policy=policy) as compiled,
+            compile_alone(model, device, policy) as compiled,
         ):
             plan, receipt = compiled.plan, compiled.receipt.to_json()
             own = None if state is None else state.copied()
@@ -223,7 +223,7 @@ class Replay(Struct, frozen=True):
 
 def replay(
     capsule: Capsule,
-    device: str | DeviceInfo | Device | None = None,
+    device: AnyDevice | None = None,
     *,
     tries: int = TRIES,
     timeout: float | None = None,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -15,15 +16,16 @@ from penstock.compilation.calls import describe
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import Cancelled
 from penstock.execution.run import Run, StepTrace
+from penstock.execution.shadow import Shadow
 from penstock.execution.variant import Variant
 from penstock.hal import CancelToken, Device, PrepareConfig
 from penstock.logs import Log
 from penstock.memory.copies import CopyReceipt
+from penstock.partitioning.policy import Policy
 from penstock.runtime.investigation import Investigation, Job, Note
 
 if TYPE_CHECKING:
     from penstock.compilation.prepared import Compilation
-    from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
     from penstock.ir import NDArray
 
@@ -145,11 +147,11 @@ class ShadowedVariant(Variant):
 
     def __init__(
         self,
+        shadow: Shadow,
         compilation: Compilation,
         devices: Mapping[str, Device],
         config: PrepareConfig,
         allow_fallback: bool,
-        shadow: Shadow,
     ) -> None:
         super().__init__(compilation, devices, config, allow_fallback)
         self.shadow = self._shadow = shadow
@@ -240,6 +242,11 @@ class ShadowedVariant(Variant):
     def _skip(self, note: Note, why: str) -> None:
         self._shadow.count("skipped")
         note.text = f"shadow verification: not compared, for {why}"
+
+
+def shadowed(policy: Policy) -> Callable[..., ShadowedVariant]:
+    """Makes variants that compare runs as *policy* says, and count them together."""
+    return partial(ShadowedVariant, Shadow(policy.shadow))
 
 
 def _devices_of(steps: Sequence[Any]) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from penstock import errors
 from penstock.cache.ingredients import placement_key
@@ -23,20 +23,19 @@ from penstock.distribution import FALLBACK_DEVICE
 from penstock.execution.run import Run
 from penstock.execution.state import State
 from penstock.execution.variant import Variant
-from penstock.hal import Device, ExecutionConfig, PrepareConfig, ProgressEvent
+from penstock.hal import ExecutionConfig, PrepareConfig, ProgressEvent
 from penstock.ir import Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.partitioning.placement import candidates, place
 from penstock.partitioning.placements import PREDICTED, Measured, Tuned
 from penstock.partitioning.plan import ExecutionPlan
-from penstock.partitioning.policy import Policy
 from penstock.partitioning.show import duration
+from penstock.runtime.compile_arguments import Counter, Occasion
 from penstock.runtime.examples import examples
 from penstock.runtime.measuring import (
     SPREADING_NS,
     WARM_NS,
     Contender,
-    Counter,
     EnergyCounter,
     Rest,
     Series,
@@ -52,27 +51,6 @@ MOST_CANDIDATES: Final = 12
 """Maximum number of placements that are compiled and timed."""
 
 
-class Occasion(msgspec.Struct, frozen=True):
-    """The placement problem of one compile.
-
-    *source* is the model before *shapes* were put into it, *model* the model after. *named* maps
-    names to the devices that plans may use. *directory* is the cache directory (None: no verdict is
-    read or stored). *counter* finds the energy counter; *clock* gives nanoseconds (None: the
-    machine's clock).
-    """
-
-    source: Model
-    model: Model
-    shapes: Mapping[int, Sequence[int]]
-    devices: Sequence[Device]
-    named: Mapping[str, Device]
-    policy: Policy
-    config: PrepareConfig
-    directory: str | None = None
-    counter: Callable[[], Counter | None] = EnergyCounter.find
-    clock: Callable[[], int] | None = None
-
-
 def placed(occasion: Occasion, assignment: Sequence[str] | None = None) -> ExecutionPlan:
     """Calls `penstock.partitioning.placement.place` for this compile."""
     return place(
@@ -80,20 +58,10 @@ def placed(occasion: Occasion, assignment: Sequence[str] | None = None) -> Execu
     )
 
 
-def worth_measuring(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
-    """The candidate plans by name. All their operations are in the policy's accuracy class."""
-    found = candidates(
-        occasion.model, occasion.devices, occasion.policy, occasion.config.preference
-    )
-    return found[:MOST_CANDIDATES]
-
-
 def measured_series(
     occasion: Occasion, plans: Mapping[str, ExecutionPlan], counter: Counter | None
 ) -> tuple[list[Series], dict[str, Measured], int]:
-    """The samples of every plan, the plans that failed to compile, by name, and the
-    compile count.
-    """
+    """The samples of every plan, the plans that failed to compile by name, the compile count."""
     inputs = examples(occasion.model)
     failed: dict[str, Measured] = {}
     contenders, compiles = [], 0
@@ -134,12 +102,8 @@ def _compiled(occasion: Occasion, plan: ExecutionPlan) -> Variant:
     return Variant(compilation, occasion.named, later, False)
 
 
-def _first_state(variant: Variant) -> State | None:
-    return State(variant.model) if variant.model.entry.states else None
-
-
 def _runner(variant: Variant, inputs: Sequence[NDArray]) -> Callable[[], None]:
-    state = _first_state(variant)
+    state = State(variant.model) if variant.model.entry.states else None
     config = ExecutionConfig(loop_timeout_ns=DRAWN_LOOP_NS)
 
     def run() -> None:
@@ -169,11 +133,10 @@ NO_COUNTER: Final = "this machine lets no energy counter be read, so nothing was
 
 
 def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
-    """The plan of the verdict stored for this model, shapes, devices and versions, policy,
-    preference and threads.
+    """The plan of the stored verdict; None if there is none that the policy allows.
 
-    None if there is no verdict, if it is of another accuracy class than the policy's, or if the
-    policy no longer allows it.
+    The verdict is on this model, its shapes, devices and their versions, policy, preference and
+    threads.
     """
     if occasion.directory is None:
         return None
@@ -211,16 +174,20 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
     plan = placed(occasion)
     if reason := unmeasurable(occasion.model):
         return _not_measured(plan, reason)
-    counter = occasion.counter() if low_power else None
+    counter = (occasion.counter or EnergyCounter.find)() if low_power else None
     if low_power and counter is None:
         return _not_measured(plan, NO_COUNTER)
-    plans = dict(worth_measuring(occasion))
+    # All their operations are in the policy's accuracy class.
+    found = candidates(
+        occasion.model, occasion.devices, occasion.policy, occasion.config.preference
+    )
+    plans = dict(found[:MOST_CANDIDATES])
     if len(plans) == 1:
         name, only = next(iter(plans.items()))
         return replace(only, tuned=Tuned((), name, ONLY_PLACEMENT, outcome="only"))
     series, failed, compiles = measured_series(occasion, plans, counter)
-    found = {each.name: each.measured() for each in series} | failed
-    measured = tuple(found[name] for name in plans)
+    results = {each.name: each.measured() for each in series} | failed
+    measured = tuple(results[name] for name in plans)
     try:
         winner, reason = choose(series, _alone(occasion, measured))
     except ValueError as error:
@@ -233,9 +200,7 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
 
 
 def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:
-    """The candidates on a single device. One wins unless another is better by more than
-    the noise.
-    """
+    """The candidates on a single device: one wins unless another is better beyond the noise."""
     ran = {each.name for each in measured if each.error is None}
     alone = [device.name for device in occasion.devices if device.name in ran]
     return [name for name in alone if name != FALLBACK_DEVICE] or alone
@@ -262,34 +227,27 @@ def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
         for device in plan.devices
         if device in measured and device != winner.name
     }
-    operations = tuple(
-        replace(
-            placement,
-            refusals={
-                device: losses[device]
-                if device in losses and why.code is errors.RefusalCode.PREDICTED
-                else why
-                for device, why in placement.refusals.items()
-            },
-        )
-        for placement in plan.operations
-    )
-    return replace(plan, operations=operations)
+    operations = []
+    for placement in plan.operations:
+        refusals = {
+            device: losses.get(device, why) if why.code is errors.RefusalCode.PREDICTED else why
+            for device, why in placement.refusals.items()
+        }
+        operations.append(replace(placement, refusals=refusals))
+    return replace(plan, operations=tuple(operations))
 
 
 def _loss(loser: Measured, winner: Measured, *, by_energy: bool) -> str:
     if loser.error is not None:
         return f"failed as it was measured: {loser.error}"
     if by_energy and loser.energy_uj is not None and winner.energy_uj is not None:
-        amounts = f"{joules(loser.energy_uj)} against {joules(winner.energy_uj)}"
-        better = loser.energy_uj < winner.energy_uj
-        return (
-            f"measured {'no better than the noise' if better else 'to take more energy'}: "
-            f"{amounts} a run"
-        )
-    amounts = f"{duration(loser.median_ns)} against {duration(winner.median_ns)} a run"
-    better = loser.median_ns < winner.median_ns
-    return f"measured {'no better than the noise' if better else 'slower'}: {amounts}"
+        mine, best, worse = loser.energy_uj, winner.energy_uj, "to take more energy"
+        amounts = f"{joules(mine)} against {joules(best)}"
+    else:
+        mine, best, worse = loser.median_ns, winner.median_ns, "slower"
+        amounts = f"{duration(mine)} against {duration(best)}"
+    words = "no better than the noise" if mine < best else worse
+    return f"measured {words}: {amounts} a run"
 
 
 def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
@@ -319,27 +277,10 @@ def _is_without_some(plan: ExecutionPlan) -> bool:
 
 def _key(occasion: Occasion) -> str:
     """The key of the verdict on *occasion*. It depends on the model's content, not on its file."""
-    policy = asdict(occasion.policy)
-    return placement_key(
-        occasion.source,
-        occasion.devices,
-        occasion.config,
-        occasion.shapes,
-        {name: _plain(policy[name]) for name in _DEMANDS},
-    )
-
-
-_DEMANDS: Final = (
-    "accuracy",
-    "require",
-    "forbid",
-    "min_coverage",
-    "max_partitions",
-    "min_partition_size",
-)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: list(names) for key, names in value.items()}
-    return value
+    policy, demands = occasion.policy, dict[str, object]()
+    for name in ("accuracy", "min_coverage", "max_partitions", "min_partition_size"):
+        demands[name] = getattr(policy, name)
+    for name, rules in (("require", policy.require), ("forbid", policy.forbid)):
+        demands[name] = {key: list(names) for key, names in rules.items()}
+    config, shapes = occasion.config, occasion.shapes
+    return placement_key(occasion.source, occasion.devices, config, shapes, demands)

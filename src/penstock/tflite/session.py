@@ -14,7 +14,7 @@ from penstock.ir.infer import infer_shapes
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import Subgraph
 from penstock.loaders.tflite.catalog import Catalog
-from penstock.runtime.session import compile_model
+from penstock.runtime.compiling import compile_model
 from penstock.tflite import texts
 from penstock.tflite.loading import LoadedFile
 from penstock.tflite.values import Guests

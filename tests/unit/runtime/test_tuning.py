@@ -27,8 +27,9 @@ from penstock.errors import (
 from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from penstock.partitioning import Policy
 from penstock.partitioning.show import duration
+from penstock.runtime.compile_arguments import Occasion
 from penstock.runtime.explain import explain_model
-from penstock.runtime.tuning import NO_COUNTER, TOO_LATE, Occasion, stored_plan, tuned_plan
+from penstock.runtime.tuning import NO_COUNTER, TOO_LATE, stored_plan, tuned_plan
 from tests.support_devices import NumpyDevice, NumpyPrepared
 from tests.unit.partitioning.models import chain
 
