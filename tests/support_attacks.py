@@ -29,7 +29,6 @@ from penstock.errors import CacheError, GeneralFailure, PenstockError
 from penstock.ir import DType, Model, ModelBuilder, NDArray
 from penstock.testing.doubles import QUICK_FILES
 from penstock.testing.lab import LabDevice
-from penstock.testing.lab.prepared import LabPreparedModel
 from tests.support_sealed import BINDING, TOKEN
 
 F32 = DType.FLOAT32
@@ -273,7 +272,7 @@ def config_of(model: Model, token: bytes | None = None) -> hal.PrepareConfig:
     asked: list[hal.PrepareConfig] = []
 
     class Recording(LabDevice):
-        def prepare_model(self, model: Model, config: hal.PrepareConfig) -> LabPreparedModel:
+        def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModelBase:
             asked.append(config)
             return super().prepare_model(model, config)
 

@@ -14,7 +14,7 @@ from penstock.hal import ExecutionConfig
 from penstock.ir.types import static_shape
 from penstock.testing.contract.cases import Case
 from penstock.testing.lab.compiler import compile_model, interface, optimise
-from penstock.testing.lab.prepared import run
+from penstock.testing.lab.execution import run
 from penstock.testing.lab.program import (
     MalformedProgram,
     Program,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from msgspec import Struct, structs
@@ -24,6 +25,8 @@ from penstock.testing.contract.cases import every_case, is_supported
 from penstock.testing.contract.promise import NotCovered, Violation, describe, require
 from penstock.testing.doubles import InterceptingDevice
 from penstock.testing.random_models import random_model
+
+T = TypeVar("T")
 
 RUNS: Final = 3
 TRIES: Final = 3
@@ -122,30 +125,19 @@ def attempt(
     made = Attempt([])
     kept = [a.tobytes() for a in graph.inputs]
     with ExitStack() as stack:
-        compiled = None
-        for _ in range(TRIES):
-            try:
-                compiled = stack.enter_context(_compile(graph, device, fall_back, cache))
-                break
-            except PenstockError as error:
-                made.errors.append(error)
-            except Exception as error:
-                raise _unnamed(graph, "the compile", error) from error
-        if compiled is None:
-            require(not again, f"{graph.name}: no compile of {TRIES} went well; {_last(made)}")
+
+        def compiled() -> penstock.CompiledModel:
+            return stack.enter_context(_compile(graph, device, fall_back, cache))
+
+        def run(model: penstock.CompiledModel) -> list[NDArray]:
+            return [np.array(a) for a in model.run(graph.inputs)]
+
+        model = _tried(graph, "compile", compiled, made, again=again)
+        if model is None:
             return made
         for wanted in graph.answers:
-            found = None
-            for _ in range(TRIES):
-                try:
-                    found = [np.array(a) for a in compiled.run(graph.inputs)]
-                    break
-                except PenstockError as error:
-                    made.errors.append(error)
-                except Exception as error:
-                    raise _unnamed(graph, "a run", error) from error
+            found = _tried(graph, "run", partial(run, model), made, again=again)
             if found is None:
-                require(not again, f"{graph.name}: no run of {TRIES} went well; {_last(made)}")
                 return made
             _same(graph, found, wanted)
     changed = [a.tobytes() for a in graph.inputs] != kept
@@ -153,32 +145,47 @@ def attempt(
     return made
 
 
+def _tried(
+    graph: Graph, what: str, act: Callable[[], T], made: Attempt, *, again: bool
+) -> T | None:
+    """The result of *act*, which is tried `TRIES` times; None, or with *again* a `Violation`, if
+    each attempt raised an error.
+    """
+    for _ in range(TRIES):
+        try:
+            return act()
+        except PenstockError as error:
+            made.errors.append(error)
+        except Exception as error:
+            raise Violation(
+                f"{graph.name}: a {what} raised {describe(error)}, which is no PenstockError"
+            ) from error
+    last = describe(made.errors[-1])
+    require(not again, f"{graph.name}: no {what} of {TRIES} went well; the last raised {last}")
+    return None
+
+
 def end_in_time(graph: Graph, device: Device, seconds: float, *, cancelled: bool) -> None:
     """A compile and run with a timeout, or a cancellation, after *seconds* must end soon after.
 
     The result is the reference's answer, or `MissedDeadline*` (`Cancelled`). Raises `Violation`.
     """
-    token = CancelToken() if cancelled else None
-    timer = threading.Timer(seconds, token.set) if token is not None else None
-    timeout = None if cancelled else seconds
+    token, timer = CancelToken(), None
     began = time.monotonic()
-    if timer is not None:
+    if cancelled:
+        timer = threading.Timer(seconds, token.set)
         timer.start()
+    limits: dict[str, Any] = {"cancel": token} if cancelled else {"timeout": seconds}
     try:
-        with penstock.compile(
-            graph.model,
-            devices=[Favoured(device), FALLBACK_DEVICE],
-            cache=None,
-            timeout=timeout,
-            cancel=token,
-        ) as compiled:
-            found = list(compiled.run(graph.inputs, timeout=timeout, cancel=token))
+        devices: list[Device | str] = [Favoured(device), FALLBACK_DEVICE]
+        with penstock.compile(graph.model, devices=devices, cache=None, **limits) as compiled:
+            found = list(compiled.run(graph.inputs, **limits))
             _same(graph, found, graph.answers[0])
     except (MissedDeadline, Cancelled) as error:
         wanted = Cancelled if cancelled else MissedDeadline
         require(isinstance(error, wanted), f"{graph.name}: {describe(error)} was raised")
     except PenstockError as error:
-        require(False, f"{graph.name}: {describe(error)} was raised")  # never holds
+        raise Violation(f"{graph.name}: {describe(error)} was raised") from error
     finally:
         if timer is not None:
             timer.cancel()
@@ -201,17 +208,8 @@ def _same(graph: Graph, found: Sequence[NDArray], wanted: Sequence[NDArray]) -> 
         near = a.shape == b.shape and (
             np.allclose(a, b, rtol=RELAXED, atol=RELAXED) if graph.relaxed else np.array_equal(a, b)
         )
-        require(
-            near, f"{graph.name}: output {position} is not the reference's, and nothing was raised"
-        )
-
-
-def _unnamed(graph: Graph, what: str, error: Exception) -> AssertionError:
-    return Violation(f"{graph.name}: {what} raised {describe(error)}, which is no PenstockError")
-
-
-def _last(made: Attempt) -> str:
-    return f"the last raised {describe(made.errors[-1])}"
+        what = f"{graph.name}: output {position} is not the reference's, and nothing was raised"
+        require(near, what)
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:

@@ -25,6 +25,7 @@ from penstock.ir import (
     Quantization,
     Shape,
 )
+from penstock.ir.builder import SubgraphBuilder
 from penstock.testing.contract.promise import NotCovered
 
 F32: Final = DType.FLOAT32
@@ -123,22 +124,13 @@ def _singles() -> Iterator[Case]:
     yield _single("add_int32", "ADD", [u, u], u * 2)
 
 
-def _case(
-    builder: ModelBuilder,
-    outputs: Sequence[int],
-    inputs: Sequence[NDArray],
-    answers: Sequence[NDArray],
-    name: str,
-) -> Case:
-    return Case(name, builder.build(outputs), tuple(inputs), tuple(answers))
-
-
 def chain() -> Case:
     b = ModelBuilder()
     x = b.input(F32, (4, 4), "x")
     for index in range(6):
         (x,) = b.operation("RELU" if index % 2 else "ADD", [x] * (2 - index % 2), [(F32, (4, 4))])
-    return _case(b, [x], [_numbers(4, 4)], [np.maximum(_numbers(4, 4), 0) * 8], "chain")
+    u = _numbers(4, 4)
+    return Case("chain", b.build([x]), (u,), (np.maximum(u, 0) * 8,))
 
 
 def diamond() -> Case:
@@ -150,7 +142,7 @@ def diamond() -> Case:
     (t,) = b.operation("ADD", [s, r], [(F32, (3, 4))])
     v = _numbers(3, 4)
     r_, s_ = np.maximum(v, 0), np.maximum(v, 0) + v
-    return _case(b, [s, t], [v], [s_, s_ + r_], "diamond")
+    return Case("diamond", b.build([s, t]), (v,), (s_, s_ + r_))
 
 
 def passthrough() -> Case:
@@ -159,7 +151,7 @@ def passthrough() -> Case:
     x, k = b.input(F32, (3,), "x"), b.constant(_numbers(3, start=4), "k")
     (y,) = b.operation("ADD", [x, k], [(F32, (3,))])
     v, c = _numbers(3), _numbers(3, start=4)
-    return _case(b, [y, x, k], [v], [v + c, v, c], "passthrough")
+    return Case("passthrough", b.build([y, x, k]), (v,), (v + c, v, c))
 
 
 def state() -> Case:
@@ -171,7 +163,7 @@ def state() -> Case:
     (shown,) = b.operation("RELU", [after], [(F32, (2,))])
     b.state(b.variable("count", F32, (2,)), before, after)
     u, v = np.array([-3, 3], np.float32), np.array([1, 2], np.float32)
-    return _case(b, [shown], [u, v], [np.maximum(u + v, 0), u + v], "state")
+    return Case("state", b.build([shown]), (u, v), (np.maximum(u + v, 0), u + v))
 
 
 def dynamic() -> Case:
@@ -182,23 +174,21 @@ def dynamic() -> Case:
     (y,) = b.operation("ADD", [x, x], [(F32, shape)])
     (z,) = b.operation("RELU", [y], [(F32, shape)])
     u = _numbers(4, 3)
-    return _case(b, [y, z], [u], [u + u, np.maximum(u + u, 0)], "dynamic")
+    return Case("dynamic", b.build([y, z]), (u,), (u + u, np.maximum(u + u, 0)))
 
 
 def branch() -> Case:
     """IF: the sum of x and x, or RELU of x."""
-    b = ModelBuilder()
-    model = branching(b, "RELU")
     x = _numbers(3)
-    return Case("branch", model, (np.array(False), x), (np.maximum(x, 0),))
+    inputs = np.array(False), x
+    return Case("branch", branching(ModelBuilder(), "RELU"), inputs, (np.maximum(x, 0),))
 
 
 def loop() -> Case:
     """WHILE a counter is below 5: doubles x."""
-    model = looping(step=1.0)
     x = _numbers(2, 2)
-    counted = np.array([5], np.float32)
-    return Case("loop", model, (np.zeros(1, np.float32), x), (counted, x * 32))
+    inputs = np.zeros(1, np.float32), x
+    return Case("loop", looping(step=1.0), inputs, (np.array([5], np.float32), x * 32))
 
 
 def endless() -> Case:
@@ -213,20 +203,29 @@ def counted() -> Case:
 
 
 def branching(b: ModelBuilder, otherwise: str) -> Model:
-    """IF whose else branch is one operation *otherwise* (RELU, or CUSTOM with an unknown code)."""
-    chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(F32, (3,), "x")
+    """IF: x + x, or one operation *otherwise* (RELU, or CUSTOM with an unknown code) of x."""
+    attributes = {"custom_code": UNHEARD_OF} if otherwise == "CUSTOM" else None
+    return choosing(
+        b,
+        (3,),
+        lambda inner, i: inner.operation("ADD", [i, i], [(F32, (3,))]),
+        lambda inner, i: inner.operation(otherwise, [i], [(F32, (3,))], attributes),
+    )
+
+
+def choosing(
+    b: ModelBuilder,
+    shape: tuple[int, ...],
+    *branches: Callable[[SubgraphBuilder, int], Sequence[int]],
+) -> Model:
+    """IF on float32 values of *shape*; each branch adds the operations on its input."""
+    chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(F32, shape, "x")
     targets = []
-    for kind, count in (("ADD", 2), (otherwise, 1)):
-        inner = b.subgraph(kind.lower())
-        i = inner.input(F32, (3,), "i")
-        attributes = {"custom_code": UNHEARD_OF} if kind == "CUSTOM" else None
-        targets.append(
-            b.add_subgraph(
-                inner.finish(inner.operation(kind, [i] * count, [(F32, (3,))], attributes))
-            )
-        )
+    for name, branch in zip(("then", "else"), branches, strict=True):
+        inner = b.subgraph(name)
+        targets.append(b.add_subgraph(inner.finish(branch(inner, inner.input(F32, shape, "i")))))
     references = {"then_subgraph_index": targets[0], "else_subgraph_index": targets[1]}
-    return b.build(b.operation("IF", [chosen, x], [(F32, (3,))], references))
+    return b.build(b.operation("IF", [chosen, x], [(F32, shape)], references))
 
 
 def looping(step: float, start: float | None = None) -> Model:
@@ -271,7 +270,7 @@ def empty() -> Case:
     (y,) = b.operation("ADD", [x, k], [(F32, (0, 3))])
     out = b.operation("RELU", [y], [(F32, (0, 3))])
     nothing = np.zeros((0, 3), np.float32)
-    return _case(b, out, [nothing], [nothing], "empty")
+    return Case("empty", b.build(out), (nothing,), (nothing,))
 
 
 @cache

@@ -10,101 +10,96 @@ from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from penstock.errors import DriverError, GeneralFailure, InvalidArgument, PenstockError
-from penstock.hal import Device, PoolArgument, Request, RequestArgument, TokenArgument
+from penstock.hal import BufferRole, Device, PoolArgument, Request, TokenArgument
 from penstock.ir import DataLocation, NDArray
 from penstock.memory import HardwareBuffer, MemoryPool
+from penstock.testing.contract import memory_domains as domains
 from penstock.testing.contract.executors import ASYNC, BURST, FENCED, REUSABLE, SYNC, Executor
-from penstock.testing.contract.memory_domains import (
-    KINDS,
-    LIMIT,
-    SHAPE,
-    SUITE as DOMAINS,
-    Bench,
-    adding,
-    bench,
-    prepare,
-)
+from penstock.testing.contract.memory_domains import KINDS, SHAPE, SUM, Bench, U, V, bench
 from penstock.testing.contract.promise import NotCovered, named, refused, require
 from penstock.testing.contract.trial import PLAIN
 
-SUITE: Final = DOMAINS
+SUITE: Final = domains.SUITE
 EXECUTORS: Final = (SYNC, ASYNC, FENCED, BURST, REUSABLE)
 BLOBS_FROM_LEVEL: Final = 4
 
-Scenario: TypeAlias = Callable[[Bench, Callable[[Request], object]], None]
+
+class Way(Struct, frozen=True):
+    """One way to execute the model of a bench; arguments are those of `Bench.request`."""
+
+    on: Bench
+    executor: Executor
+
+    def run(self, *arguments: TokenArgument | int | None) -> None:
+        """Executes; errors propagate."""
+        with self.on.request(*arguments) as request:
+            self.executor.execute(self.on.prepared, request, PLAIN)
+
+    def refuses(
+        self,
+        what: str,
+        *arguments: TokenArgument | int | None,
+        error: type[DriverError] = InvalidArgument,
+    ) -> None:
+        """The execution must raise *error*."""
+        with refused(f"{self.on.dtype.value}, {what}", error):
+            self.run(*arguments)
 
 
-def _invalid_token(on: Bench, run: Callable[[Request], object]) -> None:
-    token = on.allocate_written(on.input())
+Scenario: TypeAlias = Callable[[Way, Bench], None]
+
+
+def _invalid_token(way: Way, on: Bench) -> None:
+    token = on.allocate_written(U)
     for wrong in (0, -1, token + 1, 1 << 30):
-        _refuse_run(on, run, f"token {wrong}", TokenArgument(wrong), None, None)
-        _refuse_run(on, run, f"token {wrong}", None, None, TokenArgument(wrong))
+        way.refuses(f"token {wrong}", wrong)
+        way.refuses(f"token {wrong}", None, None, wrong)
 
 
-def _invalid_prepared_model(on: Bench, run: Callable[[Request], object]) -> None:
+def _invalid_prepared_model(way: Way, on: Bench) -> None:
     # A driver may share one prepared form between equal models, so this model differs.
-    model = adding(on.dtype, dict(KINDS)[on.dtype], on.shape, "MUL")
-    with closing(prepare(on.device, model)) as other:
-        token = on.allocate_written((other, "input", 0))
-        _refuse_run(on, run, "another model's buffer", TokenArgument(token), None, None)
-        token, _ = on.allocate([(other, "output", 0)])
-        _refuse_run(on, run, "another model's buffer", None, None, TokenArgument(token))
+    model = domains.adding(on.dtype, dict(KINDS)[on.dtype], on.shape, "MUL")
+    with closing(domains.prepare(on.device, model)) as other:
+        way.refuses("another model's buffer", on.allocate_written(BufferRole(other, *U)))
+        token, _ = on.allocate(BufferRole(other, *SUM))
+        way.refuses("another model's buffer", None, None, token)
 
 
-def _invalid_io_index(on: Bench, run: Callable[[Request], object]) -> None:
-    token = on.allocate_written(on.input(0))
-    _refuse_run(on, run, "the buffer of input 0 as input 1", None, TokenArgument(token), None)
+def _invalid_io_index(way: Way, on: Bench) -> None:
+    way.refuses("the buffer of input 0 as input 1", None, on.allocate_written(U))
 
 
-def _invalid_io_type(on: Bench, run: Callable[[Request], object]) -> None:
-    for_output = on.allocate_written(on.output)
-    _refuse_run(on, run, "an output's buffer as an input", TokenArgument(for_output), None, None)
-    for_input, _ = on.allocate([on.input()])
-    _refuse_run(on, run, "an input's buffer as an output", None, None, TokenArgument(for_input))
+def _invalid_io_type(way: Way, on: Bench) -> None:
+    way.refuses("an output's buffer as an input", on.allocate_written(SUM))
+    for_input, _ = on.allocate(U)
+    way.refuses("an input's buffer as an output", None, None, for_input)
 
 
-def _uninitialized_memory(on: Bench, run: Callable[[Request], object]) -> None:
-    token, buffer = on.allocate([on.input()])
-    never = "a buffer never written"
-    _refuse_run(on, run, never, TokenArgument(token), None, None, error=GeneralFailure)
+def _uninitialized_memory(way: Way, on: Bench) -> None:
+    token, buffer = on.allocate(U)
+    way.refuses("a buffer never written", token, error=GeneralFailure)
     on.write(buffer, on.values())
-    with on.request(TokenArgument(token), None, None) as request:
-        run(request)
+    way.run(token)
 
 
-def _same_request_multiple_roles(on: Bench, run: Callable[[Request], object]) -> None:
-    token, buffer = on.allocate([on.input(0), on.input(1), on.output])
+def _same_request_multiple_roles(way: Way, on: Bench) -> None:
+    token, buffer = on.allocate(U, V, SUM)
     on.write(buffer, on.values())
-    same = TokenArgument(token)
-    _refuse_run(on, run, "a buffer as input 0 and output", same, None, same)
-    _refuse_run(on, run, "a buffer as input 1 and output", None, same, same)
-    with on.request(same, same, None) as request:
-        run(request)
+    way.refuses("a buffer as input 0 and output", token, None, token)
+    way.refuses("a buffer as input 1 and output", None, token, token)
+    way.run(token, token)
 
 
-def _invalid_dimensions(on: Bench, run: Callable[[Request], object]) -> None:
-    token = on.allocate_written(on.input())
-    other, _ = on.allocate([on.output])
+def _invalid_dimensions(way: Way, on: Bench) -> None:
+    token = on.allocate_written(U)
+    other, _ = on.allocate(SUM)
     for dimensions in ((*on.shape[:-1], on.shape[-1] // 2), on.shape[1:]):
-        _refuse_run(on, run, "other dimensions", TokenArgument(token, dimensions), None, None)
-        _refuse_run(on, run, "other dimensions", None, None, TokenArgument(other, dimensions))
-    with on.request(
-        TokenArgument(token, on.shape), None, TokenArgument(other, on.shape)
-    ) as request:
-        run(request)
-
-
-def _refuse_run(
-    on: Bench,
-    run: Callable[[Request], object],
-    what: str,
-    *arguments: RequestArgument | None,
-    error: type[DriverError] = InvalidArgument,
-) -> None:
-    with on.request(*arguments) as request, refused(f"{on.dtype.value}, {what}", error):
-        run(request)
+        way.refuses("other dimensions", TokenArgument(token, dimensions))
+        way.refuses("other dimensions", None, None, TokenArgument(other, dimensions))
+    way.run(TokenArgument(token, on.shape), None, TokenArgument(other, on.shape))
 
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -125,8 +120,7 @@ def _in_every_type(name: str, executor: Executor, device: Device) -> None:
     for kind in KINDS:
         try:
             with bench(device, kind) as on:
-                run = partial(executor.execute, on.prepared)
-                SCENARIOS[name](on, lambda request, run=run: run(request, PLAIN))  # type: ignore[misc]
+                SCENARIOS[name](Way(on, executor), on)
         except NotCovered as why:
             reasons.append(why)
     if len(reasons) == len(KINDS):
@@ -145,7 +139,7 @@ for _name in SCENARIOS:
 def check_buffers_copy_to_and_from_pools_of_every_kind(device: Device) -> None:
     """Memory of `ashmem`, `mmap_fd` and, from feature level 4 on, `hardware_buffer_blob`."""
     with bench(device) as on, tempfile.TemporaryFile() as file:
-        _, buffer = on.allocate([on.input()])
+        _, buffer = on.allocate(U)
         value = on.values()
         file.write(bytes(value.nbytes + 40))
         file.flush()
@@ -158,14 +152,13 @@ def check_buffers_copy_to_and_from_pools_of_every_kind(device: Device) -> None:
                 pools.append(MemoryPool.from_hardware_buffer(blob))
         for place, pool in enumerate(pools):
             with pool:
-                there = pool.view(value.dtype, value.shape)
-                there[...] = value + place
+                view = pool.view(value.dtype, value.shape)
+                view[...] = value + place
                 buffer.copy_from(pool.memory, SHAPE)
-                there[...] = 0
+                view[...] = 0
                 buffer.copy_to(pool.memory)
-                require(
-                    np.array_equal(there, value + place), f"a copy by {pool.memory.name} is wrong"
-                )
+                is_equal = np.array_equal(view, value + place)
+                require(is_equal, f"a copy by {pool.memory.name} is wrong")
 
 
 @SUITE.values
@@ -175,22 +168,18 @@ def check_buffers_of_unknown_size_take_that_of_what_is_written(device: Device) -
     As an input the buffer has the last written shape.
     """
     with bench(device, shape=(None, 3)) as on:
-        roles = [on.input(0), on.output]
-        first, one = on.allocate(roles)
-        second, other = on.allocate(roles)
+        first, one = on.allocate(U, SUM)
+        second, other = on.allocate(U, SUM)
         for rows in (4, 2, 7, 1):
-            value = on.values((rows, 3))
+            shape = (rows, 3)
+            value = on.values(shape)
             on.write(one, value)
             _add(on, first, value, second)
-            require(
-                np.array_equal(on.read(other, (rows, 3)), value + value),
-                f"a sum of {rows} rows is wrong in a buffer of unknown size",
-            )
+            is_sum = np.array_equal(on.read(other, shape), value + value)
+            require(is_sum, f"a sum of {rows} rows is wrong in a buffer of unknown size")
             _add(on, second, value, first)
-            require(
-                np.array_equal(on.read(one, (rows, 3)), value + value + value),
-                f"a buffer of {rows} rows is read wrongly",
-            )
+            is_sum = np.array_equal(on.read(one, shape), value + value + value)
+            require(is_sum, f"a buffer of {rows} rows is read wrongly")
         with refused("an input of other dimensions than the last written", InvalidArgument):
             _add(on, first, on.values((1, 3)), second, (4, 3))
 
@@ -210,8 +199,8 @@ def check_buffers_that_many_use_at_once(device: Device) -> None:
 
 
 def _compete(on: Bench, shapes: Sequence[tuple[int, ...]]) -> None:
-    shared, contested = on.allocate([on.input(0), on.output])
-    quiet, calm = on.allocate([on.input(0)])
+    shared, contested = on.allocate(U, SUM)
+    quiet, calm = on.allocate(U)
     value = on.values((6, 3))
     on.write(calm, value)
     on.write(contested, on.values(shapes[0]))
@@ -236,9 +225,8 @@ def _compete(on: Bench, shapes: Sequence[tuple[int, ...]]) -> None:
     competing = [_tolerant(call, 40) for call in (write, run_into, run_from)]
     _all_at_once([read_quiet, read_quiet, *competing], problems)
     on.write(contested, value)
-    require(
-        np.array_equal(on.read(contested, (6, 3)), value), "the buffer is not usable afterwards"
-    )
+    is_written = np.array_equal(on.read(contested, (6, 3)), value)
+    require(is_written, "the buffer is not usable afterwards")
 
 
 def _tolerant(call: Callable[[int], None], times: int) -> Callable[[], None]:
@@ -263,7 +251,7 @@ def _all_at_once(calls: Sequence[Callable[[], None]], problems: list[str]) -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(LIMIT)
+        thread.join(domains.LIMIT)
     require(not any(t.is_alive() for t in threads), "a call on a contested buffer does not return")
     require(not problems, "; ".join(sorted(set(problems))))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, Final, Literal, TypeAlias
+from functools import partial
+from itertools import product
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -13,11 +15,12 @@ from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument
 from penstock.ir import DataLocation, DType, Model, ModelBuilder, NDArray, Quantization, Shape
 from penstock.memory import MemoryPool
-from penstock.testing.contract.promise import Check, NotCovered, Suite, named, refused
+from penstock.testing.contract.promise import NotCovered, Suite, named, refused
 from penstock.testing.contract.trial import PREPARE
 
-Role: TypeAlias = "tuple[hal.PreparedModel, Literal['input', 'output'], int]"
 Kind: TypeAlias = "tuple[DType, Quantization | None]"
+Role: TypeAlias = "tuple[Any, ...] | hal.BufferRole"
+"""The fields of a `BufferRole` for the bench's model, or one for another model."""
 
 SUITE: Final = Suite("memory_domains", "memory", "Device.allocate")
 
@@ -35,6 +38,12 @@ LIMIT: Final = 20.0
 """Seconds within which concurrent calls on one buffer must return."""
 
 
+U: Final = ("input", 0)
+V: Final = ("input", 1)
+SUM: Final = ("output", 0)
+"""Roles of the bench's model."""
+
+
 class Bench(Struct, frozen=True):
     """A device with a model of two inputs *u* and *v*, and their sum, prepared."""
 
@@ -45,31 +54,24 @@ class Bench(Struct, frozen=True):
     made: ExitStack
 
     def allocate(
-        self, roles: Sequence[Role], dimensions: tuple[int | None, ...] = ()
+        self, *roles: Role, dimensions: tuple[int | None, ...] = ()
     ) -> tuple[int, hal.Buffer]:
         """A buffer, closed with the bench."""
-        wanted = [hal.BufferRole(*role) for role in roles]
+        wanted = [hal.BufferRole(self.prepared, *r) if isinstance(r, tuple) else r for r in roles]
         token, buffer = self.device.allocate(hal.BufferDesc(dimensions), wanted)
         self.made.callback(buffer.close)
         return token, buffer
 
     def allocate_written(self, role: Role) -> int:
         """The token of a buffer for *role* that holds `values`."""
-        token, buffer = self.allocate([role])
+        token, buffer = self.allocate(role)
         self.write(buffer, self.values())
         return token
 
-    def refuses(self, what: str, roles: Sequence[Role], dimensions: tuple[int, ...] = ()) -> None:
+    def refuses(self, what: str, *roles: Role, dimensions: tuple[int, ...] = ()) -> None:
         """The device must reject a buffer for *roles* with `InvalidArgument`."""
         with refused(f"a buffer with {what}", InvalidArgument):
-            self.allocate(roles, dimensions)
-
-    def input(self, index: int = 0) -> Role:
-        return self.prepared, "input", index
-
-    @property
-    def output(self) -> Role:
-        return self.prepared, "output", 0
+            self.allocate(*roles, dimensions=dimensions)
 
     def values(self, shape: tuple[int, ...] | None = None) -> NDArray:
         """Small whole numbers."""
@@ -78,16 +80,19 @@ class Bench(Struct, frozen=True):
         return numbers.astype(self.dtype.numpy).reshape(shape)
 
     @contextmanager
-    def request(self, *arguments: hal.RequestArgument | None) -> Iterator[hal.Request]:
-        """Runs with *arguments* for u, v and the sum; None is a place in a pool."""
+    def request(self, *arguments: hal.TokenArgument | int | None) -> Iterator[hal.Request]:
+        """Runs with *arguments* for u, v and the sum: a token, or None for a place in a pool."""
         size = self.values().nbytes
+        given = dict(enumerate(arguments))
         with MemoryPool.anonymous(3 * size) as pool:
             pool.view(self.dtype.numpy, self.shape)[...] = self.values()
             pool.view(self.dtype.numpy, self.shape, size)[...] = self.values()
-            three = [
-                hal.PoolArgument(DataLocation(0, at * size, size)) if a is None else a
-                for at, a in enumerate(arguments)
-            ]
+            three: list[hal.RequestArgument] = []
+            for at in range(3):
+                argument = given.get(at)
+                if isinstance(argument, int):
+                    argument = hal.TokenArgument(argument)
+                three.append(argument or hal.PoolArgument(DataLocation(0, at * size, size)))
             yield hal.Request((three[0], three[1]), (three[2],), (pool.memory,))
 
     def write(self, buffer: hal.Buffer, value: NDArray) -> None:
@@ -127,7 +132,7 @@ def bench(device: hal.Device, kind: Kind = KINDS[0], shape: Shape = SHAPE) -> It
         known = tuple(d or 4 for d in shape or SHAPE)
         found = Bench(device, prepared, kind[0], known, made)
         try:
-            _, buffer = device.allocate(hal.BufferDesc(), [hal.BufferRole(*found.input())])
+            _, buffer = device.allocate(hal.BufferDesc(), [hal.BufferRole(prepared, *U)])
         except GeneralFailure as error:
             raise NotCovered(f"it has no such buffers: {error}") from error
         buffer.close()
@@ -150,115 +155,83 @@ class _Foreign:
     model = adding(*KINDS[0], SHAPE)
 
 
-def _odd_roles(*cases: tuple[str, Callable[[Bench], list[Any]], tuple[int, ...]]) -> Check:
-    """The device rejects each of *cases*, (what, roles, dimensions)."""
-
-    def check(device: hal.Device) -> None:
-        with bench(device) as on:
-            for what, roles, dimensions in cases:
-                on.refuses(what, roles(on), dimensions)
-
-    return check
+def _foreign(prepared: object) -> hal.BufferRole:
+    return hal.BufferRole(prepared, "input", 0)  # type: ignore[arg-type]  # a number, for example
 
 
-def _conflict(what: str, model: Model, index: int = 1) -> Check:
-    """The device rejects a role of *model* together with one of the plain sum."""
-
-    def check(device: hal.Device) -> None:
-        with bench(device) as on, closing(prepare(device, model)) as other:
-            on.refuses(what, [on.input(), (other, "input", index)])
-            on.refuses(what, [(other, "input", index), on.output])
-
-    return check
-
-
-def _conflicting_quantization(other: Quantization) -> Check:
-    def check(device: hal.Device) -> None:
-        with (
-            bench(device) as on,
-            closing(prepare(device, passing(DType.INT8, ONE, SHAPE))) as first,
-            closing(prepare(device, passing(DType.INT8, other, SHAPE))) as second,
-        ):
-            on.refuses("two quantisations", [(first, "input", 1), (second, "input", 1)])
-            on.refuses("two quantisations", [(first, "output", 1), (second, "input", 1)])
-
-    return check
-
-
-def _null_model(device: hal.Device) -> None:
-    with bench(device) as on:
-        with refused("a buffer for no model", InvalidArgument):
-            device.allocate(hal.BufferDesc(), [hal.BufferRole(None, "input", 0)])  # type: ignore[arg-type]
-        on.refuses("a null model among others", [on.input(), (None, "input", 0)])  # type: ignore[list-item]
-
-
-def _frequencies(device: hal.Device) -> None:
-    with bench(device) as on:
-        for frequency in (10.0, 0.0, -0.5, float("nan")):
-            for kind in ("input", "output"):
-                role = hal.BufferRole(on.prepared, kind, 0, frequency)
-                with refused(f"a frequency of {frequency}", InvalidArgument):
-                    device.allocate(hal.BufferDesc(), [role])
-
-
-def _scalars(device: hal.Device) -> None:
-    with bench(device) as on, closing(prepare(device, adding(*KINDS[0], ()))) as scalars:
-        on.refuses("a rank for a scalar", [(scalars, "input", 0)], (1,))
-        on.refuses("a scalar and a tensor", [(scalars, "input", 0), on.input()])
-
-
-ALLOCATIONS: Final[tuple[tuple[str, Check], ...]] = (
-    ("EmptyRole", _odd_roles(("no roles", lambda _: [], ()))),
-    ("NullptrPreparedModel", _null_model),
-    (
-        "InvalidPreparedModel",
-        _odd_roles(("another device's model", lambda _: [(_Foreign(), "input", 0)], ())),
+ROLES: Final[tuple[tuple[str, str, tuple[Role, ...], tuple[int, ...]], ...]] = (
+    ("EmptyRole", "no roles", (), ()),
+    ("NullptrPreparedModel", "no model", (_foreign(None),), ()),
+    ("NullptrPreparedModel", "a null model among others", (U, _foreign(None)), ()),
+    ("InvalidPreparedModel", "another device's model", (_foreign(_Foreign()),), ()),
+    ("InvalidModelIndex", "a number for a model", (U, _foreign(1)), ()),
+    ("InvalidIOIndex", "input 2 of 2", (("input", 2),), ()),
+    ("InvalidIOIndex", "output 1 of 1", (("output", 1),), ()),
+    ("InvalidIOIndex", "input -1", (("input", -1),), ()),
+    *(
+        ("InvalidProbability", f"a frequency of {frequency}", ((side, 0, frequency),), ())
+        for frequency, side in product((10.0, 0.0, -0.5, float("nan")), ("input", "output"))
     ),
-    (
-        "InvalidModelIndex",
-        _odd_roles(("a number for a model", lambda on: [on.input(), (1, "input", 0)], ())),
-    ),
-    (
-        "InvalidIOIndex",
-        _odd_roles(
-            ("input 2 of 2", lambda on: [on.input(2)], ()),
-            ("output 1 of 1", lambda on: [(on.prepared, "output", 1)], ()),
-            ("input -1", lambda on: [on.input(-1)], ()),
-        ),
-    ),
-    ("InvalidProbability", _frequencies),
-    (
-        "SameRoleSpecifiedTwice",
-        _odd_roles(
-            ("an input twice", lambda on: [on.input(), on.input()], ()),
-            ("an output twice", lambda on: [on.output, on.input(), on.output], ()),
-        ),
-    ),
-    ("ConflictOperandType", _conflict("two element types", passing(DType.INT32, None, SHAPE))),
-    ("ConflictScale", _conflicting_quantization(Quantization((0.5,), (0,)))),
-    ("ConflictZeroPoint", _conflicting_quantization(Quantization((1.0,), (7,)))),
-    ("ConflictRankBetweenRoles", _conflict("two ranks", adding(*KINDS[0], SHAPE[1:]), 0)),
-    (
-        "ConflictDimensionsBetweenRoles",
-        _conflict("other dimensions", adding(*KINDS[0], (1, 32, 32, 4)), 0),
-    ),
-    (
-        "ConflictRankBetweenRoleAndDesc",
-        _odd_roles(
-            ("a rank of its own", lambda on: [on.input()], SHAPE[1:]),
-            ("a rank of its own", lambda on: [on.output], (1, *SHAPE)),
-        ),
-    ),
-    (
-        "ConflictDimensionsBetweenRoleAndDesc",
-        _odd_roles(
-            ("dimensions of its own", lambda on: [on.input()], (1, 32, 32, 4)),
-            ("dimensions of its own", lambda on: [on.output], (2, 32, 32, 8)),
-        ),
-    ),
-    ("ConflictRankWithScalarRole", _scalars),
+    ("SameRoleSpecifiedTwice", "an input twice", (U, U), ()),
+    ("SameRoleSpecifiedTwice", "an output twice", (SUM, U, SUM), ()),
+    ("ConflictRankBetweenRoleAndDesc", "a rank of its own", (U,), SHAPE[1:]),
+    ("ConflictRankBetweenRoleAndDesc", "a rank of its own", (SUM,), (1, *SHAPE)),
+    ("ConflictDimensionsBetweenRoleAndDesc", "dimensions of its own", (U,), (1, 32, 32, 4)),
+    ("ConflictDimensionsBetweenRoleAndDesc", "dimensions of its own", (SUM,), (2, 32, 32, 8)),
 )
-"""The scenarios of MemoryDomainAllocateTest with their checks."""
+"""Roles of the bench's model that a device must reject: the scenario, what is wrong, the roles and
+dimensions.
+"""
+
+CONFLICTS: Final[dict[str, tuple[str, Model, int]]] = {
+    "ConflictOperandType": ("two element types", passing(DType.INT32, None, SHAPE), 1),
+    "ConflictRankBetweenRoles": ("two ranks", adding(*KINDS[0], SHAPE[1:]), 0),
+    "ConflictDimensionsBetweenRoles": (
+        "other dimensions",
+        adding(*KINDS[0], (1, 32, 32, 4)),
+        0,
+    ),
+}
+"""Models whose input of that index cannot share a buffer with the bench's model, by scenario."""
+
+QUANTIZATIONS: Final = {
+    "ConflictScale": Quantization((0.5,), (0,)),
+    "ConflictZeroPoint": Quantization((1.0,), (7,)),
+}
+"""Quantisations that differ from `ONE`, by scenario."""
+
+
+def _odd_roles(scenario: str, device: hal.Device) -> None:
+    with bench(device) as on:
+        for upstream, what, roles, dimensions in ROLES:
+            if upstream == scenario:
+                on.refuses(what, *roles, dimensions=dimensions)
+
+
+def _conflict(scenario: str, device: hal.Device) -> None:
+    what, model, index = CONFLICTS[scenario]
+    with bench(device) as on, closing(prepare(device, model)) as other:
+        role = hal.BufferRole(other, "input", index)
+        on.refuses(what, U, role)
+        on.refuses(what, role, SUM)
+
+
+def _conflicting_quantization(scenario: str, device: hal.Device) -> None:
+    with (
+        bench(device) as on,
+        closing(prepare(device, passing(DType.INT8, ONE, SHAPE))) as first,
+        closing(prepare(device, passing(DType.INT8, QUANTIZATIONS[scenario], SHAPE))) as second,
+    ):
+        other = hal.BufferRole(second, "input", 1)
+        on.refuses("two quantisations", hal.BufferRole(first, "input", 1), other)
+        on.refuses("two quantisations", hal.BufferRole(first, "output", 1), other)
+
+
+def _scalars(_: str, device: hal.Device) -> None:
+    with bench(device) as on, closing(prepare(device, adding(*KINDS[0], ()))) as scalars:
+        role = hal.BufferRole(scalars, "input", 0)
+        on.refuses("a rank for a scalar", role, dimensions=(1,))
+        on.refuses("a scalar and a tensor", role, U)
 
 
 def _snake(upstream: str) -> str:
@@ -267,86 +240,69 @@ def _snake(upstream: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in words).lstrip("_")
 
 
-for _upstream, _check in ALLOCATIONS:
-    SUITE.check(
-        named(_check, f"allocate_{_snake(_upstream)}", f"MemoryDomainAllocateTest.{_upstream}.")
-    )
+for _check, _scenarios in (
+    (_odd_roles, dict.fromkeys(row[0] for row in ROLES)),
+    (_conflict, CONFLICTS),
+    (_conflicting_quantization, QUANTIZATIONS),
+    (_scalars, {"ConflictRankWithScalarRole": None}),
+):
+    for _upstream in _scenarios:
+        _rule = f"MemoryDomainAllocateTest.{_upstream}."
+        SUITE.check(named(partial(_check, _upstream), f"allocate_{_snake(_upstream)}", _rule))
 
 
-@SUITE.check
-def check_copy_from_invalid_memory_size(device: hal.Device) -> None:
-    """MemoryDomainCopyTest.CopyFrom_InvalidMemorySize."""
-    _copies_refuse_sizes(device, "copy_from", SHAPE)
+def _invalid_size(method: str, shape: Shape, device: hal.Device) -> None:
+    with bench(device, shape=shape) as on:
+        _, buffer = on.allocate(U)
+        if method == "CopyTo":
+            on.write(buffer, on.values())
+        right = on.values().nbytes
+        for size in (right // 2, right - 1, right + 1, 2 * right):
+            wrong = refused(f"{method} with {size} bytes for {right}", InvalidArgument)
+            with MemoryPool.anonymous(size) as pool, wrong:
+                if method == "CopyTo":
+                    buffer.copy_to(pool.memory)
+                else:
+                    buffer.copy_from(pool.memory, on.shape)
 
 
-@SUITE.check
-def check_copy_from_invalid_memory_size_dynamic_shape(device: hal.Device) -> None:
-    """MemoryDomainCopyTest.CopyFrom_InvalidMemorySize_DynamicShape."""
-    _copies_refuse_sizes(device, "copy_from", OPEN_SHAPE)
+for _method, (_suffix, _shape) in product(
+    ("CopyFrom", "CopyTo"), (("", SHAPE), ("_DynamicShape", OPEN_SHAPE))
+):
+    _upstream = f"{_method}_InvalidMemorySize{_suffix}"
+    _name = "_".join(map(_snake, _upstream.split("_")))
+    _size_check = partial(_invalid_size, _method, _shape)
+    SUITE.check(named(_size_check, _name, f"MemoryDomainCopyTest.{_upstream}."))
 
 
 @SUITE.check
 def check_copy_from_invalid_dimensions(device: hal.Device) -> None:
     """MemoryDomainCopyTest.CopyFrom_InvalidDimensions."""
-    with bench(device) as on:
-        _, buffer = on.allocate([on.input()])
-        with MemoryPool.anonymous(on.values().nbytes) as pool:
-            for dimensions in ((1, 32, 32), (32, 1, 32, 8), (1, 32, 32, 8, 1), (1, 32, 32, -8)):
-                with refused(f"copy_from of {dimensions}", InvalidArgument):
-                    buffer.copy_from(pool.memory, dimensions)
-                with refused("copy_to after it", GeneralFailure):
-                    buffer.copy_to(pool.memory)
-            buffer.copy_from(pool.memory, ())
-            buffer.copy_from(pool.memory, SHAPE)
+    with bench(device) as on, MemoryPool.anonymous(on.values().nbytes) as pool:
+        _, buffer = on.allocate(U)
+        for dimensions in ((1, 32, 32), (32, 1, 32, 8), (1, 32, 32, 8, 1), (1, 32, 32, -8)):
+            with refused(f"copy_from of {dimensions}", InvalidArgument):
+                buffer.copy_from(pool.memory, dimensions)
+            with refused("copy_to after it", GeneralFailure):
+                buffer.copy_to(pool.memory)
+        buffer.copy_from(pool.memory, ())
+        buffer.copy_from(pool.memory, SHAPE)
 
 
 @SUITE.check
 def check_copy_from_invalid_dimensions_dynamic_shape(device: hal.Device) -> None:
     """MemoryDomainCopyTest.CopyFrom_InvalidDimensions_DynamicShape."""
-    with bench(device, shape=OPEN_SHAPE) as on:
-        _, buffer = on.allocate([on.input()])
-        with MemoryPool.anonymous(on.values().nbytes) as pool:
-            for dimensions in ((), (32, 32, 8), (4, 32, 8, 32), (None, 32, 32, 8)):
-                with refused(f"copy_from of {dimensions}", InvalidArgument):
-                    buffer.copy_from(pool.memory, dimensions)  # type: ignore[arg-type]
+    with bench(device, shape=OPEN_SHAPE) as on, MemoryPool.anonymous(on.values().nbytes) as pool:
+        _, buffer = on.allocate(U)
+        for dimensions in ((), (32, 32, 8), (4, 32, 8, 32), (None, 32, 32, 8)):
+            with refused(f"copy_from of {dimensions}", InvalidArgument):
+                buffer.copy_from(pool.memory, dimensions)  # type: ignore[arg-type]
 
 
 @SUITE.check
 def check_copy_to_uninitialized_memory(device: hal.Device) -> None:
     """MemoryDomainCopyTest.CopyTo_UninitializedMemory."""
-    with bench(device) as on:
-        _, buffer = on.allocate([on.input()])
-        with (
-            MemoryPool.anonymous(on.values().nbytes) as pool,
-            refused("copy_to of nothing", GeneralFailure),
-        ):
+    with bench(device) as on, MemoryPool.anonymous(on.values().nbytes) as pool:
+        _, buffer = on.allocate(U)
+        with refused("copy_to of nothing", GeneralFailure):
             buffer.copy_to(pool.memory)
-
-
-@SUITE.check
-def check_copy_to_invalid_memory_size(device: hal.Device) -> None:
-    """MemoryDomainCopyTest.CopyTo_InvalidMemorySize."""
-    _copies_refuse_sizes(device, "copy_to", SHAPE)
-
-
-@SUITE.check
-def check_copy_to_invalid_memory_size_dynamic_shape(device: hal.Device) -> None:
-    """MemoryDomainCopyTest.CopyTo_InvalidMemorySize_DynamicShape."""
-    _copies_refuse_sizes(device, "copy_to", OPEN_SHAPE)
-
-
-def _copies_refuse_sizes(device: hal.Device, method: str, shape: Shape) -> None:
-    with bench(device, shape=shape) as on:
-        _, buffer = on.allocate([on.input()])
-        if method == "copy_to":
-            on.write(buffer, on.values())
-        right = on.values().nbytes
-        for size in (right // 2, right - 1, right + 1, 2 * right):
-            with (
-                MemoryPool.anonymous(size) as pool,
-                refused(f"{method} with {size} bytes for {right}", InvalidArgument),
-            ):
-                if method == "copy_to":
-                    buffer.copy_to(pool.memory)
-                else:
-                    buffer.copy_from(pool.memory, on.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.errors import GeneralFailure, InvalidArgument
 from penstock.hal import Device, Memory, PoolArgument, PrepareConfig, Request, Support
 from penstock.hal.device import mappable_kinds, preferred_memory
 from penstock.ir import ConstantPool, DataLocation, DType, Lifetime, Model, ModelBuilder, NDArray
+from penstock.ir.builder import SubgraphBuilder
 from penstock.memory import (
     MEMORY_KINDS,
     HardwareBuffer,
@@ -23,7 +25,7 @@ from penstock.memory import (
 )
 from penstock.memory.hardware import map_image
 from penstock.memory.layout import lay_out
-from penstock.testing.contract.cases import Case, first_case, static_cases
+from penstock.testing.contract.cases import Case, choosing, first_case, static_cases
 from penstock.testing.contract.promise import NotCovered, Suite, refused, require
 from penstock.testing.contract.trial import (
     PLAIN,
@@ -276,17 +278,14 @@ def _beside_itself(model: Model, kind: str) -> Model:
 
 def _branch_with_a_constant() -> Model:
     """IF: adds x and a constant of 512 bytes, or x and x."""
-    b, shape = ModelBuilder(), (8, 16)
-    chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(DType.FLOAT32, shape, "x")
-    targets = []
-    for constant in (True, False):
-        inner = b.subgraph("branch")
-        i = inner.input(DType.FLOAT32, shape, "i")
+    shape = (8, 16)
+
+    def plus(inner: SubgraphBuilder, i: int, *, constant: bool) -> list[int]:
         k = inner.constant(np.ones(shape, np.float32), "k") if constant else i
-        added = inner.operation("ADD", [i, k], [(DType.FLOAT32, shape)])
-        targets.append(b.add_subgraph(inner.finish(added)))
-    branches = {"then_subgraph_index": targets[0], "else_subgraph_index": targets[1]}
-    return b.build(b.operation("IF", [chosen, x], [(DType.FLOAT32, shape)], branches))
+        return inner.operation("ADD", [i, k], [(DType.FLOAT32, shape)])
+
+    branches = partial(plus, constant=True), partial(plus, constant=False)
+    return choosing(ModelBuilder(), shape, *branches)
 
 
 def _is_on_pictures(case: Case) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from penstock import hal
@@ -13,6 +13,7 @@ from penstock.errors import InputError
 from penstock.hal.loading import describe, is_device
 from penstock.ir import Model
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 METHODS: Final = (
@@ -51,6 +52,10 @@ class InterceptingDevice:
         """Called instead of *method* with its *arguments*; `proceed()` makes the real call."""
         return proceed()
 
+    def call(self, method: str, function: Callable[P, T], *arguments: P.args, **_: P.kwargs) -> T:
+        """Calls *function*, the inner *method*, through `intercept`."""
+        return self.intercept(method, arguments, partial(function, *arguments))
+
     @property
     def version(self) -> str:
         return self.device.version
@@ -78,32 +83,20 @@ class InterceptingDevice:
         return self.device.cache_files_needed()
 
     def supported_operations(self, model: Model) -> Sequence[hal.Support]:
-        return self.intercept(
-            "supported_operations", (model,), lambda: self.device.supported_operations(model)
-        )
+        return self.call("supported_operations", self.device.supported_operations, model)
 
     def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
-        return InterceptedModel(
-            self,
-            self.intercept(
-                "prepare_model", (model, config), lambda: self.device.prepare_model(model, config)
-            ),
-        )
+        call = self.call("prepare_model", self.device.prepare_model, model, config)
+        return InterceptedModel(self, call)
 
     def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModel:
-        return InterceptedModel(
-            self,
-            self.intercept(
-                "prepare_model_from_cache",
-                (config,),
-                lambda: self.device.prepare_model_from_cache(config),
-            ),
-        )
+        load = self.device.prepare_model_from_cache
+        return InterceptedModel(self, self.call("prepare_model_from_cache", load, config))
 
     def allocate(
         self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
     ) -> tuple[int, hal.Buffer]:
-        inner = [msgspec.structs.replace(r, prepared=_unwrapped(r.prepared)) for r in roles]
+        inner = [replace(r, prepared=_unwrapped(r.prepared)) for r in roles]
         return self.intercept("allocate", (desc, roles), lambda: self.device.allocate(desc, inner))
 
     def close(self) -> None:
@@ -117,9 +110,7 @@ class InterceptedModel:
         self.owner, self.prepared = owner, prepared
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
-        return self.owner.intercept(
-            "execute", (request, config), lambda: self.prepared.execute(request, config)
-        )
+        return self.owner.call("execute", self.prepared.execute, request, config)
 
     @property
     def cache_report(self) -> hal.CacheReport:
@@ -132,28 +123,17 @@ class InterceptedModel:
         config: hal.ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> hal.Fence:
-        return self.owner.intercept(
-            "execute_fenced",
-            (request, wait_for, config, timeout_after_fence_ns),
-            lambda: self.prepared.execute_fenced(request, wait_for, config, timeout_after_fence_ns),
-        )
+        arguments = request, wait_for, config, timeout_after_fence_ns
+        return self.owner.call("execute_fenced", self.prepared.execute_fenced, *arguments)
 
     def configure_burst(self) -> hal.Burst:
-        return InterceptedBurst(
-            self.owner,
-            self.owner.intercept("configure_burst", (), self.prepared.configure_burst),
-        )
+        burst = self.owner.call("configure_burst", self.prepared.configure_burst)
+        return InterceptedBurst(self.owner, burst)
 
     def create_reusable_execution(self, request: hal.Request) -> hal.ReusableExecution:
-        return InterceptedExecution(
-            self.owner,
-            request,
-            self.owner.intercept(
-                "create_reusable_execution",
-                (request,),
-                lambda: self.prepared.create_reusable_execution(request),
-            ),
-        )
+        create = self.prepared.create_reusable_execution
+        execution = self.owner.call("create_reusable_execution", create, request)
+        return InterceptedExecution(self.owner, request, execution)
 
     def close(self) -> None:
         self.prepared.close()
@@ -166,9 +146,7 @@ class InterceptedBurst:
         self._owner, self._burst = owner, burst
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
-        return self._owner.intercept(
-            "burst_execute", (request, config), lambda: self._burst.execute(request, config)
-        )
+        return self._owner.call("burst_execute", self._burst.execute, request, config)
 
     def close(self) -> None:
         self._burst.close()
@@ -183,11 +161,9 @@ class InterceptedExecution:
         self._owner, self._request, self._execution = owner, request, execution
 
     def execute(self, config: hal.ExecutionConfig) -> hal.ExecutionResult:
-        return self._owner.intercept(
-            "reusable_execute",
-            (self._request, config),
-            lambda: self._execution.execute(config),
-        )
+        arguments = self._request, config
+        proceed = partial(self._execution.execute, config)
+        return self._owner.intercept("reusable_execute", arguments, proceed)
 
     def close(self) -> None:
         self._execution.close()

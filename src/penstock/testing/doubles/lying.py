@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock import hal
 from penstock.errors import GeneralFailure, InputError
@@ -43,33 +44,32 @@ class ScribblingDevice(InterceptingDevice):
 def scribble(request: hal.Request, where: Where) -> None:
     """Inverts one byte over each input of *request*, or behind or before each output."""
     over = request.inputs if where == "inputs" else request.outputs
-    for argument in over:
-        if isinstance(argument, hal.HostMemory):
-            if where == "inputs":
-                _turn(argument.array, 1)
-        elif isinstance(argument, hal.PoolArgument):
-            place = argument.location
-            at = {"inputs": place.offset, "before": place.offset - 1}.get(
-                where, place.offset + place.length
-            )
-            with map_memory(request.pools[place.pool]) as mapping:
-                if 0 <= at < mapping.array.size:
-                    mapping.array[at] ^= 0xFF
+    for _, memory, start, end in _places(request, over):
+        at = {"inputs": start, "before": start - 1, "behind": end}[where]
+        if 0 <= at < memory.size:
+            memory[at] ^= 0xFF
 
 
 def damage_outputs(request: hal.Request) -> None:
     """Inverts the first bytes of every output of *request*."""
-    for argument in request.outputs:
+    for _, memory, start, end in _places(request, request.outputs):
+        memory[start : min(end, start + DAMAGED_BYTES)] ^= 0xFF
+
+
+def _places(
+    request: hal.Request, arguments: Sequence[hal.RequestArgument]
+) -> Iterator[tuple[int, NDArray, int, int]]:
+    """Of each of *arguments* with memory: its position, all bytes of the memory, and where the
+    argument starts and ends in it.
+    """
+    for position, argument in enumerate(arguments):
         if isinstance(argument, hal.HostMemory):
-            _turn(argument.array, DAMAGED_BYTES)
+            flat = argument.array.reshape(-1).view(np.uint8)
+            yield position, flat, 0, flat.size
         elif isinstance(argument, hal.PoolArgument):
             place = argument.location
             with map_memory(request.pools[place.pool]) as mapping:
-                _turn(mapping.array[place.offset : place.offset + place.length], DAMAGED_BYTES)
-
-
-def _turn(array: NDArray, count: int) -> None:
-    array.reshape(-1).view(np.uint8)[:count] ^= 0xFF
+                yield position, mapping.array, place.offset, place.offset + place.length
 
 
 Lie: TypeAlias = Literal[
@@ -149,16 +149,16 @@ class LyingDevice(InterceptingDevice):
             if lie in self.lies:
                 scribble(request, where)
         if "output_count" in self.lies:
-            return hal.ExecutionResult(tuple(shapes[:-1]) or (shapes[0],) * 2, result.timing)
-        if "output_shapes" in self.lies:
-            wrong = (hal.OutputShape((*s.dimensions, 3)) for s in shapes)
-            return hal.ExecutionResult(tuple(wrong), result.timing)
-        if "insufficient" in self.lies:
-            small = (hal.OutputShape(s.dimensions, is_sufficient=False) for s in shapes)
-            return hal.ExecutionResult(tuple(small), result.timing)
-        if "timing" in self.lies:
-            return hal.ExecutionResult(result.output_shapes, hal.Timing(2, 1))
-        return result
+            wrong = shapes[:-1] or [shapes[0]] * 2
+        elif "output_shapes" in self.lies:
+            wrong = [hal.OutputShape((*s.dimensions, 3)) for s in shapes]
+        elif "insufficient" in self.lies:
+            wrong = [hal.OutputShape(s.dimensions, is_sufficient=False) for s in shapes]
+        elif "timing" in self.lies:
+            return replace(result, timing=hal.Timing(2, 1))
+        else:
+            return result
+        return replace(result, output_shapes=tuple(wrong))
 
 
 Fault: TypeAlias = Literal["much", "little", "nan", "noise"]
@@ -194,9 +194,7 @@ class WrongDevice(InterceptingDevice):
         self.lock = threading.Lock()
 
     def prepare_model(self, model: Model, config: hal.PrepareConfig) -> hal.PreparedModel:
-        prepared = self.intercept(
-            "prepare_model", (model, config), lambda: self.device.prepare_model(model, config)
-        )
+        prepared = self.call("prepare_model", self.device.prepare_model, model, config)
         return _WrongModel(self, prepared, model)
 
 
@@ -213,7 +211,8 @@ class _WrongModel(InterceptedModel, hal.PreparedModelBase):  # type: ignore[over
         with owner.lock:
             self._ran += 1
             late = self._ran > owner.after
-        meant = late and (owner.when is None or owner.when(_arrays(request.inputs)))
+        arrays = [a.array for a in request.inputs if isinstance(a, hal.HostMemory)]
+        meant = late and (owner.when is None or owner.when(arrays))
         result = super().execute(request, config)
         if meant and self._reached:
             with owner.lock:
@@ -228,16 +227,12 @@ class _WrongModel(InterceptedModel, hal.PreparedModelBase):  # type: ignore[over
     execute_fenced = hal.PreparedModelBase.execute_fenced
 
     def _spoil(self, request: hal.Request, turn: int) -> None:
-        for position, argument in enumerate(request.outputs):
-            if position not in self._reached:
-                continue
-            if isinstance(argument, hal.HostMemory):
-                spoil(argument.array, self._wrong.fault, turn)
-            elif isinstance(argument, hal.PoolArgument):
-                place = argument.location
-                with map_memory(request.pools[place.pool]) as mapping:
-                    raw = mapping.array[place.offset : place.offset + place.length]
-                    spoil(raw.view(self._dtypes[position]), self._wrong.fault, turn)
+        for position, memory, start, end in _places(request, request.outputs):
+            if position in self._reached:
+                argument, dtype = request.outputs[position], self._dtypes[position]
+                if isinstance(argument, hal.HostMemory):
+                    dtype = argument.array.dtype
+                spoil(memory[start:end].view(dtype), self._wrong.fault, turn)
 
 
 def spoil(array: NDArray, fault: Fault, turn: int = 1) -> None:
@@ -284,7 +279,3 @@ def _reached(model: Model, operation: str) -> frozenset[int]:
         if operation in (each.type, each.key) or touched.intersection(each.inputs):
             touched.update(each.outputs)
     return frozenset(k for k, o in enumerate(entry.outputs) if o in touched)
-
-
-def _arrays(arguments: Collection[Any]) -> list[NDArray]:
-    return [a.array for a in arguments if isinstance(a, hal.HostMemory)]

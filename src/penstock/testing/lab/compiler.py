@@ -36,38 +36,38 @@ Progress = Callable[[int, int], None]
 
 def support(model: Model, operation: Operation) -> Support:
     """Whether there is an instruction for *operation*, or the reason why not."""
+    reason = _refusal(model, operation)
+    return Support(supported=False, reason=reason) if reason else SUPPORTED
+
+
+def _refusal(model: Model, operation: Operation) -> str:
     if operation.type not in OPCODES or operation.type == "FULLY_CONNECTED_TURNED":
-        return Support(supported=False, reason=f"the lab device has no {operation.type}")
+        return f"the lab device has no {operation.type}"
     if len(operation.outputs) != 1:
-        return _no(f"{len(operation.outputs)} outputs; one is possible")
+        return f"{len(operation.outputs)} outputs; one is possible"
     read = _read(model, operation)
-    for index in (*read, operation.outputs[0]):
+    used = (*read, operation.outputs[0])
+    for index in used:
         if reason := _odd(model.operands[index], index):
-            return _no(reason)
+            return reason
     attributes = operation.attributes
     activation = attributes.get("fused_activation_function", "NONE")
     if activation not in ACTIVATIONS:
-        return _no(f"no fused activation {activation!r}")
+        return f"no fused activation {activation!r}"
     if attributes.get("weights_format", "DEFAULT") != "DEFAULT":
-        return _no("shuffled weights are not read")
+        return "shuffled weights are not read"
     if operation.type == "FULLY_CONNECTED" and not model.operands[read[1]].is_constant:
-        return _no("its weights must be constant")
+        return "its weights must be constant"
     if len(read) > 255:
-        return _no(f"{len(read)} inputs; 255 are possible")
-    used = (*read, operation.outputs[0])
+        return f"{len(read)} inputs; 255 are possible"
+    opcode = OPCODES[operation.type]
     if not all(is_static(model.operands[i].shape) for i in used):
-        if OPCODES[operation.type].arity == len(read):
-            return SUPPORTED
-        return _no(f"{operation.type} of values whose shapes are not known")
-    shapes = [static_shape(model.operands[i].shape) or () for i in read]
-    output = static_shape(model.operands[operation.outputs[0]].shape) or ()
-    if not OPCODES[operation.type].fits(_instruction(model, operation), shapes, output):
-        return _no(f"inputs of shapes {shapes} do not give {output}")
-    return SUPPORTED
-
-
-def _no(reason: str) -> Support:
-    return Support(supported=False, reason=reason)
+        knows = opcode.arity == len(read)
+        return "" if knows else f"{operation.type} of values whose shapes are not known"
+    *shapes, output = (static_shape(model.operands[i].shape) or () for i in used)
+    if not opcode.fits(_instruction(model, operation), shapes, output):
+        return f"inputs of shapes {shapes} do not give {output}"
+    return ""
 
 
 def _odd(operand: Operand, index: int) -> str:
@@ -123,10 +123,8 @@ def compile_model(model: Model, progress: Progress) -> Program:
         instructions.append(replace(_instruction(model, operation), operations=(index,)))
         progress(index + 1, len(operations))
     entry = model.entry
-    used = sorted(
-        {*entry.inputs, *entry.outputs}
-        | {n for one in instructions for n in (*one.inputs, one.output)}
-    )
+    computed = {n for one in instructions for n in (*one.inputs, one.output)}
+    used = sorted({*entry.inputs, *entry.outputs} | computed)
     weights = _Weights()
     slots = [_slot(model, index, weights) for index in used]
     place = {index: n for n, index in enumerate(used)}
@@ -135,7 +133,10 @@ def compile_model(model: Model, progress: Progress) -> Program:
         tuple(slots),
         tuple(place[i] for i in entry.inputs),
         tuple(place[i] for i in entry.outputs),
-        tuple(_renumbered(one, place) for one in instructions),
+        tuple(
+            replace(one, inputs=tuple(place[i] for i in one.inputs), output=place[one.output])
+            for one in instructions
+        ),
         weights.view(),
     )
 
@@ -145,10 +146,10 @@ def _slot(model: Model, index: int, weights: _Weights) -> Slot:
     shape = operand.shape
     large = max((d or 0 for d in shape or ()), default=0) >= MOST_OF_A_DIMENSION
     if large or operand.dtype not in DTYPES or operand.quantization is not None:
+        name = operand.name or f"operand {index}"
         raise GeneralFailure(
-            f"{operand.name or f'operand {index}'} is {operand.dtype.value} of shape "
-            f"{operand.shape}, "
-            f"which passes through no program of the lab device"
+            f"{name} is {operand.dtype.value} of shape {operand.shape}, which passes through no "
+            "program of the lab device"
         )
     offset = weights.add(model.constant(operand)) if operand.is_constant else None
     return Slot(operand.dtype, shape, offset)
@@ -168,10 +169,6 @@ class _Weights:
 
     def view(self) -> memoryview:
         return memoryview(bytes(self._content))
-
-
-def _renumbered(one: Instruction, place: dict[int, int]) -> Instruction:
-    return replace(one, inputs=tuple(place[i] for i in one.inputs), output=place[one.output])
 
 
 def optimise(program: Program) -> Program:
@@ -227,13 +224,11 @@ def _fuse(program: Program) -> list[Instruction]:
 def _turnable(program: Program, instructions: Sequence[Instruction]) -> set[int]:
     """The constants that are only used as weights of layers."""
     layers = {one.inputs[1] for one in instructions if one.opcode == "FULLY_CONNECTED"}
-    others = {
-        n
-        for one in instructions
-        for position, n in enumerate(one.inputs)
-        if not (one.opcode == "FULLY_CONNECTED" and position == 1)
-    }
-    return layers - others - set(program.outputs)
+    others = set(program.outputs)
+    for one in instructions:
+        is_layer = one.opcode == "FULLY_CONNECTED"
+        others.update(one.inputs[:1] + one.inputs[2:] if is_layer else one.inputs)
+    return layers - others
 
 
 def interface(program: Program) -> Model:

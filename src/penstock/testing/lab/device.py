@@ -5,37 +5,30 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property, partial
 from typing import Final, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from penstock import hal
+from penstock import errors, hal
 from penstock.blobcache import Capacity, Limits, PersistentBlobCache, Policy, Select
-from penstock.distribution import current_origin, made_by
-from penstock.errors import CacheError, GeneralFailure, InputError
+from penstock.distribution import made_by
+from penstock.driverkit.engine import EngineDevice, report_of
+from penstock.driverkit.postponed_write import PostponedWrite
 from penstock.hal.capabilities import FEATURE_LEVELS
 from penstock.ir import Model
 from penstock.memory import MEMORY_KINDS
-from penstock.sealed import SYSTEM_FILES, FileSystem, KeyStore, Registry, SaveReport, Seal
-from penstock.testing.lab.compiler import compile_model, optimise, support
-from penstock.testing.lab.machine import LabDomain, Machine
-from penstock.testing.lab.prepared import LabPreparedModel
-from penstock.testing.lab.program import (
-    Artefact,
-    Bytes,
-    Compiled,
-    MalformedProgram,
-    Program,
-    decode,
-    encode,
-    join,
-    pack,
-    split,
-    unpack,
-)
+from penstock.sealed import SYSTEM_FILES, FileSystem, KeyStore, LoadedEntry, Registry, Seal
+from penstock.sealed.late import LateWriter
+from penstock.testing.lab import program as programs
+from penstock.testing.lab.compiler import compile_model, interface, optimise, support
+from penstock.testing.lab.execution import execute
+from penstock.testing.lab.machine import LabDomain, LaidOut, Machine
+from penstock.testing.lab.program import Artefact, Bytes, Compiled, Program
 
 LIMITS: Final = Limits(key=96, value=4 << 20, total=32 << 20)
 POLICY: Final = Policy(Select.LRU, Capacity.FIT)
@@ -54,11 +47,9 @@ class Artefacts:
         self, blobs: PersistentBlobCache | str | os.PathLike[str], device: str, version: str
     ) -> None:
         self._owned = not isinstance(blobs, PersistentBlobCache)
-        self._blobs = (
-            blobs
-            if isinstance(blobs, PersistentBlobCache)
-            else PersistentBlobCache.open(blobs, LIMITS, POLICY)
-        )
+        if not isinstance(blobs, PersistentBlobCache):
+            blobs = PersistentBlobCache.open(blobs, LIMITS, POLICY)
+        self._blobs = blobs
         self._device = b"artefact of " + hashlib.sha256(device.encode()).digest()
         self._version = self._device + hashlib.sha256(version.encode()).digest()[:16]
         self._delete(keep=self._version)
@@ -66,13 +57,13 @@ class Artefacts:
     def find(self, what: bytes) -> tuple[memoryview, memoryview] | None:
         """The stream and weights stored under *what*."""
         found = self._blobs.get(self._key(what))
-        with suppress(MalformedProgram):
-            return None if found is None else unpack(found)
+        with suppress(programs.MalformedProgram):
+            return None if found is None else programs.unpack(found)
         return None
 
     def keep(self, what: bytes, stream: Bytes, weights: Bytes) -> bool:
         """Stores them if they fit; returns whether they did."""
-        return self._blobs.set(self._key(what), pack(stream, weights))
+        return self._blobs.set(self._key(what), programs.pack(stream, weights))
 
     def free(self) -> int:
         """Frees all programs of the device and returns their number."""
@@ -107,7 +98,14 @@ LAYOUTS: Final[tuple[Layout, ...]] = ("rows", "tiles")
 MODES: Final[tuple[Mode, ...]] = ("now", "first_run", "staged")
 
 
-class LabDevice(hal.DeviceBase):
+CAPABILITIES: Final = hal.Capabilities(
+    performance={"float32": hal.PerformanceInfo(execution_time=1.2, power_usage=1.2)},
+    default_performance=None,
+    only_when_named=True,
+)
+
+
+class LabDevice(EngineDevice):
     """A small float32 accelerator in NumPy, for tests of compilation caching.
 
     It executes only programs that it has deserialised from payloads of cache files, compiled or
@@ -128,12 +126,7 @@ class LabDevice(hal.DeviceBase):
     *registry*, *keys* and *file_system* are those of its `penstock.sealed.Seal`. Thread-safe.
     """
 
-    type = hal.DeviceType.ACCELERATOR
-    capabilities = hal.Capabilities(
-        performance={"float32": hal.PerformanceInfo(execution_time=1.2, power_usage=1.2)},
-        default_performance=None,
-        only_when_named=True,
-    )
+    domain: LabDomain
 
     def __init__(
         self,
@@ -153,33 +146,26 @@ class LabDevice(hal.DeviceBase):
         on_engine: Callable[[str], None] | None = None,
     ) -> None:
         if layout not in LAYOUTS:
-            raise InputError(f"no lab device has the layout {layout!r}")
+            raise errors.InputError(f"no lab device has the layout {layout!r}")
         if mode not in MODES or feature_level not in FEATURE_LEVELS or uses < 1:
-            raise InputError(f"no lab device has mode {mode!r}, level {feature_level}, {uses} uses")
-        self.name, self.version, self.feature_level = name, version, feature_level
-        self.mode, self.uses = mode, uses
+            raise errors.InputError(
+                f"no lab device has mode {mode!r}, level {feature_level}, {uses} uses"
+            )
         kinds = MEMORY_KINDS if feature_level >= IMAGES_FROM_LEVEL else MEMORY_KINDS[:2]
-        self.capabilities = replace(type(self).capabilities, memory_kinds=kinds)
-        self.machine = Machine(tiled=layout == "tiles", count=self.count, kinds=kinds)
-        self.domain: LabDomain | None = None
-        self._memory = memory
-        self._needed, self._trust = files, (registry, keys, file_system)
+        claims = replace(CAPABILITIES, memory_kinds=kinds)
+        super().__init__(name, hal.DeviceType.ACCELERATOR, claims)
+        self.feature_level, self.mode, self.uses = feature_level, mode, uses
+        self._version, self._files = version, files
+        self.machine = Machine(tiled=layout == "tiles", count=self.tally, kinds=kinds)
+        self.domain = LabDomain(self.machine, self._interface_of, memory)
+        trust = partial(Seal, registry=registry, keys=keys, file_system=file_system)
+        self._make_seal = partial(trust, name, version, files=files)
         self._artefacts = None if blobs is None else Artefacts(blobs, name, version)
         self._on_engine = on_engine
         self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._known_seal: Seal | None = None
-        self._origin = current_origin()
 
-    @property
-    def compiles(self) -> int:
-        """How often a model was compiled, or a program optimised."""
-        return self._counts["compiles"]
-
-    @property
-    def loads(self) -> int:
-        """How often an entry was loaded from cache files."""
-        return self._counts["loads"]
+    def version_of_artefacts(self) -> str:
+        return self._version
 
     @property
     def saves(self) -> int:
@@ -197,78 +183,42 @@ class LabDevice(hal.DeviceBase):
         with self._lock:
             return {act: self._counts[act] for act in ("compile", "deserialise", "execute")}
 
-    @property
+    @cached_property
     def seal(self) -> Seal:
         """The seal of the device's cache files."""
-        with self._lock:
-            if self._known_seal is None:
-                registry, keys, files = self._trust
-                with made_by(self._origin):
-                    self._known_seal = Seal(
-                        self.name,
-                        self.version,
-                        files=self._needed,
-                        registry=registry,
-                        keys=keys,
-                        file_system=files,
-                    )
-            return self._known_seal
+        with made_by(self._origin):
+            return self._make_seal()
 
     def cache_files_needed(self) -> tuple[int, int]:
-        return self._needed
+        return self._files
 
-    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
-        answers = [support(model, operation) for operation in model.operations]
-        return hal.refuse_unmapped(model, answers, self.capabilities.memory_kinds)
+    def examine(self, model: Model) -> Sequence[hal.Support]:
+        return [support(model, operation) for operation in model.operations]
 
-    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> LabPreparedModel:
-        hal.validate_prepare(model, config, self.capabilities.memory_kinds)
-        hal.validate_support(model, self.supported_operations(model))
+    def compile(self, model: Model, config: hal.PrepareConfig) -> LabPreparedModel:
         if self.mode == "first_run":
-            return self._prepare_later(model, config)
-        compiled = self.compile(model, "baseline", config)
-        report, writer = None, None
-        if config.model_cache or config.data_cache:
-            entry = config.model_cache, config.data_cache, config.token, config.binding
-            report = self.seal.save(*entry, model=compiled.model, data=compiled.data)
-            if self.mode == "staged" and report.saved:
-                writer = self.seal.late_writer(config, expected=report.entry)
-        return LabPreparedModel(
-            self,
-            self.report(report, compiled.program.artefact, later=writer is not None),
-            program=compiled.program,
-            writer=writer,
-            improving=self.mode == "staged",
-        )
+            return self._compile_later(model, config)
+        made = self.compiled(model, "baseline", config)
+        writer, staged = None, self.mode == "staged"
+        saved = self.save(config, lambda: (made.model, made.data))
+        if saved is not None and saved.saved:
+            self.tally("saves")
+            writer = self.seal.late_writer(config, expected=saved.entry) if staged else None
+        report = report_of(saved, made.program.artefact, later=writer is not None)
+        return LabPreparedModel(self, report, made.program, writer=writer, improving=staged)
 
-    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> LabPreparedModel:
-        hal.validate_prepare_config(config)
-        if self._needed == (0, 0):
-            raise GeneralFailure("this lab device does not cache")
-        try:
-            entry = config.model_cache, config.data_cache, config.token, config.binding
-            loaded = self.seal.load(*entry)
-        except CacheError as error:
-            raise GeneralFailure(str(error)) from error
-        program = self.deserialise(loaded.model, loaded.data)
-        self.count("loads")
+    def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModelBase:
+        if self._files == (0, 0):
+            raise errors.GeneralFailure("this lab device does not cache")
+        return super().prepare_model_from_cache(config)
+
+    def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> LabPreparedModel:
+        program = self.deserialise(entry.model, entry.data)
+        self.count(loads=1)
         improving = self.mode == "staged" and program.artefact == "baseline"
-        writer = self.seal.late_writer(config, expected=loaded.entry) if improving else None
+        writer = self.seal.late_writer(config, expected=entry.entry) if improving else None
         report = hal.CacheReport(later=writer is not None, artefact=program.artefact)
-        return LabPreparedModel(self, report, program=program, writer=writer, improving=improving)
-
-    def allocate(
-        self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
-    ) -> tuple[int, hal.Buffer]:
-        with self._lock:
-            if self.domain is None:
-                self.domain = LabDomain(self.machine, self._interface_of, self._memory)
-        return self.domain.allocate(desc, roles)
-
-    def _interface_of(self, prepared: object) -> Model | None:
-        if isinstance(prepared, LabPreparedModel) and prepared.device is self:
-            return prepared.model
-        return None
+        return LabPreparedModel(self, report, program, writer=writer, improving=improving)
 
     def free_artefacts(self) -> int:
         """Frees every program in the device's own blob cache and returns their number."""
@@ -278,96 +228,186 @@ class LabDevice(hal.DeviceBase):
         if self._artefacts is not None:
             self._artefacts.close()
 
-    def compile(
+    def compiled(
         self, model: Model, form: Artefact, config: hal.PrepareConfig | None = None
     ) -> Compiled:
         """*model* in that form: from the device's own blobs, else compiled."""
 
         def made() -> Program:
-            baseline = compile_model(model, lambda done, total: _report(config, done, total))
+            baseline = compile_model(model, partial(_report, config))
             return baseline if form == "baseline" else optimise(baseline)
 
         return self._kept_or(f"{form} {model.digest.hex()}".encode(), made)
 
-    def improve(self, baseline: Program) -> Compiled:
+    def improved(self, baseline: Program) -> Compiled:
         """The optimised form of a program: from the device's own blobs, else compiled."""
-        key = b"improved " + b"".join(encode(baseline))
+        key = b"improved " + b"".join(programs.encode(baseline))
         return self._kept_or(key, lambda: optimise(baseline))
 
     def deserialise(self, model: Sequence[Bytes], data: Sequence[Bytes]) -> Program:
         """The program in an entry's payloads. Raises `GeneralFailure`."""
         self.engine("deserialise")
-        return decode(*join(model, data))
-
-    def report(
-        self, saved: SaveReport | None, artefact: str, *, later: bool = False
-    ) -> hal.CacheReport:
-        """The report of a save (None: not requested); counts it."""
-        if saved is None:
-            return hal.CacheReport(later=later, artefact=artefact)
-        if saved.saved:
-            self.count("saves")
-        return hal.CacheReport(
-            "saved" if saved.saved else "failed", saved.reason or "", later, artefact
-        )
+        return programs.decode(*programs.join(model, data))
 
     def engine(self, act: str) -> None:
         """Counts *act* and calls *on_engine* with it."""
-        self.count(act)
+        self.tally(act)
         if self._on_engine is not None:
             self._on_engine(act)
 
-    def count(self, what: str) -> None:
+    def tally(self, what: str) -> None:
+        """Counts saves, conversions, and actions of the engine."""
         with self._lock:
             self._counts[what] += 1
 
-    def _prepare_later(self, model: Model, config: hal.PrepareConfig) -> LabPreparedModel:
-        writer, report = None, hal.CacheReport()
-        if config.model_cache or config.data_cache:
-            counts = len(config.model_cache), len(config.data_cache)
-            if counts != self._needed:
-                reason = f"InvalidArgument: {counts} files were given, {self._needed} are needed"
-                report = hal.CacheReport("failed", reason)
-            elif config.lock is None:
-                reason = "NotYetWritten: without the entry's lock nothing is written later"
-                report = hal.CacheReport("failed", reason)
-            else:
-                self._empty((*config.model_cache, *config.data_cache))
-                writer = self.seal.late_writer(config, expected=None)
-                report = hal.CacheReport(later=True)
+    def _compile_later(self, model: Model, config: hal.PrepareConfig) -> LabPreparedModel:
+        has_files, writer, reason = bool(config.model_cache or config.data_cache), None, ""
+        counts = len(config.model_cache), len(config.data_cache)
+        if has_files and counts != self._files:
+            reason = f"InvalidArgument: {counts} files were given, {self._files} are needed"
+        elif has_files and config.lock is None:
+            reason = "NotYetWritten: without the entry's lock nothing is written later"
+        elif has_files:
+            # Until the late write, the content of the files must not be a valid entry.
+            with suppress(OSError):
+                for handle in (*config.model_cache, *config.data_cache):
+                    self.seal.file_system.truncate(handle.fd, 0)
+            writer = self.seal.late_writer(config, expected=None)
+        is_pending = has_files and not reason
+        report = hal.CacheReport("failed" if reason else "none", reason, later=is_pending)
         return LabPreparedModel(self, report, model=model, writer=writer)
-
-    def _empty(self, handles: Sequence[hal.CacheHandle]) -> None:
-        """Truncates files that are written later, so that their content is not a valid entry."""
-        with suppress(OSError):
-            for handle in handles:
-                self.seal.file_system.truncate(handle.fd, 0)
 
     def _kept_or(self, key: bytes, made: Callable[[], Program]) -> Compiled:
         """The program stored under *key*; otherwise a newly compiled one, which is then stored."""
         if self._artefacts is not None and (kept := self._artefacts.find(key)) is not None:
-            with suppress(GeneralFailure):
+            with suppress(errors.GeneralFailure):
                 return self._compiled(*kept)
         self.engine("compile")
-        self.count("compiles")
-        encoded = encode(made())
+        self.count(compiles=1)
+        encoded = programs.encode(made())
         if self._artefacts is not None:
             self._artefacts.keep(key, *encoded)
         return self._compiled(*encoded)
 
     def _compiled(self, stream: Bytes, weights: Bytes) -> Compiled:
         """The program as one payload per file; as two pieces if it has no files."""
-        model, data = split(stream, weights, self._needed if any(self._needed) else (1, 1))
+        files = self._files if any(self._files) else (1, 1)
+        model, data = programs.split(stream, weights, files)
         return Compiled(self.deserialise(model, data), model, data)
 
 
 def _report(config: hal.PrepareConfig | None, done: int, total: int) -> None:
-    if config is None:
-        return
-    if config.cancel is not None:
+    if config is not None and config.cancel is not None:
         config.cancel.check()
-    if config.progress is not None:
+    if config is not None and config.progress is not None:
         config.progress(hal.ProgressEvent("compile", "lab", done, total))
+
+
+class LabPreparedModel(hal.PreparedModelBase):
+    """Executes *program*, which was deserialised from the payloads of an entry.
+
+    Without a program, the first run reads or compiles *model*. An *improving* model does the same
+    for the optimised form after enough runs. Both write through *writer*, if given, at the end of
+    that run or a later one, and then close the handles.
+    """
+
+    def __init__(
+        self,
+        device: LabDevice,
+        report: hal.CacheReport,
+        program: Program | None = None,
+        *,
+        model: Model | None = None,
+        writer: LateWriter | None = None,
+        improving: bool = False,
+    ) -> None:
+        if program is not None:
+            model = interface(program)
+        assert model is not None
+        self.device, self.model, self._report = device, model, report
+        self._program, self._writer = program, writer
+        self._write: PostponedWrite | None = None
+        self._uses_left = device.uses if improving else 0
+        self._changing = threading.Lock()
+        self._laid_out: tuple[Program | None, LaidOut] = None, LaidOut()
+
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
+        hal.validate_request(self.model, request, config)
+        program = self._program or self._first()
+        self.device.engine("execute")
+        laid_out = self._laid_out
+        if laid_out[0] is not program:
+            laid_out = self._laid_out = program, LaidOut()
+        with self.device.domain.claim(self, request) as claim:
+            result = execute(program, request, config, self.device.machine, laid_out[1], claim)
+        if self._uses_left:
+            self._count_use()
+        write = self._write
+        if write is not None and write.attempt(config.deadline_ns) and write.report.save == "saved":
+            self.device.tally("saves")
+        return result
+
+    @property
+    def cache_report(self) -> hal.CacheReport:  # type: ignore[override]  # a late write changes it
+        return self._report if self._write is None else self._write.report
+
+    def close(self) -> None:
+        with self._changing:
+            for part in (self._writer, self._write):
+                if part is not None:
+                    part.close()
+
+    def _first(self) -> Program:
+        """The program. It is compiled just in time unless another process has written it
+        meanwhile.
+        """
+        with self._changing:
+            if self._program is None:
+                compile_now = partial(self.device.compiled, self.model, "optimised")
+                self._program = self._written() or self._late(compile_now)
+            return self._program
+
+    def _count_use(self) -> None:
+        """Changes to the optimised form at the last use. Other threads continue with the old
+        form.
+        """
+        if not self._changing.acquire(blocking=False):
+            return
+        try:
+            self._uses_left = max(0, self._uses_left - 1)
+            if not self._uses_left and (baseline := self._program) is not None:
+                compile_now = partial(self.device.improved, baseline)
+                self._program = self._written() or self._late(compile_now)
+        finally:
+            self._changing.release()
+
+    def _written(self) -> Program | None:
+        """The optimised form, if the entry contains it by now."""
+        writer = self._writer
+        if writer is None:
+            return None
+        try:
+            loaded = writer.load()
+            program = self.device.deserialise(loaded.model, loaded.data)
+        except (errors.CacheError, errors.ClosedError, errors.GeneralFailure):
+            return None
+        if program.artefact != "optimised":
+            return None
+        self.device.count(loads=1)
+        self._report = hal.CacheReport(artefact=program.artefact)
+        writer.close()
+        return program
+
+    def _late(self, compile_now: Callable[[], Compiled]) -> Program:
+        """Compiles. Runs write the program to the entry as soon as they can without waiting."""
+        began = time.monotonic_ns()
+        made = compile_now()
+        spent = time.monotonic_ns() - began
+        form = made.program.artefact
+        self._report = hal.CacheReport(artefact=form)
+        if (writer := self._writer) is not None:
+            self._write = PostponedWrite(writer, lambda: (made.model, made.data), form, spent)
+        return made.program
 
 
 def create() -> LabDevice:

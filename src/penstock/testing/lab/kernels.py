@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -67,15 +68,20 @@ def _same(_: Arguments, shapes: Sequence[Dimensions], output: Dimensions) -> boo
     return list(shapes) == [output]
 
 
-def _rows(_: Arguments, shapes: Sequence[Dimensions], output: Dimensions) -> bool:
-    return list(shapes) == [output] and len(output) > 0 and output[-1] > 0
+def _rows(arguments: Arguments, shapes: Sequence[Dimensions], output: Dimensions) -> bool:
+    return _same(arguments, shapes, output) and len(output) > 0 and output[-1] > 0
 
 
 def _as_many(_: Arguments, shapes: Sequence[Dimensions], output: Dimensions) -> bool:
     return len(shapes) == 1 and math.prod(shapes[0]) == math.prod(output)
 
 
-def _product(shapes: Sequence[Dimensions], output: Dimensions, units: int, depth: int) -> bool:
+def _connected(
+    _: Arguments, shapes: Sequence[Dimensions], output: Dimensions, *, turned: bool
+) -> bool:
+    if not 2 <= len(shapes) <= 3 or len(shapes[1]) != 2:
+        return False
+    units, depth = reversed(shapes[1]) if turned else shapes[1]
     elements = math.prod(shapes[0])
     return (
         depth > 0
@@ -84,22 +90,6 @@ def _product(shapes: Sequence[Dimensions], output: Dimensions, units: int, depth
         and output[-1] == units
         and math.prod(output) == elements // depth * units
         and all(bias == (units,) for bias in shapes[2:])
-    )
-
-
-def _connected(_: Arguments, shapes: Sequence[Dimensions], output: Dimensions) -> bool:
-    return (
-        2 <= len(shapes) <= 3
-        and len(shapes[1]) == 2
-        and _product(shapes, output, units=shapes[1][0], depth=shapes[1][1])
-    )
-
-
-def _connected_turned(_: Arguments, shapes: Sequence[Dimensions], output: Dimensions) -> bool:
-    return (
-        2 <= len(shapes) <= 3
-        and len(shapes[1]) == 2
-        and _product(shapes, output, units=shapes[1][1], depth=shapes[1][0])
     )
 
 
@@ -112,19 +102,17 @@ def _joined(arguments: Arguments, shapes: Sequence[Dimensions], output: Dimensio
     return same_rank and len(others) == 1 and sum(s[axis] for s in shapes) == output[axis]
 
 
-def _fully_connected(_: Arguments, inputs: Sequence[NDArray], shape: Dimensions) -> NDArray:
+def _fully_connected(
+    _: Arguments, inputs: Sequence[NDArray], shape: Dimensions, *, turned: bool
+) -> NDArray:
     x, weights, *bias = inputs
-    return _times(x, weights.T, bias, shape)
-
-
-def _fully_connected_turned(_: Arguments, inputs: Sequence[NDArray], shape: Dimensions) -> NDArray:
-    x, weights, *bias = inputs
-    return _times(x, weights, bias, shape)
-
-
-def _times(x: NDArray, weights: NDArray, bias: Sequence[NDArray], shape: Dimensions) -> NDArray:
+    weights = weights if turned else weights.T
     product = x.reshape(-1, weights.shape[0]) @ weights
     return (product + bias[0] if bias else product).reshape(shape)
+
+
+def _layer(*, turned: bool) -> Opcode:
+    return Opcode(partial(_connected, turned=turned), partial(_fully_connected, turned=turned))
 
 
 def _logistic(_: Arguments, inputs: Sequence[NDArray], __: Dimensions) -> NDArray:
@@ -150,8 +138,8 @@ OPCODES: Final[dict[str, Opcode]] = {
     "SOFTMAX": Opcode(_rows, _softmax),
     "RESHAPE": Opcode(_as_many, lambda _, x, shape: x[0].reshape(shape)),
     "CONCATENATION": Opcode(_joined, lambda a, x, _: np.concatenate(x, a.axis)),
-    "FULLY_CONNECTED": Opcode(_connected, _fully_connected),
-    "FULLY_CONNECTED_TURNED": Opcode(_connected_turned, _fully_connected_turned),
+    "FULLY_CONNECTED": _layer(turned=False),
+    "FULLY_CONNECTED_TURNED": _layer(turned=True),
 }
 """The kernels by name, in the order of their numbers in a program.
 

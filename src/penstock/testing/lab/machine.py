@@ -17,6 +17,7 @@ from msgspec import Struct
 from penstock.errors import GeneralFailure, ResourceExhaustedPersistent
 from penstock.hal.buffer import InterfaceOf
 from penstock.ir import NDArray
+from penstock.ir.types import agrees, is_static
 from penstock.memory import MEMORY_KINDS
 from penstock.memory.domain import MemoryDomain
 from penstock.testing.lab.kernels import OPCODES, activate
@@ -24,11 +25,7 @@ from penstock.testing.lab.program import MOST_BYTES, Instruction, Program, Slot
 
 TILE: Final = 8
 
-ELEMENTWISE: Final = {
-    "ADD": np.add,
-    "SUB": np.subtract,
-    "MUL": np.multiply,
-}
+ELEMENTWISE: Final = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply}
 UNARY: Final = ("RELU", "TANH", "LOGISTIC")
 LAYERS: Final = ("FULLY_CONNECTED", "FULLY_CONNECTED_TURNED")
 TILEWISE: Final = frozenset((*ELEMENTWISE, *UNARY, *LAYERS))
@@ -126,7 +123,7 @@ class Machine:
         return to_tiles(value)
 
     def kept(self, value: Value) -> Value:
-        """*value* as a buffer stores it, in new memory."""
+        """*value* as a buffer stores it: immutable tiles, or a copy of the array."""
         if self.tiled:
             return self.tiles(value)
         return np.array(self.rows(value), order="C")
@@ -143,7 +140,7 @@ class Machine:
             if found is not None:
                 return found
         arrays = [self.rows(value) for value in inputs]
-        if not slot.is_static:
+        if not is_static(slot.shape):
             _check_shapes(one, arrays, slot)
         result = OPCODES[one.opcode].run(one, arrays, tuple(d or 0 for d in slot.shape or ()))
         return activate(one.activation, result)
@@ -172,11 +169,7 @@ class Machine:
         return Tiled(activate(one.activation, result.tiles), result.shape)
 
 
-def _uncounted(_: str) -> None:
-    """Counts nothing."""
-
-
-ROWS: Final = Machine(tiled=False, count=_uncounted)
+ROWS: Final = Machine(tiled=False, count=lambda _: None)
 """Computes on arrays."""
 
 
@@ -214,7 +207,7 @@ def _check_shapes(one: Instruction, inputs: Sequence[NDArray], slot: Slot) -> No
         shape = np.broadcast_shapes(*(i.shape for i in inputs))
     except ValueError as error:
         raise GeneralFailure(f"{one.opcode}: {error}") from None
-    if not slot.fits(shape):
+    if not agrees(slot.shape, shape):
         raise GeneralFailure(f"{one.opcode} gives shape {shape}, {slot.shape} is due")
     if int(np.prod(shape, dtype=object)) * slot.dtype.numpy.itemsize > MOST_BYTES:
         raise ResourceExhaustedPersistent(f"{one.opcode} gives a value of shape {shape}")

@@ -57,11 +57,6 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
     offset: Offset | None = None
 
     @property
-    def is_static(self) -> bool:
-        """Whether the size is known before a run."""
-        return is_static(self.shape)
-
-    @property
     def known_shape(self) -> tuple[int, ...]:
         """The shape; empty if it is unknown."""
         return static_shape(self.shape) or ()
@@ -70,13 +65,6 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
     def nbytes(self) -> int:
         """Size in bytes, if it is known."""
         return math.prod(self.known_shape) * self.dtype.numpy.itemsize
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a value may have this shape."""
-        return self.shape is None or (
-            len(self.shape) == len(shape)
-            and all(d is None or d == g for d, g in zip(self.shape, shape, strict=True))
-        )
 
 
 class Instruction(msgspec.Struct, frozen=True, array_like=True):
@@ -121,48 +109,41 @@ class Compiled(NamedTuple):
     data: list[bytes]
 
 
-class _Stream(msgspec.Struct, array_like=True):
-    magic: Literal["PLAB"]
-    format: int
-    artefact: Artefact
-    slots: tuple[Slot, ...]
-    inputs: tuple[Number, ...]
-    outputs: tuple[Number, ...]
-    instructions: tuple[Instruction, ...]
-    weights: int
+_Stream: TypeAlias = tuple[
+    Literal["PLAB"],
+    int,
+    Artefact,
+    tuple[Slot, ...],
+    tuple[Number, ...],
+    tuple[Number, ...],
+    tuple[Instruction, ...],
+    int,
+]
 
 
 def encode(program: Program) -> tuple[memoryview, memoryview]:
     """The stream, and the weights."""
-    stream = _Stream(
-        "PLAB",
-        _FORMAT,
-        program.artefact,
-        program.slots,
-        program.inputs,
-        program.outputs,
-        program.instructions,
-        program.weights.nbytes,
-    )
-    return memoryview(msgspec.msgpack.encode(stream)), program.weights
+    p = program
+    parts = p.artefact, p.slots, p.inputs, p.outputs, p.instructions, p.weights.nbytes
+    return memoryview(msgspec.msgpack.encode(("PLAB", _FORMAT, *parts))), p.weights
 
 
 def decode(stream: Bytes, weights: Bytes) -> Program:
     """The program, whose constants are views of *weights*. Raises `MalformedProgram`."""
     try:
-        read = msgspec.msgpack.decode(stream, type=_Stream)
+        _, version, artefact, slots, inputs, outputs, instructions, size = msgspec.msgpack.decode(
+            stream, type=_Stream
+        )
     except (msgspec.DecodeError, ValueError) as error:
         raise MalformedProgram(f"this is no program: {error}") from error
-    if read.format != _FORMAT:
-        raise MalformedProgram(f"a program of format {read.format}, not {_FORMAT}")
+    if version != _FORMAT:
+        raise MalformedProgram(f"a program of format {version}, not {_FORMAT}")
     content = memoryview(weights)
-    if read.weights != content.nbytes:
-        raise MalformedProgram(f"{content.nbytes} bytes of weights, and {read.weights} are due")
-    for slot in read.slots:
+    if size != content.nbytes:
+        raise MalformedProgram(f"{content.nbytes} bytes of weights, and {size} are due")
+    program = Program(artefact, slots, inputs, outputs, instructions, content)
+    for slot in program.slots:
         _check_slot(slot, content.nbytes)
-    program = Program(
-        read.artefact, read.slots, read.inputs, read.outputs, read.instructions, content
-    )
     _check(program)
     return program
 
@@ -214,7 +195,7 @@ def _check_slot(slot: Slot, weights: int) -> None:
     shape, offset = slot.shape, slot.offset
     if slot.dtype not in DTYPES or len(shape or ()) > MOST_RANK:
         raise MalformedProgram(f"no slot has type {slot.dtype.value} and shape {shape}")
-    if offset is not None and not slot.is_static:
+    if offset is not None and not is_static(slot.shape):
         raise MalformedProgram(f"a constant of shape {shape}")
     if slot.nbytes > MOST_BYTES:
         raise MalformedProgram(f"a value of {slot.nbytes} bytes")
@@ -227,11 +208,8 @@ def _check(program: Program) -> None:
     type.
     """
     slots = program.slots
-    named = {
-        *program.inputs,
-        *program.outputs,
-        *(n for i in program.instructions for n in (*i.inputs, i.output)),
-    }
+    used = {n for i in program.instructions for n in (*i.inputs, i.output)}
+    named = {*program.inputs, *program.outputs} | used
     if max(named, default=-1) >= len(slots):
         raise MalformedProgram(f"slot {max(named)} of {len(slots)}")
     known = {n for n, slot in enumerate(slots) if slot.offset is not None}
@@ -247,7 +225,7 @@ def _check(program: Program) -> None:
             raise MalformedProgram(f"instruction {place} reads or writes out of order")
         if not all(slots[n].dtype is DType.FLOAT32 for n in (*one.inputs, one.output)):
             raise MalformedProgram(f"instruction {place} is not in float32")
-        if not all(slots[n].is_static for n in (*one.inputs, one.output)):
+        if not all(is_static(slots[n].shape) for n in (*one.inputs, one.output)):
             fits = OPCODES[one.opcode].arity == len(one.inputs)
         else:
             shapes = [slots[n].known_shape for n in one.inputs]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -21,7 +23,7 @@ from penstock.nnapi.execution import DEFAULT_LOOP_TIMEOUT_NS
 from penstock.nnapi.lowering import lower
 from penstock.runtime.discovery import manager
 from penstock.testing.contract.cases import Case as Subject
-from penstock.testing.contract.promise import NotCovered, Outcome
+from penstock.testing.contract.promise import NotCovered, Outcome, Violation, judge, refused
 from penstock.testing.contract.trial import Trial
 from penstock.testing.devices import find_devices
 from penstock.testing.vectors.derive import Expected, Run, runs_of
@@ -44,6 +46,11 @@ class RunResult(Struct, frozen=True):
     outcome: Outcome
     message: str = ""
 
+    @property
+    def of(self) -> tuple[str, str]:
+        """The specification and case that it is a run of."""
+        return self.specification, self.case
+
 
 class Report(Struct, frozen=True):
     """Counts of cases and of runs.
@@ -62,23 +69,20 @@ class Report(Struct, frozen=True):
     @classmethod
     def of(cls, results: Iterable[RunResult]) -> Report:
         """The counts of *results*."""
-        outcomes: dict[tuple[str, str], Outcome] = {}
-        runs: dict[str, int] = {"passed": 0, "failed": 0, "not_covered": 0}
-        failures, uncovered = [], []
-        for result in results:
-            key = result.specification, result.case
-            runs[result.outcome] += 1
-            outcome = outcomes.setdefault(key, "passed")
-            if result.outcome == "failed":
-                failures.append(result)
-                outcomes[key] = "failed"
-            elif result.outcome == "not_covered":
-                uncovered.append(result)
-                if result.run == "plain" and outcome != "failed":
-                    outcomes[key] = "not_covered"
-        found = list(outcomes.values())
-        counts = (found.count("passed"), found.count("failed"), found.count("not_covered"))
-        return cls(*counts, tuple(failures), tuple(uncovered), runs)
+        results = list(results)
+        failures = tuple(r for r in results if r.outcome == "failed")
+        uncovered = tuple(r for r in results if r.outcome == "not_covered")
+        # A later entry replaces an earlier one.
+        cases: dict[tuple[str, str], Outcome] = {
+            **{r.of: "passed" for r in results},
+            **{r.of: "not_covered" for r in uncovered if r.run == "plain"},
+            **{r.of: "failed" for r in failures},
+        }
+        counts, runs = Counter(cases.values()), Counter(r.outcome for r in results)
+        outcomes: tuple[Outcome, ...] = "passed", "failed", "not_covered"
+        passed, failed, not_covered = (counts[o] for o in outcomes)
+        by_run: dict[str, int] = {o: runs[o] for o in outcomes}
+        return cls(passed, failed, not_covered, failures, uncovered, by_run)
 
 
 def run(
@@ -105,16 +109,9 @@ def run(
 def table(cases: Sequence[Case], results: Sequence[RunResult], report: Report) -> Iterator[str]:
     """A line for each operation, then failures and runs not covered, then the counts."""
     yield f"{'operation':32} {'cases':>6} {'passed':>7} {'failed':>7} {'not covered':>12}"
-    by_case: dict[tuple[str, str], list[RunResult]] = {}
-    for result in results:
-        by_case.setdefault((result.specification, result.case), []).append(result)
-    of_operation: dict[str, list[RunResult]] = {}
-    for case in cases:
-        for operation in case.operations:
-            its = by_case.get((case.specification.name, case.name), [])
-            of_operation.setdefault(operation, []).extend(its)
-    for operation, its in sorted(of_operation.items()):
-        row = Report.of(its)
+    operations = {(case.specification.name, case.name): case.operations for case in cases}
+    for operation in sorted(frozenset[str]().union(*operations.values())):
+        row = Report.of(r for r in results if operation in operations.get(r.of, ()))
         total = row.passed + row.failed + row.not_covered
         yield f"{operation:32} {total:6} {row.passed:7} {row.failed:7} {row.not_covered:12}"
     for word, listed in (("FAILED", report.failures), ("not covered", report.uncovered)):
@@ -160,30 +157,23 @@ def run_case(case: Case, device: Device, *, pools: bool | None = None) -> Iterat
 
 def run_one(run: Run, device: Device, *, pools: bool = False) -> RunResult:
     """One run, its outcome as a value."""
-    outcome: Outcome = "passed"
-    message = ""
-    try:
-        message = _attempt(run, device, pools=pools) or ""
-        outcome = "failed" if message else "passed"
-    except NotCovered as reason:
-        outcome, message = "not_covered", str(reason)
-    except errors.FOREIGN as error:  # a driver may raise anything
-        outcome, message = "failed", f"{type(error).__name__}: {error}"
+    outcome, message = judge(partial(_attempt, run, device, pools=pools))
     case = run.case
     return RunResult(case.specification.name, case.name, run.kind, outcome, message)
 
 
-def _attempt(run: Run, device: Device, *, pools: bool) -> str | None:
-    """The defect of a run; None if there is none. Raises `NotCovered`."""
+def _attempt(run: Run, device: Device, *, pools: bool) -> None:
+    """Raises `Violation` for a defect, and `NotCovered`."""
     if not run.case.entry.expect_failure:
-        return difference(run, execute(run, device, pools=pools))
-    try:
+        if (defect := difference(run, execute(run, device, pools=pools))) is not None:
+            raise Violation(defect)
+        return
+    failures = errors.ModelError, errors.DriverError, errors.InputError
+    must_fail = refused("a run that must fail", *failures)
+    if run.case.is_infinite_loop:
+        must_fail = refused("a loop without end", errors.MissedDeadline)
+    with must_fail:
         execute(run, device, pools=pools)
-    except (errors.ModelError, errors.DriverError, errors.InputError) as error:
-        if run.case.is_infinite_loop and not isinstance(error, errors.MissedDeadline):
-            return f"a loop without end failed otherwise than by its timeout: {error}"
-        return None
-    return "a failure was expected, and there was none"
 
 
 def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
