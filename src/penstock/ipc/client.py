@@ -11,21 +11,9 @@ from msgspec.structs import replace
 
 from penstock import errors, hal
 from penstock.hal.device import preferred_memory
-from penstock.ipc import wire
+from penstock.ipc import remote, wire
 from penstock.ipc.codec import Packer, Unpacker
 from penstock.ipc.pools import PoolCopy, as_argument_copies, pool_copy_of, remote_fence
-from penstock.ipc.remote import (
-    Channel,
-    RemoteBurst,
-    RemoteObject,
-    answer_to,
-    ask,
-    copied_for,
-    execute,
-    malformed,
-    recording_copies,
-    reply_in,
-)
 from penstock.ipc.ring_client import Pace
 from penstock.ipc.ring_pool import RingBurst, Rings
 from penstock.ipc.system import may_shrink
@@ -73,12 +61,12 @@ class RemoteDevice(Described):
     A value that cannot be sent or decoded is `InvalidArgument`, a malformed reply `GeneralFailure`.
     """
 
-    def __init__(self, channel: Channel, deadline_ns: int | None = None) -> None:
+    def __init__(self, channel: remote.Channel, deadline_ns: int | None = None) -> None:
         """Requests the device's properties, by the deadline."""
         self.channel = channel
         self._closed = False
         self._rings = Rings(channel)
-        self._description = ask(
+        self._description = remote.ask(
             channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description, deadline_ns
         )
         can = self.capabilities
@@ -98,37 +86,37 @@ class RemoteDevice(Described):
         return self._description
 
     def check(self) -> str | None:
-        return ask(self.channel, lambda _: wire.Check(), wire.Reason).reason
+        return remote.ask(self.channel, lambda _: wire.Check(), wire.Reason).reason
 
     def supported_operations(self, model: Model) -> Sequence[hal.Support]:
         def call(pack: Packer) -> wire.Call:
             return wire.SupportedOperations(_model(pack, model))
 
-        return list(ask(self.channel, call, wire.Supports).answers)
+        return list(remote.ask(self.channel, call, wire.Supports).answers)
 
     def cache_files_needed(self) -> tuple[int, int]:
-        reply = ask(self.channel, lambda _: wire.CacheFilesNeeded(), wire.CacheFiles)
+        reply = remote.ask(self.channel, lambda _: wire.CacheFilesNeeded(), wire.CacheFiles)
         return reply.model, reply.data
 
     def prepare_model(self, model: Model, config: hal.PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.Prepare(_model(pack, model), pack.prepare_config(config))
 
-        made = ask(self.channel, call, wire.Made, may_end_early=True)
+        made = remote.ask(self.channel, call, wire.Made, may_end_early=True)
         return RemotePreparedModel(self.channel, made, self._rings)
 
     def prepare_model_from_cache(self, config: hal.PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.PrepareFromCache(pack.prepare_config(config))
 
-        made = ask(self.channel, call, wire.Made, may_end_early=True)
+        made = remote.ask(self.channel, call, wire.Made, may_end_early=True)
         return RemotePreparedModel(self.channel, made, self._rings)
 
     def allocate(
         self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
     ) -> tuple[int, hal.Buffer]:
         forms = tuple(self._role(role) for role in roles)
-        reply = ask(self.channel, lambda _: wire.Allocate(desc, forms), wire.Allocated)
+        reply = remote.ask(self.channel, lambda _: wire.Allocate(desc, forms), wire.Allocated)
         return reply.token, RemoteBuffer(self.channel, wire.Made(reply.buffer))
 
     def trim(self) -> None:
@@ -140,7 +128,7 @@ class RemoteDevice(Described):
         if not self._closed:
             self._closed = True
             self._rings.close()
-            ask(self.channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
+            remote.ask(self.channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
 
     def _role(self, role: hal.BufferRole) -> wire.RoleForm:
         prepared = role.prepared
@@ -149,10 +137,10 @@ class RemoteDevice(Described):
         return wire.RoleForm(prepared.number, role.kind, role.index, role.frequency)
 
 
-class RemotePreparedModel(RemoteObject):
+class RemotePreparedModel(remote.RemoteObject):
     """A `PreparedModel`; its executions go through *rings* if possible, else by messages."""
 
-    def __init__(self, channel: Channel, made: wire.Made, rings: Rings) -> None:
+    def __init__(self, channel: remote.Channel, made: wire.Made, rings: Rings) -> None:
         super().__init__(channel, made)
         self._report = made.cache
         self._rings = rings
@@ -164,7 +152,7 @@ class RemotePreparedModel(RemoteObject):
         if self._report.later and self._close.alive:
             with suppress(errors.PenstockError):
                 call = wire.Report(self.number)
-                self._report = ask(self.channel, lambda _: call, wire.Reported).cache
+                self._report = remote.ask(self.channel, lambda _: call, wire.Reported).cache
         return self._report
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
@@ -173,7 +161,7 @@ class RemotePreparedModel(RemoteObject):
             result = self._rings.execute(self.number, request, config, self.pace)
             if result is not None:
                 return result
-        return execute(self, request, config)
+        return remote.execute(self, request, config)
 
     def close(self) -> None:
         if self._close.alive:
@@ -187,7 +175,7 @@ class RemotePreparedModel(RemoteObject):
         config: hal.ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> hal.Fence:
-        copied = copied_for(self.channel, request)
+        copied = remote.copied_for(self.channel, request)
 
         def call(pack: Packer) -> wire.Call:
             form, fences = pack.request(copied.request), tuple(map(pack.handle, wait_for))
@@ -195,21 +183,21 @@ class RemotePreparedModel(RemoteObject):
 
         with ExitStack() as undone:
             undone.enter_context(copied)
-            undone.enter_context(recording_copies(copied, request))
-            answer = answer_to(self.channel, call)
-            reply = reply_in(answer, wire.Fenced)
+            undone.enter_context(remote.recording_copies(copied, request))
+            answer = remote.answer_to(self.channel, call)
+            reply = remote.reply_in(answer, wire.Fenced)
             try:
                 fence: hal.Fence = Unpacker(answer.handles).fence(reply.fence)
             except errors.WireError as error:
-                raise malformed(error) from error
+                raise remote.malformed(error) from error
             undone.pop_all()
         return remote_fence(fence, copied, request)
 
     def configure_burst(self, deadline_ns: int | None = None) -> hal.Burst:
         """A burst with its own ring if the channel shows the process's end and there is room."""
         call = wire.ConfigureBurst(self.number)
-        made = ask(self.channel, lambda _: call, wire.Made, deadline_ns)
-        burst = RemoteBurst(self.channel, made, self.pace)
+        made = remote.ask(self.channel, lambda _: call, wire.Made, deadline_ns)
+        burst = remote.RemoteBurst(self.channel, made, self.pace)
         with suppress(errors.ResourceExhaustedTransient):
             ring = self._rings.open(deadline_ns)
             if ring is not None:
@@ -230,20 +218,20 @@ class RemotePreparedModel(RemoteObject):
         def call(pack: Packer) -> wire.Call:
             return wire.CreateReusableExecution(self.number, pack.request(copied.request))
 
-        with copied_for(self.channel, sent) as copied, recording_copies(copied, sent):
-            answer = answer_to(self.channel, call, deadline_ns)
-            made = reply_in(answer, wire.Made)
+        with remote.copied_for(self.channel, sent) as copied, remote.recording_copies(copied, sent):
+            answer = remote.answer_to(self.channel, call, deadline_ns)
+            made = remote.reply_in(answer, wire.Made)
         copies = (*copied.copies, *as_argument_copies(answer.copies, sent))
         again = request if copies_arrays or not copied.is_plain else None
         return RemoteExecution(self.channel, made, self, again, copies)
 
 
-class RemoteExecution(RemoteObject):
+class RemoteExecution(remote.RemoteObject):
     """A `ReusableExecution` of *prepared*. If arrays are copied, each run sends *request* again."""
 
     def __init__(
         self,
-        channel: Channel,
+        channel: remote.Channel,
         made: wire.Made,
         prepared: RemotePreparedModel,
         request: hal.Request | None,
@@ -257,17 +245,17 @@ class RemoteExecution(RemoteObject):
         if self._request is not None:
             self._check_open()
             before, self._copies = self._copies, ()
-            result = execute(self._prepared, self._request, config)
+            result = remote.execute(self._prepared, self._request, config)
             if not before:
                 return result
             copies = result.copies if isinstance(result, hal.RemoteResult) else ()
             return hal.RemoteResult(result.output_shapes, result.timing, (*before, *copies))
 
         call = wire.Execute(self.number, None, config)
-        return ask(self.channel, lambda _: call, wire.Executed).result
+        return remote.ask(self.channel, lambda _: call, wire.Executed).result
 
 
-class RemoteBuffer(RemoteObject):
+class RemoteBuffer(remote.RemoteObject):
     """A `Buffer`."""
 
     @property
@@ -281,7 +269,7 @@ class RemoteBuffer(RemoteObject):
 
     def copy_to(self, destination: hal.Memory) -> None:
         with self._mappable(destination) as (given, copy):
-            ask(self.channel, lambda p: wire.CopyTo(self.number, p.memory(given)), wire.Done)
+            remote.ask(self.channel, lambda p: wire.CopyTo(self.number, p.memory(given)), wire.Done)
             if copy is not None and copy.writable:
                 copy.empty()
 
@@ -292,7 +280,7 @@ class RemoteBuffer(RemoteObject):
         with self._mappable(source) as (given, copy):
             if copy is not None:
                 copy.fill()
-            ask(self.channel, call, wire.Done)
+            remote.ask(self.channel, call, wire.Done)
 
     @contextmanager
     def _mappable(self, memory: hal.Memory) -> Iterator[tuple[hal.Memory, PoolCopy | None]]:

@@ -12,24 +12,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
+from penstock import hal
 from penstock.errors import ErrorStatus, WireError
-from penstock.hal import (
-    NO_CACHE_REPORT,
-    BufferDesc,
-    CacheReport,
-    Capabilities,
-    DeviceType,
-    ExecutionConfig,
-    ExecutionResult,
-    NoValue,
-    OutputShape,
-    PoolArgument,
-    PrepareConfig,
-    ProgressEvent,
-    RequestArgument,
-    Support,
-    TokenArgument,
-)
 from penstock.hal.request import Dimensions
 from penstock.ir import DataLocation, DType, Signature, Subgraph, Variable
 from penstock.memory import HardwareBufferDescription
@@ -100,8 +84,8 @@ class LentForm(msgspec.Struct, frozen=True, tag="lent"):
 class RequestForm(Form, frozen=True):
     """A `Request`."""
 
-    inputs: tuple[RequestArgument, ...]
-    outputs: tuple[RequestArgument, ...]
+    inputs: tuple[hal.RequestArgument, ...]
+    outputs: tuple[hal.RequestArgument, ...]
     pools: tuple[MemoryForm, ...]
 
 
@@ -111,8 +95,8 @@ class RingRequest(Form, frozen=True):
     """
 
     target: ObjectId
-    inputs: tuple[PoolArgument | TokenArgument | LentForm | NoValue, ...]
-    outputs: tuple[PoolArgument | TokenArgument | LentForm | NoValue, ...]
+    inputs: tuple[hal.PoolArgument | hal.TokenArgument | LentForm | hal.NoValue, ...]
+    outputs: tuple[hal.PoolArgument | hal.TokenArgument | LentForm | hal.NoValue, ...]
     pools: tuple[ObjectId, ...]
 
 
@@ -149,19 +133,19 @@ class Prepare(Form, frozen=True, tag="prepare_model"):
     """`Device.prepare_model`. The reply is `Made`."""
 
     model: ModelForm
-    config: PrepareConfig
+    config: hal.PrepareConfig
 
 
 class PrepareFromCache(Form, frozen=True, tag="prepare_model_from_cache"):
     """`Device.prepare_model_from_cache`. The reply is `Made`."""
 
-    config: PrepareConfig
+    config: hal.PrepareConfig
 
 
 class Allocate(Form, frozen=True, tag="allocate"):
     """`Device.allocate`. The reply is `Allocated`."""
 
-    desc: BufferDesc
+    desc: hal.BufferDesc
     roles: tuple[RoleForm, ...]
 
 
@@ -170,7 +154,7 @@ class Execute(Form, frozen=True, tag="execute"):
 
     target: ObjectId
     request: RequestForm | None
-    config: ExecutionConfig
+    config: hal.ExecutionConfig
 
 
 class ExecuteFenced(Form, frozen=True, tag="execute_fenced"):
@@ -179,7 +163,7 @@ class ExecuteFenced(Form, frozen=True, tag="execute_fenced"):
     prepared: ObjectId
     request: RequestForm
     wait_for: tuple[Handle, ...]
-    config: ExecutionConfig
+    config: hal.ExecutionConfig
     timeout_after_fence_ns: int | None
 
 
@@ -269,9 +253,9 @@ class Description(Form, frozen=True, tag="description"):
 
     name: str
     version: str
-    device_type: DeviceType
+    device_type: hal.DeviceType
     feature_level: int
-    capabilities: Capabilities
+    capabilities: hal.Capabilities
     hal_version: int
 
 
@@ -285,20 +269,20 @@ class CacheFiles(Form, frozen=True, tag="cache_files"):
 
 
 class Supports(Form, frozen=True, tag="supports"):
-    answers: tuple[Support, ...]
+    answers: tuple[hal.Support, ...]
 
 
 class Made(Form, frozen=True, tag="made"):
     """The number of a new object; *cache* is a prepared model's."""
 
     target: ObjectId
-    cache: CacheReport = NO_CACHE_REPORT
+    cache: hal.CacheReport = hal.NO_CACHE_REPORT
 
 
 class Reported(Form, frozen=True, tag="reported"):
     """State of a prepared model's cache files so far."""
 
-    cache: CacheReport
+    cache: hal.CacheReport
 
 
 class Allocated(Form, frozen=True, tag="allocated"):
@@ -307,7 +291,7 @@ class Allocated(Form, frozen=True, tag="allocated"):
 
 
 class Executed(Form, frozen=True, tag="executed"):
-    result: ExecutionResult
+    result: hal.ExecutionResult
 
 
 class Fenced(Form, frozen=True, tag="fenced"):
@@ -323,7 +307,7 @@ class Failure(Form, frozen=True, tag="failure"):
 
     status: ErrorStatus
     message: str
-    output_shapes: tuple[OutputShape, ...] = ()
+    output_shapes: tuple[hal.OutputShape, ...] = ()
 
 
 class Stopped(Form, frozen=True, tag="stopped"):
@@ -352,7 +336,7 @@ Reply: TypeAlias = (
 class Progress(Form, frozen=True, tag="progress"):
     """An event for the progress callback of a call in progress."""
 
-    event: ProgressEvent
+    event: hal.ProgressEvent
     call: CallId = 0
 
 

@@ -12,15 +12,7 @@ import numpy as np
 
 from penstock import knobs
 from penstock.errors import WireError
-from penstock.ipc.system import (
-    LINUX_ONLY,
-    SHRINK,
-    is_sealed,
-    map_to_read,
-    memory_file,
-    start_thread,
-    unstarted_threads,
-)
+from penstock.ipc import system
 from penstock.ir import NDArray
 
 BEAT_SECONDS: Final = 1.0
@@ -48,11 +40,11 @@ class Heartbeat:
 
     def __init__(self, *, trims: bool = True) -> None:
         if sys.platform != "linux":
-            raise OSError(LINUX_ONLY)
+            raise OSError(system.LINUX_ONLY)
         import fcntl
 
         self._trims = trims
-        self.fd = memory_file("penstock-heart", sealable=True)
+        self.fd = system.memory_file("penstock-heart", sealable=True)
         os.ftruncate(self.fd, PAGE)
         self._page = mmap.mmap(self.fd, PAGE)
         self._beats: NDArray = np.frombuffer(self._page, np.int64)
@@ -62,7 +54,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begins to beat."""
-        start_thread(self._beat)
+        system.start_thread(self._beat)
 
     def _beat(self) -> None:
         try:
@@ -75,7 +67,9 @@ class Heartbeat:
                 if self._trims:
                     trim_output()
                 # Counts heartbeats, not seconds: a stopped process has no heartbeat.
-                waiting = {thread: waiting.get(thread, 0) + 1 for thread in unstarted_threads()}
+                waiting = {
+                    thread: waiting.get(thread, 0) + 1 for thread in system.unstarted_threads()
+                }
                 if max(waiting.values(), default=0) > BEATS_TO_START:
                     end_process("a thread that was started does not run: no memory is left")
                 pause.wait(interval)
@@ -111,14 +105,14 @@ class HeartbeatView:
 
     def __init__(self, fd: int) -> None:
         try:
-            if not is_sealed(fd, SHRINK):
+            if not system.is_sealed(fd, system.SHRINK):
                 raise WireError("the page of a host's heartbeat is not sealed against shrinking")
             self._map(fd)
         except (OSError, ValueError) as error:
             raise WireError(f"the page of a host's heartbeat cannot be mapped: {error}") from None
 
     def _map(self, fd: int) -> None:
-        self._page = map_to_read(fd, PAGE)
+        self._page = system.map_to_read(fd, PAGE)
         self._beats: memoryview | None = memoryview(self._page).cast("q")
         self._last = 0
 

@@ -18,14 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from penstock.ipc.sandbox import syscalls
 from penstock.ipc.sandbox.policy import SandboxPolicy
-from penstock.ipc.sandbox.syscalls import (
-    ARCHITECTURES,
-    LANDLOCK_ADD_RULE,
-    LANDLOCK_CREATE_RULESET,
-    LANDLOCK_RESTRICT_SELF,
-    Architecture,
-)
 
 PIVOT_ROOT: Final = (155, 41)
 
@@ -33,11 +27,11 @@ PR_SET_NO_NEW_PRIVS: Final = 38
 PR_GET_NO_NEW_PRIVS: Final = 39
 
 
-def architecture() -> Architecture | None:
+def architecture() -> syscalls.Architecture | None:
     """Architecture of this process; None if it has no table, and on systems other than Linux."""
     if sys.platform != "linux" or sys.maxsize <= 2**32 or sys.byteorder != "little":
         return None
-    return ARCHITECTURES.get(platform.machine())
+    return syscalls.ARCHITECTURES.get(platform.machine())
 
 
 def prctl(option: int, *arguments: object) -> int:
@@ -322,7 +316,7 @@ def landlock_version() -> int:
     if sys.platform != "linux":
         return 0
     try:
-        return syscall(LANDLOCK_CREATE_RULESET, None, 0, VERSION_FLAG)
+        return syscall(syscalls.LANDLOCK_CREATE_RULESET, None, 0, VERSION_FLAG)
     except OSError:
         return 0
 
@@ -345,7 +339,7 @@ def apply_landlock(policy: SandboxPolicy) -> Measure:
     size = 24 if found >= 6 else 16 if found >= 4 else 8
     threads = _other_threads()
     try:
-        ruleset = syscall(LANDLOCK_CREATE_RULESET, attributes[:size], size, 0)
+        ruleset = syscall(syscalls.LANDLOCK_CREATE_RULESET, attributes[:size], size, 0)
     except OSError as error:
         return Measure(LANDLOCK, False, f"the kernel refuses the rules: {error}")
     reading = READ_FILE | READ_DIR
@@ -357,7 +351,7 @@ def apply_landlock(policy: SandboxPolicy) -> Measure:
         _allow(ruleset, policy.writable(), writing & handled)
         _allow(ruleset, policy.usable(), (reading | WRITE_FILE | IOCTL_DEV) & handled)
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
+        syscall(syscalls.LANDLOCK_RESTRICT_SELF, ruleset, 0)
     except OSError as error:
         return Measure(LANDLOCK, False, f"the kernel refuses the rules: {error}")
     finally:
@@ -391,7 +385,7 @@ def _allow(ruleset: int, paths: Iterable[str], access: int) -> None:
         try:
             given = access if stat.S_ISDIR(os.fstat(fd).st_mode) else access & OF_FILES
             rule = ctypes.create_string_buffer(RULE.pack(given, fd), RULE.size)
-            syscall(LANDLOCK_ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
+            syscall(syscalls.LANDLOCK_ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
         finally:
             os.close(fd)
 

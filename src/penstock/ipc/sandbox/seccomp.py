@@ -16,21 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from penstock.ipc.sandbox import kernel
+from penstock.ipc.sandbox import kernel, syscalls
 from penstock.ipc.sandbox.kernel import Measure
-from penstock.ipc.sandbox.syscalls import (
-    ALLOWED,
-    CHECKED,
-    CLONE3,
-    OWN,
-    SECCOMP_CALL,
-    WHOLE,
-    X32_BIT,
-    X86_64,
-    Architecture,
-    Check,
-    Uses,
-)
 
 NAME: Final = "seccomp"
 
@@ -65,20 +52,17 @@ class _Program(ctypes.Structure):
 
 
 def instructions(
-    architecture: Architecture, pid: int, *, listed: bool = False
+    architecture: syscalls.Architecture, pid: int, *, listed: bool = False
 ) -> list[Instruction]:
     """The filter for process *pid*; a *listed* one reports rejected calls to another process."""
     refused, absent = _answer(ERRNO | errno.EPERM), _answer(ERRNO | errno.ENOSYS)
     if listed:
         refused = _answer(USER_NOTIF)
     column = architecture.column
-    decisions: dict[int, list[Instruction]] = {CLONE3[column]: absent}
-    for numbers in ALLOWED.values():
-        if (number := numbers[column]) is not None:
-            decisions[number] = _answer(ALLOW)
-    for numbers, uses in CHECKED.values():
-        if (number := numbers[column]) is not None:
-            decisions[number] = _uses(uses, pid, refused)
+    decisions: dict[int | None, list[Instruction]] = {syscalls.CLONE3[column]: absent}
+    decisions |= {numbers[column]: _answer(ALLOW) for numbers in syscalls.ALLOWED.values()}
+    for numbers, uses in syscalls.CHECKED.values():
+        decisions[numbers[column]] = _uses(uses, pid, refused)
     # The decision differs from that for the number before.
     borders: list[tuple[int, list[Instruction]]] = []
     for number in range(architecture.last + 1):
@@ -86,8 +70,8 @@ def instructions(
         if not borders or borders[-1][1] != decision:
             borders.append((number, decision))
     borders.append((architecture.last + 1, absent))
-    if architecture.audit == X86_64:
-        borders += [(X32_BIT, _answer(KILL)), (2 * X32_BIT, absent)]
+    if architecture.audit == syscalls.X86_64:
+        borders += [(syscalls.X32_BIT, _answer(KILL)), (2 * syscalls.X32_BIT, absent)]
     return [
         (LOAD, 0, 0, ARCHITECTURE_AT),
         (EQUAL, 1, 0, architecture.audit),
@@ -106,7 +90,7 @@ def _halved(borders: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
     return [(AT_LEAST, 0, 1, borders[middle][0]), (JUMP, 0, 0, len(below)), *below, *above]
 
 
-def _uses(uses: Uses, pid: int, otherwise: list[Instruction]) -> list[Instruction]:
+def _uses(uses: syscalls.Uses, pid: int, otherwise: list[Instruction]) -> list[Instruction]:
     """Allows the call if all checks of one of *uses* pass."""
     program: list[Instruction] = []
     for use in uses:
@@ -117,20 +101,19 @@ def _uses(uses: Uses, pid: int, otherwise: list[Instruction]) -> list[Instructio
     return [*program, *otherwise]
 
 
-def _check(check: Check, pid: int, passed: list[Instruction]) -> list[Instruction]:
+def _check(check: syscalls.Check, pid: int, passed: list[Instruction]) -> list[Instruction]:
     """*passed*, which returns, if the check passes; else the following instructions."""
-    values = [pid if value == OWN else value for value in check.values]
-    program: list[Instruction] = [(LOAD, 0, 0, _half(check.argument, high=check.high))]
-    if check.mask != WHOLE:
+    values = [pid if value == syscalls.OWN else value for value in check.values]
+    # The offset of 32 bits of an argument, on little-endian processors.
+    offset = 16 + 8 * check.argument + 4 * check.high
+    program: list[Instruction] = [(LOAD, 0, 0, offset)]
+    if check.mask != syscalls.WHOLE:
         program.append((AND, 0, 0, check.mask))
-    skip = (JUMP, 0, 0, len(passed))
-    if check.refused:
-        for at, value in enumerate(values):
-            program.append((EQUAL, len(values) - at, 0, value))
-        return [*program, (JUMP, 0, 0, 1), skip, *passed]
     for at, value in enumerate(values):
         program.append((EQUAL, len(values) - at, 0, value))
-    return [*program, skip, *passed]
+    if check.refused:
+        program.append((JUMP, 0, 0, 1))
+    return [*program, (JUMP, 0, 0, len(passed)), *passed]
 
 
 def _answer(value: int) -> list[Instruction]:
@@ -151,7 +134,7 @@ def apply(hand_over: Callable[[int], None] | None = None) -> Measure:
     given = _Program(len(program), content)
     try:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        number = SECCOMP_CALL[architecture.column]
+        number = syscalls.SECCOMP_CALL[architecture.column]
         flags = FILTER_FLAG_TSYNC if hand_over is None else FILTER_FLAG_NEW_LISTENER
         failed = kernel.syscall(number, SET_MODE_FILTER, flags, ctypes.byref(given))
         if hand_over is not None:
@@ -165,10 +148,11 @@ def apply(hand_over: Callable[[int], None] | None = None) -> Measure:
         return Measure(NAME, False, f"the kernel refuses the filter: {error}")
     if failed:
         return Measure(NAME, False, f"thread {failed} has a filter of its own")
-    listed = sum(numbers[architecture.column] is not None for numbers in ALLOWED.values())
-    checked = sum(numbers[architecture.column] is not None for numbers, _ in CHECKED.values())
-    told = f"{listed} system calls allowed, {checked} in some uses, no others"
-    return Measure(NAME, True, told)
+    column = architecture.column
+    listed = sum(numbers[column] is not None for numbers in syscalls.ALLOWED.values())
+    checked = sum(numbers[column] is not None for numbers, _ in syscalls.CHECKED.values())
+    detail = f"{listed} system calls allowed, {checked} in some uses, no others"
+    return Measure(NAME, True, detail)
 
 
 def detect() -> Measure:
@@ -182,11 +166,6 @@ def detect() -> Measure:
     if not {"errno", "allow"} <= set(actions):
         return Measure(NAME, False, f"the kernel offers only {' '.join(actions)}")
     return Measure(NAME, True, "available")
-
-
-def _half(argument: int, *, high: bool) -> int:
-    """The offset of 32 bits of an argument, on little-endian processors."""
-    return 16 + 8 * argument + 4 * high
 
 
 RECEIVE: Final = 0xC050_2100
@@ -212,6 +191,9 @@ def list_refusals(listener: int) -> None:
     import fcntl
 
     said: set[tuple[int, int, int]] = set()
+    found = kernel.architecture()
+    column = None if found is None else found.column
+    checked = () if column is None else [n[column] for n, _ in syscalls.CHECKED.values()]
     try:
         while True:
             notice = bytearray(NOTICE.size)
@@ -220,20 +202,17 @@ def list_refusals(listener: int) -> None:
             except InterruptedError:
                 continue
             number, _, _, call, _, _, first, second, *_ = NOTICE.unpack(notice)
-            kind = (call, first & 0xFFFF_FFFF, second & 0xFFFF_FFFF if call in _checked() else 0)
+            kind = (call, first & 0xFFFF_FFFF, second & 0xFFFF_FFFF if call in checked else 0)
             if kind not in said and len(said) < MOST_SAID:
                 said.add(kind)
-                told = (
-                    f"penstock.ipc: the sandbox refuses {name_of(call)} ({first:#x}, "
-                    f"{second:#x}, ...)\n"
-                )
-                os.write(2, told.encode())
+                arguments = f"({first:#x}, {second:#x}, ...)"
+                line = f"penstock.ipc: the sandbox refuses {name_of(call)} {arguments}\n"
+                os.write(2, line.encode())
             # The calling process may have ended meanwhile.
             with suppress(FileNotFoundError):
                 fcntl.ioctl(listener, SEND, ANSWER.pack(number, 0, -errno.EPERM, 0))
     except OSError:
-        # No process has the filter any more.
-        pass
+        return  # No process has the filter any more.
     finally:
         os.close(listener)
 
@@ -241,16 +220,11 @@ def list_refusals(listener: int) -> None:
 def name_of(number: int) -> str:
     """The call by name if the list has it, for some of its uses; else by number."""
     found = kernel.architecture()
-    if found is None:
-        return f"system call {number}"
-    known = {numbers[found.column]: name for name, numbers in ALLOWED.items()}
-    known |= {
-        numbers[found.column]: f"this use of {name}" for name, (numbers, _) in CHECKED.items()
-    }
-    known[CLONE3[found.column]] = "clone3"
+    known: dict[int | None, str] = {}
+    if found is not None:
+        column = found.column
+        known |= {numbers[column]: name for name, numbers in syscalls.ALLOWED.items()}
+        for name, (numbers, _) in syscalls.CHECKED.items():
+            known[numbers[column]] = f"this use of {name}"
+        known[syscalls.CLONE3[column]] = "clone3"
     return known.get(number, f"system call {number}")
-
-
-def _checked() -> set[int | None]:
-    found = kernel.architecture()
-    return set() if found is None else {numbers[found.column] for numbers, _ in CHECKED.values()}
