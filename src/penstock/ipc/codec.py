@@ -39,7 +39,7 @@ _large: Final = threading.Lock()
 _handles: Final = threading.local()
 """The `unpacker` of this thread has the handles of the call that it decodes."""
 
-MOST_TOLD: Final = 1 << 14
+MOST_TEXT: Final = 1 << 14
 """Most characters of an error's message that are sent: it may repeat the other side's text."""
 
 
@@ -95,25 +95,22 @@ class Packer:
     def model(self, model: Model) -> wire.ModelForm:
         """The form of *model*, large values as handles. Equal contents give equal bytes."""
         model = pooled(model)
+        pools, signatures = map(self.handle, model.pools), sorted(model.signatures.items())
         return wire.ModelForm(
-            model.subgraphs,
-            tuple(self.handle(pool) for pool in model.pools),
-            model.variables,
-            dict(sorted(model.signatures.items())),
-            model.main,
+            model.subgraphs, tuple(pools), model.variables, dict(signatures), model.main
         )
 
     def memory(self, memory: hal.Memory) -> wire.MemoryForm:
+        handle: Descriptor | Opaque = Opaque(memory.handle)
+        window, buffer = None, None
         match memory.name, memory.handle:
             case "mmap_fd", (int(fd), int(offset), int(protection)):
-                place = self.handle(Descriptor(fd))
-                return wire.MemoryForm(memory.name, place, memory.size, (offset, protection))
+                handle, window = Descriptor(fd), (offset, protection)
             case "ashmem", int(fd):
-                return wire.MemoryForm(memory.name, self.handle(Descriptor(fd)), memory.size)
-            case _, (int(fd), HardwareBufferDescription() as buffer):
-                place = self.handle(Descriptor(fd))
-                return wire.MemoryForm(memory.name, place, memory.size, None, buffer)
-        return wire.MemoryForm(memory.name, self.handle(Opaque(memory.handle)), memory.size)
+                handle = Descriptor(fd)
+            case _, (int(fd), HardwareBufferDescription() as description):
+                handle, buffer = Descriptor(fd), description
+        return wire.MemoryForm(memory.name, self.handle(handle), memory.size, window, buffer)
 
     def prepare_config(self, config: hal.PrepareConfig) -> hal.PrepareConfig:
         """*config* whose callback becomes a handle: msgspec would encode a data class itself."""
@@ -236,17 +233,17 @@ def failure_of(error: BaseException) -> wire.Failure | wire.Stopped:
         case errors.ClosedError():
             return wire.Stopped("closed", text)
         case MemoryError():
-            told = "the driver's process has no memory left"
-            return wire.Failure(errors.ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, told)
+            text = "the driver's process has no memory left"
+            return wire.Failure(errors.ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
         case OSError(errno=number) if number in OUT_OF_ROOM:
             return wire.Failure(errors.ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
-    told = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return wire.Failure(errors.ErrorStatus.GENERAL_FAILURE, told)
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return wire.Failure(errors.ErrorStatus.GENERAL_FAILURE, text)
 
 
 def _cut(text: str) -> str:
-    told = text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]} [...]"
-    return told.encode("utf-8", "replace").decode()
+    text = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} [...]"
+    return text.encode("utf-8", "replace").decode()
 
 
 def error_of(message: wire.Failure | wire.Stopped) -> errors.PenstockError:
@@ -287,7 +284,13 @@ def decode_call(data: bytes, take: Unpacker | None = None) -> wire.Call:
 
 def decode_reply(data: bytes) -> wire.Reply:
     """The reply in *data*. No text in it contains terminal commands. Raises `WireError`."""
-    return _believed(_decode(_REPLIES, data))
+    reply = _decode(_REPLIES, data)
+    match reply:
+        case wire.Made() | wire.Reported() | wire.Reason() | wire.Supports():
+            return _shown(reply)
+        case wire.Executed(result=hal.ExecutionResult(timing=timing)) if timing.operations:
+            return _shown(reply)
+    return reply
 
 
 def decode_to_host(data: bytes) -> wire.ToHost:
@@ -298,11 +301,7 @@ def decode_to_host(data: bytes) -> wire.ToHost:
 def decode_to_client(data: bytes) -> wire.ToClient:
     """A host's message. Raises `WireError`. Control characters are removed from progress text."""
     message = _decode(_TO_CLIENT, data)
-    if isinstance(message, wire.Progress):
-        event = message.event
-        told = replace(event, stage=_shown(event.stage), subject=_shown(event.subject))
-        return wire.Progress(told, message.call)
-    return message
+    return _shown(message) if isinstance(message, wire.Progress) else message
 
 
 def decode_notice(data: bytes) -> wire.Notice:
@@ -310,37 +309,19 @@ def decode_notice(data: bytes) -> wire.Notice:
     return _decode(_NOTICES, data)
 
 
-def _believed(reply: wire.Reply) -> wire.Reply:
-    match reply:
-        case wire.Executed(result=result):
-            timing = result.timing
-            if timing.operations:
-                shown = tuple(replace(o, name=_shown(o.name)) for o in timing.operations)
-                result = replace(result, timing=replace(timing, operations=shown))
-                return wire.Executed(result)
-        case wire.Made(target=target, cache=cache) if cache.reason or cache.artefact:
-            return wire.Made(target, _shown_report(cache))
-        case wire.Reported(cache=cache) if cache.reason or cache.artefact:
-            return wire.Reported(_shown_report(cache))
-        case wire.Reason(reason=str(reason)):
-            return wire.Reason(_shown(reason))
-        case wire.Supports(answers=answers):
-            return wire.Supports(tuple(map(_shown_support, answers)))
-    return reply
-
-
-def _shown_report(cache: hal.CacheReport) -> hal.CacheReport:
-    return replace(cache, reason=_shown(cache.reason), artefact=_shown(cache.artefact))
-
-
-def _shown_support(answer: hal.Support) -> hal.Support:
-    if not answer.reason and not answer.distance:
-        return answer
-    return replace(answer, reason=_shown(answer.reason), distance=_shown(answer.distance))
-
-
-def _shown(text: str) -> str:
-    return printable(_cut(text))
+def _shown(value: T) -> T:
+    """*value* without control characters in any text of it, and long texts cut."""
+    shown: Any = value
+    match value:
+        case str() if type(value) is str:
+            shown = printable(_cut(value)) if value else value
+        case tuple() if type(value) is tuple:
+            shown = tuple(map(_shown, value))
+        case msgspec.Struct():
+            fields = {name: getattr(value, name) for name in value.__struct_fields__}
+            changed = {n: new for n, old in fields.items() if (new := _shown(old)) is not old}
+            shown = replace(value, **changed) if changed else value
+    return shown  # type: ignore[no-any-return]
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
@@ -377,13 +358,9 @@ def _decode_hook(kind: Any, value: object) -> object:
 def _attributes(value: object) -> Attributes:
     if not isinstance(value, dict):
         raise TypeError(f"a {type(value).__name__} for attributes")
-    return Attributes({_name(name): _attribute(v) for name, v in value.items()})
-
-
-def _name(name: object) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"the attribute name {name!r}")
-    return name
+    if wrong := [name for name in value if not isinstance(name, str)]:
+        raise TypeError(f"the attribute name {wrong[0]!r}")
+    return Attributes({name: _attribute(v) for name, v in value.items()})
 
 
 def _attribute(value: object) -> AttributeValue:

@@ -152,7 +152,7 @@ def _enter(
     if _is_orphan(parent):
         os._exit(1)
     try:
-        drive(kernel.held_namespaces(), lambda: _ready(tell))
+        drive(kernel.HELD_NAMESPACES, lambda: _ready(tell))
     except OSError as error:
         _refuse(tell, error)
 

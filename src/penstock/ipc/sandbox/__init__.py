@@ -70,8 +70,8 @@ def detect() -> SandboxReport:
     return SandboxReport(
         (
             kernel.detect_namespaces(),
-            kernel.detect_privileges(),
-            kernel.detect_limits(),
+            kernel.drop_privileges(detect=True),
+            kernel.limit(None),
             kernel.detect_landlock(),
             seccomp.detect(),
         )

@@ -45,11 +45,6 @@ def syscall(number: int, *arguments: object) -> int:
     return _checked(_library().syscall(ctypes.c_long(number), *map(_word, arguments)))
 
 
-def unshare(flags: int) -> None:
-    """`unshare(2)`; raises `OSError`."""
-    _checked(_library().unshare(ctypes.c_int(flags)))
-
-
 def mount(source: str, target: str, kind: str, flags: int) -> None:
     """`mount(2)`; raises `OSError`."""
     given = [os.fsencode(text) for text in (source, target, kind)]
@@ -70,11 +65,6 @@ def pivot_root(new: str, old: str) -> None:
     if found is None:
         raise OSError(errno.ENOSYS, "no table of system calls for this system and processor")
     syscall(PIVOT_ROOT[found.column], os.fsencode(new), os.fsencode(old))
-
-
-def capset(header: Any, data: bytes) -> None:
-    """`capset(2)`; raises `OSError`."""
-    _checked(_library().capset(header, data))
 
 
 def _word(value: object) -> Any:
@@ -141,26 +131,18 @@ PRIVILEGES: Final = "no new privileges"
 LIMITS: Final = "resource limits"
 
 
-def drop_privileges() -> Measure:
-    """Permanently gives programs executed later no more rights than this process has."""
+def drop_privileges(*, detect: bool = False) -> Measure:
+    """Permanently gives programs executed later no more rights than this process has.
+
+    With *detect* it only checks whether the kernel supports that.
+    """
     if sys.platform != "linux":
         return Measure(PRIVILEGES, False, "Linux alone has it")
     try:
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        prctl(*((PR_GET_NO_NEW_PRIVS,) if detect else (PR_SET_NO_NEW_PRIVS, 1)))
     except OSError as error:
         return Measure(PRIVILEGES, False, f"the kernel refuses: {error}")
-    return Measure(PRIVILEGES, True, "set for good")
-
-
-def detect_privileges() -> Measure:
-    """Whether the kernel supports it."""
-    if sys.platform != "linux":
-        return Measure(PRIVILEGES, False, "Linux alone has it")
-    try:
-        prctl(PR_GET_NO_NEW_PRIVS)
-    except OSError as error:
-        return Measure(PRIVILEGES, False, f"the kernel does not know it: {error}")
-    return Measure(PRIVILEGES, True, "available")
+    return Measure(PRIVILEGES, True, "available" if detect else "set for good")
 
 
 def half_of(name: str) -> int | None:
@@ -176,10 +158,12 @@ def half_of(name: str) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft // 2
 
 
-def limit(policy: SandboxPolicy) -> Measure:
-    """Lowers the limits to those of *policy*; raises none of them."""
+def limit(policy: SandboxPolicy | None) -> Measure:
+    """Lowers the limits to those of *policy*; raises none. Without one it only detects them."""
     if sys.platform == "win32":
         return Measure(LIMITS, False, "this system has none")
+    if policy is None:
+        return Measure(LIMITS, True, "available")
     import resource
 
     wanted = [
@@ -210,13 +194,6 @@ def limit(policy: SandboxPolicy) -> Measure:
     return Measure(LIMITS, True, ", ".join(done))
 
 
-def detect_limits() -> Measure:
-    """Whether the system has limits."""
-    if sys.platform == "win32":
-        return Measure(LIMITS, False, "this system has none")
-    return Measure(LIMITS, True, "available")
-
-
 NAMESPACES: Final = "namespaces"
 
 NEWNS: Final = 0x0002_0000
@@ -225,7 +202,10 @@ NEWUSER: Final = 0x1000_0000
 NEWPID: Final = 0x2000_0000
 NEWNET: Final = 0x4000_0000
 
-HELD: Final = "users, mounts, processes, System V objects and networks of its own"
+HELD_NAMESPACES: Final = Measure(
+    NAMESPACES, True, "users, mounts, processes, System V objects and networks of its own"
+)
+"""The report on a process in its own namespaces."""
 
 CAPABILITIES_VERSION: Final = 0x2008_0522
 
@@ -238,7 +218,7 @@ def enter_namespaces() -> None:
     if sys.platform == "win32":
         raise OSError("namespaces are Linux's")
     user, group = os.geteuid(), os.getegid()
-    unshare(NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET)
+    _checked(_library().unshare(ctypes.c_int(NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET)))
     # A process without the right to change groups must deny it before it may map groups.
     Path("/proc/self/setgroups").write_text("deny", "ascii")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1", "ascii")
@@ -248,12 +228,7 @@ def enter_namespaces() -> None:
 def drop_capabilities() -> None:
     """Drops the capabilities of the namespaces' first process. Raises `OSError`."""
     header = ctypes.create_string_buffer((CAPABILITIES_VERSION).to_bytes(4, "little") + bytes(4), 8)
-    capset(header, bytes(24))
-
-
-def held_namespaces() -> Measure:
-    """The report on a process in its own namespaces."""
-    return Measure(NAMESPACES, True, HELD)
+    _checked(_library().capset(header, bytes(24)))
 
 
 def detect_namespaces() -> Measure:
@@ -262,12 +237,8 @@ def detect_namespaces() -> Measure:
         return Measure(NAMESPACES, False, "Linux alone has them")
     import subprocess
 
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        f"from {__name__} import enter_namespaces; enter_namespaces()",
-    ]
+    program = f"from {__name__} import enter_namespaces; enter_namespaces()"
+    command = [sys.executable, "-P", "-c", program]
     try:
         tried = subprocess.run(  # noqa: S603  # itself
             command, capture_output=True, timeout=30, check=False
@@ -300,6 +271,14 @@ TCP: Final = 0b11
 """Binding and connecting, from version 4 on."""
 SCOPES: Final = 0b11
 """Abstract Unix sockets of, and signals to, processes outside, from version 6 on."""
+
+LATER_RIGHTS: Final = {
+    3: "truncation",
+    4: "TCP",
+    5: "ioctl of devices",
+    6: "abstract sockets and signals",
+}
+"""What the interface restricts from these versions on."""
 
 VERSION_FLAG: Final = 1
 PATH_BENEATH: Final = 1
@@ -356,22 +335,12 @@ def apply_landlock(policy: SandboxPolicy) -> Measure:
         return Measure(LANDLOCK, False, f"the kernel refuses the rules: {error}")
     finally:
         os.close(ruleset)
-    held = "files read-only, and only what Python and engines need"
-    lacks = [
-        what
-        for since, what in (
-            (3, "truncation"),
-            (4, "TCP"),
-            (5, "ioctl of devices"),
-            (6, "abstract sockets and signals"),
-        )
-        if found < since
-    ]
-    if lacks:
-        held += f"; version {found} says nothing of {', '.join(lacks)}"
+    detail = "files read-only, and only what Python and engines need"
+    if lacks := [what for since, what in LATER_RIGHTS.items() if found < since]:
+        detail += f"; version {found} says nothing of {', '.join(lacks)}"
     if threads:
-        held += f"; {threads} threads ran already and are not held"
-    return Measure(LANDLOCK, True, held)
+        detail += f"; {threads} threads ran already and are not restricted"
+    return Measure(LANDLOCK, True, detail)
 
 
 def _allow(ruleset: int, paths: Iterable[str], access: int) -> None:
