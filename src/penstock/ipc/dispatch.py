@@ -22,7 +22,7 @@ from penstock.ipc import wire
 from penstock.ipc.client_objects import ClientObject, ClientObjects
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
 from penstock.ipc.device_sharing import QueuedPreparedModel
-from penstock.ipc.quotas import MOST_THREADS, Lease, Preparations, closing_unless_kept, form_bytes
+from penstock.ipc.quotas import BYTES_OF_FORM, LEAST_COUNTED, MOST_THREADS, Lease, Preparations
 from penstock.ipc.system import start_thread_or_run
 from penstock.memory.mapping import ASHMEM
 
@@ -127,17 +127,17 @@ class Dispatcher:
             case wire.Prepare(model=form, config=config):
                 model = take.model(form)
                 config = self._prepare_config(config, context.stop)
-                nbytes = form_bytes(lease.message_bytes)
+                counted = lease.message_bytes if lease.message_bytes > LEAST_COUNTED else 0
                 prepare = partial(device.prepare_model, model, config)
-                return self._placed(prepare, lease, config.num_threads, nbytes, model)
+                return self._placed(prepare, lease, config, BYTES_OF_FORM * counted, model)
             case wire.PrepareFromCache(config=config):
                 config = self._prepare_config(config, context.stop)
                 nbytes = sum(map(_file_bytes, (*config.model_cache, *config.data_cache)))
                 prepare = partial(device.prepare_model_from_cache, config)
-                return self._placed(prepare, lease, config.num_threads, nbytes)
+                return self._placed(prepare, lease, config, nbytes)
             case wire.Allocate(desc=desc, roles=roles):
                 uses = [self._role(r) for r in roles]
-                with closing_unless_kept(lease.of_own(_buffer_bytes(desc, uses))) as place:
+                with lease.of_own(_buffer_bytes(desc, uses)) as place:
                     token, buffer = device.allocate(desc, uses)
                     made = self.objects.keep("buffer", buffer, place, token=token)
                     place.kept = True
@@ -220,48 +220,37 @@ class Dispatcher:
             raise errors.GeneralFailure(
                 f"the client speaks wire version {version}, this device {wire.WIRE_VERSION}"
             )
-        device = self._device
+        d = self._device
         return wire.Description(
-            device.name,
-            device.version,
-            device.type,
-            device.feature_level,
-            device.capabilities,
-            device.hal_version,
+            d.name, d.version, d.type, d.feature_level, d.capabilities, d.hal_version
         )
 
     def _ring(self, call: wire.OpenRing, take: Unpacker, lease: Lease) -> Any:
         from penstock.ipc.ring import Layout
         from penstock.ipc.ring_server import RingServer
 
+        handles = call.memory, call.to_device, call.to_client
+        memory, heard, rung = (take.handle(at, Descriptor, "a descriptor").fd for at in handles)
         layout = Layout(call.slots, call.slot_bytes)
-        memory, to_device, to_client = (
-            take.handle(index, Descriptor, "a descriptor").fd
-            for index in (call.memory, call.to_device, call.to_client)
-        )
         _take_place(self._rings, f"{MAX_RINGS} rings")
-        with ExitStack() as undone:
-            undone.callback(self._rings.release)
-            charge = lease.charge(hal.Memory(ASHMEM, memory, layout.nbytes))
-            undone.callback(charge.release)
-
-            def ended() -> None:
-                charge.release()
-                self._rings.release()
-
-            made = RingServer(
+        held = ExitStack()
+        held.callback(self._rings.release)
+        try:
+            held.callback(lease.charge(hal.Memory(ASHMEM, memory, layout.nbytes)).release)
+            return RingServer(
                 self.executor,
                 lambda number: self.objects.find(number, "lent pool"),
                 memory,
-                to_device,
-                to_client,
+                heard,
+                rung,
                 layout,
                 using=self.objects.using,
-                ended=ended,
+                ended=held.close,
                 charge=lease.charge,
             )
-            undone.pop_all()
-        return made
+        except BaseException:
+            held.close()
+            raise
 
     def _lent_pool(self, memory: hal.Memory, lease: Lease) -> LentPool:
         from penstock.ipc.ring_server import LentPool
@@ -296,18 +285,17 @@ class Dispatcher:
         self,
         prepare: Callable[[], hal.PreparedModel],
         lease: Lease,
-        num_threads: int | None,
+        config: hal.PrepareConfig,
         nbytes: int,
         model: Model | None = None,
     ) -> wire.Made:
         """The result of *prepare*, if the client's quota has room for the model and *nbytes*."""
-        place = Lease(self._prepared.place(lease.account, num_threads, nbytes, model))
-        with closing_unless_kept(place):
+        place = self._prepared.place(lease.account, config.num_threads, nbytes, model)
+        with Lease(place) as room:
             prepared = prepare()
-            made = self.objects.keep(
-                "prepared model", prepared, place, loops=_loops(prepared, model)
-            )
-            place.kept = True
+            loops = _loops(prepared, model)
+            made = self.objects.keep("prepared model", prepared, room, loops=loops)
+            room.kept = True
         return made
 
     def executor(self, number: wire.ObjectId) -> Executor:

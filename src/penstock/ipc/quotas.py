@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from penstock import knobs
 from penstock.errors import InvalidArgument, ResourceExhaustedTransient
@@ -172,10 +172,7 @@ class Account:
             return Charge(book.returned, _Part(self, tables, key))
 
     def charge(self, memory: Memory) -> Charge:
-        """As `memory`, for the handle of a request.
-
-        A handle without a descriptor counts nothing.
-        """
+        """As `memory`, for the handle of a request; one without a descriptor counts nothing."""
         fd = descriptor_in(memory)
         if fd is None:
             return NOTHING
@@ -203,9 +200,8 @@ class Account:
         if nbytes and self._used + nbytes > self._limit:
             raise ResourceExhaustedTransient(
                 f"{nbytes} bytes more than the {self._used} that {self._whose} to a driver's "
-                "process may have "
-                f"it hold exceed the limit of {self._limit}: the knob lent_limit_mib of that "
-                "process"
+                f"process may have it hold exceed the limit of {self._limit}: the knob "
+                "lent_limit_mib of that process"
             )
         if self._within is not None:
             self._within.check(nbytes)
@@ -263,15 +259,20 @@ class Lease:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Closes it, now or when the last run that uses it has ended.
-
-        A second call does nothing.
-        """
+        """Closes it once, now or when the last run that uses it has ended."""
         with self._lock:
             first, self._over = not self._over, True
             if not first or self._users:
                 return
         self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it, unless an object that the call made has *kept* it."""
+        if not self.kept:
+            self.close()
 
     def charge(self, memory: Memory) -> Charge:
         """Charges *memory* alone. Raises `ResourceExhaustedTransient` if over quota."""
@@ -297,10 +298,7 @@ class Lease:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Keeps the lease open during the block.
-
-        Raises `InvalidArgument` if it is already closed.
-        """
+        """Keeps the lease open during the block. Raises `InvalidArgument` if it is closed."""
         with self._lock:
             if self._over:
                 raise InvalidArgument("a reusable execution was used after it was closed")
@@ -315,16 +313,6 @@ class Lease:
                 self._close()
 
 
-@contextmanager
-def closing_unless_kept(lease: Lease) -> Iterator[Lease]:
-    """Closes *lease* at the end of the block, unless it is kept."""
-    try:
-        yield lease
-    finally:
-        if not lease.kept:
-            lease.close()
-
-
 MAX_PREPARED: Final = 1024
 """Prepared models that one client may have at a time on one device."""
 
@@ -333,10 +321,9 @@ MOST_THREADS: Final = os.cpu_count() or 1
 
 
 def threads_of_all(processors: int) -> int:
-    """Half of the tasks that Linux allows by default.
+    """Half of the tasks that Linux allows by default: 1024 a processor, 32,768 at least.
 
-    Linux allows 1024 a processor, 32,768 at least (`kernel/pid.c`). So 512 models may use every
-    processor, however many there are.
+    So 512 models may use every processor, however many there are (`kernel/pid.c`).
     """
     return 512 * max(32, processors)
 
@@ -346,11 +333,6 @@ MAX_THREADS: Final = threads_of_all(MOST_THREADS)
 
 BYTES_OF_FORM: Final = 16
 """Bytes of memory that one byte of a model's message becomes, rounded up."""
-
-
-def form_bytes(message_bytes: int) -> int:
-    """The charge for the model in a message of that length; 0 for a message that is not charged."""
-    return BYTES_OF_FORM * message_bytes if message_bytes > LEAST_COUNTED else 0
 
 
 class Preparations:
@@ -374,52 +356,42 @@ class Preparations:
         client's or the *account*'s quota.
         """
         threads = MOST_THREADS if num_threads is None else max(1, num_threads)
-        self._count_one(threads)
-        undone = ExitStack()
-        undone.callback(self._discount_one, threads)
-        try:
+        with ExitStack() as undone:
+            self._count_model(1, threads)
+            undone.callback(self._count_model, -1, -threads)
             for pool, length in ({} if model is None else constants_read(model)).items():
                 if (charge := constant_charges.get(pool)) is not None:
                     charge.hold()
                     undone.callback(charge.drop)
-                nbytes += self._read_more(pool, length)
-                undone.callback(self._read_less, weakref.ref(pool), length)
+                nbytes += self._count_read(pool, length)
+                undone.callback(self._uncount_read, weakref.ref(pool), length)
             if account is not None:
                 undone.callback(account.own(nbytes).release)
-        except BaseException:
-            undone.close()
-            raise
-        return undone.close
+            return undone.pop_all().close
 
-    def _count_one(self, threads: int) -> None:
+    def _count_model(self, models: int, threads: int) -> None:
         with self._lock:
-            if self._count >= MAX_PREPARED:
+            if models > 0 and self._count >= MAX_PREPARED:
                 raise ResourceExhaustedTransient(
                     f"a client may have {MAX_PREPARED} prepared models at a time on one device"
                 )
-            if self._threads + threads > MAX_THREADS:
+            if models > 0 and self._threads + threads > MAX_THREADS:
                 raise ResourceExhaustedTransient(
                     f"a client may have prepared models compute on {MAX_THREADS} threads at a time "
                     "on one device"
                 )
-            self._count += 1
+            self._count += models
             self._threads += threads
 
-    def _discount_one(self, threads: int) -> None:
-        with self._lock:
-            self._count -= 1
-            self._threads -= threads
-
-    def _read_more(self, pool: ConstantPool, length: int) -> int:
+    def _count_read(self, pool: ConstantPool, length: int) -> int:
         """Counts *length* more bytes as read from *pool*. Returns those beyond its size."""
         with self._lock:
             before = self._read.get(pool, 0)
             self._read[pool] = before + length
         return max(0, before + length - max(before, len(pool)))
 
-    def _read_less(self, known: weakref.ref[ConstantPool], length: int) -> None:
-        pool = known()
-        if pool is not None:
+    def _uncount_read(self, known: weakref.ref[ConstantPool], length: int) -> None:
+        if (pool := known()) is not None:
             with self._lock:
                 self._read[pool] -= length
 
