@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
@@ -19,10 +19,6 @@ from penstock import hal
 from penstock.errors import FOREIGN, ClosedError, MissedDeadlinePersistent
 from penstock.hal.prepared import execute_fenced
 from penstock.ir import Model
-
-if TYPE_CHECKING:
-    from penstock.hal import PreparedModelBase
-
 
 RANKS: Final[dict[hal.Priority, int]] = {"high": 0, "medium": 1, "low": 2}
 
@@ -172,15 +168,9 @@ class SharingDevice:
         """As the device's. Returns an equal prepared model again if a client still has it open."""
         if config.model_cache or config.data_cache:
             return self.prepare_alone(model, config)
-        key = (
-            model.digest,
-            config.preference,
-            config.priority,
-            config.accuracy,
-            config.num_threads,
-            config.options,
-            config.attributes,
-        )
+        c = config
+        choices = c.preference, c.priority, c.accuracy, c.num_threads, c.options, c.attributes
+        key = (model.digest, *choices)
         with self._lock:
             known = self._entries.get(key)
             if known is not None:
@@ -214,7 +204,7 @@ class SharingDevice:
             return SharedPreparedModel(self, entry)
         return QueuedPreparedModel(self, entry, self._scheduler)
 
-    def leave(self, entry: _Entry) -> None:
+    def release(self, entry: _Entry) -> None:
         """Records that one client has closed it. It is closed when all clients have."""
         with self._lock:
             entry.users -= 1
@@ -263,19 +253,10 @@ class SharedPreparedModel:
     """One client's reference to a prepared model."""
 
     def __init__(self, device: SharingDevice, entry: _Entry) -> None:
-        self._device, self._entry = device, entry
+        """*entry* is shared with other clients."""
+        self._device, self.entry = device, entry
         self._lock = threading.Lock()
-        self._closed = False
-
-    @property
-    def entry(self) -> _Entry:
-        """The entry that it shares with other clients."""
-        return self._entry
-
-    @property
-    def closed(self) -> bool:
-        """Whether this client has closed it."""
-        return self._closed
+        self.closed = False
 
     @property
     def cache_report(self) -> hal.CacheReport:
@@ -284,9 +265,9 @@ class SharedPreparedModel:
     @property
     def inner(self) -> hal.PreparedModel:
         """The device's own; raises `ClosedError` after `close`."""
-        if self._closed:
+        if self.closed:
             raise ClosedError("a prepared model was used after close()")
-        return self._entry.prepared
+        return self.entry.prepared
 
     def __getattr__(self, name: str) -> Any:
         """All other attributes are the device's own."""
@@ -295,16 +276,15 @@ class SharedPreparedModel:
     def close(self) -> None:
         """Closes the client's model. A second call does nothing."""
         with self._lock:
-            closed, self._closed = self._closed, True
+            closed, self.closed = self.closed, True
         if not closed:
-            self._device.leave(self._entry)
+            self._device.release(self.entry)
 
 
 class QueuedPreparedModel(SharedPreparedModel):
-    """A model whose executions queue with those of other clients.
+    """A model whose executions, also of bursts, queue with those of other clients.
 
-    Bursts and reusable executions queue too. Fenced executions wait for their fences without a
-    slot.
+    Fenced executions wait for their fences without a slot.
     """
 
     def __init__(self, device: SharingDevice, entry: _Entry, scheduler: Scheduler) -> None:
@@ -312,9 +292,7 @@ class QueuedPreparedModel(SharedPreparedModel):
         self._scheduler = scheduler
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
-        inner = self.inner
-        with self._scheduler.turn(_equal(config)):
-            return inner.execute(request, config)
+        return _Queued(self.inner, self._scheduler).execute(request, config)
 
     def execute_fenced(
         self,
@@ -323,7 +301,7 @@ class QueuedPreparedModel(SharedPreparedModel):
         config: hal.ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> hal.Fence:
-        prepared = cast("PreparedModelBase", self)
+        prepared = cast("hal.PreparedModelBase", self)
         return execute_fenced(prepared, request, wait_for, config, timeout_after_fence_ns)
 
     def configure_burst(self) -> hal.Burst:
@@ -334,22 +312,21 @@ class QueuedPreparedModel(SharedPreparedModel):
 
 
 class _Queued:
-    """A burst, or a reusable execution, whose runs are queued."""
+    """A model, a burst or a reusable execution whose runs are queued."""
 
     def __init__(self, inner: Any, scheduler: Scheduler) -> None:
         self._inner, self._scheduler = inner, scheduler
 
     def execute(self, *arguments: Any) -> hal.ExecutionResult:
-        with self._scheduler.turn(_equal(arguments[-1])):
+        config: hal.ExecutionConfig = arguments[-1]
+        # In order of arrival, whatever the priority.
+        equal = hal.ExecutionConfig(deadline_ns=config.deadline_ns, cancel=config.cancel)
+        with self._scheduler.turn(equal):
             result: hal.ExecutionResult = self._inner.execute(*arguments)
             return result
 
     def close(self) -> None:
         self._inner.close()
-
-
-def _equal(config: hal.ExecutionConfig) -> hal.ExecutionConfig:
-    return hal.ExecutionConfig(deadline_ns=config.deadline_ns, cancel=config.cancel)
 
 
 def _scheduler_of(device: hal.Device) -> Scheduler | None:

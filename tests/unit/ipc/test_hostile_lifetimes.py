@@ -32,7 +32,7 @@ from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, Packer, decode_reply, decode_to_client, encode, error_of
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host import serving
-from penstock.ipc.host.waiting import ClientFence, Leaving
+from penstock.ipc.host.waiting import ClientFence, Disconnection
 from penstock.ipc.quotas import Lease
 from penstock.ipc.transport import Connection, close_all
 from penstock.ir import DType, Model
@@ -346,7 +346,7 @@ def test_memories_of_a_client_have_a_limit_that_ends_no_connection(
 
 
 def test_fence_of_a_client_carries_its_outcome() -> None:
-    leaving = Leaving()
+    leaving = Disconnection()
     signal, theirs = fence_pair()
     failing, failed = fence_pair()
     good, bad = (ClientFence(f.fileno(), leaving) for f in (theirs, failed))
@@ -361,18 +361,18 @@ def test_fence_of_a_client_carries_its_outcome() -> None:
     assert bad.wait()
     assert "broken" in str(bad.error())
     assert not good.wait(1_000_000)
-    far = threading.Timer(0.02, leaving.tell)
+    far = threading.Timer(0.02, leaving.record)
     far.start()
     assert good.wait(10**17)
     far.join()
-    leaving.tell()
+    leaving.record()
     assert good.wait()
     assert "has left" in str(good.error())
     signal.signal()
     assert good.error() is None
     _waiting, asked = fence_pair()
-    late = ClientFence(asked.fileno(), told := Leaving())
-    told.tell()
+    late = ClientFence(asked.fileno(), told := Disconnection())
+    told.record()
     assert late.wait()
 
 

@@ -283,7 +283,7 @@ def test_flood_of_leaving_clients_blocks_no_client() -> None:
 
     def flood() -> None:
         for _ in range(1 << 17):
-            host._gone(guest)
+            host._left(guest)
 
     thread = threading.Thread(target=flood, daemon=True)
     thread.start()

@@ -135,7 +135,7 @@ def test_a_guest_that_nobody_serves_is_gone_once_when_it_hangs_up() -> None:
     guest.hang_up()
     guest.leave()
     assert gone == [1]
-    assert guest.is_gone
+    assert guest.has_ended
     assert ours.recv(1) == b""
     ours.close()
     guest.connection.close()

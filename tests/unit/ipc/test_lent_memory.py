@@ -420,7 +420,7 @@ def test_connections_beyond_the_limit_get_the_reason(
     host._lock, host._clients, host._clients_of = threading.Lock(), 0, Counter()
     host._service, host._wake, host._woken = service, woken, wake
     pairs = [socket.socketpair() for _ in range(4)]
-    guests = [Guest(theirs, 7, host._gone) for _, theirs in pairs]
+    guests = [Guest(theirs, 7, host._left) for _, theirs in pairs]
 
     def told(guest: Guest) -> str:
         host._clients += 1

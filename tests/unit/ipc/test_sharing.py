@@ -90,5 +90,5 @@ def test_client_that_prepares_twice_gets_two_models() -> None:
     assert first.inner is not again.inner
     assert other.prepare_model(slow_model(), PrepareConfig()).inner is first.inner
     first.close()
-    assert one.prepare_model(slow_model(), PrepareConfig()).inner is first._entry.prepared
+    assert one.prepare_model(slow_model(), PrepareConfig()).inner is first.entry.prepared
     assert device.made == 2

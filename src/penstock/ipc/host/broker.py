@@ -45,13 +45,13 @@ MOST_REASON: Final = 512
 class Launched(NamedTuple):
     """The parent's view of the new process: the child *process* to wait for.
 
-    The descriptor *told* reports the exit status of the driver's process. It is -1 if the child is
-    that process. *said* is the part of the report that was already read.
+    The descriptor *report* is a pipe with the exit status of the driver's process. It is -1 if the
+    child is that process. *read* is the part of the report that was already read.
     """
 
     process: int
-    told: int = -1
-    said: bytes = b""
+    report: int = -1
+    read: bytes = b""
 
 
 def launch(
@@ -69,59 +69,51 @@ def launch(
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     reason = "switched off by the knob namespaces"
+    parent = os.getpid()
     if apart:
-        (told, tell), (heard, say) = os.pipe(), os.pipe()
+        (report, write_report), (go, write_go) = os.pipe(), os.pipe()
         kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        parent = os.getpid()
         first = os.fork()
         if not first:
-            _close(kept)
-            os.close(told)
-            os.close(say)
-            _enter(tell, heard, parent, drive)
-        os.close(tell)
-        os.close(heard)
+            for sock in kept:
+                sock.close()
+            os.close(report)
+            os.close(write_go)
+            _enter(write_report, go, parent, drive)
+        os.close(write_report)
+        os.close(go)
         os.waitpid(first, 0)
         # Only now is this process the parent of the one in the namespaces, and can end with it.
         with suppress(BrokenPipeError):
-            os.write(say, READY)
-        os.close(say)
-        launched = _launched(told)
+            os.write(write_go, READY)
+        os.close(write_go)
+        launched = _launched(report)
         if isinstance(launched, Launched):
             return launched
         reason = launched
-    parent = os.getpid()
     driver = os.fork()
     if not driver:
-        _close(kept)
+        for sock in kept:
+            sock.close()
         die_with(parent)
-        drive(Measure(kernel.NAMESPACES, False, reason), _nothing)
+        drive(Measure(kernel.NAMESPACES, False, reason), lambda: None)
     return Launched(driver)
 
 
-def _close(sockets: Sequence[socket.socket]) -> None:
-    for sock in sockets:
-        sock.close()
-
-
-def _nothing() -> None:
-    """A setup step that does nothing."""
-
-
-def _launched(told: int) -> Launched | str:
+def _launched(report: int) -> Launched | str:
     """The first process in the namespaces, once the driver's is set up; else the reason."""
-    process, reason, said = 0, b"the process that tried them ended", b""
-    while part := os.read(told, 1 << 12):
-        said += part
-        while b"\n" in said:
-            line, _, said = said.partition(b"\n")
+    process, reason, rest = 0, b"the process that tried them ended", b""
+    while part := os.read(report, 1 << 12):
+        rest += part
+        while b"\n" in rest:
+            line, _, rest = rest.partition(b"\n")
             if line.startswith(STARTED):
                 process = int(line[1:])
             elif line == READY:
-                return Launched(process, told, said)
+                return Launched(process, report, rest)
             elif line.startswith(REFUSED):
                 reason = line[1 : 1 + MOST_REASON]
-    os.close(told)
+    os.close(report)
     if process:
         with suppress(ChildProcessError):
             os.waitpid(process, 0)
@@ -129,7 +121,7 @@ def _launched(told: int) -> Launched | str:
 
 
 def _enter(
-    tell: int, heard: int, parent: int, drive: Callable[[Measure, Callable[[], None]], NoReturn]
+    report: int, go: int, parent: int, drive: Callable[[Measure, Callable[[], None]], NoReturn]
 ) -> NoReturn:
     """In the first child: enters the namespaces, starts a process there, and ends."""
     if sys.platform == "win32":
@@ -138,68 +130,64 @@ def _enter(
         kernel.enter_namespaces()
         first = os.fork()
     except OSError as error:
-        _refuse(tell, error)
+        _refuse(report, error)
     if first:
-        os.write(tell, b"%s%d\n" % (STARTED, first))
+        os.write(report, b"%s%d\n" % (STARTED, first))
         os._exit(0)
-    if os.read(heard, 1) != READY:
+    if os.read(go, 1) != READY:
         os._exit(1)
-    os.close(heard)
+    os.close(go)
     die_with_parent()
     driver = os.fork()
     if driver:
-        _wait_for(driver, tell)
-    if _is_orphan(parent):
+        _wait_for(driver, report)
+    if not os.path.exists(f"/proc/{parent}"):
+        # It ended before the kernel was asked to end this process with it.
         os._exit(1)
+
+    def ready() -> None:
+        os.write(report, READY + b"\n")
+        os.close(report)
+
     try:
-        drive(kernel.HELD_NAMESPACES, lambda: _ready(tell))
+        drive(kernel.HELD_NAMESPACES, ready)
     except OSError as error:
-        _refuse(tell, error)
+        _refuse(report, error)
 
 
-def _is_orphan(parent: int) -> bool:
-    """Whether *parent* ended before the kernel was asked to end this process with it."""
-    return not os.path.exists(f"/proc/{parent}")
-
-
-def _ready(tell: int) -> None:
-    os.write(tell, READY + b"\n")
-    os.close(tell)
-
-
-def _refuse(tell: int, error: OSError) -> NoReturn:
-    told = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+def _refuse(report: int, error: OSError) -> NoReturn:
+    reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
     with suppress(OSError):
-        os.write(tell, REFUSED + told.replace("\n", " ").encode("utf-8", "replace") + b"\n")
+        os.write(report, REFUSED + reason.replace("\n", " ").encode("utf-8", "replace") + b"\n")
     os._exit(1)
 
 
-def _wait_for(driver: int, tell: int) -> NoReturn:
+def _wait_for(driver: int, report: int) -> NoReturn:
     """In the first process of the namespaces: reaps orphans and reports how the driver ended."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
-    os.closerange(0, tell)
-    os.closerange(tell + 1, 1 << 16)
+    os.closerange(0, report)
+    os.closerange(report + 1, 1 << 16)
     while True:
         process, status = os.waitpid(-1, 0)
         if process == driver:
             with suppress(OSError):
-                os.write(tell, b"%s%d\n" % (ENDED, status))
+                os.write(report, b"%s%d\n" % (ENDED, status))
             os._exit(0)
 
 
 def status_of(launched: Launched) -> int:
     """Exit status of the driver's process, as `os.waitpid` reports it; waits for the child."""
     status = os.waitpid(launched.process, 0)[1]
-    if launched.told < 0:
+    if launched.report < 0:
         return status
-    said = launched.said
+    report = launched.read
     # Its only writer has ended.
-    while part := os.read(launched.told, 1 << 12):
-        said += part
-    os.close(launched.told)
-    told = said.rpartition(ENDED)[2].removesuffix(b"\n")
-    return int(told) if told.isdigit() else status
+    while part := os.read(launched.report, 1 << 12):
+        report += part
+    os.close(launched.report)
+    reported = report.rpartition(ENDED)[2].removesuffix(b"\n")
+    return int(reported) if reported.isdigit() else status
 
 
 PARTING_SECONDS: Final = 3.0
@@ -272,10 +260,12 @@ class Broker:
         guests.setblocking(False)
         self._met: dict[int, Met] = {}
         self._refused: set[int] = set()
-        self._poll = _epoll()
-        self._poll.register(self._child, IN)
-        self._poll.register(asked, IN)
-        self._poll.register(guests, IN)
+        self._poll: Any
+        if sys.platform != "linux":
+            raise OSError(LINUX_ONLY)
+        self._poll = select.epoll()
+        for each in (self._child, asked, guests):
+            self._poll.register(each, IN)
         if listener is not None:
             listener.setblocking(False)
             # Peers see the credentials of the last `listen`.
@@ -353,13 +343,13 @@ class Broker:
         """Reads which clients the driver's process had no descriptor for."""
         for _ in range(BACKLOG):
             try:
-                told = self._guests.recv(GUEST.size)
+                message = self._guests.recv(GUEST.size)
             except OSError:
                 return
-            if not told:
+            if not message:
                 self._poll.unregister(self._guests)
                 return
-            if len(told) == GUEST.size and (number := GUEST.unpack(told)[1]) in self._met:
+            if len(message) == GUEST.size and (number := GUEST.unpack(message)[1]) in self._met:
                 self._refused.add(number)
 
     def _give_again(self) -> None:
@@ -398,10 +388,7 @@ class Broker:
             self._asked.close()
 
     def _list_refusals(self) -> None:
-        """Lists rejected calls in a thread.
-
-        Their descriptor arrives before the driver's code runs.
-        """
+        """Lists rejected calls in a thread, whose descriptor comes before driver code runs."""
         from penstock.ipc.sandbox.seccomp import list_refusals
         from penstock.ipc.system import start_thread
 
@@ -433,12 +420,6 @@ def end_as(status: int) -> NoReturn:
         os.kill(os.getpid(), number)
         os._exit(DRIVER_ENDED + number)
     os._exit(os.waitstatus_to_exitcode(status))
-
-
-def _epoll() -> Any:
-    if sys.platform != "linux":
-        raise OSError(LINUX_ONLY)
-    return select.epoll()
 
 
 def _raise_limit() -> None:

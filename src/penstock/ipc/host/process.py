@@ -17,7 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import reduce
+from functools import partial, reduce
 from importlib import import_module
 from typing import Any, Final, NoReturn, cast
 
@@ -51,26 +51,23 @@ MAX_CLIENTS_OF_USER: Final = 256
 
 
 class Guest:
-    """A connection that has not yet sent its greeting. *gone* is called once, when it ends."""
+    """A connection that has not yet sent its greeting. *ended* is called once, when it ends."""
 
-    def __init__(self, sock: socket.socket, user: int, gone: Callable[[Guest], None]) -> None:
+    def __init__(self, sock: socket.socket, user: int, ended: Callable[[Guest], None]) -> None:
         # No connection may send descriptors before `welcome`.
         self.user, self.connection = user, Connection(sock, 0)
         self.connection.expect = _refuse_greeting
-        self._gone = gone
+        self._ended = ended
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._is_greeted = False
-        self.is_admitted = self.is_gone = False
+        self.is_admitted = self.has_ended = False
 
     def greet(self) -> None:
-        """Marks the connection as owned by a thread, which closes it.
-
-        Raises `EOFError` if the peer has disconnected.
-        """
+        """Lets a thread own the connection and close it. Raises `EOFError` if the peer has left."""
         with self._lock:
-            if self.is_gone:
-                raise EOFError("the client has hung up")
+            if self.has_ended:
+                raise EOFError("the client has disconnected")
             self._is_greeted = True
 
     def serve(self, dispatchers: list[Dispatcher], account: Account) -> None:
@@ -81,9 +78,9 @@ class Guest:
     def leave(self) -> None:
         """Removes the connection from the count. A second call does nothing."""
         with self._lock:
-            gone, self.is_gone = self.is_gone, True
-        if not gone:
-            self._gone(self)
+            ended, self.has_ended = self.has_ended, True
+        if not ended:
+            self._ended(self)
 
     def hang_up(self) -> None:
         """Ends its calls and removes it from the count, even if none of its threads can."""
@@ -186,7 +183,7 @@ class Host:
             for fd, _ in poll.poll():
                 if fd == self._wake:
                     os.read(self._wake, 1 << 12)
-                    guests = {fd: guest for fd, guest in guests.items() if not guest.is_gone}
+                    guests = {fd: guest for fd, guest in guests.items() if not guest.has_ended}
                 elif (guest := guests.get(fd)) is not None and guest.has_left():
                     guest.hang_up()
             for _ in range(BACKLOG):
@@ -204,7 +201,7 @@ class Host:
         if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
         fd = sock.fileno()
-        guest = guests[fd] = Guest(sock, user, self._gone)
+        guest = guests[fd] = Guest(sock, user, self._left)
         with self._lock:
             self._clients += 1
         try:
@@ -224,52 +221,44 @@ class Host:
             hello = decode_to_host(received.data)
             if not isinstance(hello, wire.Hello):
                 raise WireError(f"{type(hello).__name__} before Hello")
+            reason = self._refusal
             if hello.wire_version != wire.WIRE_VERSION:
-                told = (
-                    f"this host speaks wire version {wire.WIRE_VERSION}, not {hello.wire_version}"
-                )
-                connection.send(encode(wire.Refused(told)))
-                raise WireError(told)
-            if self._refusal:
-                connection.send(encode(wire.Refused(self._refusal)))
-                raise WireError(self._refusal)
+                version = hello.wire_version
+                reason = f"this host speaks wire version {wire.WIRE_VERSION}, not {version}"
+            if reason:
+                connection.send(encode(wire.Refused(reason)))
+                raise WireError(reason)
             welcome = wire.Welcome(
                 wire.WIRE_VERSION, *self._processes, len(self._devices), sandbox=self._sandbox
             )
             connection.send(encode(welcome), (self._page, self._output))
             connection.most = wire.MAX_HANDLES
-            dispatchers = [
-                Dispatcher(
-                    cast("Device", ClientDevice(device)),
-                    owns_device=False,
-                    admit=check_cannot_shrink,
-                    owner=str(guest.user).encode() if self._service else b"",
-                )
-                for device in self._devices
-            ]
+            owner = str(guest.user).encode() if self._service else b""
+            make = partial(Dispatcher, owns_device=False, admit=check_cannot_shrink, owner=owner)
+            dispatchers = [make(cast("Device", ClientDevice(device))) for device in self._devices]
             guest.serve(dispatchers, self._accounts.connection(guest.user))
         except (EOFError, OSError, PenstockError, RuntimeError, MemoryError):
             guest.refuse()
 
     def _admit(self, guest: Guest) -> None:
         """Counts a client. Raises `WireError` if there are too many, `EOFError` if it has left."""
-        told = ""
+        why = ""
         with self._lock:
-            if guest.is_gone:
-                raise EOFError("the client has hung up")
+            if guest.has_ended:
+                raise EOFError("the client has disconnected")
             if self._clients > MAX_CLIENTS:
-                told = f"a driver's process has {MAX_CLIENTS} connections at a time"
+                why = f"a driver's process has {MAX_CLIENTS} connections at a time"
             elif self._service and self._clients_of[guest.user] >= MAX_CLIENTS_OF_USER:
-                told = f"one user may have {MAX_CLIENTS_OF_USER} connections to a service at a time"
+                why = f"one user may have {MAX_CLIENTS_OF_USER} connections to a service at a time"
             else:
                 guest.is_admitted = True
                 self._clients_of[guest.user] += 1
-        if told:
+        if why:
             with suppress(TimeoutError):
-                guest.connection.send(encode(wire.Refused(told)), (), time.monotonic_ns())
-            raise WireError(told)
+                guest.connection.send(encode(wire.Refused(why)), (), time.monotonic_ns())
+            raise WireError(why)
 
-    def _gone(self, guest: Guest) -> None:
+    def _left(self, guest: Guest) -> None:
         with self._lock:
             self._clients -= 1
             if guest.is_admitted:

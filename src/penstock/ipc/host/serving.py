@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +21,7 @@ from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descrip
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher, refusal
-from penstock.ipc.host.waiting import ClientFence, Leaving
+from penstock.ipc.host.waiting import ClientFence, Disconnection
 from penstock.ipc.pools import mapped
 from penstock.ipc.quotas import LEAST_COUNTED, NOTHING, Account, Charge, Lease
 from penstock.ipc.system import FUSE_DESCRIPTOR, SHRINK, is_sealed, start_thread
@@ -74,7 +74,7 @@ class Client:
         self._calls: dict[wire.CallId, CancelToken] = {}
         self._tokens: set[CancelToken] = set()
         self._memories: dict[wire.MemoryId, NDArray | errors.WireError | errors.DriverError] = {}
-        self._leaving = Leaving()
+        self._disconnection = Disconnection()
         self._descriptors = 0
         self._lends_too_much = False
         self._dropped: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -107,14 +107,14 @@ class Client:
                 logger.exception("a call could not be answered")
             self.finish()
         finally:
-            self._leave()
+            self._end_thread()
 
     def finish(self) -> None:
         """Accepts no more calls and cancels those that run. Callable from any thread."""
         with self._lock:
             over, self._over = self._over, True
         self._connection.shut()
-        self._leaving.tell()
+        self._disconnection.record()
         with self._lock:
             tokens = list(self._tokens)
         for token in tokens:
@@ -122,7 +122,7 @@ class Client:
         if not over:
             self._ended()
 
-    def _leave(self) -> None:
+    def _end_thread(self) -> None:
         with self._lock:
             self._threads -= 1
             last = not self._threads
@@ -142,12 +142,9 @@ class Client:
             while not self._over:
                 try:
                     job = self._take(self._connection.receive())
-                except EOFError:
-                    self.finish()
-                    break
-                except errors.WireError as error:
-                    # A peer that sends a malformed message is disconnected.
-                    logger.warning("a client is let go: %s", error)
+                except (EOFError, errors.WireError) as error:
+                    if isinstance(error, errors.WireError):
+                        logger.warning("disconnected a client: %s", error)
                     self.finish()
                     break
                 if job is not None:
@@ -163,19 +160,21 @@ class Client:
 
     def _take(self, received: Received) -> _Job | None:
         """The received call; other messages are handled here: None. Raises `WireError`."""
-        descriptors = received.descriptors
         charge, self._message = self._message, NOTHING
-        try:
+        with ExitStack() as undone:
+            undone.callback(close_all, received.descriptors)
+            undone.callback(charge.release)
             message = decode_to_host(received.data)
             if isinstance(message, wire.Ask):
-                return self._accept(message, received, charge)
+                job = self._accept(message, received, charge)
+                undone.pop_all()
+                return job
             if isinstance(message, wire.Lend):
                 self._borrow(message, received)
-            elif descriptors:
+            elif received.descriptors:
                 raise errors.WireError(f"descriptors beside {type(message).__name__}")
             elif isinstance(message, wire.Cancel):
-                token = self._calls.get(message.call)
-                if token is not None:
+                if (token := self._calls.get(message.call)) is not None:
                     token.set()
             elif isinstance(message, wire.Release):
                 self._memories.pop(message.memory, None)
@@ -183,12 +182,6 @@ class Client:
                 self._drop(message)
             else:
                 raise errors.WireError(f"{type(message).__name__} from a client that was welcomed")
-        except BaseException:
-            charge.release()
-            close_all(descriptors)
-            raise
-        charge.release()
-        close_all(descriptors)
         return None
 
     def _expect(self, nbytes: int) -> None:
@@ -203,22 +196,14 @@ class Client:
     def _accept(self, ask: wire.Ask, received: Received, charge: Charge) -> _Job | None:
         if ask.call in self._calls:
             raise errors.WireError(f"two calls have the number {ask.call}")
-        told = ""
-        if not received.complete:
-            told = "the driver's process has no descriptor left"
-        elif len(self._calls) >= MAX_CALLS:
-            told = f"a client may make {MAX_CALLS} calls at a time"
-        elif self._descriptors + len(received.descriptors) > MAX_DESCRIPTORS:
-            told = f"a client may have {MAX_DESCRIPTORS} descriptors in calls at a time"
-        elif charge is NOTHING and len(received.data) > LEAST_COUNTED:
-            try:
+        try:
+            self._check_room(received)
+            if charge is NOTHING and len(received.data) > LEAST_COUNTED:
                 charge = self._count(len(received.data))
-            except errors.ResourceExhaustedTransient as error:
-                told = str(error)
-        if told:
+        except errors.ResourceExhaustedTransient as error:
             charge.release()
             close_all(received.descriptors)
-            self._answer(ask.call, refusal(errors.ResourceExhaustedTransient(told)))
+            self._answer(ask.call, refusal(error))
             return None
         token = CancelToken()
         self._calls[ask.call] = token
@@ -229,6 +214,17 @@ class Client:
                 token.set()
         return _Job(ask, received.descriptors, token, charge, {})
 
+    def _check_room(self, received: Received) -> None:
+        reason = ""
+        if not received.complete:
+            reason = "the driver's process has no descriptor left"
+        elif len(self._calls) >= MAX_CALLS:
+            reason = f"a client may make {MAX_CALLS} calls at a time"
+        elif self._descriptors + len(received.descriptors) > MAX_DESCRIPTORS:
+            reason = f"a client may have {MAX_DESCRIPTORS} descriptors in calls at a time"
+        if reason:
+            raise errors.ResourceExhaustedTransient(reason)
+
     def _borrow(self, lend: wire.Lend, received: Received) -> None:
         if lend.memory in self._memories:
             raise errors.WireError(f"memory {lend.memory} is lent twice")
@@ -237,8 +233,9 @@ class Client:
             return
         try:
             if not received.complete:
-                told = "the driver's process had no descriptor left for memory that was lent"
-                raise errors.ResourceExhaustedTransient(told)
+                raise errors.ResourceExhaustedTransient(
+                    "the driver's process had no descriptor left for memory that was lent"
+                )
             if len(received.descriptors) != 1:
                 raise errors.WireError("memory is lent with one descriptor")
             if received.descriptors[0] < 0:
@@ -313,8 +310,8 @@ class Client:
                 forms.append(wire.FenceForm(len(fences)))
                 fences.append(as_descriptor(fence))
         except (errors.PenstockError, OSError) as error:
-            told = f"no descriptor for the call's fence: {error}"
-            self._answer(call, refusal(errors.ResourceExhaustedTransient(told)))
+            why = f"no descriptor for the call's fence: {error}"
+            self._answer(call, refusal(errors.ResourceExhaustedTransient(why)))
             return
         answer = wire.Answer(call, reply.data, tuple(forms), reply.failed)
         try:
@@ -344,7 +341,7 @@ class Client:
                 # One for each descriptor: each keeps a duplicate.
                 fence = job.fences.get(place)
                 if fence is None:
-                    fence = ClientFence(self._taken(job, place), self._leaving)
+                    fence = ClientFence(self._taken(job, place), self._disconnection)
                     job.fences[place] = fence
                 return fence
             case wire.ValueForm():
@@ -399,14 +396,6 @@ class Client:
             )
 
 
-def _access(fd: int) -> int:
-    """How a client's memory is mapped: shared or private.
-
-    Before Linux 6.7, a file that is sealed against writing can only be mapped privately.
-    """
-    return mmap.ACCESS_COPY if is_write_sealed(fd) else mmap.ACCESS_WRITE
-
-
 def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
     """*size* bytes of a memory that cannot shrink: a truncated mapping would kill this process."""
     charge = NOTHING
@@ -418,16 +407,16 @@ def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
             raise errors.WireError("memory that may shrink cannot be lent")
         if account is not None:
             charge = account.memory(fd, size)
-        region = mmap.mmap(fd, size, access=_access(fd))
-    except OSError as error:
+        # Before Linux 6.7, a file that is sealed against writing can only be mapped privately.
+        access = mmap.ACCESS_COPY if is_write_sealed(fd) else mmap.ACCESS_WRITE
+        region = mmap.mmap(fd, size, access=access)
+    except (OSError, ValueError) as error:
         charge.release()
-        if error.errno not in OUT_OF_ROOM:
+        if getattr(error, "errno", None) not in OUT_OF_ROOM:
             raise errors.WireError(f"memory that is lent cannot be mapped: {error}") from None
-        told = f"the driver's process has no room for memory that is lent: {error}"
-        raise errors.ResourceExhaustedTransient(told) from None
-    except ValueError as error:
-        charge.release()
-        raise errors.WireError(f"memory that is lent cannot be mapped: {error}") from None
+        raise errors.ResourceExhaustedTransient(
+            f"the driver's process has no room for memory that is lent: {error}"
+        ) from None
     # Runs that use it keep it, even if its owner withdraws it.
     weakref.finalize(region, charge.release).atexit = False
     array: NDArray = np.frombuffer(region, np.uint8)

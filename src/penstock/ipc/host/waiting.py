@@ -19,13 +19,13 @@ from penstock.ipc.transport import close_all
 NS_PER_MS: Final = 1_000_000
 
 
-class Leaving:
+class Disconnection:
     """Whether a client has disconnected: a pollable descriptor, created when first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends: list[int] = []
-        self.is_told = False
+        self.has_left = False
 
     def fileno(self) -> int:
         """A descriptor that hangs up if the client leaves. `ResourceExhaustedTransient`."""
@@ -34,27 +34,28 @@ class Leaving:
                 try:
                     self._ends += os.pipe()
                 except OSError as error:
-                    told = f"no descriptor for a client's fences: {error}"
-                    raise ResourceExhaustedTransient(told) from None
+                    raise ResourceExhaustedTransient(
+                        f"no descriptor for a client's fences: {error}"
+                    ) from None
                 weakref.finalize(self, close_all, self._ends)
-                if self.is_told:
+                if self.has_left:
                     os.close(self._ends.pop())
             return self._ends[0]
 
-    def tell(self) -> None:
+    def record(self) -> None:
         """Records that the client has disconnected. A second call does nothing."""
         with self._lock:
-            if not self.is_told and self._ends:
+            if not self.has_left and self._ends:
                 os.close(self._ends.pop())
-            self.is_told = True
+            self.has_left = True
 
 
 class ClientFence:
     """A fence by a client's descriptor *fd*; it fails with `DeadObject` when the client leaves."""
 
-    def __init__(self, fd: int, leaving: Leaving) -> None:
-        self._fence, self._leaving = DescriptorFence(fd), leaving
-        self._life = leaving.fileno()
+    def __init__(self, fd: int, disconnection: Disconnection) -> None:
+        self._fence, self._disconnection = DescriptorFence(fd), disconnection
+        self._life = disconnection.fileno()
 
     def wait(self, timeout_ns: int | None = None) -> bool:
         if sys.platform == "win32":
@@ -73,6 +74,5 @@ class ClientFence:
     def error(self) -> DriverError | None:
         if self._fence.wait(0):
             return self._fence.error()
-        return (
-            DeadObject("the client whose fence it is has left") if self._leaving.is_told else None
-        )
+        left = self._disconnection.has_left
+        return DeadObject("the client whose fence it is has left") if left else None
