@@ -113,8 +113,7 @@ class Rig:
         staging = link.session.staging
         free, staging._free = staging._free, []
         for kept in free:
-            staging._drop(kept.number)
-            kept.pool.close()
+            staging.discard(kept)
         free.clear()
         gc.collect()
         if self._buffer is not None and self._buffer[0] == link.pid:

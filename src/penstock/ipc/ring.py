@@ -40,7 +40,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
@@ -106,10 +106,7 @@ class Doorbell:
         return cls(listener.detach(), ringer.detach())
 
     def ring(self) -> None:
-        """Wakes the listener.
-
-        Does nothing if the doorbell is full or its listener has closed it.
-        """
+        """Wakes the listener, unless the doorbell is full or its listener has closed it."""
         try:
             end = self._sockets.get(self.ring_fd)
             if end is not None:
@@ -194,15 +191,14 @@ def _end(fd: int) -> socket.socket | None:
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode) and pipes_take_no_wait():
         return None
-    if not stat.S_ISSOCK(mode):
-        raise InvalidArgument("a doorbell is a pipe, or one of a pair of sockets")
-    end = socket.socket(fileno=fd)
-    if sys.platform == "win32" or end.family != socket.AF_UNIX or end.type != socket.SOCK_STREAM:
+    if sys.platform != "win32" and stat.S_ISSOCK(mode):
+        end = socket.socket(fileno=fd)
+        if (end.family, end.type) == (socket.AF_UNIX, socket.SOCK_STREAM):
+            # Non-blocking: Python then does not wait before a call.
+            end.settimeout(0)
+            return end
         end.detach()
-        raise InvalidArgument("a doorbell is a pipe, or one of a pair of sockets")
-    # Non-blocking: Python then does not wait before a call.
-    end.settimeout(0)
-    return end
+    raise InvalidArgument("a doorbell is a pipe, or one of a pair of sockets")
 
 
 def _close(fds: Iterable[int], sockets: dict[int, socket.socket]) -> None:
@@ -321,13 +317,13 @@ class Region:
             size = os.fstat(fd).st_size
             if size != layout.nbytes:
                 raise InvalidArgument(f"a ring's region of {size} bytes, not {layout.nbytes}")
-            _check_seals(fd)
+            if sys.platform == "linux" and not is_sealed(fd, SHRINK):
+                raise InvalidArgument("a ring's region that is not sealed against shrinking")
             self._map = mmap.mmap(fd, layout.nbytes, access=mmap.ACCESS_WRITE)
         except (OSError, ValueError, OverflowError) as error:
-            told = f"a ring's region cannot be mapped: {error}"
-            if getattr(error, "errno", None) in OUT_OF_ROOM:
-                raise ResourceExhaustedTransient(told) from error
-            raise InvalidArgument(told) from error
+            lacks_room = getattr(error, "errno", None) in OUT_OF_ROOM
+            kind = ResourceExhaustedTransient if lacks_room else InvalidArgument
+            raise kind(f"a ring's region cannot be mapped: {error}") from error
         self.data = memoryview(self._map)
         self.words = self.data[:HEAD_BYTES].cast("Q")
 
@@ -343,10 +339,7 @@ class Region:
 
 
 def create_region(layout: Layout) -> int:
-    """The descriptor of a new region, which the caller closes.
-
-    Raises `ResourceExhaustedTransient`.
-    """
+    """A descriptor of a new region, which the caller closes. `ResourceExhaustedTransient`."""
     try:
         if sys.platform == "linux":
             import fcntl
@@ -372,8 +365,7 @@ def create_region(layout: Layout) -> int:
 class Watch:
     """Waits for the other side's word *index* to change.
 
-    *waits* is the word by which this side asks to be woken, *spin_ns* the time to spin before
-    sleeping.
+    By the word *waits* this side asks to be woken. It spins for *spin_ns* before it sleeps.
     """
 
     def __init__(
@@ -416,10 +408,7 @@ class Watch:
                     return value
 
     def sleep(self, seen: int, timeout_ns: int | None) -> tuple[int, Heard]:
-        """The word, and the doorbell's event.
-
-        The word is *seen* if unchanged after *timeout_ns*.
-        """
+        """The word, *seen* if it is unchanged after *timeout_ns*, and the doorbell's event."""
         limit = SLEEP_NS if timeout_ns is None else min(timeout_ns, SLEEP_NS)
         words = self._words
         words[self._waits] = 1
@@ -462,20 +451,7 @@ def spin_budget_ns() -> int:
     return knobs.ring_spin_us() * 1000 if TOTAL_STORE_ORDER else 0
 
 
-if sys.platform == "linux":
-    _yield = os.sched_yield
-
-    def _check_seals(fd: int) -> None:
-        if not is_sealed(fd, SHRINK):
-            raise InvalidArgument("a ring's region that is not sealed against shrinking")
-
-else:
-
-    def _yield() -> None:
-        """Nothing to call that is cheap everywhere."""
-
-    def _check_seals(fd: int) -> None:
-        """No seals there."""
+_yield: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None)
 
 
 def due(value: int, last: int, newest: int, what: str) -> int:

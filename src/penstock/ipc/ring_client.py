@@ -116,8 +116,10 @@ class RingClient:
         region, number = self._region, self._sent + 1
         layout = region.layout
         if number - self._answered > layout.slots:
-            self._catch_up()
-            if number - self._answered > layout.slots:
+            value = region.words[ring.ANSWERED] if ring.TOTAL_STORE_ORDER else self._sent
+            self._due(value, self._sent)
+            self._answered = value
+            if number - value > layout.slots:
                 raise errors.GeneralFailure(
                     f"the device has not answered the last {layout.slots} calls of this ring"
                 )
@@ -209,20 +211,15 @@ class RingClient:
                 raise errors.MissedDeadlineTransient(NOT_ANSWERED)
             if stop_at is not None and now >= stop_at:
                 raise errors.Cancelled(NOT_STOPPED)
-            limits = [
-                CANCEL_LOOK_NS if cancel is not None and stop_at is None else None,
-                None if deadline_ns is None else deadline_ns - now,
-                None if stop_at is None else stop_at - now,
-                nap_ns or None,
-            ]
-            limit = min((x for x in limits if x is not None), default=None)
+            ends = [at - now for at in (deadline_ns, stop_at) if at is not None]
+            if cancel is not None and stop_at is None:
+                ends.append(CANCEL_LOOK_NS)
+            if nap_ns:
+                ends.append(nap_ns)
+            limit = min(ends, default=None)
             value, heard = watch.sleep(value, limit)
-            if (
-                nap_ns
-                and heard == "nothing"
-                and limit == nap_ns
-                and _looking.acquire(blocking=False)
-            ):
+            has_napped = nap_ns and heard == "nothing" and limit == nap_ns
+            if has_napped and _looking.acquire(blocking=False):
                 try:
                     value = watch.spin(value, 2 * pace.usual_ns // NAP_SHARE + NAP_MARGIN_NS)
                 finally:
@@ -260,22 +257,19 @@ class RingClient:
         if given != number or nbytes > region.layout.slot_bytes - ANSWER.size:
             raise self._break(f"answer {given} of {nbytes} bytes in the place of {number}")
         # Counts the run's time without the wake-up: one late answer must not stop spinning for the
-        # next. The estimate falls quickly and rises slowly. A client that sleeps past the end of a
-        # run pays for two wake-ups, its own and the server's.
+        # next. A client that sleeps past the end of a run pays for two wake-ups, its own and the
+        # server's. The estimates fall quickly and rise slowly.
         took_ns = min(took_ns, LONG_NS)
         longer = took_ns - pace.usual_ns
         pace.usual_ns += longer // (8 if longer > 0 else 2)
-        # The estimate falls quickly and rises slowly.
         way = self._way_ns
         further = min(max(passed_ns - took_ns, 0), MOST_WAY_NS) - way[looked]
         way[looked] += further // (8 if further > 0 else 2)
         if kind == ring.DONE:
             if device_ns < 0 and driver_ns < 0:
                 return DONE
-            timing = Timing(
-                device_ns if device_ns >= 0 else None, driver_ns if driver_ns >= 0 else None
-            )
-            return ExecutionResult((), timing)
+            device, driver = (ns if ns >= 0 else None for ns in (device_ns, driver_ns))
+            return ExecutionResult((), Timing(device, driver))
         if kind == ring.EMPTY:
             return DONE
         if kind != ring.REPLY:
@@ -289,13 +283,8 @@ class RingClient:
             else:
                 raise errors.WireError(f"a {type(reply).__name__} for an answer")
         except errors.WireError as error:
-            raise errors.GeneralFailure(f"the device's answer makes no sense: {error}") from error
+            raise errors.GeneralFailure(f"the device's answer is malformed: {error}") from error
         raise failure
-
-    def _catch_up(self) -> None:
-        value = self._region.words[ring.ANSWERED] if ring.TOTAL_STORE_ORDER else self._sent
-        self._due(value, self._sent)
-        self._answered = value
 
     def _due(self, value: int, newest: int) -> None:
         if value == ring.CLOSED:

@@ -23,7 +23,7 @@ from penstock.ipc.codec import encode
 from penstock.ipc.remote import Channel, RemoteObject, lend_pool
 from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST
 from penstock.ipc.ring_client import Pace, RingClient
-from penstock.ipc.shared_arrays import LEAST_BYTES, Lent, lend
+from penstock.ipc.shared_arrays import LEAST_BYTES, SharedRequest, share
 from penstock.ipc.system import may_shrink
 from penstock.ir import NDArray
 from penstock.memory import MemoryPool, pool_of
@@ -34,16 +34,16 @@ class BoundRequest:
     """A request bound to *number* once *payload* is sent; *pools* are the `id` of its memories."""
 
     def __init__(
-        self, number: int, payload: bytes, lent: Lent, pools: tuple[int, ...], request: hal.Request
+        self, number: int, payload: bytes, shared: SharedRequest, request: hal.Request
     ) -> None:
-        self.number, self.pools = number, pools
-        self.incoming, self.outgoing = lent.incoming, lent.outgoing
-        self.is_staged = bool(lent.incoming or lent.outgoing)
+        self.number, self.pools = number, tuple(map(id, shared.pools))
+        self.incoming, self.outgoing = shared.incoming, shared.outgoing
+        self.is_staged = bool(shared.incoming or shared.outgoing)
         self.is_bound = True
         self.kind, self.payload = ring.BIND, payload
         self._staged_inputs = self._staged_outputs = _NONE
         arguments = len(request.inputs) + len(request.outputs)
-        if arguments == len(lent.incoming) + len(lent.outgoing):
+        if arguments == len(shared.incoming) + len(shared.outgoing):
             self._staged_inputs = tuple([_form(a) for a in request.inputs])
             self._staged_outputs = tuple([_form(a) for a in request.outputs])
         self._request: weakref.ref[hal.Request] | None = None
@@ -181,7 +181,7 @@ MOST_BOUND: Final = 32
 PAGE: Final = 4096
 
 
-class _Lent(NamedTuple):
+class _SharedPool(NamedTuple):
     """A memory that the device's side has as *pool*; *watch* finalizes it with the memory."""
 
     pool: RemoteObject
@@ -210,9 +210,9 @@ class Ring:
         self._bound: OrderedDict[Any, BoundRequest] = OrderedDict()
         self._latest: dict[int, BoundRequest] = {}
         self._free = list(range(MOST_BOUND))
-        self._pools: dict[int, _Lent] = {}
+        self._pools: dict[int, _SharedPool] = {}
         # Shared memory that this process has freed. Finalizers append to it.
-        self._gone: deque[int] = deque()
+        self._freed: deque[int] = deque()
         self._staging: MemoryPool | None = None
         self.idle_since = 0.0
 
@@ -243,7 +243,7 @@ class Ring:
         None if no ring can carry the request: it is too long, or its memory cannot be shared or is
         not *is_lasting*. Raises `InvalidArgument` for an array that no other process can access.
         """
-        if self._gone:
+        if self._freed:
             self._sweep()
         latest = self._latest.get(target)
         if latest is not None and latest.takes(request):
@@ -256,23 +256,22 @@ class Ring:
             return bound
         if not self._free:
             self._drop(next(iter(self._bound)))
-        lent = lend(request, self._place_of, self._staged_in, self._channel.unit)
+        shared = share(request, self._place_of, self._staged_in, self._channel.unit)
         staging = None if self._staging is None else self._staging.memory
-        for memory in lent.pools:
+        for memory in shared.pools:
             known = id(memory) in self._pools or memory is staging
             if not known and not is_lasting(memory):
                 return None
         try:
-            pools = tuple([self._number(memory, deadline_ns) for memory in lent.pools])
+            pools = tuple([self._number(memory, deadline_ns) for memory in shared.pools])
         except (InvalidArgument, ResourceExhaustedTransient):
             self._release_unused()
             return None
-        payload = encode(wire.RingRequest(target, lent.inputs, lent.outputs, pools))
+        payload = encode(wire.RingRequest(target, shared.inputs, shared.outputs, pools))
         if len(payload) > DEFAULT_LAYOUT.slot_bytes - REQUEST.size:
             self._release_unused()
             return None
-        memories = tuple(map(id, lent.pools))
-        made = BoundRequest(self._free.pop(), payload, lent, memories, request)
+        made = BoundRequest(self._free.pop(), payload, shared, request)
         self._bound[key] = self._latest[target] = made
         return made
 
@@ -286,8 +285,7 @@ class Ring:
         """
         copies: list[hal.ArgumentCopy] = []
         for position, view in bound.incoming:
-            array = _array(request.inputs[position])
-            copies.append(_copied(position, view, array, out=False))
+            copies.append(_copied(position, view, _array(request.inputs[position]), out=False))
         try:
             result = self._client.call(bound.kind, bound.number, config, bound.payload, pace)
         except BaseException as error:
@@ -299,8 +297,7 @@ class Ring:
         if not bound.is_staged:
             return result
         for position, view in bound.outgoing:
-            array = _array(request.outputs[position])
-            copies.append(_copied(position, array, view, out=True))
+            copies.append(_copied(position, _array(request.outputs[position]), view, out=True))
         return hal.RemoteResult(result.output_shapes, result.timing, tuple(copies))
 
     def ping(self) -> None:
@@ -318,8 +315,8 @@ class Ring:
         self._bound.clear()
         self._latest.clear()
         self._staging = None
-        lent, self._pools = self._pools, {}
-        for each in lent.values():
+        shared, self._pools = self._pools, {}
+        for each in shared.values():
             each.close()
         if not self.is_inherited:
             self._remote.forget()
@@ -358,7 +355,7 @@ class Ring:
         staging, self._staging = self._staging, None
         if staging is None:
             return
-        self._gone.append(id(staging.memory))
+        self._freed.append(id(staging.memory))
         self._sweep()
         staging.close()
 
@@ -367,19 +364,19 @@ class Ring:
         known = self._pools.get(id(memory))
         if known is None or not known.is_of(memory):
             pool = lend_pool(self._channel, memory, deadline_ns)
-            watch = weakref.finalize(memory, _ended, self._gone, id(memory), pool.forget)
+            watch = weakref.finalize(memory, _freed, self._freed, id(memory), pool.forget)
             watch.atexit = False
-            known = self._pools[id(memory)] = _Lent(pool, watch)
+            known = self._pools[id(memory)] = _SharedPool(pool, watch)
         return known.pool.number
 
     def _sweep(self) -> None:
         """Drops the bindings to memory that was freed."""
-        gone = set()
-        while self._gone:
-            gone.add(self._gone.popleft())
-        for key in [key for key, bound in self._bound.items() if not gone.isdisjoint(bound.pools)]:
+        freed = set()
+        while self._freed:
+            freed.add(self._freed.popleft())
+        for key in [key for key, each in self._bound.items() if not freed.isdisjoint(each.pools)]:
             self._drop(key)
-        self._release(gone)
+        self._release(freed)
 
     def _drop(self, key: Any) -> None:
         """Frees the number of a binding, and its pools that no other binding uses."""
@@ -403,9 +400,9 @@ class Ring:
                 known.close()
 
 
-def _ended(gone: deque[int], number: int, forget: Callable[[], None]) -> None:
+def _freed(freed: deque[int], number: int, forget: Callable[[], None]) -> None:
     """A finalizer: the memory is freed here, so the device's side can release it."""
-    gone.append(number)
+    freed.append(number)
     forget()
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import monotonic_ns
 from typing import Any, Final, TypeAlias
@@ -91,10 +91,10 @@ class Binding:
             form = _REQUESTS.decode(payload)
             pools = [find(number) for number in form.pools]
             borrow = Borrower([pool.region for pool in pools])
-            inputs = tuple([_argument(a, borrow, writeable=False) for a in form.inputs])
-            outputs = tuple([_argument(a, borrow, writeable=True) for a in form.outputs])
+            inputs = tuple([borrow.argument(a, writeable=False) for a in form.inputs])
+            outputs = tuple([borrow.argument(a, writeable=True) for a in form.outputs])
         except (msgspec.MsgspecError, WireError, ValueError, RecursionError) as error:
-            raise InvalidArgument(f"a request to bind that makes no sense: {error}") from error
+            raise InvalidArgument(f"a malformed request to bind: {error}") from error
         every = (*inputs, *outputs)
         named = any(isinstance(a, hal.PoolArgument) for a in every)
         memories = tuple([p.memory for p in pools]) if named else ()
@@ -102,9 +102,10 @@ class Binding:
         self.tokens = tuple(a.token for a in every if isinstance(a, hal.TokenArgument))
         self.request: hal.Request | None = hal.Request(inputs, outputs, memories)
         self._pools = tuple(pools)
-        self._charges = _counted(memories, charge)
+        self._charges: list[Charge] = []
         self._lock = threading.Lock()
         try:
+            self._charges.extend(charge(memory) for memory in memories)
             for pool in pools:
                 pool.used_by(self)
         except BaseException:
@@ -128,21 +129,6 @@ class Binding:
             charges, self._charges = self._charges, []
         for charge in charges:
             charge.release()
-
-
-def _counted(memories: Iterable[hal.Memory], charge: ChargeMemory) -> list[Charge]:
-    charges: list[Charge] = []
-    try:
-        charges.extend(charge(memory) for memory in memories)
-    except BaseException:
-        for each in charges:
-            each.release()
-        raise
-    return charges
-
-
-def _argument(form: Any, borrow: Borrower, *, writeable: bool) -> Any:
-    return borrow(form, writeable=writeable) if isinstance(form, wire.LentForm) else form
 
 
 _REQUESTS: Final = msgspec.msgpack.Decoder(wire.RingRequest)
@@ -292,10 +278,7 @@ class RingServer:
             self._end()
 
     def _await(self, served: int) -> tuple[int, Heard]:
-        """The word of requests, and the doorbell's event.
-
-        Returns after a while, or once the word is not *served*.
-        """
+        """The word of requests, after a while or once it is not *served*, and the bell's event."""
         watch = self._watch
         if self._linger and watch.spin_ns and _spinning.acquire(blocking=False):
             try:
@@ -319,9 +302,8 @@ class RingServer:
             region.data, at
         )
         if given != number or nbytes > slot_bytes - REQUEST.size or flags >= ring.MAX_FLAGS:
-            raise _RulesBroken(
-                f"request {given} in the place of {number}, {nbytes} bytes, flags {flags}"
-            )
+            what = f"request {given} in the place of {number}, {nbytes} bytes, flags {flags}"
+            raise _ProtocolBroken(what)
         self._linger = flags & ring.LINGER
         answer_at = at + slot_bytes
         if kind == ring.EMPTY:
@@ -335,7 +317,7 @@ class RingServer:
                 binding = self._bind(bound, region.payload(at + REQUEST.size, nbytes))
                 request = binding.request
             else:
-                raise _RulesBroken(f"a request of kind {kind}")
+                raise _ProtocolBroken(f"a request of kind {kind}")
             if binding is None or request is None:
                 raise InvalidArgument(f"no request {bound} is bound to this ring")
             execute, loops = self._executor(binding.target)
@@ -351,23 +333,21 @@ class RingServer:
             if not result.output_shapes and not timing.operations:
                 device_ns = -1 if timing.on_device_ns is None else timing.on_device_ns
                 driver_ns = -1 if timing.in_driver_ns is None else timing.in_driver_ns
-                self._took_ns = monotonic_ns() - began
-                ANSWER.pack_into(
-                    region.data,
-                    answer_at,
-                    number,
-                    ring.DONE,
-                    self._took_ns,
-                    device_ns,
-                    driver_ns,
-                    0,
-                )
+                self._took_ns = took_ns = monotonic_ns() - began
+                fields = number, ring.DONE, took_ns, device_ns, driver_ns, 0
+                ANSWER.pack_into(region.data, answer_at, *fields)
                 return
-            payload = self._encoded(result)
-        except _RulesBroken:
+            payload = encode(wire.Executed(result))
+            if len(payload) > (room := slot_bytes - ANSWER.size):
+                raise GeneralFailure(f"an answer of {len(payload)} bytes; {room} have a place")
+        except _ProtocolBroken:
             raise
         except BaseException as error:  # noqa: BLE001  # whatever a driver raises becomes an answer
-            payload = self._failed(error)
+            failure = failure_of(error)
+            payload = encode(failure)
+            if len(payload) > slot_bytes - ANSWER.size:
+                message = f"{failure.message[:MAX_MESSAGE]} [...]"
+                payload = encode(failure_of(GeneralFailure(message)))
         self._took_ns = took_ns = monotonic_ns() - began
         ANSWER.pack_into(region.data, answer_at, number, ring.REPLY, took_ns, -1, -1, len(payload))
         start = answer_at + ANSWER.size
@@ -376,82 +356,55 @@ class RingServer:
     def _config(
         self, number: int, deadline_ns: int, loop_ns: int, flags: int, *, loops: bool
     ) -> hal.ExecutionConfig:
-        stoppable = bool(flags & ring.STOPPABLE)
-        if deadline_ns or stoppable or loops:
-            priority = (flags & ~ring.LINGER) >> ring.PRIORITY_SHIFT
-            last = number if stoppable else NEVER
-            words = self._region.words
-            return hal.ExecutionConfig(
-                deadline_ns=deadline_ns or None,
-                loop_timeout_ns=loop_ns or None,
-                measure=bool(flags & ring.MEASURE),
-                priority=hal.PRIORITIES[_priority(priority)],
-                cancel=RingCancel(words, last, self._is_over) if stoppable or loops else None,
-            )
+        """The configuration of a request; one without a deadline or a token is used again."""
         flags &= ~ring.LINGER
+        stoppable = bool(flags & ring.STOPPABLE)
+        is_plain = not (deadline_ns or stoppable or loops)
         key, config = self._config_of
-        if key != (loop_ns, flags):
-            config = hal.ExecutionConfig(
-                loop_timeout_ns=loop_ns or None,
-                measure=bool(flags & ring.MEASURE),
-                priority=hal.PRIORITIES[_priority(flags >> ring.PRIORITY_SHIFT)],
-            )
+        if is_plain and key == (loop_ns, flags):
+            return config
+        if (priority := flags >> ring.PRIORITY_SHIFT) >= len(hal.PRIORITIES):
+            raise _ProtocolBroken(f"priority {priority}")
+        cancel = None
+        if stoppable or loops:
+            last = number if stoppable else NEVER
+            cancel = RingCancel(self._region.words, last, lambda: self._closed)
+        config = hal.ExecutionConfig(
+            deadline_ns=deadline_ns or None,
+            loop_timeout_ns=loop_ns or None,
+            measure=bool(flags & ring.MEASURE),
+            priority=hal.PRIORITIES[priority],
+            cancel=cancel,
+        )
+        if is_plain:
             self._config_of = (loop_ns, flags), config
         return config
-
-    def _is_over(self) -> bool:
-        return self._closed
 
     def _bind(self, bound: int, payload: bytes) -> Binding:
         """Binds the request. Raises `InvalidArgument`, and the errors of mapping its pools."""
         if bound >= MAX_BOUND:
             raise InvalidArgument(f"bound request {bound}; a ring has {MAX_BOUND}")
-        self._unbind(bound)
+        if (before := self._bound.pop(bound, None)) is not None:
+            before.release()
         made = self._bound[bound] = Binding(payload, self._find, self._charge)
         return made
-
-    def _unbind(self, bound: int) -> None:
-        binding = self._bound.pop(bound, None)
-        if binding is not None:
-            binding.release()
-
-    def _encoded(self, result: hal.ExecutionResult) -> bytes:
-        payload = encode(wire.Executed(result))
-        if len(payload) > self._room:
-            raise GeneralFailure(f"an answer of {len(payload)} bytes; {self._room} have a place")
-        return payload
-
-    def _failed(self, error: BaseException) -> bytes:
-        failure = failure_of(error)
-        payload = encode(failure)
-        if len(payload) > self._room:
-            message = f"{failure.message[:MAX_MESSAGE]} [...]"
-            payload = encode(failure_of(GeneralFailure(message)))
-        return payload
-
-    @property
-    def _room(self) -> int:
-        return self._region.layout.slot_bytes - ANSWER.size
 
     def _end(self) -> None:
         with self._ending:
             self._closed = True
-        for bound in tuple(self._bound):
-            self._unbind(bound)
+        while self._bound:
+            self._bound.popitem()[1].release()
         try:
             self._region.words[ring.ANSWERED] = ring.CLOSED
             self._rung.ring()
         except OSError as error:
-            logger.warning("a client cannot be told that its ring is closed: %s", error)
+            logger.warning("a client gets no notice that its ring is closed: %s", error)
         finally:
-            self._part()
-
-    def _part(self) -> None:
-        try:
-            self._release()
-        finally:
-            self._at_end()
-            self._ended.set()
+            try:
+                self._release()
+            finally:
+                self._at_end()
+                self._ended.set()
 
     def _release(self) -> None:
         for bell in (self._heard, self._rung, self._stop):
@@ -459,11 +412,5 @@ class RingServer:
         self._region.close()
 
 
-class _RulesBroken(WireError):
+class _ProtocolBroken(WireError):
     """The client broke the protocol; the ring accepts no more of its requests."""
-
-
-def _priority(index: int) -> int:
-    if index >= len(hal.PRIORITIES):
-        raise _RulesBroken(f"priority {index}")
-    return index

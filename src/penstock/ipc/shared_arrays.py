@@ -51,13 +51,6 @@ class _Pool(NamedTuple):
     content: NDArray
 
 
-class _Lent(NamedTuple):
-    """Memory that the other side has as *number*; the pool begins at byte *begin*."""
-
-    number: wire.MemoryId
-    begin: int
-
-
 class Staging:
     """The shared memory of one connection. Thread-safe.
 
@@ -70,7 +63,8 @@ class Staging:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._free: list[_Pool] = []
-        self._known: dict[int, _Lent] = {}
+        # The number of a memory that is shared, and the byte at which its pool begins.
+        self._known: dict[int, tuple[wire.MemoryId, int]] = {}
         self._closed = False
 
     def stage(
@@ -123,8 +117,7 @@ class Staging:
             full = self._closed or len(self._free) > MOST_FREE
             dropped = self._free.pop(0) if full else None
         if dropped is not None:
-            self._drop(dropped.number)
-            dropped.pool.close()
+            self.discard(dropped)
 
     def number_of(
         self, array: NDArray, deadline_ns: int | None = None
@@ -132,43 +125,37 @@ class Staging:
         """The number of the pool that *array* lies in, and its offset there."""
         # The other side views the place as its type, so an engine needs it aligned.
         place = pool_of(array) if array.flags.aligned else None
-        if place is None:
-            return None
-        region = region_behind(array)
-        if region is None:
+        region = None if place is None else region_behind(array)
+        if place is None or region is None:
             return None
         with self._lock:
-            lent = self._known.get(id(region))
-            if lent is None:
-                lendable = _lendable(place.memory)
-                if lendable is None:
+            shared = self._known.get(id(region))
+            if shared is None:
+                if (found := _shareable(place.memory)) is None:
                     return None
-                fd, begin = lendable
-                lent = _Lent(next(self._numbers), begin)
-                self._lend(lent.number, fd, begin + place.memory.size, deadline_ns)
-                self._known[id(region)] = lent
-                weakref.finalize(region, self._forget, id(region), lent.number).atexit = False
-        return lent.number, lent.begin + place.offset
+                fd, begin = found
+                shared = number, _ = next(self._numbers), begin
+                self._lend(number, fd, begin + place.memory.size, deadline_ns)
+                self._known[id(region)] = shared
+                weakref.finalize(region, self._forget, id(region), number).atexit = False
+        return shared[0], shared[1] + place.offset
 
     def doubt(self, number: wire.MemoryId) -> None:
         """The other side may have had no room for that memory: the next call shares it again."""
         with self._lock:
-            regions = [region for region, lent in self._known.items() if lent.number == number]
+            regions = [region for region, (known, _) in self._known.items() if known == number]
             for region in regions:
                 del self._known[region]
         if regions:
-            self._drop(number)
+            self._release(number)
 
     def discard(self, pool: _Pool) -> None:
         """No call has it again."""
-        self._drop(pool.number)
+        self._release(pool.number)
         pool.pool.close()
 
     def _forget(self, region: int, number: wire.MemoryId) -> None:
         self._known.pop(region, None)
-        self._drop(number)
-
-    def _drop(self, number: wire.MemoryId) -> None:
         self._release(number)
 
 
@@ -228,10 +215,7 @@ class Staged:
             self._staging.put_back(pool)
 
     def discard(self) -> None:
-        """Excludes memory from reuse that the other side may not have.
-
-        A second call does nothing.
-        """
+        """Excludes memory from reuse that the other side may not have. May be repeated."""
         pool, self._pool = self._pool, None
         if pool is not None:
             self._staging.discard(pool)
@@ -259,7 +243,7 @@ def check(array: NDArray) -> None:
         raise WireError("an array that is not C-contiguous cannot be sent")
 
 
-def _lendable(memory: hal.Memory) -> tuple[int, int] | None:
+def _shareable(memory: hal.Memory) -> tuple[int, int] | None:
     """The descriptor that shares *memory*, and its offset there; None if it may shrink."""
     match memory.name, memory.handle:
         case "ashmem", int(fd):
@@ -274,7 +258,7 @@ def _lendable(memory: hal.Memory) -> tuple[int, int] | None:
 MAX_STAGED_BYTES: Final = 1 << 40
 """Most bytes that one request may stage: larger sizes are mistakes."""
 
-LentArgument: TypeAlias = hal.PoolArgument | hal.TokenArgument | wire.LentForm | hal.NoValue
+SharedArgument: TypeAlias = hal.PoolArgument | hal.TokenArgument | wire.LentForm | hal.NoValue
 
 
 class StagedArgument(NamedTuple):
@@ -284,17 +268,14 @@ class StagedArgument(NamedTuple):
     view: NDArray
 
 
-class Lent(NamedTuple):
-    """A request whose arguments all lie in *pools*.
+class SharedRequest(NamedTuple):
+    """A request in *pools*. *incoming* is copied in before a run, *outgoing* out after it."""
 
-    *incoming* is copied in before a run, *outgoing* out after it.
-    """
-
-    inputs: tuple[LentArgument, ...]
-    outputs: tuple[LentArgument, ...]
+    inputs: tuple[SharedArgument, ...]
+    outputs: tuple[SharedArgument, ...]
     pools: tuple[hal.Memory, ...]
-    incoming: tuple[StagedArgument, ...]
-    outgoing: tuple[StagedArgument, ...]
+    incoming: tuple[StagedArgument, ...] = ()
+    outgoing: tuple[StagedArgument, ...] = ()
 
 
 PlaceOf: TypeAlias = Callable[[NDArray], Any]
@@ -304,7 +285,9 @@ PoolFor: TypeAlias = Callable[[int], MemoryPool]
 """Returns a pool of at least that many bytes, for arrays that lie in none."""
 
 
-def lend(request: hal.Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALIGNMENT) -> Lent:
+def share(
+    request: hal.Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALIGNMENT
+) -> SharedRequest:
     """*request* with every `HostMemory` by location.
 
     Staged arrays lie at multiples of *unit* bytes in *pool_for*. Nothing is copied yet. Raises
@@ -314,16 +297,18 @@ def lend(request: hal.Request, place_of: PlaceOf, pool_for: PoolFor, unit: int =
     pools = list(request.pools)
     waiting: list[tuple[bool, int, NDArray, tuple[int, ...] | None, int]] = []
     total = 0
-    sides: list[list[LentArgument]] = []
+    sides: list[list[SharedArgument]] = [[], []]
     for is_output, arguments in ((False, request.inputs), (True, request.outputs)):
-        side: list[LentArgument] = []
+        side = sides[is_output]
         for position, argument in enumerate(arguments):
+            what = f"{'output' if is_output else 'input'} {position}"
             if not isinstance(argument, hal.HostMemory):
-                _check_pool(argument, len(request.pools), is_output, position)
+                # The pools of the request's arrays follow its own.
+                _check_pool(argument, len(request.pools), what)
                 side.append(argument)
                 continue
             array, dimensions = argument.array, argument.dimensions
-            _check(array, is_output, position)
+            _check(array, what, is_output=is_output)
             place = place_of(array)
             if place is None:
                 waiting.append((is_output, position, array, dimensions, total))
@@ -332,20 +317,21 @@ def lend(request: hal.Request, place_of: PlaceOf, pool_for: PoolFor, unit: int =
             else:
                 pool = _number(pools, place.memory)
                 side.append(_form(array, dimensions, pool, place.offset))
-        sides.append(side)
-    if not waiting:
-        return Lent(tuple(sides[0]), tuple(sides[1]), tuple(pools), (), ())
-    if total > MAX_STAGED_BYTES:
-        raise InvalidArgument(f"a request whose arrays take {total} bytes outside of pools")
-    staging = pool_for(max(1, total))
-    pool = len(pools)
-    pools.append(staging.memory)
-    copies: tuple[list[StagedArgument], list[StagedArgument]] = [], []
-    for is_output, position, array, dimensions, offset in waiting:
-        sides[is_output][position] = _form(array, dimensions, pool, offset)
-        view = staging.view(array.dtype, array.shape, offset)
-        copies[is_output].append(StagedArgument(position, view))
-    return Lent(tuple(sides[0]), tuple(sides[1]), tuple(pools), tuple(copies[0]), tuple(copies[1]))
+    copies: list[list[StagedArgument]] = [[], []]
+    if waiting:
+        if total > MAX_STAGED_BYTES:
+            raise InvalidArgument(f"a request whose arrays take {total} bytes outside of pools")
+        staging = pool_for(max(1, total))
+        pool = len(pools)
+        pools.append(staging.memory)
+        for is_output, position, array, dimensions, offset in waiting:
+            sides[is_output][position] = _form(array, dimensions, pool, offset)
+            view = staging.view(array.dtype, array.shape, offset)
+            copies[is_output].append(StagedArgument(position, view))
+    (inputs, outputs), (incoming, outgoing) = sides, copies
+    return SharedRequest(
+        tuple(inputs), tuple(outputs), tuple(pools), tuple(incoming), tuple(outgoing)
+    )
 
 
 class Borrower:
@@ -355,11 +341,13 @@ class Borrower:
         self._regions = regions
         self._mapped: dict[int, NDArray] = {}
 
-    def __call__(self, form: wire.LentForm, *, writeable: bool) -> hal.HostMemory:
+    def argument(self, form: SharedArgument, *, writeable: bool) -> hal.RequestArgument:
         """The argument that *form* describes, writable if *writeable*.
 
         Raises `WireError` if it exceeds its pool or has another type, and the errors of mapping.
         """
+        if not isinstance(form, wire.LentForm):
+            return form
         dtype = DTYPES.get(form.dtype)
         if dtype is None:
             raise WireError(f"a lent array of the type {form.dtype[:40]!r}")
@@ -370,7 +358,11 @@ class Borrower:
             raise WireError(
                 f"a lent array of {dtype.name} and shape {form.shape} in {length} bytes"
             )
-        region = self._region(pool)
+        if not 0 <= pool < len(self._regions):
+            raise WireError(f"pool {pool} of {len(self._regions)} for a lent array")
+        if pool not in self._mapped:
+            self._mapped[pool] = self._regions[pool]()
+        region = self._mapped[pool]
         if offset < 0 or offset + length > region.nbytes:
             raise WireError(
                 f"a lent array at [{offset}, {offset + length}) of {region.nbytes} bytes"
@@ -380,13 +372,6 @@ class Borrower:
             array.flags.writeable = False
         return hal.HostMemory(array, form.dimensions)
 
-    def _region(self, pool: int) -> NDArray:
-        if not 0 <= pool < len(self._regions):
-            raise WireError(f"pool {pool} of {len(self._regions)} for a lent array")
-        if pool not in self._mapped:
-            self._mapped[pool] = self._regions[pool]()
-        return self._mapped[pool]
-
 
 def _form(
     array: NDArray, dimensions: tuple[int, ...] | None, pool: int, offset: int
@@ -395,21 +380,18 @@ def _form(
     return wire.LentForm(location, array.dtype.name, array.shape, dimensions)
 
 
-def _check_pool(argument: object, pools: int, is_output: bool, position: int) -> None:
-    # The pools of the request's arrays follow its own.
+def _check_pool(argument: object, pools: int, what: str) -> None:
     if isinstance(argument, hal.PoolArgument) and not 0 <= argument.location.pool < pools:
-        place = f"{'output' if is_output else 'input'} {position}"
-        raise InvalidArgument(f"{place}: pool {argument.location.pool} of {pools}")
+        raise InvalidArgument(f"{what}: pool {argument.location.pool} of {pools}")
 
 
-def _check(array: NDArray, is_output: bool, position: int) -> None:
-    place = f"{'output' if is_output else 'input'} {position}"
+def _check(array: NDArray, what: str, *, is_output: bool) -> None:
     if array.dtype.name not in DTYPES:
-        raise InvalidArgument(f"{place}: an array of {array.dtype} cannot be lent")
+        raise InvalidArgument(f"{what}: an array of {array.dtype} cannot be shared")
     if not array.flags.c_contiguous:
-        raise InvalidArgument(f"{place}: host memory must be C-contiguous")
+        raise InvalidArgument(f"{what}: host memory must be C-contiguous")
     if is_output and not array.flags.writeable:
-        raise InvalidArgument(f"{place}: host memory of an output must be writeable")
+        raise InvalidArgument(f"{what}: host memory of an output must be writeable")
 
 
 def _number(pools: list[hal.Memory], memory: hal.Memory) -> int:
@@ -420,13 +402,9 @@ def _number(pools: list[hal.Memory], memory: hal.Memory) -> int:
     return len(pools) - 1
 
 
-def _dtypes(kinds: Sequence[DType]) -> dict[str, np.dtype[Any]]:
-    found = {}
-    for kind in kinds:
-        if kind.bits is not None and not (dtype := kind.numpy).hasobject:
-            found[dtype.name] = dtype
-    return found
-
-
-DTYPES: Final = _dtypes(tuple(DType))
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    kind.numpy.name: kind.numpy
+    for kind in DType
+    if kind.bits is not None and not kind.numpy.hasobject
+}
 """Types of arrays that can be shared, by name: those of operands."""

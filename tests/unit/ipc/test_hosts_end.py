@@ -71,7 +71,7 @@ def test_a_thread_that_never_runs_ends_the_host(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(heartbeat, "end_process", end)
     lost = threading.Event()
     beating = heartbeat.Heartbeat(trims=False)
-    monkeypatch.setattr(heartbeat, "unstarted_threads", lambda: {lost})
+    monkeypatch.setattr("penstock.ipc.system.unstarted_threads", lambda: {lost})
     with pytest.raises(MemoryError):
         beating._beat()
     os.close(beating.fd)

@@ -165,7 +165,7 @@ def test_arrays_that_no_process_can_be_lent_are_named(slow: ChildChannel) -> Non
     for x, y, said in (
         (np.zeros(8, np.float32)[::2], four(), "C-contiguous"),
         (four(), fixed, "writeable"),
-        (np.array([None] * 4), four(), "cannot be lent"),
+        (np.array([None] * 4), four(), "cannot be shared"),
     ):
         with pytest.raises(errors.InvalidArgument, match=said):
             burst.execute(host(x, y), PLAIN)
