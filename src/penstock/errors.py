@@ -101,7 +101,9 @@ class ModelError(PenstockError, ValueError):
         super().__init__(f"{place}: {message}" if place else self.message)
 
     def at(self, where: Place | str | None) -> Self:
-        """A copy of the error with the place *where*."""
+        """A copy of the error with the place *where*; the same error if it has a place."""
+        if self.where is not None:
+            return self
         return type(self)(self.fault or self.message, where=where, offset=self.offset)
 
     def __reduce__(self) -> tuple[Any, ...]:

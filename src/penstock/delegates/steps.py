@@ -90,7 +90,7 @@ def _of_the_whole(
         known = cut.operations[at] if at < len(cut.operations) else at
         where = where._replace(subgraph=subgraph, operation=known)
     if isinstance(error, errors.ModelError):
-        return error.at(where)
+        return type(error)(error.fault or error.message, where=where, offset=error.offset)
     return errors.PlacementError(error.message, error.refusals, where)
 
 

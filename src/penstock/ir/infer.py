@@ -146,8 +146,6 @@ class _Inference:
             try:
                 self.follow(operation)
             except ModelError as error:
-                if error.where is not None:
-                    raise
                 raise error.at(Place(self.index, self._next, type=operation.type)) from None
             self._next += 1
 

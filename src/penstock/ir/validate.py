@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from penstock import errors
 from penstock.arguments import check_kind
 from penstock.interrupts import polled
-from penstock.ir.operand import DataLocation, ExtensionType, Lifetime, Operand, type_fault
+from penstock.ir.operand import ExtensionType, Lifetime, Operand, type_fault
 from penstock.ir.operations import spec_of
 from penstock.ir.subgraph import ModelParts, Signature, Subgraph, Variable
 from penstock.ir.types import DType, Quantization, byte_size, is_static
@@ -40,13 +40,19 @@ def validate(model: ModelParts) -> None:
     if not 0 <= model.main < len(model.subgraphs):
         raise errors.IndexOutOfRange(f"main subgraph {model.main} of {len(model.subgraphs)}")
     for index, variable in enumerate(model.variables):
-        _check_variable(model, variable, errors.Place(text=f"variable {index} ({variable.name})"))
+        try:
+            _check_variable(model, variable)
+        except errors.ModelError as error:
+            raise error.at(f"variable {index} ({variable.name})") from None
     for index, subgraph in enumerate(model.subgraphs):
         _Checker(model, subgraph, index).run()
     _check_calls(model)
     ports: dict[int, _Ports] = {}
     for name, signature in model.signatures.items():
-        _check_signature(model, name, signature, ports)
+        try:
+            _check_signature(model, signature, ports)
+        except errors.ModelError as error:
+            raise error.at(f"signature {name!r}") from None
 
 
 def subgraph_references(operation: Operation) -> list[int]:
@@ -80,59 +86,53 @@ class _Checker:
 
     def run(self) -> None:
         subgraph = self.subgraph
-        for index, operand in enumerate(polled(subgraph.operands)):
-            place = errors.Place(self.index, operand=index, name=operand.name)
-            _check_operand(self.model, operand, place)
-        self._check_lists()
-        written: set[int] = set(subgraph.inputs)
-        produced = {o for operation in subgraph.operations for o in operation.outputs}
-        for index, operation in enumerate(polled(subgraph.operations)):
-            try:
+        place = errors.Place(self.index)
+        try:
+            for index, operand in enumerate(polled(subgraph.operands)):
+                place = errors.Place(self.index, operand=index, name=operand.name)
+                _check_operand(self.model, operand)
+            place = errors.Place(self.index)
+            self._check_lists()
+            written: set[int] = set(subgraph.inputs)
+            produced = {o for operation in subgraph.operations for o in operation.outputs}
+            for index, operation in enumerate(polled(subgraph.operations)):
+                place = errors.Place(self.index, index, type=operation.type)
                 self._check_operation(operation, written, produced)
-            except errors.ModelError as error:
-                if error.where is not None:
-                    raise
-                raise error.at(errors.Place(self.index, index, type=operation.type)) from None
-        for output in subgraph.outputs:
-            operand = subgraph.operands[output]
-            if operand.lifetime is Lifetime.SUBGRAPH_OUTPUT and output not in written:
-                raise errors.UnwrittenOperand(
-                    f"output operand {output} ({operand.name}) is never written",
-                    where=errors.Place(self.index),
-                )
-        self._check_states()
+            place = errors.Place(self.index)
+            for output in subgraph.outputs:
+                operand = subgraph.operands[output]
+                if operand.lifetime is Lifetime.SUBGRAPH_OUTPUT and output not in written:
+                    raise errors.UnwrittenOperand(
+                        f"output operand {output} ({operand.name}) is never written"
+                    )
+            self._check_states()
+        except errors.ModelError as error:
+            raise error.at(place) from None
 
     def _check_lists(self) -> None:
-        subgraph, where = self.subgraph, errors.Place(self.index)
+        subgraph = self.subgraph
         for kind, indexes in (("input", subgraph.inputs), ("output", subgraph.outputs)):
             for index in indexes:
                 if not 0 <= index < self.count:
-                    raise errors.IndexOutOfRange(
-                        f"{kind} operand {index} of {self.count}", where=where
-                    )
-        if len(set(subgraph.inputs)) != len(subgraph.inputs):
-            raise errors.DuplicateWriter("an operand is listed as input twice", where=where)
+                    raise errors.IndexOutOfRange(f"{kind} operand {index} of {self.count}")
         inputs, outputs = set(subgraph.inputs), set(subgraph.outputs)
+        if len(inputs) != len(subgraph.inputs):
+            raise errors.DuplicateWriter("an operand is listed as input twice")
         for index, operand in enumerate(subgraph.operands):
-            if (operand.lifetime is Lifetime.SUBGRAPH_INPUT) != (index in inputs):
-                raise errors.InvalidOperand(
-                    f"operand {index} ({operand.name}) has lifetime {operand.lifetime.value} and "
-                    "is "
-                    f"{'' if index in inputs else 'not '}listed as input",
-                    where=where,
-                )
-            if operand.lifetime is Lifetime.SUBGRAPH_OUTPUT and index not in outputs:
-                raise errors.InvalidOperand(
-                    f"output operand {index} ({operand.name}) is not listed as output", where=where
-                )
-            if index in outputs and operand.lifetime in (
+            lifetime = operand.lifetime
+            fault = ""
+            if (lifetime is Lifetime.SUBGRAPH_INPUT) != (index in inputs):
+                fault = f"is {'' if index in inputs else 'not '}listed as input"
+            elif lifetime is Lifetime.SUBGRAPH_OUTPUT and index not in outputs:
+                fault = "is not listed as output"
+            elif index in outputs and lifetime in (
                 Lifetime.TEMPORARY_VARIABLE,
                 Lifetime.NO_VALUE,
             ):
+                fault = "is listed as output"
+            if fault:
                 raise errors.InvalidOperand(
-                    f"operand {index} ({operand.name}) is listed as output, its lifetime is "
-                    f"{operand.lifetime.value}",
-                    where=where,
+                    f"operand {index} ({operand.name}) has lifetime {lifetime.value} and {fault}"
                 )
 
     def _check_operation(self, operation: Operation, written: set[int], produced: set[int]) -> None:
@@ -170,94 +170,77 @@ class _Checker:
                 )
 
     def _check_states(self) -> None:
-        subgraph, where = self.subgraph, errors.Place(self.index)
+        subgraph, variables = self.subgraph, self.model.variables
         ins = tuple(p.input for p in subgraph.states if p.input is not None)
         outs = tuple(p.output for p in subgraph.states if p.output is not None)
-        if subgraph.inputs[len(subgraph.inputs) - len(ins) :] != ins:
-            raise errors.InvalidOperand(
-                "state inputs must end the list of inputs, in the order of the ports", where=where
-            )
-        if subgraph.outputs[len(subgraph.outputs) - len(outs) :] != outs:
-            raise errors.InvalidOperand(
-                "state outputs must end the list of outputs, in the order of the ports", where=where
-            )
+        for kind, listed, states in (("in", subgraph.inputs, ins), ("out", subgraph.outputs, outs)):
+            if listed[len(listed) - len(states) :] != states:
+                raise errors.InvalidOperand(
+                    f"state {kind}puts must end the list of {kind}puts, in the order of the ports"
+                )
         used = [port.variable for port in subgraph.states]
         if len(set(used)) != len(used):
-            raise errors.DuplicateWriter("a variable has two state ports", where=where)
+            raise errors.DuplicateWriter("a variable has two state ports")
         for port in subgraph.states:
-            if not 0 <= port.variable < len(self.model.variables):
-                raise errors.IndexOutOfRange(
-                    f"variable {port.variable} of {len(self.model.variables)}", where=where
-                )
-            variable = self.model.variables[port.variable]
+            if not 0 <= port.variable < len(variables):
+                raise errors.IndexOutOfRange(f"variable {port.variable} of {len(variables)}")
+            variable = variables[port.variable]
             for index in (port.input, port.output):
                 if index is not None and subgraph.operands[index].dtype is not variable.dtype:
                     raise errors.InvalidOperand(
                         f"state operand {index} is {subgraph.operands[index].dtype.value}, "
-                        f"variable {variable.name!r} is {variable.dtype.value}",
-                        where=where,
+                        f"variable {variable.name!r} is {variable.dtype.value}"
                     )
 
 
-def _check_variable(model: ModelParts, variable: Variable, where: errors.Place) -> None:
-    _check_shape(variable, where)
+def _check_variable(model: ModelParts, variable: Variable) -> None:
+    _check_shape(variable)
     if variable.value is not None and variable.location is not None:
-        raise errors.InvalidOperand(
-            "an initial value stands in the model or in a pool, not both", where=where
-        )
+        raise errors.InvalidOperand("an initial value stands in the model or in a pool, not both")
     if not variable.assigned and (variable.value is not None or variable.location is not None):
-        raise errors.InvalidOperand("an unassigned variable has an initial value", where=where)
-    _check_item(model, variable, where)
+        raise errors.InvalidOperand("an unassigned variable has an initial value")
+    _check_value(model, variable)
 
 
-def _check_operand(model: ModelParts, operand: Operand, where: errors.Place) -> None:
-    _check_shape(operand, where)
+def _check_operand(model: ModelParts, operand: Operand) -> None:
+    _check_shape(operand)
     if operand.is_constant:
         copied = operand.lifetime is Lifetime.CONSTANT_COPY
-        if (operand.value is None) == copied or (operand.location is None) != copied:
+        if copied in (operand.value is None, operand.location is not None):
             raise errors.InvalidOperand(
-                "a constant_copy has a value, a constant_pool a location, never both", where=where
+                "a constant_copy has a value, a constant_pool a location, never both"
             )
-        _check_item(model, operand, where)
+        _check_value(model, operand)
     elif operand.value is not None or operand.location is not None:
-        raise errors.InvalidOperand(
-            f"a {operand.lifetime.value} operand cannot hold a value", where=where
-        )
+        raise errors.InvalidOperand(f"a {operand.lifetime.value} operand cannot hold a value")
 
 
-def _check_shape(item: Operand | Variable, where: errors.Place) -> None:
+def _check_shape(item: Operand | Variable) -> None:
     shape = item.shape
     if shape is not None:
         if not isinstance(shape, tuple):
-            raise errors.InvalidOperand(
-                f"a shape must be a tuple, not a {type(shape).__name__}", where=where
-            )
+            raise errors.InvalidOperand(f"a shape must be a tuple, not a {type(shape).__name__}")
         if len(shape) > MAX_RANK:
-            raise errors.ShapeOverflow(
-                f"{len(shape)} dimensions; the limit is {MAX_RANK}", where=where
-            )
+            raise errors.ShapeOverflow(f"{len(shape)} dimensions; the limit is {MAX_RANK}")
         for dimension in shape:
             if dimension is None:
                 continue
             if type(dimension) is not int:
-                raise errors.InvalidOperand(f"dimension {dimension!r} is not an int", where=where)
+                raise errors.InvalidOperand(f"dimension {dimension!r} is not an int")
             if dimension < 0:
-                raise errors.ShapeOverflow(f"dimension {dimension} is negative", where=where)
+                raise errors.ShapeOverflow(f"dimension {dimension} is negative")
         if is_static(shape):
-            try:
-                byte_size(item.dtype, shape)
-            except errors.ModelError as error:
-                raise error.at(where) from None
+            byte_size(item.dtype, shape)
     if item.quantization is not None:
-        _check_quantization(item, item.quantization, where)
+        _check_quantization(item, item.quantization)
     if isinstance(item, Operand) and item.extension is not None:
-        _check_extension(item, item.extension, where)
+        _check_extension(item, item.extension)
 
 
-def _check_extension(operand: Operand, kind: ExtensionType, where: errors.Place) -> None:
+def _check_extension(operand: Operand, kind: ExtensionType) -> None:
     check_kind(kind, ExtensionType, "an operand's extension is an ExtensionType")
     if fault := type_fault(kind):
-        raise errors.InvalidOperand(fault, where=where)
+        raise errors.InvalidOperand(fault)
     shape = operand.shape
     rank = None if shape is None else len(shape)
     fits = kind.is_tensor if shape is None else shape[-1:] == (kind.byte_size,)
@@ -270,14 +253,11 @@ def _check_extension(operand: Operand, kind: ExtensionType, where: errors.Place)
             f"an operand of the {'tensor' if kind.is_tensor else 'scalar'} type {kind.name} is "
             "uint8 without quantisation "
             f"whose last{'' if kind.is_tensor else ' and only'} dimension is {kind.byte_size}, "
-            f"not {operand.dtype.value} of shape {shape}",
-            where=where,
+            f"not {operand.dtype.value} of shape {shape}"
         )
 
 
-def _check_quantization(
-    item: Operand | Variable, quantization: Quantization, where: errors.Place
-) -> None:
+def _check_quantization(item: Operand | Variable, quantization: Quantization) -> None:
     axis, shape, dtype = quantization.dimension, item.shape, item.dtype
     if isinstance(item, Operand) and not item.shape_declared:
         # Until its rank is inferred, it looks like a scalar.
@@ -285,12 +265,11 @@ def _check_quantization(
     if axis is not None and shape is not None:
         if not 0 <= axis < len(shape):
             raise errors.InvalidQuantization(
-                f"quantised dimension {axis} of a rank-{len(shape)} operand", where=where
+                f"quantised dimension {axis} of a rank-{len(shape)} operand"
             )
         if shape[axis] not in (None, len(quantization.scales)):
             raise errors.InvalidQuantization(
-                f"{len(quantization.scales)} scales for dimension {axis} of size {shape[axis]}",
-                where=where,
+                f"{len(quantization.scales)} scales for dimension {axis} of size {shape[axis]}"
             )
     if dtype.is_integer and dtype.bits is not None and dtype.bits <= 16:
         low = -(1 << (dtype.bits - 1)) if dtype.value.startswith("int") else 0
@@ -298,42 +277,29 @@ def _check_quantization(
         for zero_point in quantization.zero_points:
             if not low <= zero_point <= high:
                 raise errors.InvalidQuantization(
-                    f"zero point {zero_point} is outside [{low}, {high}] of {dtype.value}",
-                    where=where,
+                    f"zero point {zero_point} is outside [{low}, {high}] of {dtype.value}"
                 )
 
 
-def _check_item(model: ModelParts, item: Operand | Variable, where: errors.Place) -> None:
-    if item.location is not None:
-        _check_location(model, item.location, where)
-        length = item.location.length
+def _check_value(model: ModelParts, item: Operand | Variable) -> None:
+    if (place := item.location) is not None:
+        if not 0 <= place.pool < len(model.pools):
+            raise errors.IndexOutOfRange(f"pool {place.pool} of {len(model.pools)}")
+        end, size = place.offset + place.length, len(model.pools[place.pool])
+        if place.offset < 0 or place.length < 0 or end > size:
+            raise errors.OffsetOutOfBounds(f"[{place.offset}, {end}) of a pool of {size} bytes")
+        length = place.length
     elif item.value is not None:
         length = len(item.value)
     else:
         return
     if not is_static(item.shape) or item.shape is None:
-        raise errors.InvalidOperand("a constant's shape must be fully known", where=where)
+        raise errors.InvalidOperand("a constant's shape must be fully known")
     expected = byte_size(item.dtype, item.shape)
     if expected is not None and expected != length:
         raise errors.InvalidOperand(
             f"{item.dtype.value} of shape {item.shape} takes {expected} bytes, its value has "
-            f"{length}",
-            where=where,
-        )
-
-
-def _check_location(model: ModelParts, place: DataLocation, where: errors.Place) -> None:
-    if not 0 <= place.pool < len(model.pools):
-        raise errors.IndexOutOfRange(f"pool {place.pool} of {len(model.pools)}", where=where)
-    if (
-        place.offset < 0
-        or place.length < 0
-        or place.offset + place.length > len(model.pools[place.pool])
-    ):
-        raise errors.OffsetOutOfBounds(
-            f"[{place.offset}, {place.offset + place.length}) of a pool of "
-            f"{len(model.pools[place.pool])} bytes",
-            where=where,
+            f"{length}"
         )
 
 
@@ -346,48 +312,50 @@ def _check_calls(model: ModelParts) -> None:
     Subgraphs must not recurse, and entered subgraphs have no state ports. The values that an
     operation passes and receives must match the subgraph's inputs and outputs.
     """
-    entered = [
-        [t for operation in s.operations for t in subgraph_references(operation)]
-        for s in polled(model.subgraphs)
-    ]
-    callees_first([sorted(set(targets)) for targets in entered])
-    calls = [
-        (subgraph, operation, errors.Place(index, at, type=operation.type))
-        for index, subgraph in enumerate(model.subgraphs)
-        for at, operation in enumerate(subgraph.operations)
-        if entered[index] or operation.type in RUNS_SUBGRAPHS
-    ]
-    for _, operation, where in calls:
-        for target in subgraph_references(operation):
-            if model.subgraphs[target].states:
-                raise errors.InvalidOperation(
-                    f"subgraph {target} has state ports, which only an entry subgraph can have",
-                    where=where,
-                )
-    for subgraph, operation, where in calls:
-        if operation.type in RUNS_SUBGRAPHS:
-            _check_arguments(model, subgraph, operation, where)
+    entered: list[list[int]] = []
+    calls: list[tuple[int, int, list[int]]] = []
+    for index, subgraph in enumerate(polled(model.subgraphs)):
+        references = [subgraph_references(operation) for operation in subgraph.operations]
+        entered.append(sorted({target for targets in references for target in targets}))
+        calls += [
+            (index, at, targets)
+            for at, (operation, targets) in enumerate(
+                zip(subgraph.operations, references, strict=True)
+            )
+            if targets or operation.type in RUNS_SUBGRAPHS
+        ]
+    callees_first(entered)
+    for index, at, targets in calls:
+        subgraph = model.subgraphs[index]
+        operation = subgraph.operations[at]
+        try:
+            for target in targets:
+                if model.subgraphs[target].states:
+                    raise errors.InvalidOperation(
+                        f"subgraph {target} has state ports, which only an entry subgraph can have"
+                    )
+            if operation.type in RUNS_SUBGRAPHS:
+                _check_arguments(model, subgraph, operation, targets)
+        except errors.ModelError as error:
+            raise error.at(errors.Place(index, at, type=operation.type)) from None
 
 
 def _check_arguments(
-    model: ModelParts, subgraph: Subgraph, operation: Operation, where: errors.Place
+    model: ModelParts, subgraph: Subgraph, operation: Operation, targets: list[int]
 ) -> None:
     inputs, outputs = operation.inputs, operation.outputs
     if operation.type == "WHILE":
-        condition, body = (
-            operation.attributes.integer(name)
-            for name in ("cond_subgraph_index", "body_subgraph_index")
-        )
+        names = ("cond_subgraph_index", "body_subgraph_index")
+        condition, body = (operation.attributes.integer(name) for name in names)
         if -1 in {condition, body}:
-            raise errors.InvalidOperation("WHILE needs a condition and a body", where=where)
-        _check_call(model, subgraph, condition, inputs, None, where)
+            raise errors.InvalidOperation("WHILE needs a condition and a body")
+        _check_call(model, subgraph, condition, inputs, None)
         targets = [body]
     else:
         inputs = tuple(i for i in inputs if subgraph.operands[i].has_value)
         inputs = inputs[1:] if operation.type in {"IF", "STABLEHLO_CASE"} else inputs
-        targets = list(dict.fromkeys(subgraph_references(operation)))
-    for target in targets:
-        _check_call(model, subgraph, target, inputs, outputs, where)
+    for target in dict.fromkeys(targets):
+        _check_call(model, subgraph, target, inputs, outputs)
 
 
 def _check_call(
@@ -396,30 +364,26 @@ def _check_call(
     target: int,
     inputs: tuple[int, ...],
     outputs: tuple[int, ...] | None,
-    where: errors.Place,
 ) -> None:
+    """*outputs* is None for a condition, which gives one boolean."""
     called = model.subgraphs[target]
     pairs = [("takes", inputs, called.inputs)]
-    if outputs is None:
-        results = [called.operands[i].dtype for i in called.outputs]
-        if results != [DType.BOOL]:
-            raise errors.InvalidOperation(f"condition {target} does not give one bool", where=where)
-    else:
+    if outputs is not None:
         pairs.append(("gives", outputs, called.outputs))
-    for verb, mine, its in pairs:
-        here = [_kind(caller.operands[i]) for i in mine]
-        there = [_kind(called.operands[i]) for i in its]
-        if here != there:
+    elif [called.operands[i].dtype for i in called.outputs] != [DType.BOOL]:
+        raise errors.InvalidOperation(f"condition {target} does not give one bool")
+    for verb, passed, listed in pairs:
+        given = [_kind(caller.operands[i]) for i in passed]
+        wanted = [_kind(called.operands[i]) for i in listed]
+        if given != wanted:
             raise errors.InvalidOperation(
-                f"subgraph {target} {verb} {', '.join(there) or 'nothing'}, "
-                f"not {', '.join(here) or 'nothing'}",
-                where=where,
+                f"subgraph {target} {verb} {', '.join(wanted) or 'nothing'}, "
+                f"not {', '.join(given) or 'nothing'}"
             )
-        for one, other in zip(mine, its, strict=True):
+        for one, other in zip(passed, listed, strict=True):
             if caller.operands[one].extension != called.operands[other].extension:
                 raise errors.InvalidOperation(
-                    f"operand {other} that subgraph {target} {verb} has other extension data",
-                    where=where,
+                    f"operand {other} that subgraph {target} {verb} has other extension data"
                 )
 
 
@@ -432,29 +396,23 @@ _Ports: TypeAlias = tuple[frozenset[int], frozenset[int]]
 """The inputs and the outputs of a subgraph that signatures name."""
 
 
-def _check_signature(
-    model: ModelParts, name: str, signature: Signature, ports: dict[int, _Ports]
-) -> None:
+def _check_signature(model: ModelParts, signature: Signature, ports: dict[int, _Ports]) -> None:
     """*ports* are the ports of the subgraphs of earlier signatures."""
-    where = f"signature {name!r}"
     subgraph = signature.subgraph
     if not 0 <= subgraph < len(model.subgraphs):
-        raise errors.InvalidSignature(f"subgraph {subgraph} of {len(model.subgraphs)}", where=where)
+        raise errors.InvalidSignature(f"subgraph {subgraph} of {len(model.subgraphs)}")
     if subgraph not in ports:
         target = model.subgraphs[subgraph]
         ports[subgraph] = frozenset(target.ordinary_inputs), frozenset(target.ordinary_outputs)
-    takes, gives = ports[subgraph]
-    for kind, named, real in (
-        ("input", signature.inputs, takes),
-        ("output", signature.outputs, gives),
-    ):
-        labels = [label for label, _ in named]
+    named = (("input", signature.inputs), ("output", signature.outputs))
+    for (kind, pairs), known in zip(named, ports[subgraph], strict=True):
+        labels = [label for label, _ in pairs]
         if len(set(labels)) != len(labels):
-            raise errors.InvalidSignature(f"two {kind}s have one name", where=where)
-        for label, operand in named:
-            if operand not in real:
+            raise errors.InvalidSignature(f"two {kind}s have one name")
+        for label, operand in pairs:
+            if operand not in known:
                 raise errors.InvalidSignature(
-                    f"{kind} {label!r} is operand {operand}, not an {kind} of it", where=where
+                    f"{kind} {label!r} is operand {operand}, not an {kind} of it"
                 )
 
 

@@ -139,7 +139,7 @@ class Reader:
         """A copy of a vector of bytes; empty if the vector is absent."""
         return b"" if blob is None else bytes(self.data[blob.offset : blob.offset + blob.length])
 
-    def charge(self, amount: int, user: errors.Place | str) -> None:
+    def charge(self, amount: int, user: errors.Place | str | None) -> None:
         """Charges *amount* bytes for data made from the content. `LimitExceeded` names *user*."""
         self.memory_left -= amount
         if self.memory_left < 0:

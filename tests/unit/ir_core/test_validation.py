@@ -133,7 +133,7 @@ DEFECTS: tuple[Defect, ...] = (
     (
         "temporary as output",
         InvalidOperand,
-        "its lifetime is temporary",
+        "lifetime temporary and is listed as output",
         lambda: with_entry(small(), outputs=(Y, S)),
     ),
     (

@@ -349,8 +349,6 @@ class Emitter:
             row.check(operation, self.operands)
             values = None if row.fold is None else row.fold(context)
         except ModelError as error:
-            if error.where is not None:
-                raise
             raise error.at(self.where) from None
         for index, shape in zip(indexes, shapes, strict=True):
             self.operands[index] = replace(self.operands[index], shape=shape)

@@ -193,7 +193,7 @@ class Body:
                 )
             made = lower(Call(self, node, inputs))
         except errors.ModelError as error:
-            raise (error if error.where is not None else error.at(node.where)) from None
+            raise error.at(node.where) from None
         except MALFORMED as error:
             raise errors.InvalidOperation(
                 f"the node is malformed: {error}", where=node.where

@@ -61,7 +61,7 @@ class File:
         found: list[Values] = self.root[name] or []
         return found
 
-    def buffer(self, index: int, user: errors.Place | str) -> DataLocation | None:
+    def buffer(self, index: int, user: errors.Place | str | None = None) -> DataLocation | None:
         """The place of buffer *index* in the file; None for an empty buffer. Errors name *user*."""
         if not 0 <= index < len(self._places):
             raise errors.IndexOutOfRange(
@@ -105,7 +105,7 @@ class File:
             raise errors.LimitExceeded("the file refers to the same bytes too often", where=user)
         return bytes(self.data[place.offset : place.offset + place.length])
 
-    def charge(self, amount: int, user: errors.Place | str = "") -> None:
+    def charge(self, amount: int, user: errors.Place | str | None = None) -> None:
         """Charges *amount* bytes to the file's memory budget. Raises `LimitExceeded`."""
         self.reader.charge(amount, user)
 
@@ -183,7 +183,7 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
                 "its value is in another file (external_buffer), which cannot be loaded"
             )
         full = _dimensions(tensor, dtype)
-        place = file.buffer(tensor["buffer"], "")
+        place = file.buffer(tensor["buffer"])
         # The schema has this form for a tensor of unknown rank. If it follows later, the rank may
         # be any, also a scalar's.
         is_declared = bool(full) or tensor["has_rank"] or place is not None
