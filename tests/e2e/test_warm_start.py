@@ -64,7 +64,7 @@ UNWANTED: Final = (
     *(f"penstock.compilation.{name}" for name in ["background", "filling"]),
     *(f"penstock.sealed.{name}" for name in ["late", "replacing", "writing"]),
     # What other files, or other devices, need.
-    *(f"penstock.loaders.tflite.{name}" for name in ["calls", "catalog", "state_bodies", "states"]),
+    *(f"penstock.loaders.tflite.{name}" for name in ["calls", "catalog", "states"]),
     "penstock.loaders.onnx",
     *("penstock.ir.builder", "penstock.export.tflite.writer"),
     *(f"penstock.hal.{name}" for name in ["buffer", "fence"]),

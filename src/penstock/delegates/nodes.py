@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from penstock.delegates.api import DelegateNode, Registration
 from penstock.delegates.codes import BuiltinOperator
-from penstock.export.tflite.state import state_positions
+from penstock.export.tflite.fields import state_positions
 from penstock.ir import DType, Operation, Subgraph
 from penstock.ir.operation import NO_ATTRIBUTES
 from penstock.loaders.tflite.catalog import OperatorEntry, SubgraphEntry

@@ -51,11 +51,7 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
         index = entry.ordinary_inputs[position]
         shapes[index] = tuple(given)
     inferred = infer_subgraph(model, model.main, [shapes[i] for i in entry.inputs])
-    if inferred is entry:
-        return model
-    subgraphs = list(model.subgraphs)
-    subgraphs[model.main] = inferred
-    return replace(model, subgraphs=tuple(subgraphs))
+    return model if inferred is entry else model.with_entry(inferred)
 
 
 class Inferred(Struct):

@@ -120,6 +120,11 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
         subgraph = self.signatures[name].subgraph
         return self if subgraph == self.main else replace(self, main=subgraph)
 
+    def with_entry(self, entry: Subgraph, **changes: Any) -> Model:
+        """The same model with another entry subgraph, and with *changes* of other fields."""
+        subgraphs = (*self.subgraphs[: self.main], entry, *self.subgraphs[self.main + 1 :])
+        return replace(self, subgraphs=subgraphs, **changes)
+
     def show(self) -> str:
         """A readable listing of the model, stable enough to diff."""
         return show_model(self, self.digest.structure.hex()[:16])

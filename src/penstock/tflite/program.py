@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import InvalidOperand, counted
 from penstock.execution import CompiledModel
 from penstock.execution.series import BoundRun
-from penstock.export.tflite.state import RANDOM_INPUTS
+from penstock.export.tflite.fields import RANDOM_INPUTS
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.loaders.tflite.catalog import SubgraphEntry

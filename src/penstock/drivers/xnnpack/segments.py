@@ -23,7 +23,7 @@ from penstock.drivers.xnnpack.hybrid_layers import (
 )
 from penstock.drivers.xnnpack.rules.rule import EIGHT_BITS, Classes
 from penstock.errors import GeneralFailure
-from penstock.export.tflite.state import state_positions
+from penstock.export.tflite.fields import state_positions
 from penstock.hal import AccuracyClass
 from penstock.interrupts import polled
 from penstock.ir import DType, Lifetime, Model, Operand, Operation, Subgraph

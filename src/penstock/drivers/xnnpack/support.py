@@ -15,7 +15,7 @@ from penstock.drivers.xnnpack.rules import RULES
 from penstock.drivers.xnnpack.rules.rule import EXACT, FAITHFUL, Classes, is_empty
 from penstock.drivers.xnnpack.static_shapes import has_static_result
 from penstock.errors import ModelError
-from penstock.export.tflite.state import state_positions
+from penstock.export.tflite.fields import state_positions
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.interrupts import polled
 from penstock.ir import Attributes, Model

@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from penstock.export.tflite import schema
+from penstock.ir.operation import AttributeValue
 
 SCALARS: Final[dict[str, str]] = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i",
@@ -187,3 +188,32 @@ OPTIONS_OF_OPERATOR: Final = dict(item.split(": ") for item in schema.OPTIONS.sp
 
 BLOCK_SCALED: Final[Mapping[str, int]] = {"EMBEDDING_LOOKUP": 2, "FULLY_CONNECTED": 3}
 """Operations with an input of scales of blocks, and its position. The weights are at position 1."""
+
+STATE_INPUTS: Final[dict[str, tuple[int, ...]]] = {
+    "SVDF": (4,),
+    "RNN": (4,),
+    "UNIDIRECTIONAL_SEQUENCE_RNN": (4,),
+    "BIDIRECTIONAL_SEQUENCE_RNN": (4, 8),
+    "LSTM": (18, 19),
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": (18, 19),
+    "BIDIRECTIONAL_SEQUENCE_LSTM": (35, 36, 37, 38),
+}
+"""Positions of the state tensors that TFLite's recurrent operators change in place."""
+
+RANDOM_INPUTS: Final[Mapping[str, int]] = {
+    "RANDOM_UNIFORM": 1,
+    "RANDOM_STANDARD_NORMAL": 1,
+    "MULTINOMIAL": 2,
+}
+"""Number of inputs of TFLite's random operators. The generator's position, which TFLite stores
+inside the operator, comes after them.
+"""
+
+BASIC_LSTM_STATES: Final = (1, 4)
+
+
+def state_positions(kind: str, attributes: Mapping[str, AttributeValue]) -> tuple[int, ...]:
+    """Positions of the state inputs of a recurrent operation; empty for other types."""
+    if kind == "LSTM" and attributes.get("kernel_type") == "BASIC":
+        return BASIC_LSTM_STATES
+    return STATE_INPUTS.get(kind, ())

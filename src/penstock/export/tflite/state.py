@@ -9,49 +9,21 @@ subgraph that assigns the initial values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from penstock.errors import NotExportable, Place
+from penstock.export.tflite.fields import RANDOM_INPUTS, state_positions
 from penstock.ir.builder import pack
 from penstock.ir.model import Model
 from penstock.ir.operand import DataLocation
-from penstock.ir.operation import AttributeValue, Operation
+from penstock.ir.operation import Operation
 from penstock.ir.subgraph import ConstantPool, StatePort, Variable, constant_bytes
 from penstock.ir.types import DType, NDArray
 
-STATE_INPUTS: Final[dict[str, tuple[int, ...]]] = {
-    "SVDF": (4,),
-    "RNN": (4,),
-    "UNIDIRECTIONAL_SEQUENCE_RNN": (4,),
-    "BIDIRECTIONAL_SEQUENCE_RNN": (4, 8),
-    "LSTM": (18, 19),
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": (18, 19),
-    "BIDIRECTIONAL_SEQUENCE_LSTM": (35, 36, 37, 38),
-}
-"""Positions of the state tensors that TFLite's recurrent operators change in place."""
-
-RANDOM_INPUTS: Final[Mapping[str, int]] = {
-    "RANDOM_UNIFORM": 1,
-    "RANDOM_STANDARD_NORMAL": 1,
-    "MULTINOMIAL": 2,
-}
-"""Number of inputs of TFLite's random operators. The generator's position, which TFLite stores
-inside the operator, comes after them.
-"""
-
-BASIC_LSTM_STATES: Final = (1, 4)
-BASIC_LSTM_OUTPUTS: Final = 4
-
-
-def state_positions(kind: str, attributes: Mapping[str, AttributeValue]) -> tuple[int, ...]:
-    """Positions of the state inputs of a recurrent operation; empty for other types."""
-    if kind == "LSTM" and attributes.get("kernel_type") == "BASIC":
-        return BASIC_LSTM_STATES
-    return STATE_INPUTS.get(kind, ())
+BASIC_LSTM_OUTPUTS = 4
 
 
 class SubgraphState(Struct):
@@ -83,16 +55,17 @@ def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
     plan = SubgraphState()
     uses = Counter(i for o in subgraph.operations for i in o.inputs)
     uses.update(subgraph.outputs)
-    ports = {p.output: p for p in subgraph.states if p.output is not None and p.input is not None}
+    ports = {
+        p.output: p
+        for p in subgraph.states
+        if p.output is not None and uses[p.output] == 1 == shared[p.variable]
+    }
     through: set[int] = set()
     for at, operation in enumerate(subgraph.operations):
-        own = RANDOM_INPUTS.get(operation.type)
-        if own is not None:
-            positions = tuple(range(own, len(operation.inputs)))
-        else:
-            positions = state_positions(operation.type, operation.attributes)
+        positions = _state_inputs(operation)
         if not positions:
             continue
+        own = RANDOM_INPUTS.get(operation.type)
         where = Place(index, at, type=operation.type)
         new = operation.outputs[_own_outputs(operation) :]
         if len(new) != len(positions):
@@ -101,14 +74,21 @@ def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
             )
         for position, output in zip(positions, new, strict=True):
             port = ports.get(output)
-            if port is None or not _fits(model, port, operation, position, uses, shared):
+            before = operation.inputs[position] if position < len(operation.inputs) else None
+            if (
+                port is None
+                or before is None
+                or port.input != before
+                or uses[before] != 1
+                or not starts_at_zero(model, model.variables[port.variable])
+            ):
                 raise NotExportable(
                     f"TFLite's {operation.type} keeps its state to itself, from zeros on; "
                     "here it is made or used elsewhere",
                     where=where,
                 )
             if own is None:
-                plan.variable_tensors.add(operation.inputs[position])
+                plan.variable_tensors.add(before)
             through.add(port.variable)
         plan.dropped.update(new)
         if own is None:
@@ -116,25 +96,31 @@ def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
         else:
             plan.kept_inputs[at] = own
     plan.resources = [p for p in subgraph.states if p.variable not in through]
-    for find in (_type_fault, _size_fault):
-        for port in plan.resources:
-            variable = model.variables[port.variable]
-            if fault := find(variable):
-                raise NotExportable(f"variable {variable.name!r} {fault}", where=Place(index))
+    variables = [model.variables[port.variable] for port in plan.resources]
+    for variable in sorted(variables, key=lambda v: v.dtype is not DType.STRING):
+        if fault := _variable_fault(variable):
+            raise NotExportable(f"variable {variable.name!r} {fault}", where=Place(index))
     return plan
 
 
-def _type_fault(variable: Variable) -> str:
+def _state_inputs(operation: Operation) -> tuple[int, ...]:
+    """Positions of the inputs whose values TFLite's operator stores itself."""
+    own = RANDOM_INPUTS.get(operation.type)
+    if own is not None:
+        return tuple(range(own, len(operation.inputs)))
+    return state_positions(operation.type, operation.attributes)
+
+
+def _variable_fault(variable: Variable) -> str:
+    """Why TFLite has no form for a variable; empty if it has."""
     if variable.dtype is DType.STRING:
         return "holds strings, which TFLite's cannot"
-    return "" if variable.shape is not None else "has no known rank, which TFLite has no form for"
-
-
-def _size_fault(variable: Variable) -> str:
-    """Raises an error for a variable whose initial value no constant can hold."""
+    if variable.shape is None:
+        return "has no known rank, which TFLite has no form for"
     held = variable.value is not None or variable.location is not None
-    unsized = variable.assigned and not held and None in (variable.shape or ())
-    return "starts at zeros of unknown size, which TFLite has no form for" if unsized else ""
+    if variable.assigned and not held and None in variable.shape:
+        return "starts at zeros of unknown size, which TFLite has no form for"
+    return ""
 
 
 def _own_outputs(operation: Operation) -> int:
@@ -142,25 +128,6 @@ def _own_outputs(operation: Operation) -> int:
     if operation.attributes.get("kernel_type") == "BASIC":
         return BASIC_LSTM_OUTPUTS
     return 2 if operation.attributes.get("merge_outputs") is False else 1
-
-
-def _fits(
-    model: Model,
-    port: StatePort,
-    operation: Operation,
-    position: int,
-    uses: Counter[int],
-    shared: Counter[int],
-) -> bool:
-    return (
-        position < len(operation.inputs)
-        and operation.inputs[position] == port.input
-        and uses[port.input] == 1
-        and port.output is not None
-        and uses[port.output] == 1
-        and shared[port.variable] == 1
-        and starts_at_zero(model, model.variables[port.variable])
-    )
 
 
 def starts_at_zero(model: Model, variable: Variable) -> bool:
@@ -194,11 +161,7 @@ def state_pairs(model: Model) -> list[tuple[int, int]]:
     entry = model.entry
     pairs = []
     for operation in entry.operations:
-        own = RANDOM_INPUTS.get(operation.type)
-        positions = state_positions(operation.type, operation.attributes)
-        if own is not None:
-            positions = tuple(range(own, len(operation.inputs)))
-        states = [operation.inputs[p] for p in positions]
+        states = [operation.inputs[p] for p in _state_inputs(operation)]
         after = operation.outputs[len(operation.outputs) - len(states) :]
         pairs += [
             (before, new)
@@ -223,23 +186,18 @@ def with_state(model: Model, inputs: Sequence[NDArray]) -> Model:
         if any(data):
             location = DataLocation(len(pools), 0, len(data))
             pools.append(ConstantPool(memoryview(data)))
+        name, quantization = operand.name, operand.quantization
         variables.append(
-            Variable(
-                operand.name, operand.dtype, value.shape, operand.quantization, location=location
-            )
+            Variable(name, operand.dtype, value.shape, quantization, location=location)
         )
     kept_in, kept_out = {i for i, _ in pairs}, {o for _, o in pairs}
-    subgraph = replace(
+    stateful = replace(
         entry,
         inputs=(*(i for i in entry.inputs if i not in kept_in), *(i for i, _ in pairs)),
         outputs=(*(o for o in entry.outputs if o not in kept_out), *(o for _, o in pairs)),
         states=tuple(StatePort(at, i, o) for at, (i, o) in enumerate(pairs)),
     )
-    subgraphs = list(model.subgraphs)
-    subgraphs[model.main] = subgraph
-    return replace(
-        model, subgraphs=tuple(subgraphs), pools=tuple(pools), variables=tuple(variables)
-    )
+    return model.with_entry(stateful, pools=tuple(pools), variables=tuple(variables))
 
 
 def named(model: Model) -> Model:
@@ -256,6 +214,4 @@ def named(model: Model) -> Model:
             name += f"_{index}"
         taken.add(name)
         operands.append(operand if name == operand.name else replace(operand, name=name))
-    subgraphs = list(model.subgraphs)
-    subgraphs[model.main] = replace(entry, operands=tuple(operands))
-    return replace(model, subgraphs=tuple(subgraphs))
+    return model.with_entry(replace(entry, operands=tuple(operands)))

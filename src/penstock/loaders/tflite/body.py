@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from penstock.errors import DuplicateWriter, InvalidOperand
 from penstock.ir.operand import OMITTED, Lifetime, Operand, Origin
 from penstock.ir.operation import Attributes, Operation
-from penstock.ir.subgraph import Subgraph, Variable
+from penstock.ir.subgraph import StatePort, Subgraph, Variable
 from penstock.ir.types import DType, is_static
 from penstock.loaders.tflite.operators import RawOperator, RawSubgraph
 
@@ -45,14 +45,14 @@ class Body:
             self.operator(operator)
         inputs = list(dict.fromkeys(raw.inputs))
         outputs = [self.read(tensor) for tensor in raw.outputs]
+        return self.finish(inputs, outputs, [])
+
+    def finish(self, inputs: list[int], outputs: list[int], states: list[StatePort]) -> Subgraph:
+        """The lowered subgraph with these inputs and outputs."""
         self.lifetimes(inputs, outputs)
+        operands, operations = tuple(self.operands), tuple(self.operations)
         return Subgraph(
-            tuple(self.operands),
-            tuple(self.operations),
-            tuple(inputs),
-            tuple(outputs),
-            (),
-            raw.name,
+            operands, operations, tuple(inputs), tuple(outputs), tuple(states), self.raw.name
         )
 
     def operator(self, operator: RawOperator) -> None:

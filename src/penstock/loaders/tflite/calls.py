@@ -7,15 +7,15 @@ module follows it through control flow. Then `states` makes it explicit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import InvalidOperand, InvalidOperation, LimitExceeded
-from penstock.export.tflite.state import state_positions
+from penstock.export.tflite.fields import RANDOM_INPUTS, state_positions
 from penstock.ir.operand import Operand
-from penstock.ir.types import Shape
+from penstock.ir.operations.control_flow import meet
 from penstock.ir.validate import MAX_DEPTH, callees_first
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
@@ -24,8 +24,6 @@ LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
 
 CALLS: Final = frozenset({"CALL", "STABLEHLO_COMPOSITE"})
 """Operators that enter one subgraph, once."""
-
-RANDOM_OPERATORS: Final = frozenset({"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"})
 
 ENTERED_ANEW: Final = frozenset({"random", "tensor"})
 """Kinds of state that restart from the initial value at each entry of a subgraph."""
@@ -174,7 +172,7 @@ def _local(subgraph: RawSubgraph, use: StateUse) -> None:
     touched, written = use.touched[subgraph.index], use.written[subgraph.index]
     for operator in subgraph.operators:
         reads, changes = _state_of(subgraph, operator)
-        if operator.type in RANDOM_OPERATORS and subgraph.index not in use.restarted:
+        if operator.type in RANDOM_INPUTS and subgraph.index not in use.restarted:
             changes = (random_state(subgraph.index, operator),)
         touched.update(dict.fromkeys((*reads, *changes)))
         written.update(dict.fromkeys(changes))
@@ -264,7 +262,7 @@ def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:
             reads = operator.type == "READ_VARIABLE"
             operand = subgraph.operands[value_of(operator)]
             known = _agree(types, key, operand, operator)
-            shape = common_shape(known.shape, operand.shape)
+            shape = meet(known.shape, operand.shape)
             first_read = reads and key not in read
             types[key] = replace(operand if first_read else known, shape=shape)
             if reads:
@@ -296,10 +294,51 @@ def value_of(operator: RawOperator) -> int:
     )
 
 
-def common_shape(a: Shape, b: Shape) -> Shape:
-    """The dimensions that are equal in two shapes. Other dimensions are unknown. If the ranks
-    differ, the rank is unknown.
+Table: TypeAlias = "tuple[Operand, Operand]"
+"""Keys and values, both constants."""
+
+
+def lower_tables(subgraphs: list[RawSubgraph]) -> None:
+    """Rewrites the operators of hash tables with constant content; `resolve_handles` has run.
+
+    TFLite imports keys and values once. Later imports have no effect, and no other operator changes
+    a table. A table with a constant import is therefore a pair of constants: HASHTABLE_FIND takes
+    keys, values, query and default, HASHTABLE_SIZE the keys. Other tables are state.
     """
-    if a is None or b is None or len(a) != len(b):
-        return None
-    return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
+    kinds = ("HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE")
+    users = [(s, o) for s in subgraphs for o in s.operators if o.type in kinds]
+    tables: dict[Key, Table | None] = {}
+    for subgraph, operator in users:
+        if operator.type == "HASHTABLE_IMPORT":
+            key, content = handle_of(subgraph, operator), _content(subgraph, operator)
+            if tables.setdefault(key, content) != content:
+                tables[key] = None
+    # The index of the keys in each subgraph that uses a table; the values follow them.
+    copies: dict[tuple[int, Key], int] = {}
+    for subgraph, operator in users:
+        key = handle_of(subgraph, operator)
+        if key not in tables:
+            raise InvalidOperation("its table is never imported", where=operator.place)
+        table = tables[key]
+        if operator.type != "HASHTABLE_IMPORT" and table is not None:
+            if (subgraph.index, key) not in copies:
+                copies[subgraph.index, key] = len(subgraph.operands)
+                subgraph.operands += [replace(o, origin=None) for o in table]
+            keys = copies[subgraph.index, key]
+            given = (keys, keys + 1) if operator.type == "HASHTABLE_FIND" else (keys,)
+            operator.inputs = (*given, *operator.inputs[1:])
+    for subgraph in subgraphs:
+        subgraph.operators = [
+            o
+            for o in subgraph.operators
+            if o.type != "HASHTABLE"
+            and not (o.type == "HASHTABLE_IMPORT" and tables[handle_of(subgraph, o)] is not None)
+        ]
+
+
+def _content(subgraph: RawSubgraph, operator: RawOperator) -> Table | None:
+    """The keys and values of an import, if both are constants."""
+    if len(operator.inputs) != 3 or min(operator.inputs) < 0:
+        raise InvalidOperation("needs a table, keys and values", where=operator.place)
+    keys, values = (subgraph.operands[i] for i in operator.inputs[1:])
+    return (keys, values) if keys.is_constant and values.is_constant else None

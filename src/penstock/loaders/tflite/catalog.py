@@ -17,13 +17,14 @@ from penstock.faults import Fault, FaultCode
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.subgraph import ConstantPool, constant_array
 from penstock.ir.types import DType, NDArray, byte_size
-from penstock.loaders.flatbuffer import Values
+from penstock.loaders.flatbuffer import Blob, Values
 from penstock.loaders.tflite.operators import OperatorCode, code_of, read_codes
 from penstock.loaders.tflite.tensors import (
-    DTYPES,
     OPERAND_MEMORY,
     QUANTIZATION_MEMORY,
     File,
+    element_type,
+    filled_part,
     integers,
     quantization_fault,
     tensor_place,
@@ -162,111 +163,90 @@ def _subgraph(file: File, codes: list[OperatorCode], index: int, table: Values) 
 
 
 def _tensor(file: File, subgraph: int, index: int, tensor: Values) -> TensorEntry:
-    where = tensor_place(subgraph, index, tensor)
     quantized = tensor["quantization"] is not None
-    file.charge(OPERAND_MEMORY + quantized * QUANTIZATION_MEMORY, where)
-    dtype = DTYPES.get(tensor["type"])
-    if dtype is None:
-        raise errors.UnknownType(f"tensor type {tensor['type']} is not in the format", where=where)
-    shape, signature = integers(tensor["shape"]), integers(tensor["shape_signature"])
-    if any(d < 0 for d in shape):
-        raise errors.ShapeOverflow(f"a dimension of {shape} is negative", where=where)
-    byte_size(dtype, shape)
-    data = _data(file, tensor, dtype, shape, where)
-    return TensorEntry(
-        tensor["name"] or "",
-        dtype,
-        shape,
-        signature or None,
-        _quantization(tensor["quantization"], shape, where),
-        _sparsity(file, tensor["sparsity"], where),
-        tensor["is_variable"],
-        data,
-    )
+    try:
+        file.charge(OPERAND_MEMORY + quantized * QUANTIZATION_MEMORY)
+        dtype = element_type(tensor)
+        shape, signature = integers(tensor["shape"]), integers(tensor["shape_signature"])
+        if any(d < 0 for d in shape):
+            raise errors.ShapeOverflow(f"a dimension of {shape} is negative")
+        return TensorEntry(
+            tensor["name"] or "",
+            dtype,
+            shape,
+            signature or None,
+            _quantization(tensor["quantization"], shape),
+            _sparsity(file, tensor["sparsity"]),
+            tensor["is_variable"],
+            _data(file, tensor, dtype, shape),
+        )
+    except errors.ModelError as error:
+        raise error.at(tensor_place(subgraph, index, tensor)) from None
 
 
-def _data(
-    file: File, tensor: Values, dtype: DType, shape: tuple[int, ...], where: errors.Place
-) -> DataLocation | None:
-    place = file.buffer(tensor["buffer"], where)
+def _data(file: File, tensor: Values, dtype: DType, shape: tuple[int, ...]) -> DataLocation | None:
+    place, size = file.buffer(tensor["buffer"]), byte_size(dtype, shape)
     if place is None:
         return None
-    size = byte_size(dtype, shape)
     if tensor["sparsity"] is not None:
         width = max((dtype.bits or 8) // 8, 1)
         return DataLocation(0, place.offset, place.length // width * width)
     if size is None:
-        if dtype is DType.STRING:
-            return place
-        return None
-    if size > place.length:
-        raise errors.InvalidOperand(
-            f"{dtype.value} of shape {shape} takes {size} bytes, its buffer has {place.length}",
-            where=where,
-        )
-    return DataLocation(0, place.offset, size)
+        return place if dtype is DType.STRING else None
+    return filled_part(place, dtype, shape, size)
 
 
-def _quantization(
-    table: Values | None, shape: tuple[int, ...], where: errors.Place
-) -> QuantizationEntry:
+def _quantization(table: Values | None, shape: tuple[int, ...]) -> QuantizationEntry:
     if table is None:
         return NOT_QUANTIZED
     block = (table["details"] or {}).get("block_size", 0) if table["details_type"] else 0
-    scales, zero_points, dimension = (
-        table["scale"],
-        table["zero_point"],
-        table["quantized_dimension"],
-    )
+    scales, zero_points, axis = table["scale"], table["zero_point"], table["quantized_dimension"]
     if scales is None or not len(scales):
         return replace(NOT_QUANTIZED, block_size=block)
-    if fault := quantization_fault(scales, zero_points, dimension, shape):
-        raise errors.InvalidQuantization(fault, where=where)
-    return QuantizationEntry(scales, zero_points, dimension, block)
+    if fault := quantization_fault(scales, zero_points, axis, shape):
+        raise errors.InvalidQuantization(fault)
+    return QuantizationEntry(scales, zero_points, axis, block)
 
 
-def _sparsity(file: File, table: Values | None, where: errors.Place) -> SparsityEntry | None:
+def _sparsity(file: File, table: Values | None) -> SparsityEntry | None:
     if table is None:
         return None
     levels = table["dim_metadata"] or []
-    file.charge(OPERATOR_ENTRY_MEMORY * (1 + len(levels)), where)
+    file.charge(OPERATOR_ENTRY_MEMORY * (1 + len(levels)))
     block_map = table["block_map"]
     return SparsityEntry(
         integers(table["traversal_order"]),
         None if block_map is None else integers(block_map),
-        tuple(_level(file, level, where) for level in levels),
+        tuple(_level(file, level) for level in levels),
     )
 
 
-def _level(file: File, level: Values, where: errors.Place) -> LevelEntry:
+def _level(file: File, level: Values) -> LevelEntry:
     if not level["format"]:
         return LevelEntry(level["dense_size"])
-    return LevelEntry(
-        0,
-        _indexes(file, level["array_segments"], where),
-        _indexes(file, level["array_indices"], where),
-    )
+    ends = (_indexes(file, level[name]) for name in ("array_segments", "array_indices"))
+    return LevelEntry(0, *ends)
 
 
-def _indexes(file: File, table: Values | None, where: errors.Place) -> NDArray:
+def _indexes(file: File, table: Values | None) -> NDArray:
     values = None if table is None else table["values"]
     if values is None:
         return np.empty(0, np.int32)
-    if not isinstance(values, np.ndarray):
-        values = np.frombuffer(
-            file.bytes_at(DataLocation(0, values.offset, values.length)), np.uint8
-        )
-    file.charge(4 * len(values), where)
-    return values.astype(np.int32)
+    if isinstance(values, Blob):
+        values = np.frombuffer(file.data, np.uint8, values.length, values.offset)
+    file.charge(4 * len(values))
+    return np.asarray(values).astype(np.int32)
 
 
 def _operator(
     file: File, codes: list[OperatorCode], subgraph: int, index: int, table: Values
 ) -> OperatorEntry:
-    where = errors.Place(subgraph, operator=index)
-    code = code_of(codes, table["opcode_index"], where)
-    inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
-    file.charge(OPERATOR_ENTRY_MEMORY + 8 * (len(inputs) + len(outputs)), where)
+    try:
+        code = code_of(codes, table["opcode_index"])
+        inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
+        file.charge(OPERATOR_ENTRY_MEMORY + 8 * (len(inputs) + len(outputs)))
+    except errors.ModelError as error:
+        raise error.at(errors.Place(subgraph, operator=index)) from None
     custom = code.type == "CUSTOM"
     name = code.custom_code if custom else code.type
     options = table["builtin_options"] if name == "VAR_HANDLE" else None
@@ -278,11 +258,9 @@ def _signatures(file: File, subgraphs: tuple[SubgraphEntry, ...]) -> dict[str, S
     signatures: dict[str, SignatureEntry] = {}
     for name, where, table in file.signatures(len(subgraphs)):
         file.charge(SIGNATURE_MEMORY, where)
-        ends = [
-            dict(
-                sorted((entry["name"] or "", entry["tensor_index"]) for entry in table[kind] or ())
-            )
+        inputs, outputs = (
+            dict(sorted((e["name"] or "", e["tensor_index"]) for e in table[kind] or ()))
             for kind in ("inputs", "outputs")
-        ]
-        signatures[name] = SignatureEntry(table["subgraph_index"], *ends)
+        )
+        signatures[name] = SignatureEntry(table["subgraph_index"], inputs, outputs)
     return signatures

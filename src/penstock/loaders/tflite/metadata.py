@@ -37,8 +37,11 @@ def read_metadata(file: File) -> Metadata:
     entries: dict[str, bytes] = {}
     for index, table in enumerate(file.tables("metadata")):
         where = f"metadata {index} ({table['name'] or ''})"
-        file.charge(ENTRY_MEMORY, where)
-        entries[table["name"] or ""] = file.copy(file.buffer(table["buffer"], where), where)
+        try:
+            file.charge(ENTRY_MEMORY)
+            entries[table["name"] or ""] = file.copy(file.buffer(table["buffer"]))
+        except ModelError as error:
+            raise error.at(where) from None
     files = read_archive(file)
     raw = entries.get(ENTRY)
     if raw:

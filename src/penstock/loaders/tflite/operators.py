@@ -15,7 +15,13 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from penstock.errors import IndexOutOfRange, InvalidAttribute, Place, UnknownOperator
+from penstock.errors import (
+    IndexOutOfRange,
+    InvalidAttribute,
+    ModelError,
+    Place,
+    UnknownOperator,
+)
 from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE, Field, Kind
 from penstock.faults import Fault, FaultCode
 from penstock.ir.operand import Operand, Origin
@@ -38,20 +44,6 @@ MUTATED_MEMORY: Final = 512
 operator, and an input changed in place, without the numbers as they were read.
 """
 
-SUBGRAPH_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "IF": ("then_subgraph_index", "else_subgraph_index"),
-    "WHILE": ("cond_subgraph_index", "body_subgraph_index"),
-    "CALL_ONCE": ("init_subgraph_index",),
-    "CALL": ("subgraph",),
-    "STABLEHLO_COMPOSITE": ("decomposition_subgraph_index",),
-    "STABLEHLO_WHILE": ("cond_subgraph_index", "body_subgraph_index"),
-    "STABLEHLO_REDUCE": ("body_subgraph_index",),
-    "STABLEHLO_REDUCE_WINDOW": ("body_subgraph_index",),
-    "STABLEHLO_SORT": ("comparator_subgraph_index",),
-    "STABLEHLO_SCATTER": ("update_computation_subgraph_index",),
-}
-"""Options that refer to subgraphs, in the order in which the operator enters them."""
-
 
 class OperatorCode(Struct, frozen=True):
     """One entry of the file's operator codes."""
@@ -64,6 +56,12 @@ class OperatorCode(Struct, frozen=True):
 
 BRANCHES: Final = frozenset({"IF", "STABLEHLO_CASE"})
 """Operators that enter one of several subgraphs, by their first input."""
+
+
+RESOURCE_OPERATORS: Final = frozenset(
+    {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"}
+    | {"HASHTABLE", "HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE"}
+)
 
 
 class RawOperator(Struct):
@@ -142,57 +140,66 @@ def read_codes(file: File) -> list[OperatorCode]:
     return codes
 
 
-def code_of(codes: Sequence[OperatorCode], index: int, where: Place) -> OperatorCode:
+def code_of(codes: Sequence[OperatorCode], index: int) -> OperatorCode:
     """The operator code at *index*. Raises `IndexOutOfRange` if it does not exist."""
     if index >= len(codes):
-        fault = Fault(FaultCode.OPERATOR_CODE, found=index, count=len(codes))
-        raise IndexOutOfRange(fault, where=where)
+        raise IndexOutOfRange(Fault(FaultCode.OPERATOR_CODE, found=index, count=len(codes)))
     return codes[index]
 
 
 def read_operator(
     file: File,
-    codes: list[OperatorCode],
-    subgraph: int,
-    index: int,
+    codes: Sequence[OperatorCode],
+    origin: Origin,
     table: Values,
-    tensors: int,
-    subgraphs: int,
+    limits: tuple[int, int],
 ) -> RawOperator:
-    """One operator. *tensors* and *subgraphs* bound its indexes; -1 is an omitted input."""
-    place = Place(subgraph, operator=index)
-    code = code_of(codes, table["opcode_index"], place)
-    place = place._replace(type=code.type)
+    """The operator at *origin*. *limits* are the numbers of tensors and of subgraphs, which bound
+    its indexes; -1 is an omitted input.
+    """
+    place = Place(origin.subgraph, operator=origin.index)
+    try:
+        code = code_of(codes, table["opcode_index"])
+        place = place._replace(type=code.type)
+        return _operator(file, code, origin, table, *limits)
+    except ModelError as error:
+        raise error.at(place) from None
+
+
+def _operator(
+    file: File, code: OperatorCode, origin: Origin, table: Values, tensors: int, subgraphs: int
+) -> RawOperator:
     inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
-    file.charge(OPERATOR_MEMORY + ARGUMENT_MEMORY * (len(inputs) + len(outputs)), place)
-    for kind, indexes, least in (("input", inputs, -1), ("output", outputs, 0)):
+    file.charge(OPERATOR_MEMORY + ARGUMENT_MEMORY * (len(inputs) + len(outputs)))
+    intermediates = integers(table["intermediates"])
+    for kind, indexes, least in (
+        ("input", inputs, -1),
+        ("output", outputs, 0),
+        ("intermediate", intermediates, -1),
+    ):
         if indexes and not (least <= min(indexes) and max(indexes) < tensors):
             wrong = next(i for i in indexes if not least <= i < tensors)
-            raise IndexOutOfRange(f"{kind} refers to tensor {wrong} of {tensors}", where=place)
-    origin = Origin(subgraph, index, code.number, code.version)
+            raise IndexOutOfRange(f"{kind} refers to tensor {wrong} of {tensors}")
     if code.type == "CUSTOM":
-        attributes = _custom(file, code, table, place)
+        attributes = _custom(file, code, table)
     else:
-        attributes = read_attributes(file, code.type, table, place)
+        attributes = read_attributes(file, code.type, table)
     flags = table["mutating_variable_inputs"]
     mutated: frozenset[int] = frozenset()
     if flags is not None:
         mutated = frozenset(flags[: len(inputs)].nonzero()[0].tolist())
-        file.charge(MUTATED_MEMORY * len(mutated), place)
-    intermediates = integers(table["intermediates"])
-    if any(not -1 <= i < tensors for i in intermediates):
-        raise IndexOutOfRange(
-            f"an intermediate tensor of {intermediates} is not among {tensors}", where=place
-        )
-    targets = _targets(code.type, attributes, subgraphs, place)
+        file.charge(MUTATED_MEMORY * len(mutated))
+    targets = _targets(code.type, attributes)
+    for target in targets:
+        if not 0 <= target < subgraphs:
+            raise IndexOutOfRange(f"refers to subgraph {target} of {subgraphs}")
+    origin = replace(origin, opcode=code.number, version=code.version)
     return RawOperator(
         code.type, inputs, outputs, attributes, origin, mutated, intermediates, targets
     )
 
 
-def read_attributes(
-    file: File, kind: str, table: Values, place: Place
-) -> dict[str, AttributeValue]:
+def read_attributes(file: File, kind: str, table: Values) -> dict[str, AttributeValue]:
     """The operator's options as attributes of the same names; absent options have the schema's
     defaults.
     """
@@ -200,70 +207,66 @@ def read_attributes(
     if expected is None:
         return {}
     options: Values = TFLITE.table(expected).defaults
-    for name in ("builtin_options", "builtin_options2"):
-        number = table[f"{name}_type"]
+    for name, unions in (
+        ("builtin_options", "BuiltinOptions"),
+        ("builtin_options2", "BuiltinOptions2"),
+    ):
+        number, union = table[f"{name}_type"], TFLITE.unions[unions]
         if not number:
             continue
-        union = TFLITE.unions["BuiltinOptions" if name == "builtin_options" else "BuiltinOptions2"]
         found = union[number] if number < len(union) else f"options of kind {number}"
         if found != expected:
-            raise InvalidAttribute(f"carries {found}, not {expected}", where=place)
+            raise InvalidAttribute(f"carries {found}, not {expected}")
         options = table[name] or options
     row = OPERATIONS.get(kind)
     known = None if row is None else {a.name for a in row.attributes}
     attributes: dict[str, AttributeValue] = {}
     fields = TFLITE.table(expected).fields
-    file.charge(ATTRIBUTE_MEMORY * len(fields), place)
+    file.charge(ATTRIBUTE_MEMORY * len(fields))
     for description in fields:
-        value = _attribute(file, description, options[description.name], place)
+        value = _attribute(file, description, options[description.name])
         if known is None or description.name in known:
             attributes[description.name] = value
     return attributes
 
 
-def _attribute(file: File, description: Field, value: Any, place: Place) -> AttributeValue:
+def _attribute(file: File, description: Field, value: Any) -> AttributeValue:
     if description.enum:
         if description.kind is Kind.NUMBERS:
             return integers(value)
         name = TFLITE.name(description.enum, value)
         if name is None:
-            raise InvalidAttribute(
-                f"{description.name} {value} is not a {description.enum}", where=place
-            )
+            raise InvalidAttribute(f"{description.name} {value} is not a {description.enum}")
         return name
     if description.kind is Kind.SCALAR:
         return value  # type: ignore[no-any-return]  # a scalar the reader unpacked
     if description.kind is Kind.STRING:
         return value or ""
     if description.scalar == "uint8":
-        return file.copy(value, place)
+        return file.copy(value)
     return integers(value)
 
 
-def _custom(
-    file: File, code: OperatorCode, table: Values, place: Place
-) -> dict[str, AttributeValue]:
+def _custom(file: File, code: OperatorCode, table: Values) -> dict[str, AttributeValue]:
     options = table["custom_options"]
     if table["large_custom_options_offset"] > 1 and table["large_custom_options_size"] > 1:
         options = file.outside(
-            table["large_custom_options_offset"], table["large_custom_options_size"], place
+            table["large_custom_options_offset"], table["large_custom_options_size"]
         )
-    return {"custom_code": code.custom_code, "custom_options": file.copy(options, place)}
+    return {"custom_code": code.custom_code, "custom_options": file.copy(options)}
 
 
-def _targets(
-    kind: str, attributes: Mapping[str, AttributeValue], subgraphs: int, place: Place
-) -> tuple[int, ...]:
-    names = SUBGRAPH_FIELDS.get(kind, ())
-    found = [attributes.get(name) for name in names]
-    if kind == "STABLEHLO_CASE":
-        branches = attributes.get("branch_subgraph_indices")
-        found = list(branches) if isinstance(branches, tuple) else []
-    targets = tuple(t for t in found if isinstance(t, int))
-    for target in targets:
-        if not 0 <= target < subgraphs:
-            raise IndexOutOfRange(f"refers to subgraph {target} of {subgraphs}", where=place)
-    return targets
+def _targets(kind: str, attributes: Mapping[str, AttributeValue]) -> tuple[int, ...]:
+    """The values of the attributes that refer to subgraphs."""
+    row = OPERATIONS.get(kind)
+    targets: list[int] = []
+    for spec in () if row is None else row.attributes:
+        value = attributes.get(spec.name)
+        if spec.kind == "subgraph" and isinstance(value, int):
+            targets.append(value)
+        elif spec.kind == "subgraphs" and isinstance(value, tuple):
+            targets += map(int, value)
+    return tuple(targets)
 
 
 Rule: TypeAlias = "Callable[[RawOperator, Sequence[DType | None]], DType | None]"

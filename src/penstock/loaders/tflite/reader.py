@@ -18,18 +18,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock import errors, knobs
-from penstock.export.tflite.fields import BLOCK_SCALED, TFLITE
+from penstock.export.tflite.fields import BLOCK_SCALED, RANDOM_INPUTS, STATE_INPUTS, TFLITE
 from penstock.export.tflite.schema import FILE_IDENTIFIER
 from penstock.faults import Fault, FaultCode
 from penstock.interrupts import polled
 from penstock.ir.model import Model
-from penstock.ir.operand import DataLocation, Lifetime, Operand
+from penstock.ir.operand import DataLocation, Lifetime, Operand, Origin
 from penstock.ir.operation import AttributeValue
 from penstock.ir.subgraph import NO_METADATA, ConstantPool, Metadata, Signature
 from penstock.ir.types import PACKED, DType, NDArray, element_count
 from penstock.loaders.flatbuffer import Blob, Values, check_header
 from penstock.loaders.tflite.body import Body, Lowered
 from penstock.loaders.tflite.operators import (
+    RESOURCE_OPERATORS,
     OperatorCode,
     RawOperator,
     RawSubgraph,
@@ -55,13 +56,7 @@ log = Log("penstock.loaders")
 
 INTERMEDIATE_OPERATORS = frozenset({"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"})
 
-STATEFUL_OPERATORS = frozenset(
-    {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"}
-    | {"HASHTABLE", "HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE"}
-    | {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
-    | {"SVDF", "RNN", "UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN"}
-    | {"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM"}
-)
+STATEFUL_OPERATORS = RESOURCE_OPERATORS | RANDOM_INPUTS.keys() | STATE_INPUTS.keys()
 """Operators that have state, or read or change it, whatever their operands are."""
 
 
@@ -129,9 +124,9 @@ class _Dense:
         self, file: File, operand: Operand, tensor: Values, where: errors.Place | str
     ) -> Operand:
         """The constant operand for a sparse tensor."""
-        place = file.buffer(tensor["buffer"], where)
         shape = integers(tensor["shape"])
         try:
+            place = file.buffer(tensor["buffer"])
             size = dense_size(operand.dtype, shape, self.left)
             array = np.zeros(element_count(shape), operand.dtype.numpy).reshape(shape)
             stored = memoryview(b"") if place is None else file.bytes_at(place)
@@ -166,7 +161,7 @@ def _subgraph(
                     f"{kind} refers to tensor {i} of {len(tensors)}", where=errors.Place(index)
                 )
     operators = [
-        read_operator(file, codes, index, i, o, len(tensors), subgraphs)
+        read_operator(file, codes, Origin(index, i), o, (len(tensors), subgraphs))
         for i, o in enumerate(polled(table["operators"] or ()))
     ]
     if any(t["quantization"] and t["quantization"]["details_type"] == BLOCKWISE for t in tensors):

@@ -61,12 +61,10 @@ class File:
         found: list[Values] = self.root[name] or []
         return found
 
-    def buffer(self, index: int, user: errors.Place | str | None = None) -> DataLocation | None:
-        """The place of buffer *index* in the file; None for an empty buffer. Errors name *user*."""
+    def buffer(self, index: int) -> DataLocation | None:
+        """The place of buffer *index* in the file; None for an empty buffer."""
         if not 0 <= index < len(self._places):
-            raise errors.IndexOutOfRange(
-                f"refers to buffer {index} of {len(self._places)}", where=user
-            )
+            raise errors.IndexOutOfRange(f"refers to buffer {index} of {len(self._places)}")
         return self._places[index]
 
     def signatures(self, subgraphs: int) -> Iterator[tuple[str, str, Values]]:
@@ -93,16 +91,16 @@ class File:
     def bytes_at(self, place: DataLocation) -> memoryview:
         return self.data[place.offset : place.offset + place.length]
 
-    def copy(self, place: DataLocation | Blob | None, user: errors.Place | str) -> bytes:
+    def copy(self, place: DataLocation | Blob | None) -> bytes:
         """A copy of some bytes of the file. The total size of all copies is limited to the file's
         size.
         """
         if place is None:
             return b""
-        self.charge(place.length, user)
+        self.charge(place.length)
         self._copies_left -= place.length
         if self._copies_left < 0:
-            raise errors.LimitExceeded("the file refers to the same bytes too often", where=user)
+            raise errors.LimitExceeded("the file refers to the same bytes too often")
         return bytes(self.data[place.offset : place.offset + place.length])
 
     def charge(self, amount: int, user: errors.Place | str | None = None) -> None:
@@ -114,7 +112,9 @@ class File:
         """The rest of the file's memory budget, in bytes."""
         return self.reader.memory_left
 
-    def outside(self, offset: int, size: int, user: errors.Place | str) -> DataLocation:
+    def outside(
+        self, offset: int, size: int, user: errors.Place | str | None = None
+    ) -> DataLocation:
         """A span given by file offset and size. Data beyond 2 GiB is stored so."""
         if offset + size > len(self.data):
             raise errors.OffsetOutOfBounds(
@@ -135,6 +135,14 @@ class File:
 def tensor_place(subgraph: int, index: int, tensor: Values) -> errors.Place:
     """The place of a tensor in the file."""
     return errors.Place(subgraph, tensor=index, name=tensor["name"] or "")
+
+
+def element_type(tensor: Values) -> DType:
+    """The element type of a tensor. Raises `UnknownType`."""
+    dtype = DTYPES.get(tensor["type"])
+    if dtype is None:
+        raise errors.UnknownType(f"tensor type {tensor['type']} is not in the format")
+    return dtype
 
 
 def integers(vector: Any) -> tuple[int, ...]:
@@ -175,9 +183,7 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
     variable = tensor["is_variable"]
     try:
         file.charge(OPERAND_MEMORY + quantized * QUANTIZATION_MEMORY + variable * VARIABLE_MEMORY)
-        dtype = DTYPES.get(tensor["type"])
-        if dtype is None:
-            raise errors.UnknownType(f"tensor type {tensor['type']} is not in the format")
+        dtype = element_type(tensor)
         if tensor["external_buffer"]:
             raise errors.InvalidOperand(
                 "its value is in another file (external_buffer), which cannot be loaded"
@@ -305,6 +311,13 @@ def _trim(file: File, place: DataLocation, dtype: DType, shape: tuple[int, ...])
             raise errors.InvalidOperand(f"a {dtype.value} tensor cannot have a value in the file")
         check_strings(file.bytes_at(place), element_count(shape))
         return place
+    return filled_part(place, dtype, shape, size)
+
+
+def filled_part(
+    place: DataLocation, dtype: DType, shape: tuple[int, ...], size: int
+) -> DataLocation:
+    """The first *size* bytes of a buffer, which are those of a constant."""
     if size > place.length:
         raise errors.InvalidOperand(
             f"{dtype.value} of shape {shape} takes {size} bytes, its buffer has {place.length}"

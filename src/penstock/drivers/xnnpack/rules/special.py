@@ -7,7 +7,7 @@ import numpy as np
 from penstock.driverkit.checks import one_scale
 from penstock.driverkit.site import Site, require
 from penstock.drivers.xnnpack.rules.rule import EXACT, FAITHFUL, Classes, among, rule, types_of
-from penstock.export.tflite.state import state_positions
+from penstock.export.tflite.fields import state_positions
 from penstock.ir import DType
 from penstock.ir.operations.custom_options import transpose_conv_bias
 from penstock.ir.types import static_shape
