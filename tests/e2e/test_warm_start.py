@@ -61,7 +61,7 @@ UNWANTED: Final = (
     ],
     # What writes, waits, evicts, explains or seals.
     *(f"penstock.cache.{name}" for name in ["cache", "claim", "eviction", "index", "lease"]),
-    *(f"penstock.compilation.{name}" for name in ["background", "filling"]),
+    *(f"penstock.compilation.{name}" for name in ["filling"]),
     *(f"penstock.sealed.{name}" for name in ["late", "replacing", "writing"]),
     # What other files, or other devices, need.
     *(f"penstock.loaders.tflite.{name}" for name in ["calls", "catalog", "states"]),

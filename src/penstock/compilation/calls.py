@@ -1,6 +1,4 @@
-"""Calls into drivers. An exception or result that the HAL does not allow becomes a
-`DriverError`.
-"""
+"""Calls into drivers: what the HAL does not allow becomes a `DriverError`."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock import errors, knobs
+from penstock.compilation.step_receipt import CacheOutcome, StepReceipt
 from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
 from penstock.hal.device import is_isolated
 from penstock.hal.prepared import retain_model
@@ -21,9 +20,7 @@ log = Log(__name__)
 
 
 def call_driver(device: Device, step: ExecutionStep, config: PrepareConfig) -> PreparedModel:
-    """Calls `prepare_model`. A breach of its contract raises `GeneralFailure` with the device's
-    name.
-    """
+    """Calls `prepare_model`. A breach of its contract raises `GeneralFailure`."""
     check_interrupts(config)
     own = config_of(step, config)
     return _checked(device, "prepare_model", lambda: device.prepare_model(step.model, own))
@@ -58,9 +55,8 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
     except (errors.DriverError, errors.Cancelled):
         raise
     except errors.FOREIGN as error:
-        raise errors.GeneralFailure(
-            f"device {device.name} failed in {method}: {error!r}"
-        ) from error
+        text = f"device {device.name} failed in {method}: {error!r}"
+        raise errors.GeneralFailure(text) from error
     if not callable(getattr(prepared, "execute", None)):
         raise errors.GeneralFailure(
             f"device {device.name} returned {type(prepared).__name__} from {method}, "
@@ -86,6 +82,22 @@ def is_simulated(device: Device) -> bool:
     except errors.FOREIGN as error:  # a driver may raise anything
         log.warning("device %s failed in capabilities: %r", device.name, error)
         return False
+
+
+def receipt_of(
+    step: ExecutionStep, device: Device, began: int, outcome: CacheOutcome, **more: Any
+) -> StepReceipt:
+    """The receipt of *step*, compiled by *device* since *began*; *more* are further fields."""
+    return StepReceipt(
+        device.name,
+        step.operations,
+        time.perf_counter_ns() - began,
+        cache=outcome,
+        step=step.index,
+        start_ns=began,
+        simulated=is_simulated(device),
+        **more,
+    )
 
 
 def report_of(prepared: PreparedModel) -> CacheReport:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from penstock import hal
-from penstock.compilation.calls import (
-    call_driver,
-    check_interrupts,
-    config_of,
-    describe,
-    is_simulated,
+from penstock.compilation import calls
+from penstock.compilation.prepared import (
+    Compilation,
+    CompileOptions,
+    PendingStep,
+    PreparedStep,
+    close_all,
 )
-from penstock.compilation.prepared import Compilation, CompileOptions, PreparedStep, close_all
 from penstock.compilation.receipt import Receipt
-from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, StepReceipt, fault_of
+from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, fault_of
 from penstock.errors import DriverError, MissedDeadline, NotYetWritten, Refusal, RefusalCode
 from penstock.logs import Log
 from penstock.partitioning.placements import Placement
@@ -61,9 +61,8 @@ def compile_plan(
     try:
         for position, step in enumerate(plan.steps):
             if config.progress is not None:
-                config.progress(
-                    hal.ProgressEvent("compile", step.device, position, len(plan.steps))
-                )
+                event = hal.ProgressEvent("compile", step.device, position, len(plan.steps))
+                config.progress(event)
             try:
                 prepared, tries = prepare_step(step, devices, config, options)
             except MissedDeadline:
@@ -73,7 +72,7 @@ def compile_plan(
                 raise
             compiles += tries
             done.append(prepared)
-        check_interrupts(config)
+        calls.check_interrupts(config)
         if config.progress is not None:
             config.progress(hal.ProgressEvent("compile", "", len(plan.steps), len(plan.steps)))
     except BaseException:
@@ -163,8 +162,11 @@ def prepare_step(
         return _prepare_control(step, step.control, devices, config, options)
     device = devices[step.device]
     meanwhile = options.meanwhile
-    if meanwhile is not None and _may_stand_in(meanwhile, step, config):
-        return _begin(step, device, meanwhile, config, options)
+    if meanwhile is not None and meanwhile.name in step.fallbacks:
+        from penstock.compilation.recovery import supports_all
+
+        if supports_all(meanwhile, step, config.accuracy):
+            return _begin(step, device, meanwhile, config, options)
     began = time.perf_counter_ns()
     try:
         prepared, outcome, compiles = _obtain(device, step, config, options)
@@ -173,55 +175,41 @@ def prepare_step(
     except DriverError as error:
         if options.as_raised:
             raise
-        from penstock.compilation.recovery import compile_elsewhere
+        from penstock.compilation.recovery import compile_fallback
 
-        device, moved, prepared, receipt, compiles = compile_elsewhere(
-            step, devices, config, error, options.recorder, allowed=options.allow_fallback
-        )
-        return PreparedStep(moved, device, prepared, receipt), compiles
-    return PreparedStep(step, device, prepared, _receipt(step, device, began, outcome)), compiles
-
-
-def _may_stand_in(other: hal.Device, step: ExecutionStep, config: hal.PrepareConfig) -> bool:
-    from penstock.compilation.recovery import supports_all
-
-    return other.name in step.fallbacks and supports_all(other, step, config.accuracy)
+        recorder, allowed = options.recorder, options.allow_fallback
+        return compile_fallback(step, devices, config, error, recorder, allowed=allowed)
+    receipt = calls.receipt_of(step, device, began, outcome)
+    return PreparedStep(step, device, prepared, receipt), compiles
 
 
 def _obtain(
     device: hal.Device, step: ExecutionStep, config: hal.PrepareConfig, options: CompileOptions
 ) -> tuple[hal.PreparedModel, CacheOutcome, int]:
-    """Prepares *step* on *device*, from the cache if possible; also returns the number of
-    compiles.
-    """
+    """Prepares *step* on *device*, from the cache if possible; also returns its compiles."""
     caching, recorder = options.caching, options.recorder
     if caching is None:
         with recorder.time("compile", f"step {step.index}", device.name):
-            return call_driver(device, step, config), CacheOutcome("off", options.uncached), 1
-    from penstock.compilation.entry import (
-        Obtained,
-        compiled,
-        entry_of,
-        files_needed,
-        reason_not_cached,
-    )
+            return calls.call_driver(device, step, config), CacheOutcome("off", options.uncached), 1
+    from penstock.compilation import entry
 
-    needed, config = files_needed(device), config_of(step, config)
-    if reason := reason_not_cached(device, needed):
-        obtained = compiled(device, step, config, CacheOutcome("off", reason), recorder)
+    needed, config = entry.files_needed(device), calls.config_of(step, config)
+    if reason := entry.reason_not_cached(device, needed):
+        obtained = entry.compiled(device, step, config, CacheOutcome("off", reason), recorder)
     elif caching.info.place is None:
         from penstock.compilation.filling import obtain_in_given_files
 
         obtained = obtain_in_given_files(device, step, config, caching, recorder)
     else:
-        entry = entry_of(device, step, config, caching, caching.info.place, needed, recorder)
-        loaded = entry.load()
-        if isinstance(loaded, Obtained):
+        place = caching.info.place
+        own = entry.entry_of(device, step, config, caching, place, needed, recorder)
+        loaded = own.load()
+        if isinstance(loaded, entry.Obtained):
             obtained = loaded
         else:
             from penstock.compilation.filling import fill
 
-            obtained = fill(entry, loaded)
+            obtained = fill(own, loaded)
     return obtained.prepared, obtained.outcome, int(obtained.compiled)
 
 
@@ -238,18 +226,15 @@ def _begin(
         from penstock.compilation.entry import look_up
 
         if (found := look_up(device, step, config, options.caching, options.recorder)) is not None:
-            receipt = _receipt(step, device, began, found.outcome)
+            receipt = calls.receipt_of(step, device, began, found.outcome)
             return PreparedStep(step, device, found.prepared, receipt), 0
-    from penstock.compilation.background import PendingStep
-
     moved = replace(step, device=meanwhile.name, fallbacks=())
     with options.recorder.time("compile", f"step {step.index}", meanwhile.name):
-        prepared = call_driver(meanwhile, moved, config)
+        prepared = calls.call_driver(meanwhile, moved, config)
     fault = fault_of(NotYetWritten(f"{STILL_COMPILING} on {device.name}"))
-    told = CacheOutcome("miss", fault.words, code=fault.code)
-    receipt = replace(
-        _receipt(step, meanwhile, began, told), fallback_from=device.name, error=STILL_COMPILING
-    )
+    missed = CacheOutcome("miss", fault.words, code=fault.code)
+    why = {"fallback_from": device.name, "error": STILL_COMPILING}
+    receipt = calls.receipt_of(step, meanwhile, began, missed, **why)
 
     def make(own: hal.PrepareConfig) -> PreparedStep:
         alone = replace(
@@ -259,20 +244,6 @@ def _begin(
 
     pending = PendingStep(make, config, f"{step.index}-{device.name}")
     return PreparedStep(moved, meanwhile, prepared, receipt, pending), 1
-
-
-def _receipt(
-    step: ExecutionStep, device: hal.Device, began: int, outcome: CacheOutcome
-) -> StepReceipt:
-    return StepReceipt(
-        device.name,
-        step.operations,
-        time.perf_counter_ns() - began,
-        cache=outcome,
-        step=step.index,
-        start_ns=began,
-        simulated=is_simulated(device),
-    )
 
 
 class CarriedOut(hal.PreparedModelBase):
@@ -304,21 +275,14 @@ def _prepare_control(
             raise
         if not options.allow_fallback:
             raise
-        log.warning(
-            "step %d: a branch did not compile, %s runs the step as a whole: %s",
-            step.index,
-            step.device,
-            describe(error),
-        )
-        failure = Failure("a branch of it", describe(error), error.status)
+        words = calls.describe(error)
+        text = "step %d: a branch did not compile, %s runs the step as a whole: %s"
+        log.warning(text, step.index, step.device, words)
+        failure = Failure("a branch of it", words, error.status)
         whole, compiles = prepare_step(replace(step, control=None), devices, config, options)
-        receipt = replace(
-            whole.receipt,
-            fallback_from=failure.device,
-            error=failure.error,
-            failures=(failure, *whole.receipt.failures),
-        )
-        return replace(whole, receipt=receipt), compiles
+        failures = (failure, *whole.receipt.failures)
+        why = {"fallback_from": failure.device, "error": words, "failures": failures}
+        return replace(whole, receipt=replace(whole.receipt, **why)), compiles
     compiled = replace(step, control=Control(control.kind, tuple(one.plan for one in done)))
     inner = tuple(
         replace(inner, part=part)
@@ -326,8 +290,9 @@ def _prepare_control(
         for inner in one.receipt.steps
     )
     device = devices[step.device]
-    receipt = _receipt(step, device, began, CacheOutcome("off", "the runtime carries it out"))
-    receipt = replace(receipt, inner=inner, simulated=False)
+    outcome = CacheOutcome("off", "the runtime carries it out")
+    receipt = calls.receipt_of(step, device, began, outcome, inner=inner)
+    receipt = replace(receipt, simulated=False)
     made = PreparedStep(compiled, device, CarriedOut(), receipt, branches=tuple(done))
     return made, sum(one.receipt.compiles for one in done)
 

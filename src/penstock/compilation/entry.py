@@ -64,9 +64,7 @@ class Caching(Struct, frozen=True):
 
     @property
     def in_given_files(self) -> bool:
-        """Whether the caller opened the cache files. The caller may close them when the call
-        returns.
-        """
+        """Whether the caller opened the cache files, and may close them after the call."""
         return self.info.place is None
 
     def key(self, device: Device, step: ExecutionStep, config: PrepareConfig) -> Key:
@@ -103,29 +101,20 @@ class Entry(Struct, frozen=True):
 
     def load(self) -> Obtained | CacheError | DriverError:
         """Loads the prepared model from the cache; returns the error if it cannot."""
+        config, token = self.config, self.key.token
+        until, cancel = config.deadline_ns, config.cancel
         with self.recorder.time("cache", f"load step {self.step.index}", self.device.name):
-            return self._load()
-
-    def _load(self) -> Obtained | CacheError | DriverError:
-        try:
-            files = self.directory.open(
-                self.key.token,
-                self.needed,
-                deadline_ns=self.config.deadline_ns,
-                cancel=self.config.cancel,
-            )
-        except CacheError as error:
-            return without_frames(error)
-        with files:
             try:
-                prepared = call_driver_from_cache(
-                    self.device, with_files(self.config, files), self.step
-                )
-            except DriverError as error:
+                with self.directory.open(
+                    token, self.needed, deadline_ns=until, cancel=cancel
+                ) as files:
+                    filled = with_files(config, files)
+                    prepared = call_driver_from_cache(self.device, filled, self.step)
+            except (CacheError, DriverError) as error:
                 return without_frames(error)
-        if not self.directory.touch(self.key.token):
-            self.directory.restore(self.record())
-        return Obtained(prepared, hit(prepared), False)
+            if not self.directory.touch(token):
+                self.directory.restore(self.record())
+            return Obtained(prepared, hit(prepared), False)
 
     def record(self, compile_ns: int = 0) -> IndexRecord:
         """The index record of a new entry, whose compile took *compile_ns* (0 if unknown)."""

@@ -11,17 +11,12 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock import errors, knobs
-from penstock.cache.ingredients import (
-    MODEL_INGREDIENTS,
-    changed_ingredients,
-    describe_changes,
-    no_entry,
-)
+from penstock.cache import ingredients
 from penstock.cache.lease import Lease
 from penstock.cache.store import LEASE_SHARE, OpenFiles, seconds_left
-from penstock.compilation.background import token_while_waiting
 from penstock.compilation.calls import call_driver, call_driver_from_cache, describe, report_of
 from penstock.compilation.entry import Caching, Entry, Obtained, compiled, hit, with_files
+from penstock.compilation.prepared import token_while_waiting
 from penstock.compilation.step_receipt import (
     TO_BE_WRITTEN,
     CacheCode,
@@ -98,8 +93,11 @@ def fill(entry: Entry, missed: errors.CacheError | errors.DriverError) -> Obtain
         if isinstance(missed, errors.NotYetWritten) and (writer := lease.late_writer()) is not None:
             why = CacheFault(None, f"{writer} is still to write it")
         else:
-            files, why = _files(entry, lease)
-            if files is not None:
+            try:
+                files = lease.create(entry.needed)
+            except errors.CacheError as error:
+                why = fault_of(error)
+            else:
                 return _compile(entry, lease, files, reason)
     return _compile_without_saving(entry, reason, why)
 
@@ -118,14 +116,6 @@ def _lease(entry: Entry) -> tuple[Lease | None, bool]:
     if config.progress is not None:
         config.progress(ProgressEvent("lease", entry.device.name, 1, 1))
     return lease, True
-
-
-def _files(entry: Entry, lease: Lease) -> tuple[OpenFiles | None, CacheFault]:
-    """New files for the driver, or the reason why they could not be made."""
-    try:
-        return lease.create(entry.needed), NO_FAULT
-    except errors.CacheError as error:
-        return None, fault_of(error)
 
 
 def _compile(entry: Entry, lease: Lease, files: OpenFiles, reason: CacheFault) -> Obtained:
@@ -148,8 +138,8 @@ def _compile(entry: Entry, lease: Lease, files: OpenFiles, reason: CacheFault) -
         "miss", reason.words, not not_saved.words, not_saved.words, reason.code, not_saved.code
     )
     if not outcome.saved:
-        tell = log.info if outcome.is_to_be_written else log.warning
-        tell("step %d on %s: not saved: %s", entry.step.index, entry.device.name, not_saved.words)
+        record = log.info if outcome.is_to_be_written else log.warning
+        record("step %d on %s: not saved: %s", entry.step.index, entry.device.name, not_saved.words)
     return Obtained(prepared, outcome, True)
 
 
@@ -202,9 +192,9 @@ def explained(entry: Entry, error: errors.CacheError | errors.DriverError) -> Ca
     fault = named(error)
     if isinstance(error, errors.NoEntry):
         nearest = entry.directory.nearest(now)
-        if nearest is None or not changed_ingredients(nearest.ingredients, now):
+        if nearest is None or not ingredients.changed_ingredients(nearest.ingredients, now):
             return fault
-        return fault_of(no_entry(nearest.ingredients, now))
+        return fault_of(ingredients.no_entry(nearest.ingredients, now))
     if fault.code is not CacheCode.TOKEN_COLLISION:
         return fault
     config = entry.config
@@ -215,19 +205,17 @@ def explained(entry: Entry, error: errors.CacheError | errors.DriverError) -> Ca
         return fault
     if ("structure" in now) != ("structure" in record.ingredients):
         other = "with" if "structure" in record.ingredients else "without"
-        return fault_of(
-            errors.IngredientChanged(f"the token's entry was sealed {other} the model in its key")
-        )
-    changes = describe_changes(record.ingredients, now)
-    if MODEL_INGREDIENTS.isdisjoint(changed_ingredients(record.ingredients, now)):
+        words = f"the token's entry was sealed {other} the model in its key"
+        return fault_of(errors.IngredientChanged(words))
+    changes = ingredients.describe_changes(record.ingredients, now)
+    changed = ingredients.changed_ingredients(record.ingredients, now)
+    if ingredients.MODEL_INGREDIENTS.isdisjoint(changed):
         return fault_of(errors.IngredientChanged(f"the token's entry differs in {changes}"))
     return fault_of(errors.TokenCollision(f"the token was given to another model: {changes}"))
 
 
 def named(error: errors.CacheError | errors.DriverError) -> CacheFault:
-    """*error* as `<Name>: sentence` with its code. Understands a `CacheError` text from a
-    driver.
-    """
+    """*error* as `<Name>: sentence` with its code, also for a `CacheError` text of a driver."""
     if isinstance(error, errors.CacheError):
         return fault_of(error)
     passed_on = fault_in(str(error), later=True)

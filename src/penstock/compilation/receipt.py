@@ -46,7 +46,17 @@ class Receipt(msgspec.Struct, frozen=True):
 
     def show(self) -> str:
         """The receipt as a few readable lines."""
-        return show_receipt(self)
+        lines = [
+            summary_of(self),
+            *(
+                line
+                for place, step in enumerate(self.steps)
+                for line in (_step(place, step), *_inner(step.inner, "    "))
+            ),
+            *map(_copy, self.copies),
+            *(f"  note: {note}" for note in self.notes),
+        ]
+        return "\n".join(lines) + "\n"
 
     def __repr__(self) -> str:
         from penstock.partitioning.show import line_of
@@ -54,8 +64,27 @@ class Receipt(msgspec.Struct, frozen=True):
         return line_of("Receipt", f"{self.stage}, {summary_of(self)}")
 
     def _repr_html_(self) -> str:
-        """The table of steps and copies for a notebook."""
-        return html_of_receipt(self)
+        """The table of steps, notes and copies for a notebook."""
+        from penstock.ir.model import html_table
+
+        rows: list[Sequence[str]] = [
+            ("step", "device", "operations", "ms", "cache", "fell back from")
+        ]
+        for place, step in enumerate(self.steps):
+            tried = "; ".join(f"{f.device}: {f.error}" for f in step.failures)
+            rows.append(
+                (
+                    str(place if step.step is None else step.step),
+                    step.device,
+                    str(len(step.operations)),
+                    f"{step.wall_ns / 1e6:.3f}",
+                    str(step.cache),
+                    tried or step.fallback_from or "",
+                )
+            )
+        rows += [("note", note) for note in self.notes]
+        rows += [("copy", _copy(copy).strip()) for copy in self.copies]
+        return html_table(f"{self.stage}: {summary_of(self)}", rows)
 
     def to_json(self) -> str:
         """The receipt as one JSON object."""
@@ -76,43 +105,6 @@ def summary_of(receipt: Receipt) -> str:
     return (
         f"{receipt.wall_ns / 1e6:.3f} ms, {counted(receipt.compiles, 'compile')}, {copied} copied"
     )
-
-
-def show_receipt(receipt: Receipt) -> str:
-    """`Receipt.show`."""
-    lines = [
-        summary_of(receipt),
-        *(
-            line
-            for place, step in enumerate(receipt.steps)
-            for line in (_step(place, step), *_inner(step.inner, "    "))
-        ),
-        *map(_copy, receipt.copies),
-        *(f"  note: {note}" for note in receipt.notes),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def html_of_receipt(receipt: Receipt) -> str:
-    """The receipt as an HTML table: its steps, then its notes, then its copies."""
-    from penstock.ir.model import html_table
-
-    rows: list[Sequence[str]] = [("step", "device", "operations", "ms", "cache", "fell back from")]
-    for place, step in enumerate(receipt.steps):
-        tried = "; ".join(f"{f.device}: {f.error}" for f in step.failures)
-        rows.append(
-            (
-                str(place if step.step is None else step.step),
-                step.device,
-                str(len(step.operations)),
-                f"{step.wall_ns / 1e6:.3f}",
-                str(step.cache),
-                tried or step.fallback_from or "",
-            )
-        )
-    rows += [("note", note) for note in receipt.notes]
-    rows += [("copy", _copy(copy).strip()) for copy in receipt.copies]
-    return html_table(f"{receipt.stage}: {summary_of(receipt)}", rows)
 
 
 def _step(place: int, step: StepReceipt) -> str:
@@ -194,14 +186,8 @@ class _Writer:
             self._copy(copy)
 
     def span(self, span: Span) -> None:
-        self._event(
-            f"{span.stage} {span.name}".rstrip(),
-            span.stage,
-            span.device,
-            span.start_ns,
-            span.duration_ns,
-            {},
-        )
+        name, times = f"{span.stage} {span.name}".rstrip(), (span.start_ns, span.duration_ns)
+        self._event(name, span.stage, span.device, *times, {})
 
     def _step(self, step: StepReceipt, stage: str) -> None:
         place = "the whole model" if step.step is None else f"step {step.step}"
@@ -221,9 +207,7 @@ class _Writer:
             self._inner(inner)
 
     def _inner(self, step: StepReceipt) -> None:
-        """Adds a step of a branch: from the start of its first run, for the total time of
-        its runs.
-        """
+        """Adds a step of a branch, from its first start, for the total time of its runs."""
         times = f" x{step.runs}" if step.runs > 1 else ""
         name = f"{step.part} step {step.step}{times}"
         arguments = {"device": step.device, "runs": step.runs}
@@ -241,9 +225,8 @@ class _Writer:
         name = " + ".join(kernel.names) or kernel.kernel
         if len(kernel.names) > MOST_NAMES:
             name = f"{kernel.names[0]} + ... + {kernel.names[-1]} ({len(kernel.names)} operations)"
-        self._event(
-            name, "execute", device + KERNELS, kernel.start_ns, kernel.duration_ns, arguments
-        )
+        times = kernel.start_ns, kernel.duration_ns
+        self._event(name, "execute", device + KERNELS, *times, arguments)
 
     def _copy(self, copy: CopyReceipt) -> None:
         arguments = {

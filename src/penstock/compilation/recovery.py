@@ -1,21 +1,22 @@
 """Fallback for one step, at compile time and during a run (NNAPI section 4.6).
 
-`able_devices` lists the fallback devices that support the step. `recover` tries them in order. A
-missed deadline or a cancellation is never retried.
+`fallback_devices` lists the devices that support the step; `recover` tries them in order. A missed
+deadline or a cancellation is never retried.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
 from penstock import hal
-from penstock.compilation.calls import call_driver, is_simulated
+from penstock.compilation.calls import call_driver, receipt_of
 from penstock.compilation.failing import failure_of, final_error
-from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, StepReceipt
+from penstock.compilation.prepared import PreparedStep
+from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, DriverError, MissedDeadline
 from penstock.hal.capabilities import class_fault
@@ -32,7 +33,7 @@ Made = TypeVar("Made")
 NOT_CACHED: Final = CacheOutcome("off", "a fallback is not cached")
 
 
-def able_devices(
+def fallback_devices(
     step: ExecutionStep, devices: Mapping[str, hal.Device], accuracy: hal.AccuracyClass
 ) -> Iterator[tuple[hal.Device, ExecutionStep]]:
     """Yields the devices that can run *step* instead of its own device, in order of preference.
@@ -68,7 +69,7 @@ def recover(
     others: Iterable[tuple[hal.Device, ExecutionStep]],
     attempt: Callable[[hal.Device, ExecutionStep], Made],
     failures: list[Failure],
-    tell: Callable[[Failure, hal.Device], None],
+    warn: Callable[[Failure, hal.Device], None],
     *,
     allowed: bool = True,
     lost: bool = False,
@@ -76,8 +77,8 @@ def recover(
     """Runs *attempt* on each fallback device in order, and returns the first result.
 
     Both compilation and runs call it, after *device* failed at *step* with *error*. *others* are
-    the pairs of `able_devices`. *failures* receives one entry for each failed device, *device*
-    first. Before each attempt, *tell* is called with the last failure and the next device.
+    the pairs of `fallback_devices`. *failures* receives one entry for each failed device, *device*
+    first. Before each attempt, *warn* is called with the last failure and the next device.
 
     Raises *error* with the message of `final_error` if every attempt fails, if no fallback is
     *allowed*, or if memory that the step needs was *lost* with its device.
@@ -85,21 +86,21 @@ def recover(
     """
     failures.append(failure_of(device, error, step))
     if allowed and not lost:
-        made = first_able(others, attempt, failures, tell)
+        made = first_success(others, attempt, failures, warn)
         if made is not None:
             return made
     raise final_error(error, step, device, failures[1:], allowed=allowed, lost=lost) from error
 
 
-def first_able(
+def first_success(
     others: Iterable[tuple[hal.Device, ExecutionStep]],
     attempt: Callable[[hal.Device, ExecutionStep], Made],
     failures: list[Failure],
-    tell: Callable[[Failure, hal.Device], None],
+    warn: Callable[[Failure, hal.Device], None],
 ) -> Made | None:
     """As `recover`, but returns None if every device fails."""
     for device, step in others:
-        tell(failures[-1], device)
+        warn(failures[-1], device)
         try:
             return attempt(device, step)
         except MissedDeadline:
@@ -109,7 +110,7 @@ def first_able(
     return None
 
 
-def compile_elsewhere(
+def compile_fallback(
     step: ExecutionStep,
     devices: Mapping[str, hal.Device],
     config: hal.PrepareConfig,
@@ -117,46 +118,28 @@ def compile_elsewhere(
     recorder: Recorder,
     *,
     allowed: bool,
-) -> tuple[hal.Device, ExecutionStep, hal.PreparedModel, StepReceipt, int]:
-    """Compiles *step* on the first fallback device that can, after its own device failed.
+) -> tuple[PreparedStep, int]:
+    """Compiles *step* on the first fallback device that can, after its own failed with *error*.
 
-    *error* is the failure of the step's own device. Returns the fallback device, the step for that
-    device, its prepared model, the receipt, and the number of compiles tried. Raises as `recover`
-    does.
+    Also returns the number of compiles tried. Raises as `recover` does.
     """
     failures: list[Failure] = []
 
-    def attempt(
-        device: hal.Device, moved: ExecutionStep
-    ) -> tuple[hal.Device, ExecutionStep, hal.PreparedModel, StepReceipt, int]:
+    def attempt(device: hal.Device, moved: ExecutionStep) -> tuple[PreparedStep, int]:
         began = time.perf_counter_ns()
         with recorder.time("compile", f"step {step.index}", device.name):
             prepared = call_driver(device, moved, config)
-        receipt = StepReceipt(
-            device.name,
-            step.operations,
-            time.perf_counter_ns() - began,
-            cache=NOT_CACHED,
-            fallback_from=step.device,
-            error=failures[0].error,
-            failures=tuple(failures),
-            step=step.index,
-            start_ns=began,
-            simulated=is_simulated(device),
-        )
-        return device, moved, prepared, receipt, len(failures) + 1
+        failed: dict[str, Any] = {"error": failures[0].error, "failures": tuple(failures)}
+        failed["fallback_from"] = step.device
+        receipt = receipt_of(step, device, began, NOT_CACHED, **failed)
+        return PreparedStep(moved, device, prepared, receipt), len(failures) + 1
 
-    def tell(failure: Failure, device: hal.Device) -> None:
-        log.warning(
-            "step %d: %s failed to compile it, falling back to %s: %s",
-            step.index,
-            failure.device,
-            device.name,
-            failure.error,
-        )
+    def warn(failure: Failure, device: hal.Device) -> None:
+        text = "step %d: %s failed to compile it, falling back to %s: %s"
+        log.warning(text, step.index, failure.device, device.name, failure.error)
 
-    others = able_devices(step, devices, config.accuracy)
-    return recover(step, error, step.device, others, attempt, failures, tell, allowed=allowed)
+    others = fallback_devices(step, devices, config.accuracy)
+    return recover(step, error, step.device, others, attempt, failures, warn, allowed=allowed)
 
 
 def supports_all(

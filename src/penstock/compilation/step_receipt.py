@@ -14,9 +14,7 @@ from penstock.errors import CacheError, ErrorStatus, NotYetWritten
 
 
 class CacheCode(enum.Enum):
-    """Why the cache missed or did not save: the name of a `CacheError`, or a failure of
-    the driver.
-    """
+    """Why the cache missed or did not save: a `CacheError` by name, or a driver's failure."""
 
     NO_ENTRY = "NoEntry"
     NOT_YET_WRITTEN = "NotYetWritten"
@@ -48,9 +46,7 @@ def fault_of(error: CacheError) -> CacheFault:
 
 
 def fault_in(words: str, *, later: bool = False) -> CacheFault:
-    """Parses a driver's words about its cache, `<Name>: sentence`. NotYetWritten only if
-    *later*.
-    """
+    """Parses a driver's words about its cache, `<Name>: sentence`; NotYetWritten if *later*."""
     name, colon, _ = words.partition(":")
     code = _CODES.get(name) if colon else None
     if code is CacheCode.NOT_YET_WRITTEN and not later:

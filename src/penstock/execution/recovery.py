@@ -14,14 +14,14 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock.capsules.evidence import StepFailure, keep_soon, noted
-from penstock.compilation.calls import call_driver, is_simulated
+from penstock.compilation.calls import call_driver, receipt_of
 from penstock.compilation.failing import in_model
 from penstock.compilation.prepared import PreparedStep
-from penstock.compilation.recovery import NOT_CACHED, able_devices, first_able, recover
-from penstock.compilation.step_receipt import Failure, Span, StepReceipt
+from penstock.compilation.recovery import NOT_CACHED, fallback_devices, first_success, recover
+from penstock.compilation.step_receipt import Failure, Span
 from penstock.errors import DriverError
 from penstock.execution.adapters import scheduled
-from penstock.execution.priority import DeviceQueue, queue_of
+from penstock.execution.priority import QUEUES, DeviceQueue
 from penstock.execution.run import Run, StepTrace, note_lost, note_remote
 from penstock.execution.transfer import transfer
 from penstock.hal import Device, PrepareConfig
@@ -55,12 +55,12 @@ class Recovery:
         self._step, self._ports, self._devices, self._config = step, ports, devices, config
         self._allowed = allowed
         self._plan = plan
-        self._able: tuple[tuple[Device, ExecutionStep], ...] | None = None
+        self._found: tuple[tuple[Device, ExecutionStep], ...] | None = None
         self._prepared: dict[str, PreparedStep] = {}
         # Keeps each device's queue alive while this object may run on the device.
         self._lanes: dict[str, DeviceQueue] = {}
         self._lock = threading.Lock()
-        self._told = False
+        self._warned = False
 
     def recover(self, run: Run, failed: PreparedStep, error: DriverError, began: int) -> None:
         """Runs the step on a fallback device, after *failed* raised *error*.
@@ -77,10 +77,10 @@ class Recovery:
                 self._step,
                 error,
                 failed.device.name,
-                self._others(),
+                self._fallbacks(),
                 lambda device, step: self._execute(device, step, run, began, failures),
                 failures,
-                self._tell,
+                self._warn,
                 allowed=self._allowed,
                 lost=self._has_lost(run),
             )
@@ -101,12 +101,12 @@ class Recovery:
         if not self._allowed:
             return False
         failures = [*run.failures]
-        others = ((d, step) for d, step in self._others() if only in {None, d.name})
-        done = first_able(
+        others = ((d, step) for d, step in self._fallbacks() if only in {None, d.name})
+        done = first_success(
             others,
             lambda device, step: self._execute(device, step, run, began, failures),
             failures,
-            self._tell,
+            self._warn,
         )
         run.failures = () if done else tuple(failures)
         return done is not None
@@ -116,12 +116,13 @@ class Recovery:
         for prepared in self._prepared.values():
             prepared.close()
 
-    def _others(self) -> Iterator[tuple[Device, ExecutionStep]]:
-        """The result of `able_devices`, computed once."""
+    def _fallbacks(self) -> Iterator[tuple[Device, ExecutionStep]]:
+        """The result of `fallback_devices`, computed once."""
         with self._lock:
-            if self._able is None:
-                self._able = tuple(able_devices(self._step, self._devices, self._config.accuracy))
-        return iter(self._able)
+            if self._found is None:
+                found = fallback_devices(self._step, self._devices, self._config.accuracy)
+                self._found = tuple(found)
+        return iter(self._found)
 
     def _execute(
         self, device: Device, step: ExecutionStep, run: Run, began: int, failures: list[Failure]
@@ -142,22 +143,16 @@ class Recovery:
         """The step compiled for *device*, by the first run that needs it, within its deadline."""
         config = run.config
         with self._lock:
-            lane = self._lanes.setdefault(device.name, queue_of(device))
+            lane = self._lanes.setdefault(device.name, QUEUES.of(device))
             prepared = self._prepared.get(device.name)
             if prepared is None:
                 began = perf_counter_ns()
                 own = replace(self._config, deadline_ns=config.deadline_ns, cancel=config.cancel)
                 run.compiles += 1
                 made = call_driver(device, step, own)
-                spent = perf_counter_ns() - began
+                receipt = receipt_of(step, device, began, NOT_CACHED)
+                spent = receipt.wall_ns
                 run.spans += (Span("compile", "fallback", device.name, began, spent),)
-                receipt = StepReceipt(
-                    device.name,
-                    step.operations,
-                    spent,
-                    cache=NOT_CACHED,
-                    simulated=is_simulated(device),
-                )
                 prepared = PreparedStep(step, device, made, receipt)
                 lane.expect(own.priority)
             lane.expect(config.priority)
@@ -166,10 +161,10 @@ class Recovery:
             self._prepared[device.name] = prepared
             return prepared
 
-    def _tell(self, failure: Failure, device: Device) -> None:
+    def _warn(self, failure: Failure, device: Device) -> None:
         """Logs the first fallback of this step; later ones are recorded in the receipts alone."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             what = "the whole model" if self._step.index == WHOLE else f"step {self._step.index}"
             text = "%s: %s failed to run it, falling back to %s: %s"
             log.warning(text, what, failure.device, device.name, failure.error)

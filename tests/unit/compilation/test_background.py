@@ -11,8 +11,8 @@ import pytest
 
 import penstock
 from penstock import Policy
-from penstock.compilation import background, prepared
-from penstock.compilation.background import PendingStep
+from penstock.compilation import prepared
+from penstock.compilation.prepared import PendingStep
 from penstock.execution import executable
 from penstock.hal import PrepareConfig
 from tests.support_caching import CachingDevice
@@ -57,7 +57,7 @@ def takes(call: Callable[[], object]) -> float:
 def test_closing_leaves_what_does_not_stop_and_closes_what_it_makes_later(
     stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(background, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(prepared, "CLOSE_SECONDS", 0.05)
     pending = PendingStep(stubborn, PrepareConfig(), "0-stubborn")
     assert 0.04 <= takes(pending.close) < 5
     assert "goes on" in caplog.text
