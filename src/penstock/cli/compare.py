@@ -19,7 +19,7 @@ from penstock.errors import NotExportable, ShapeMismatch
 if TYPE_CHECKING:
     from penstock.hal import AccuracyClass
     from penstock.ir import Model, NDArray
-    from penstock.runtime.comparison import Comparison, Departure
+    from penstock.runtime.departures import Comparison, Departure
 
 DEFAULT_CLASS: Final = "faithful"
 
@@ -166,7 +166,7 @@ def write_case(path: Path, departure: Departure) -> list[str]:
     """
     import numpy as np
 
-    from penstock.runtime.comparison import case_arrays
+    from penstock.runtime.departures import case_arrays
 
     written: list[str] = []
     arrays = path.with_suffix(".npz")

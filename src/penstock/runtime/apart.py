@@ -149,8 +149,10 @@ def isolated(
 
 def end_with_their_calls(compilation: Compilation, apart: Collection[str]) -> None:
     """Makes a run of *compilation* that misses its deadline kill the host processes of *apart*."""
+    from penstock.ipc.resilient import IsolatedPreparedModel
+
     for step in compilation.steps:
-        if step.device.name in apart and hasattr(step.prepared, "ends_with_its_call"):
+        if step.device.name in apart and isinstance(step.prepared, IsolatedPreparedModel):
             step.prepared.ends_with_its_call = True
         for branch in step.branches:
             end_with_their_calls(branch, apart)
@@ -158,16 +160,15 @@ def end_with_their_calls(compilation: Compilation, apart: Collection[str]) -> No
 
 @contextmanager
 def abandoned_late(devices: Mapping[str, Device], apart: Collection[str]) -> Iterator[None]:
-    """A block that compiles on *devices*. If it ends late, the host processes of *apart* are
-    killed.
-    """
+    """A block that compiles on *devices*; if it ends late, the processes of *apart* are killed."""
     try:
         yield
     except (MissedDeadline, Cancelled) as error:
+        from penstock.ipc.resilient import IsolatedDevice
+
         for name in apart:
-            abandon = getattr(devices[name], "abandon", None)
-            if abandon is not None:
-                abandon(f"a compile had not ended: {error}")
+            if isinstance(device := devices[name], IsolatedDevice):
+                device.abandon(f"a compile had not ended: {error}")
         raise
 
 

@@ -27,7 +27,7 @@ from penstock.ir import Model, NDArray, infer_shapes
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cut, Cutter
 from penstock.partitioning.support import collect_support
-from penstock.runtime.departures import Comparison, Departure, case_arrays
+from penstock.runtime.departures import Comparison, Departure
 from penstock.runtime.discovery import AnyDevice, manager
 from penstock.runtime.distance import NOTHING, Distance, distance_of
 from penstock.runtime.operations import (
@@ -111,22 +111,14 @@ class Search:
 
     def first(self) -> Departure | None:
         """The first operation that departs when run alone."""
-        for part in self.parts:
-            if (found := self._first_in(part)) is not None:
-                return found
-        return None
+        return next(filter(None, map(self._first_in, self.parts)), None)
 
     def together(self) -> Departure | None:
         """The shortest found sequence of operations that departs when compiled as one."""
-        for part in self.parts:
-            if (found := self._together_in(part)) is not None:
-                return found
-        return None
+        return next(filter(None, map(self._together_in, self.parts)), None)
 
     def severity(self, operations: Sequence[int]) -> float:
-        """The error of *operations*, compiled again as one, in multiples of the limit; 0 if they
-        fail.
-        """
+        """The error of *operations*, compiled as one, in multiples of the limit; 0 if they fail."""
         cut = self._natural.cut(list(operations))
         part = range(operations[0], operations[-1] + 1)
         results = self._run(cut, [self.values[i] for i in cut.inputs], part)
@@ -140,22 +132,21 @@ class Search:
         suspect = part[0]
         if not isinstance(results, str):
             given = dict(zip(cut.outputs, results, strict=True))
-            distances = ((i, self._distance(i, given)) for i in part)
-            worst = next(((i, d) for i, d in distances if d.departs), None)
-            if worst is None:
+            for suspect in part:
+                outputs = [given[o] for o in self.model.operations[suspect].outputs]
+                found = distance(self.cases[suspect], outputs, self.accuracy)
+                if found.departs:
+                    break
+            else:
                 return None
-            suspect = worst[0]
             if len(part) == 1:
-                return self._departure(part, cut, worst[1], "")
+                return self._departure(part, cut, found, "")
         elif len(part) == 1:
             return self._departure(part, cut, None, results)
-        middle = part[len(part) // 2]
-        halves = [range(part[0], middle), range(middle, part[-1] + 1)]
+        first, second = _halves(part)
         # The operations before the suspect gave correct results on the reference's values.
-        for half in halves[suspect >= middle :]:
-            if (found := self._first_in(half)) is not None:
-                return found
-        return None
+        halves = (second,) if suspect in second else (first, second)
+        return next(filter(None, map(self._first_in, halves)), None)
 
     def _together_in(self, part: range) -> Departure | None:
         cut = self._natural.cut(list(part))
@@ -173,11 +164,7 @@ class Search:
                 found = self._departure(part, cut, worst, "")
         if found is None or len(part) == 1:
             return found
-        middle = part[len(part) // 2]
-        for half in (range(part[0], middle), range(middle, part[-1] + 1)):
-            if (inner := self._together_in(half)) is not None:
-                return inner
-        return found
+        return next(filter(None, map(self._together_in, _halves(part))), found)
 
     def _quantises(self, part: range) -> bool:
         """Whether an operation of *part* rounds to a quantised type."""
@@ -217,15 +204,10 @@ class Search:
         except (DriverError, PlacementError) as error:
             return driver_message_in(error, cut.model, part)
 
-    def _distance(self, index: int, given: Mapping[int, NDArray]) -> Distance:
-        case = self.cases[index]
-        outputs = [given[o] for o in self.model.operations[index].outputs]
-        return distance(case, outputs, self.accuracy)
-
     def worst(
         self, operands: Sequence[int], given: Mapping[int, NDArray], share: float = 0.0
     ) -> Distance:
-        """The worst distance among *operands*; *share* is the minimum limit for floats."""
+        """The worst distance among *operands*; *share* is the least limit for floats."""
         writers = {o: i for i, p in enumerate(self.model.operations) for o in p.outputs}
         worst = NOTHING
         for position, operand in enumerate(operands):
@@ -242,19 +224,26 @@ class Search:
         return worst
 
     def _departure(self, part: range, cut: Cut, found: Distance | None, error: str) -> Departure:
-        first = self.cases[part[0]]
-        case = first
-        if len(part) > 1:
-            given = tuple(self.values[i] for i in cut.inputs)
-            case = OperationCase(
-                first.index,
-                "+".join(self.cases[i].type for i in part),
-                first.name,
-                infer_shapes(cut.model, _shapes(given)),
-                given,
-                tuple(self.values[i] for i in cut.outputs),
-            )
-        return Departure(tuple(part), first.type, first.name, self.device.name, found, error, case)
+        if len(part) == 1:
+            return self.departure(part, self.cases[part[0]], found, error)
+        model = infer_shapes(cut.model, _shapes([self.values[i] for i in cut.inputs]))
+        case = self.case_of(part, model, cut.inputs, cut.outputs)
+        return self.departure(part, case, found, error)
+
+    def case_of(
+        self, part: Sequence[int], model: Model, inputs: Sequence[int], outputs: Sequence[int]
+    ) -> OperationCase:
+        """The case of *model*, which is the operations *part*, with its real operands."""
+        first, types = self.cases[part[0]], "+".join(self.cases[i].type for i in part)
+        given, wanted = (tuple(self.values[i] for i in ports) for ports in (inputs, outputs))
+        return OperationCase(first.index, types, first.name, model, given, wanted)
+
+    def departure(
+        self, part: Sequence[int], case: OperationCase, found: Distance | None, error: str = ""
+    ) -> Departure:
+        """The departure of the operations *part*, which are *case*."""
+        first, device = self.cases[part[0]], self.device.name
+        return Departure(tuple(part), first.type, first.name, device, found, error, case)
 
 
 def _runs_of(indexes: Sequence[int]) -> list[range]:
@@ -268,11 +257,13 @@ def _runs_of(indexes: Sequence[int]) -> list[range]:
     return found
 
 
+def _halves(part: range) -> tuple[range, range]:
+    middle = part[len(part) // 2]
+    return range(part[0], middle), range(middle, part[-1] + 1)
+
+
 def _shapes(arrays: Sequence[NDArray]) -> dict[int, tuple[int, ...]]:
     return {at: np.shape(array) for at, array in enumerate(arrays)}
-
-
-__all__ = ["Comparison", "Departure", "case_arrays", "compare"]
 
 
 def compare(
@@ -311,14 +302,6 @@ def compare(
     departure = search.first()
     if departure is None and (failed is not None or outputs.departs):
         departure = search.together() or failed
-    return Comparison(
-        candidate.name,
-        judge.name,
-        accuracy,
-        len(model.operations),
-        len(search.supported),
-        search.refused,
-        outputs,
-        departure,
-        search.runs,
-    )
+    names, refused = (candidate.name, judge.name), search.refused
+    counts = len(model.operations), len(search.supported)
+    return Comparison(*names, accuracy, *counts, refused, outputs, departure, search.runs)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from penstock.errors import counted
 from penstock.hal import AccuracyClass
@@ -80,36 +81,23 @@ class Comparison(Struct, frozen=True):
             return f"OK: {took}, and no result departs {right}"
         return (
             f"each operation agrees, the whole model does not: {took}, and none departs {right}, "
-            f"but the model's {self.outputs.show()}\n"
-            "(the roundings of many operations, each within its class, add up to that: no "
-            "operation is at fault)"
+            f"but the model's {self.outputs.show()}\n(the roundings of many operations, each "
+            "within its class, add up to that: no operation is at fault)"
         )
 
     def to_builtins(self) -> dict[str, Any]:
         """The comparison in JSON's types, without the arrays of its case."""
-        found: dict[str, Any] = {
-            "device": self.device,
-            "against": self.against,
-            "accuracy": self.accuracy,
-            "departs": self.departs,
-            "operations": self.operations,
-            "supported": self.supported,
-            "refused": {str(index): reason for index, reason in self.refused.items()},
-            "runs": self.runs,
-            "outputs": distance_to_builtins(self.outputs),
-            "departure": None,
-        }
-        if self.departure is not None:
-            d = self.departure
-            found["departure"] = {
-                "operations": list(d.operations),
-                "index": d.operations[0],
-                "type": d.type,
-                "name": d.name,
-                "device": d.device,
-                "distance": None if d.distance is None else distance_to_builtins(d.distance),
-                "error": d.error or None,
-            }
+        found = {**asdict(self), "departs": self.departs}
+        found["refused"] = {str(index): reason for index, reason in self.refused.items()}
+        found["outputs"] = distance_to_builtins(self.outputs)
+        if (departure := self.departure) is not None:
+            made = asdict(departure)
+            del made["case"]
+            distance = departure.distance
+            made["operations"], made["index"] = [*departure.operations], departure.operations[0]
+            made["distance"] = None if distance is None else distance_to_builtins(distance)
+            made["error"] = departure.error or None
+            found["departure"] = made
         return found
 
 
@@ -138,9 +126,9 @@ def case_arrays(case: OperationCase, *, as_file: bool = True) -> dict[str, NDArr
     inputs, outputs = case.positions(as_file=as_file)
     given = [entry.operands[entry.inputs[k]].name for k in inputs]
     wanted = [entry.operands[entry.outputs[k]].name for k in outputs]
-    if not _tell_apart(given):
+    if not _are_usable(given):
         given = [CASE_INPUT.format(k) for k in range(len(inputs))]
-    if not _tell_apart(wanted):
+    if not _are_usable(wanted):
         wanted = [str(k) for k in range(len(outputs))]
     return {
         **{name: case.inputs[k] for name, k in zip(given, inputs, strict=True)},
@@ -148,7 +136,7 @@ def case_arrays(case: OperationCase, *, as_file: bool = True) -> dict[str, NDArr
     }
 
 
-def _tell_apart(names: Sequence[str]) -> bool:
+def _are_usable(names: Sequence[str]) -> bool:
     """Whether *names* are distinct and each can name an array in an `.npz` file."""
     return len(set(names)) == len(names) and all(
         name and name.isprintable() and name not in TAKEN and not name.startswith(EXPECTED)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from penstock import hal
 from penstock.errors import FOREIGN, DriverError, ErrorStatus
@@ -45,7 +47,7 @@ class Found(Struct, frozen=True):
     status: ErrorStatus | None = None
 
 
-class Told(Struct):
+class Metadata(Struct):
     """The metadata read from a device, with defaults for members that could not be read."""
 
     name: str
@@ -58,16 +60,12 @@ class Told(Struct):
 def examined(
     device: hal.Device, driver: str, *, isolated: bool = False, source: Source = UNKNOWN
 ) -> Found:
-    told, reason, status = examine(device, driver)
+    read, reason, status = examine(device, driver)
     info = DeviceInfo(
-        name=told.name,
-        type=told.type.value,
-        version=told.version,
+        **{**asdict(read), "type": read.type.value},
         usable=not reason,
         reason=reason,
-        feature_level=told.feature_level,
-        capabilities=told.capabilities,
-        only_when_named=told.capabilities.only_when_named,
+        only_when_named=read.capabilities.only_when_named,
         driver=driver,
         isolated=isolated,
         source=source,
@@ -75,7 +73,7 @@ def examined(
     return Found(device, info, status)
 
 
-def examine(device: hal.Device, driver: str) -> tuple[Told, str, ErrorStatus | None]:
+def examine(device: hal.Device, driver: str) -> tuple[Metadata, str, ErrorStatus | None]:
     """The metadata of *device*, why it is unusable ("" if it is usable), and the error status.
 
     The status is that of the driver's error, if one is the reason. Every member is read once and
@@ -84,15 +82,15 @@ def examine(device: hal.Device, driver: str) -> tuple[Told, str, ErrorStatus | N
     reason. A device without a readable name gets the name of *driver*.
     """
     blank = hal.DeviceBase
-    told = Told(driver, NO_VERSION, blank.type, blank.feature_level, blank.capabilities)
+    read = Metadata(driver, NO_VERSION, blank.type, blank.feature_level, blank.capabilities)
     reasons: list[tuple[str, ErrorStatus | None]] = []
     for member, fault in _METADATA.items():
         try:
             value = getattr(device, member)
             if (found := fault(value)) is not None:
                 reasons.append((found.format(describe(value)), None))
-            elif hasattr(told, member):
-                setattr(told, member, value)
+            elif hasattr(read, member):
+                setattr(read, member, value)
         except FOREIGN as error:  # a driver may raise anything
             reasons.append((f"its {member} cannot be read: {describe(error)}", _status(error)))
     for asked in (_cache_files_fault, _own_refusal):
@@ -104,7 +102,7 @@ def examine(device: hal.Device, driver: str) -> tuple[Told, str, ErrorStatus | N
         except FOREIGN as error:  # as above
             reasons.append((f"failed in its checks: {describe(error)}", _status(error)))
     reason, status = reasons[0] if reasons else ("", None)
-    return told, reason, status
+    return read, reason, status
 
 
 def _status(error: BaseException) -> ErrorStatus | None:
@@ -113,10 +111,6 @@ def _status(error: BaseException) -> ErrorStatus | None:
 
 _PRINTED: Final = "one line of characters that print"
 """The rule for text shown in tables and on terminals: control characters are not allowed."""
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 def _is_whole(value: object) -> bool:
@@ -129,16 +123,10 @@ def _hal_version_fault(value: Any) -> str | None:
     return f"speaks HAL {{}}; this is HAL {hal.HAL_VERSION}"
 
 
-def _name_fault(value: Any) -> str | None:
-    if not _is_text(value):
-        return "its name is {}: it has no name, or one that is no text"
-    return None if value.isprintable() else f"its name is {{}}: a name is {_PRINTED}"
-
-
-def _version_fault(value: Any) -> str | None:
-    if not _is_text(value):
-        return "its version is {}: it has no version, or no text for one"
-    return None if value.isprintable() else f"its version is {{}}: a version is {_PRINTED}"
+def _text_fault(member: str, value: Any) -> str | None:
+    if not isinstance(value, str) or not value.strip():
+        return f"its {member} is {{}}: it has no {member}, or one that is no text"
+    return None if value.isprintable() else f"its {member} is {{}}: a {member} is {_PRINTED}"
 
 
 def _type_fault(value: Any) -> str | None:
@@ -161,15 +149,13 @@ def _capabilities_fault(value: Any) -> str | None:
 
 _METADATA: Final[dict[str, Callable[[Any], str | None]]] = {
     "hal_version": _hal_version_fault,
-    "name": _name_fault,
-    "version": _version_fault,
+    "name": partial(_text_fault, "name"),
+    "version": partial(_text_fault, "version"),
     "type": _type_fault,
     "feature_level": _feature_level_fault,
     "capabilities": _capabilities_fault,
 }
-"""For each member, a function that returns the fault of its value: a sentence with {} for the
-value.
-"""
+"""For each member, a function that returns the fault of its value, with {} for the value."""
 
 
 def _cache_files_fault(device: hal.Device) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,7 +24,6 @@ from penstock.partitioning.policy import Policy
 from penstock.runtime.comparison import AMPLIFIED, Search
 from penstock.runtime.departures import Departure
 from penstock.runtime.distance import Distance, distances_of
-from penstock.runtime.operations import OperationCase
 from penstock.runtime.session import compile_alone
 
 if TYPE_CHECKING:
@@ -60,9 +59,7 @@ class Note:
 
 
 class Job(Struct, frozen=True):
-    """One run to compare: its arguments and results, state before and after, and the devices
-    *used*.
-    """
+    """One run to compare: arguments and results, state before and after, the devices *used*."""
 
     inputs: Sequence[NDArray]
     before: State | None
@@ -104,11 +101,14 @@ class Investigation:
             self._judge.close()
 
     def compare(self, job: Job) -> None:
-        """Compares the job's run and writes the outcome to its note. Raises the
-        reference's errors.
-        """
-        distances = self._distances(job, *self._expected(job))
-        apart = [d for d in distances if d.departs and not self._is_rounding(d)]
+        """Compares the run, writes the outcome to its note. Raises the reference's errors."""
+        apart = [
+            found
+            for found in self._distances(job, *self._expected(job))
+            # An error that does not exceed the known rounding error is none.
+            if found.departs
+            and (found.problem or _size(found) > GROWTH * self._rounding.get(found.output, 0.0))
+        ]
         if not apart:
             self._shadow.count("compared")
             job.note.text = "shadow verification: agrees with the reference"
@@ -116,10 +116,6 @@ class Investigation:
         worst = max(apart, key=lambda d: (bool(d.problem), d.severity))
         fault = self._look_into(job, worst, apart)
         self._shadow.count("compared", *(("departed",) if fault else ()))
-
-    def _is_rounding(self, found: Distance) -> bool:
-        """Whether the error of an output does not exceed the known rounding error."""
-        return not found.problem and _size(found) <= GROWTH * self._rounding.get(found.output, 0.0)
 
     def _look_into(self, job: Job, found: Distance, apart: Sequence[Distance]) -> bool:
         """Searches for the faulty operation; returns whether the error is more than rounding."""
@@ -130,17 +126,13 @@ class Investigation:
             if repeats and not found.problem:
                 for each in apart:
                     self._rounding[each.output] = _size(each)
-                job.note.text = (
-                    f"shadow verification: {found.show()}: the roundings of many "
-                    "operations, each within its class"
-                )
+                why = "the roundings of many operations, each within its class"
+                job.note.text = f"shadow verification: {found.show()}: {why}"
                 return False
             self._unexplained += 1
             self.done = self._unexplained >= MOST_UNEXPLAINED
-            job.note.text = (
-                "shadow verification: departs from the reference, and no operation by "
-                f"itself does: {found.show()}"
-            )
+            what = "departs from the reference, and no operation by itself does"
+            job.note.text = f"shadow verification: {what}: {found.show()}"
             log.warning("%s (devices: %s)", job.note.text, ", ".join(sorted(job.used)))
             return True
         self.done = True
@@ -193,35 +185,24 @@ class Investigation:
         """The operation whose results depart, or the shortest sequence that departs together."""
         first: Search | None = None
         for name in sorted(job.used):
-            search = self._search(name, self._placed_on(name))
+            operations = self._compilation.plan.operations
+            only = frozenset(p.index for p in operations if p.device == name)
+            limits = None, lambda _: self._stop.check(), only
+            search = Search(self._model, self._devices[name], self._accuracy, *limits)
             if first is None:
                 state = None if job.before is None else job.before.copied()
-                inputs = list(job.inputs)
-                (judge,) = [self._devices[FALLBACK_DEVICE]]
-                search.record(inputs, judge, state)
+                search.record(list(job.inputs), self._devices[FALLBACK_DEVICE], state)
                 first = search
             else:
                 search.cases, search.values = first.cases, first.values
             for look in (search.first, search.together):
                 for _ in range(tries):
-                    if (found := _measured(look())) is not None:
+                    # An error that the device raises is no wrong result.
+                    if (found := look()) is not None and found.distance is not None:
                         return found
             if (found := self._as_compiled(search, name)) is not None:
                 return found
         return None
-
-    def _search(self, name: str, only: Collection[int]) -> Search:
-        return Search(
-            self._model,
-            self._devices[name],
-            self._accuracy,
-            None,
-            lambda _: self._stop.check(),
-            frozenset(only),
-        )
-
-    def _placed_on(self, name: str) -> list[int]:
-        return [p.index for p in self._compilation.plan.operations if p.device == name]
 
     def _as_compiled(self, search: Search, name: str) -> Departure | None:
         """The compiled step whose results depart on the reference's values."""
@@ -253,14 +234,9 @@ class Investigation:
             penstock=sys.modules["penstock"].__version__,
         )
         self._shadow.add(verdict)
-        log.warning(
-            "device %s %s %s: %s; the next compile refuses it there, on version %s",
-            verdict.device,
-            FAULTS[fault],
-            f"in {departure.type} ({departure.name!r})",
-            reason,
-            verdict.version,
-        )
+        text = "device %s %s in %s (%r): %s; the next compile refuses it there, on version %s"
+        place = departure.type, departure.name
+        log.warning(text, verdict.device, FAULTS[fault], *place, reason, verdict.version)
         try:
             DriverVerdicts().save(verdict)
         except CacheError as error:
@@ -276,11 +252,6 @@ class Investigation:
         if knobs.keep_failures():
             plan = self._compilation.plan
             keep_capsule(capsule_of(self._model, departure, device, self._accuracy, plan=plan))
-
-
-def _measured(found: Departure | None) -> Departure | None:
-    """*found*; None if the device raised an error, which is no wrong result."""
-    return None if found is None or found.distance is None else found
 
 
 def _fault(departure: Departure, *, repeats: bool) -> Fault:
@@ -309,7 +280,6 @@ def _step_departs(search: Search, prepared: PreparedStep) -> Departure | None:
     """The departure of *prepared* on the reference's values, if any."""
     step: Any = prepared.step
     values = {i: search.values[i] for i in step.inputs}
-    given = tuple(values.values())
     try:
         transfer(ports_of(step), prepared, Run(ExecutionConfig(), values=values))
     except DriverError:
@@ -321,13 +291,5 @@ def _step_departs(search: Search, prepared: PreparedStep) -> Departure | None:
     # An error that a newly compiled form has too is rounding, which the search has examined.
     if worst.severity <= AMPLIFIED * search.severity(step.operations):
         return None
-    first = search.cases[step.operations[0]]
-    case = OperationCase(
-        first.index,
-        "+".join(search.cases[i].type for i in step.operations),
-        first.name,
-        step.model,
-        given,
-        tuple(search.values[i] for i in step.outputs),
-    )
-    return Departure(step.operations, first.type, first.name, search.device.name, worst, "", case)
+    case = search.case_of(step.operations, step.model, step.inputs, step.outputs)
+    return search.departure(step.operations, case, worst)

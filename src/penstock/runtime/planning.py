@@ -105,7 +105,7 @@ class CompileDevices(Mapping[str, Device]):
             # An operation too long for this process is also too long for this process's reference
             # device.
             raise KeyError(name)
-        elif name == LAST_RESORT and getattr(self.get(FALLBACK_DEVICE), "isolated", False):
+        elif name == LAST_RESORT and is_isolated(self.get(FALLBACK_DEVICE)):
             device = last_resort(self._manager)
         device = self._chosen[name] if device is None else device
         if self._apart and name != LAST_RESORT and not is_isolated(device):

@@ -24,8 +24,8 @@ from penstock.ir import Model, NDArray
 from penstock.loaders import load
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
-from penstock.runtime.comparison import Comparison, compare
-from penstock.runtime.departures import Departure
+from penstock.runtime.comparison import compare
+from penstock.runtime.departures import Comparison, Departure
 from penstock.runtime.discovery import AnyDevice, manager
 from penstock.runtime.distance import Distance, distance_of
 from penstock.runtime.examples import example
@@ -80,22 +80,14 @@ def reproduce(
         raise errors.InputError(f"tries must be 1 or more, not {tries}")
     left = tries
     before, seen = None, False
+    limits: dict[str, Any] = {"accuracy": accuracy, "timeout": timeout, "progress": begins}
+    shown: dict[str, Any] = {"plan": plan, "receipt": receipt, "names": names}
     while True:
         forgive(candidate)
-        found = compare(
-            model,
-            inputs,
-            candidate,
-            accuracy=accuracy,
-            state=None if state is None else state.copied(),
-            timeout=timeout,
-            progress=begins,
-        )
-        if found.departure is not None:
-            capsule = capsule_of(
-                model, found.departure, candidate, accuracy, plan=plan, receipt=receipt, names=names
-            )
-            return Reproduction(found, capsule)
+        own = None if state is None else state.copied()
+        found = compare(model, inputs, candidate, state=own, **limits)
+        if (departure := found.departure) is not None:
+            return Reproduction(found, capsule_of(model, departure, candidate, accuracy, **shown))
         left -= 1
         if before is not None and found.outputs != before and not seen:
             # Results that vary from run to run need a longer search.
@@ -124,25 +116,19 @@ def capsule_of(
     names: bool = False,
 ) -> Capsule:
     """The capsule of *departure* in *model*; runs the device once more for its results."""
-    failed = departure.distance is None
+    case, found = departure.case, departure.distance
+    failure = Told("execute", model, departure.operations, departure.error, "")
+    results: Sequence[NDArray] = ()
+    if found is not None:
+        failure = replace(failure, stage="verify", distance=found.show())
+        results = _got(departure, device, accuracy)
     return make(
-        Told(
-            "execute" if failed else "verify",
-            model,
-            departure.operations,
-            departure.error,
-            "" if departure.distance is None else departure.distance.show(),
-        ),
+        failure,
         device,
         accuracy=accuracy,
         plan=plan,
         receipt=receipt,
-        case=Case(
-            departure.case.model,
-            departure.case.inputs,
-            departure.case.expected,
-            () if failed else _got(departure, device, accuracy),
-        ),
+        case=Case(case.model, case.inputs, case.expected, results),
         names=names,
     )
 
@@ -171,9 +157,7 @@ def _as_a_program(
 
 
 def _got(departure: Departure, device: Device, accuracy: AccuracyClass) -> Sequence[NDArray]:
-    """The device's results for the case: the first that departs in a few runs; empty if
-    all fail.
-    """
+    """The device's results for the case, of the first of a few runs that departs, if any does."""
     results: list[NDArray] = []
     for _ in range(TRIES):
         try:
@@ -308,25 +292,20 @@ def _model(capsule: Capsule) -> Model:
 
 
 def _check_shapes(shapes: Sequence[tuple[int, ...]], model: Model) -> None:
-    """Raises `CapsuleError` unless *shapes* fit *model*'s inputs and can be filled with random
-    values.
-    """
+    """Raises `CapsuleError` unless *shapes* fit *model*'s inputs and may be filled at random."""
     if len(shapes) != len(model.inputs):
-        raise errors.CapsuleError(
-            f"it has {len(shapes)} shapes of inputs, its step {len(model.inputs)}"
-        )
+        text = f"it has {len(shapes)} shapes of inputs, its step {len(model.inputs)}"
+        raise errors.CapsuleError(text)
+    nbytes = 0
     for position, (shape, operand) in enumerate(zip(shapes, model.inputs, strict=True)):
         if not fits(shape, operand.shape):
             raise errors.CapsuleError(
                 f"the shape {shape} of input {position} does not fit its step's {operand.shape}"
             )
-    nbytes = sum(
-        prod(s) * o.dtype.numpy.itemsize for s, o in zip(shapes, model.inputs, strict=True)
-    )
+        nbytes += prod(shape) * operand.dtype.numpy.itemsize
     if nbytes > MOST_DRAWN_BYTES:
-        raise errors.CapsuleError(
-            f"its inputs would have {nbytes} bytes, {MOST_DRAWN_BYTES} at most"
-        )
+        text = f"its inputs would have {nbytes} bytes, {MOST_DRAWN_BYTES} at most"
+        raise errors.CapsuleError(text)
 
 
 def _drawn(model: Model, shapes: Sequence[tuple[int, ...]], number: int) -> list[NDArray]:
@@ -344,8 +323,7 @@ def _expected(model: Model, inputs: Sequence[NDArray], timeout: float | None) ->
     except errors.MissedDeadline as error:
         raise errors.CapsuleError(
             f"the reference does not compute its step in {timeout:g} s, so that there is nothing "
-            "to compare with; "
-            f"give it longer (timeout=): {error}"
+            f"to compare with; give it longer (timeout=): {error}"
         ) from error
     except errors.DriverError as error:
         raise errors.CapsuleError(f"the reference fails at its step: {error}") from error
