@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
 from penstock import hal
 from penstock.compilation.calls import concurrency_of
 from penstock.errors import FOREIGN, DriverError
+from penstock.execution.priority import PerDevice
 from penstock.ipc.device_sharing import Scheduler
 from penstock.logs import Log
 from penstock.threads import allowed_processors
@@ -25,9 +23,7 @@ log = Log(__name__)
 
 
 class BurstAdapter(hal.PreparedModelBase):
-    """Base of adapters that execute *prepared* in another way. Closing one leaves
-    *prepared* open.
-    """
+    """Base of adapters that execute *prepared* in another way; closing one leaves it open."""
 
     def __init__(self, prepared: hal.PreparedModel) -> None:
         self.prepared = prepared
@@ -149,13 +145,7 @@ class Scheduled(BurstAdapter):
             self.model = model
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
-        scheduler = self._scheduler
-        entered = scheduler.enter(config)
-        try:
-            return self.prepared.execute(request, config)
-        finally:
-            if entered:
-                scheduler.leave()
+        return _queued(self._scheduler, config, self.prepared.execute, request, config)
 
     def configure_burst(self) -> hal.Burst:
         return _Turns(self.prepared.configure_burst(), self._scheduler)
@@ -174,13 +164,7 @@ class _Turns:
         self._burst, self._scheduler = burst, scheduler
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
-        scheduler = self._scheduler
-        entered = scheduler.enter(config)
-        try:
-            return self._burst.execute(request, config)
-        finally:
-            if entered:
-                scheduler.leave()
+        return _queued(self._scheduler, config, self._burst.execute, request, config)
 
     def close(self) -> None:
         self._burst.close()
@@ -193,51 +177,36 @@ class _Repeated:
         self._execution, self._scheduler = execution, scheduler
 
     def execute(self, config: hal.ExecutionConfig) -> hal.ExecutionResult:
-        entered = self._scheduler.enter(config)
-        try:
-            return self._execution.execute(config)
-        finally:
-            if entered:
-                self._scheduler.leave()
+        return _queued(self._scheduler, config, self._execution.execute, config)
 
     def close(self) -> None:
         self._execution.close()
 
 
-class _Registry:
-    """The scheduler of each device that has one, kept while it is in use."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        # A scheduler keeps its device alive, so that no other device gets the same id.
-        self.by_device: WeakValueDictionary[int, Scheduler] = WeakValueDictionary()
-
-
-_registry = _Registry()
-
-
-def _forget() -> None:
-    """Replaces the registry in a forked child, which lacks the parent's threads that held slots."""
-    global _registry  # noqa: PLW0603  # locks held by threads of the parent cannot be released
-    _registry = _Registry()
+def _queued(
+    scheduler: Scheduler,
+    config: hal.ExecutionConfig,
+    execute: Callable[..., hal.ExecutionResult],
+    *arguments: hal.Request | hal.ExecutionConfig,
+) -> hal.ExecutionResult:
+    entered = scheduler.enter(config)
+    try:
+        return execute(*arguments)
+    finally:
+        if entered:
+            scheduler.leave()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+def _scheduler(device: hal.Device) -> Scheduler:
+    return Scheduler(device, concurrency_of(device) or max(LEAST, allowed_processors()))
 
 
-def scheduler_of(device: hal.Device) -> Scheduler:
-    """The scheduler of *device*: one for each device of the process."""
-    with _registry.lock:
-        scheduler = _registry.by_device.get(id(device))
-        if scheduler is None:
-            limit = concurrency_of(device) or max(LEAST, allowed_processors())
-            scheduler = _registry.by_device[id(device)] = Scheduler(device, limit)
-        return scheduler
+SCHEDULERS: Final = PerDevice(_scheduler)
+"""The scheduler of each device with queued executions."""
 
 
 def scheduled(step: PreparedStep) -> PreparedStep:
     """*step* with its executions queued on its device; unchanged if they are queued already."""
     if isinstance(step.prepared, Scheduled):
         return step
-    return replace(step, prepared=Scheduled(step.prepared, scheduler_of(step.device)))
+    return replace(step, prepared=Scheduled(step.prepared, SCHEDULERS.of(step.device)))

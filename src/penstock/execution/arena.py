@@ -105,16 +105,12 @@ def is_sized(operand: Operand) -> bool:
     return is_static(operand.shape) and operand.dtype is not DType.STRING
 
 
-def allocate(shape: Sequence[int], dtype: np.dtype[np.generic]) -> NDArray:
-    """New memory. Raises `ResourceExhaustedTransient` if the allocation fails."""
-    return _made(np.empty, shape, dtype)
-
-
-def _made(
-    make: Callable[[Sequence[int], np.dtype[np.generic]], NDArray],
+def allocate(
     shape: Sequence[int],
     dtype: np.dtype[np.generic],
+    make: Callable[[Sequence[int], np.dtype[np.generic]], NDArray] = np.empty,
 ) -> NDArray:
+    """New memory. Raises `ResourceExhaustedTransient` if the allocation fails."""
     try:
         return make(shape, dtype)
     except (MemoryError, ValueError) as error:
@@ -131,11 +127,11 @@ def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) ->
     does.
     """
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
-    starts, end = [], 0
-    for size, (_, dtype) in zip(sizes, kinds, strict=True):
-        starts.append(end)
-        if size <= MOST_BESIDE and not dtype.hasobject:
-            end += size + -size % MIN_ALIGNMENT
+    small = [
+        0 if size > MOST_BESIDE or dtype.hasobject else size
+        for size, (_, dtype) in zip(sizes, kinds, strict=True)
+    ]
+    starts, end = _starts(small)
     memory = allocate((end + MIN_ALIGNMENT,), np.dtype(np.uint8))
     begin = -memory.ctypes.data % MIN_ALIGNMENT
     shared = memory[begin : begin + end].view(PaddedBytes)
@@ -145,8 +141,17 @@ def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) ->
         if size <= MOST_BESIDE and not dtype.hasobject:
             found.append(shared[start : start + size].view(np.ndarray).view(dtype).reshape(shape))
         else:
-            found.append(_made(np.zeros, shape, dtype))
+            found.append(allocate(shape, dtype, np.zeros))
     return found
+
+
+def _starts(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Aligned offsets of values of these *sizes*, one after another, and the end of the last."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += size + -size % MIN_ALIGNMENT
+    return starts, end
 
 
 def lent(array: NDArray) -> NDArray:
@@ -156,9 +161,6 @@ def lent(array: NDArray) -> NDArray:
     view = array.view()
     view.setflags(False)  # type: ignore[call-arg]  # NumPy takes it so, and by its name it takes twice as long
     return view
-
-
-ALIGNMENT: Final = 64
 
 
 def in_a_pool(operands: Sequence[Operand]) -> list[NDArray | None]:
@@ -172,10 +174,7 @@ def in_a_pool(operands: Sequence[Operand]) -> list[NDArray | None]:
         0 if shape is None else math.prod(shape) * o.dtype.numpy.itemsize
         for o, shape in zip(operands, shapes, strict=True)
     ]
-    starts, end = [], 0
-    for size in sizes:
-        starts.append(end)
-        end += size + -size % ALIGNMENT
+    starts, end = _starts(sizes)
     from penstock.memory import MemoryPool
 
     pool = MemoryPool.anonymous(max(end, 1))
@@ -214,16 +213,13 @@ def buffered_variables(model: Model) -> tuple[BufferedVariable, ...]:
         shapes = {static_shape(o.shape) for o in operands}
         dtypes = {o.dtype for o in operands}
         shape = shapes.pop() if len(shapes) == 1 else None
-        if shape is None or len(dtypes) != 1 or DType.STRING in dtypes:
+        if shape is None or len(dtypes) != 1 or DType.STRING in dtypes or port.input == port.output:
             return ()
         if any(o.is_constant for o in operands) or any(i in apart for i in used):
             return ()
-        if port.input == port.output:
-            return ()
         apart += used
-        found.append(
-            BufferedVariable(port.variable, port.input, port.output, shape, operands[0].dtype.numpy)
-        )
+        dtype = operands[0].dtype.numpy
+        found.append(BufferedVariable(port.variable, port.input, port.output, shape, dtype))
     if len({p.variable for p in found}) != len(found):
         return ()
     return tuple(found)
@@ -255,9 +251,7 @@ class StateBuffers(Places):
 
 
 class DoubleBuffer:
-    """Double-buffered state: two sets of buffers. The first run reads *values*, the
-    present values.
-    """
+    """Double-buffered state: two sets of buffers. The first run reads the present *values*."""
 
     __slots__ = ("_next", "now", "ports")
 

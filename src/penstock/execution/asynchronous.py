@@ -1,6 +1,4 @@
-"""Runs in worker threads of the model. Their futures can be cancelled, and can expire in
-the queue.
-"""
+"""Runs in worker threads of the model; their futures can be cancelled, or expire in the queue."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ class LinkedToken(CancelToken):
             raise self.cancelled()
 
     def cancelled(self) -> Cancelled:
-        """The error that names the caller's action; a driver in another process knows only the
-        token.
-        """
+        """The error, which names the caller's action: a remote driver knows only the token."""
         own = super().is_set()
         return Cancelled(BY_FUTURE if own else "the cancel token was set")
 
@@ -106,9 +102,7 @@ class Submitter:
         priority: Priority,
         deadline_ns: int | None,
     ) -> RunFuture:
-        """Queues *run*, with *token* and *deadline_ns*; returns its future. Raises
-        `ClosedError`.
-        """
+        """Queues *run*, with *token* and *deadline_ns*. Raises `ClosedError`."""
         future = RunFuture(token)
         with self._lock:
             pool = self._pools.get(priority)
@@ -146,7 +140,10 @@ class Submitter:
 
     def _carry_out(self, future: RunFuture, run: Callable[[], Outputs]) -> None:
         try:
-            _carry_out(future, run)
+            if future.claimed() and future.set_running_or_notify_cancel():
+                future.set_result(run())
+        except BaseException as error:  # noqa: BLE001  # raised by the future
+            future.set_exception(error)
         finally:
             with self._ended:
                 self._open -= 1
@@ -217,14 +214,3 @@ class _Clock:
 
 def _waits(future: RunFuture | None) -> bool:
     return future is not None and not future.is_claimed
-
-
-def _carry_out(future: RunFuture, run: Callable[[], Outputs]) -> None:
-    if not future.claimed() or not future.set_running_or_notify_cancel():
-        return
-    try:
-        outputs = run()
-    except BaseException as error:  # noqa: BLE001  # raised by the future
-        future.set_exception(error)
-    else:
-        future.set_result(outputs)

@@ -43,16 +43,13 @@ class UnavailableDevices:
         self._checking: threading.Thread | None = None
 
     def any_is_back(self) -> bool:
-        """Whether a device is available again. Starts a background check at most every
-        `CHECK_SECONDS`.
-        """
+        """Whether a device is available again; checked in the background, each `CHECK_SECONDS`."""
         now = time.monotonic()
         checks = self._checking is not None and self._checking.is_alive()
         if not self._found and not checks and now >= self._next:
             self._next = now + CHECK_SECONDS
-            self._checking = threading.Thread(
-                target=self._check, name="penstock-availability", daemon=True
-            )
+            name = "penstock-availability"
+            self._checking = threading.Thread(target=self._check, name=name, daemon=True)
             with suppress(RuntimeError):
                 self._checking.start()
         return self._found
@@ -71,9 +68,7 @@ def _is_unavailable(refusal: errors.Refusal) -> bool:
 
 
 def with_crash_details(error: errors.PlacementError) -> errors.PlacementError:
-    """*error* with the command `doctor --last-crash` in the reason of each device whose process
-    died.
-    """
+    """*error* with `doctor --last-crash` in the reason of each device whose process died."""
     if not lists_unavailable(error.refusals):
         return error
     refusals = {

@@ -14,6 +14,7 @@ from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError, StateError
 from penstock.execution.adapters import BurstAdapter, DriverBurst
 from penstock.execution.executable import CLOSE_SECONDS, Executable
+from penstock.execution.inputs import call_inputs
 from penstock.execution.interface import Outputs, ready_inputs
 from penstock.execution.run import Run
 from penstock.execution.series import Series
@@ -132,7 +133,8 @@ class Burst(Closing):
                 else:
                     results = settled.again(run)
             if results is None:
-                results = self._run(run, _given(inputs, named), out, state, dequantize)
+                given = call_inputs(inputs, named, (Mapping, list, tuple))
+                results = self._run(run, given, out, state, dequantize)
         finally:
             self._busy.release()
             if self._last is not None:
@@ -233,13 +235,7 @@ class Burst(Closing):
 
     def _take(self, given: Any, real: bool, run: Run) -> list[NDArray]:
         """The model's inputs in order. Reuses the last run's if they are the same objects."""
-        kind = type(given)
-        if kind is tuple:
-            known = given
-        elif kind is dict:
-            known = (*given, *given.values())
-        else:
-            known = tuple(given) if kind is list else ()
+        known = _parts(given)
         if known and not real and len(known) == len(self._given):
             for a, b in zip(known, self._given, strict=True):
                 if a is not b:
@@ -257,11 +253,7 @@ class Burst(Closing):
     def _take_out(
         self, out: Any, series: Series, arrays: list[NDArray], real: bool
     ) -> list[NDArray | None]:
-        kind = type(out)
-        if kind is dict:
-            known = (*out, *out.values())
-        else:
-            known = tuple(out) if kind is list or kind is tuple else ()
+        known = _parts(out)
         if known and self._checked is arrays and len(known) == len(self._out):
             for a, b in zip(known, self._out, strict=True):
                 if a is not b:
@@ -311,6 +303,15 @@ def _nothing() -> None:
     """Does nothing: a burst that its caller closes has nothing to do afterwards."""
 
 
+def _parts(given: Any) -> tuple[Any, ...]:
+    """The arrays and names in *given*, to compare them with those of the last run."""
+    if type(given) is tuple:
+        return given
+    if type(given) is dict:
+        return (*given, *given.values())
+    return tuple(given) if type(given) is list else ()
+
+
 def burst_of(
     executable: Executable, hold: Callable[[PreparedModel], BurstAdapter] = DriverBurst
 ) -> Burst:
@@ -328,19 +329,3 @@ def burst_of(
 
 def _shapes(arrays: Sequence[NDArray | None]) -> list[tuple[int, ...] | None]:
     return [None if a is None else a.shape for a in arrays]
-
-
-def _given(inputs: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any] | Sequence[Any]:
-    """The inputs as `CompiledModel.run` takes them."""
-    if named:
-        if inputs:
-            raise InputError("give inputs by position or by keyword, not both")
-        return named
-    if (
-        len(inputs) == 1
-        and type(inputs[0]) is not np.ndarray
-        and isinstance(inputs[0], Mapping | list | tuple)
-    ):
-        given: Mapping[str, Any] | Sequence[Any] = inputs[0]
-        return given
-    return inputs

@@ -64,10 +64,9 @@ class ControlStep:
         outer = dict(
             zip((*entry.inputs, *entry.outputs), (*step.inputs, *step.outputs), strict=True)
         )
+        operands = [(i, entry.operands[i]) for i in operation.inputs]
         self._inputs = [
-            (outer.get(i), step.model.constant(o) if o.is_constant else None)
-            for i in operation.inputs
-            for o in [entry.operands[i]]
+            (-1, step.model.constant(o)) if o.is_constant else (outer[i], None) for i, o in operands
         ]
         self._outputs = [outer.get(i) for i in operation.outputs]
         self._alternatives = alternatives
@@ -80,9 +79,11 @@ class ControlStep:
         if run.bound is not None:
             from penstock.execution.targets import fetch_all
 
-            needed = [i for i, _ in self._inputs if i is not None]
+            needed = [i for i, constant in self._inputs if constant is None]
             fetch_all(needed, step, run.values, run.bound, run.copies, device)
-        given = [_value(i, constant, run.values) for i, constant in self._inputs]
+        given = [
+            run.values[index] if constant is None else constant for index, constant in self._inputs
+        ]
         inside = Run(run.config, within=True)
         folded = InnerSteps()
         try:
@@ -188,14 +189,6 @@ class ControlStep:
             else:
                 values[index] = value
                 taken.add(id(value))
-
-
-def _value(index: int | None, constant: NDArray | None, values: dict[int, NDArray]) -> NDArray:
-    if constant is not None:
-        return constant
-    if index is None:
-        raise ValueError("an input of control flow has no value")
-    return values[index]
 
 
 def _first(array: NDArray) -> bool:

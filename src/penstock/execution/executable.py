@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.execution.asynchronous import RunFuture, Submitter
     from penstock.execution.feedback import Feedback
     from penstock.execution.state import State
-    from penstock.hal import ExtensionAttribute
     from penstock.memory.allocation import RoleUse
     from penstock.memory.bound import Kind
 
@@ -47,51 +46,34 @@ if hasattr(os, "register_at_fork"):
 
 
 class Gate:
-    """Counts the runs in flight, and refuses new ones once closed. A context manager.
+    """Counts the runs in flight of a model, and refuses new ones once closed. A context manager.
 
     `close` waits for the runs inside until a deadline. If some are left, the last of them calls the
     clean-up on leaving. In a child process after `fork`, entering raises `StateError` without
     taking the lock, which another thread may have held at the fork.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_closed",
-        "_idle",
-        "_last",
-        "_lock",
-        "_subject",
-        "forked",
-        "inside",
-        "shut",
-    )
+    __slots__ = ("__weakref__", "_idle", "_last", "closed", "forked", "inside", "shut")
 
-    def __init__(self, subject: str) -> None:
-        self._subject = subject
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
+    def __init__(self) -> None:
+        self._idle = threading.Condition(threading.Lock())
         self.inside: list[None] = []
         """One entry for each run inside. Changed without the lock: append and pop are atomic."""
-        self.shut = self.forked = False
+        self.shut = self.forked = self.closed = False
         """*shut*: new runs are refused. *forked*: they are refused because this process is a fork.
+        *closed*: `close` was called, in this process or in its parent before the fork.
         """
-        self._closed = False
         self._last: Callable[[], None] | None = None
         _gates.add(self)
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called, in this process or in its parent before the fork."""
-        return self._closed
 
     def check(self) -> None:
         """Raises the error that entering raises; returns if the gate is open."""
         if self.forked:
             raise StateError(
-                f"this {self._subject} was made before a fork; compile again in the child process"
+                "this compiled model was made before a fork; compile again in the child process"
             )
-        if self._closed:
-            raise ClosedError(f"{self._subject} used after close()")
+        if self.closed:
+            raise ClosedError("compiled model used after close()")
 
     def __enter__(self) -> None:
         self.inside.append(None)
@@ -106,13 +88,11 @@ class Gate:
             self.leave_shut()
 
     def leave_shut(self) -> None:
-        """Leaves a gate that is shut. The last run inside calls the clean-up that `close` left to
-        it.
-        """
+        """Leaves a gate that is shut; the last run calls the clean-up that `close` left to it."""
         if self.forked:
             return
         last = None
-        with self._lock:
+        with self._idle:
             if not self.inside:
                 self._idle.notify_all()
                 last, self._last = self._last, None
@@ -128,9 +108,9 @@ class Gate:
         if self.forked:
             return 0
         with self._idle:
-            if self._closed:
+            if self.closed:
                 return len(self.inside)
-            self._closed = self.shut = True
+            self.closed = self.shut = True
             while self.inside and (left := end - time.monotonic()) > 0:
                 self._idle.wait(left)
             if self.inside:
@@ -147,7 +127,7 @@ class Executable:
         self.base = base
         self.feedback: Feedback | None = None
         """The values fed back from run to run on devices; None if there are none."""
-        self.gate = Gate("compiled model")
+        self.gate = Gate()
         self.variants = Variants(specialize)
         self.lock = threading.Lock()
         """Guards the attributes that follow."""
@@ -159,7 +139,7 @@ class Executable:
         """Prefix of the names of this model's threads."""
         self.closing = threading.Lock()
         """Held by the thread that closes the model."""
-        self.plain = ExecutionConfig(priority=base.priority)
+        self.plain = ExecutionConfig(priority=base.config.priority)
         """The configuration of a run without options."""
         self.state = initial_state(base.model) if base.model.entry.states else None
         """The default `State`; None for a model without state."""
@@ -231,7 +211,7 @@ class Executable:
         """See `CompiledModel.submit`."""
         from penstock.execution.asynchronous import LinkedToken, Submitter, check_in_time
 
-        config = self.config_of(timeout, cancel, False, priority, None)
+        config = self.config_of(timeout, cancel, priority=priority)
         token = LinkedToken(cancel)
         config = replace(config, cancel=token)
         with self.lock:
@@ -259,9 +239,7 @@ class Executable:
         state: State | None,
         real: bool,
     ) -> list[NDArray]:
-        """Runs *variant* on *arrays*, the model's inputs in order, and returns the caller's
-        outputs.
-        """
+        """Runs *variant* on the model's inputs in order; returns the caller's outputs."""
         targets = None
         if out is not None:
             if real:
@@ -285,20 +263,10 @@ class Executable:
             results = variant.run(run, arrays, targets, own)
         return self.exchange.deliver(results, real, run.copies)
 
-    def config_of(
-        self,
-        timeout: float | None,
-        cancel: CancelToken | None,
-        measure: bool,
-        priority: Priority | None,
-        loop_timeout: float | None,
-        extension_attributes: Sequence[ExtensionAttribute] = (),
-    ) -> ExecutionConfig:
-        """The configuration of one run. Raises `InputError`, `MissedDeadlinePersistent`."""
+    def config_of(self, *options: Any, **named: Any) -> ExecutionConfig:
+        """The configuration of one run, by the options of `execution_config`. Raises as it does."""
         self.gate.check()
-        config = execution_config(
-            self.plain, timeout, cancel, measure, priority, loop_timeout, extension_attributes
-        )
+        config = execution_config(self.plain, *options, **named)
         if config.priority != self.plain.priority:
             self.base.expect(config.priority)
         return config
@@ -328,9 +296,7 @@ class Executable:
         return role_use(self.base.compilation, self.exchange.interface, kind, name, self)
 
     def _keeps_to_roles(self, arrays: Sequence[Any], out: object) -> bool:
-        """Whether the run must use the base form because its memory was allocated for that form's
-        steps.
-        """
+        """Whether the run must use the base form, for whose steps its memory was allocated."""
         if out is None and all(type(a) is np.ndarray for a in arrays):
             return False
         from penstock.execution.feedback import needs_the_steps_of_its_roles

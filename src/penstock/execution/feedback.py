@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.compilation.prepared import Compilation, PreparedStep
 from penstock.errors import InputError, InvalidArgument
 from penstock.execution.arena import BufferedVariable, buffered_variables
+from penstock.execution.cells import Cells, Loop, put
 from penstock.execution.interface import Interface, find_name
 from penstock.execution.variant import Variant
 from penstock.hal import MemoryPreference
@@ -24,8 +23,8 @@ from penstock.ir import DType, NDArray, Operand, Shape
 from penstock.ir.types import static_shape
 from penstock.memory.allocation import InputRole, OutputRole, RoleUse, allocate
 from penstock.memory.bound import BoundMemory, Kind, StepUse
-from penstock.memory.buffer import BoundBuffer, DeviceBuffer, fetch_value, put_value
-from penstock.memory.copies import STAGED, CopyReceipt
+from penstock.memory.buffer import BoundBuffer, DeviceBuffer
+from penstock.memory.copies import CopyReceipt
 from penstock.memory.layout import strictest
 
 if TYPE_CHECKING:
@@ -50,18 +49,22 @@ def preferences_of(
 def role_use(
     compilation: Compilation, interface: Interface, kind: Kind, name: str | int, user: object
 ) -> RoleUse:
-    """The use of the input or output *name* (or position) by runs of *user*. Raises
-    `InputError`.
-    """
-    inputs = kind == "input"
-    names = interface.input_names if inputs else interface.output_names
-    index = find_name(name, names, kind) if isinstance(name, str) else _position(name, names, kind)
-    positions = interface.input_positions if inputs else interface.output_positions
-    entry = compilation.plan.model.entry
-    ports = entry.ordinary_inputs if inputs else entry.ordinary_outputs
-    operand = (interface.inputs if inputs else interface.outputs)[index]
-    position = positions[index]
-    return RoleUse(user, position, operand, step_uses(compilation, ports[position], inputs=inputs))
+    """The use of the input or output *name* (or position) by *user*. Raises `InputError`."""
+    inputs, entry = kind == "input", compilation.plan.model.entry
+    if inputs:
+        operands, positions = interface.inputs, interface.input_positions
+        ports = entry.ordinary_inputs
+    else:
+        operands, positions = interface.outputs, interface.output_positions
+        ports = entry.ordinary_outputs
+    if isinstance(name, str):
+        index = find_name(name, [o.name for o in operands], kind)
+    elif type(name) is int and 0 <= name < len(operands):
+        index = name
+    else:
+        raise InputError(f"there is no {kind} {name!r}; the model has {len(operands)}")
+    uses = step_uses(compilation, ports[positions[index]], inputs=inputs)
+    return RoleUse(user, positions[index], operands[index], uses)
 
 
 def step_uses(compilation: Compilation, operand: int, *, inputs: bool) -> tuple[StepUse, ...]:
@@ -93,31 +96,7 @@ def _uses(
     ]
 
 
-def _position(index: object, names: Sequence[str], kind: str) -> int:
-    if type(index) is not int or not 0 <= index < len(names):
-        raise InputError(f"there is no {kind} {index!r}; the model has {len(names)}")
-    return index
-
-
 AGAIN: Final = "reset() of the State, or of what bind_state gave, begins again"
-
-
-class Loop(Struct, frozen=True):
-    """One fed-back value: the operand that a run reads, and the operand that it writes.
-
-    *position* and *input_position* are those of the output and input among the model's ordinary
-    ones. For a variable of the network, *variable* is its index instead.
-    """
-
-    name: str
-    input: Operand
-    output: Operand
-    read: int
-    written: int
-    input_position: int = -1
-    position: int = -1
-    variable: int = -1
-    shape: Shape = None
 
 
 class Feedback:
@@ -184,26 +163,21 @@ class Feedback:
     def make_cells(
         self, state: State, values: Sequence[NDArray], copies: list[CopyReceipt]
     ) -> Cells:
-        """The device memory for *state*, whose variables have *values*; adds the copies to
-        *copies*.
-        """
+        """The device memory for *state*, whose variables have *values*; records *copies*."""
         made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]] = {}
         try:
             for loop in self._all:
                 user = _User(self._variant, loop)
-                both: list[InputRole | OutputRole] = [
-                    InputRole(user, loop.name),
-                    OutputRole(user, loop.name),
-                ]
+                both = InputRole(user, loop.name), OutputRole(user, loop.name)
                 made[loop] = allocate(both), allocate(both)
                 for buffer in made[loop]:
                     buffer.remedy = AGAIN
                 if loop.variable >= 0:
                     reason = f"{loop.name!r} begins with the value that the state has"
-                    _put(made[loop][0], values[loop.variable], loop, reason, copies)
+                    put(made[loop][0], values[loop.variable], loop, reason, copies)
                 elif (shape := static_shape(loop.shape)) is not None:
                     zeros = np.zeros(shape, loop.input.dtype.numpy)
-                    _put(made[loop][0], zeros, loop, f"{loop.name!r} begins with zeros", copies)
+                    put(made[loop][0], zeros, loop, f"{loop.name!r} begins with zeros", copies)
         except BaseException:
             for pair in made.values():
                 for buffer in pair:
@@ -225,55 +199,6 @@ class Feedback:
         return self._all[find_name(name, self.names, "bound input")]
 
 
-class Cells:
-    """Double-buffered feedback: two device buffers for each value.
-
-    A run reads the first buffer and writes the second; after a success they swap.
-    """
-
-    def __init__(self, made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]]) -> None:
-        self._made = made
-        self.variables = tuple(p.variable for p in made if p.variable >= 0)
-
-    def of(self, loops: Sequence[Loop]) -> list[tuple[DeviceBuffer, DeviceBuffer]]:
-        """For each of *loops*, the buffer to read and the buffer to write."""
-        return [self._made[loop] for loop in loops]
-
-    def turn(self) -> None:
-        """Swaps the buffers: the next run reads what this run wrote."""
-        self._made = {loop: (written, read) for loop, (read, written) in self._made.items()}
-
-    def fetch_variables(self, copies: list[CopyReceipt]) -> dict[int, NDArray]:
-        """Copies the present values of the variables to the host; records each copy in *copies*."""
-        found = {}
-        for loop, (read, _) in self._made.items():
-            if loop.variable < 0:
-                continue
-            began = perf_counter_ns()
-            value, count = fetch_value(read)
-            spent = perf_counter_ns() - began
-            route = (read.device or "pool", "host")
-            reason = f"the state has its value of {loop.name!r} on the device of another model"
-            copies.append(CopyReceipt(value.nbytes, *route, reason, None, None, began, spent))
-            copies += _staged(value.nbytes, count - 1, None)
-            found[loop.variable] = value
-        return found
-
-    def put_variables(self, values: Sequence[NDArray], copies: list[CopyReceipt]) -> None:
-        """Replaces the values of the variables; records each copy in *copies*."""
-        for loop, (read, _) in self._made.items():
-            if loop.variable < 0:
-                continue
-            reason = f"the state has another value of {loop.name!r} than its device"
-            _put(read, values[loop.variable], loop, reason, copies)
-
-    def close(self) -> None:
-        """Frees the buffers."""
-        for pair in self._made.values():
-            for buffer in pair:
-                buffer.close()
-
-
 class _User:
     """One fed-back value as a user of buffers."""
 
@@ -289,22 +214,6 @@ class _User:
             replace(operand, name=operand.name or loop.name),
             step_uses(self._variant.compilation, index, inputs=inputs),
         )
-
-
-def _put(
-    buffer: DeviceBuffer, value: Any, loop: Loop, reason: str, copies: list[CopyReceipt]
-) -> None:
-    array, began = np.asarray(value), perf_counter_ns()
-    count = put_value(buffer, array)
-    spent = perf_counter_ns() - began
-    route = ("host", buffer.device or "pool")
-    copies.append(CopyReceipt(array.nbytes, *route, reason, None, loop.read, began, spent))
-    copies += _staged(array.nbytes, count - 1, loop.read)
-
-
-def _staged(nbytes: int, count: int, operand: int | None) -> list[CopyReceipt]:
-    """Receipts of the intermediate copies; their time is part of the copy before."""
-    return [CopyReceipt(nbytes, "host", "host", STAGED, None, operand) for _ in range(count)]
 
 
 def _loops(variant: Variant, interface: Interface, bindings: Mapping[str, str]) -> tuple[Loop, ...]:
@@ -333,8 +242,7 @@ def _agreed(output_name: str, result: Operand, input_name: str, given: Operand) 
     if result.dtype is not given.dtype or result.quantization != given.quantization:
         raise InputError(
             f"output {output_name!r} is {result.dtype.value} and input {input_name!r} "
-            f"{given.dtype.value}, "
-            "or they are quantised differently: one cannot become the other"
+            f"{given.dtype.value}, or they are quantised differently: one cannot become the other"
         )
     if result.dtype is DType.STRING:
         raise InputError(f"output {output_name!r} holds strings, which no device buffer does")

@@ -136,10 +136,13 @@ class Chain:
 
     def _check(self, launched: Sequence[Launched]) -> None:
         """Raises the error of the first step that failed; the receipt records the others."""
+        from penstock.ipc.pools import RemoteFence
+
         ended = perf_counter_ns()
         for one in launched:
             prepared = one.step.prepared
-            note_remote(prepared, getattr(one.fence, "result", hal.DONE), self._run)
+            if isinstance(one.fence, RemoteFence):
+                note_remote(prepared, one.fence.result, self._run)
             if (error := one.fence.error()) is not None:
                 self._note(one.step, error)
                 raise error
@@ -170,10 +173,8 @@ def await_fences(wait_for: Sequence[hal.Fence], config: hal.ExecutionConfig) -> 
             raise errors.GeneralFailure(f"a fence this run waits for failed: {failure}")
 
 
-TELLING_SECONDS: Final = 1.0
-"""Most seconds that `result` waits for callbacks of the fence, which may call `result`
-themselves.
-"""
+CALLBACK_SECONDS: Final = 1.0
+"""Most seconds that `result` waits for callbacks of the fence, which may call it themselves."""
 
 APART: Final = "a run that may be left to its driver does not write to the caller's arrays"
 
@@ -208,7 +209,7 @@ class FencedRun:
         # `result`.
         if threading.get_ident() != self._ender:
             left = remaining_seconds(end)
-            self._ended.wait(TELLING_SECONDS if left is None else min(left, TELLING_SECONDS))
+            self._ended.wait(CALLBACK_SECONDS if left is None else min(left, CALLBACK_SECONDS))
         if self._error is not None:
             raise self._error
         if self._outputs is None:
@@ -257,27 +258,30 @@ class BeginToken(LinkedToken):
         return False
 
 
+class Start(NamedTuple):
+    """The checked arguments of a fenced run. *after* are seconds after the last signal."""
+
+    executable: Executable
+    inputs: Mapping[str, Any] | Sequence[Any]
+    wait_for: Sequence[hal.Fence]
+    out: Mapping[str, Any] | Sequence[Any] | None
+    state: State | None
+    config: hal.ExecutionConfig
+    after: float | None
+
+
 def start_fenced(
     executable: Executable,
     inputs: Mapping[str, Any] | Sequence[Any],
     wait_for: Sequence[hal.Fence] = (),
-    *,
-    out: Mapping[str, Any] | Sequence[Any] | None = None,
-    state: State | None = None,
-    timeout: float | None = None,
-    timeout_after_fence: float | None = None,
-    cancel: hal.CancelToken | None = None,
-    measure: bool = False,
-    priority: hal.Priority | None = None,
-    loop_timeout: float | None = None,
-    extension_attributes: Sequence[hal.ExtensionAttribute] = (),
+    **options: Any,
 ) -> FencedRun:
     """Starts a run that begins once every fence of *wait_for* has signalled, and returns at once.
 
     The arrays of *inputs* are read, and those of *out* written, until the run's fence has
     signalled. *timeout* seconds count from now, *timeout_after_fence* seconds from the last signal
     of *wait_for*. If a fence failed, the run fails with `GeneralFailure` and writes nothing. The
-    other arguments are those of `CompiledModel.run`. Closing the model before all fences have
+    other *options* are those of `CompiledModel.run`. Closing the model before all fences have
     signalled ends the run with `ClosedError`.
 
     With *timeout* or *cancel*, a run may end while a driver that ignores both still executes. So
@@ -287,17 +291,11 @@ def start_fenced(
     Raises `InputError` for a model with an output of unknown shape, and for invalid arguments. The
     result of the run has all other errors.
     """
-    _check(executable, wait_for, timeout_after_fence)
-    config = executable.config_of(
-        timeout, cancel, measure, priority, loop_timeout, extension_attributes
-    )
-    run = FencedRun()
+    start, run = _checked(executable, inputs, wait_for, **options), FencedRun()
 
     def work() -> None:
         try:
-            run.end(
-                _run(executable, inputs, wait_for, out, state, config, timeout_after_fence), None
-            )
+            run.end(_run(start), None)
         except BaseException as error:  # noqa: BLE001  # reported by the fence and by `result`
             run.end(None, error)
 
@@ -310,41 +308,32 @@ def run_fenced(
     executable: Executable,
     inputs: Mapping[str, Any] | Sequence[Any],
     wait_for: Sequence[hal.Fence] = (),
+    **options: Any,
+) -> Outputs:
+    """Runs as `start_fenced` does, in the calling thread, until the run has ended."""
+    return _run(_checked(executable, inputs, wait_for, **options))
+
+
+def _checked(
+    executable: Executable,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    wait_for: Sequence[hal.Fence],
     *,
     out: Mapping[str, Any] | Sequence[Any] | None = None,
     state: State | None = None,
-    timeout: float | None = None,
     timeout_after_fence: float | None = None,
-    cancel: hal.CancelToken | None = None,
-    measure: bool = False,
-    priority: hal.Priority | None = None,
-    loop_timeout: float | None = None,
-    extension_attributes: Sequence[hal.ExtensionAttribute] = (),
-) -> Outputs:
-    """Runs as `start_fenced` does, in the calling thread: returns or raises when the run
-    has ended.
-    """
-    _check(executable, wait_for, timeout_after_fence)
-    config = executable.config_of(
-        timeout, cancel, measure, priority, loop_timeout, extension_attributes
-    )
-    return _run(executable, inputs, wait_for, out, state, config, timeout_after_fence)
-
-
-def _check(
-    executable: Executable, wait_for: Sequence[hal.Fence], timeout_after_fence: object
-) -> None:
+    **options: Any,
+) -> Start:
     executable.gate.check()
     if not isinstance(wait_for, Sequence):
         raise errors.InputError(f"wait_for takes a list of fences, not {type(wait_for).__name__}")
     for fence in wait_for:
         if not is_fence(fence):
             raise errors.InputError(f"wait_for takes fences, not {type(fence).__name__}")
-    if timeout_after_fence is not None and not (
-        is_number(timeout_after_fence) and timeout_after_fence > 0
-    ):
+    after = timeout_after_fence
+    if after is not None and not (is_number(after) and after > 0):
         raise errors.InputError(
-            f"timeout_after_fence must be a number of seconds above 0, not {timeout_after_fence!r}"
+            f"timeout_after_fence must be a number of seconds above 0, not {after!r}"
         )
     for position, operand in enumerate(executable.base.model.outputs):
         if not is_sized(operand):
@@ -352,22 +341,15 @@ def _check(
                 f"output {position} ({operand.name}) has an unknown shape; a fenced run needs it "
                 "known"
             )
-
-
-def _run(
-    executable: Executable,
-    inputs: Mapping[str, Any] | Sequence[Any],
-    wait_for: Sequence[hal.Fence],
-    out: Mapping[str, Any] | Sequence[Any] | None,
-    state: State | None,
-    config: hal.ExecutionConfig,
-    after: float | None,
-) -> Outputs:
-    began = perf_counter_ns()
+    config = executable.config_of(**options)
     after = None if after is None or after > LONGEST_SECONDS else after
-    token = BeginToken(config.cancel, executable.gate, wait_for)
+    return Start(executable, inputs, wait_for, out, state, config, after)
+
+
+def _run(start: Start) -> Outputs:
+    token = BeginToken(start.config.cancel, start.executable.gate, start.wait_for)
     try:
-        return _run_behind(executable, inputs, wait_for, out, state, config, after, token, began)
+        return _run_behind(start, token, perf_counter_ns())
     except errors.Cancelled as error:
         if not token.is_closed:
             raise
@@ -376,26 +358,19 @@ def _run(
         ) from error
 
 
-def _run_behind(
-    executable: Executable,
-    inputs: Mapping[str, Any] | Sequence[Any],
-    wait_for: Sequence[hal.Fence],
-    out: Mapping[str, Any] | Sequence[Any] | None,
-    state: State | None,
-    config: hal.ExecutionConfig,
-    after: float | None,
-    token: BeginToken,
-    began: int,
-) -> Outputs:
+def _run_behind(start: Start, token: BeginToken, began: int) -> Outputs:
+    executable, config, after, out = start.executable, start.config, start.after, start.out
     behind = replace(config, cancel=token)
-    if state is not None or not _may_chain(executable, config, wait_for, after, (inputs, out)):
-        await_fences(wait_for, behind)
-        left = deadline_of(_seconds_left(config, after), time.monotonic_ns())
-        run = Run(replace(config, deadline_ns=left), perf_counter_ns())
-        return executable.run(run, inputs, out, state)
+    if not _may_chain(start):
+        await_fences(start.wait_for, behind)
+        left = remaining_ns(config.deadline_ns)
+        seconds = [s for s in (after, None if left is None else left / 1e9) if s is not None]
+        until = deadline_of(min(seconds, default=None), time.monotonic_ns())
+        run = Run(replace(config, deadline_ns=until), perf_counter_ns())
+        return executable.run(run, start.inputs, out, start.state)
     with executable.gate:
         run, exchange = Run(behind, began), executable.exchange
-        arrays = exchange.bind(executable, inputs, False, run.copies)
+        arrays = exchange.bind(executable, start.inputs, False, run.copies)
         targets = None
         if out is not None:
             from penstock.execution.targets import bind_targets
@@ -405,62 +380,43 @@ def _run_behind(
         chain = Chain(executable.base, run, None if after is None else int(after * 1e9))
         # A run that may be abandoned must not write to the caller's arrays.
         apart = config.deadline_ns is not None or config.cancel is not None
-        found = chain.run(arrays, None if apart else targets, wait_for)
+        found = chain.run(arrays, None if apart else targets, start.wait_for)
         if apart and targets is not None:
-            found = _copied_out(found, targets, run)
+            from penstock.execution.results import copy_over
+
+            for at, target in enumerate(targets):
+                if target is not None:
+                    copy_over(target, found[at], run.copies, ("host", "caller"), APART)
+                    found[at] = target
         results = exchange.deliver(found, False, run.copies)
     run.end()
     return Outputs(results, exchange.output_names, run.receipt)
 
 
-def _copied_out(
-    found: Sequence[NDArray], targets: Sequence[NDArray | None], run: Run
-) -> list[NDArray]:
-    from penstock.execution.results import copy_over
-
-    for value, target in zip(found, targets, strict=True):
-        if target is not None:
-            copy_over(target, value, run.copies, ("host", "caller"), APART)
-    return [v if t is None else t for v, t in zip(found, targets, strict=True)]
-
-
-def _may_chain(
-    executable: Executable,
-    config: hal.ExecutionConfig,
-    wait_for: Sequence[hal.Fence],
-    after: float | None,
-    given: Sequence[Any],
-) -> bool:
+def _may_chain(start: Start) -> bool:
     """Whether steps can be launched before the fences that they wait for have signalled.
 
     False for a plan with values of unknown size between its steps or with control flow: the host
     must read these. False with a state, which would be locked while fences are pending. False if
-    drivers must measure times, if the run is compared by shadow verification, or if *given*
-    contains memory that is no array.
+    drivers must measure times, if the run is compared by shadow verification, or if an argument is
+    memory that is no array.
     """
-    base = executable.base
+    base = start.executable.base
+    given: list[Any] = []
+    for part in (start.inputs, start.out):
+        if isinstance(part, Mapping):
+            given += part.values()
+        elif isinstance(part, Sequence):
+            given += part
     return not (
-        executable.is_dynamic
-        or executable.feedback is not None
-        or config.measure
+        start.state is not None
+        or start.executable.is_dynamic
+        or start.executable.feedback is not None
+        or start.config.measure
         or base.shadow is not None
         or base.is_pending
         or not base.is_direct
         # Only a single step can take the time limit that begins after the fences.
-        or (after is not None and len(base.steps) > 1 and len(wait_for) > 0)
-        or any(is_bindable(value) for part in given for value in _values_of(part))
+        or (start.after is not None and len(base.steps) > 1 and len(start.wait_for) > 0)
+        or any(map(is_bindable, given))
     )
-
-
-def _values_of(given: Any) -> Sequence[Any]:
-    if isinstance(given, Mapping):
-        return list(given.values())
-    return given if isinstance(given, Sequence) else ()
-
-
-def _seconds_left(config: hal.ExecutionConfig, after: float | None) -> float | None:
-    """Seconds that a run has left from now; None for no limit."""
-    left = remaining_ns(config.deadline_ns)
-    if left is None:
-        return after
-    return left / 1e9 if after is None else min(after, left / 1e9)

@@ -15,6 +15,7 @@ from penstock.ir.types import dtype_of, is_masked
 from penstock.memory.copies import CopyReceipt
 
 _NOT_GIVEN: Final = object()
+SEVERAL: Final = "one output has several names"
 
 
 def arrange(
@@ -79,19 +80,14 @@ def as_array(value: Any, operand: Operand, position: int, copies: list[CopyRecei
         raise _other_elements(array, operand, position)
     _check_shape(array, operand, position)
     if not array.flags.c_contiguous:
-        copies.append(
-            CopyReceipt(
-                array.nbytes, "caller", "host", f"{_label(operand, position)} is not contiguous"
-            )
-        )
+        reason = f"{_label(operand, position)} is not contiguous"
+        copies.append(CopyReceipt(array.nbytes, "caller", "host", reason))
         array = np.ascontiguousarray(array)
     return array
 
 
 def is_bindable(value: Any) -> bool:
-    """Whether *value* provides its own bound memory for a run
-    (`penstock.memory.bound.Bindable`).
-    """
+    """Whether *value* provides its own memory for a run (`penstock.memory.bound.Bindable`)."""
     return type(value) is not np.ndarray and hasattr(type(value), "bind_argument")
 
 
@@ -113,9 +109,8 @@ def to_stored(value: Any, operand: Operand, position: int, copies: list[CopyRece
         )
     _check_shape(array, operand, position)
     _check_channels(array, operand.quantization, operand, position)
-    copies.append(
-        CopyReceipt(array.nbytes, "caller", "host", f"{_label(operand, position)} quantised")
-    )
+    reason = f"{_label(operand, position)} quantised"
+    copies.append(CopyReceipt(array.nbytes, "caller", "host", reason))
     return quantize(array, operand.quantization, operand.dtype)
 
 
@@ -137,8 +132,7 @@ def quantize(value: NDArray, quantization: Quantization, dtype: DType) -> NDArra
 
 
 def dequantize(value: NDArray, quantization: Quantization) -> NDArray:
-    """Dequantises stored values to float32 as TFLite's DEQUANTIZE does: scale * (stored - zero
-    point).
+    """Dequantises stored values to float32 as TFLite does: scale * (stored - zero point).
 
     Computed in float32 for types of up to 16 bits, in float64 for wider ones.
     """
@@ -149,9 +143,7 @@ def dequantize(value: NDArray, quantization: Quantization) -> NDArray:
 
 
 def _parameters(quantization: Quantization, rank: int) -> tuple[NDArray, NDArray]:
-    """Scales (float32) and zero points (int64), shaped to broadcast along the quantised
-    dimension.
-    """
+    """Scales (float32) and zero points (int64), shaped to broadcast along their dimension."""
     shape = [1] * rank
     if quantization.dimension is not None:
         shape[quantization.dimension] = len(quantization.scales)
@@ -180,10 +172,7 @@ def _check_shape(array: NDArray, operand: Operand, position: int) -> None:
 def _check_channels(
     array: NDArray, quantization: Quantization, operand: Operand, position: int
 ) -> None:
-    """Checks the number of channels against the scales.
-
-    Needed for operands of unknown shape.
-    """
+    """Checks the channels against the scales, for operands of unknown shape."""
     dimension, count = quantization.dimension, len(quantization.scales)
     if dimension is None or (count == 1 and dimension < array.ndim):
         return
@@ -230,8 +219,7 @@ def _remedy(value: Any) -> str:
 def _other_elements(array: NDArray, operand: Operand, position: int) -> InputError:
     return InputError(
         f"{_label(operand, position)} is {operand.dtype.value}, an array of {array.dtype} was "
-        "given; "
-        "nothing is cast silently"
+        "given; nothing is cast silently"
     )
 
 
@@ -259,11 +247,8 @@ def _strings(array: NDArray, operand: Operand, position: int, copies: list[CopyR
         raise InputError(
             f"{_label(operand, position)} holds strings; at [{index}] {problem}: use bytes or str"
         )
-    copies.append(
-        CopyReceipt(
-            sum(map(len, flat)), "caller", "host", f"{_label(operand, position)} made bytes"
-        )
-    )
+    reason = f"{_label(operand, position)} made bytes"
+    copies.append(CopyReceipt(sum(map(len, flat)), "caller", "host", reason))
     return result
 
 
@@ -272,11 +257,9 @@ def _label(operand: Operand, position: int) -> str:
 
 
 def _shape(operand: Operand) -> str:
-    return (
-        "unknown"
-        if operand.shape is None
-        else str(tuple("?" if d is None else d for d in operand.shape)).replace("'", "")
-    )
+    if operand.shape is None:
+        return "unknown"
+    return str(tuple("?" if d is None else d for d in operand.shape)).replace("'", "")
 
 
 class Exchange:
@@ -310,19 +293,15 @@ class Exchange:
         if real and real is not True:
             raise InputError(f"dequantize must be true or false, not {real!r}")
         interface = self.interface
-        values = arrange(given, self.input_names)
-        if real:
-            values = [
-                to_stored(v, o, i, copies)
-                for i, (v, o) in enumerate(zip(values, interface.inputs, strict=True))
-            ]
-        places = interface.input_positions
-        arrays = [
-            v.bind_argument(user, "input", places[i], o)
-            if is_bindable(v)
-            else as_array(v, o, i, copies)
-            for i, (v, o) in enumerate(zip(values, interface.inputs, strict=True))
-        ]
+        values = zip(arrange(given, self.input_names), interface.inputs, strict=True)
+        arrays = []
+        for at, (value, operand) in enumerate(values):
+            stored = to_stored(value, operand, at, copies) if real else value
+            if is_bindable(stored):
+                position = interface.input_positions[at]
+                arrays.append(stored.bind_argument(user, "input", position, operand))
+            else:
+                arrays.append(as_array(stored, operand, at, copies))
         return arrays if self.is_in_order else in_order(arrays, interface)
 
     def deliver(
@@ -330,9 +309,11 @@ class Exchange:
     ) -> list[NDArray]:
         """The model's outputs in the caller's order, dequantised if *real*."""
         if not self.has_all_outputs:
-            places = self.interface.output_positions
+            from penstock.execution.results import copied
+
+            places, route, why = self.interface.output_positions, ("output", "caller"), SEVERAL
             results = [
-                _again(results[p], copies) if p in places[:i] else results[p]
+                copied(results[p], copies, route, why) if p in places[:i] else results[p]
                 for i, p in enumerate(places)
             ]
         if not real:
@@ -348,18 +329,17 @@ class Exchange:
         return delivered
 
 
-def call_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any] | Sequence[Any]:
-    """The inputs of a call: positional arrays, one mapping, or keywords."""
+def call_inputs(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    kinds: type[Any] | tuple[type[Any], ...] = Mapping,
+) -> Mapping[str, Any] | Sequence[Any]:
+    """The inputs of a call: positional arrays, all inputs in one of *kinds*, or keywords."""
     if kwargs:
         if args:
             raise InputError("give inputs by position or by keyword, not both")
         return kwargs
-    if len(args) == 1 and isinstance(args[0], Mapping):
-        return args[0]
+    if len(args) == 1 and type(args[0]) is not np.ndarray and isinstance(args[0], kinds):
+        given: Mapping[str, Any] | Sequence[Any] = args[0]
+        return given
     return args
-
-
-def _again(result: NDArray, copies: list[CopyReceipt]) -> NDArray:
-    from penstock.execution.results import copied
-
-    return copied(result, copies, ("output", "caller"), "one output has several names")

@@ -7,10 +7,40 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from penstock.compilation.calls import concurrency_of
 from penstock.hal import Device, Priority
+
+Kept = TypeVar("Kept")
+
+
+class PerDevice(Generic[Kept]):
+    """One object for each device of the process, made by *make* and kept while it is in use.
+
+    The object must keep its device alive, so that no other device gets the same id. A forked child
+    begins without objects: it lacks the parent's threads, which may hold their locks.
+    """
+
+    def __init__(self, make: Callable[[Device], Kept]) -> None:
+        self._make = make
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._found: WeakValueDictionary[int, Kept] = WeakValueDictionary()
+
+    def of(self, device: Device) -> Kept:
+        """The object of *device*."""
+        with self._lock:
+            found = self._found.get(id(device))
+            if found is None:
+                found = self._found[id(device)] = self._make(device)
+            return found
 
 
 class DeviceQueue:
@@ -60,32 +90,5 @@ class QueueUser:
         raise NotImplementedError
 
 
-class _Registry:
-    """The queue of each device, kept while something executes on the device."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        # A queue keeps its device alive, so that no other device gets the same id.
-        self.by_device: WeakValueDictionary[int, DeviceQueue] = WeakValueDictionary()
-
-
-_registry = _Registry()
-
-
-def _forget() -> None:
-    """Replaces the registry in a forked child, whose lock another thread of the parent may hold."""
-    global _registry  # noqa: PLW0603  # the only code that replaces the registry
-    _registry = _Registry()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
-
-
-def queue_of(device: Device) -> DeviceQueue:
-    """The queue of *device*: one for each device of the process."""
-    with _registry.lock:
-        lane = _registry.by_device.get(id(device))
-        if lane is None:
-            lane = _registry.by_device[id(device)] = DeviceQueue(device)
-        return lane
+QUEUES: Final = PerDevice(DeviceQueue)
+"""The queue of each device on which something executes."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -56,42 +57,34 @@ def check_result(
     if not shapes and not all(map(is_sized, operands)):
         raise GeneralFailure("the driver did not report the shape of an output of unknown shape")
     for shape, operand, target in zip(shapes, operands, targets, strict=False):
+        name = repr(operand.name)
         if not isinstance(shape, OutputShape) or shape.is_sufficient is not True:
-            raise GeneralFailure(
-                f"output {operand.name!r}: the driver succeeded and says it did not fit"
-            )
+            raise GeneralFailure(f"output {name}: the driver succeeded and says it did not fit")
         _check_dimensions(shape.dimensions, operand)
-        if is_sized(operand) or target is None:
+        if is_sized(operand) or target is None or operand.dtype is DType.STRING:
             continue
-        if operand.dtype is not DType.STRING and _nbytes(shape.dimensions, operand) > target.nbytes:
-            raise GeneralFailure(
-                f"output {operand.name!r} of shape {shape.dimensions} does not fit the memory it "
-                "was given"
-            )
+        if _nbytes(shape.dimensions, operand) > target.nbytes:
+            words = f"of shape {shape.dimensions} does not fit the memory it was given"
+            raise GeneralFailure(f"output {name} {words}")
 
 
 def grown_sizes(
     sizes: Sequence[int], operands: Sequence[Operand], error: OutputInsufficientSize
 ) -> list[int]:
-    """The bytes to try for each output after *error*: by its reported shape, or at least
-    doubled.
-    """
+    """The bytes to try for each output after *error*: by its reported shape, at least doubled."""
     shapes: tuple[object, ...] = error.output_shapes
     if len(shapes) != len(sizes) or not all(isinstance(s, tuple) and len(s) == 2 for s in shapes):
         raise GeneralFailure("the driver said 'too small' without saying which output") from error
     answers = error.output_shapes
     if all(enough for _, enough in answers):
-        raise GeneralFailure(
-            "the driver said 'too small' of outputs that are all enough"
-        ) from error
+        raise GeneralFailure("the driver said 'too small', but every output is enough") from error
     grown = list(sizes)
     for k, (operand, (dimensions, enough)) in enumerate(zip(operands, answers, strict=True)):
         if enough:
             continue
         if is_sized(operand):
-            raise GeneralFailure(
-                f"output {operand.name!r} has the size the model declares"
-            ) from error
+            name = operand.name
+            raise GeneralFailure(f"output {name!r} has the size the model declares") from error
         _check_dimensions(dimensions, operand)
         grown[k] = max(_nbytes(dimensions, operand), 2 * sizes[k])
     return grown
@@ -105,25 +98,18 @@ def shaped(flat: NDArray, operand: Operand, shape: tuple[int, ...]) -> NDArray:
 
 
 def _check_dimensions(dimensions: object, operand: Operand) -> None:
-    if not isinstance(dimensions, tuple | list) or any(
-        type(d) is not int or d < 0 for d in dimensions
-    ):
+    name = repr(operand.name)
+    given = tuple(dimensions) if isinstance(dimensions, tuple | list) else (None,)
+    if any(type(d) is not int or d < 0 for d in given):
+        raise GeneralFailure(f"the driver reported {dimensions!r} as shape of output {name}")
+    if not fits(given, operand.shape):
         raise GeneralFailure(
-            f"the driver reported {dimensions!r} as shape of output {operand.name!r}"
-        )
-    if not fits(tuple(dimensions), operand.shape):
-        raise GeneralFailure(
-            f"the driver reported shape {tuple(dimensions)} for output {operand.name!r} of shape "
-            f"{operand.shape}"
+            f"the driver reported shape {given} for output {name} of shape {operand.shape}"
         )
 
 
 def _nbytes(dimensions: Sequence[int], operand: Operand) -> int:
-    """The bytes of an array, computed with Python integers, which do not overflow."""
-    count = operand.dtype.numpy.itemsize
-    for dimension in dimensions:
-        count *= dimension
-    return count
+    return operand.dtype.numpy.itemsize * math.prod(dimensions)
 
 
 def copied(
@@ -160,6 +146,9 @@ def copy_over(
     copies.append(CopyReceipt(value.nbytes, *route, reason, step, operand, began, spent))
 
 
+STRINGS: Final = "strings travel in TFLite's string-tensor layout"
+
+
 class Copying:
     """Copies at the boundary of a step or of the run, each recorded in *copies*."""
 
@@ -169,87 +158,55 @@ class Copying:
 
     def copy(self, destination: NDArray, source: NDArray, operand: int, *, out: bool) -> None:
         """Copies *source* to *destination*: to the host if *out*, else to the device."""
-        began = perf_counter_ns()
-        np.copyto(destination, source)
-        places = (self._device, "host") if out else ("host", self._device)
-        self._copies.append(
-            CopyReceipt(
-                source.nbytes,
-                *places,
-                self.reason,
-                self._step,
-                operand,
-                began,
-                perf_counter_ns() - began,
-            )
-        )
+        route = (self._device, "host") if out else ("host", self._device)
+        step, reason = self._step, self.reason
+        copy_over(destination, source, self._copies, route, reason, step=step, operand=operand)
 
     def fetch(self, memory: BoundMemory, operand: int) -> NDArray:
-        """Reads the value of *memory*, which the device did not take, to the host; maps it if
-        possible.
-        """
+        """The value of *memory*, which the device did not take: mapped if possible, else read."""
         if (array := memory.array) is not None:
             return lent(array)
         began = perf_counter_ns()
         value = memory.read()
-        self._moved(value.nbytes, memory.name, "host", operand, began)
-        self._staged(memory, value.nbytes, operand)
+        self._moved(memory, value.nbytes, (memory.name, "host"), operand, began)
         return value
 
     def put(self, memory: BoundMemory, value: NDArray, operand: int) -> None:
         """Writes *value* to *memory*, which the device did not take."""
         began = perf_counter_ns()
         memory.write(value)
-        self._moved(value.nbytes, "host", memory.name, operand, began)
-        self._staged(memory, value.nbytes, operand)
+        self._moved(memory, value.nbytes, ("host", memory.name), operand, began)
 
-    def _staged(self, memory: BoundMemory, nbytes: int, operand: int) -> None:
-        """Receipts of the intermediate copies; their time is part of the copy before."""
+    def _moved(
+        self, memory: BoundMemory, nbytes: int, route: tuple[str, str], operand: int, began: int
+    ) -> None:
+        self._record(nbytes, route, f"{self._device} does not take it as it is", operand, began)
+        # The time of the intermediate copies is part of the copy before.
         for _ in range(memory.staged):
             self._copies.append(CopyReceipt(nbytes, "host", "host", STAGED, self._step, operand))
 
-    def _moved(
-        self, nbytes: int, source: str, destination: str, operand: int, began_ns: int
+    def _record(
+        self, nbytes: int, route: tuple[str, str], reason: str, operand: int, began: int
     ) -> None:
-        spent = perf_counter_ns() - began_ns
-        reason = f"{self._device} does not take it as it is"
-        self._copies.append(
-            CopyReceipt(nbytes, source, destination, reason, self._step, operand, began_ns, spent)
-        )
+        spent = perf_counter_ns() - began
+        self._copies.append(CopyReceipt(nbytes, *route, reason, self._step, operand, began, spent))
 
     def packed(self, pack: Callable[[], bytes], operand: int) -> bytes:
         """Serialises strings for the device with *pack*."""
         began = perf_counter_ns()
         content = pack()
-        self._strings(len(content), ("host", self._device), operand, began)
+        self._record(len(content), ("host", self._device), STRINGS, operand, began)
         return content
 
     def unpacked(self, flat: NDArray, operand: Operand, shape: tuple[int, ...], i: int) -> NDArray:
-        """Deserialises the strings that the device wrote at the start of *flat*, for
-        operand *i*.
-        """
+        """Deserialises the strings that the device wrote at the start of *flat*."""
         began = perf_counter_ns()
         value = shaped(flat, operand, shape)
-        self._strings(sum(map(len, value.flat)), (self._device, "host"), i, began)
+        self._record(sum(map(len, value.flat)), (self._device, "host"), STRINGS, i, began)
         return value
 
-    def _strings(self, nbytes: int, route: tuple[str, str], operand: int, began_ns: int) -> None:
-        spent = perf_counter_ns() - began_ns
-        reason = "strings travel in TFLite's string-tensor layout"
-        self._copies.append(
-            CopyReceipt(nbytes, *route, reason, self._step, operand, began_ns, spent)
-        )
-
-    def home(self, value: NDArray, operand: int) -> NDArray:
-        """A copy of the device value *value*. Strings are objects already."""
-        if value.dtype.hasobject:
-            return value
+    def copy_of(self, value: NDArray, operand: int, *, out: bool) -> NDArray:
+        """A new array with the content of *value*, copied as by `copy`."""
         kept = allocate(value.shape, value.dtype)
-        self.copy(kept, value, operand, out=True)
+        self.copy(kept, value, operand, out=out)
         return kept
-
-    def away(self, value: NDArray, operand: int) -> NDArray:
-        """A copy of *value* in memory of the device."""
-        lent_away = allocate(value.shape, value.dtype)
-        self.copy(lent_away, value, operand, out=False)
-        return lent_away

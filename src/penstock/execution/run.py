@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from penstock.arguments import LONGEST_SECONDS, check_kind, deadline_of, is_number
 from penstock.compilation.calls import report_of
@@ -109,20 +109,9 @@ def fold_copies(copies: list[CopyReceipt]) -> None:
         if not others:
             copies.append(first)
             continue
-        nbytes, wall_ns = first.nbytes, first.wall_ns
-        for other in others:
-            nbytes, wall_ns = nbytes + other.nbytes, wall_ns + other.wall_ns
-        folded = FoldedCopy(
-            nbytes=nbytes,
-            source=first.source,
-            destination=first.destination,
-            reason=first.reason,
-            step=first.step,
-            operand=first.operand,
-            start_ns=first.start_ns,
-            wall_ns=wall_ns,
-        )
-        copies.append(folded)
+        nbytes = sum(copy.nbytes for copy in (first, *others))
+        wall_ns = sum(copy.wall_ns for copy in (first, *others))
+        copies.append(FoldedCopy(**{**asdict(first), "nbytes": nbytes, "wall_ns": wall_ns}))
 
 
 class Run(Struct):
@@ -272,11 +261,11 @@ def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
 
 def execution_config(
     plain: ExecutionConfig,
-    timeout: float | None,
-    cancel: CancelToken | None,
-    measure: bool,
-    priority: Priority | None,
-    loop_timeout: float | None,
+    timeout: float | None = None,
+    cancel: CancelToken | None = None,
+    measure: bool = False,
+    priority: Priority | None = None,
+    loop_timeout: float | None = None,
     extension_attributes: Sequence[ExtensionAttribute] = (),
 ) -> ExecutionConfig:
     """*plain* with the options of one call; times are in seconds.

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.compilation.prepared import PreparedStep
 from penstock.errors import DriverError, InputError
 from penstock.execution.adapters import BurstAdapter, ReusedRequests
-from penstock.execution.arena import Places, allocate, is_sized, lent
+from penstock.execution.arena import NO_PLACES, Places, allocate, is_sized, lent
 from penstock.execution.executable import Executable
 from penstock.execution.run import Run
 from penstock.execution.state import State
@@ -44,8 +44,6 @@ class Series(Variant):
     def __init__(self, origin: Variant, hold: Callable[[PreparedModel], BurstAdapter]) -> None:
         self._origin, self._hold = origin, hold
         self._held: list[BurstAdapter] = []
-        # For an isolated device, kept arrays are in pools, which need no copies to its process.
-        self._elsewhere = any(is_isolated(step.device) for step in origin.compilation.steps)
         self._spare: Arena | None = None
         super().__init__(origin.compilation, origin.devices, origin.config, origin.allow_fallback)
         self._own = self._outputs_of_its_own()
@@ -66,7 +64,7 @@ class Series(Variant):
         self._held.append(held)
         step = super().step_of(replace(prepared, prepared=held))
         if isinstance(step, Step) and step.prepared.prepared is held:
-            step.call_by(held.executor)
+            step.call = held.executor
         return step
 
     def take_compiled(self) -> None:
@@ -77,13 +75,7 @@ class Series(Variant):
     def take_arena(self) -> Arena:
         """As `Variant`."""
         spare, self._spare = self._spare, None
-        if spare is not None:
-            return spare
-        if self._elsewhere:
-            from penstock.execution.arena import arena_in_a_pool
-
-            return arena_in_a_pool(self.slots, self.arena_size, self.alignment)
-        return super().take_arena()
+        return super().take_arena() if spare is None else spare
 
     def give_back(self, arena: Arena) -> None:
         """As `Variant`."""
@@ -189,7 +181,8 @@ class Series(Variant):
     def _outputs_of_its_own(self) -> list[NDArray | None]:
         """An array for each output of known size."""
         operands = [self.model.operands[i] for i in self.outputs]
-        if self._elsewhere:
+        # A pool needs no copies to the process of an isolated device.
+        if any(is_isolated(step.device) for step in self.compilation.steps):
             from penstock.execution.arena import in_a_pool
 
             return in_a_pool(operands)
@@ -205,12 +198,8 @@ class Kept(Places):
     __slots__ = ("_bound", "_inputs", "_out", "_own", "_series", "_users", "is_settled", "results")
 
     def __init__(self, series: Series) -> None:
-        values = series.take_arena().values if series.slots else {}
-        super().__init__(
-            dict(values),
-            {i: HostMemory(lent(array)) for i, array in values.items()},
-            {i: HostMemory(array) for i, array in values.items()},
-        )
+        arena = series.take_arena() if series.slots else NO_PLACES
+        super().__init__(dict(arena.values), dict(arena.readable), dict(arena.writable))
         self.keeps_all = True
         self._series = series
         self._inputs: tuple[int, ...] = series.inputs

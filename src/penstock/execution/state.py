@@ -5,26 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from penstock.arguments import check_kind
 from penstock.errors import DriverError, InputError, MissedDeadlinePersistent, StateError, counted
-from penstock.execution.arena import (
-    BufferedVariable,
-    DoubleBuffer,
-    StateBuffers,
-    can_double_buffer,
-    side_by_side,
-)
-from penstock.ir import DType, Model, NDArray, Variable
+from penstock.execution import arena
+from penstock.ir import DType, Model, NDArray
 from penstock.ir.subgraph import constant_array
 from penstock.logs import Log
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from penstock.execution.cells import Cells
     from penstock.hal import ExecutionConfig
     from penstock.memory.copies import CopyReceipt
 
@@ -34,34 +29,12 @@ POLL_SECONDS: Final = 0.01
 """Seconds between checks of the cancel token while a run waits for the state."""
 
 
-class DeviceValues(Protocol):
-    """Device memory for the values of a `State` (`penstock.execution.feedback.Cells`)."""
-
-    variables: tuple[int, ...]
-
-    def turn(self) -> None:
-        """Swaps the buffers: the next run reads what this run wrote."""
-
-    def fetch_variables(self, copies: list[CopyReceipt]) -> dict[int, NDArray]:
-        """Copies the present values of the variables to the host; adds each copy to *copies*."""
-
-    def put_variables(self, values: Sequence[NDArray], copies: list[CopyReceipt]) -> None:
-        """Replaces the values of the variables; adds each copy to *copies*."""
-
-    def close(self) -> None:
-        """Frees the memory."""
-
-
-Values = TypeVar("Values", bound=DeviceValues)
-Values_co = TypeVar("Values_co", bound=DeviceValues, covariant=True)
-
-
-class MakesDeviceValues(Protocol[Values_co]):
-    """Allocates such memory: the feedback of one compiled model."""
+class MakesCells(Protocol):
+    """Allocates the device memory of a state: the feedback of one compiled model."""
 
     def make_cells(
         self, state: State, values: Sequence[NDArray], copies: list[CopyReceipt]
-    ) -> Values_co:
+    ) -> Cells:
         """The memory for *state*, whose variables have *values*."""
 
 
@@ -80,12 +53,12 @@ class State:
 
         self._values = _initial_values(model)
         self._assigned = _assigned(model)
-        self._turns: DoubleBuffer | None = None
+        self._turns: arena.DoubleBuffer | None = None
         # Whether no caller holds an array of it. Then runs may overwrite past values.
         self._alone = True
         # The device memory of fed-back values. *_away*: it is newer than the values here.
         # *_changed*: it is older.
-        self._cells: Any = None
+        self._cells: Cells | None = None
         self._feedback: object = None
         self._away = self._changed = False
 
@@ -109,10 +82,10 @@ class State:
 
     def _check(self, variable: object) -> None:
         if type(variable) is not int or not 0 <= variable < len(self._values):
+            amount = counted(len(self._values), "variable")
             raise InputError(
-                "variables are named by their number; the model has "
-                f"{counted(len(self._values), 'variable')}, "
-                f"and none is {variable!r}"
+                f"variables are named by their number; the model has {amount}, and none is "
+                f"{variable!r}"
             )
 
     def is_assigned(self, variable: int) -> bool:
@@ -131,8 +104,8 @@ class State:
         self._put(values)
 
     def turn(
-        self, ports: Sequence[BufferedVariable], copies: list[CopyReceipt] | None
-    ) -> StateBuffers | None:
+        self, ports: Sequence[arena.BufferedVariable], copies: list[CopyReceipt] | None
+    ) -> arena.StateBuffers | None:
         """The buffers that the next run of a model with *ports* reads and writes.
 
         None if new values must have arrays of their own. After the run succeeds, call `end_turn`.
@@ -148,12 +121,12 @@ class State:
             return None
         turns = self._turns
         if turns is None or turns.ports is not ports:
-            if not ports or not can_double_buffer(ports, self._values):
+            if not ports or not arena.can_double_buffer(ports, self._values):
                 return None
-            turns = self._turns = DoubleBuffer(ports, self._values)
+            turns = self._turns = arena.DoubleBuffer(ports, self._values)
         return turns.now
 
-    def end_turn(self, turn: StateBuffers) -> None:
+    def end_turn(self, turn: arena.StateBuffers) -> None:
         """Commits what *turn* wrote, all at once, even if a caller holds an earlier value."""
         if (turns := self._turns) is not None and turns.now is turn:
             turns.swap()
@@ -163,9 +136,7 @@ class State:
             turn.known = True
         self._changed = True
 
-    def cells(
-        self, feedback: MakesDeviceValues[Values], copies: list[CopyReceipt] | None = None
-    ) -> Values:
+    def cells(self, feedback: MakesCells, copies: list[CopyReceipt] | None = None) -> Cells:
         """The device memory of *feedback*, with the present values.
 
         Values copied to it from the host are added to *copies*. The caller holds the lock. Raises
@@ -175,8 +146,7 @@ class State:
         if cells is not None and self._feedback is not feedback:
             raise StateError(
                 "the values of this State are in the memory of another compiled model; use one "
-                "that new_state() made, "
-                "or close that model first"
+                "that new_state() made, or close that model first"
             )
         if cells is None:
             cells = feedback.make_cells(self, self._values, [] if copies is None else copies)
@@ -184,7 +154,7 @@ class State:
         elif self._changed:
             cells.put_variables(self._values, [] if copies is None else copies)
         self._changed = False
-        return cast("Values", cells)
+        return cells
 
     def end_on_device(self) -> None:
         """Records that a run put new values into `cells`. The caller holds the lock."""
@@ -219,9 +189,8 @@ class State:
         if self._away and (cells := self._cells) is not None:
             with self._lock:
                 self._values = list(self._values)
-                for variable, value in cells.fetch_variables(
-                    [] if copies is None else copies
-                ).items():
+                fetched = cells.fetch_variables([] if copies is None else copies)
+                for variable, value in fetched.items():
                     self._values[variable] = value
                 self._away, self._turns = False, None
 
@@ -247,9 +216,7 @@ class State:
                 cells.close()
 
     def as_dict(self) -> dict[str, NDArray]:
-        """Copies of the values, by variable name. Raises `StateError` if two variables share a
-        name.
-        """
+        """Copies of the values by variable name. Raises `StateError` if two share a name."""
         names = [v.name for v in self._model.variables]
         if len(set(names)) != len(names):
             raise StateError("two variables share a name; their values cannot be told apart by it")
@@ -317,19 +284,15 @@ def _initial_values(model: Model) -> list[NDArray]:
         for at, variable in enumerate(model.variables)
         if variable.value is not None or variable.location is not None
     }
-    kinds = [
-        (given[at].shape, given[at].dtype) if at in given else _kind(variable)
-        for at, variable in enumerate(model.variables)
-    ]
-    values = side_by_side(kinds)
+    kinds: list[tuple[tuple[int, ...], np.dtype[np.generic]]] = []
+    for at, variable in enumerate(model.variables):
+        shape = tuple(d or 0 for d in variable.shape or ())
+        dtype = np.dtype(object) if variable.dtype is DType.STRING else variable.dtype.numpy
+        kinds.append((given[at].shape, given[at].dtype) if at in given else (shape, dtype))
+    values = arena.side_by_side(kinds)
     for at, value in enumerate(values):
         if at in given:
             np.copyto(value, given[at])
         elif model.variables[at].dtype is DType.STRING:
             value.fill(b"")
     return values
-
-
-def _kind(variable: Variable) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    shape = tuple(d or 0 for d in variable.shape or ())
-    return shape, np.dtype(object) if variable.dtype is DType.STRING else variable.dtype.numpy

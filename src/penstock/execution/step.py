@@ -103,9 +103,8 @@ class Step(QueueUser):
         )
         self.is_direct = self._lends and known and not self._learned
         """Whether each execution is one driver call with arrays of known shapes."""
-        self._call: Callable[[Request, ExecutionConfig], ExecutionResult] = (
-            prepared.prepared.execute
-        )
+        self.call: Callable[[Request, ExecutionConfig], ExecutionResult] = prepared.prepared.execute
+        """Calls the driver. A faster path may replace it, unless the step is queued."""
         self._lock = threading.Lock()
 
     def take_turns(self) -> None:
@@ -113,11 +112,7 @@ class Step(QueueUser):
         from penstock.execution.adapters import scheduled
 
         self.prepared = scheduled(self.prepared)
-        self._call = self.prepared.prepared.execute
-
-    def call_by(self, execute: Callable[[Request, ExecutionConfig], ExecutionResult]) -> None:
-        """Calls the driver through *execute*, a faster path, unless the step is queued."""
-        self._call = execute
+        self.call = self.prepared.prepared.execute
 
     def execute(self, run: Run) -> None:
         """Executes the step on the values of *run*: reads its inputs and puts its outputs there.
@@ -135,7 +130,7 @@ class Step(QueueUser):
                 kept = run.places.requests
                 request = kept[self] if self in kept else self.request(run)
                 try:
-                    result = self._call(request, run.config)
+                    result = self.call(request, run.config)
                 except (DriverError, Cancelled):
                     raise
                 except FOREIGN as error:

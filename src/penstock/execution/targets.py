@@ -64,12 +64,7 @@ def bind_targets(
                 targets[position] = value
                 continue
         targets[position] = _checked(value, outputs[position], position)
-    given = [t for t in targets if isinstance(t, np.ndarray)]
-    if any(np.may_share_memory(a, b) for a, b in combinations(given, 2)):
-        raise InputError("two arrays of out= share memory")
-    read = [a for a in inputs if isinstance(a, np.ndarray)]
-    if any(np.may_share_memory(a, b) for a in given for b in read):
-        raise InputError("an array of out= shares memory with an input")
+    _check_apart(inputs, targets)
     return targets
 
 
@@ -86,16 +81,11 @@ def ready_targets(
             or value.dtype != operand.dtype.numpy
             or operand.dtype is DType.STRING
             or interface.output_positions[position] != position
+            or not (value.flags.c_contiguous and value.flags.writeable)
         ):
             return None
-        flags = value.flags
-        if not (flags.c_contiguous and flags.writeable):
-            return None
-        for other in inputs:
+        for other in (*inputs, *out[:position]):
             if type(other) is not np.ndarray or np.may_share_memory(value, other):
-                return None
-        for other in out[:position]:
-            if np.may_share_memory(value, other):
                 return None
     return [*out]
 
@@ -111,12 +101,9 @@ def check_room(
     for operand, target, result, fits_in in zip(outputs, out, results, enough, strict=True):
         if not fits_in and target is not None:
             shapes = [(r.shape, e) for r, e in zip(results, enough, strict=True)]
-            raise OutputInsufficientSize(
-                f"out for output {operand.name!r} has shape {target.shape}, the result "
-                f"{result.shape}: "
-                f"{result.nbytes} bytes are needed, {target.nbytes} are there",
-                shapes,
-            )
+            text = f"out for output {operand.name!r} has shape {target.shape}, the result "
+            text += f"{result.shape}: {result.nbytes} bytes are needed, {target.nbytes} are there"
+            raise OutputInsufficientSize(text, shapes)
 
 
 def store(
@@ -133,34 +120,25 @@ def store(
 
 
 def _checked(given_value: object, operand: Operand, position: int) -> NDArray:
+    label = f"out for output {position} ({operand.name})"
     if is_masked(given_value):
         raise InputError(
-            f"out for output {position} ({operand.name}) is a masked array, and no device heeds "
-            "masks; "
-            "give its data, which is the array without its mask"
+            f"{label} is a masked array, and no device heeds masks; give its data, which is the "
+            "array without its mask"
         )
-    value = viewed(given_value)
-    if (
-        isinstance(value, np.ndarray)
-        and value.dtype == operand.dtype.numpy
-        and fits(value.shape, operand.shape)
-        and value.flags.c_contiguous
-        and value.flags.writeable
-        and operand.dtype is not DType.STRING
-    ):
-        return value
-    given = (
-        f"{value.dtype}{list(value.shape)}"
-        if isinstance(value, np.ndarray)
-        else type(value).__name__
-    )
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        given = f"read-only {given}"
-    elif isinstance(value, np.ndarray) and not value.flags.c_contiguous:
-        given = f"non-contiguous {given}"
+    value, given = viewed(given_value), ""
+    if isinstance(value, np.ndarray):
+        flags = value.flags
+        fitting = value.dtype == operand.dtype.numpy and fits(value.shape, operand.shape)
+        fitting = fitting and operand.dtype is not DType.STRING
+        if fitting and flags.c_contiguous and flags.writeable:
+            return value
+        given = "" if flags.writeable else "read-only "
+        given = given or ("" if flags.c_contiguous else "non-contiguous ")
+        given += f"{value.dtype}{list(value.shape)}"
     raise InputError(
-        f"out for output {position} ({operand.name}) must be a writable C-contiguous "
-        f"{operand.dtype.value} array of shape {operand.shape}, not {given}"
+        f"{label} must be a writable C-contiguous {operand.dtype.value} array of shape "
+        f"{operand.shape}, not {given or type(value).__name__}"
     )
 
 
@@ -171,12 +149,11 @@ def bound_operands(
     out: Sequence[Any] | None,
     not_computed: Container[int],
 ) -> dict[int, BoundMemory]:
-    """The bound memory of a run, by operand: inputs *given* and outputs in *out* that are no
-    arrays.
+    """The bound memory of a run, by operand: inputs *given* and outputs in *out*.
 
     Only outputs that a step computes are included. Raises `InputError` if the same memory is both
-    an input and an output, or two outputs (NNAPI section 6.5). Also if written memory overlaps
-    other memory of the run.
+    an input and an output, or two outputs (NNAPI section 6.5), or if written memory overlaps other
+    memory of the run.
     """
     bound = {i: m for i, m in zip(inputs, given, strict=True) if isinstance(m, BoundMemory)}
     read = [m.owner for m in bound.values()]
@@ -191,18 +168,18 @@ def bound_operands(
         written.append(memory.owner)
         if i not in not_computed:
             bound.setdefault(i, memory)
-    _check_apart([*map(_array, given)], [*map(_array, out or ())])
+    mapped = [
+        [m.array if isinstance(m, BoundMemory) else m for m in memory]
+        for memory in (given, out or ())
+    ]
+    _check_apart(*mapped)
     return bound
 
 
-def _array(given: Any) -> NDArray | None:
-    return given.array if isinstance(given, BoundMemory) else given
-
-
-def _check_apart(read: Sequence[NDArray | None], written: Sequence[NDArray | None]) -> None:
-    """Raises `InputError` if memory that is written overlaps other memory of the run."""
-    targets = [a for a in written if a is not None]
-    sources = [a for a in read if a is not None]
+def _check_apart(read: Sequence[Any], written: Sequence[Any]) -> None:
+    """Raises `InputError` if an array that is written overlaps another array of the run."""
+    targets = [a for a in written if isinstance(a, np.ndarray)]
+    sources = [a for a in read if isinstance(a, np.ndarray)]
     if any(np.may_share_memory(a, b) for a, b in combinations(targets, 2)):
         raise InputError("two arrays of out= share memory")
     if any(np.may_share_memory(a, b) for a in targets for b in sources):

@@ -13,7 +13,6 @@ from penstock.execution.arena import allocate, is_sized, lent
 from penstock.execution.results import Copying, call_execute, check_result, grown_sizes, shaped
 from penstock.execution.run import Run
 from penstock.hal import (
-    NO_VALUE_ARGUMENT,
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
@@ -54,37 +53,33 @@ def execute_in_pools(
     kinds, preference = mappable_kinds(device), preferred_memory(device)
     arguments: list[RequestArgument | None] = [_in_place(a, pools, kinds) for a in given]
     moved = [at for at, argument in enumerate(arguments) if argument is None]
-    arrays = [_array(given[at]) for at in moved]
+    hosts = [_host(given[at]) for at in moved]
+    arrays = [host.array for host in hosts]
     places, size = lay_out([a.nbytes for a in arrays], preference)
     if not moved:
         return call_execute(prepared, _request(request, arguments, pools), config)
     with MemoryPool.anonymous(max(size, 1)) as pool:
         content = pool.view(np.uint8, (max(size, 1),))
-        reading = len(request.inputs)
-        for at, array, (offset, padding) in zip(moved, arrays, places, strict=True):
-            place = DataLocation(len(pools), offset, array.nbytes)
-            if at < reading:
-                there = content[offset : offset + array.nbytes]
-                copying.copy(there, _bytes(array), operands[at], out=False)
-                arguments[at] = PoolArgument(place, _shape(given[at]), padding)
-            else:
-                arguments[at] = PoolArgument(place, (), padding)
+        parts = zip(places, arrays, strict=True)
+        staged = [content[start : start + array.nbytes] for (start, _), array in parts]
+        for at, host, part, (offset, padding) in zip(moved, hosts, staged, places, strict=True):
+            place = DataLocation(len(pools), offset, part.nbytes)
+            is_input = at < len(request.inputs)
+            if is_input:
+                copying.copy(part, _bytes(host.array), operands[at], out=False)
+            arguments[at] = PoolArgument(place, _shape(host) if is_input else (), padding)
         whole = _request(request, arguments, [*pools, pool.memory])
         result = call_execute(prepared, whole, config)
-        for at, array, (offset, _) in zip(moved, arrays, places, strict=True):
-            if at >= reading:
-                there = content[offset : offset + array.nbytes]
-                copying.copy(_bytes(array), there, operands[at], out=True)
+        for at, array, part in zip(moved, arrays, staged, strict=True):
+            if at >= len(request.inputs):
+                copying.copy(_bytes(array), part, operands[at], out=True)
         return result
 
 
 def _in_place(
     argument: RequestArgument, pools: list[Memory], kinds: Sequence[str]
 ) -> RequestArgument | None:
-    """*argument* in its own pool, without a copy; None if it has none.
-
-    Adds the pool to *pools*.
-    """
+    """*argument* in its own pool, added to *pools*, without a copy; None if it has none."""
     if not isinstance(argument, HostMemory):
         return argument
     array = argument.array
@@ -97,16 +92,14 @@ def _in_place(
     return PoolArgument(location, _shape(argument))
 
 
-def _array(argument: RequestArgument) -> NDArray:
+def _host(argument: RequestArgument) -> HostMemory:
     if not isinstance(argument, HostMemory):
         raise GeneralFailure(f"a {type(argument).__name__} is no memory of the host")
-    return argument.array
+    return argument
 
 
-def _shape(argument: RequestArgument) -> tuple[int, ...]:
-    array = _array(argument)
-    given = argument.dimensions if isinstance(argument, HostMemory) else None
-    return array.shape if given is None else given
+def _shape(argument: HostMemory) -> tuple[int, ...]:
+    return argument.array.shape if argument.dimensions is None else argument.dimensions
 
 
 def _request(
@@ -148,23 +141,20 @@ def transfer(ports: Ports, prepared: PreparedStep, run: Run) -> ExecutionResult:
     private = not capabilities.shares_host_memory and not in_pools
     copying = Copying(ports.step, prepared.device.name, run.copies)
     buffers = None if not run.bound else Buffers(ports, prepared, values, run.bound, copying)
-    inputs: tuple[RequestArgument, ...] = tuple(
-        buffers.inputs[i]
-        if buffers is not None and i in buffers.inputs
-        else _input(i, o, values[i], copying, private)
+    taken, bound = ({}, {}) if buffers is None else (buffers.inputs, buffers.outputs)
+    inputs = tuple(
+        taken[i] if i in taken else _input(i, o, values[i], copying, private)
         for i, o in ports.inputs
     )
     operands = tuple(operand for _, operand in ports.outputs)
     sizes = [FIRST_GUESS] * len(operands)
     for _ in range(MAX_ATTEMPTS):
         given = [
-            None
-            if buffers is not None and i in buffers.outputs
-            else _memory(i, o, size, values, private)
+            None if i in bound else _memory(i, o, size, values, private)
             for (i, o), size in zip(ports.outputs, sizes, strict=True)
         ]
         outputs = tuple(
-            _wanted(array, index, buffers)
+            bound[index] if array is None else HostMemory(array)
             for array, (index, _) in zip(given, ports.outputs, strict=True)
         )
         request = Request(inputs, outputs, () if buffers is None else tuple(buffers.pools))
@@ -196,7 +186,7 @@ def transfer(ports: Ports, prepared: PreparedStep, run: Run) -> ExecutionResult:
                     values[index] = copying.unpacked(array, operand, dimensions, index)
                     continue
                 value = shaped(array, operand, dimensions)
-                values[index] = copying.home(value, index) if private else value
+                values[index] = copying.copy_of(value, index, out=True) if private else value
             elif private:
                 copying.copy(target(index, operand, values), array, index, out=True)
         if buffers is not None:
@@ -227,10 +217,10 @@ class Buffers:
             if index not in bound or index in values:
                 continue
             found = bound[index].argument(StepUse(device, model, "input", position), self.pools)
-            if found is not None:
-                self.inputs[index] = found
-            else:
+            if found is None:
                 values[index] = copying.fetch(bound[index], index)
+            else:
+                self.inputs[index] = found
         for position, (index, operand) in enumerate(ports.outputs):
             if index not in bound:
                 continue
@@ -275,12 +265,6 @@ def target(index: int, operand: Operand, values: dict[int, NDArray]) -> NDArray:
     return array
 
 
-def _wanted(array: NDArray | None, index: int, buffers: Buffers | None) -> RequestArgument:
-    if array is None and buffers is not None:
-        return buffers.outputs[index]
-    return NO_VALUE_ARGUMENT if array is None else HostMemory(array)
-
-
 def _input(
     index: int, operand: Operand, value: NDArray, copying: Copying, private: bool
 ) -> HostMemory:
@@ -289,7 +273,7 @@ def _input(
 
         packed = copying.packed(lambda: pack_strings(value), index)
         return HostMemory(np.frombuffer(packed, np.uint8), value.shape)
-    return HostMemory(lent(copying.away(value, index) if private else value))
+    return HostMemory(lent(copying.copy_of(value, index, out=False) if private else value))
 
 
 def _memory(

@@ -15,12 +15,12 @@ from penstock.errors import (
     StateError,
 )
 from penstock.execution.arena import Arena, StateBuffers, buffered_variables, slots_of
-from penstock.execution.priority import DeviceQueue, queue_of
+from penstock.execution.priority import QUEUES, DeviceQueue
 from penstock.execution.run import Run
 from penstock.execution.step import Alternatives, Step
 from penstock.hal import Device, PrepareConfig, Priority
 from penstock.hal.device import is_isolated
-from penstock.ir import Model, NDArray
+from penstock.ir import NDArray
 from penstock.ir.types import is_static
 from penstock.partitioning.fallback import may_run_whole
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 NOT_COMPUTED: Final = "an input or a constant is an output, too"
+SEVERAL: Final = "one value is several outputs"
 
 
 class Variant:
@@ -76,17 +77,17 @@ class Variant:
             for i in entry.outputs
             if entry.operands[i].is_constant
         }
-        self._not_computed = (
-            frozenset(self.outputs).intersection(entry.inputs).union(self._constants)
-        )
-        self.delivers_its_own = not self._not_computed and len(set(self.outputs)) == len(
-            self.outputs
-        )
+        distinct = frozenset(self.outputs)
+        self._not_computed = distinct.intersection(entry.inputs).union(self._constants)
+        self.delivers_its_own = not self._not_computed and len(distinct) == len(self.outputs)
         """Whether each output is a distinct value that a step computes."""
         self._sized = all(is_static(entry.operands[i].shape) for i in self.outputs)
         self.states = entry.states
         self._turning = () if lends else buffered_variables(self.model)
-        self._needed = _variables_read(self.model)
+        read = {i for o in entry.operations for i in o.inputs} | set(entry.ordinary_outputs)
+        ports = [p.variable for p in entry.states if p.input in read]
+        # The variables without an initial value that a run reads.
+        self._needed = [v for v in ports if not self.model.variables[v].assigned]
         self.arena_size, self.alignment = plan.temporaries.nbytes, plan.temporaries.alignment
         # An array in a pool is not copied for isolated devices, nor for devices that accept only
         # pools.
@@ -99,11 +100,6 @@ class Variant:
         self._whole: WholeModel | None = None
         self.replaced: list[Step | ControlStep] = []
         """Steps that ran during a background compile and were then replaced."""
-
-    @property
-    def priority(self) -> Priority:
-        """The priority of the compile; runs use it unless they name another."""
-        return self.config.priority
 
     @property
     def is_direct(self) -> bool:
@@ -245,10 +241,10 @@ class Variant:
         step = Step(
             prepared, self._alternatives, temporaries.offsets, temporaries.dynamic, self._fed
         )
-        lane = self._lanes.get(prepared.device.name)
-        if lane is None:
-            lane = self._lanes[prepared.device.name] = queue_of(prepared.device)
-        lane.join(step, self.priority)
+        name = prepared.device.name
+        if name not in self._lanes:
+            self._lanes[name] = QUEUES.of(prepared.device)
+        self._lanes[name].join(step, self.config.priority)
         return step
 
     def expect(self, priority: Priority) -> None:
@@ -294,7 +290,11 @@ class Variant:
         if run.bound is not None:
             return self._bound_results(run, out, run.bound)
         if out is not None and not self._sized:
-            self._check_room(values, out)
+            from penstock.execution.targets import check_room
+
+            known = {**values, **self._constants}
+            results = [known[i] for i in self.outputs]
+            check_room([self.model.operands[i] for i in self.outputs], results, out)
         return [self._result(i, k, values, out, run.copies) for k, i in enumerate(self.outputs)]
 
     def _replace(self, state: State, values: dict[int, NDArray], copies: list[CopyReceipt]) -> None:
@@ -354,19 +354,6 @@ class Variant:
                 results.append(self._result(i, k, values, out, run.copies))
         return results
 
-    def _check_room(self, values: dict[int, NDArray], out: Sequence[NDArray | None]) -> None:
-        from penstock.execution.targets import check_room
-
-        results = [self._constants[i] if i in self._constants else values[i] for i in self.outputs]
-        check_room([self.model.operands[i] for i in self.outputs], results, out)
-
-    def _stored(
-        self, given: NDArray, result: NDArray, operand: int, copies: list[CopyReceipt]
-    ) -> NDArray:
-        from penstock.execution.targets import store
-
-        return store(given, result, self.model.operands[operand], copies, operand)
-
     def _result(
         self,
         operand: int,
@@ -375,26 +362,23 @@ class Variant:
         out: Sequence[NDArray | None] | None,
         copies: list[CopyReceipt],
     ) -> NDArray:
-        """The array of an output for the caller. Inputs, constants and repeated outputs
-        are copied.
-        """
+        """The array of an output for the caller: copied for an input, a constant, a repetition."""
         given = out[position] if out is not None else None
         if operand in self._not_computed:
             source = self._constants[operand] if operand in self._constants else values[operand]
-            if self._lends and given is None:
-                return source
-            if given is not None:
-                return self._stored(given, source, operand, copies)
-            return _copied(source, operand, copies, "output", NOT_COMPUTED)
-        result = values[operand]
-        if given is result:
-            return result
-        if given is not None:
-            return self._stored(given, result, operand, copies)
-        taken = out is not None and any(array is result for array in out)
-        if not taken and self.outputs.index(operand) == position:
-            return result
-        return _copied(result, operand, copies, "output", "one value is several outputs")
+            keeps, why = self._lends and given is None, NOT_COMPUTED
+        else:
+            source = values[operand]
+            taken = out is not None and any(array is source for array in out)
+            is_first = not taken and self.outputs.index(operand) == position
+            keeps, why = given is source or (given is None and is_first), SEVERAL
+        if keeps:
+            return source
+        if given is None:
+            return _copied(source, operand, copies, "output", why)
+        from penstock.execution.targets import store
+
+        return store(given, source, self.model.operands[operand], copies, operand)
 
     def check_assigned(self, state: State) -> None:
         """Raises `StateError` if a run would read a variable without a value."""
@@ -438,14 +422,3 @@ def _copied(
     from penstock.execution.results import copied
 
     return copied(value, copies, ("host", destination), reason, operand=operand)
-
-
-def _variables_read(model: Model) -> tuple[int, ...]:
-    """The variables without an initial value that a run of the main subgraph reads."""
-    entry = model.entry
-    read = {i for o in entry.operations for i in o.inputs} | set(entry.ordinary_outputs)
-    return tuple(
-        p.variable
-        for p in entry.states
-        if p.input in read and not model.variables[p.variable].assigned
-    )

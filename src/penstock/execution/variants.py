@@ -67,7 +67,7 @@ class Variants:
                 if (variant := self._ready.get(shapes)) is not None:
                     self._ready.move_to_end(shapes)
                     self._users[variant] = self._users.get(variant, 0) + 1
-                    if config.priority != variant.priority:
+                    if config.priority != variant.config.priority:
                         variant.expect(config.priority)
                     return variant
                 from concurrent.futures import Future
@@ -79,9 +79,7 @@ class Variants:
             _wait(pending, config)
 
     def _renew(self, shapes: Shapes) -> None:
-        """Drops a variant compiled while a driver was unavailable, if the driver is available
-        again.
-        """
+        """Drops a variant compiled without a driver that is available again."""
         variant = self._ready.get(shapes)
         if variant is None or variant.absence is None or not variant.absence.any_is_back():
             return
@@ -118,9 +116,7 @@ class Variants:
         return variant
 
     def _drop(self) -> list[Variant]:
-        """Evicts unused variants above the limit; those in use are closed when they are
-        given back.
-        """
+        """Evicts variants above the limit; one in use is closed when it is given back."""
         dropped = []
         while len(self._ready) > MAX_VARIANTS:
             _, variant = self._ready.popitem(last=False)

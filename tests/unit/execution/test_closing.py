@@ -169,7 +169,7 @@ def test_a_burst_may_be_closed_before_its_model_or_after(
 
 
 def close_while_others_enter() -> None:
-    gate = Gate("gate")
+    gate = Gate()
     inside: list[int] = []
     released: list[int] = []
 

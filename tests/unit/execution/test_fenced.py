@@ -175,7 +175,7 @@ class TestRuns:
     def test_callback_of_a_fenced_run_may_wait_for_a_reader_of_the_result(
         self, compiled: penstock.CompiledModel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(fenced, "TELLING_SECONDS", 0.02)
+        monkeypatch.setattr(fenced, "CALLBACK_SECONDS", 0.02)
         first = EventFence()
         run = compiled.start_fenced([X, Y], [first])
         asked: list[bool] = []
@@ -197,7 +197,7 @@ class TestRuns:
     def test_a_result_is_waited_for_no_longer_than_was_said(
         self, compiled: penstock.CompiledModel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(fenced, "TELLING_SECONDS", PATIENCE_S)
+        monkeypatch.setattr(fenced, "CALLBACK_SECONDS", PATIENCE_S)
         first, go_on = EventFence(), threading.Event()
         run = compiled.start_fenced([X, Y], [first])
 

@@ -24,7 +24,6 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 ELSEWHERE: Final = {
     ("execution/results.py", "copied"): "writes the receipt",
     ("execution/results.py", "copy_over"): "writes the receipt",
-    ("execution/results.py", "Copying.copy"): "writes the receipt",
     ("execution/inputs.py", "as_array"): "writes the receipt",
     ("execution/series.py", "Series.targets"): "writes the receipt",
     ("execution/series.py", "Kept.take"): "writes the receipt",
@@ -37,8 +36,8 @@ ELSEWHERE: Final = {
     ("execution/state.py", "_initial_values"): "makes the initial value, before any run",
     ("execution/bound_state.py", "BoundState.read"): "the caller asks for a copy",
     ("execution/bound_state.py", "BoundState.write"): "the caller asks for a copy",
-    ("execution/feedback.py", "Cells.fetch_variables"): "writes the receipt",
-    ("execution/feedback.py", "_put"): "writes the receipt",
+    ("execution/cells.py", "Cells.fetch_variables"): "writes the receipt",
+    ("execution/cells.py", "put"): "writes the receipt",
     ("ipc/ring_requests.py", "_copied"): "writes the receipt",
     ("ipc/dispatch.py", "Dispatcher._make"): "does what the client asks, which accounts for it",
     ("ipc/shared_arrays.py", "Staged._copy"): "told to the client, whose receipt has it",

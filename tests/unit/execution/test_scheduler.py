@@ -18,9 +18,9 @@ import penstock
 from penstock import errors, knobs
 from penstock.drivers.reference import ReferenceDevice
 from penstock.execution import adapters
-from penstock.execution.adapters import scheduler_of
+from penstock.execution.adapters import SCHEDULERS
 from penstock.execution.interface import Outputs
-from penstock.execution.priority import queue_of
+from penstock.execution.priority import QUEUES
 from penstock.hal import CancelToken, Capabilities, ExecutionConfig, Priority, Request
 from penstock.ipc.device_sharing import RANKS, Scheduler
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice
@@ -100,10 +100,10 @@ def test_a_high_run_behind_ten_low_ones_is_next(slow: Slow, models: str) -> None
         waiting = [low.submit(X, X) for _ in range(10)]
         slow.await_begun(1)
         # As many of them as have a thread wait for the device.
-        eventually(lambda: scheduler_of(device).waiting > 0)
+        eventually(lambda: SCHEDULERS.of(device).waiting > 0)
         chosen = low if models == "one model" else high
         urgent = chosen.submit(X, X, priority="high")
-        eventually(lambda: "high" in _waiting(scheduler_of(device)))
+        eventually(lambda: "high" in _waiting(SCHEDULERS.of(device)))
         slow.let_go()
         slow.await_begun(2)
         assert slow.began == ["low", "high"]
@@ -151,9 +151,9 @@ def test_by_default_a_high_run_behind_ten_low_ones_is_next(slow: Slow, asked: st
             slow.reset()
         low = [model.submit(X, X) for model in (a, b, c, a, b, c, a, b, c, a)]
         slow.await_begun(2)
-        eventually(lambda: scheduler_of(device).waiting == 8)
+        eventually(lambda: SCHEDULERS.of(device).waiting == 8)
         urgent = high.submit(X, X, priority="high")
-        eventually(lambda: "high" in _waiting(scheduler_of(device)))
+        eventually(lambda: "high" in _waiting(SCHEDULERS.of(device)))
         slow.let_go()
         slow.await_begun(3)
         assert slow.began == ["low", "low", "high"]
@@ -186,7 +186,7 @@ def test_runs_of_one_priority_do_not_wait(slow: Slow) -> None:
     ]
     futures = [model.submit(X, X) for model in made]
     slow.await_begun(9)
-    assert not queue_of(device).takes_turns
+    assert not QUEUES.of(device).takes_turns
     slow.let_go(100)
     for model, future in zip(made, futures, strict=True):
         future.result(PATIENCE_S)
@@ -211,16 +211,16 @@ def test_earlier_models_join_the_queue_with_the_second_priority(
         run = low.run if falls_back else burst.run
         for _ in range(3):
             run([X, X])
-        lane = queue_of(device)
+        lane = QUEUES.of(device)
         assert not lane.takes_turns
         thread = threading.Thread(target=lambda: run([X, X], priority="high"))
         thread.start()
         slow.await_begun(4)
         assert lane.takes_turns
-        assert scheduler_of(device)._holders
+        assert SCHEDULERS.of(device)._holders
         slow.let_go(1)
         thread.join(PATIENCE_S)
-        assert not scheduler_of(device)._holders
+        assert not SCHEDULERS.of(device)._holders
 
 
 def _waiting(scheduler: Scheduler) -> list[str]:
@@ -290,7 +290,7 @@ def test_a_device_that_says_nothing_takes_as_many_as_the_knob_says(slow: Slow) -
     assert slow.most == 1
     said = NumpyDevice(capabilities=Capabilities(concurrent_executions=3))
     with knobs.override(concurrent_executions=1), compiled_for(said):
-        assert len(scheduler_of(said)._slots) == 3
+        assert len(SCHEDULERS.of(said)._slots) == 3
 
 
 def test_bursts_and_fallbacks_wait_by_priority(slow: Slow) -> None:
@@ -302,7 +302,7 @@ def test_bursts_and_fallbacks_wait_by_priority(slow: Slow) -> None:
         found: list[Outputs] = []
         thread = threading.Thread(target=lambda: found.append(burst.run(X, X)))
         thread.start()
-        eventually(lambda: scheduler_of(device).waiting == 1)
+        eventually(lambda: SCHEDULERS.of(device).waiting == 1)
         slow.let_go(2)
         thread.join(PATIENCE_S)
         running.result(PATIENCE_S)
@@ -315,7 +315,7 @@ def test_cancelled_run_leaves_the_queue(slow: Slow) -> None:
     with compiled_for(device) as compiled:
         running = compiled.submit(X, X)
         slow.await_begun(1)
-        scheduler = scheduler_of(device)
+        scheduler = SCHEDULERS.of(device)
         token = CancelToken()
         cancelled = compiled.submit(X, X, cancel=token)
         eventually(lambda: scheduler.waiting == 1)
@@ -395,15 +395,15 @@ def test_an_execution_within_an_execution_has_its_slot() -> None:
         inner.append(own)
         outer.run([X, X], priority="high")
         outer.run([X, X], priority="high")
-        assert scheduler_of(device)._slots == [None]
+        assert SCHEDULERS.of(device)._slots == [None]
 
 
 def test_a_device_has_one_scheduler_for_as_long_as_it_is_used() -> None:
     device = NumpyDevice(capabilities=ONE)
     other = NumpyDevice(capabilities=ONE)
     with compiled_for(device), compiled_for(device):
-        assert scheduler_of(device) is scheduler_of(device)
-        assert scheduler_of(device) is not scheduler_of(other)
+        assert SCHEDULERS.of(device) is SCHEDULERS.of(device)
+        assert SCHEDULERS.of(device) is not SCHEDULERS.of(other)
 
 
 def test_close_waits_for_those_in_the_queue(slow: Slow) -> None:
@@ -437,7 +437,7 @@ def test_a_child_process_is_not_kept_by_its_parents_runs(slow: Slow) -> None:
                 with compiled_for(fresh) as own:
                     good = bool((own(X, X)[1] == X + X).all())
                 # The parent's device, whose slot the parent holds, is free here.
-                good = good and scheduler_of(device).enter(ExecutionConfig())
+                good = good and SCHEDULERS.of(device).enter(ExecutionConfig())
                 try:
                     compiled(X, X)
                 except errors.StateError:
