@@ -63,22 +63,10 @@ _HOMES = {
     "load": "penstock.loaders",
 }
 
-_SUBMODULES: Final = frozenset(
-    (
-        "cache",
-        "errors",
-        "export",
-        "hal",
-        "ir",
-        "loaders",
-        "memory",
-        "nnapi",
-        "partitioning",
-        "runtime",
-        "testing",
-        "tflite",
-    )
+_PUBLIC: Final = (
+    "cache errors export hal ir loaders memory nnapi partitioning runtime testing tflite"
 )
+_SUBMODULES: Final = frozenset(_PUBLIC.split())
 """Public submodules, loaded on first use. Not part of `import *`."""
 
 keep_quiet()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 Raised = TypeVar("Raised", bound=BaseException)
@@ -22,12 +21,7 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self: Closable,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self: Closable, *_: object) -> None:
         self.close()
 
 

@@ -180,9 +180,7 @@ class ShapeMismatch(ModelError):
 
 
 class CyclicModel(ModelError):
-    """An operation reads a value that is written only later, or subgraphs call each other in a
-    cycle.
-    """
+    """An operation reads a value that is written later, or subgraphs call each other in a cycle."""
 
 
 class DuplicateWriter(ModelError):

@@ -33,9 +33,7 @@ LATE: Final = "the compile's timeout had passed before every step was compiled"
 class Cancellation(Protocol):
     """The part of `penstock.hal.CancelToken` that this module uses."""
 
-    def check(self) -> None:
-        """Raises `Cancelled` once the token is set."""
-        ...
+    def check(self) -> None: ...
 
 
 class _Limits(Struct, frozen=True):
@@ -136,7 +134,7 @@ def current_deadline() -> int | None:
 def polled(items: Iterable[T]) -> Iterable[T]:
     """*items* with a `checkpoint` before every 32nd; unchanged outside `interruptible`."""
     limits = _current.get()
-    return items if limits is None else _polled(items, limits)
+    return items if limits is None else _polled(items, limits, STRIDE)
 
 
 def watched(items: Iterable[T]) -> Iterable[T]:
@@ -145,7 +143,7 @@ def watched(items: Iterable[T]) -> Iterable[T]:
     return items if limits is None else _polled(items, limits, 1)
 
 
-def _polled(items: Iterable[T], limits: _Limits, stride: int = STRIDE) -> Iterator[T]:
+def _polled(items: Iterable[T], limits: _Limits, stride: int) -> Iterator[T]:
     for count, item in enumerate(items):
         if count % stride == 0:
             limits.check()

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from penstock.errors import InputError, Unreadable
 
@@ -56,12 +57,8 @@ class Knob(Struct, Generic[T], frozen=True):
     pairs: bool = False
 
     def __call__(self, argument: T | None = None) -> T:
-        """The effective value; *argument* takes precedence. Raises `InputError` for an invalid
-        value.
-        """
-        if argument is not None:
-            return argument
-        return self._parse(*self.source())
+        """The effective value, or *argument*. Raises `InputError` for an invalid value."""
+        return self._parse(*self.source()) if argument is None else argument
 
     def source(self) -> tuple[object, str]:
         """The effective raw value, and its source."""
@@ -176,9 +173,7 @@ def check() -> None:
 
 
 def settings_file() -> Mapping[str, object]:
-    """The content of the settings file; empty without a file. Raises `InputError` for
-    invalid TOML.
-    """
+    """The content of the settings file, if any. Raises `InputError` for invalid TOML."""
     if (path := settings_path()) is None:
         return MappingProxyType({})
     try:
@@ -259,58 +254,40 @@ def _read_settings(path: str, _stamp: int) -> Mapping[str, object]:
         raise InputError(f"settings file {path} cannot be read: {error.strerror}") from None
 
 
-_knobs: Final[dict[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = {}
+def _knob(default: T, doc: str, **limits: Any) -> Knob[T]:
+    """Makes a knob, whose name is its variable's; *limits* are further fields of `Knob`.
 
-KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
-    _knobs
-)
-"""Every knob by its name."""
-
-
-def _knob(name: str, default: T, doc: str, **limits: Any) -> Knob[T]:
-    """Makes a knob and adds it to `KNOBS`; *limits* are further fields of `Knob`."""
-    knob = _knobs[name] = Knob(name, type(default), default, doc, **limits)
-    return knob
+    A number is at least 0, unless *limits* say otherwise.
+    """
+    least = 0 if type(default) in {int, float} else None
+    return Knob("", type(default), default, doc, **{"least": least, **limits})
 
 
 densify_limit_mib: Final = _knob(
-    "densify_limit_mib",
-    1024,
-    "Most MiB that densifying sparse or decompressing packed constants may allocate.",
-    least=0,
+    1024, "Most MiB that densifying sparse or decompressing packed constants may allocate."
 )
 loading_limit_mib: Final = _knob(
-    "loading_limit_mib",
     0,
     "Most MiB that loading a model file may allocate, without its weights; 0 means 16 times the "
     "size of the file, and at least 64.",
-    least=0,
 )
-metadata_limit_mib: Final = _knob(
-    "metadata_limit_mib", 64, "Most MiB of associated files read from one model.", least=0
-)
+metadata_limit_mib: Final = _knob(64, "Most MiB of associated files read from one model.")
 stream_limit_mib: Final = _knob(
-    "stream_limit_mib",
     2048,
     "Most MiB of a model read from a source of unknown size: a pipe, a socket, a file object.",
     least=1,
 )
 tensor_limit_mib: Final = _knob(
-    "tensor_limit_mib",
     0,
     "Most MiB of one array that the reference driver computes, and of all inputs and outputs that "
     "an interpreter holds; 0 means half of the memory that the machine and its cgroup allow.",
-    least=0,
 )
 max_run_mib: Final = _knob(
-    "max_run_mib",
     0,
     "Most MiB of values that one run of a model may hold at a time, by its shapes; 0 means half of "
     "the memory that the machine and its cgroup allow, and at least 1024.",
-    least=0,
 )
 max_in_process_ms: Final = _knob(
-    "max_in_process_ms",
     500,
     "Most milliseconds that one operation may be estimated to take on a driver in this process, "
     "and a tenth of the limit of a step. A driver over the limit runs in a host process, if the "
@@ -319,7 +296,6 @@ max_in_process_ms: Final = _knob(
     most=1000 * MOST_SECONDS,
 )
 max_in_process_operations: Final = _knob(
-    "max_in_process_operations",
     1000,
     "Most operations of a step that an engine compiles in this process if the compile has a "
     "timeout or a cancel token. Larger steps are compiled in a host process, if the system can "
@@ -327,80 +303,65 @@ max_in_process_operations: Final = _knob(
     least=1,
 )
 num_threads: Final = _knob(
-    "num_threads",
     0,
     "Threads a driver may use; 0 means what cgroup, affinity and OMP_NUM_THREADS allow.",
+    least=None,
 )
 devices: Final = _knob(
-    "devices", "", "Names of the devices to use, comma-separated, in order; empty means all."
+    "", "Names of the devices to use, comma-separated, in order; empty means all."
 )
-allow_fallback: Final = _knob(
-    "allow_fallback", True, "Whether the reference device may repeat a step that failed."
-)
+allow_fallback: Final = _knob(True, "Whether the reference device may repeat a step that failed.")
 random_seed: Final = _knob(
-    "random_seed",
     -1,
     "Seed of random operations for which the model gives none; a negative one means other numbers "
     "in each run.",
+    least=None,
     most=2.0**63,
 )
 state_dir: Final = _knob(
-    "state_dir",
     "",
     "Directory of the drivers' registries of what they cached, an absolute path; empty means the "
     "user's state directory.",
     directory=True,
 )
 key_store: Final = _knob(
-    "key_store",
     "auto",
     "Where the key of the cache's seals is stored: auto (the system's key store if there is one, "
     "else a file) or file.",
     choices=("auto", "file"),
 )
 cache_dir: Final = _knob(
-    "cache_dir",
     "",
     "Directory of the compilation cache that cache=True uses, an absolute path; empty means the "
     "user's cache directory.",
     directory=True,
 )
 cache_limit_mib: Final = _knob(
-    "cache_limit_mib",
     4096,
     "Most MiB in one cache directory. The least recently used entries are evicted first. 0 means "
     "no limit.",
-    least=0,
 )
 lease_seconds: Final = _knob(
-    "lease_seconds",
     600.0,
     "Most seconds that a process waits for another process that compiles the same entry.",
-    least=0.0,
     most=MOST_SECONDS,
 )
 late_write_seconds: Final = _knob(
-    "late_write_seconds",
     600.0,
     "Seconds for which a driver that writes its cache files later keeps others from writing them.",
-    least=0.0,
     most=MOST_SECONDS,
 )
 driver_verdicts: Final = _knob(
-    "driver_verdicts",
-    True,
-    "Whether to refuse operations that shadow verification found wrong on a driver's version.",
+    True, "Whether to refuse operations that shadow verification found wrong on a driver's version."
 )
 keep_failures: Final = _knob(
-    "keep_failures",
     True,
     "Whether the last failures of drivers are kept in the state directory, for doctor --capsule.",
 )
 keep_failure_data: Final = _knob(
-    "keep_failure_data", False, "Whether a kept failure includes the data of the step's inputs."
+    False, "Whether a kept failure includes the data of the step's inputs."
 )
 driver_timeout_ms: Final = _knob(
-    "driver_timeout_ms",
     5000,
     "Milliseconds without a heartbeat after which the host process of a driver counts as hung and "
     "is killed; also the time limit for its answers about itself and about what it supports.",
@@ -408,71 +369,65 @@ driver_timeout_ms: Final = _knob(
     most=1000 * MOST_SECONDS,
 )
 driver_start_ms: Final = _knob(
-    "driver_start_ms",
     60_000,
-    "Milliseconds that a host process may take to import its driver and make its devices before "
-    "it is killed.",
+    "Milliseconds that a host process may take to import its driver and make its devices before it "
+    "is killed.",
     least=100,
     most=1000 * MOST_SECONDS,
 )
 namespaces: Final = _knob(
-    "namespaces",
     True,
     "Whether a host process gets namespaces of its own, if the kernel allows it (Linux): only the "
     "files that it may read, only its own processes, no network.",
 )
 sandbox_log: Final = _knob(
-    "sandbox_log",
-    False,
-    "Whether a host process logs the system calls that its sandbox refused, each kind once.",
+    False, "Whether a host process logs the system calls that its sandbox refused, each kind once."
 )
 isolate: Final = _knob(
-    "isolate",
     "",
     "Drivers that run in host processes, by name and comma-separated; NAME=no keeps one in this "
     "process. Drivers of other distributions than Penstock are isolated by default.",
 )
 driver_sources: Final = _knob(
-    "driver_sources",
     "",
     "The distribution to use if several bring a driver or a device of the same name: "
     "NAME=DISTRIBUTION, comma-separated. Penstock's own names cannot be replaced.",
 )
 lent_limit_mib: Final = _knob(
-    "lent_limit_mib",
     0,
     "Most MiB of pools, rings, models and messages that one connection may have a host process "
     "hold; for a service, all connections of one user together. All connections of a process may "
     "use half as much again. 0 means half of the memory that the machine, its cgroup and the "
     "process's limit of address space allow.",
-    least=0,
 )
 concurrent_executions: Final = _knob(
-    "concurrent_executions",
     0,
     "Most concurrent executions on a device that declares no limit; further ones wait in a "
     "priority queue. 0 means no limit while all have the same priority, else the number of "
     "processors, at least two.",
-    least=0,
     most=65_536,
 )
 driver_settings: Final = _knob(
-    "driver_settings",
     "",
     "Settings that drivers own, as their pages document them: NAME=VALUE, comma-separated.",
     pairs=True,
 )
 ring_spin_us: Final = _knob(
-    "ring_spin_us",
     200,
     "Microseconds that both sides of an isolated driver's ring spin before they sleep; 0 if "
     "processors are scarce.",
-    least=0,
     most=1e6,
 )
 services: Final = _knob(
-    "services",
     "",
-    "Drivers that a system service serves, and its socket: NAME=/PATH/OF/ITS/SOCKET, "
-    "comma-separated.",
+    "Drivers that a system service serves, and its socket: NAME=/PATH/OF/ITS/SOCKET, comma- "
+    "separated.",
 )
+
+KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
+    {name: knob for name, knob in [*globals().items()] if isinstance(knob, Knob)}
+)
+"""Every knob by its name."""
+
+for _name, _own in KNOBS.items():
+    force_setattr(_own, "name", _name)

@@ -45,9 +45,7 @@ class Log:
 
 
 def keep_quiet() -> None:
-    """Gives the logger `penstock` a null handler, as is usual for libraries, if `logging` is
-    imported.
-    """
+    """Gives the logger `penstock` a null handler, as libraries do, if `logging` is imported."""
     if "logging" in sys.modules:
         import logging
 
@@ -76,9 +74,9 @@ def printable_json(encoded: str) -> str:
 
 def _escape(character: str) -> str:
     code = ord(character)
-    return (
-        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
-    )
+    if code < 256:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
 
 
 def _json_escape(character: str) -> str:
