@@ -7,8 +7,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import numpy as np
@@ -72,37 +72,29 @@ class Session:
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._calls: dict[wire.CallId, _Call] = {}
-        self._turn = threading.Condition()
+        self._changed = threading.Condition()
         self._reading = False
-        self._gone = ""
+        self.end_reason = ""
+        """Why no call is possible any more; empty while the host is available."""
         self._users = 0
         self._closed = False
         self._then: Callable[[], None] = lambda: None
         self._later: deque[wire.Drop | wire.Release | wire.Cancel] = deque()
         self.staging = Staging(
-            lambda number, fd, size, end_ns: self._tell(wire.Lend(number, size), (fd,), end_ns),
+            lambda number, fd, size, end_ns: self._notify(wire.Lend(number, size), (fd,), end_ns),
             lambda number: self._later.append(wire.Release(number)),
         )
 
-    @property
-    def end_reason(self) -> str:
-        """Why no call is possible any more; empty while the host is available."""
-        return self._gone
-
     def exit_fd(self) -> int | None:
-        """See `Channel.exit_fd`.
-
-        Raises `DeadObject` once the session is closed, and `ResourceExhaustedTransient`.
-        """
-        with self._turn:
+        """See `Channel.exit_fd`. Raises `DeadObject` once closed, `ResourceExhaustedTransient`."""
+        with self._changed:
             if self._closed:
-                raise errors.DeadObject(self._gone)
+                raise errors.DeadObject(self.end_reason)
             try:
                 return None if self._life_fd is None else os.dup(self._life_fd)
             except OSError as error:
-                raise errors.ResourceExhaustedTransient(
-                    f"no descriptor for a burst: {error}"
-                ) from error
+                why = f"no descriptor for a burst: {error}"
+                raise errors.ResourceExhaustedTransient(why) from error
 
     def channel(self, device: int) -> DeviceChannel:
         return DeviceChannel(self, device)
@@ -113,13 +105,10 @@ class Session:
         Raises `DeadObject`, `MissedDeadlineTransient` at the frame's deadline, `Cancelled` soon
         after its token was set, `WireError` for handles that cannot be sent.
         """
-        self._enter()
-        try:
-            return self._asked(device, frame, unit)
-        finally:
-            self._exit()
+        with self._using():
+            return self._call(device, frame, unit)
 
-    def _asked(self, device: int, frame: Frame, unit: int) -> Frame:
+    def _call(self, device: int, frame: Frame, unit: int) -> Frame:
         deadline_ns = frame.deadline_ns
         self.flush(deadline_ns)
         try:
@@ -153,16 +142,19 @@ class Session:
             except IndexError:
                 return
             try:
-                self._tell(message, (), deadline_ns)
+                self._notify(message, (), deadline_ns)
             except TimeoutError:
                 self._later.appendleft(message)
                 return
 
     def end(self, reason: str, *, certain: bool = False) -> None:
         """Fails every call with `DeadObject` and the first *reason*, or one that is *certain*."""
-        with self._turn:
-            first, self._gone = not self._gone, reason if certain else self._gone or reason
-            self._turn.notify_all()
+        with self._changed:
+            first, self.end_reason = (
+                not self.end_reason,
+                reason if certain else self.end_reason or reason,
+            )
+            self._changed.notify_all()
             self._users += first
         if first:
             try:
@@ -174,29 +166,34 @@ class Session:
     def close(self, then: Callable[[], None] = lambda: None) -> None:
         """Ends the session; calls *then* once the current calls have returned. Call it once."""
         self.end("the connection to the driver's process is closed")
-        with self._turn:
+        with self._changed:
             self._closed, self._then = True, then
             self._users += 1
         self._exit()
 
     def leave(self) -> None:
         """In a child process: closes the inherited descriptors, and sends nothing."""
-        self._gone = "made before a fork"
+        self.end_reason = "made before a fork"
         self._connection.close()
 
-    def _enter(self) -> None:
-        # Keeps the descriptors open until `_exit`: after a close their numbers may be reused.
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keeps the descriptors open: after a close their numbers may be reused."""
         if self._process != os.getpid():
             raise errors.StateError(
                 "a connection to a driver's process cannot be used after a fork"
             )
-        with self._turn:
-            if self._gone:
-                raise errors.DeadObject(self._gone)
+        with self._changed:
+            if self.end_reason:
+                raise errors.DeadObject(self.end_reason)
             self._users += 1
+        try:
+            yield
+        finally:
+            self._exit()
 
     def _exit(self) -> None:
-        with self._turn:
+        with self._changed:
             self._users -= 1
             last = self._closed and not self._users
         if last:
@@ -208,24 +205,24 @@ class Session:
 
     def _send(self, call: _Call, body: bytes, deadline_ns: int | None) -> None:
         data = encode(wire.Ask(call.number, call.device, body, tuple(call.table.forms)))
-        with self._turn:
+        with self._changed:
             self._calls[call.number] = call
         try:
             self._connection.send(data, call.table.descriptors, deadline_ns)
         except BaseException as error:
-            with self._turn:
+            with self._changed:
                 self._calls.pop(call.number, None)
             if isinstance(error, TimeoutError):
                 raise errors.MissedDeadlineTransient(NOT_TAKEN) from None
             if isinstance(error, EOFError):
                 self.end(CLOSED_BY_HOST)
-                raise errors.DeadObject(self._gone) from None
+                raise errors.DeadObject(self.end_reason) from None
             raise
 
-    def _tell(
+    def _notify(
         self, message: wire.ToHost, descriptors: Sequence[int] = (), deadline_ns: int | None = None
     ) -> None:
-        if self._gone or self._process != os.getpid():
+        if self.end_reason or self._process != os.getpid():
             return
         with suppress(EOFError):
             self._connection.send(encode(message), descriptors, deadline_ns)
@@ -241,8 +238,8 @@ class Session:
                 call.table.report(call.events.popleft())
             if call.answer is not None:
                 return call.answer
-            if self._gone:
-                raise errors.DeadObject(self._gone)
+            if self.end_reason:
+                raise errors.DeadObject(self.end_reason)
             now = time.monotonic_ns()
             if deadline_ns is not None and now >= deadline_ns:
                 raise errors.MissedDeadlineTransient(UNANSWERED)
@@ -261,13 +258,13 @@ class Session:
             self._read_or_wait(call, until)
 
     def _read_or_wait(self, call: _Call, until_ns: int | None) -> None:
-        with self._turn:
-            if call.answer is not None or call.events or self._gone:
+        with self._changed:
+            if call.answer is not None or call.events or self.end_reason:
                 return
             if self._reading:
                 left = None if until_ns is None else (until_ns - time.monotonic_ns()) / 1e9
                 if left is None or left > 0:
-                    self._turn.wait(left)
+                    self._changed.wait(left)
                 return
             self._reading = True
         try:
@@ -279,12 +276,12 @@ class Session:
         except errors.WireError as error:
             self.end(f"the driver's process sent what is no message: {error}")
         finally:
-            with self._turn:
+            with self._changed:
                 self._reading = False
-                self._turn.notify_all()
+                self._changed.notify_all()
 
     def _read(self, call: _Call, until_ns: int | None) -> None:
-        while not self._gone:
+        while not self.end_reason:
             self._deliver(self._connection.receive(until_ns))
             # This call must not wait for messages of other calls, however many.
             is_over = until_ns is not None and time.monotonic_ns() >= until_ns
@@ -304,7 +301,7 @@ class Session:
         except BaseException:
             close_all(received.descriptors)
             raise
-        with self._turn:
+        with self._changed:
             if isinstance(message, wire.Progress):
                 close_all(received.descriptors)
                 call.events.append(message.event)
@@ -323,12 +320,12 @@ class Session:
                 if not received.complete:
                     message = wire.Answer(message.call, b"")
                 call.answer = message
-            self._turn.notify_all()
+            self._changed.notify_all()
 
     def _abandon(self, call: _Call) -> None:
         """Stops waiting. The host may write to the call's memory until the answer has arrived."""
-        with self._turn:
-            if call.answer is not None or self._gone:
+        with self._changed:
+            if call.answer is not None or self.end_reason:
                 close_all(call.descriptors)
                 self._calls.pop(call.number, None)
                 return
@@ -344,15 +341,12 @@ class Session:
         table = call.table
         try:
             if not answer.body:
-                raise errors.ResourceExhaustedTransient(
-                    "no descriptor was left for the driver's answer"
-                )
-            handles: tuple[object, ...] = tuple(
-                _fence(form, call.descriptors) for form in answer.handles
-            )
+                why = "no descriptor was left for the driver's answer"
+                raise errors.ResourceExhaustedTransient(why)
+            handles: tuple[object, ...] = tuple(_fence(f, call.descriptors) for f in answer.handles)
         except errors.WireError as error:
             self.end(f"the driver's process sent what is no message: {error}")
-            raise errors.DeadObject(self._gone) from None
+            raise errors.DeadObject(self.end_reason) from None
         finally:
             close_all(call.descriptors)
         if not answer.failed:
@@ -458,9 +452,8 @@ class _Table:
             try:
                 descriptor = hal.as_descriptor(fence)
             except OSError as error:
-                raise errors.ResourceExhaustedTransient(
-                    f"no descriptor for a fence: {error}"
-                ) from error
+                why = f"no descriptor for a fence: {error}"
+                raise errors.ResourceExhaustedTransient(why) from error
             # Keeps the descriptor open until the call has been sent.
             self._fences.append(descriptor)
             return wire.FenceForm(self._place(descriptor.fileno()))

@@ -15,7 +15,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,7 +23,7 @@ from penstock import knobs
 from penstock.distribution import BY_THE_PROGRAM
 from penstock.errors import DeviceUnavailable, InputError, Unreadable
 from penstock.ipc.sandbox.policy import empty
-from penstock.ipc.system import LINUX_ONLY, connect_within, peer
+from penstock.ipc.system import LINUX_ONLY, connect_within, current_user, peer
 from penstock.sealed.places import make_private_directory, state_directory
 
 NAME: Final = "hosts"
@@ -69,15 +69,13 @@ class AddressInUse(Exception):
 @contextmanager
 def socket_directory() -> Iterator[SocketDirectory | None]:
     """The directory of this user and machine; None if there is none: a host then has one client."""
-    if sys.platform == "win32":
-        raise OSError(errno.ENOSYS, LINUX_ONLY)
     try:
         directory = Path(state_directory(), NAME, _machine())
         if not directory.is_dir():
             make_private_directory(directory.parent)
             _remove_old(directory.parent)
         make_private_directory(directory)
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = _open_directory(directory)
     except (OSError, Unreadable, InputError):
         yield None
         return
@@ -98,17 +96,14 @@ class SocketDirectory:
 
         Raises `TimeoutError` if it does not accept in time, and `OSError`.
         """
-        if sys.platform == "win32":
-            raise OSError(errno.ENOSYS, LINUX_ONLY)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connect_within(sock, self._path(name), seconds)
-        except (FileNotFoundError, ConnectionRefusedError):
-            sock.close()
-            return None
-        except BaseException:
-            sock.close()
-            raise
+        sock = _unix_socket()
+        with ExitStack() as unused:
+            unused.callback(sock.close)
+            try:
+                connect_within(sock, self._path(name), seconds)
+            except (FileNotFoundError, ConnectionRefusedError):
+                return None
+            unused.pop_all()
         return sock
 
     def listen(self, name: str) -> socket.socket:
@@ -116,15 +111,13 @@ class SocketDirectory:
 
         Raises `AddressInUse` if a host listens, or is being started, and `OSError`.
         """
-        if sys.platform == "win32":
-            raise OSError(errno.ENOSYS, LINUX_ONLY)
         with self._alone():
             if self._is_taken(name):
                 raise AddressInUse
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._fd)
             self._make_room()
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener = _unix_socket()
             try:
                 listener.bind(self._path(name))
                 listener.listen(BACKLOG)
@@ -171,12 +164,22 @@ class SocketDirectory:
     def _make_room(self) -> None:
         """Removes sockets without a listening process, if there are many."""
         names = [name for name in os.listdir(self._fd) if name != LOCK]
-        if len(names) <= MOST_SOCKETS:
-            return
-        for name in names:
+        for name in names if len(names) > MOST_SOCKETS else ():
             with suppress(OSError):
                 if not self._is_taken(name):
                     os.unlink(name, dir_fd=self._fd)
+
+
+def _unix_socket() -> socket.socket:
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, LINUX_ONLY)
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def _open_directory(path: Path) -> int:
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, LINUX_ONLY)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _machine() -> str:
@@ -187,14 +190,12 @@ def _machine() -> str:
 
 
 def _remove_old(directory: Path) -> None:
-    if sys.platform == "win32":
-        raise OSError(errno.ENOSYS, LINUX_ONLY)
     before = time.time() - MOST_DAYS * 86_400
     for other in directory.iterdir():
         with suppress(OSError):
             if other.lstat().st_mtime > before:
                 continue
-            fd = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = _open_directory(other)
             try:
                 if empty(fd):
                     other.rmdir()
@@ -225,22 +226,20 @@ def listen(path: str) -> int:
 
     Raises `OSError` if one is in use, for any other file, and if others can write the directory.
     """
-    if sys.platform == "win32":
-        raise OSError("a service needs Unix sockets")
-    reason = untrusted(Path(path), os.geteuid())
+    reason = untrusted(Path(path), current_user())
     if reason is not None:
         raise PermissionError(reason)
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise FileExistsError(f"{path} is no socket")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as known:
+        with _unix_socket() as known:
             try:
                 known.connect(path)
             except ConnectionRefusedError:
                 Path(path).unlink()
             else:
-                raise OSError(f"{path}: somebody listens there")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                raise OSError(f"{path}: another process listens there")
+    listener = _unix_socket()
     listener.bind(path)
     Path(path).chmod(SOCKET_MODE)
     listener.listen()
@@ -253,23 +252,20 @@ def connect_service(name: str, path: str) -> socket.socket:
     Raises `DeviceUnavailable` if none listens, or the listener may be an impostor: it must own the
     socket, in a directory that only it or root can write.
     """
-    if sys.platform == "win32":
-        raise DeviceUnavailable(f"driver {name}: a service needs Unix sockets")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connect_within(sock, path, CONNECT_SECONDS)
-        _, user = peer(sock)
-        reason = untrusted(Path(path), user)
-        if reason is None and os.lstat(path).st_uid != user:
-            reason = f"user {user} listens at {path}, which belongs to another"
-        if reason is not None:
-            raise DeviceUnavailable(f"driver {name}: {reason}")
-    except OSError as error:
-        sock.close()
-        raise DeviceUnavailable(f"driver {name}: its service at {path}: {error}") from error
-    except BaseException:
-        sock.close()
-        raise
+    with ExitStack() as unused:
+        try:
+            sock = _unix_socket()
+            unused.callback(sock.close)
+            connect_within(sock, path, CONNECT_SECONDS)
+            _, user = peer(sock)
+            reason = untrusted(Path(path), user)
+            if reason is None and os.lstat(path).st_uid != user:
+                reason = f"user {user} listens at {path}, which belongs to another"
+            if reason is not None:
+                raise DeviceUnavailable(f"driver {name}: {reason}")
+        except OSError as error:
+            raise DeviceUnavailable(f"driver {name}: its service at {path}: {error}") from error
+        unused.pop_all()
     return sock
 
 

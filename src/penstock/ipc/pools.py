@@ -12,12 +12,11 @@ import mmap
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -25,17 +24,13 @@ from msgspec.structs import replace
 from penstock import hal
 from penstock.closing import Closing
 from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
-from penstock.ipc.quotas import SharedCharge, constant_charges
+from penstock.ipc.quotas import Account, SharedCharge, constant_charges
 from penstock.ipc.system import LINUX_ONLY, cannot_shrink, descriptor_in, is_sealed, may_shrink
 from penstock.ir import ConstantPool, NDArray
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBufferHandle, MappedFd, MemoryPool
 from penstock.memory.copies import CopyReceipt
 from penstock.memory.mapping import HARDWARE_BUFFER, OUT_OF_ROOM, size_of
 from penstock.memory.shared import sealed_fd
-
-if TYPE_CHECKING:
-    from penstock.ipc.quotas import Account
-
 
 OWN: Final = "memory of this process alone"
 READ: Final = "sealed memory (MemoryPool.sealed)"
@@ -73,15 +68,15 @@ def sealed_place(pool: ConstantPool) -> SealedPlace:
     became shorter.
     """
     own = _place_behind(pool)
-    if own is not None and is_sealed(own.fd) and _is_inside(pool, own):
+    if own is not None and is_sealed(own.fd) and size_of(own.fd) >= own.offset + pool.view.nbytes:
         return own
     with _lock:
         copy = _made.get(pool)
         if copy is None:
-            began = time.perf_counter_ns()
+            began = perf_counter_ns()
             fd = sealed_fd(pool.view, "constants")
             weakref.finalize(pool, os.close, fd).atexit = False
-            copy = _made[pool] = _Copy(fd, _told(pool, began))
+            copy = _made[pool] = _Copy(fd, _receipt(pool, began))
         return SealedPlace(copy.fd, 0)
 
 
@@ -92,16 +87,14 @@ def sealed_copies(pools: Sequence[ConstantPool]) -> dict[int, CopyReceipt]:
     return {at: copy.receipt for at, copy in made.items() if copy and copy.receipt}
 
 
-def _told(pool: ConstantPool, began_ns: int) -> CopyReceipt | None:
+def _receipt(pool: ConstantPool, began_ns: int) -> CopyReceipt | None:
     """The receipt of a copy of *pool*; None for an empty pool."""
-    if not pool.view.nbytes:
+    if not (nbytes := pool.view.nbytes):
         return None
-    spent = time.perf_counter_ns() - began_ns
+    spent = perf_counter_ns() - began_ns
     where = f"{pool.kind} memory that may still be changed" if pool.kind else OWN
     reason = f"constants lie in {where}; drivers in other processes read {READ}"
-    return CopyReceipt(
-        pool.view.nbytes, "host", "sealed memory", reason, start_ns=began_ns, wall_ns=spent
-    )
+    return CopyReceipt(nbytes, "host", "sealed memory", reason, start_ns=began_ns, wall_ns=spent)
 
 
 def mapped(
@@ -113,18 +106,16 @@ def mapped(
     *kind* is the sender's name of the memory. Raises `WireError` or `ResourceExhaustedTransient`.
     """
     try:
-        available = os.fstat(fd).st_size
-    except OSError as error:
-        raise WireError(f"a pool of constants cannot be read: {error}") from None
-    if not (0 <= offset <= available and 0 <= size <= available - offset):
-        raise WireError(
-            f"a pool of {size} bytes of constants from byte {offset} on in a file of {available}"
-        )
-    if size == 0:
-        return ConstantPool(memoryview(b""), None, kind)
-    try:
         sealed = is_sealed(fd)
         status = os.fstat(fd)
+        available = status.st_size
+        if not (0 <= offset <= available and 0 <= size <= available - offset):
+            raise WireError(
+                f"a pool of {size} bytes of constants from byte {offset} on in a file of "
+                f"{available}"
+            )
+        if size == 0:
+            return ConstantPool(memoryview(b""), None, kind)
         file = status.st_dev, status.st_ino, offset, size, kind
         if sealed and (known := _mapped.get(file)) is not None:
             return known
@@ -146,10 +137,9 @@ def mapped(
                     constant_charges[pool] = counted
                 weakref.finalize(pool, unused.pop_all().close).atexit = False
     except (OSError, ValueError) as error:
-        told = f"a pool of constants cannot be read: {error}"
-        if getattr(error, "errno", None) in OUT_OF_ROOM:
-            raise ResourceExhaustedTransient(told) from None
-        raise WireError(told) from None
+        lacks_room = getattr(error, "errno", None) in OUT_OF_ROOM
+        kind_of_error = ResourceExhaustedTransient if lacks_room else WireError
+        raise kind_of_error(f"a pool of constants cannot be read: {error}") from None
     return known
 
 
@@ -192,10 +182,6 @@ def _place_behind(pool: ConstantPool) -> SealedPlace | None:
         case MappedFd(fd, offset, _):
             return SealedPlace(fd, offset)
     return None
-
-
-def _is_inside(pool: ConstantPool, place: SealedPlace) -> bool:
-    return os.fstat(place.fd).st_size >= place.offset + pool.view.nbytes
 
 
 WHOLE: Final = 1 << 62
@@ -250,15 +236,9 @@ class PoolCopy:
         while at < end:
             part = [self._content[at:end].data]
             try:
-                if out:
-                    moved = os.pwritev(self._fd, part, self._offset + at)
-                else:
-                    moved = os.preadv(self._fd, part, self._offset + at)
+                moved = (os.pwritev if out else os.preadv)(self._fd, part, self._offset + at)
             except OSError as error:
-                raise GeneralFailure(
-                    "what a driver's process gets of a pool, or wrote to it, cannot be copied: "
-                    f"{error}"
-                ) from None
+                raise GeneralFailure(f"a pool cannot be copied for a driver: {error}") from None
             if not moved:
                 raise GeneralFailure("a pool has become shorter than it was")
             at += moved
@@ -287,7 +267,7 @@ class CopiedRequest(Closing):
         if not copies or not any(map(may_shrink, request.pools)):
             return
         try:
-            self._carry(request)
+            self._copy_pools(request)
         except BaseException:
             self.close()
             raise
@@ -309,45 +289,32 @@ class CopiedRequest(Closing):
         """Whether no pool had to be copied."""
         return not self._pool_copies
 
-    def _carry(self, request: hal.Request) -> None:
-        twins: dict[int, PoolCopy] = {}
+    def _copy_pools(self, request: hal.Request) -> None:
+        copies: dict[int, PoolCopy] = {}
         pools = list(request.pools)
         for number, memory in enumerate(request.pools):
-            if (twin := pool_copy_of(memory)) is not None:
-                self._pool_copies.append(twin)
-                twins[number], pools[number] = twin, twin.given
+            if (copy := pool_copy_of(memory)) is not None:
+                self._pool_copies.append(copy)
+                copies[number], pools[number] = copy, copy.given
         for out, arguments in ((False, request.inputs), (True, request.outputs)):
             for position, argument in enumerate(arguments):
-                self._copy(position, argument, request, twins, out=out)
+                if not isinstance(argument, hal.PoolArgument):
+                    continue
+                place = argument.location
+                if (copied := copies.get(place.pool)) is None:
+                    continue
+                # The request has no place for an image: all of it is the value.
+                is_image = request.pools[place.pool].name == HARDWARE_BUFFER
+                start, nbytes = (0, WHOLE) if is_image else (place.offset, place.length)
+                if out and not copied.writable:
+                    raise GeneralFailure(f"output {position} lies in a pool that cannot be written")
+                if out:
+                    self._written.append(_Copied(position, copied, start, nbytes))
+                if not out or not argument.dimensions:
+                    # The rest of an output of unknown size, written in part, keeps its content.
+                    began = perf_counter_ns()
+                    self._note(position, copied.fill(start, nbytes), began, out=out)
         self.request = hal.Request(request.inputs, request.outputs, tuple(pools))
-
-    def _copy(
-        self,
-        position: int,
-        argument: hal.RequestArgument,
-        request: hal.Request,
-        twins: dict[int, PoolCopy],
-        *,
-        out: bool,
-    ) -> None:
-        if not isinstance(argument, hal.PoolArgument):
-            return
-        place = argument.location
-        twin = twins.get(place.pool)
-        if twin is None:
-            return
-        start, nbytes = place.offset, place.length
-        if request.pools[place.pool].name == HARDWARE_BUFFER:
-            # The request has no place for an image: all of it is the value.
-            start, nbytes = 0, WHOLE
-        if out and not twin.writable:
-            raise GeneralFailure(f"output {position} lies in a pool that cannot be written")
-        if out:
-            self._written.append(_Copied(position, twin, start, nbytes))
-        if not out or not argument.dimensions:
-            # An output of unknown size may be written in part; the rest must keep its content.
-            began = perf_counter_ns()
-            self._note(position, twin.fill(start, nbytes), began, out=out)
 
     def _note(self, position: int, nbytes: int, began: int, *, out: bool) -> None:
         took = perf_counter_ns() - began
@@ -400,15 +367,15 @@ class CopyingFence:
 class RemoteFence(CopyingFence):
     """The fence of a run of *request* in another process.
 
-    Its receipt has the copies made by *carried*, and by *fence* for arrays. It also has the
+    Its receipt has the copies made by *copied*, and by *fence* for arrays. It also has the
     incidents of the run, and the copies for failed attempts, `before`.
     """
 
     def __init__(
-        self, fence: hal.Fence, request: hal.Request, carried: CopiedRequest | None = None
+        self, fence: hal.Fence, request: hal.Request, copied: CopiedRequest | None = None
     ) -> None:
-        carried = CopiedRequest(request, copies=False) if carried is None else carried
-        super().__init__(fence, carried.copies, carried.finish, carried.close)
+        copied = CopiedRequest(request, copies=False) if copied is None else copied
+        super().__init__(fence, copied.copies, copied.finish, copied.close)
         self._request = request
         self.incidents: tuple[str, ...] = ()
         self.before: tuple[hal.ArgumentCopy, ...] = ()
@@ -421,11 +388,11 @@ class RemoteFence(CopyingFence):
         return hal.RemoteResult(copies=copies, incidents=self.incidents)
 
 
-def remote_fence(fence: hal.Fence, carried: CopiedRequest, request: hal.Request) -> hal.Fence:
+def remote_fence(fence: hal.Fence, copied: CopiedRequest, request: hal.Request) -> hal.Fence:
     """*fence* of a run of *request*; one with a `result` if anything was copied for that run."""
-    if carried.is_plain and not isinstance(fence, CopyingFence):
+    if copied.is_plain and not isinstance(fence, CopyingFence):
         return fence
-    return RemoteFence(fence, request, carried)
+    return RemoteFence(fence, request, copied)
 
 
 def as_argument_copies(

@@ -38,7 +38,7 @@ def test_descriptors_are_open_until_the_calls_under_way_have_returned() -> None:
         found.append(ours.fileno() >= 0)
         raise Slow
 
-    session._asked = held  # type: ignore[method-assign,assignment]
+    session._call = held  # type: ignore[method-assign,assignment]
 
     def calling() -> None:
         with pytest.raises(Slow):
