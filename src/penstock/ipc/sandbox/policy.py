@@ -171,80 +171,27 @@ def _sweep(directory: Path) -> None:
         os.close(fd)
 
 
-SYSTEM_FILES: Final = (
-    "/lib",
-    "/lib64",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/local/lib",
-    "/opt",
-    "/nix/store",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/localtime",
-    "/etc/nsswitch.conf",
-    "/etc/passwd",
-    "/etc/OpenCL",
-    "/etc/vulkan",
-    "/usr/share/zoneinfo",
-    "/usr/share/vulkan",
-    "/usr/share/glvnd",
-    "/proc/self",
-    "/proc/thread-self",
-    "/proc/cpuinfo",
-    "/proc/meminfo",
-    "/proc/stat",
-    "/proc/filesystems",
-    "/proc/mounts",
-    "/proc/driver",
-    *(
-        f"/proc/sys/kernel/{name}"
-        for name in (
-            "cap_last_cap",
-            "hostname",
-            "ngroups_max",
-            "numa_balancing",
-            "osrelease",
-            "ostype",
-            "perf_event_paranoid",
-            "pid_max",
-            "random",
-            "randomize_va_space",
-            "sched_rr_timeslice_ms",
-            "shmall",
-            "shmmax",
-            "threads-max",
-            "version",
-        )
+_SYSTEM: Final = {
+    "/": "lib lib64 opt nix/store",
+    "/usr/": "lib lib64 local/lib",
+    "/etc/": "ld.so.cache ld.so.conf ld.so.conf.d localtime nsswitch.conf passwd OpenCL vulkan",
+    "/usr/share/": "zoneinfo vulkan glvnd",
+    "/proc/": "self thread-self cpuinfo meminfo stat filesystems mounts driver sys/vm pressure",
+    "/proc/sys/kernel/": (
+        "cap_last_cap hostname ngroups_max numa_balancing osrelease ostype perf_event_paranoid "
+        "pid_max random randomize_va_space sched_rr_timeslice_ms shmall shmmax threads-max version"
     ),
-    "/proc/sys/vm",
-    "/proc/pressure",
-    "/sys/devices",
-    "/sys/class",
-    "/sys/bus",
-    "/sys/dev",
-    "/sys/fs/cgroup",
-    "/sys/kernel/mm",
-    "/sys/module",
+    "/sys/": "devices class bus dev fs/cgroup kernel/mm module",
+}
+SYSTEM_FILES: Final = tuple(
+    f"{place}{name}" for place, names in _SYSTEM.items() for name in names.split()
 )
 """Files that loaders, C libraries and engines read: code, time zones, and machine data."""
 
 DEVICE_FILES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
-ACCELERATORS: Final = (
-    "/dev/dri",
-    "/dev/accel",
-    "/dev/kfd",
-    "/dev/nvidia*",
-    "/dev/dxg",
-    "/dev/mali*",
-    "/dev/apex_*",
-    "/dev/hailo*",
-    "/dev/fastrpc-*",
-    "/dev/dma_heap",
-    "/dev/udmabuf",
-)
+_ACCELERATORS: Final = "dri accel kfd nvidia* dxg mali* apex_* hailo* fastrpc-* dma_heap udmabuf"
+ACCELERATORS: Final = tuple(f"/dev/{name}" for name in _ACCELERATORS.split())
 """Device files of accelerators, readable and writable if they exist."""
 
 MOST_MODULES: Final = 4096
@@ -285,15 +232,8 @@ class SandboxPolicy(NamedTuple):
         return _existing([*DEVICE_FILES, *self._matching()])
 
     def _read(self) -> list[str]:
-        own = [
-            sys.prefix,
-            sys.base_prefix,
-            sys.exec_prefix,
-            *sys.path,
-            *_installed(),
-            *([settings] if (settings := settings_path()) is not None else []),
-        ]
-        found = [os.path.abspath(path) for path in own]
+        own = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *_installed()]
+        found = [os.path.abspath(path) for path in (*own, settings_path()) if path is not None]
         kept = _private()
         modules = [each for path in found if _holds(path, kept) for each in _modules(path, kept)]
         whole = [path for path in found if not _holds(path, kept)]
@@ -313,8 +253,7 @@ class SandboxPolicy(NamedTuple):
         return _existing(self.write)
 
     def _matching(self) -> list[str]:
-        root = Path("/")
-        return [str(p) for d in self.devices for p in root.glob(d.removeprefix("/"))]
+        return [str(p) for d in self.devices for p in Path("/").glob(d.removeprefix("/"))]
 
 
 def _private() -> list[str]:
@@ -341,18 +280,16 @@ def _holds(path: str, private: list[str]) -> bool:
 def _modules(directory: str, private: list[str]) -> list[str]:
     """Importable entries of *directory*: modules, packages, distribution metadata."""
     found = []
-    try:
-        with os.scandir(directory) as entries:
-            for entry in islice(entries, MOST_MODULES):
-                if entry.name.startswith(".") or _holds(entry.path, private):
-                    continue
-                if entry.name.endswith((*all_suffixes(), ".dist-info", ".egg-info")) or (
-                    os.path.isfile(os.path.join(entry.path, "__init__.py"))
-                ):
-                    found.append(entry.path)
-    except OSError:
-        return []
-    return found
+    endings = (*all_suffixes(), ".dist-info", ".egg-info")
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in islice(entries, MOST_MODULES):
+            if entry.name.startswith(".") or _holds(entry.path, private):
+                continue
+            package = os.path.join(entry.path, "__init__.py")
+            if entry.name.endswith(endings) or os.path.isfile(package):
+                found.append(entry.path)
+        return found
+    return []
 
 
 def host_policy() -> SandboxPolicy:
