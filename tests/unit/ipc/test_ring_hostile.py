@@ -290,9 +290,9 @@ def _numbered(number: int, *fields: int, payload: bytes = b"") -> Fault:
         (_numbered(1, 1, ring.REPLY, 0, 0, 0, LAYOUT.slot_bytes), DeadObject, "in the place"),
         (_numbered(1, 1, ring.REPLY, 0, 0, 0, 2**64 - 1), DeadObject, "in the place"),
         (_numbered(1, 1, ring.REPLY, 0, 0, 0, 4, payload=b"\xc1\xc1\xc1\xc1"), GeneralFailure,
-            "sense"),
+            "malformed"),
         (_numbered(1, 1, ring.REPLY, 0, 0, 0, 8, payload=encode(wire.Done())), GeneralFailure,
-            "sense"),
+            "malformed"),
     ],
 )  # fmt: skip
 def test_an_answer_against_the_rules_is_named(
