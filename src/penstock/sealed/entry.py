@@ -20,6 +20,7 @@ from penstock.sealed.files import (
     Renaming,
     read_exactly,
     require_regular,
+    unreadable,
 )
 from penstock.sealed.header import FORMAT, HEADER_BYTES, MAGIC, Header, Kind, file_digest, is_sealed
 from penstock.sealed.keys import KeyStore
@@ -144,8 +145,8 @@ class CacheFile:
         return f"{self.kind.word} file {self.number}"
 
 
-class Lent:
-    """The files that a runtime passes for one entry, and what they are sealed for."""
+class EntryFiles:
+    """The open files of one entry that a runtime passes, and what they are sealed for."""
 
     __slots__ = ("binding", "data_cache", "model_cache", "token")
 
@@ -217,44 +218,42 @@ def entry_of(trust: Trust, file: CacheFile, token: bytes) -> bytes | None:
 
 def reason_of(error: BaseException | None) -> str:
     """`<Name>: sentence`."""
-    return (
-        str(error) if isinstance(error, errors.CacheError) else f"{type(error).__name__}: {error}"
-    )
+    name = "" if isinstance(error, errors.CacheError) else f"{type(error).__name__}: "
+    return f"{name}{error}"
 
 
 def naming(file: CacheFile, act: str) -> Renaming:
     """Turns an `OSError` of the block into `Unreadable`."""
-    return Renaming(
-        lambda error: errors.Unreadable(f"{file.place} cannot be {act}: {error.strerror or error}")
-    )
+    return unreadable(f"{file.place} cannot be {act}")
 
 
-def load_entry(trust: Trust, files: Sequence[CacheFile], lent: Lent) -> LoadedEntry:
+def load_entry(trust: Trust, files: Sequence[CacheFile], given: EntryFiles) -> LoadedEntry:
     """The entry in *files*. Raises a subclass of `CacheError` with the reason."""
     try:
         found = [read_first(trust.files, file) for file in files]
     except errors.WrongLength:
-        _check_written(trust, files)
+        with unreadable("the entry's files cannot be read"):
+            sizes = [trust.files.status(file.fd).size for file in files]
+        if not any(sizes):
+            raise errors.NotYetWritten("the entry's files are empty") from None
         raise
     headers = [
-        _verified(trust, file, content, lent.token)
+        _verified(trust, file, content, given.token)
         for file, (content, _) in zip(files, found, strict=True)
     ]
-    _check_same_entry(headers, lent.binding)
+    _check_same_entry(headers, given.binding)
     row = _row(trust.registry, headers[0])
     records = (*row.models, *row.datas)
     if len(records) != len(files):
         raise errors.ForeignEntry("the registry lists another number of files for this entry")
     copies: list[memoryview] = []
+    rows = zip(files, found, headers, records, strict=True)
     try:
-        for file, (content, size), header, record in zip(
-            files, found, headers, records, strict=True
-        ):
+        for file, (content, size), header, record in rows:
             _check_record(file, content, size, record)
+            place, length = file.place, record.length
             with naming(file, "read"):
-                copy, root = private_copy(
-                    trust.files, file.fd, HEADER_BYTES, record.length, file.place
-                )
+                copy, root = private_copy(trust.files, file.fd, HEADER_BYTES, length, place)
             copies.append(copy)
             if not hmac.compare_digest(header.root, root):
                 raise errors.SealBroken(f"the payload of {file.place} was altered")
@@ -266,16 +265,6 @@ def load_entry(trust: Trust, files: Sequence[CacheFile], lent: Lent) -> LoadedEn
         raise
     models = trust.needed[0]
     return LoadedEntry(row.entry, tuple(copies[:models]), tuple(copies[models:]))
-
-
-def _check_written(trust: Trust, files: Sequence[CacheFile]) -> None:
-    """Raises `NotYetWritten` if every file is empty."""
-    sizes = set()
-    for file in files:
-        with naming(file, "read"):
-            sizes.add(trust.files.status(file.fd).size)
-    if sizes == {0}:
-        raise errors.NotYetWritten("the entry's files are empty")
 
 
 def _verified(trust: Trust, file: CacheFile, content: bytes, token: bytes) -> Header:

@@ -17,6 +17,7 @@ from penstock.sealed.files import (
     StrPath,
     is_private,
     read_exactly,
+    unreadable,
 )
 from penstock.sealed.keys import KeyStore
 from penstock.sealed.registry import (
@@ -64,16 +65,19 @@ class FileRegistry:
         self._known: Contents | None = None
 
     def state(self) -> RegistryState | None:
-        contents = self._verified(self._measures.now())
+        contents = self._now()
         return None if contents is None else contents.state
 
     def find(self, token: bytes, entry: bytes) -> Row | None:
-        contents = self._verified(self._measures.now())
+        contents = self._now()
         return None if contents is None else contents.find(token, entry)
 
     def rows(self) -> tuple[Row, ...]:
-        contents = self._verified(self._measures.now())
+        contents = self._now()
         return () if contents is None else contents.rows()
+
+    def _now(self) -> Contents | None:
+        return self._verified(self._measures.now())
 
     def open(self) -> RegistryState:
         try:
@@ -210,12 +214,7 @@ class FileRegistry:
             raise
 
     def _naming(self, act: str) -> Renaming:
-        """Turns an `OSError` of the block into `Unreadable`."""
-        return Renaming(
-            lambda error: Unreadable(
-                f"the registry {self.path} cannot be {act}: {error.strerror or error}"
-            )
-        )
+        return unreadable(f"the registry {self.path} cannot be {act}")
 
 
 def _check(status: FileStatus) -> None:

@@ -60,6 +60,11 @@ class Renaming:
             raise self._made(error) from None
 
 
+def unreadable(what: str) -> Renaming:
+    """Turns an `OSError` of the block into `Unreadable`: *what* failed, and its cause."""
+    return Renaming(lambda error: Unreadable(f"{what}: {error.strerror or error}"))
+
+
 class FileStatus(Struct, frozen=True):
     """Status of a file.
 

@@ -57,24 +57,11 @@ class Header(Struct, frozen=True):
 
     def pack(self, key: bytes) -> bytes:
         """The 256 bytes, sealed with *key*."""
-        fields = _FIELDS.pack(
-            MAGIC,
-            self.format,
-            self.kind,
-            self.number,
-            self.models,
-            self.datas,
-            0,
-            self.sequence,
-            self.length,
-            self.entry,
-            self.registry,
-            self.token,
-            self.binding,
-            self.driver,
-            self.version,
-            self.root,
-        )
+        place = self.kind, self.number, self.models, self.datas
+        digests = self.token, self.binding, self.driver, self.version, self.root
+        counts = self.sequence, self.length
+        ids = self.entry, self.registry
+        fields = _FIELDS.pack(MAGIC, self.format, *place, 0, *counts, *ids, *digests)
         return fields + _seal(fields, key)
 
     @classmethod
@@ -82,26 +69,8 @@ class Header(Struct, frozen=True):
         """Parses *content* without verifying it; None if it is no header."""
         if len(content) != HEADER_BYTES or content[: len(MAGIC)] != MAGIC:
             return None
-        _, format_, kind, number, models, datas, _, sequence, length, *rest = _FIELDS.unpack(
-            content[:_SIGNED]
-        )
-        entry, registry, token, binding, driver, version, root = rest
-        return cls(
-            kind,
-            number,
-            models,
-            datas,
-            sequence,
-            length,
-            entry,
-            registry,
-            token,
-            binding,
-            driver,
-            version,
-            root,
-            format_,
-        )
+        _, format_, kind, number, models, datas, _, *rest = _FIELDS.unpack(content[:_SIGNED])
+        return cls(kind, number, models, datas, *rest, format_)
 
     @property
     def place(self) -> str:

@@ -143,7 +143,8 @@ def _open() -> KeyringStore | None:
 
 def quiet_backend() -> Backend | None:
     """The `keyring` backend if it never prompts; None if it may, or without `keyring`."""
-    if not may_be_there():
+    if sys.platform != "win32" and "DBUS_SESSION_BUS_ADDRESS" not in os.environ:
+        # No store can be running; importing `keyring` would be slow.
         return None
     try:
         # Optional: Penstock runs without it.
@@ -158,11 +159,6 @@ def quiet_backend() -> Backend | None:
         return None
     chosen: Backend = backend
     return chosen
-
-
-def may_be_there() -> bool:
-    """Whether a store may be running, to avoid the slow import of `keyring` if none is."""
-    return sys.platform == "win32" or "DBUS_SESSION_BUS_ADDRESS" in os.environ
 
 
 def _class_of(backend: object) -> tuple[str, str]:
@@ -371,13 +367,11 @@ class FileKeyStore:
         above, name = os.path.split(self.path)
         with suppress(OSError):
             for left in self._files.names(above or ".", _MOST_NAMES):
+                path = os.path.join(above, left)
                 if left.startswith(f"{name}.") and left.endswith(".tmp"):
-                    self._sweep_one(os.path.join(above, left))
-
-    def _sweep_one(self, left: str) -> None:
-        with suppress(OSError):
-            if time.time() - os.stat(left).st_mtime > _STALE_SECONDS:
-                os.unlink(left)
+                    with suppress(OSError):
+                        if time.time() - os.stat(path).st_mtime > _STALE_SECONDS:
+                            os.unlink(path)
 
 
 def _is_key(status: FileStatus) -> bool:
@@ -390,9 +384,6 @@ def default_key_store(directory: StrPath, choose: Callable[[], str]) -> KeyStore
     The system's store is used if it answers and *choose*() allows it. It is tried at most once in a
     process.
     """
-    if choose() == "auto":
-        from penstock.sealed.keys import system_key_store
-
-        if (store := system_key_store()) is not None:
-            return store
+    if choose() == "auto" and (store := system_key_store()) is not None:
+        return store
     return FileKeyStore(os.path.join(directory, "key"))

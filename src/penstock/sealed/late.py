@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -40,29 +40,14 @@ class Sealing(Protocol):
         """The operations on files that the seal uses."""
         ...
 
-    def replace(
-        self,
-        model_cache: Sequence[Handle],
-        data_cache: Sequence[Handle],
-        token: bytes,
-        binding: bytes,
-        *,
-        expected: bytes | None,
-        guard: AbstractContextManager[object],
-        model: Sequence[Payload],
-        data: Sequence[Payload],
-    ) -> SaveReport:
-        """Writes the entry if the files hold *expected*, under *guard*; never raises."""
+    @property
+    def replace(self) -> Callable[..., SaveReport]:
+        """See `Seal.replace`."""
         ...
 
-    def load(
-        self,
-        model_cache: Sequence[Handle],
-        data_cache: Sequence[Handle],
-        token: bytes,
-        binding: bytes,
-    ) -> LoadedEntry:
-        """The verified entry. Raises a `CacheError` if there is none."""
+    @property
+    def load(self) -> Callable[..., LoadedEntry]:
+        """See `Seal.load`."""
         ...
 
 
@@ -186,10 +171,7 @@ class LateWriter:
             return loaded
 
     def close(self) -> None:
-        """Closes the handles.
-
-        A write that waits for its lock is dropped. A second call does nothing.
-        """
+        """Closes the handles, once. A write that waits for its lock is dropped."""
         self._closing.set()
         with self._mutex:
             self._release()
@@ -206,33 +188,24 @@ class LateWriter:
 
     @contextmanager
     def _locked(self, timeout: float, *, exclusive: bool) -> Iterator[None]:
-        lock = self._handles[0].fd
+        fds = [handle.fd for handle in self._handles]
+        is_closing = self._closing.is_set
         with locked(
-            lock,
-            exclusive=exclusive,
-            timeout=timeout,
-            should_stop=self._closing.is_set,
-            locks=self._files,
+            fds[0], exclusive=exclusive, timeout=timeout, should_stop=is_closing, locks=self._files
         ) as held:
             if not held:
-                self._found_taken = not self._closing.is_set()
-                raise Unreadable(
-                    "the late writer was closed while it waited for the lock"
-                    if self._closing.is_set()
-                    else f"the entry is in use: its lock was not free within {timeout:g} s"
-                )
-            for handle in self._handles:
-                self._check_published(handle)
+                if is_closing():
+                    raise Unreadable("the late writer was closed while it waited for the lock")
+                self._found_taken = True
+                raise Unreadable(f"the entry is in use: its lock was not free within {timeout:g} s")
+            try:
+                is_published = all(self._files.status(fd).links for fd in fds)
+            except OSError as error:
+                raise Unreadable(f"the entry cannot be read: {error.strerror or error}") from None
+            if not is_published:
+                # No process could find the data in a file without a name.
+                raise NoEntry("the entry was replaced or removed since it was opened")
             yield
-
-    def _check_published(self, handle: _Duplicate) -> None:
-        """Raises `NoEntry` for a file without a name: no process could find the written data."""
-        try:
-            links = self._files.status(handle.fd).links
-        except OSError as error:
-            raise Unreadable(f"the entry cannot be read: {error.strerror or error}") from None
-        if not links:
-            raise NoEntry("the entry was replaced or removed since it was opened")
 
 
 def _close_all(files: FileSystem, handles: list[_Duplicate]) -> None:

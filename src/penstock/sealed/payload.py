@@ -169,7 +169,15 @@ class _NoSealedMemory(Exception):
 def _sealed_copy(
     files: FileSystem, fd: int, offset: int, length: int, place: str
 ) -> tuple[memoryview, bytes]:
-    memory = _create()
+    """As `private_copy`, in memory that is sealed against every change. `_NoSealedMemory`."""
+    if sys.platform != "linux":
+        raise _NoSealedMemory
+    import fcntl
+
+    try:
+        memory = os.memfd_create("penstock-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (OSError, AttributeError):
+        raise _NoSealedMemory from None
     # One for each working thread: it writes on exactly the bytes that it hashed.
     buffers: list[bytearray] = []
 
@@ -187,30 +195,13 @@ def _sealed_copy(
 
     try:
         root = root_of(map_leaves(length, leaf), length)
-        return memoryview(_freeze(memory, length)), root
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        try:
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
+        except OSError:
+            raise _NoSealedMemory from None
+        # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
+        region = mmap.mmap(memory, length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        return memoryview(region), root
     finally:
         os.close(memory)
-
-
-def _create() -> int:
-    if sys.platform != "linux" or not hasattr(os, "memfd_create"):
-        raise _NoSealedMemory
-    try:
-        return os.memfd_create("penstock-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError:
-        raise _NoSealedMemory from None
-
-
-def _freeze(memory: int, length: int) -> mmap.mmap:
-    """Seals *memory* against every change and maps it."""
-    if sys.platform != "linux":
-        raise _NoSealedMemory
-    import fcntl
-
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    try:
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
-    except OSError:
-        raise _NoSealedMemory from None
-    # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
-    return mmap.mmap(memory, length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)

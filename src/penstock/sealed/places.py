@@ -34,16 +34,12 @@ def remove_former(directory: str) -> None:
     with suppress(OSError):
         with os.scandir(directory) as entries:
             names = [entry.name for entry in islice(entries, MOST_NAMES)]
-        for name in filter(_is_ours, names):
-            with suppress(OSError):
-                os.unlink(os.path.join(directory, name))
+        for name in names:
+            is_key = name == "key" or (name.startswith("key.") and name.endswith(".tmp"))
+            if is_key or name.endswith(_SUFFIXES):
+                with suppress(OSError):
+                    os.unlink(os.path.join(directory, name))
         os.rmdir(directory)
-
-
-def _is_ours(name: str) -> bool:
-    if name == "key" or (name.startswith("key.") and name.endswith(".tmp")):
-        return True
-    return name.endswith(_SUFFIXES)
 
 
 SEALS: Final = "seals"
@@ -71,8 +67,6 @@ def sealed_directory() -> str:
     """
     directory = _private(SEALS)
     if os.path.lexists(former := os.path.join(os.path.dirname(directory), "sealed")):
-        from penstock.sealed.places import remove_former
-
         remove_former(former)
     return directory
 
@@ -96,9 +90,8 @@ def _private(name: str) -> str:
 def registry_path(directory: StrPath, owner: Owner, keys: KeyStore) -> str:
     """The file of *owner*'s registry: one for each key store, since keys differ."""
     check_kind(owner, Owner, "a registry has an Owner")
-    readable = "".join(
-        c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver
-    )
+    allowed = (c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver)
+    readable = "".join(allowed)
     return os.path.join(directory, f"{readable[:40]}-{owner.digits}-{keys.name}.registry")
 
 
@@ -142,17 +135,12 @@ def make_private_directory(path: StrPath) -> None:
 def _make(path: str) -> None:
     """Creates *path* and its parents with mode 0700, whatever the process's umask is."""
     try:
-        _make_one(path)
+        os.mkdir(path, 0o700)
     except FileNotFoundError:
         if (parent := os.path.dirname(path)) == path:
             raise
         _make(parent)
-        _make_one(path)
-
-
-def _make_one(path: str) -> None:
-    try:
-        os.mkdir(path, 0o700)
+        _make(path)
     except OSError:
         if not os.path.isdir(path):
             raise

@@ -241,9 +241,7 @@ class Contents:
             raise SealBroken("the registry was altered, or sealed with another key")
         magic, format_, spare, count, changes, registry, driver, version = _FIELDS.unpack_from(head)
         if magic != MAGIC or format_ != FORMAT or spare:
-            raise OtherVersion(
-                f"the registry has format {format_}, and this version reads {FORMAT}"
-            )
+            raise OtherVersion(f"the registry has format {format_}, not {FORMAT}")
         if driver != owner.driver_digest:
             raise SealBroken("the registry is another driver's")
         if version != owner.version_digest:
@@ -303,9 +301,9 @@ class Contents:
         table, files = self._cut(row.token, [row.entry])
         table, files = table + packed, files + pack_records(row)
         if (spare := len(table) // _ENTRY.size - MOST_ROWS) > 0:
-            gone = table[: spare * _ENTRY.size]
-            table = table[len(gone) :]
-            files = files[FILE_RECORD_BYTES * _count_files(gone) :]
+            oldest = table[: spare * _ENTRY.size]
+            table = table[len(oldest) :]
+            files = files[FILE_RECORD_BYTES * _count_files(oldest) :]
         return self._changed(table, files)
 
     def without(self, token: bytes, entries: Collection[bytes]) -> Contents:

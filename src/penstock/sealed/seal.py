@@ -10,8 +10,8 @@ from penstock.distribution import current_origin
 from penstock.errors import InputError
 from penstock.sealed.entry import (
     CacheFile,
+    EntryFiles,
     KeySigner,
-    Lent,
     LoadedEntry,
     Payload,
     SaveReport,
@@ -93,7 +93,7 @@ class Seal:
         other process may write the files meanwhile. After a failure they are empty or unchanged. An
         older entry of the token is dropped.
         """
-        return self._save(Lent(model_cache, data_cache, token, binding), (model, data))
+        return self._save(EntryFiles(model_cache, data_cache, token, binding), (model, data))
 
     def replace(
         self,
@@ -112,8 +112,8 @@ class Seal:
         *guard* is entered before the payloads are hashed, and left once files and registry agree,
         to exclude other writers. If entering it raises, nothing is written.
         """
-        lent = Lent(model_cache, data_cache, token, binding)
-        return self._save(lent, (model, data), (expected,), guard)
+        given = EntryFiles(model_cache, data_cache, token, binding)
+        return self._save(given, (model, data), (expected,), guard)
 
     def late_writer(self, config: CacheConfig, *, expected: bytes | None) -> LateWriter | None:
         """A writer into the cache files of *config*, for use after the preparation.
@@ -150,9 +150,9 @@ class Seal:
         Raises `InvalidArgument` for a wrong number of handles or length of token. Any other error
         is a subclass of `CacheError`, whose text a driver passes on in its `GeneralFailure`.
         """
-        lent = Lent(model_cache, data_cache, token, binding)
-        files = lent.cache_files(self._needed)
-        return load_entry(self._trust(), files, lent)
+        given = EntryFiles(model_cache, data_cache, token, binding)
+        files = given.cache_files(self._needed)
+        return load_entry(self._trust(), files, given)
 
     def entry_of(self, handle: Handle, token: bytes) -> bytes | None:
         """The id of the entry of *token* that the open file belongs to; None if it belongs to none.
@@ -167,7 +167,7 @@ class Seal:
 
     def _save(
         self,
-        lent: Lent,
+        given: EntryFiles,
         payloads: tuple[Sequence[Payload], Sequence[Payload]],
         expected: tuple[bytes | None] | None = None,
         guard: AbstractContextManager[object] | None = None,
@@ -177,7 +177,7 @@ class Seal:
             from penstock.sealed.writing import save_entry
         except Exception as error:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
             return SaveReport(reason=reason_of(error))
-        return save_entry(self._trust, self._needed, lent, payloads, expected, guard)
+        return save_entry(self._trust, self._needed, given, payloads, expected, guard)
 
     def _trust(self) -> Trust:
         """The key and registry, found at first use and when the state directory changes."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.errors import CacheError, ForeignEntry, InvalidArgument, WrongLength
 from penstock.sealed.entry import (
     CacheFile,
-    Lent,
+    EntryFiles,
     Payload,
     SaveReport,
     Trust,
@@ -37,7 +37,7 @@ class _Emptied(Exception):
 def save_entry(
     find_trust: Callable[[], Trust],
     needed: tuple[int, int],
-    lent: Lent,
+    given: EntryFiles,
     payloads: tuple[Sequence[Payload], Sequence[Payload]],
     expected: Expected | None = None,
     guard: AbstractContextManager[object] | None = None,
@@ -48,7 +48,7 @@ def save_entry(
     they and the registry agree.
     """
     try:
-        files = lent.cache_files(needed)
+        files = given.cache_files(needed)
         if (len(payloads[0]), len(payloads[1])) != needed:
             raise InvalidArgument(
                 f"{len(payloads[0])} model and {len(payloads[1])} data payloads for {needed} files"
@@ -57,8 +57,8 @@ def save_entry(
         roots = [merkle_root(content) for content in contents]
         with guard or nullcontext():
             trust = find_trust()
-            replaced = _replaced(trust, files, lent.token, expected)
-            return SaveReport(_seal(trust, files, lent, contents, roots, replaced))
+            replaced = _replaced(trust, files, given.token, expected)
+            return SaveReport(_seal(trust, files, given, contents, roots, replaced))
     except _Emptied as emptied:
         return SaveReport(reason=reason_of(emptied.__cause__), emptied=True)
     except Exception as error:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
@@ -100,7 +100,7 @@ def _check_unchanged(
 def _seal(
     trust: Trust,
     files: Sequence[CacheFile],
-    lent: Lent,
+    given: EntryFiles,
     payloads: Sequence[Payload],
     roots: Sequence[bytes],
     replaced: set[bytes],
@@ -108,35 +108,35 @@ def _seal(
     """Writes the files and changes the registry with them. Returns the new entry's id."""
     registry, entry = trust.registry, os.urandom(ENTRY_BYTES)
     lengths = [memoryview(payload).nbytes for payload in payloads]
-    headers = _headers(trust, files, lent, entry, lengths, roots)
+    headers = _headers(trust, files, given, entry, lengths, roots)
     records = [
         FileRecord(file_digest(header), length)
         for header, length in zip(headers, lengths, strict=True)
     ]
     models = trust.needed[0]
-    registry.begin(Row(lent.token, entry, tuple(records[:models]), tuple(records[models:])))
+    registry.begin(Row(given.token, entry, tuple(records[:models]), tuple(records[models:])))
     try:
         with naming(files[0], "written"):
             trust.files.truncate(files[0].fd, 0)
     except Exception:
         with suppress(CacheError):
-            registry.remove(lent.token, entry)
+            registry.remove(given.token, entry)
         raise
     try:
         _write(trust, files, headers, payloads)
     except Exception as error:
-        _undo(trust, files, lent.token, {entry, *replaced})
+        _undo(trust, files, given.token, {entry, *replaced})
         raise _Emptied from error
     # The entry is valid; at worst the replaced entry stays listed.
     with suppress(CacheError):
-        registry.publish(lent.token, entry, sorted(replaced))
+        registry.publish(given.token, entry, sorted(replaced))
     return entry
 
 
 def _headers(
     trust: Trust,
     files: Sequence[CacheFile],
-    lent: Lent,
+    given: EntryFiles,
     entry: bytes,
     lengths: Sequence[int],
     roots: Sequence[bytes],
@@ -152,8 +152,8 @@ def _headers(
         length=0,
         entry=entry,
         registry=state.registry,
-        token=lent.token,
-        binding=lent.binding,
+        token=given.token,
+        binding=given.binding,
         driver=trust.owner.driver_digest,
         version=trust.owner.version_digest,
         root=b"",
