@@ -150,10 +150,7 @@ class BlobCache:
         return flat.flattened_size(self._entries.items(), self.version)
 
     def flatten(self) -> bytes:
-        """All entries as bytes, in the layout of `penstock.blobcache.flat`.
-
-        Does not count as a use.
-        """
+        """All entries in the layout of `penstock.blobcache.flat`. Does not count as a use."""
         return flat.flatten(self._entries.items(), self.version)
 
     def flatten_into(self, buffer: Buffer) -> int:

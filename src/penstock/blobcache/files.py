@@ -176,10 +176,7 @@ class Store:
         self._lock_timeout = lock_timeout
 
     def read(self, most: int) -> bytes | None:
-        """The file's bytes; None if there is no file.
-
-        Reads at most *most* + 1 bytes, so that the caller can detect a longer file.
-        """
+        """The file's bytes, *most* + 1 at most: callers detect longer ones. None without a file."""
         try:
             fd = self._files.open_read(self.path)
         except FileNotFoundError:

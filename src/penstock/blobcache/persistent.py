@@ -161,10 +161,7 @@ class PersistentBlobCache:
             self._cache = BlobCache(limits, policy, version=self._version, seed=self._seed)
 
     def terminate(self) -> bool:
-        """Saves, then frees everything.
-
-        Returns the result of `save`. Without `initialize`: no effect.
-        """
+        """Saves, frees everything, and returns the result of `save`. Not initialized: no effect."""
         with self._saving:
             with self._lock:
                 self._ending = True  # later sets are ignored, not lost
@@ -204,10 +201,7 @@ class PersistentBlobCache:
     def get_allocated(
         self, key: Buffer, allocate: Callable[[int], B | None]
     ) -> tuple[int, B | None]:
-        """As `BlobCache.get_allocated`.
-
-        `(0, None)` if not initialized. Calls *allocate* without a lock.
-        """
+        """As `BlobCache.get_allocated`, without a lock. `(0, None)` if not initialized."""
         found = self._peek(key)
         if found is None:
             return 0, None

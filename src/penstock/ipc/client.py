@@ -56,10 +56,7 @@ class Described:
 
 
 class RemoteDevice(Described):
-    """A `Device` behind *channel*.
-
-    A value that cannot be sent or decoded is `InvalidArgument`, a malformed reply `GeneralFailure`.
-    """
+    """A `Device` behind *channel*. A malformed reply is a `GeneralFailure`."""
 
     def __init__(self, channel: remote.Channel, deadline_ns: int | None = None) -> None:
         """Requests the device's properties, by the deadline."""

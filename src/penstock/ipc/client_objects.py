@@ -69,10 +69,7 @@ class ClientObjects:
         *,
         loops: bool = False,
     ) -> wire.Made:
-        """Registers *value* and returns its number.
-
-        Raises `ResourceExhaustedPersistent` beyond `MAX_OBJECTS`.
-        """
+        """The number of *value* from now on. `ResourceExhaustedPersistent` beyond `MAX_OBJECTS`."""
         if value is None:
             raise GeneralFailure(f"the driver succeeded, and there is no {kind}")
         made = ClientObject(kind, value, lease, token, tokens, loops)
@@ -148,10 +145,7 @@ class ClientObjects:
         return close
 
     def close(self) -> None:
-        """Closes every object: rings first, then the newest.
-
-        A buffer that a run uses is closed when that run ends.
-        """
+        """Closes every object: rings first, then the newest; a buffer in use when its run ends."""
         with self._lock:
             objects, self._objects = list(self._objects.values()), {}
             self._tokens.clear()

@@ -77,10 +77,7 @@ class Packer:
         self.handles: list[object] = []
 
     def frame(self, message: wire.Call | wire.Reply | wire.Notice) -> Frame:
-        """*message* as bytes, with its handles. Configurations in it supply their deadline.
-
-        Raises `WireError` if it is too large.
-        """
+        """*message* as a frame with its handles and deadline. Raises `WireError` if too large."""
         config = getattr(message, "config", None)
         deadline_ns = current_deadline() if config is None else config.deadline_ns
         data = encode(message, msgspec.msgpack.Encoder(enc_hook=self._encode_hook))

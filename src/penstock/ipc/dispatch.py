@@ -50,10 +50,7 @@ OWNED: Final = b"penstock cache owner\0"
 
 
 class _Context(NamedTuple):
-    """One call: its handles, those of its reply, its lease, and a token.
-
-    The token is set when the client disconnects.
-    """
+    """One call: its handles, those of its reply, its lease, and a token set at disconnection."""
 
     take: Unpacker
     pack: Packer

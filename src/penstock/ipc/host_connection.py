@@ -41,10 +41,7 @@ END_SECONDS: Final = 3.0
 
 
 class HostConnection:
-    """A host that has accepted this client.
-
-    If the host dies, *ended* is called once with the cause.
-    """
+    """A host that accepted this client. *ended* is called once with the cause if it dies."""
 
     def __init__(self, place: Place, ended: Callable[[HostConnection, str], None]) -> None:
         self.place = place

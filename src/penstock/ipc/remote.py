@@ -39,10 +39,7 @@ class Channel:
         raise NotImplementedError
 
     def drop(self, number: wire.ObjectId) -> None:
-        """Closes an object of the device's side that has no references here.
-
-        Finalizers call this; it never raises.
-        """
+        """Closes an object without references here. Never raises: finalizers call it."""
         raise NotImplementedError
 
     def exit_fd(self) -> int | None:

@@ -63,11 +63,7 @@ class Rings:
             self._put_back(found)
 
     def open(self, deadline_ns: int | None = None) -> Ring | None:
-        """A ring for one user, by the deadline.
-
-        None if the channel cannot show the other process's end. Raises
-        `ResourceExhaustedTransient`.
-        """
+        """A ring for one user; None if the channel has no `exit_fd`. May raise as `opened`."""
         life_fd = self._channel.exit_fd()
         return None if life_fd is None else opened(self._channel, life_fd, deadline_ns)
 
@@ -141,11 +137,7 @@ class Rings:
             each.close()
 
     def _is_lasting(self, memory: Memory) -> bool:
-        """Whether *memory* was used before.
-
-        Memory that is used once travels with its message, which is cheaper than sharing it with a
-        ring.
-        """
+        """Whether *memory* was used before. Sharing memory that is used once is not worth it."""
         if self._seen.get(id(memory)) is memory:
             return True
         self._seen[id(memory)] = memory

@@ -113,10 +113,7 @@ class Binding:
             raise
 
     def prove(self, request: hal.Request) -> None:
-        """Lets drivers skip validation of *request*.
-
-        Drivers accepted the same arguments before, and no other process can change them.
-        """
+        """Lets drivers skip validation of *request*, which they accepted and nobody can change."""
         proven = hal.ProvenRequest(request.inputs, request.outputs, request.pools)
         with self._lock:
             if self.request is request:
@@ -291,11 +288,7 @@ class RingServer:
         return watch.sleep(served, None)
 
     def _answer(self, number: int) -> None:
-        """Performs request *number* and writes the answer into its slot.
-
-        Raises `WireError` for a request that breaks the protocol. An error of the device is an
-        answer.
-        """
+        """Performs request *number*, writes its answer. `WireError` if it breaks the protocol."""
         began, region = monotonic_ns(), self._region
         at, slot_bytes = region.layout.request_at(number), region.layout.slot_bytes
         given, kind, bound, deadline_ns, loop_ns, flags, nbytes = REQUEST.unpack_from(

@@ -342,10 +342,7 @@ class Borrower:
         self._mapped: dict[int, NDArray] = {}
 
     def argument(self, form: SharedArgument, *, writeable: bool) -> hal.RequestArgument:
-        """The argument that *form* describes, writable if *writeable*.
-
-        Raises `WireError` if it exceeds its pool or has another type, and the errors of mapping.
-        """
+        """The argument of *form*. Raises `WireError` if invalid, and the errors of mapping."""
         if not isinstance(form, wire.LentForm):
             return form
         dtype = DTYPES.get(form.dtype)

@@ -296,10 +296,7 @@ def _known(started: Started, found: SocketDirectory, name: str, place: Place) ->
 
 
 def _end(process: int, place: Place) -> bool:
-    """Kills an unusable host of *place*.
-
-    Returns False if it is no such host or cannot be killed.
-    """
+    """Kills an unusable host of *place*; False if it is no such host or cannot be killed."""
     try:
         pidfd = system.open_process(process)
     except OSError:
@@ -404,10 +401,7 @@ def _kill(pid: int) -> None:
 
 
 def _end_child(pid: int) -> int | None:
-    """Waits for the end of a process that has disconnected, and kills one that does not end.
-
-    Returns its status, or None if it was already collected.
-    """
+    """The status of a child that has disconnected, killed if it does not end; None if unknown."""
     with suppress(OSError):
         process = system.open_process(pid)
         try:

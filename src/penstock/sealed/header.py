@@ -70,7 +70,7 @@ class Header(Struct, frozen=True):
         if len(content) != HEADER_BYTES or content[: len(MAGIC)] != MAGIC:
             return None
         _, format_, kind, number, models, datas, _, *rest = _FIELDS.unpack(content[:_SIGNED])
-        return cls(kind, number, models, datas, *rest, format_)
+        return cls(*(kind, number, models, datas, *rest, format_))
 
     @property
     def place(self) -> str:

@@ -244,10 +244,7 @@ class KeyStore(Protocol):
         ...
 
     def store_count(self, registry: str, count: int) -> None:
-        """Stores *count* for *registry*.
-
-        A store that cannot does nothing; the next call may succeed.
-        """
+        """Stores *count* for *registry*, or does nothing: the next call may succeed."""
         ...
 
 

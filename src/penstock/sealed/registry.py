@@ -288,10 +288,7 @@ class Contents:
         return tuple(found)
 
     def with_row(self, row: Row) -> Contents:
-        """The contents with *row*, which replaces one of its token and entry, without the oldest.
-
-        Raises `InputError`.
-        """
+        """The contents with *row* for its former one, and without the oldest. `InputError`."""
         if (len(row.token), len(row.entry)) != (32, 16):
             raise InputError("a registry's row has a token of 32 bytes and an entry id of 16")
         if max(len(row.models), len(row.datas)) > MOST_FILES:

@@ -98,10 +98,7 @@ def trim_output() -> None:
 
 
 class HeartbeatView:
-    """A client's view of the heartbeat page.
-
-    Raises `WireError` if the file is not such a page, or may shrink.
-    """
+    """A client's view of the heartbeat page *fd*; `WireError` if it is none, or may shrink."""
 
     def __init__(self, fd: int) -> None:
         try:

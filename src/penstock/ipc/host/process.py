@@ -150,10 +150,7 @@ class Host:
         self._sandbox = sandbox
 
     def run(self) -> NoReturn:
-        """Serves until no more clients connect, then ends the process.
-
-        Refuses every client if the driver fails to load.
-        """
+        """Serves until no more clients connect, or refuses all of them, then ends the process."""
         logging.basicConfig(
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
         )

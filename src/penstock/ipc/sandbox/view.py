@@ -107,10 +107,7 @@ class _View:
             _keep_from_writing(here)
 
     def keep_from_writing(self) -> None:
-        """Makes mounts below the visible paths read-only too.
-
-        Until now only the mount of each path itself is read-only, not those nested in it.
-        """
+        """Makes mounts that are nested in visible paths read-only, as those paths are."""
         shown = tuple(f"{self._root}{path}/" for path in self._shown if not path.startswith(USED))
         for here in _mounts():
             if here.startswith(shown):
