@@ -45,8 +45,6 @@ DOORS: Final = {
     "compilation/failing.py:parse_message": "drivers name the operation in words",
     "compilation/failing.py:with_last_crash": "says nothing twice that a driver's process said",
     "compilation/step_receipt.py:fault_in": "drivers name errors of the cache in words",
-    "ipc/host/broker.py:_launched": "what a launched program prints",
-    "ipc/host/broker.py:status_of": "what a launched program prints",
     "partitioning/support.py:_own_refusal": "drivers refuse in words",
     "testing/contract/caching.py:check_cache_reports": "the words of a driver are what is tested",
     "testing/contract/memory_kinds.py:_require_refusal": "as above",

@@ -41,17 +41,6 @@ CANCEL_GRACE_NS: Final = 1_000_000_000
 """Nanoseconds a cancelled call waits for the driver to stop."""
 
 
-class _Call:
-    """A call in progress: its message, and what has been received for it."""
-
-    def __init__(self, number: wire.CallId, device: int, table: _Table) -> None:
-        self.number, self.device, self.table = number, device, table
-        self.answer: wire.Answer | None = None
-        self.descriptors: list[int] = []
-        self.events: deque[hal.ProgressEvent] = deque(maxlen=MAX_EVENTS)
-        self.is_abandoned = False
-
-
 class Session:
     """Calls from any thread over *connection*, whose host has accepted this client.
 
@@ -112,10 +101,9 @@ class Session:
         deadline_ns = frame.deadline_ns
         self.flush(deadline_ns)
         try:
-            table = _Table(self.staging, frame.handles, deadline_ns, unit)
+            call = _Call(next(self._numbers), device, self.staging, frame, unit)
         except TimeoutError:
             raise errors.MissedDeadlineTransient(NOT_TAKEN) from None
-        call = _Call(next(self._numbers), device, table)
         try:
             self._send(call, frame.data, deadline_ns)
             try:
@@ -123,12 +111,12 @@ class Session:
             except BaseException as error:
                 self._abandon(call)
                 if isinstance(error, errors.DriverError):
-                    error.copies = table.copies
+                    error.copies = call.copies
                 raise
             return self._answered(answer, call)
         finally:
             if not call.is_abandoned:
-                table.give_back()
+                call.give_back()
 
     def drop(self, device: int, number: wire.ObjectId) -> None:
         """See `Channel.drop`: the object is closed with the next message."""
@@ -204,11 +192,11 @@ class Session:
             self._then()
 
     def _send(self, call: _Call, body: bytes, deadline_ns: int | None) -> None:
-        data = encode(wire.Ask(call.number, call.device, body, tuple(call.table.forms)))
+        data = encode(wire.Ask(call.number, call.device, body, tuple(call.forms)))
         with self._changed:
             self._calls[call.number] = call
         try:
-            self._connection.send(data, call.table.descriptors, deadline_ns)
+            self._connection.send(data, call.descriptors, deadline_ns)
         except BaseException as error:
             with self._changed:
                 self._calls.pop(call.number, None)
@@ -228,14 +216,14 @@ class Session:
             self._connection.send(encode(message), descriptors, deadline_ns)
 
     def _wait(self, call: _Call, frame: Frame) -> wire.Answer:
-        deadline_ns, cancel = frame.deadline_ns, call.table.cancel
+        deadline_ns, cancel = frame.deadline_ns, call.cancel
         stopped = None
         if frame.may_end_early and deadline_ns is not None and self._watching is not None:
             stopped = self._watching(deadline_ns)
         cancelled_ns: int | None = None
         while True:
             while call.events:
-                call.table.report(call.events.popleft())
+                call.report(call.events.popleft())
             if call.answer is not None:
                 return call.answer
             if self.end_reason:
@@ -311,12 +299,12 @@ class Session:
                 self._calls.pop(message.call, None)
                 if call.is_abandoned:
                     close_all(received.descriptors)
-                    call.table.give_back()
+                    call.give_back()
                     match decode_reply(message.body):
                         case wire.Made(target=made) | wire.Allocated(buffer=made):
                             self.drop(call.device, made)
                     return
-                call.descriptors = received.descriptors
+                call.received = received.descriptors
                 if not received.complete:
                     message = wire.Answer(message.call, b"")
                 call.answer = message
@@ -326,7 +314,7 @@ class Session:
         """Stops waiting. The host may write to the call's memory until the answer has arrived."""
         with self._changed:
             if call.answer is not None or self.end_reason:
-                close_all(call.descriptors)
+                close_all(call.received)
                 self._calls.pop(call.number, None)
                 return
             call.is_abandoned = True
@@ -338,23 +326,22 @@ class Session:
         self.flush(time.monotonic_ns())
 
     def _answered(self, answer: wire.Answer, call: _Call) -> Frame:
-        table = call.table
         try:
             if not answer.body:
                 why = "no descriptor was left for the driver's answer"
                 raise errors.ResourceExhaustedTransient(why)
-            handles: tuple[object, ...] = tuple(_fence(f, call.descriptors) for f in answer.handles)
+            handles: tuple[object, ...] = tuple(_fence(f, call.received) for f in answer.handles)
         except errors.WireError as error:
             self.end(f"the driver's process sent what is no message: {error}")
             raise errors.DeadObject(self.end_reason) from None
         finally:
-            close_all(call.descriptors)
+            close_all(call.received)
         if not answer.failed:
-            handles = table.returned(handles)
-        elif table.staged is not None:
+            handles = call.returned(handles)
+        elif call.staged is not None:
             # The host may lack that memory, or part of it.
-            table.staged.discard()
-        return Frame(answer.body, handles, None, table.copies)
+            call.staged.discard()
+        return Frame(answer.body, handles, None, call.copies)
 
 
 class DeviceChannel(Channel):
@@ -385,21 +372,30 @@ class DeviceChannel(Channel):
         self.session.drop(self._device, number)
 
 
-class _Table:
-    """The handles of one call as forms and descriptors. Arrays are copied to shared memory."""
+class _Call:
+    """A call in progress: its handles as forms and descriptors, and what has been received for it.
+
+    Arrays are copied to shared memory.
+    """
 
     def __init__(
-        self, staging: Staging, handles: Sequence[object], deadline_ns: int | None, unit: int
+        self, number: wire.CallId, device: int, staging: Staging, frame: Frame, unit: int
     ) -> None:
+        self.number, self.device = number, device
+        self.answer: wire.Answer | None = None
+        self.received: list[int] = []
+        self.events: deque[hal.ProgressEvent] = deque(maxlen=MAX_EVENTS)
+        self.is_abandoned = False
         self.forms: list[wire.HandleForm] = []
         self.descriptors: list[int] = []
         self.cancel: hal.CancelToken | None = None
         self.staged: Staged | None = None
         self._progress: Any = None
         self._fences: list[hal.DescriptorFence] = []
+        handles = frame.handles
         arrays = [h for h in handles if isinstance(h, np.ndarray)]
         if arrays:
-            self.staged = staging.stage(arrays, deadline_ns, unit)
+            self.staged = staging.stage(arrays, frame.deadline_ns, unit)
         placed = iter(self.staged.forms if self.staged is not None else ())
         try:
             for handle in handles:
