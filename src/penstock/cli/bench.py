@@ -12,15 +12,8 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.failures import UsageError
-from penstock.cli.options import parse_shapes
-from penstock.cli.output import (
-    Output,
-    milliseconds,
-    output_of,
-    show_cache,
-    show_fallbacks,
-    size,
-)
+from penstock.cli.options import option
+from penstock.cli.output import Output, milliseconds, output_of, show_cache, show_fallbacks, size
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, Receipt
@@ -30,77 +23,53 @@ if TYPE_CHECKING:
 DEFAULT_RUNS: Final = 50
 
 
+@options.grouped
 def bench(
     context: typer.Context,
     model: options.ModelFile,
     inputs: options.Inputs = None,
-    runs: Annotated[
-        int, typer.Option("--runs", min=1, metavar="N", help="Most runs to measure.")
-    ] = DEFAULT_RUNS,
+    runs: Annotated[int, option("--runs N", "Most runs to measure.", min=1)] = DEFAULT_RUNS,
     seconds: Annotated[
-        float,
-        typer.Option("--seconds", min=0.0, metavar="S", help="Stop measuring after this long."),
+        float, option("--seconds S", "Stop measuring after this long.", min=0.0)
     ] = 10.0,
-    warmup: Annotated[
-        int, typer.Option("--warmup", min=0, metavar="N", help="Runs before measuring.")
-    ] = 2,
+    warmup: Annotated[int, option("--warmup N", "Runs before measuring.", min=0)] = 2,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Measure candidate placements first, and keep the best.")
+        bool, option("--tune", "Measure candidate placements first, and keep the best.")
     ] = False,
     normalize: options.Normalize = None,
-    device: options.Devices = None,
-    signature: options.SignatureName = None,
-    threads: options.Threads = None,
-    accuracy: options.Accuracy = None,
-    placement: options.Placement = None,
-    seed: options.Seed = 0,
-    shape: options.Shapes = None,
-    no_cache: options.NoCache = False,
+    *,
+    choices: options.Choices,
 ) -> None:
     """Measure MODEL: latency (median, p90, p99), throughput, load and compile time, peak memory."""
     from msgspec import to_builtins
 
     from penstock.cli import opening
-    from penstock.cli.feed import Wishes, parse_normalization
 
     output = output_of(context)
-    wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed)
-    policy = opening.policy_of(accuracy, placement)
-    if tune and policy is not None and policy.placement != "cost":
-        raise UsageError(f"--tune measures placements; --placement {placement} leaves no choice")
-    opened = opening.open_fed(output, model, inputs, wishes, signature, parse_shapes(shape))
+    if tune and choices.placement == "nnapi":
+        raise UsageError("--tune measures placements; --placement nnapi leaves no choice")
+    opened = opening.open_fed(output, model, inputs, choices, normalize)
     fed = opened.fed
-    compiled, compile_ns = opened.compile(
-        output,
-        devices=device,
-        threads=threads,
-        policy=policy,
-        cache=not no_cache,
-        tune=tune,
-    )
+    compiled, compile_ns = opened.compile(output, tune=tune)
     with compiled:
         durations, last = measure(
             output, compiled, fed.arrays, runs=runs, seconds=seconds, warmup=warmup
         )
-        summary = compiled.plan.summary()
-        plan = json.loads(compiled.plan.to_json())
-        tuned = compiled.plan.tuned
-        receipt = compiled.receipt
-    statistics = summarise(durations)
-    memory = peak_memory()
+        plan, receipt = compiled.plan, compiled.receipt
+        described = json.loads(plan.to_json())
     data = {
         "load_ns": opened.loaded.load_ns,
         "compile_ns": compile_ns,
         "warmup": warmup,
-        **statistics,
-        "peak_memory_bytes": memory,
+        **summarise(durations),
+        "peak_memory_bytes": peak_memory(),
     }
     output.table(("measure", "value"), table_rows(data))
     notes = [*receipt.notes, *fed.notes, *fed.assumption()]
     output.notes(notes)
-    output.line(f"plan: {summary}", "dim")
-    if tuned is not None:
-        show_tuned(output, tuned)
+    output.line(f"plan: {plan.summary()}", "dim")
+    if plan.tuned is not None:
+        show_tuned(output, plan.tuned)
     show_cache(output, receipt)
     show_fallbacks(output, receipt, last)
     output.json(
@@ -108,8 +77,8 @@ def bench(
             **data,
             "inputs": fed.sources,
             "notes": notes,
-            "plan": plan,
-            "tuned": None if tuned is None else to_builtins(tuned),
+            "plan": described,
+            "tuned": None if plan.tuned is None else to_builtins(plan.tuned),
             "compile_receipt": json.loads(receipt.to_json()),
             "receipt": json.loads(last.to_json()),
         }
@@ -187,17 +156,13 @@ def summarise(durations: Sequence[int]) -> dict[str, Any]:
 def table_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     """The measures for people."""
     memory = data["peak_memory_bytes"]
-    rows: list[tuple[str, str]] = [
-        ("load", milliseconds(data["load_ns"])),
-        ("compile", milliseconds(data["compile_ns"])),
-    ]
-    rows += [(name, milliseconds(data[f"{name}_ns"])) for name in ("median", "p90", "p99")]
-    rows += [
+    times = ("load", "compile", "median", "p90", "p99")
+    return [
+        *((name, milliseconds(data[f"{name}_ns"])) for name in times),
         ("throughput", f"{data['runs_per_second']:.1f} runs/s"),
         ("peak memory", "not known on this system" if memory is None else size(memory)),
         ("measured runs", f"{data['runs']} after {data['warmup']} of warm-up"),
     ]
-    return rows
 
 
 def peak_memory() -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import msgspec
@@ -12,14 +12,15 @@ import typer
 
 from penstock.cli import files
 from penstock.cli.cache.directory import when
+from penstock.cli.compare import DEFAULT_CLASS, comparing
 from penstock.cli.failures import FileError, OutputError, Unfinished, UsageError, os_reason
+from penstock.cli.options import Accuracy, Choices, option
 from penstock.cli.output import Output, output_of, shortened
 from penstock.errors import CacheError, CapsuleError, counted
 
 if TYPE_CHECKING:
     from penstock.cache.verdicts import DriverVerdict
     from penstock.capsules import Capsule
-    from penstock.cli.output import Output
     from penstock.hal import AccuracyClass
     from penstock.ipc.crash_records import Crash
 
@@ -48,12 +49,8 @@ def show_last_crash(output: Output) -> None:
         ("quarantined", _quarantine(crash)),
     ]
     for call in crash.underway:
-        what = (
-            call.call
-            if not call.device
-            else f"{call.call} on {call.device}, version {call.version}"
-        )
-        rows.append(("call under way", what))
+        where = f" on {call.device}, version {call.version}" if call.device else ""
+        rows.append(("call under way", f"{call.call}{where}"))
         if call.model:
             rows.append(("its model", call.model))
             rows.append(("its operations", _few(call.operations)))
@@ -63,7 +60,7 @@ def show_last_crash(output: Output) -> None:
     for line in crash.output.splitlines():
         output.line(f"  {line}")
     output.table(("crash", ""), rows, whole=("crash",))
-    output.json({"crash": described(crash)})
+    output.json({"crash": msgspec.to_builtins(crash)})
 
 
 def _few(operations: Sequence[str]) -> str:
@@ -76,12 +73,6 @@ def _few(operations: Sequence[str]) -> str:
         return text
     least = "at least " if len(operations) >= MOST_OPERATIONS else ""
     return f"{text}, and {least}{more} more (--json has their names)"
-
-
-def described(crash: Crash) -> dict[str, Any]:
-    """A crash for `--json`."""
-    data: dict[str, Any] = msgspec.to_builtins(crash)
-    return data
 
 
 def last_in_words() -> str | None:
@@ -127,34 +118,53 @@ ALL: Final = "all"
 MOST_TYPES: Final = 4
 
 
-def write_capsule(
-    output: Output,
-    name: str,
-    *,
-    model: str | None,
-    device: str | None,
-    inputs: Sequence[str],
-    accuracy: str | None,
-    names: bool,
-    seed: int | None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """A failure that is reproduced now: the network, the device, and how it runs."""
+
+    model: Annotated[str | None, option("--model MODEL", "The network that fails.")] = None
+    device: Annotated[str | None, option("--device -d NAME", "The device that it fails on.")] = None
+    inputs: Annotated[
+        list[str] | None,
+        option("--input INPUT", "As 'run' takes them; repeat for several."),
+    ] = None
+    accuracy: Accuracy = None
+    names: Annotated[bool, option("--names", "Keep the network's own names in the capsule.")] = (
+        False
+    )
+    seed: Annotated[
+        int | None, option("--seed N", "Seed of random inputs (default: 0).", min=0)
+    ] = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any option is given."""
+        return any(v is not None and v is not False and v != [] for v in astuple(self))
+
+
+def write_capsule(output: Output, name: str, wanted: Reproduction) -> None:
     """Writes the capsule *name*, of the last stored failure or one that is reproduced now."""
+    from penstock import capsules
+    from penstock.capsules.making import with_crash
+
     target = files.target("--capsule", name)
     if target is None:
         raise UsageError("--capsule needs the name of a file")
+    model, device = wanted.model, wanted.device
     if (model is None) != (device is None):
         raise UsageError("--model and --device go together: which network fails, and where")
-    if model is None and (inputs or accuracy is not None or names or seed is not None):
+    if model is None and wanted.is_given:
         raise UsageError("--input, --accuracy, --names and --seed need --model and --device")
     if model is None or device is None:
         capsule, source = _last()
     else:
-        from penstock.capsules.making import with_crash
-
-        made = _brought_about(output, model, device, inputs, accuracy, names=names, seed=seed or 0)
+        made = _brought_about(output, model, device, wanted)
         capsule = with_crash(made) or made
         source = "brought about now"
-    _write(target, capsule)
+    try:
+        capsules.write(target, capsule)
+    except OSError as error:
+        raise OutputError(target, os_reason(error)) from None
     output.line(capsule.show())
     output.line(f"written: {target} ({counted(target.stat().st_size, 'byte')}; {source})")
     case = capsule.manifest.case
@@ -164,35 +174,22 @@ def write_capsule(
             "step",
             "dim",
         )
-    elif case.left_out is None:
-        output.line(f"penstock replay {target} repeats it", "dim")
     else:
-        output.line(
-            f"penstock replay {target} repeats it with inputs that it draws; the knob "
-            "keep_failure_data keeps the inputs of failures to come",
-            "dim",
+        drawn = (
+            " with inputs that it draws; the knob keep_failure_data keeps the inputs of failures "
+            "to come"
         )
+        output.line(f"penstock replay {target} repeats it{drawn if case.left_out else ''}", "dim")
     output.json({"written": str(target), "source": source, **describe(capsule)})
 
 
 def describe(capsule: Capsule) -> dict[str, Any]:
     """The capsule for `--json`: its manifest without plan and receipt."""
-    import msgspec
-
     # Plan and receipt are not decoded, because a capsule may come from an untrusted source.
     left_out = dict.fromkeys(("plan", "receipt"), msgspec.Raw(b"null"))
     manifest = msgspec.structs.replace(capsule.manifest, **left_out)
     data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest))
     return {key: value for key, value in data.items() if key not in left_out}
-
-
-def _write(target: Path, capsule: Capsule) -> None:
-    from penstock import capsules
-
-    try:
-        capsules.write(target, capsule)
-    except OSError as error:
-        raise OutputError(target, os_reason(error)) from None
 
 
 def _last() -> tuple[Capsule, str]:
@@ -216,42 +213,28 @@ def _last() -> tuple[Capsule, str]:
     return found, "kept when it happened"
 
 
-def _brought_about(
-    output: Output,
-    model: str,
-    device: str,
-    inputs: Sequence[str],
-    accuracy: str | None,
-    *,
-    names: bool,
-    seed: int,
-) -> Capsule:
+def _brought_about(output: Output, model: str, device: str, wanted: Reproduction) -> Capsule:
     from penstock.cli import opening
-    from penstock.cli.feed import Wishes, feed, slots_of
     from penstock.distribution import FALLBACK_DEVICE
     from penstock.execution.inputs import in_order
-    from penstock.execution.interface import interface_of
     from penstock.runtime.reproducing import reproduce
 
-    policy = opening.policy_of(accuracy)
+    opening.policy_of(wanted.accuracy)
     opening.check_devices([device])
     if device == FALLBACK_DEVICE:
         raise UsageError(f"--device {FALLBACK_DEVICE}: it is what the others are compared with")
-    loaded = opening.load(model).model
-    opening.warn_of_settings(output)
-    interface = interface_of(loaded, None)
-    given = list(inputs) or (["random"] if interface.inputs else [])
-    fed = feed(given, slots_of(loaded, interface, interface.inputs), Wishes(None, seed))
-    kind: AccuracyClass = "faithful" if policy is None else cast("AccuracyClass", accuracy)
-    with output.progress() as bar:
-        task = bar.add_task(f"{device}: computing the reference", total=None)
+    accuracy = wanted.accuracy
+    choices = Choices(accuracy=accuracy, seed=wanted.seed or 0)
+    opened = opening.open_fed(output, model, wanted.inputs, choices)
+    fed = opened.fed
+    with comparing(output, device) as progress:
         found = reproduce(
-            loaded,
-            in_order(fed.arrays, interface),
+            opened.model,
+            in_order(fed.arrays, opened.interface),
             device,
-            accuracy=kind,
-            names=names,
-            progress=lambda part: bar.update(task, description=f"{device}: {part}"),
+            accuracy=cast("AccuracyClass", accuracy or DEFAULT_CLASS),
+            names=wanted.names,
+            progress=progress,
         )
     output.notes([*fed.notes, *fed.assumption()])
     if found.capsule is None:
@@ -273,36 +256,19 @@ def verdicts() -> list[DriverVerdict]:
 
 def show_verdicts(output: Output, found: Sequence[DriverVerdict]) -> None:
     """Prints a table of the verdicts, if there are any."""
-    if found:
-        output.table(
-            ("verdict", "device", "version", "operation", "what", "found"),
-            [
-                (
-                    v.short,
-                    v.device,
-                    v.version,
-                    in_words(v.types),
-                    f"{v.fault}: {v.reason}",
-                    when(v.created),
-                )
-                for v in found
-            ],
-            whole=("verdict",),
-        )
+    rows = [
+        (v.short, v.device, v.version, in_words(v.types), f"{v.fault}: {v.reason}", when(v.created))
+        for v in found
+    ]
+    if rows:
+        columns = ("verdict", "device", "version", "operation", "what", "found")
+        output.table(columns, rows, whole=("verdict",))
 
 
 def in_words(types: Sequence[str]) -> str:
     """The first operation types, and the number of the others."""
     more = len(types) - MOST_TYPES
     return ", ".join(types[:MOST_TYPES]) + (f" and {more} more" if more > 0 else "")
-
-
-def describe_verdict(verdict: DriverVerdict) -> dict[str, Any]:
-    """A verdict for `--json`."""
-    import msgspec
-
-    data: dict[str, Any] = msgspec.to_builtins(verdict)
-    return data
 
 
 def forget(output: Output, beginning: str) -> None:
@@ -323,7 +289,7 @@ def forget(output: Output, beginning: str) -> None:
     output.line(
         f"forgotten: {in_words(found[0].types)} on {found[0].device}, version {found[0].version}"
     )
-    output.json({"forgotten": 1, "verdict": describe_verdict(found[0])})
+    output.json({"forgotten": 1, "verdict": msgspec.to_builtins(found[0])})
 
 
 def replay(
@@ -333,33 +299,32 @@ def replay(
     ],
     device: Annotated[
         str | None,
-        typer.Option(
-            "--device", "-d", metavar="NAME", help="Run it there, not on the device that failed."
-        ),
+        option("--device -d NAME", "Run it there, not on the device that failed."),
     ] = None,
-    runs: Annotated[
-        int, typer.Option("--runs", min=1, metavar="N", help="Runs before it counts as gone.")
-    ] = 3,
+    runs: Annotated[int, option("--runs N", "Runs before it counts as gone.", min=1)] = 3,
     timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", min=0.001, metavar="S", help="Seconds that each run may take."),
+        float | None, option("--timeout S", "Seconds that each run may take.", min=0.001)
     ] = None,
 ) -> None:
     """Run the step in the capsule FILE again, and say whether its failure repeats.
 
     Exit code 0 when it does not, 1 when it does, or the step cannot be run.
     """
-    import msgspec
-
     from penstock.cli import opening
-    from penstock.cli.capsules import describe
     from penstock.runtime.departures import distance_to_builtins
     from penstock.runtime.reproducing import replay as run_again
 
     output = output_of(context)
     capsule = read(file)
     failed = capsule.manifest.failure.device.name
-    check_device(failed if device is None else device, named=device is not None)
+    try:
+        opening.check_devices([failed if device is None else device])
+    except UsageError as error:
+        if device is not None:
+            raise
+        raise UsageError(
+            f"the capsule's device is not here: {error}; --device runs it on another"
+        ) from None
     opening.warn_of_settings(output)
     output.line(capsule.show())
     try:
@@ -386,17 +351,3 @@ def read(file: str) -> Capsule:
         raise FileError(file, os_reason(error)) from None
     except CapsuleError as error:
         raise FileError(file, str(error)) from error
-
-
-def check_device(name: str, *, named: bool) -> None:
-    """Raises `UsageError` if no device has that name."""
-    from penstock.cli import opening
-
-    try:
-        opening.check_devices([name])
-    except UsageError as error:
-        if named:
-            raise
-        raise UsageError(
-            f"the capsule's device is not here: {error}; --device runs it on another"
-        ) from None

@@ -11,15 +11,15 @@ import typer
 
 from penstock.cli import files, options
 from penstock.cli.failures import FileError, Unfinished, UsageError
-from penstock.cli.options import parse_shapes, with_remedy
+from penstock.cli.options import option, with_remedy
 from penstock.cli.output import Output, output_of
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import NotExportable, ShapeMismatch
 
 if TYPE_CHECKING:
     from penstock.hal import AccuracyClass
-    from penstock.ir import Model, NDArray
-    from penstock.runtime.departures import Comparison, Departure
+    from penstock.ir import NDArray
+    from penstock.runtime.departures import Departure
 
 DEFAULT_CLASS: Final = "faithful"
 
@@ -30,25 +30,20 @@ def compare(
     inputs: options.Inputs = None,
     device: Annotated[
         list[str] | None,
-        typer.Option(
-            "--device",
-            "-d",
-            metavar="NAME",
-            help="Compare this device; repeat for several (default: every usable one).",
+        option(
+            "--device -d NAME",
+            "Compare this device; repeat for several (default: every usable one).",
         ),
     ] = None,
     against: Annotated[
-        str, typer.Option("--against", metavar="NAME", help="The device that is right.")
+        str, option("--against NAME", "The device that is right.")
     ] = FALLBACK_DEVICE,
     out: Annotated[
         str | None,
-        typer.Option(
-            "--out",
-            metavar="F",
-            help=(
-                "Write the operation that departs as F (.tflite), its inputs and expected "
-                "results beside it (.npz, which 'run' takes)."
-            ),
+        option(
+            "--out F",
+            "Write the operation that departs as F (.tflite), its inputs and expected "
+            "results beside it (.npz, which 'run' takes).",
         ),
     ] = None,
     normalize: options.Normalize = None,
@@ -67,17 +62,16 @@ def compare(
     they are 1 unless --shape sets them.
     """
     from penstock.cli import opening
-    from penstock.cli.feed import Wishes, parse_normalization
     from penstock.execution.inputs import in_order
+    from penstock.runtime.comparison import compare as compare_device
 
     output = output_of(context)
-    wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed)
     target = files.target("--out", out, (".tflite",))
-    shapes = parse_shapes(shape)
     opening.policy_of(accuracy)
     opening.check_devices([*(device or ()), against])
     names = _chosen(device, against)
-    opened = opening.open_fed(output, model, inputs, wishes, signature, shapes)
+    choices = options.Choices(signature=signature, accuracy=accuracy, seed=seed, shape=shape)
+    opened = opening.open_fed(output, model, inputs, choices, normalize)
     fed = opened.fed
     notes = [*fed.notes, *fed.assumption()]
     arrays = in_order(fed.arrays, opened.interface)
@@ -85,12 +79,16 @@ def compare(
     found = []
     written: list[str] = []
     for name in names:
-        with _progress(output, name) as progress:
+        with comparing(output, name) as progress:
             try:
-                result = _compare(opened.model, arrays, name, against, kind, progress)
+                result = compare_device(
+                    opened.model, arrays, name, against, accuracy=kind, progress=progress
+                )
             except ShapeMismatch as error:
                 raise FileError(opened.loaded.path, with_remedy(error, fed.assumed)) from error
-        output.line(result.show(), _colour(result))
+        # Only the whole model may depart, by roundings that add up.
+        colour = "red" if result.departs else "yellow" if result.outputs.departs else ""
+        output.line(result.show(), colour)
         found.append(result)
         if target is not None and result.departure is not None and not written:
             written = write_case(target, result.departure)
@@ -109,28 +107,7 @@ def compare(
     if found and not any(result.supported for result in found):
         raise Unfinished("there is nothing to compare: no device took an operation")
     if departing:
-        names_in_words = ", ".join(r.device for r in departing)
-        raise Unfinished(f"a result departs on {names_in_words}")
-
-
-def _colour(found: Comparison) -> str:
-    """Red if an operation departs, yellow if only the whole model does."""
-    if found.departs:
-        return "red"
-    return "yellow" if found.outputs.departs else ""
-
-
-def _compare(
-    model: Model,
-    arrays: Sequence[NDArray],
-    device: str,
-    against: str,
-    accuracy: AccuracyClass,
-    progress: Callable[[str], None],
-) -> Comparison:
-    from penstock.runtime.comparison import compare as compare_device
-
-    return compare_device(model, arrays, device, against, accuracy=accuracy, progress=progress)
+        raise Unfinished(f"a result departs on {', '.join(r.device for r in departing)}")
 
 
 def _chosen(given: Sequence[str] | None, against: str) -> list[str]:
@@ -152,7 +129,7 @@ def _chosen(given: Sequence[str] | None, against: str) -> list[str]:
 
 
 @contextmanager
-def _progress(output: Output, device: str) -> Iterator[Callable[[str], None]]:
+def comparing(output: Output, device: str) -> Iterator[Callable[[str], None]]:
     """Shows on a terminal which part of the model is being tested."""
     with output.progress() as bar:
         task = bar.add_task(f"{device}: computing the reference", total=None)
@@ -168,20 +145,18 @@ def write_case(path: Path, departure: Departure) -> list[str]:
 
     from penstock.runtime.departures import case_arrays
 
-    written: list[str] = []
     arrays = path.with_suffix(".npz")
-    as_file = True
+    written = [path, arrays]
     try:
         content = departure.case.tflite()
     except NotExportable:
-        as_file = False
+        written = [arrays]
     else:
         files.write(path, lambda: path.write_bytes(content))
-        written.append(str(path))
-    named = case_arrays(departure.case, as_file=as_file)
+    named = case_arrays(departure.case, as_file=path in written)
     plain: dict[str, Any] = {name: _plain(array) for name, array in named.items()}
     files.write(arrays, lambda: np.savez(arrays, **plain))
-    return [*written, str(arrays)]
+    return list(map(str, written))
 
 
 def _plain(array: NDArray) -> NDArray:

@@ -14,23 +14,10 @@ import typer
 
 import penstock
 from penstock import knobs
-from penstock.cli import capsules, options
+from penstock.cli import capsules, options, settings
 from penstock.cli.failures import Unfinished, UsageError
-from penstock.cli.output import output_of, shortened, size
-from penstock.cli.settings import (
-    describe as describe_knob,
-    place,
-    places,
-    problems,
-    settings_place,
-    shown,
-    unknown_devices,
-    unknown_drivers,
-    unknown_names,
-    unknown_places,
-    unwritable_places,
-    without_nonsense,
-)
+from penstock.cli.options import option
+from penstock.cli.output import Output, output_of, shortened, size
 from penstock.distribution import DISTRIBUTION, FOREIGN
 from penstock.errors import InputError
 from penstock.ipc import sandbox
@@ -43,49 +30,42 @@ def devices(context: typer.Context) -> None:
     """List every device, and why it cannot be used if it cannot."""
     output = output_of(context)
     found = penstock.devices()
-    output.table(
-        ("device", "type", "version", "driver", "runs in", "usable"),
-        [
-            (d.name, d.type, shortened(d.version), brought_by(d), runs_in(d), usable(d))
-            for d in found
-        ],
-    )
+    show_devices(output, ("version", "driver"), found)
     output.json({"devices": [describe(d) for d in found]})
 
 
-def usable(device: DeviceInfo) -> str:
-    """`yes` or `when named`, optionally with `(simulated)`, or `no: ` and the reason."""
-    if not device.usable:
-        return f"no: {device.reason}"
-    named = "when named" if device.only_when_named else "yes"
-    return f"{named} (simulated)" if device.capabilities.simulated else named
-
-
-def brought_by(device: DeviceInfo) -> str:
-    """The device's driver, with its distribution if that is not Penstock."""
-    source = device.source
-    if source.distribution in {"", DISTRIBUTION}:
-        return device.driver
-    return f"{device.driver} ({source.distribution} {source.version})".replace(" )", ")")
-
-
-def runs_in(device: DeviceInfo) -> str:
-    """The process that the device's driver runs in."""
-    return "a process of its own" if device.isolated else "this process"
+def show_devices(output: Output, about: Sequence[str], found: Sequence[DeviceInfo]) -> None:
+    """Prints a table of devices with the columns *about* them."""
+    rows = []
+    for d in found:
+        source, usable = d.source, "when named" if d.only_when_named else "yes"
+        driver = d.driver
+        if source.distribution not in {"", DISTRIBUTION}:
+            driver += f" ({source.distribution} {source.version})".replace(" )", ")")
+        if not d.usable:
+            usable = f"no: {d.reason}"
+        elif d.capabilities.simulated:
+            usable += " (simulated)"
+        cells = {
+            "device": d.name,
+            "type": d.type,
+            "version": shortened(d.version),
+            "driver": driver,
+            "feature level": d.feature_level,
+            "runs in": "a process of its own" if d.isolated else "this process",
+            "usable": usable,
+        }
+        rows.append([cells[name] for name in ("device", "type", *about, "runs in", "usable")])
+    output.table(("device", "type", *about, "runs in", "usable"), rows)
 
 
 def describe(device: DeviceInfo) -> dict[str, Any]:
     """A device for `--json`."""
     import msgspec
 
+    names = ("name", "type", "version", "usable", "reason", "only_when_named", "driver")
     return {
-        "name": device.name,
-        "type": device.type,
-        "version": device.version,
-        "usable": device.usable,
-        "reason": device.reason,
-        "only_when_named": device.only_when_named,
-        "driver": device.driver,
+        **{name: getattr(device, name) for name in names},
         "distribution": device.source.distribution,
         "distribution_version": device.source.version,
         "entry_point": device.source.entry_point,
@@ -96,15 +76,8 @@ def describe(device: DeviceInfo) -> dict[str, Any]:
 
 
 PACKAGES: Final = (
-    DISTRIBUTION,
-    "numpy",
-    "ml-dtypes",
-    "msgspec",
-    "flatbuffers",
-    "platformdirs",
-    "typer",
-    "rich",
-    "pillow",
+    *(DISTRIBUTION, "numpy", "ml-dtypes", "msgspec", "flatbuffers"),
+    *("platformdirs", "typer", "rich", "pillow"),
 )
 """The packages that Penstock requires."""
 
@@ -112,47 +85,27 @@ ENGINES: Final = ("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx
 """Optional engines for drivers and comparisons."""
 
 
+@options.grouped
 def doctor(
     context: typer.Context,
+    *,
     last_crash: Annotated[
-        bool, typer.Option("--last-crash", help="How the process of an isolated driver died last.")
+        bool, option("--last-crash", "How the process of an isolated driver died last.")
     ] = False,
     capsule: Annotated[
         str | None,
-        typer.Option(
-            "--capsule",
-            metavar="FILE",
-            help=(
-                "Write the last failure of a driver as FILE, for 'replay'; with --model and "
-                "--device, one brought about now."
-            ),
+        option(
+            "--capsule FILE",
+            "Write the last failure of a driver as FILE, for 'replay'; with --model and "
+            "--device, one brought about now.",
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="The network that fails.")
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", "-d", metavar="NAME", help="The device that it fails on."),
-    ] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="INPUT", help="As 'run' takes them; repeat for several."),
-    ] = None,
-    accuracy: options.Accuracy = None,
-    names: Annotated[
-        bool, typer.Option("--names", help="Keep the network's own names in the capsule.")
-    ] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", min=0, metavar="N", help="Seed of random inputs (default: 0)."),
-    ] = None,
+    wanted: capsules.Reproduction,
     forget: Annotated[
         str | None,
-        typer.Option(
-            "--forget",
-            metavar="VERDICT",
-            help="Forget a verdict on a driver: the beginning of its key, or all.",
+        option(
+            "--forget VERDICT",
+            "Forget a verdict on a driver: the beginning of its key, or all.",
         ),
     ] = None,
 ) -> None:
@@ -160,8 +113,7 @@ def doctor(
     output = output_of(context)
     if sum((last_crash, capsule is not None, forget is not None)) > 1:
         raise UsageError("give one of --last-crash, --capsule and --forget")
-    for_a_capsule = (model, device, inputs or None, accuracy, names or None, seed)
-    if capsule is None and any(given is not None for given in for_a_capsule):
+    if capsule is None and wanted.is_given:
         raise UsageError(
             "--model, --device, --input, --accuracy, --names and --seed go with --capsule"
         )
@@ -172,16 +124,7 @@ def doctor(
         capsules.forget(output, forget)
         return
     if capsule is not None:
-        capsules.write_capsule(
-            output,
-            capsule,
-            model=model,
-            device=device,
-            inputs=inputs or (),
-            accuracy=accuracy,
-            names=names,
-            seed=seed,
-        )
+        capsules.write_capsule(output, capsule, wanted)
         return
     data = examine()
     found_wrong = capsules.verdicts()
@@ -189,15 +132,9 @@ def doctor(
     output.table(
         ("package", "version"), [(k, v or "not installed") for k, v in data["packages"].items()]
     )
-    with without_nonsense():
+    with settings.without_nonsense():
         found = penstock.devices()
-    output.table(
-        ("device", "type", "version", "feature level", "runs in", "usable"),
-        [
-            (d.name, d.type, shortened(d.version), d.feature_level, runs_in(d), usable(d))
-            for d in found
-        ],
-    )
+    show_devices(output, ("version", "feature level"), found)
     output.table(
         ("delegate", "device", "fits", "why"),
         [
@@ -211,36 +148,36 @@ def doctor(
     else:
         output.line("no built-in delegate fits this machine: an interpreter without one does all")
     limits = data["limits"]
-    memory = limits["cgroup_memory_bytes"]
+    memory, quota = limits["cgroup_memory_bytes"], limits["cgroup_cpus"]
     output.table(
         ("limit", "value"),
         [
             ("processors", limits["processors"]),
             ("processors this process may use", limits["affinity"]),
-            (
-                "cgroup CPU quota",
-                "none" if limits["cgroup_cpus"] is None else f"{limits['cgroup_cpus']:g} CPUs",
-            ),
+            ("cgroup CPU quota", "none" if quota is None else f"{quota:g} CPUs"),
             ("OMP_NUM_THREADS", limits["omp_num_threads"] or "not set"),
-            ("threads a driver gets", limits["threads"] or "not known: see the problems"),
+            ("threads a driver gets", limits["threads"] or NOT_KNOWN),
             ("cgroup memory", "no limit" if memory is None else size(memory)),
         ],
     )
-    kept = {k: v or "not known: see the problems" for k, v in data["places"].items()}
+    places = {
+        "entries": data["places"]["cache_directory"],
+        "registries": data["places"]["state_directory"],
+        "key": data["places"]["key"],
+    }
     output.table(
         ("the compilation cache's", "where"),
-        [
-            ("entries", kept["cache_directory"]),
-            ("registries", kept["state_directory"]),
-            ("key", kept["key"]),
-        ],
+        [(name, place or NOT_KNOWN) for name, place in places.items()],
     )
     output.table(("isolated drivers are held by", "here"), list(data["sandbox"].items()))
     if (crash := capsules.last_in_words()) is not None:
         output.line(crash)
     capsules.show_verdicts(output, found_wrong)
     if data["knobs"]:
-        rows = [(k["name"], shown(k), k["default"], place(k["source"])) for k in data["knobs"]]
+        rows = [
+            (k["name"], settings.shown(k), k["default"], settings.place(k["source"]))
+            for k in data["knobs"]
+        ]
         output.table(("changed knob", "value", "default", "from"), rows, whole=("changed knob",))
     else:
         output.line("knobs: all at their defaults")
@@ -251,15 +188,24 @@ def doctor(
         raise Unfinished("; ".join(data["problems"]))
 
 
+NOT_KNOWN: Final = "not known: see the problems"
+
+
 def examine() -> dict[str, Any]:
     """The report for `--json`."""
+    import msgspec
+
+    from penstock.delegates.fitting import fitting
     from penstock.runtime.discovery import manager
 
-    every = [describe_knob(name) for name in knobs.KNOBS]
-    with without_nonsense():
+    every = [settings.describe(name) for name in knobs.KNOBS]
+    with settings.without_nonsense():
         found = penstock.devices()
-        delegates = fits()
-    unwritable = unwritable_places()
+        delegates = [
+            {"name": f.delegate, "device": f.device, "fits": f.fits, "why": f.why}
+            for f in fitting()
+        ]
+    unwritable = settings.unwritable_places()
     return {
         "system": {
             "python": platform.python_version(),
@@ -273,39 +219,25 @@ def examine() -> dict[str, Any]:
         "delegates": delegates,
         "delegate": next((d["name"] for d in delegates if d["fits"]), None),
         "limits": limits(),
-        "places": places(),
+        "places": settings.places(),
         "sandbox": dict(sandbox.detect().lines()),
-        "verdicts": [capsules.describe_verdict(v) for v in capsules.verdicts()],
+        "verdicts": msgspec.to_builtins(capsules.verdicts()),
         "knobs": [k for k in every if k["source"] != "default"],
-        "settings_file": settings_place(),
+        "settings_file": settings.settings_place(),
         "problems": foreign_distribution()
-        + problems(every)
-        + unknown_places()
+        + settings.problems(every)
+        + settings.unknown_places()
         + [place.text for place in unwritable if not place.used]
-        + unknown_devices([d.name for d in found])
-        + unknown_drivers(manager.drivers()),
-        "notes": unknown_names()
-        + doubts(found)
+        + settings.unknown_devices([d.name for d in found])
+        + settings.unknown_drivers(manager.drivers()),
+        "notes": settings.unknown_names()
+        + [
+            f"device {d.name}: {d.capabilities.accuracy_doubt}"
+            for d in found
+            if d.usable and d.capabilities.accuracy_doubt
+        ]
         + [place.text for place in unwritable if place.used],
     }
-
-
-def fits() -> list[dict[str, Any]]:
-    """Each built-in delegate, its device, whether it fits, and why; the most suitable first."""
-    from penstock.delegates.fitting import fitting
-
-    return [
-        {"name": f.delegate, "device": f.device, "fits": f.fits, "why": f.why} for f in fitting()
-    ]
-
-
-def doubts(found: Sequence[DeviceInfo]) -> list[str]:
-    """Devices whose declared accuracy classes may not hold with the installed engine version."""
-    return [
-        f"device {d.name}: {d.capabilities.accuracy_doubt}"
-        for d in found
-        if d.usable and d.capabilities.accuracy_doubt
-    ]
 
 
 def foreign_distribution() -> list[str]:
@@ -360,13 +292,10 @@ def limits(cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
 def _cgroup_cpus(cgroup: Path) -> float | None:
     text = _read(cgroup / "cpu.max")
     if text is None:
-        quota, period = (
-            _read(cgroup / "cpu" / "cpu.cfs_quota_us"),
-            _read(cgroup / "cpu" / "cpu.cfs_period_us"),
-        )
-        text = f"{quota} {period}"
+        parts = (_read(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        text = " ".join(map(str, parts))
     quota, _, period = text.partition(" ")
-    if not quota.isdigit() or not (period or "").isdigit() or int(period) == 0:
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
         return None
     return int(quota) / int(period)
 

@@ -74,11 +74,7 @@ def message(error: BaseException) -> str:
         return text or type(error).__name__
     if of_descriptors(error):
         return f"{errors.NO_DESCRIPTOR_LEFT} ({type(error).__name__}: {text})"
-    return (
-        f"internal error: {type(error).__name__}: {text}"
-        if text
-        else f"internal error: {type(error).__name__}"
-    )
+    return f"internal error: {type(error).__name__}" + (f": {text}" if text else "")
 
 
 def of_descriptors(error: BaseException) -> bool:

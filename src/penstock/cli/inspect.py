@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
 
 from penstock.cli import options
@@ -26,12 +28,11 @@ def inspect(context: typer.Context, model: options.ModelFile) -> None:
     nbytes = Path(model).stat().st_size
     output.line(f"{model}: {size(nbytes)}, loaded in {milliseconds(loaded.load_ns)}", "bold")
     output.line(f"digest {data['digest']}", "dim")
-    if text := " ".join(
-        data["metadata"][k] for k in ("name", "version", "author", "license") if data["metadata"][k]
-    ):
-        output.line(text)
-    if data["metadata"]["description"]:
-        output.line(data["metadata"]["description"])
+    metadata = data["metadata"]
+    about = [metadata[k] for k in ("name", "version", "author", "license")]
+    for text in (" ".join(filter(None, about)), metadata["description"]):
+        if text:
+            output.line(text)
     output.table(
         ("", "name", "type", "metadata"),
         [
@@ -46,8 +47,8 @@ def inspect(context: typer.Context, model: options.ModelFile) -> None:
     for variable in data["states"]:
         output.line(f"state {variable['name']!r}: {variable['dtype']}{variable['shape']}")
     output.table(("operation", "count"), data["operations"].items())
-    if data["metadata"]["files"]:
-        output.line(f"associated files: {_list(data['metadata']['files'])}")
+    if metadata["files"]:
+        output.line(f"associated files: {_list(metadata['files'])}")
     output.line(
         f"operations: {sum(data['operations'].values())}, subgraphs: {data['subgraphs']}, "
         f"constant values: {data['parameters']:,}"
@@ -71,11 +72,7 @@ def describe(model: Model) -> dict[str, Any]:
             for name, s in model.signatures.items()
         },
         "states": [
-            {
-                "name": v.name,
-                "dtype": v.dtype.value,
-                "shape": None if v.shape is None else list(v.shape),
-            }
+            {"name": v.name, "dtype": v.dtype.value, "shape": v.shape and list(v.shape)}
             for v in model.variables
         ],
         "subgraphs": len(model.subgraphs),
@@ -83,14 +80,16 @@ def describe(model: Model) -> dict[str, Any]:
             Counter(o.key for s in model.subgraphs for o in s.operations).most_common()
         ),
         "parameters": sum(
-            _elements(o) for s in model.subgraphs for o in s.operands if o.is_constant
+            math.prod(d or 0 for d in o.shape or ())
+            for s in model.subgraphs
+            for o in s.operands
+            if o.is_constant
         ),
         "metadata": {
-            "name": metadata.name,
-            "description": metadata.description,
-            "version": metadata.version,
-            "author": metadata.author,
-            "license": metadata.license,
+            **{
+                name: getattr(metadata, name)
+                for name in ("name", "description", "version", "author", "license")
+            },
             "files": sorted(metadata.files),
             "inputs": [_about(m) for m in metadata.inputs],
             "outputs": [_about(m) for m in metadata.outputs],
@@ -99,25 +98,18 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def _operand(operand: Operand) -> dict[str, Any]:
-    q = operand.quantization
     return {
         "name": operand.name,
         "dtype": operand.dtype.value,
-        "shape": None if operand.shape is None else list(operand.shape),
-        "quantization": None
-        if q is None
-        else {"scales": q.scales, "zero_points": q.zero_points, "dimension": q.dimension},
+        "shape": operand.shape,
+        "quantization": msgspec.to_builtins(operand.quantization),
     }
 
 
 def _about(metadata: TensorMetadata) -> dict[str, Any]:
-    return {
-        "name": metadata.name,
-        "description": metadata.description,
-        "content": metadata.content,
-        "normalization": metadata.normalization,
-        "labels": None if metadata.labels is None else len(metadata.labels),
-    }
+    names = ("name", "description", "content", "normalization")
+    labels = None if metadata.labels is None else len(metadata.labels)
+    return {**{name: getattr(metadata, name) for name in names}, "labels": labels}
 
 
 def _rows(
@@ -135,22 +127,9 @@ def _rows(
             parts.append(f"mean {mean} std {std}")
         if about.labels is not None:
             parts.append(f"{counted(len(about.labels), 'label')}")
-        rows.append(
-            (
-                f"{kind} {position}",
-                operand.name,
-                show_operand(operand),
-                "; ".join(filter(None, parts)),
-            )
-        )
+        shown = show_operand(operand), "; ".join(filter(None, parts))
+        rows.append((f"{kind} {position}", operand.name, *shown))
     return rows
-
-
-def _elements(operand: Operand) -> int:
-    count = 1
-    for dimension in operand.shape or ():
-        count *= dimension or 0
-    return count
 
 
 def _list(names: list[str]) -> str:

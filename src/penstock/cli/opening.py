@@ -8,15 +8,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import penstock
 from penstock import knobs
 from penstock.cli.failures import FileError, UsageError, os_reason
-from penstock.cli.options import shaped, shapes_of, with_remedy
+from penstock.cli.options import Choices, parse_shapes, shaped, shapes_of, with_remedy
 from penstock.cli.output import compile_bar
 from penstock.errors import ModelError
 from penstock.hal import AccuracyClass
@@ -25,11 +24,10 @@ from penstock.partitioning.policy import PlacementRule, Policy
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
-    from penstock.cli.feed import Fed, Wishes
+    from penstock.cli.feed import Fed
     from penstock.cli.output import Output
     from penstock.execution.interface import Interface
     from penstock.hal.config import ProgressCallback
-    from penstock.ir import NDArray, Operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,40 +57,29 @@ def load(path: str) -> Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model entered through a signature, and the arrays to run it on."""
+    """A model entered through a signature, the arrays to run it on, and how it is compiled.
+
+    *shapes* are those of unknown dimensions, by input name.
+    """
 
     loaded: Loaded
     model: Model
-    signature: str | None
+    choices: Choices
+    policy: Policy | None
     interface: Interface
-    operands: tuple[Operand, ...]
     shapes: Mapping[str, tuple[int, ...]]
     fed: Fed
 
-    def compile(
-        self,
-        output: Output,
-        *,
-        devices: Sequence[str] | None,
-        threads: int | None,
-        policy: Policy | None,
-        cache: bool,
-        tune: bool = False,
-    ) -> tuple[CompiledModel, int]:
+    def compile(self, output: Output, *, tune: bool = False) -> tuple[CompiledModel, int]:
         """As `compile_model`, with a progress bar."""
+        opened = replace(self.loaded, model=self.model)
         with compile_bar(output) as progress:
             return compile_model(
-                self.model,
-                self.loaded.path,
-                devices=devices,
-                signature=self.signature,
-                threads=threads,
-                policy=policy,
-                operands=self.operands,
-                shapes=self.shapes,
-                arrays=self.fed.arrays,
-                assumed=self.fed.assumed,
-                cache=cache,
+                opened,
+                self.choices,
+                self.policy,
+                self.shapes,
+                self.fed.assumed,
                 tune=tune,
                 progress=progress,
             )
@@ -102,9 +89,9 @@ def open_fed(
     output: Output,
     model: str,
     inputs: Sequence[str] | None,
-    wishes: Wishes,
-    signature: str | None,
-    shapes: Mapping[str, tuple[int, ...]],
+    choices: Choices,
+    normalize: str | None = None,
+    rate: int | None = None,
     *,
     random: bool = True,
 ) -> Opened:
@@ -112,66 +99,69 @@ def open_fed(
 
     Raises `FileError` and `UsageError`.
     """
-    from penstock.cli.feed import feed, slots_of
+    from penstock.cli.feed import Wishes, feed, parse_normalization, slots_of
     from penstock.execution.interface import interface_of
 
+    scheme = None if normalize is None else parse_normalization(normalize)
+    shapes = parse_shapes(choices.shape)
+    policy = policy_of(choices.accuracy, choices.placement)
     loaded = load(model)
     warn_of_settings(output)
-    entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
+    signature = choices.signature
+    entered = loaded.model if signature is None else loaded.model.signature_model(signature)
     interface = interface_of(entered, signature)
     operands = shaped(interface.inputs, shapes)
     given = inputs or (["random"] if operands and random else [])
-    fed = feed(given, slots_of(entered, interface, operands), wishes)
-    return Opened(loaded, entered, signature, interface, operands, shapes, fed)
+    fed = feed(given, slots_of(entered, interface, operands), Wishes(scheme, choices.seed, rate))
+    known = {**shapes_of(operands, fed.arrays), **shapes}
+    return Opened(loaded, entered, choices, policy, interface, known, fed)
 
 
 def compile_model(
-    model: Model,
-    path: str,
-    *,
-    devices: Sequence[str] | None = None,
-    signature: str | None = None,
-    threads: int | None = None,
+    loaded: Loaded,
+    choices: Choices,
     policy: Policy | None = None,
-    operands: Sequence[Operand] = (),
-    arrays: Sequence[NDArray] = (),
-    cache: bool | Path = True,
-    tune: bool = False,
-    progress: ProgressCallback | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     assumed: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    tune: bool = False,
+    progress: ProgressCallback | None = None,
 ) -> tuple[CompiledModel, int]:
     """The compiled model, and the compile time in nanoseconds.
 
-    Unknown dimensions get the shapes of *arrays*, the values of *operands*, and *shapes* by input
-    name. *assumed* are those that the user did not give. *policy*, *cache*, *tune* and *progress*
-    are arguments of `penstock.compile`. Raises `UsageError` for a device that does not exist, and
-    `FileError` about the file at *path* for a `ModelError`.
+    *shapes* are those of unknown dimensions; *assumed* are those that the user did not give.
+    *policy*, *tune* and *progress* are arguments of `penstock.compile`. Raises `UsageError` for a
+    device that does not exist, and `FileError` about the model's file for a `ModelError`.
     """
-    known = {**shapes_of(operands, arrays), **(shapes or {})}
-    check_devices(devices or ())
+    devices = choices.device or []
+    check_devices(devices)
     if twice := [name for name, times in Counter(devices).items() if times > 1]:
         raise UsageError(f"device {twice[0]!r} is named twice; once is enough")
     if not devices:
-        check_knob()
-    if cache:
+        names = knobs.devices()
+        try:
+            check_devices(name for n in names.split(",") if (name := n.strip()))
+        except UsageError as error:
+            text = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error}"
+            raise UsageError(text) from None
+    if not choices.no_cache:
         import_module("penstock.compilation.entry")
     prepare = penstock.compile
     began = time.perf_counter_ns()
     try:
         compiled = prepare(
-            model,
-            devices=list(devices) if devices else None,
-            signature=signature,
-            num_threads=threads,
-            shapes=known or None,
+            loaded.model,
+            devices=devices or None,
+            signature=choices.signature,
+            num_threads=choices.threads,
+            shapes=shapes or None,
             policy=policy,
-            cache=cache,
+            cache=not choices.no_cache,
             tune=tune,
             progress=progress,
         )
     except ModelError as error:
-        raise FileError(path, with_remedy(error, assumed or {})) from error
+        raise FileError(loaded.path, with_remedy(error, assumed or {})) from error
     return compiled, time.perf_counter_ns() - began
 
 
@@ -199,27 +189,23 @@ def check_devices(names: Iterable[str]) -> None:
         raise UsageError(unknown_device(unknown[0], found))
 
 
-def check_knob() -> None:
-    """Raises `UsageError` if the knob `devices` names a device that does not exist."""
-    names = knobs.devices()
-    try:
-        check_devices(name for n in names.split(",") if (name := n.strip()))
-    except UsageError as error:
-        raise UsageError(f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error}") from None
-
-
 def policy_of(accuracy: str | None, placement: str | None = None) -> Policy | None:
     """The policy with this accuracy class and placement rule; None if neither is given.
 
     Raises `UsageError` for a word that is no class or no rule.
     """
     given: dict[str, Any] = {}
-    for name, word, words in (
+    for name, value, words in (
         ("accuracy", accuracy, get_args(AccuracyClass)),
         ("placement", placement, get_args(PlacementRule)),
     ):
-        if word is not None and word not in words:
-            raise UsageError(f"--{name} {word!r} is not one of {', '.join(words)}")
-        if word is not None:
-            given[name] = word
+        if value is not None:
+            given[name] = word(f"--{name}", value, words)
     return Policy(**given) if given else None
+
+
+def word(option: str, given: str, words: Sequence[str]) -> str:
+    """*given*, if it is one of *words*. Raises `UsageError` otherwise."""
+    if given not in words:
+        raise UsageError(f"{option} {given!r} is not one of {', '.join(words)}")
+    return given

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, cast, get_type_hints
 
 import typer
 
@@ -12,6 +15,42 @@ from penstock.cli.failures import UsageError
 
 if TYPE_CHECKING:
     from penstock.ir import Model, NDArray, Operand
+
+
+def option(usage: str, text: str, **more: Any) -> Any:
+    """A typer option: *usage* is its names and its metavar, as in `--device -d NAME`."""
+    words = usage.split()
+    names = [word for word in words if word.startswith("-")]
+    metavar = None if words[-1] in names else words[-1]
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """*command* with the fields of its parameters that are dataclasses as options of their own."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[Parameter] = []
+    for parameter in signature(command).parameters.values():
+        kind = hints[parameter.name]
+        if parameter.name in groups:
+            inner = get_type_hints(kind, include_extras=True)
+            parameters += [
+                Parameter(
+                    f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=inner[f.name]
+                )
+                for f in fields(kind)
+            ]
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{f.name: given.pop(f.name) for f in fields(kind)})
+        command(**given)
+
+    cast("Any", run).__signature__ = Signature(parameters)
+    return run
 
 
 ModelFile: TypeAlias = Annotated[
@@ -28,33 +67,24 @@ Inputs: TypeAlias = Annotated[
 
 Devices: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--device",
-        "-d",
-        metavar="NAME",
-        help="Place on this device only; repeat for several, preferred first.",
-    ),
+    option("--device -d NAME", "Place on this device only; repeat for several, preferred first."),
 ]
 
 SignatureName: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--signature", metavar="NAME", help="Enter the model through this signature."),
+    str | None, option("--signature NAME", "Enter the model through this signature.")
 ]
 
 Threads: TypeAlias = Annotated[
-    int | None, typer.Option("--threads", min=1, metavar="N", help="Threads a driver may use.")
+    int | None, option("--threads N", "Threads a driver may use.", min=1)
 ]
 
-Seed: TypeAlias = Annotated[
-    int, typer.Option("--seed", min=0, metavar="N", help="Seed of random inputs.")
-]
+Seed: TypeAlias = Annotated[int, option("--seed N", "Seed of random inputs.", min=0)]
 
 Normalize: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--normalize",
-        metavar="HOW",
-        help="How pictures are normalized, where the file does not say it: raw (bytes as they are),"
+    option(
+        "--normalize HOW",
+        "How pictures are normalized, where the file does not say it: raw (bytes as they are),"
         " unit (0 to 1), pm1 (-1 to 1), f255 (0 to 255), imagenet, caffe, bgr, bgr255, m127d128 or "
         "MEAN,STD.",
     ),
@@ -62,70 +92,80 @@ Normalize: TypeAlias = Annotated[
 
 Rate: TypeAlias = Annotated[
     int | None,
-    typer.Option(
-        "--rate",
-        min=1,
-        metavar="HZ",
-        help="Samples a second that the model takes, where the file does not say it. A sound at "
+    option(
+        "--rate HZ",
+        "Samples a second that the model takes, where the file does not say it. A sound at "
         "another rate is refused.",
-    ),
-]
-
-NoCache: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--no-cache", help="Compile anew: neither look into the compilation cache nor save there."
+        min=1,
     ),
 ]
 
 CacheDirectory: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--dir", metavar="DIR", help="Another cache directory than the user's (knob cache_dir)."
-    ),
-]
-
-Preference: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--preference",
-        metavar="P",
-        help="What a compile is for: fast_single_answer, sustained_speed or low_power.",
-    ),
-]
-
-Priority: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--priority", metavar="P", help="Priority on the device: low, medium or high."),
+    str | None, option("--dir DIR", "Another cache directory than the user's (knob cache_dir).")
 ]
 
 Accuracy: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--accuracy",
-        metavar="CLASS",
-        help="The least that devices must keep to: exact, faithful, stepwise or relaxed.",
+    option(
+        "--accuracy CLASS",
+        "The least that devices must keep to: exact, faithful, stepwise or relaxed.",
     ),
 ]
 
 Placement: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--placement",
-        metavar="RULE",
-        help="How operations are spread over devices: cost (the least predicted time, with "
+    option(
+        "--placement RULE",
+        "How operations are spread over devices: cost (the least predicted time, with "
         "transfers) or nnapi (NNAPI's greedy rule, without them).",
     ),
 ]
 
 Shapes: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--shape",
-        metavar="NAME=N,N,...",
-        help="Full shape of an input; repeat for several.",
-    ),
+    option("--shape NAME=N,N,...", "Full shape of an input; repeat for several."),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How a model is entered, compiled and fed."""
+
+    device: Devices = None
+    signature: SignatureName = None
+    threads: Threads = None
+    accuracy: Accuracy = None
+    placement: Placement = None
+    seed: Seed = 0
+    shape: Shapes = None
+    no_cache: Annotated[
+        bool,
+        option(
+            "--no-cache", "Compile anew: neither look into the compilation cache nor save there."
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a key of the compilation cache depends on beside the model, and the cache."""
+
+    device: Devices = None
+    preference: Annotated[
+        str | None,
+        option(
+            "--preference P",
+            "What a compile is for: fast_single_answer, sustained_speed or low_power.",
+        ),
+    ] = None
+    priority: Annotated[
+        str | None, option("--priority P", "Priority on the device: low, medium or high.")
+    ] = None
+    accuracy: Accuracy = None
+    threads: Threads = None
+    signature: SignatureName = None
+    shape: Shapes = None
+    directory: CacheDirectory = None
 
 
 UNKNOWN_DIMENSION: Final = 1
@@ -170,17 +210,18 @@ def in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def parse_shapes(options: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    """The values of `--shape NAME=N,N,...`, by input name. Raises `UsageError`."""
-    return dict(map(_shape, options or ()))
+    """The values of `--shape NAME=N,N,...`, by input name. Raises `UsageError`.
 
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """`name=1,2` as a pair; a name may contain `=`."""
-    name, equals, numbers = text.rpartition("=")
-    parts = [part.strip() for part in numbers.split(",")] if numbers.strip() else []
-    if not equals or not name or not all(part.isdecimal() for part in parts):
-        raise UsageError(f"--shape {text!r}: it must be NAME=N,N,... with whole numbers")
-    return name, tuple(map(int, parts))
+    A name may contain `=`.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in options or ():
+        name, _, numbers = text.rpartition("=")
+        parts = [part.strip() for part in numbers.split(",")] if numbers.strip() else []
+        if not name or not all(part.isdecimal() for part in parts):
+            raise UsageError(f"--shape {text!r}: it must be NAME=N,N,... with whole numbers")
+        shapes[name] = tuple(map(int, parts))
+    return shapes
 
 
 def shaped(
@@ -195,13 +236,11 @@ def shaped(
     known = {o.name: o for o in operands}
     for name, shape in given.items():
         if name not in known:
-            there = there_are(list(known))
-            raise UsageError(f"--shape {name}=...: no input is named {name!r}; {there}")
+            inputs = there_are(list(known))
+            raise UsageError(f"--shape {name}=...: no input is named {name!r}; {inputs}")
         if not fits(shape, known[name].shape):
-            raise UsageError(
-                f"--shape {name}={','.join(map(str, shape))}: the input is "
-                f"{show_operand(known[name])}"
-            )
+            given_shape, operand = in_words({name: shape}), show_operand(known[name])
+            raise UsageError(f"--shape {given_shape}: the input is {operand}")
     return tuple(replace(o, shape=tuple(given[o.name])) if o.name in given else o for o in operands)
 
 

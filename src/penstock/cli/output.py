@@ -25,7 +25,7 @@ from penstock.logs import printable, printable_json
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from penstock.compilation import CacheOutcome, Receipt, StepReceipt
+    from penstock.compilation import CacheOutcome, Receipt
     from penstock.hal import ProgressEvent
     from penstock.hal.config import ProgressCallback
 
@@ -45,16 +45,14 @@ class Output:
 
     def __init__(self, *, as_json: bool = False, console: Console | None = None) -> None:
         self.as_json = as_json
-        self._console = console or _console()
-
-    @property
-    def console(self) -> Console:
-        return self._console
+        self.console = console or Console(highlight=False, markup=False, emoji=False)
+        if console is None and not self.console.is_terminal:
+            self.console.width = PIPE_WIDTH
 
     def line(self, text: str = "", style: str = "") -> None:
         """Prints a line; characters that are not printable are escaped."""
         if not self.as_json:
-            self._console.print(Text(printable(text), style=style), soft_wrap=True)
+            self.console.print(Text(printable(text), style=style), soft_wrap=True)
 
     def notes(self, notes: Iterable[str]) -> None:
         """Prints notes on how the answer was obtained."""
@@ -80,16 +78,16 @@ class Output:
     ) -> None:
         """Prints a table, boxed on a terminal. Columns in *whole* never wrap."""
         if not self.as_json:
-            boxed = self._console.is_terminal
+            boxed = self.console.is_terminal
             table = make_table(columns, rows, title, boxed=boxed, whole=whole)
             if boxed:
-                self._console.print(table)
+                self.console.print(table)
                 return
-            with self._console.capture() as printed:
-                self._console.print(table)
+            with self.console.capture() as printed:
+                self.console.print(table)
             # For programs and files a column is not padded to its widest cell.
             for line in printed.get().splitlines():
-                self._console.print(Text(line.rstrip()), soft_wrap=True)
+                self.console.print(Text(line.rstrip()), soft_wrap=True)
 
     def json(self, value: Mapping[str, Any]) -> None:
         """Prints the command's one JSON object with `--json`; nothing otherwise."""
@@ -99,33 +97,18 @@ class Output:
 
     def progress(self) -> Progress:
         """A progress bar, visible on a terminal only."""
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
+        from rich import progress as bars
 
         console = Console(stderr=True)
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+        return bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TimeElapsedColumn(),
             console=console,
             transient=True,
             disable=self.as_json or not console.is_terminal,
         )
-
-
-def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
-    return (
-        console
-        if console.is_terminal
-        else Console(highlight=False, markup=False, emoji=False, width=PIPE_WIDTH)
-    )
 
 
 def make_table(
@@ -137,7 +120,10 @@ def make_table(
     whole: Sequence[str] = (),
 ) -> Table:
     """A rich table; numbers are right-aligned, columns in *whole* never wrap."""
-    content = [[_cell(value) for value in row] for row in rows]
+    # A line break in a name would look like a new row.
+    content = [
+        ["" if v is None else printable(str(v)).replace("\n", "\\n") for v in row] for row in rows
+    ]
     table = Table(
         title=Text(printable(title)) if title else None,
         title_justify="left",
@@ -146,7 +132,8 @@ def make_table(
         header_style="bold",
     )
     for position, name in enumerate(columns):
-        numeric = bool(content) and all(_is_number(row[position]) for row in content)
+        cells = [row[position] for row in content]
+        numeric = bool(cells) and all(not cell or NUMBER.fullmatch(cell) for cell in cells)
         table.add_column(
             printable(name),
             justify="right" if numeric else "left",
@@ -162,15 +149,6 @@ def svg(console: Console, title: str) -> str:
     """The output of a recording *console* as a self-contained picture."""
     picture = console.export_svg(title=title, unique_id="penstock")
     return FONT_FACE.sub("", picture)
-
-
-def _cell(value: object) -> str:
-    # A line break in a name would look like a new row.
-    return "" if value is None else printable(str(value)).replace("\n", "\\n")
-
-
-def _is_number(text: str) -> bool:
-    return not text or NUMBER.fullmatch(text) is not None
 
 
 def jsonable(value: Any) -> Any:
@@ -199,13 +177,9 @@ def output_of(context: typer.Context) -> Output:
 def milliseconds(nanoseconds: float) -> str:
     """`3.2 ms`, with the significant digits."""
     value = nanoseconds / 1e6
-    return (
-        f"{value:.3f} ms"
-        if value < 1
-        else f"{value:.1f} ms"
-        if value < 1000
-        else f"{value / 1000:.2f} s"
-    )
+    if value < 1000:
+        return f"{value:.3f} ms" if value < 1 else f"{value:.1f} ms"
+    return f"{value / 1000:.2f} s"
 
 
 def size(nbytes: float) -> str:
@@ -246,12 +220,8 @@ def compile_bar(output: Output, name: str = "") -> Iterator[ProgressCallback | N
         task = bar.add_task(f"{name} compiling".strip(), total=None)
 
         def show(event: ProgressEvent) -> None:
-            bar.update(
-                task,
-                description=f"{name} {words(event)}".strip(),
-                completed=event.done,
-                total=event.total or None,
-            )
+            text, total = f"{name} {words(event)}".strip(), event.total or None
+            bar.update(task, description=text, completed=event.done, total=total)
 
         yield show
 
@@ -288,7 +258,7 @@ def show_fallbacks(output: Output, *receipts: Receipt) -> None:
     """Prints each device that failed to compile or run a step, with its reason, once."""
     printed: set[tuple[str, str]] = set()
     for receipt in receipts:
-        failed = Counter(pair for step in receipt.steps for pair in _failures(step))
+        failed = Counter((f.device, f.error) for step in receipt.steps for f in step.failures)
         act = "compile" if receipt.stage == "compile" else "run"
         for (device, error), steps in failed.items():
             if (device, error) in printed:
@@ -296,10 +266,6 @@ def show_fallbacks(output: Output, *receipts: Receipt) -> None:
             many = f" ({steps} steps)" if steps > 1 else ""
             output.line(f"fallback: {device} failed to {act}{many}: {error}", "yellow")
         printed |= set(failed)
-
-
-def _failures(step: StepReceipt) -> list[tuple[str, str]]:
-    return [(failure.device, failure.error) for failure in step.failures]
 
 
 def in_words(outcome: CacheOutcome, steps: int = 1) -> str:

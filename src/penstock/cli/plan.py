@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli import files, options
 from penstock.cli.failures import FileError, Unfinished, UsageError
-from penstock.cli.options import assumed_shapes, in_words, parse_shapes, shaped
+from penstock.cli.options import assumed_shapes, in_words, option, parse_shapes, shaped
 from penstock.cli.output import Output, output_of
 from penstock.errors import ModelError, PlacementError, counted
 from penstock.logs import printable
@@ -29,17 +29,11 @@ def plan(
     model: options.ModelFile,
     dot: Annotated[
         str | None,
-        typer.Option(
-            "--dot",
-            metavar="F",
-            help="Write the graph, coloured by device, for Graphviz (-: to stdout).",
-        ),
+        option("--dot F", "Write the graph, coloured by device, for Graphviz (-: to stdout)."),
     ] = None,
     svg: Annotated[
         str | None,
-        typer.Option(
-            "--svg", metavar="F", help="Write the graph, coloured by device, as SVG (-: to stdout)."
-        ),
+        option("--svg F", "Write the graph, coloured by device, as SVG (-: to stdout)."),
     ] = None,
     device: options.Devices = None,
     signature: options.SignatureName = None,
@@ -67,6 +61,7 @@ def plan(
         None if name == "-" else files.target(option, name, endings)
         for option, name, endings in (("--dot", dot, ()), ("--svg", svg, (".svg",)))
     )
+    choices = options.Choices(device, signature, None, accuracy, placement)
     policy = opening.policy_of(accuracy, placement)
     loaded = opening.load(model)
     opening.warn_of_settings(output)
@@ -77,18 +72,9 @@ def plan(
     except ModelError as error:
         raise FileError(loaded.path, str(error)) from error
     try:
-        compiled, _ = opening.compile_model(
-            loaded.model,
-            loaded.path,
-            devices=device,
-            signature=signature,
-            policy=policy,
-            shapes={**likely, **given},
-            assumed=likely,
-        )
+        compiled, _ = opening.compile_model(loaded, choices, policy, {**likely, **given}, likely)
     except PlacementError as error:
-        answers, remedy = refusals(entered, device, policy)
-        report_refusals(output, answers, error, remedy)
+        report_refusals(output, *refusals(entered, device, policy), error)
     with compiled:
         made = compiled.plan
     if dot_file is not None:
@@ -138,7 +124,7 @@ def refusals(
 
 
 def report_refusals(
-    output: Output, operations: list[dict[str, Any]], error: PlacementError, remedy: str
+    output: Output, operations: list[dict[str, Any]], remedy: str, error: PlacementError
 ) -> NoReturn:
     """Prints every device's answer for every operation.
 
@@ -151,9 +137,7 @@ def report_refusals(
         ("operation", "type", "name", "may run on", "not on"),
         [
             (
-                o["index"],
-                o["type"],
-                short(o["name"]),
+                *(o["index"], o["type"], short(o["name"])),
                 ", ".join(o["devices"]) or "no device",
                 "; ".join(f"{name}: {why}" for name, why in o["reasons"].items()),
             )
@@ -185,7 +169,7 @@ class Stage(Enum):
 def dump(
     context: typer.Context,
     model: options.ModelFile,
-    after: Annotated[Stage, typer.Option("--after", help="The stage to stop after.")],
+    after: Annotated[Stage, option("--after", "The stage to stop after.")],
     device: options.Devices = None,
     signature: options.SignatureName = None,
 ) -> None:
@@ -198,9 +182,7 @@ def dump(
         text, data = loaded.model.show(), {"text": loaded.model.show()}
     else:
         opening.warn_of_settings(output)
-        compiled, _ = opening.compile_model(
-            loaded.model, loaded.path, devices=device, signature=signature
-        )
+        compiled, _ = opening.compile_model(loaded, options.Choices(device, signature))
         with compiled:
             text, data = compiled.plan.show(), json.loads(compiled.plan.to_json())
             if after is Stage.COMPILE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,27 +24,30 @@ from penstock.knobs import (
 )
 
 
+def finders() -> dict[str, Callable[[], str | os.PathLike[str]]]:
+    """What finds the cache directory and the state directory; both create nothing."""
+    from penstock.cache.info import default_directory
+    from penstock.sealed.places import state_directory
+
+    return {"cache": default_directory, "state": state_directory}
+
+
 def places() -> dict[str, str | None]:
     """The directories and key of the cache; each is None if a setting prevents finding it.
 
     The cache directory, the state directory, the *key_store* of the seals' key (`file`, or the
     system's `keyring`), and the key's location. Creates nothing.
     """
-    from penstock.cache.info import default_directory
-    from penstock.sealed.places import SEALS, state_directory
+    from penstock.sealed.places import SEALS
 
-    found: dict[str, str | None] = dict.fromkeys(
-        ("cache_directory", "state_directory", "key_store", "key")
-    )
-    try:
-        found["cache_directory"] = default_directory()
-        state = state_directory()
-        found["state_directory"] = state
-        found["key_store"] = _key_store()
-    except (InputError, Unreadable, OSError):
-        return found
-    system = found["key_store"] == "keyring"
-    found["key"] = "the system's key store" if system else str(Path(state, SEALS, "key"))
+    names = ("cache_directory", "state_directory", "key_store", "key")
+    found: dict[str, str | None] = dict.fromkeys(names)
+    with suppress(InputError, Unreadable, OSError):
+        for kind, find in finders().items():
+            found[f"{kind}_directory"] = os.fspath(find())
+        found["key_store"] = store = _key_store()
+        file = str(Path(found["state_directory"] or "", SEALS, "key"))
+        found["key"] = "the system's key store" if store == "keyring" else file
     return found
 
 
@@ -61,15 +64,14 @@ def unwritable_places() -> list[Unwritable]:
     A temporary file tests each, because permissions do not show quotas, mounts and special file
     systems.
     """
-    from penstock.cache.info import default_directory
-    from penstock.sealed.places import state_directory
-
     found = []
-    for kind, find in (("cache", default_directory), ("state", state_directory)):
+    for kind, find in finders().items():
         with suppress(InputError, Unreadable):
             path = Path(find())
             if reason := _why_unwritable(path):
-                used = _holds_something(path)
+                used = False
+                with suppress(OSError):
+                    used = any(path.iterdir())
                 act = "written" if _exists(path) else "made"
                 means = "what is there is used, and nothing added" if used else "nothing is cached"
                 text = (
@@ -98,20 +100,10 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _holds_something(path: Path) -> bool:
-    try:
-        return any(True for _ in path.iterdir())
-    except OSError:
-        return False
-
-
 def unknown_places() -> list[str]:
     """Why there is no cache or state directory, for each for which the system has no location."""
-    from penstock.cache.info import default_directory
-    from penstock.sealed.places import state_directory
-
     reasons = []
-    for find in (default_directory, state_directory):
+    for find in finders().values():
         with suppress(InputError, OSError):
             try:
                 find()
@@ -173,7 +165,10 @@ def describe(name: str) -> dict[str, Any]:
             problem = f"knob {name} ({source}) must be 0 or more, not {value}; it is ignored"
             value = None
         if value and name in OF_ISOLATION:
-            _check_isolation(name)
+            from penstock.ipc.host_sockets import services
+            from penstock.runtime.isolation import isolated_names
+
+            (isolated_names if name == "isolate" else services)()
     except (InputError, OSError) as error:
         value, problem = None, str(error)
     return {
@@ -196,13 +191,6 @@ def without_nonsense() -> Iterator[None]:
         yield
 
 
-def _check_isolation(name: str) -> None:
-    from penstock.ipc.host_sockets import services
-    from penstock.runtime.isolation import isolated_names
-
-    (isolated_names if name == "isolate" else services)()
-
-
 def shown(knob: dict[str, Any]) -> object:
     """The value for people."""
     return knob["value"] if knob["problem"] is None else "not usable"
@@ -221,11 +209,10 @@ def problems(described: Collection[dict[str, Any]]) -> list[str]:
 def unknown_names() -> list[str]:
     """A note for each environment variable and each name in the settings file that is no knob."""
     variables = {knob.variable for knob in KNOBS.values()}
-    strange = sorted(
-        v for v in os.environ if v.startswith(ENVIRONMENT_PREFIX) and v not in variables
-    )
+    strange = {v for v in os.environ if v.startswith(ENVIRONMENT_PREFIX)} - variables
     notes = [
-        f"the environment variable {v} is no knob's; Penstock does not read it" for v in strange
+        f"the environment variable {v} is no knob's; Penstock does not read it"
+        for v in sorted(strange)
     ]
     try:
         names = sorted(set(settings_file()) - set(KNOBS))

@@ -11,18 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import penstock
-from penstock.cli import options
+from penstock.cli import failures, options
 from penstock.cli.cache.directory import SHORT, named_directory, open_cache
-from penstock.cli.failures import (
-    WORK_FAILED,
-    FileError,
-    Unfinished,
-    UsageError,
-    exit_code,
-    message,
-    name,
-)
-from penstock.cli.options import assumed_shapes, in_words, parse_shapes, with_remedy
+from penstock.cli.failures import FileError, Unfinished, message
+from penstock.cli.options import Key, assumed_shapes, in_words, parse_shapes, with_remedy
 from penstock.cli.output import compile_bar, milliseconds, output_of
 from penstock.errors import ModelError, PenstockError, counted
 
@@ -33,39 +25,25 @@ if TYPE_CHECKING:
     from penstock.runtime.explain import ExplainedStep
 
 
-def compile_arguments(
-    *,
-    devices: Sequence[str] | None,
-    preference: str | None,
-    priority: str | None,
-    accuracy: str | None,
-    threads: int | None,
-    signature: str | None,
-    shapes: Sequence[str] | None,
-) -> dict[str, Any]:
+def compile_arguments(key: Key) -> dict[str, Any]:
     """`penstock.compile` arguments of the cache key. Raises `UsageError` for an unknown word."""
-    from penstock.cli.opening import check_devices, policy_of
+    from penstock.cli.opening import check_devices, policy_of, word
     from penstock.hal import PREFERENCES, PRIORITIES
 
-    check_devices(devices or ())
-    chosen = {
-        "preference": _word("--preference", preference, PREFERENCES),
-        "priority": _word("--priority", priority, PRIORITIES),
-    }
+    check_devices(key.device or ())
+    chosen = {}
+    if key.preference is not None:
+        chosen["preference"] = word("--preference", key.preference, PREFERENCES)
+    if key.priority is not None:
+        chosen["priority"] = word("--priority", key.priority, PRIORITIES)
     return {
-        **{name: value for name, value in chosen.items() if value is not None},
-        "devices": list(devices) if devices else None,
-        "num_threads": threads,
-        "signature": signature,
-        "shapes": parse_shapes(shapes) or None,
-        "policy": policy_of(accuracy),
+        **chosen,
+        "devices": key.device or None,
+        "num_threads": key.threads,
+        "signature": key.signature,
+        "shapes": parse_shapes(key.shape) or None,
+        "policy": policy_of(key.accuracy),
     }
-
-
-def _word(option: str, given: str | None, words: Sequence[str]) -> str | None:
-    if given is not None and given not in words:
-        raise UsageError(f"{option} {given!r} is not one of {', '.join(words)}")
-    return given
 
 
 OPTIONS: Final = {
@@ -102,18 +80,8 @@ def most_frequent(placed: Sequence[Mapping[str, str]], device: str) -> str:
     return f"{reason} ({count} of {counted(len(placed), 'operation')})"
 
 
-def explain(
-    context: typer.Context,
-    model: options.ModelFile,
-    device: options.Devices = None,
-    preference: options.Preference = None,
-    priority: options.Priority = None,
-    accuracy: options.Accuracy = None,
-    threads: options.Threads = None,
-    signature: options.SignatureName = None,
-    shape: options.Shapes = None,
-    directory: options.CacheDirectory = None,
-) -> None:
+@options.grouped
+def explain(context: typer.Context, model: options.ModelFile, key: Key) -> None:
     """Say for each step of MODEL whether a compile would hit, or which ingredient of the key has
     changed.
 
@@ -124,36 +92,35 @@ def explain(
     from penstock.runtime.explain import explain_model
 
     output = output_of(context)
-    cache = open_cache(directory)
-    arguments = compile_arguments(
-        devices=device,
-        preference=preference,
-        priority=priority,
-        accuracy=accuracy,
-        threads=threads,
-        signature=signature,
-        shapes=shape,
-    )
+    cache = open_cache(key.directory)
+    arguments = compile_arguments(key)
     loaded = opening.load(model)
     opening.warn_of_settings(output)
     given = arguments["shapes"]
-    likely = assumed_shapes(loaded.model, signature, given)
+    likely = assumed_shapes(loaded.model, key.signature, given)
     arguments["shapes"] = {**likely, **(given or {})}
     try:
         plan, steps = explain_model(loaded.model, cache, **arguments)
     except ModelError as error:
         raise FileError(loaded.path, with_remedy(error, likely)) from error
+    described = [describe_expected(each) for each in steps]
     output.table(
         ("step", "device", "operations", "token", "cache"),
-        [row(each) for each in steps],
+        [
+            (
+                *(d["step"], d["device"], len(d["operations"]), d["token"][:SHORT]),
+                f"{d['outcome']}: {d['reason']}" if d["reason"] else d["outcome"],
+            )
+            for d in described
+        ],
         whole=("device", "token"),
     )
-    for each in steps:
-        nearest = each.explanation.nearest
+    for d in described:
+        changes = [tuple(change.values()) for change in d["changed"]]
         # A comparison with another model's entry does not help: everything differs.
-        if nearest is not None and "structure" not in each.explanation.changed:
-            output.line(f"step {each.step.index}, against entry {nearest.token[:SHORT]}:")
-            rows = [readable(*change) for change in changes(each)]
+        if d["nearest"] is not None and all(name != "structure" for name, _, _ in changes):
+            output.line(f"step {d['step']}, against entry {d['nearest'][:SHORT]}:")
+            rows = [readable(*change) for change in changes]
             output.table(("ingredient", "in the entry", "now"), rows, whole=("ingredient",))
     notes = [f"explained for {in_words(likely)}; --shape gives another shape"] if likely else []
     output.notes(notes)
@@ -163,38 +130,10 @@ def explain(
         {
             "directory": str(cache.directory),
             "plan": plan.summary(),
-            "steps": [describe_expected(each) for each in steps],
+            "steps": described,
             "notes": notes,
         }
     )
-
-
-def row(each: ExplainedStep) -> tuple[int, str, int, str, str]:
-    found = each.explanation
-    return (
-        each.step.index,
-        each.step.device,
-        len(each.step.operations),
-        found.token.hex()[:SHORT],
-        f"{expected_outcome(each)}: {found.reason}" if found.reason else expected_outcome(each),
-    )
-
-
-def expected_outcome(each: ExplainedStep) -> str:
-    """The outcome in the receipt of a compile."""
-    if not each.caches:
-        return "off"
-    return "hit" if each.explanation.found else "miss"
-
-
-def changes(each: ExplainedStep) -> list[tuple[str, str, str]]:
-    """Each ingredient that differs from the nearest entry: name, old value, new value."""
-    found = each.explanation
-    before = found.nearest.ingredients if found.nearest is not None else {}
-    return [
-        (name, before.get(name, "none"), found.ingredients.get(name, "none"))
-        for name in found.changed
-    ]
 
 
 def readable(ingredient: str, was: str, now: str) -> tuple[str, str, str]:
@@ -208,35 +147,36 @@ def readable(ingredient: str, was: str, now: str) -> tuple[str, str, str]:
 
 
 def describe_expected(each: ExplainedStep) -> dict[str, Any]:
-    found = each.explanation
+    """A step for `--json`; *outcome* is that in the receipt of a compile."""
+    found, nearest = each.explanation, each.explanation.nearest
+    before = {} if nearest is None else nearest.ingredients
     return {
         "step": each.step.index,
         "device": each.step.device,
         "operations": each.step.operations,
-        "outcome": expected_outcome(each),
+        "outcome": "off" if not each.caches else "hit" if found.found else "miss",
         "reason": found.reason or None,
         "token": found.token.hex(),
         "ingredients": dict(found.ingredients),
-        "nearest": found.nearest.token if found.nearest is not None else None,
+        "nearest": None if nearest is None else nearest.token,
         "changed": [
-            {"ingredient": name, "before": was, "now": now} for name, was, now in changes(each)
+            {
+                "ingredient": name,
+                "before": before.get(name, "none"),
+                "now": found.ingredients.get(name, "none"),
+            }
+            for name in found.changed
         ],
     }
 
 
+@options.grouped
 def prewarm(
     context: typer.Context,
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL", help="A .tflite or .onnx file, or more.")
     ],
-    device: options.Devices = None,
-    preference: options.Preference = None,
-    priority: options.Priority = None,
-    accuracy: options.Accuracy = None,
-    threads: options.Threads = None,
-    signature: options.SignatureName = None,
-    shape: options.Shapes = None,
-    directory: options.CacheDirectory = None,
+    key: Key,
 ) -> None:
     """Compile every MODEL into the cache, so that programs with the same options start from it.
 
@@ -247,17 +187,10 @@ def prewarm(
     from penstock.cli import opening
 
     output = output_of(context)
-    arguments = compile_arguments(
-        devices=device,
-        preference=preference,
-        priority=priority,
-        accuracy=accuracy,
-        threads=threads,
-        signature=signature,
-        shapes=shape,
-    )
+    arguments = compile_arguments(key)
     # Without a cache directory the compiles would be useless.
-    arguments["cache"] = default_directory() if directory is None else named_directory(directory)
+    named = key.directory
+    arguments["cache"] = default_directory() if named is None else named_directory(named)
     opening.warn_of_settings(output)
     warmed = [compile_one(output, path, arguments) for path in models]
     problems = [problem for one in warmed for problem in one.problems()]
@@ -274,7 +207,10 @@ def prewarm(
         {"models": [one.describe() for one in warmed], "problems": problems, "notes": notes}
     )
     if problems:
-        code = max((exit_code(one.error) for one in warmed if one.error), default=WORK_FAILED)
+        code = max(
+            (failures.exit_code(one.error) for one in warmed if one.error),
+            default=failures.WORK_FAILED,
+        )
         # One problem is in the line that ends the command; several are printed before it.
         text = problems[0] if len(problems) == 1 else f"{len(problems)} problems, named above"
         raise Unfinished("; ".join(problems) if output.as_json else text, code)
@@ -320,7 +256,9 @@ class Warmed:
             "model": self.model,
             "compiles": self.compiles,
             "steps": [describe(step) for step in self.steps],
-            "error": None if error is None else {"type": name(error), "message": message(error)},
+            "error": None
+            if error is None
+            else {"type": failures.name(error), "message": message(error)},
         }
 
 

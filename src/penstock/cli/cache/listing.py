@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
 from penstock.cli import options
-from penstock.cli.cache.directory import (
-    SHORT,
-    describe,
-    find,
-    open_cache,
-    owner,
-    short,
-    when,
-)
+from penstock.cli.cache.directory import SHORT, describe, find, open_cache, owner, short, when
 from penstock.cli.output import milliseconds, output_of, shortened, size
 from penstock.errors import counted
 
 if TYPE_CHECKING:
     from penstock.cache import CacheEntry
-    from penstock.cache.verdicts import Verdict
 
 Token: TypeAlias = Annotated[
     str,
@@ -50,22 +41,31 @@ def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None
     if entries:
         output.table(
             ("token", "device", "version", "size", "created", "used", "compile"),
-            [row(entry) for entry in entries],
+            [
+                (
+                    *(short(e), owner(e), shortened(e.version), size(e.nbytes)),
+                    *(when(e.created), when(e.used), compile_time(e)),
+                )
+                for e in entries
+            ],
             whole=("token", "size", "compile"),
         )
-    verdicts = Verdicts(cache.directory).every()
+    verdicts: list[dict[str, Any]] = [
+        {
+            "key": v.key,
+            "model": v.model,
+            "devices": list(dict.fromkeys(v.devices)),
+            "accuracy": v.accuracy,
+            "created": v.created,
+        }
+        for v in Verdicts(cache.directory).every()
+    ]
     if verdicts:
         output.table(
             ("measured placement", "model", "devices", "class", "created"),
             [
-                (
-                    v.key[:SHORT],
-                    v.model[:SHORT] or "not known",
-                    ", ".join(devices_of(v)),
-                    v.accuracy,
-                    when(v.created),
-                )
-                for v in verdicts
+                (key[:SHORT], model[:SHORT] or "not known", ", ".join(devices), kind, when(created))
+                for key, model, devices, kind, created in (v.values() for v in verdicts)
             ],
             whole=("measured placement", "model", "class"),
         )
@@ -74,24 +74,10 @@ def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None
         {
             "directory": str(cache.directory),
             "entries": [describe(entry) for entry in entries],
-            "verdicts": [
-                {
-                    "key": v.key,
-                    "model": v.model,
-                    "devices": devices_of(v),
-                    "accuracy": v.accuracy,
-                    "created": v.created,
-                }
-                for v in verdicts
-            ],
+            "verdicts": verdicts,
             "nbytes": total,
         }
     )
-
-
-def devices_of(verdict: Verdict) -> list[str]:
-    """The devices of a measured placement."""
-    return list(dict.fromkeys(verdict.devices))
 
 
 def show(context: typer.Context, token: Token, directory: options.CacheDirectory = None) -> None:
@@ -108,7 +94,7 @@ def show(context: typer.Context, token: Token, directory: options.CacheDirectory
             ("created", when(entry.created)),
             ("used", when(entry.used)),
             ("compile", compile_time(entry)),
-            ("directory", str(entry_directory(entry))),
+            ("directory", str((*entry.model_cache, *entry.data_cache)[0].parent)),
         ],
     )
     if entry.ingredients:
@@ -127,18 +113,6 @@ def show(context: typer.Context, token: Token, directory: options.CacheDirectory
     output.json(describe(entry))
 
 
-def row(entry: CacheEntry) -> tuple[str, ...]:
-    return (
-        short(entry),
-        owner(entry),
-        shortened(entry.version),
-        size(entry.nbytes),
-        when(entry.created),
-        when(entry.used),
-        compile_time(entry),
-    )
-
-
 def compile_time(entry: CacheEntry) -> str:
     """The driver's compile time."""
     return milliseconds(entry.compile_ns) if entry.device else "not known"
@@ -146,10 +120,6 @@ def compile_time(entry: CacheEntry) -> str:
 
 def how_many(entries: Sequence[CacheEntry]) -> str:
     return counted(len(entries), "entry", "entries")
-
-
-def entry_directory(entry: CacheEntry) -> Path:
-    return (*entry.model_cache, *entry.data_cache)[0].parent
 
 
 def file_size(path: Path) -> str:

@@ -11,6 +11,7 @@ from penstock.cli import options
 from penstock.cli.cache.directory import SHORT, describe, find, open_cache, owner, short, when
 from penstock.cli.cache.listing import how_many
 from penstock.cli.failures import Unfinished, UsageError
+from penstock.cli.options import option
 from penstock.cli.output import Output, output_of, size
 from penstock.errors import NotYetWritten, Unreadable, counted
 from penstock.logs import printable
@@ -38,12 +39,23 @@ def verify(
 
     Fails if one would be refused.
     """
+    from penstock.cache.verdicts import Verdicts
+
     output = output_of(context)
     cache = open_cache(directory)
     wanted = None if token is None else find(cache.entries(), token).token
     results = [r for r in cache.verify() if wanted is None or r[0].token == wanted]
-    placements = verified_placements(cache) if wanted is None else []
-    refused = [(f"entry {short(e)}", error) for e, error in results if is_refused(error)]
+    placements: list[tuple[str, CacheError | None]] = []
+    if wanted is None:
+        stored = Verdicts(cache.directory)
+        placements = [(v.key, None) for v in stored.every()]
+        placements += [(key, Unreadable(NOT_TRUSTED)) for key in stored.untrusted()]
+    # An entry that its driver has not written yet is only a miss.
+    refused = [
+        (f"entry {short(e)}", error)
+        for e, error in results
+        if error is not None and not isinstance(error, NotYetWritten)
+    ]
     refused += [(f"the measured placement {k[:SHORT]}", error) for k, error in placements if error]
     if results:
         output.table(
@@ -66,7 +78,10 @@ def verify(
             "directory": str(cache.directory),
             "verified": len(results) + len(placements),
             "refused": len(refused),
-            "entries": [describe_verified(entry, error) for entry, error in results],
+            "entries": [
+                {"token": e.token.hex(), "device": e.device or None, **judged(error)}
+                for e, error in results
+            ],
             "verdicts": [{"key": key, **judged(error)} for key, error in placements],
         }
     )
@@ -76,45 +91,18 @@ def verify(
         raise Unfinished(f"{name} is refused: {error}{more}")
 
 
-def verified_placements(cache: Cache) -> list[tuple[str, CacheError | None]]:
-    """The key of each measured placement; None if a compile would use it, else why not."""
-    from penstock.cache.verdicts import Verdicts
-
-    verdicts = Verdicts(cache.directory)
-    sound: list[tuple[str, CacheError | None]] = [(v.key, None) for v in verdicts.every()]
-    return [*sound, *((key, Unreadable(NOT_TRUSTED)) for key in verdicts.untrusted())]
-
-
-def is_refused(error: CacheError | None) -> bool:
-    """Whether an entry is invalid. One that its driver has not written yet is only a miss."""
-    return error is not None and not isinstance(error, NotYetWritten)
-
-
-def describe_verified(entry: CacheEntry, error: CacheError | None) -> dict[str, object]:
-    """A verified entry for `--json`: *error* is null if the entry is valid."""
-    return {
-        "token": entry.token.hex(),
-        "device": entry.device or None,
-        **judged(error),
-    }
-
-
 def judged(error: CacheError | None) -> dict[str, object]:
-    return {
-        "sound": error is None,
-        "error": None if error is None else {"type": type(error).__name__, "message": str(error)},
-    }
+    """The verdict for `--json`: *error* is null if an entry or a placement is valid."""
+    described = None if error is None else {"type": type(error).__name__, "message": str(error)}
+    return {"sound": error is None, "error": described}
 
 
 def gc(
     context: typer.Context,
     max_mib: Annotated[
         int | None,
-        typer.Option(
-            "--max-mib",
-            min=0,
-            metavar="N",
-            help="Most MiB that may stay; without it the knob cache_limit_mib.",
+        option(
+            "--max-mib N", "Most MiB that may stay; without it the knob cache_limit_mib.", min=0
         ),
     ] = None,
     directory: options.CacheDirectory = None,
@@ -127,15 +115,12 @@ def gc(
 
 def clear(
     context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, option("--yes -y", "Do not ask.")] = False,
     verdict: Annotated[
         str | None,
-        typer.Option(
-            "--verdict",
-            metavar="KEY",
-            help=(
-                "Remove this measured placement alone: the beginning of its key, as 'ls' shows it."
-            ),
+        option(
+            "--verdict KEY",
+            "Remove this measured placement alone: the beginning of its key, as 'ls' shows it.",
         ),
     ] = None,
     directory: options.CacheDirectory = None,
@@ -162,10 +147,9 @@ def forget(output: Output, cache: Cache, beginning: str) -> None:
     verdicts = Verdicts(cache.directory)
     found = [v.key for v in verdicts.every() if beginning and v.key.startswith(beginning)]
     if len(found) != 1:
-        count = "no" if not found else str(len(found))
         raise UsageError(
-            f"--verdict {beginning}: {count} measured placements begin so; 'penstock cache ls' "
-            "lists them"
+            f"--verdict {beginning}: {len(found) or 'no'} measured placements begin so; 'penstock "
+            "cache ls' lists them"
         )
     verdicts.remove(found[0])
     output.line(f"removed the measured placement {found[0][:SHORT]}", "dim")
