@@ -231,13 +231,18 @@ def examine() -> dict[str, Any]:
         + settings.unknown_devices([d.name for d in found])
         + settings.unknown_drivers(manager.drivers()),
         "notes": settings.unknown_names()
-        + [
-            f"device {d.name}: {d.capabilities.accuracy_doubt}"
-            for d in found
-            if d.usable and d.capabilities.accuracy_doubt
-        ]
+        + doubts(found)
         + [place.text for place in unwritable if place.used],
     }
+
+
+def doubts(found: Sequence[DeviceInfo]) -> list[str]:
+    """Devices whose declared accuracy classes may not hold with the installed engine version."""
+    return [
+        f"device {d.name}: {d.capabilities.accuracy_doubt}"
+        for d in found
+        if d.usable and d.capabilities.accuracy_doubt
+    ]
 
 
 def foreign_distribution() -> list[str]:
