@@ -14,6 +14,7 @@ from penstock.delegates.codes import BuiltinOperator
 from penstock.export.tflite.fields import state_positions
 from penstock.ir import DType, Operation, Subgraph
 from penstock.ir.operation import NO_ATTRIBUTES
+from penstock.ir.transforms import BRANCHES
 from penstock.loaders.tflite.catalog import OperatorEntry, SubgraphEntry
 
 
@@ -87,12 +88,6 @@ Value: TypeAlias = "tuple[Literal['tensor', 'operand'], int]"
 
 RESOURCE_TYPES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 
-SUBGRAPHS_OF: Final = {
-    "IF": ("then_subgraph_index", "else_subgraph_index"),
-    "WHILE": ("cond_subgraph_index", "body_subgraph_index"),
-}
-"""Attributes with the subgraphs of branches and loops, in the order of `Node.targets`."""
-
 NOT_COMPUTED: Final = (
     "the interpreter does it when the model is loaded, there is nothing to compute"
 )
@@ -155,7 +150,7 @@ def nodes_of(catalog: SubgraphEntry, entry: Subgraph, subgraph: int) -> list[Nod
         elif not _match(made, operator, operation, variables):
             made.kept = HIDDEN_STATE
         else:
-            targets = SUBGRAPHS_OF.get(operation.type, ())
+            targets = BRANCHES.get(operation.type, ())
             made.targets = tuple(operation.attributes.integer(name) for name in targets)
     return found
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.errors import ClosedError, StateError
 from penstock.ir import DType, NDArray, Operation
+from penstock.ir.transforms import BRANCHES
 from penstock.tflite import texts
 from penstock.tflite.graph import Graph
 from penstock.tflite.session import Session
@@ -25,41 +26,27 @@ if TYPE_CHECKING:
     from penstock.delegates import Delegate
 
 
-Find = Callable[[int], Graph]
-
-
-def enter(main: Graph, subgraph: int, find: Find) -> bool:
+def enter(main: Graph, subgraph: int, find: Callable[[int], Graph]) -> bool:
     """Runs *subgraph* with the inputs of the main subgraph's last run.
 
     *find* returns the graph of a subgraph. Returns False if it was not entered, or if an operator
     passes resources, not only tensors.
     """
     for operation in main.operations:
-        if operation.type == "IF":
-            branches = ("then_subgraph_index", "else_subgraph_index")
-            then, otherwise = (operation.attributes.integer(name) for name in branches)
-            if subgraph in (then, otherwise):
-                return _branch(main, operation, subgraph == then, find(subgraph))
-        elif operation.type == "WHILE":
-            parts = ("cond_subgraph_index", "body_subgraph_index")
-            condition, body = (operation.attributes.integer(name) for name in parts)
-            if subgraph in (condition, body):
-                return _loop(main, operation, find(condition), find(body))
-    return False
-
-
-def _branch(main: Graph, operation: Operation, then: bool, graph: Graph) -> bool:
-    given = _given(main, operation)
-    if given is None or bool(np.all(given[0])) is not then:
+        names = BRANCHES.get(operation.type, ())
+        targets = [operation.attributes.integer(name) for name in names]
+        if subgraph in targets:
+            break
+    else:
         return False
-    run(graph, given[1:])
-    return True
-
-
-def _loop(main: Graph, operation: Operation, condition: Graph, body: Graph) -> bool:
-    given = _given(main, operation)
-    if given is None:
+    if (given := _given(main, operation)) is None:
         return False
+    if operation.type == "IF":
+        if bool(np.all(given[0])) is not (subgraph == targets[0]):
+            return False
+        run(find(subgraph), given[1:])
+        return True
+    condition, body = map(find, targets)
     while np.all(run(condition, given)[0]):
         given = run(body, given)
     _feed(body, given)
@@ -98,16 +85,15 @@ class Core:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._main = Graph(session, 0)
-        self._graphs = {0: self._main}
-        session.subgraphs = Entered(session, self._graphs)
+        self._graphs = session.subgraphs = Graphs(session)
+        self._main = self._graphs.find(0)
         self._named = {s.subgraph for s in session.catalog.signatures.values()}
         self._entered: dict[int, int] = {}
         self._busy = threading.Lock()
         self._closed = False
         # Programs for LiteRT do not call `close`: dropping the last reference frees the drivers'
         # models.
-        weakref.finalize(self, _close, self._graphs).atexit = False
+        weakref.finalize(self, self._graphs.close).atexit = False
 
     @property
     def guests(self) -> Guests:
@@ -150,7 +136,7 @@ class Core:
         count = len(self.session.catalog.subgraphs)
         if not 0 <= index < count:
             raise ValueError(f"Invalid subgraph index {index} exceeds max subgraph index {count}")
-        return find(self.session, self._graphs, index)
+        return self._graphs.find(index)
 
     def get(self, tensor: int, subgraph: int) -> Any:
         """A copy of a tensor's value, also inside called subgraphs if all tensors are preserved."""
@@ -230,7 +216,7 @@ class Core:
 
     def reset_variables(self) -> None:
         """Gives every variable tensor its initial value."""
-        for graph in self._graphs.values():
+        for graph in self._graphs.known.values():
             graph.reset_variables()
 
     def close(self) -> None:
@@ -239,21 +225,28 @@ class Core:
             return
         with self:
             self._closed = True
-            _close(self._graphs)
+            self._graphs.close()
 
 
-class Entered:
-    """The subgraphs that branches and loops enter. It must not keep the `Core` alive."""
+class Graphs:
+    """The subgraphs of one interpreter, created on demand. It must not keep the `Core` alive."""
 
-    def __init__(self, session: Session, graphs: dict[int, Graph]) -> None:
-        self._session, self._graphs = session, graphs
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.known: dict[int, Graph] = {}
+
+    def find(self, index: int) -> Graph:
+        """The subgraph of that index."""
+        if index not in self.known:
+            self.known[index] = Graph(self._session, index)
+        return self.known[index]
 
     def has_kernels(self, subgraph: int) -> bool:
         """Whether a delegate has a node in this subgraph, or in a subgraph that it enters."""
         pending, seen = [subgraph], set[int]()
         while pending:
             index = pending.pop()
-            graph = self._graphs.get(index)
+            graph = self.known.get(index)
             if graph is None or index in seen:
                 continue
             if graph.delegate_nodes:
@@ -264,20 +257,11 @@ class Entered:
 
     def run(self, subgraph: int, given: Sequence[NDArray]) -> list[NDArray]:
         """Its outputs for the *given* inputs; it adopts their shapes."""
-        graph = find(self._session, self._graphs, subgraph)
-        return [np.asarray(value) for value in run(graph, given)]
+        return [np.asarray(value) for value in run(self.find(subgraph), given)]
 
-
-def find(session: Session, graphs: dict[int, Graph], index: int) -> Graph:
-    """The subgraph of that index, created on demand."""
-    graph = graphs.get(index)
-    if graph is None:
-        graph = graphs[index] = Graph(session, index)
-    return graph
-
-
-def _close(graphs: Mapping[int, Graph]) -> None:
-    for graph in graphs.values():
-        graph.close()
-    for graph in graphs.values():
-        graph.part()
+    def close(self) -> None:
+        """Closes what was compiled, then the references between the subgraphs."""
+        for graph in self.known.values():
+            graph.close()
+        for graph in self.known.values():
+            graph.part()

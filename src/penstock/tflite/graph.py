@@ -6,6 +6,7 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -18,17 +19,10 @@ from penstock.ir import Model, NDArray, Operation
 from penstock.ir.types import DType
 from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
 from penstock.memory.limits import check_bytes
-from penstock.tflite import texts
+from penstock.tflite import texts, values
 from penstock.tflite.program import Program, given_tensors
 from penstock.tflite.session import Session
-from penstock.tflite.values import (
-    blank,
-    handed_out,
-    readable,
-    shown_type,
-    stored_type,
-    tensor_details,
-)
+from penstock.tflite.values import blank, shown_type, stored_type
 
 if TYPE_CHECKING:
     from penstock.delegates import Delegate
@@ -80,9 +74,10 @@ class Graph:
 
     def details(self, index: int) -> dict[str, Any]:
         """LiteRT's dictionary for one tensor."""
-        tensor = self.tensor(index)
-        compress = self._session.compress_zero_points
-        return tensor_details(tensor, index, self.shapes[index], compress_zero_points=compress)
+        tensor, compress = self.tensor(index), self._session.compress_zero_points
+        return values.tensor_details(
+            tensor, index, self.shapes[index], compress_zero_points=compress
+        )
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -103,7 +98,18 @@ class Graph:
             )
         shape = tuple(dims.tolist())
         if strict:
-            self._check_strict(index, shape)
+            known = self.catalog.tensors[index].signature or self.shapes[index]
+            if len(known) != len(shape):
+                raise RuntimeError(
+                    f"tensor->dims->size != dims.size() ({len(known)} != {len(shape)})"
+                )
+            for place, (old, new) in enumerate(zip(known, shape, strict=True)):
+                if old not in (-1, new):
+                    raise RuntimeError(
+                        f"Attempting to resize dimension {place} of tensor {index} with value "
+                        f"{old} to {new}. ResizeInputTensorStrict only allows mutating unknown "
+                        "dimensions identified by -1."
+                    )
         if shape == self.shapes[index]:
             return
         if self.catalog.tensors[index].data is not None:
@@ -115,18 +121,6 @@ class Graph:
         self._ready = self._promised = False
         if self._delegated is not None:
             self._delegated.tensors.drop(index)
-
-    def _check_strict(self, index: int, shape: tuple[int, ...]) -> None:
-        known = self.catalog.tensors[index].signature or self.shapes[index]
-        if len(known) != len(shape):
-            raise RuntimeError(f"tensor->dims->size != dims.size() ({len(known)} != {len(shape)})")
-        for place, (old, new) in enumerate(zip(known, shape, strict=True)):
-            if old not in (-1, new):
-                raise RuntimeError(
-                    f"Attempting to resize dimension {place} of tensor {index} with value {old} to "
-                    f"{new}. ResizeInputTensorStrict only allows mutating unknown dimensions "
-                    "identified by -1."
-                )
 
     def allocate(self) -> None:
         """Compiles for the present shapes if necessary, and allocates the memory.
@@ -172,7 +166,7 @@ class Graph:
     def set(self, index: int, value: Any) -> None:
         """Copies *value* into a tensor. Raises `ValueError` as LiteRT does."""
         tensor = self.tensor(index)
-        array = readable(value, tensor, self.shapes[index], index)
+        array = values.readable(value, tensor, self.shapes[index], index)
         if tensor.data is not None:
             raise ValueError(
                 f"Cannot set tensor: tensor {index}, name: {tensor.name}, is a constant of the "
@@ -197,7 +191,7 @@ class Graph:
 
     def get(self, index: int) -> Any:
         """A copy of a tensor's value, a number for a scalar. Raises `ValueError` if it has none."""
-        return handed_out(self._value(index), self.tensor(index).dtype)
+        return values.handed_out(self._value(index), self.tensor(index).dtype)
 
     def view(self, index: int) -> Any:
         """A counted view of a tensor's memory; of a constant it is read-only."""
@@ -330,25 +324,20 @@ class Graph:
         if self._delegated is not None:
             self._allocate_if_promised()
             self._delegated.tensors.make_readable(index)
-        memory = self._memory(index)
-        if memory is None:
-            memory = self._held(index)
+        memory, program = self._memory(index), self._program
+        if memory is None and program is not None and self._session.preserve:
+            # Another tensor, or a dense constant, holds the value of this one.
+            if index in program.holders.dense:
+                memory = program.dense_constant(program.holders.dense[index])
+            elif index in program.holders.tensors:
+                memory = self._value(program.holders.tensors[index])
         if memory is None and 0 in self.shapes[index]:
-            memory = _empty(tensor.dtype, self.shapes[index])
+            with suppress(MemoryError):  # not even an empty value can have some shapes
+                memory = blank(tensor.dtype, self.shapes[index])
         if memory is None:
             outer = index in self.catalog.inputs or index in self.catalog.outputs
             raise ValueError(NOT_KEPT if self._ready and not outer else texts.NO_DATA)
         return memory
-
-    def _held(self, index: int) -> NDArray | None:
-        """The value of a preserved tensor that another tensor, or a dense constant, holds."""
-        program = self._program
-        if program is None or not self._session.preserve:
-            return None
-        if index in program.holders.dense:
-            return program.dense_constant(program.holders.dense[index])
-        holder = program.holders.tensors.get(index)
-        return None if holder is None else self._value(holder)
 
     def _memory(self, index: int) -> NDArray | None:
         """The tensor's memory, or None. Memory outside the program is allocated on demand."""
@@ -365,14 +354,12 @@ class Graph:
 
     def _check_indexes(self) -> None:
         count = len(self.catalog.tensors)
-        ends = [("inputs", self.catalog.inputs), ("outputs", self.catalog.outputs)]
-        for kind, indexes in ends:
+        for kind, indexes in (("inputs", self.catalog.inputs), ("outputs", self.catalog.outputs)):
             for index in indexes:
                 if not 0 <= index < count:
                     raise RuntimeError(
                         f"Invalid tensor index {index} in {kind}. The subgraph has {count} "
-                        "tensors\n"
-                        f"{texts.INCONSISTENT}"
+                        f"tensors\n{texts.INCONSISTENT}"
                     )
 
     def _compile_again(self) -> None:
@@ -438,7 +425,14 @@ class Graph:
             if tensor not in program.inputs:
                 self.shapes[tensor] = known
         self._types = program.types
-        check_bytes(self._needed(program), "the memory of the inputs and outputs")
+        given = ((i, self.shapes[i]) for i in program.inputs)
+        computed = zip(program.outputs, program.static, strict=True)
+        needed = sum(
+            math.prod(shape) * stored_type(self.tensor(i).dtype).itemsize
+            for i, shape in chain(given, computed)
+            if i is not None and shape is not None
+        )
+        check_bytes(needed, "the memory of the inputs and outputs")
         self._given = [self._sized(i, self.shapes[i]) for i in program.inputs]
         out: list[NDArray | None] = []
         self._late = []
@@ -459,16 +453,6 @@ class Graph:
         if self._delegated is not None:
             self._bound = program.bind(self._given, self._out)
 
-    def _needed(self, program: Program) -> int:
-        """The size in bytes of the arrays for inputs and outputs of known shape."""
-        given = ((i, self.shapes[i]) for i in program.inputs)
-        computed = zip(program.outputs, program.static, strict=True)
-        return sum(
-            math.prod(shape) * stored_type(self.tensor(i).dtype).itemsize
-            for i, shape in chain(given, computed)
-            if i is not None and shape is not None
-        )
-
     def _sized(self, tensor: int, shape: Sequence[int]) -> NDArray:
         known = self._values.get(tensor)
         if known is None or known.shape != tuple(shape):
@@ -477,11 +461,3 @@ class Graph:
 
     def _reason(self, error: Exception) -> str:
         return self._session.reason(error, self._index)
-
-
-def _empty(dtype: DType, shape: Sequence[int]) -> NDArray | None:
-    """An empty value; None if not even an empty value can have the shape."""
-    try:
-        return blank(dtype, shape)
-    except MemoryError:
-        return None

@@ -84,10 +84,10 @@ class Program:
         self.own = len(own)
         ordinary = entry.ordinary_outputs
         if len(self.inputs) != len(model.inputs) or len(own) > len(ordinary):
+            takes, gives = counted(len(model.inputs), "input"), counted(len(ordinary), "output")
             raise InvalidOperand(
-                f"the model takes {counted(len(model.inputs), 'input')} and gives "
-                f"{counted(len(ordinary), 'output')}, "
-                f"the file has {len(self.inputs)} and {len(own)}",
+                f"the model takes {takes} and gives {gives}, the file has {len(self.inputs)} and "
+                f"{len(own)}",
                 where=f"subgraph {subgraph}",
             )
         computed = {o.origin.index for o in entry.operations if o.origin is not None}
@@ -98,22 +98,31 @@ class Program:
             for i in ordinary[len(own) :]
         ]
         self.outputs: list[int | None] = []
-        elsewhere = {*self.inputs}
+        held = [i for i, t in enumerate(catalog.tensors) if t.data is not None or t.is_variable]
+        elsewhere: set[int | None] = {*self.inputs, *held}
         for tensor in (*own, *more):
-            known = tensor is None or tensor in elsewhere or _is_held(catalog, tensor)
-            self.outputs.append(None if known else tensor)
-            elsewhere.add(-1 if tensor is None else tensor)
+            self.outputs.append(None if tensor in elsewhere else tensor)
+            elsewhere.add(tensor)
         self.static = [
             static_shape(o.shape) if o.dtype is not DType.STRING else None for o in model.outputs
         ]
-        self.variables = _variables(model, catalog, subgraph)
+        self.variables = {
+            tensor: port.variable
+            for port in entry.states
+            if port.input is not None
+            and (tensor := _tensor(model.operands[port.input], subgraph)) is not None
+            and catalog.tensors[tensor].is_variable
+        }
         self.generators = _generators(model)
         self._subgraph = subgraph
-        self.shapes, self.types = _found(model, subgraph)
-        for tensor, operand in zip(own, model.outputs, strict=False):
-            self.types[tensor] = operand.dtype
-            if (shape := static_shape(operand.shape)) is not None:
-                self.shapes[tensor] = shape
+        self.shapes: dict[int, tuple[int, ...]] = {}
+        self.types: dict[int, DType] = {}
+        computed_here = [(_tensor(o, subgraph), o) for o in model.operands if not o.is_constant]
+        for tensor, operand in (*computed_here, *zip(own, model.outputs, strict=False)):
+            if tensor is not None:
+                self.types[tensor] = operand.dtype
+                if (shape := static_shape(operand.shape)) is not None:
+                    self.shapes[tensor] = shape
 
     def bind(
         self, given: Sequence[NDArray], out: Sequence[NDArray | None] | None
@@ -143,25 +152,9 @@ def _stored(indexes: tuple[int, ...], catalog: SubgraphEntry) -> list[int]:
     return [i for i in indexes if catalog.tensors[i].dtype is not DType.RESOURCE]
 
 
-def _is_held(catalog: SubgraphEntry, index: int) -> bool:
-    tensor = catalog.tensors[index]
-    return tensor.data is not None or tensor.is_variable
-
-
 def _tensor(operand: Operand, subgraph: int) -> int | None:
     origin = operand.origin
     return origin.index if origin is not None and origin.subgraph == subgraph else None
-
-
-def _variables(model: Model, catalog: SubgraphEntry, subgraph: int) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for port in model.entry.states:
-        if port.input is None:
-            continue
-        tensor = _tensor(model.operands[port.input], subgraph)
-        if tensor is not None and catalog.tensors[tensor].is_variable:
-            found[tensor] = port.variable
-    return found
 
 
 def _generators(model: Model) -> tuple[int, ...]:
@@ -187,17 +180,3 @@ def _before(model: Model, found: Holders) -> dict[int, int]:
         before[port.input] = readers[0]
         found.tensors.update(dict.fromkeys(readers[1:], readers[0]))
     return before
-
-
-def _found(model: Model, subgraph: int) -> tuple[dict[int, tuple[int, ...]], dict[int, DType]]:
-    """The shape, if known, and the type of every computed tensor."""
-    shapes: dict[int, tuple[int, ...]] = {}
-    types: dict[int, DType] = {}
-    for operand in model.operands:
-        tensor = _tensor(operand, subgraph)
-        if tensor is None or operand.is_constant:
-            continue
-        types[tensor] = operand.dtype
-        if (shape := static_shape(operand.shape)) is not None:
-            shapes[tensor] = shape
-    return shapes, types

@@ -43,7 +43,15 @@ def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Mo
         if not _agrees(entry.operands[entry.ordinary_inputs[position]], shape)
     }
     if changed:
-        model = _replace_entry(model, _forget_shapes(entry, changed))
+        touched = set(changed)
+        for operation in entry.operations:
+            if not touched.isdisjoint(operation.inputs):
+                touched.update(operation.outputs)
+        touched -= changed
+        operands = tuple(
+            replace(o, shape=None) if i in touched else o for i, o in enumerate(entry.operands)
+        )
+        model = _replace_entry(model, replace(entry, operands=operands))
     return infer_shapes(model, shapes)
 
 
@@ -65,16 +73,12 @@ def with_every_output(model: Model) -> Model:
         and operands[i].origin is not None
         and operands[i].dtype not in (DType.RESOURCE, DType.VARIANT)
     ]
-    before = [p.input for p in entry.states if p.input is not None and _unnamed(operands[p.input])]
+    inputs = [p.input for p in entry.states if p.input is not None]
+    before = [i for i in inputs if operands[i].origin is None]
     for index in computed:
         operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
     outputs = (*own, *computed, *before, *states)
     return _replace_entry(model, replace(entry, operands=tuple(operands), outputs=outputs))
-
-
-def _unnamed(operand: Operand) -> bool:
-    """Whether the operand corresponds to no tensor of the file."""
-    return operand.origin is None
 
 
 def _agrees(operand: Operand, shape: tuple[int, ...]) -> bool:
@@ -84,18 +88,6 @@ def _agrees(operand: Operand, shape: tuple[int, ...]) -> bool:
         and len(declared) == len(shape)
         and all(d is None or d == s for d, s in zip(declared, shape, strict=True))
     )
-
-
-def _forget_shapes(entry: Subgraph, changed: set[int]) -> Subgraph:
-    touched = set(changed)
-    for operation in entry.operations:
-        if not touched.isdisjoint(operation.inputs):
-            touched.update(operation.outputs)
-    operands = tuple(
-        replace(o, shape=None) if i in touched and i not in changed else o
-        for i, o in enumerate(entry.operands)
-    )
-    return replace(entry, operands=operands)
 
 
 def _replace_entry(model: Model, entry: Subgraph) -> Model:

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.ir import DType, NDArray
 from penstock.ir.types import PACKED, dtype_of
-from penstock.loaders.tflite.catalog import QuantizationEntry, SparsityEntry, TensorEntry
+from penstock.loaders.tflite.catalog import SparsityEntry, TensorEntry
 from penstock.memory.limits import check_bytes
 
 SHOWN_AS: Final[Mapping[DType, type[np.generic]]] = {
@@ -40,7 +40,9 @@ def tensor_details(
     quantization = tensor.quantization
     zero_points = quantization.zero_points.astype(np.int32)
     signature = shape if tensor.signature is None else tensor.signature
-    per_tensor = len(zero_points) == 1
+    legacy = 0.0, 0
+    if len(zero_points) == 1:
+        legacy = float(quantization.scales[0]), int(zero_points[0])
     if compress_zero_points and len(zero_points) > 1 and (zero_points == zero_points[0]).all():
         zero_points = zero_points[:1].copy()
     return {
@@ -49,7 +51,7 @@ def tensor_details(
         "shape": np.array(shape, np.int32),
         "shape_signature": np.array(signature, np.int32),
         "dtype": shown_type(tensor.dtype),
-        "quantization": _legacy(quantization, zero_points) if per_tensor else (0.0, 0),
+        "quantization": legacy,
         "quantization_parameters": {
             "scales": quantization.scales.astype(np.float32),
             "zero_points": zero_points,
@@ -58,10 +60,6 @@ def tensor_details(
         },
         "sparsity_parameters": _sparsity(tensor.sparsity),
     }
-
-
-def _legacy(quantization: QuantizationEntry, zero_points: NDArray) -> tuple[float, int]:
-    return float(quantization.scales[0]), int(zero_points[0])
 
 
 def _sparsity(sparsity: SparsityEntry | None) -> dict[str, Any]:
@@ -173,13 +171,16 @@ def readable(value: Any, tensor: TensorEntry, shape: Sequence[int], index: int) 
             )
     if tensor.dtype is DType.STRING:
         return _strings(value)
-    if tensor.dtype in PACKED and array.size:
-        _check_range(array, tensor.dtype)
-    if (
-        array.dtype != tensor.dtype.numpy
-        and tensor.dtype in SHOWN_AS
-        and tensor.dtype not in PACKED
-    ):
+    if tensor.dtype in PACKED:
+        bits = tensor.dtype.bits or 8
+        low = 0 if tensor.dtype is DType.UINT4 else -(1 << (bits - 1))
+        high = low + (1 << bits) - 1
+        if array.size and (array.min() < low or array.max() > high):
+            raise ValueError(
+                f"Cannot set tensor: Values for {_name(tensor.dtype)} input must be between {low} "
+                f"and {high}."
+            )
+    elif tensor.dtype in SHOWN_AS and array.dtype != tensor.dtype.numpy:
         return array.view(tensor.dtype.numpy)
     return array
 
@@ -204,16 +205,6 @@ def _check_type(array: NDArray, tensor: TensorEntry, index: int) -> None:
     )
 
 
-def _check_range(array: NDArray, dtype: DType) -> None:
-    bits = dtype.bits or 8
-    low = 0 if dtype is DType.UINT4 else -(1 << (bits - 1))
-    high = low + (1 << bits) - 1
-    if array.min() < low or array.max() > high:
-        raise ValueError(
-            f"Cannot set tensor: Values for {_name(dtype)} input must be between {low} and {high}."
-        )
-
-
 def _name(dtype: DType | None) -> str:
     return "NOTYPE" if dtype is None else dtype.name
 
@@ -221,11 +212,7 @@ def _name(dtype: DType | None) -> str:
 def _strings(value: Any) -> NDArray:
     if not isinstance(value, np.ndarray):
         kind = type(value)
-        name = (
-            kind.__qualname__
-            if kind.__module__ == "builtins"
-            else f"{kind.__module__}.{kind.__qualname__}"
-        )
+        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
         raise ValueError(  # noqa: TRY004  # LiteRT's class
             f"Passed in value type is not a numpy array, got type {name}."
         )

@@ -102,23 +102,31 @@ class _Cursor:
         return number, kind, start, self.at
 
 
-def recognizes(content: memoryview) -> bool:
-    """Whether *content* begins like an ONNX model: known fields, and a version before a graph. A
-    truncated model is accepted too.
+def _scanned(content: memoryview) -> tuple[set[int], int | None] | None:
+    """The fields of a model that *content* has, and where one begins that is cut off; None if it
+    has other fields.
     """
     if not len(content) or content[0] >> 3 not in MODEL_FIELDS:
-        return False
-    cursor, seen = _Cursor(content, 0, len(content)), set()
+        return None
+    cursor, seen = _Cursor(content, 0, len(content)), set[int]()
     while cursor.at < cursor.end:
         begin = cursor.at
         try:
             number, kind, _, _ = cursor.field()
         except errors.TruncatedModel:
-            return 1 in seen and content[begin] >> 3 in MODEL_FIELDS
+            return seen, begin
         if MODEL_FIELDS.get(number) != kind:
-            return False
+            return None
         seen.add(number)
-    return GRAPH in seen
+    return seen, None
+
+
+def recognizes(content: memoryview) -> bool:
+    """Whether *content* begins like an ONNX model: known fields, and a version before a graph. A
+    truncated model is accepted too.
+    """
+    seen, cut = _scanned(content) or (set[int](), None)
+    return GRAPH in seen if cut is None else 1 in seen and content[cut] >> 3 in MODEL_FIELDS
 
 
 def may_begin(head: memoryview, size: int | None) -> bool:
@@ -127,22 +135,9 @@ def may_begin(head: memoryview, size: int | None) -> bool:
     """
     if size is not None and size <= len(head):
         return recognizes(head)
-    if not len(head) or head[0] >> 3 not in MODEL_FIELDS:
-        return False
-    cursor = _Cursor(head, 0, len(head))
-    while cursor.at < cursor.end:
-        begin = cursor.at
-        try:
-            number, kind, _, _ = cursor.field()
-        except errors.TruncatedModel:
-            return _is_field(_Cursor(head, begin, len(head)))
-        if MODEL_FIELDS.get(number) != kind:
-            return False
-    return True
-
-
-def _is_field(cursor: _Cursor) -> bool:
-    """Whether a field that is cut off here may be a field of a model."""
+    if (found := _scanned(head)) is None or found[1] is None:
+        return found is not None
+    cursor = _Cursor(head, found[1], len(head))
     try:
         key = cursor.varint()
     except errors.TruncatedModel:
@@ -181,8 +176,7 @@ def check(content: memoryview) -> None:
             if left < 0:
                 raise errors.LimitExceeded(
                     f"the file's nodes and messages would take more than {limit / MIB:.0f} MiB: "
-                    "the knob loading_limit_mib "
-                    "allows more",
+                    "the knob loading_limit_mib allows more",
                     offset=first,
                 )
 
@@ -199,60 +193,40 @@ def load(pool: ConstantPool) -> Model:
 
 def lower(proto: Any, size: int) -> Model:
     """The model of a parsed file of *size* bytes."""
+    from penstock.loaders.onnx import graph as reading
     from penstock.loaders.onnx.engine import Budget
-    from penstock.loaders.onnx.graph import (
-        AI_ONNX,
-        DOMAINS,
-        LEAST_OPSET,
-        ML,
-        NEWEST_OPSET,
-        Function,
-        GraphReader,
-    )
     from penstock.loaders.onnx.lowering import Lowering
 
     if not proto.HasField("graph"):
         raise errors.NotAModel("the file holds no graph")
-    opsets = {DOMAINS.get(o.domain, o.domain): int(o.version) for o in proto.opset_import}
+    opsets = reading.opsets_of(proto)
     if not opsets:
         raise errors.NotAModel("the file names no opset")
-    if AI_ONNX in opsets and opsets[AI_ONNX] < LEAST_OPSET:
-        raise errors.NotLowerable(
-            f"the file is of opset {opsets[AI_ONNX]}; {LEAST_OPSET} is the oldest that is read"
-        )
-    if opsets.get(AI_ONNX, 0) > NEWEST_OPSET:
-        raise errors.NotLowerable(
-            f"the file is of opset {opsets[AI_ONNX]}; {NEWEST_OPSET} is the newest that is read"
-        )
-    opsets.setdefault(ML, 1)
+    oldest, newest = reading.LEAST_OPSET, reading.NEWEST_OPSET
+    opset = opsets.get(reading.AI_ONNX, oldest)
+    if not oldest <= opset <= newest:
+        bound = f"{oldest} is the oldest" if opset < oldest else f"{newest} is the newest"
+        raise errors.NotLowerable(f"the file is of opset {opset}; {bound} that is read")
+    opsets.setdefault(reading.ML, 1)
     budget = Budget(knobs.densify_limit_mib() * MIB + MEMORY_PER_BYTE * size)
-    reader = GraphReader(opsets, budget)
-    functions: dict[tuple[str, str], Function] = {}
+    reader = reading.GraphReader(opsets, budget)
+    functions: dict[tuple[str, str], reading.Function] = {}
     for function in proto.functions:
-        key = DOMAINS.get(function.domain, function.domain), function.name
-        if key in functions:
-            raise errors.DuplicateWriter(
-                "two functions have this name", where=f"function {function.name!r}"
-            )
-        known = {DOMAINS.get(o.domain, o.domain): int(o.version) for o in function.opset_import}
+        key = reading.DOMAINS.get(function.domain, function.domain), function.name
         where = f"function {function.name!r}"
-        defaults = {a.name: reader.attribute(a, where) for a in function.attribute_proto}
-        functions[key] = Function(
-            tuple(function.input), tuple(function.output), function, {**opsets, **known}, defaults
-        )
+        if key in functions:
+            raise errors.DuplicateWriter("two functions have this name", where=where)
+        functions[key] = reader.function(function, function.attribute_proto, where)
     graph = reader.graph(proto.graph)
     lowering = Lowering(reader, functions)
     main = lowering.main(graph)
     subgraphs = [main, *(s for s in lowering.shared.subgraphs[1:] if s is not None)]
     placed, pools = lowering.shared.constants.pool(subgraphs, budget)
-    return Model(tuple(placed), pools, metadata=_metadata(proto))
-
-
-def _metadata(proto: Any) -> Metadata:
-    return Metadata(
+    metadata = Metadata(
         name=proto.graph.name,
         description=proto.doc_string,
         version=str(proto.model_version) if proto.model_version else "",
         author=proto.producer_name,
         entries={p.key: p.value.encode() for p in proto.metadata_props},
     )
+    return Model(tuple(placed), pools, metadata=metadata)

@@ -160,8 +160,7 @@ class Budget:
         if self.left < 0:
             raise errors.LimitExceeded(
                 f"constants computed of the file take more memory than allowed ({size} bytes "
-                "here); "
-                "the knob densify_limit_mib sets the limit",
+                "here); the knob densify_limit_mib sets the limit",
                 where=where,
             )
 
@@ -198,8 +197,7 @@ def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
     if proto.data_location == EXTERNAL or len(proto.external_data):
         path = next((e.value for e in proto.external_data if e.key == "location"), "")
         raise errors.NotLowerable(
-            f"its data is in another file ({path[:100]!r}), and nothing beside the model is "
-            "read: "
+            f"its data is in another file ({path[:100]!r}), and nothing beside the model is read: "
             "save the model with its data inside",
             where=where,
         )
@@ -216,24 +214,19 @@ def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
         return to_array(proto)
     field = next((name for name, types in LISTS.items() if dtype in types), "int32_data")
     listed = getattr(proto, field)
+    entries = stored if dtype in PACKED else 2 * count if dtype in COMPLEX else count
+    if len(listed) != entries:
+        raise errors.InvalidOperand(
+            f"a tensor of shape {shape} has {count} elements, its value {len(listed)}", where=where
+        )
     if dtype is DType.STRING:
-        _check_count(len(listed), count, count, shape, where)
         texts: NDArray = np.empty(count, object)
         texts[:] = [bytes(s) for s in listed]
         return texts.reshape(shape)
-    entries = stored if dtype in PACKED else 2 * count if dtype in COMPLEX else count
-    _check_count(len(listed), entries, count, shape, where)
     budget.take(count * dtype.numpy.itemsize, where)
     if dtype is DType.BOOL:  # the package keeps the low byte of each entry
         return np.array(listed, np.int32).astype(bool).reshape(shape)
     return to_array(proto)
-
-
-def _check_count(given: int, entries: int, count: int, shape: tuple[int, ...], where: str) -> None:
-    if given != entries:
-        raise errors.InvalidOperand(
-            f"a tensor of shape {shape} has {count} elements, its value {given}", where=where
-        )
 
 
 def read_sparse(proto: Any, where: str, budget: Budget) -> NDArray:

@@ -74,11 +74,10 @@ class Node(Struct):
 
     def _list(self, name: str, default: Any, kinds: type | tuple[type, ...], what: str) -> Any:
         value = self._get(name, default, list, f"list of {what}")
-        if any(not isinstance(v, kinds) for v in value):
-            raise errors.InvalidAttribute(
-                f"the attribute {name!r} is no list of {what}", where=self.where
-            )
-        return value
+        if all(isinstance(v, kinds) for v in value):
+            return value
+        text = f"the attribute {name!r} is no list of {what}"
+        raise errors.InvalidAttribute(text, where=self.where)
 
     def integer(self, name: str, default: int | None = None) -> int:
         return int(self._get(name, default, int, "integer"))
@@ -124,6 +123,11 @@ class Graph(Struct):
     """The position of the node that writes each name."""
 
 
+def opsets_of(proto: Any) -> dict[str, int]:
+    """The opset versions of a model or function, by domain."""
+    return {DOMAINS.get(o.domain, o.domain): int(o.version) for o in proto.opset_import}
+
+
 class Function(Struct, frozen=True):
     """A function of the model. Nodes whose operator has its name call it."""
 
@@ -143,19 +147,26 @@ class GraphReader:
         self.opsets, self.budget = dict(opsets), budget
         self.nodes_left = MAX_NODES
 
+    def function(self, proto: Any, defaults: Iterable[Any], where: str) -> Function:
+        """The function in *proto*, with the *defaults* of its attributes."""
+        values = {a.name: self.attribute(a, where) for a in defaults}
+        opsets = {**self.opsets, **opsets_of(proto)}
+        return Function(tuple(proto.input), tuple(proto.output), proto, opsets, values)
+
     def graph(self, proto: Any, place: str = "") -> Graph:
         """The graph in *proto*. Errors identify it by *place*."""
-        _check_names(
-            proto.initializer,
-            (s.values for s in proto.sparse_initializer),
-            proto.input,
-            proto.output,
-            proto.value_info,
-        )
+        sparse = [s.values for s in proto.sparse_initializer]
+        named = chain(proto.initializer, sparse, proto.input, proto.output, proto.value_info)
+        for item in named:
+            if len(item.name) > MAX_NAME:
+                raise errors.LimitExceeded(
+                    f"a name of {len(item.name)} characters; the limit is {MAX_NAME}",
+                    where=f"{item.name[:SHOWN]!r}...",
+                )
         constants: dict[str, NDArray] = {}
-        named = [(t.name, t, read_tensor) for t in proto.initializer]
-        named += [(s.values.name, s, read_sparse) for s in proto.sparse_initializer]
-        for name, tensor, read in named:
+        tensors = [(t.name, t, read_tensor) for t in proto.initializer]
+        tensors += [(s.values.name, s, read_sparse) for s in proto.sparse_initializer]
+        for name, tensor, read in tensors:
             kind = "initializer" if read is read_tensor else "sparse initializer"
             where = f"{place}{kind} {name!r}"
             if name in constants:
@@ -237,7 +248,7 @@ class GraphReader:
             return read(item, place, self.budget)
 
         found = getattr(proto, field)
-        return value(found) if kind in SINGLE else [value(item) for item in found]
+        return value(found) if kind in SINGLE else [*map(value, found)]
 
 
 KINDS: Final[dict[int, tuple[str, Any]]] = {
@@ -256,16 +267,6 @@ def _guessed(proto: Any) -> int:
         if proto.HasField(value) if kind in SINGLE else len(getattr(proto, value)):
             return kind
     return UNDEFINED
-
-
-def _check_names(*named: Iterable[Any]) -> None:
-    """Raises `LimitExceeded` for a name that is too long."""
-    for proto in chain.from_iterable(named):
-        if len(proto.name) > MAX_NAME:
-            raise errors.LimitExceeded(
-                f"a name of {len(proto.name)} characters; the limit is {MAX_NAME}",
-                where=f"{proto.name[:SHOWN]!r}...",
-            )
 
 
 def _declared(proto: Any, where: str) -> Tensor:

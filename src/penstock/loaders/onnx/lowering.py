@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -12,12 +13,12 @@ from penstock import errors
 from penstock.interrupts import checkpoint
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import Subgraph
-from penstock.ir.types import DType, NDArray, dtype_of
+from penstock.ir.types import DType
 from penstock.loaders.onnx.calls import Call
 from penstock.loaders.onnx.emitter import Emitter, Shared
 from penstock.loaders.onnx.engine import TYPES, Budget, definition
 from penstock.loaders.onnx.folding import fold
-from penstock.loaders.onnx.graph import DOMAINS, MAX_NODES, Function, Graph, GraphReader, Node
+from penstock.loaders.onnx.graph import MAX_NODES, Function, Graph, GraphReader, Node
 from penstock.loaders.onnx.operators import OPERATORS
 from penstock.loaders.onnx.values import Value, constant
 
@@ -91,22 +92,13 @@ def output_operand(emitter: Emitter, value: Value, name: str, where: str) -> int
     operand = emitter.operands[index]
     if operand.lifetime is not Lifetime.TEMPORARY_VARIABLE or index in emitter.named:
         emitter.label = name
-        index = copied(emitter, index)
+        order = range(len(operand.shape or ()))
+        kind = "TRANSPOSE" if order else "RESHAPE"
+        index = emitter.one(kind, [index, emitter.integers(order)], operand.dtype)
         operand = emitter.operands[index]
     emitter.named.add(index)
     emitter.operands[index] = replace(operand, name=name)
     return index
-
-
-def copied(emitter: Emitter, index: int) -> int:
-    """A copy of an operand."""
-    operand = emitter.operands[index]
-    rank = 0 if operand.shape is None else len(operand.shape)
-    if rank == 0:
-        target = emitter.integers([])
-        return emitter.emit("RESHAPE", [index, target], [operand.dtype])[0]
-    order = emitter.integers(range(rank))
-    return emitter.emit("TRANSPOSE", [index, order], [operand.dtype])[0]
 
 
 class Body:
@@ -177,7 +169,11 @@ class Body:
         emitter.index, emitter.where = node.index, node.where
         try:
             folded = fold(node, inputs, self.lowering.budget)
-            if folded is not None and all(f.dtype != object or _is_text(f) for f in folded):
+            if folded is not None and all(
+                all(isinstance(v, bytes) for v in f.reshape(-1).tolist())
+                for f in folded
+                if f.dtype == object
+            ):
                 return [constant(f) for f in folded]
             function = self.lowering.functions.get((node.domain, node.op))
             if function is not None:
@@ -214,15 +210,7 @@ class Body:
         if found is None:
             return None
         body, defaults = found
-        reader = self.lowering.reader
-        opsets = {DOMAINS.get(o.domain, o.domain): int(o.version) for o in body.opset_import}
-        return Function(
-            tuple(body.input),
-            tuple(body.output),
-            body,
-            {**reader.opsets, **opsets},
-            {d.name: reader.attribute(d, node.where) for d in defaults},
-        )
+        return self.lowering.reader.function(body, defaults, node.where)
 
     def _call(self, node: Node, function: Function, inputs: list[Value | None]) -> Sequence[Value]:
         """The outputs of *function*, whose nodes are lowered in place of *node*.
@@ -277,7 +265,7 @@ class Body:
         failure: errors.ModelError | None = None
         made: list[tuple[Emitter, list[Value]]] = []
         try:
-            made = [self.branch(self._inlined(graph)) for graph in branches]
+            made = [self.branch(partial(Body.inline, graph=graph)) for graph in branches]
             same = all(_alike(a, b) for a, b in zip(*(values for _, values in made), strict=True))
         except DOUBTED as error:
             failure, same = error, False
@@ -287,19 +275,14 @@ class Body:
         self.emitter.back_to(mark)
         return self._split(node, condition, branches, position, failure)
 
-    def _inlined(self, graph: Graph) -> Callable[[Body], list[Value]]:
-        return lambda body: body.inline(graph)
-
     def inline(self, graph: Graph) -> list[Value]:
         """The outputs of a graph without inputs, lowered in place."""
-        inner = Body(self.lowering, self.emitter, graph, self)
-        return inner.run()
+        return Body(self.lowering, self.emitter, graph, self).run()
 
     def branch(self, fill: Callable[[Body], list[Value]]) -> tuple[Emitter, list[Value]]:
         """A subgraph under construction, filled by *fill* through a body inside this one."""
         emitter = Emitter(self.lowering.shared, self.emitter)
-        inner = Body(self.lowering, emitter, Graph("", [], [], {}, []), self)
-        return emitter, fill(inner)
+        return emitter, fill(self.inside(Graph("", [], [], {}, []), emitter))
 
     def _split(
         self,
@@ -312,14 +295,11 @@ class Body:
         names = dict(self.names)
         outcomes: list[errors.ModelError | None] = []
 
-        def rest(graph: Graph) -> Callable[[Body], list[Value]]:
-            def fill(inner: Body) -> list[Value]:
-                following = Body(self.lowering, inner.emitter, self.graph, self.outer)
-                following.names = dict(names)
-                following._bind_all(node, following.inline(graph))
-                return following.run(position + 1)
-
-            return fill
+        def rest(inner: Body, graph: Graph) -> list[Value]:
+            following = Body(self.lowering, inner.emitter, self.graph, self.outer)
+            following.names = dict(names)
+            following._bind_all(node, following.inline(graph))
+            return following.run(position + 1)
 
         made = []
         for graph in branches:
@@ -328,7 +308,7 @@ class Body:
                 raise errors.LimitExceeded("branches differ in rank too often", where=node.where)
             mark = self.emitter.mark()
             try:
-                made.append(self.branch(rest(graph)))
+                made.append(self.branch(partial(rest, graph=graph)))
                 outcomes.append(None)
             except DOUBTED as error:
                 self.emitter.back_to(mark)
@@ -410,9 +390,3 @@ def guarded(emitter: Emitter, node: Node, value: Value, condition: Value, wanted
     found = emitter.value(held, layout)
     found.known = value.known
     return found
-
-
-def _is_text(array: NDArray) -> bool:
-    return dtype_of(array.dtype) is DType.STRING and all(
-        isinstance(v, bytes) for v in np.asarray(array).reshape(-1).tolist()
-    )

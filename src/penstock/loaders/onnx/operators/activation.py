@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Final
-
 import numpy as np
 
-from penstock.ir.types import DType
 from penstock.loaders.onnx.calls import Call, Tensor
-from penstock.loaders.onnx.operators import Lower, operator
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.elementwise import HALVES, exp, formula
 from penstock.loaders.onnx.operators.recipes import with_activation
 from penstock.loaders.onnx.values import Layout, Value, axis_in, constant, identity
@@ -22,25 +18,6 @@ def relu(call: Call) -> Value:
     if x.dtype in HALVES:
         return with_activation(x, call.unary("RELU", x), "RELU")
     return call.pair("MAXIMUM", x, constant(np.zeros((), x.dtype.numpy)))
-
-
-def _wide(plain: str, stable: str) -> Lower:
-    """A function that TFLite does not have for float64."""
-
-    def lower(call: Call) -> Value:
-        x = call.value(0)
-        return call.unary(stable if x.dtype is DType.FLOAT64 else plain, x)
-
-    return lower
-
-
-operator("Sigmoid")(_wide("LOGISTIC", "STABLEHLO_LOGISTIC"))
-operator("Tanh")(_wide("TANH", "STABLEHLO_TANH"))
-
-
-@operator("LeakyRelu")
-def leaky_relu(call: Call) -> Value:
-    return call.unary("LEAKY_RELU", call.value(0), alpha=call.node.number("alpha", 0.01))
 
 
 @operator("PRelu")
@@ -74,40 +51,14 @@ def _exponential(x: Tensor, alpha: float, gamma: float = 1.0) -> Tensor:
     return found if gamma == 1.0 else found * gamma
 
 
-def _celu(x: Tensor, alpha: float) -> Tensor:
-    low = (x.minimum(0) / alpha).fn("ELU")
-    return x.maximum(0) + low * alpha
+formula("Elu")(lambda x: _exponential(x, x.call.node.number("alpha", 1.0)))
 
 
-def _shrink(x: Tensor, lambd: float, bias: float) -> Tensor:
-    """X moved by bias toward 0 outside -lambd..lambd, 0 inside."""
-    below, above = x < -lambd, x > lambd
-    inner = x.call.select(above, x - bias, 0)
-    return x.call.select(below, x + bias, inner)
-
-
-PARAMETRIC: Final[dict[str, tuple[Callable[..., Tensor], dict[str, float]]]] = {
-    "Elu": (_exponential, {"alpha": 1.0}),
-    "Selu": (_exponential, {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}),
-    "Celu": (_celu, {"alpha": 1.0}),
-    "ThresholdedRelu": (lambda x, alpha: x.call.select(x > alpha, x, 0), {"alpha": 1.0}),
-    "HardSigmoid": (
-        lambda x, alpha, beta: (x * alpha + beta).minimum(1).maximum(0),
-        {"alpha": 0.2, "beta": 0.5},
-    ),
-    "Shrink": (_shrink, {"lambd": 0.5, "bias": 0.0}),
-    "Swish": (lambda x, alpha: x * (x * alpha).fn("LOGISTIC"), {"alpha": 1.0}),
-}
-"""Functions of one float operand with float attributes, which have defaults."""
-
-
-@operator(*PARAMETRIC)
-def parametric(call: Call) -> Value:
-    function, defaults = PARAMETRIC[call.node.op]
-    call.float_of(call.value(0))
-    x, layout = call.stored(call.value(0))
-    values = {name: call.node.number(name, value) for name, value in defaults.items()}
-    return function(x, **values).value(layout)
+@formula("Selu")
+def selu(x: Tensor) -> Tensor:
+    number = x.call.node.number
+    alpha, gamma = number("alpha", 1.6732632423543772), number("gamma", 1.0507009873554805)
+    return _exponential(x, alpha, gamma)
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -118,8 +69,9 @@ def softplus(x: Tensor) -> Tensor:
 
 formula("HardSwish")(lambda x: x.fn("HARD_SWISH"))
 formula("Softplus")(softplus)
-formula("Mish")(lambda x: x * softplus(x).fn("TANH"))
-formula("Softsign")(lambda x: x / (x.like(1) + abs(x)))
+operator("LeakyRelu")(
+    lambda call: call.unary("LEAKY_RELU", call.value(0), alpha=call.node.number("alpha", 0.01))
+)
 
 
 @operator("Gelu")
@@ -141,7 +93,13 @@ def softmax(call: Call) -> Value:
     if call.version < 13:
         big = [i for i in range(axis, rank) if dims[i] != 1]
         if len(big) > 1:
-            return _flattened(call, x, axis, kind, attributes)
+            if None in dims[axis:]:
+                raise call.refuse("dimensions taken together of which one is unknown")
+            operand, size = call.get(x), math.prod(d or 0 for d in dims[axis:])
+            made = operand.reshape([-1, size]).fn(kind, **attributes)
+            if dims.count(None) > 1:
+                return call.emit("RESHAPE", [made, operand.sizes()]).value()
+            return made.reshape([-1 if d is None else d for d in dims]).value()
         axis = big[0] if big else axis
     layout = call.emitter.layout_of([x], rank)
     if axis_in(layout, axis) != rank - 1:
@@ -152,17 +110,6 @@ def softmax(call: Call) -> Value:
 def last_axis(axis: int, rank: int) -> Layout:
     """ONNX's order of dimensions, with *axis* moved to the end."""
     return (*(i for i in identity(rank) if i != axis), axis)
-
-
-def _flattened(call: Call, x: Value, axis: int, kind: str, attributes: dict[str, float]) -> Value:
-    dims = x.shape or ()
-    operand = call.get(x)
-    if None in dims[axis:]:
-        raise call.refuse("dimensions taken together of which one is unknown")
-    made = operand.reshape([-1, math.prod(d or 0 for d in dims[axis:])]).fn(kind, **attributes)
-    if sum(d is None for d in dims) > 1:
-        return call.emit("RESHAPE", [made, operand.sizes()]).value()
-    return made.reshape([-1 if d is None else d for d in dims]).value()
 
 
 @operator("Hardmax")
