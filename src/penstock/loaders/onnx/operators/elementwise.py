@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -47,62 +47,55 @@ def _broadcast(function: Callable[[Tensor, Tensor], Tensor]) -> Lower:
     return lower
 
 
-def _arithmetic(kind: str) -> Lower:
-    return lambda call: call.pair(kind, call.value(0), _second(call))
-
-
-def _comparison(kind: str) -> Lower:
-    return _broadcast(lambda a, b: a.compare(kind, b))
-
-
-def _logic(kind: str) -> Lower:
-    return _broadcast(lambda a, b: a.call.emit(kind, [a, b], DType.BOOL))
-
-
-def _unary(plain: str, types: frozenset[DType], stable: str) -> Lower:
-    def lower(call: Call) -> Value:
-        x = call.value(0)
-        return call.unary(plain if x.dtype in types or not stable else stable, x)
-
-    return lower
-
-
-def _joined(call: Call, kind: str) -> Value:
-    """Any number of inputs, broadcast and combined pairwise."""
-    values = [call.value(i) for i in range(len(call.inputs))]
-    return reduce(lambda a, b: call.pair(kind, a, b), values)
-
-
-def _many(kind: str) -> Lower:
-    return lambda call: _joined(call, kind)
-
-
-for _name, _kind in {"Add": "ADD", "Sub": "SUB", "Mul": "MUL", "Div": "DIV"}.items():
-    operator(_name)(_arithmetic(_kind))
-for _name, _kind in {
+ARITHMETIC: Final = {"Add": "ADD", "Sub": "SUB", "Mul": "MUL", "Div": "DIV"}
+COMPARISONS: Final = {
     "Equal": "EQUAL", "Greater": "GREATER", "Less": "LESS", "GreaterOrEqual": "GREATER_EQUAL",
     "LessOrEqual": "LESS_EQUAL",
-}.items():  # fmt: skip
-    operator(_name)(_comparison(_kind))
-for _name, _kind in {"And": "LOGICAL_AND", "Or": "LOGICAL_OR", "Xor": "NOT_EQUAL"}.items():
-    operator(_name)(_logic(_kind))
-for _name, _kind in {"Sum": "ADD", "Max": "MAXIMUM", "Min": "MINIMUM"}.items():
-    operator(_name)(_many(_kind))
-for _name, _kind, _types, _stable in (
-    ("Not", "LOGICAL_NOT", frozenset[DType](), ""),
-    ("Neg", "NEG", HALVES | {DType.BFLOAT16, DType.INT32, DType.INT64}, "STABLEHLO_NEGATE"),
-    ("Abs", "ABS", HALVES | {DType.INT32}, "STABLEHLO_ABS"),
-    ("Exp", "EXP", HALVES, "STABLEHLO_EXPONENTIAL"),
-    ("Log", "LOG", HALVES, "STABLEHLO_LOG"),
-    ("Floor", "FLOOR", HALVES | {DType.BFLOAT16}, "STABLEHLO_FLOOR"),
-    ("Ceil", "CEIL", HALVES, ""),
-    ("Round", "ROUND", HALVES, ""),
-    ("Sqrt", "SQRT", HALVES, ""),
-    ("Sin", "SIN", HALVES, ""),
-    ("Cos", "COS", HALVES, "STABLEHLO_COSINE"),
-    ("Sign", "SIGN", HALVES, ""),
-):
-    operator(_name)(_unary(_kind, frozenset(_types), _stable))
+}  # fmt: skip
+LOGIC: Final = {"And": "LOGICAL_AND", "Or": "LOGICAL_OR", "Xor": "NOT_EQUAL"}
+JOINED: Final = {"Sum": "ADD", "Max": "MAXIMUM", "Min": "MINIMUM", "Mean": "ADD"}
+WIDE: Final = frozenset(DType) - {DType.FLOAT64}
+UNARY: Final[dict[str, tuple[str, frozenset[DType], str]]] = {
+    "Not": ("LOGICAL_NOT", WIDE, ""),
+    "Neg": ("NEG", HALVES | {DType.BFLOAT16, DType.INT32, DType.INT64}, "STABLEHLO_NEGATE"),
+    "Abs": ("ABS", HALVES | {DType.INT32}, "STABLEHLO_ABS"),
+    "Exp": ("EXP", HALVES, "STABLEHLO_EXPONENTIAL"),
+    "Log": ("LOG", HALVES, "STABLEHLO_LOG"),
+    "Floor": ("FLOOR", HALVES | {DType.BFLOAT16}, "STABLEHLO_FLOOR"),
+    "Ceil": ("CEIL", HALVES, ""),
+    "Round": ("ROUND", HALVES, ""),
+    "Sqrt": ("SQRT", HALVES, ""),
+    "Sin": ("SIN", HALVES, ""),
+    "Cos": ("COS", HALVES, "STABLEHLO_COSINE"),
+    "Sign": ("SIGN", HALVES, ""),
+    "Sigmoid": ("LOGISTIC", WIDE, "STABLEHLO_LOGISTIC"),
+    "Tanh": ("TANH", WIDE, "STABLEHLO_TANH"),
+}
+"""TFLite's operation, its types, and the StableHLO operation for all others, if there is one."""
+
+operator(*ARITHMETIC)(
+    lambda call: call.pair(ARITHMETIC[call.node.op], call.value(0), _second(call))
+)
+operator(*COMPARISONS)(_broadcast(lambda a, b: a.compare(COMPARISONS[a.call.node.op], b)))
+operator(*LOGIC)(_broadcast(lambda a, b: a.call.emit(LOGIC[a.call.node.op], [a, b], DType.BOOL)))
+operator("Identity")(lambda call: call.value(0))
+
+
+@operator(*UNARY)
+def unary(call: Call) -> Value:
+    x, (plain, types, stable) = call.value(0), UNARY[call.node.op]
+    return call.unary(plain if x.dtype in types or not stable else stable, x)
+
+
+@operator(*JOINED)
+def joined(call: Call) -> Value:
+    """Any number of inputs, broadcast and combined pairwise."""
+    values = [call.value(i) for i in range(len(call.inputs))]
+    found = reduce(lambda a, b: call.pair(JOINED[call.node.op], a, b), values)
+    if call.node.op != "Mean":
+        return found
+    share = constant(np.array(1 / len(values)).astype(found.dtype.numpy))
+    return call.pair("MUL", found, share)
 
 
 @operator("Pow")
@@ -140,22 +133,19 @@ def modulo(call: Call) -> Value:
     return found.value(layout)
 
 
-def _bits(kind: str) -> Lower:
-    def combined(a: Tensor, b: Tensor) -> Tensor:
-        call = a.call
-        if kind != "BITWISE_XOR":
-            return call.emit(kind, call.broadcast([a, b]))
-        if a.dtype in {DType.INT64, DType.UINT64}:
-            either = call.emit("STABLEHLO_OR", call.broadcast([a, b]))
-            return either - call.emit("STABLEHLO_AND", call.broadcast([a, b]))
-        return call.emit(kind, [a, b])
-
-    return _broadcast(combined)
+def _bits(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda a, b: a.call.emit(kind, a.call.broadcast([a, b]))
 
 
-operator("BitwiseAnd")(_bits("STABLEHLO_AND"))
-operator("BitwiseOr")(_bits("STABLEHLO_OR"))
-operator("BitwiseXor")(_bits("BITWISE_XOR"))
+def _either(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype in {DType.INT64, DType.UINT64}:
+        return _bits("STABLEHLO_OR")(a, b) - _bits("STABLEHLO_AND")(a, b)
+    return a.call.emit("BITWISE_XOR", [a, b])
+
+
+operator("BitwiseAnd")(_broadcast(_bits("STABLEHLO_AND")))
+operator("BitwiseOr")(_broadcast(_bits("STABLEHLO_OR")))
+operator("BitwiseXor")(_broadcast(_either))
 
 
 @operator("BitwiseNot")
@@ -178,25 +168,21 @@ def shift(call: Call) -> Value:
     return call.emit("RIGHT_SHIFT", operands).value(layout)
 
 
-@operator("Identity")
-def same(call: Call) -> Value:
-    return call.value(0)
-
-
 @operator("Constant")
 def constant_node(call: Call) -> Value:
     node, given = call.node, call.node.attributes
     for name in ("value", "sparse_value"):
         if name in given:
             return constant(np.asarray(given[name]))
-    if "value_float" in given:
-        return constant(np.array(node.number("value_float"), np.float32))
-    if "value_int" in given:
-        return constant(np.array(node.integer("value_int"), np.int64))
-    if "value_floats" in given:
-        return constant(np.array(node.numbers("value_floats"), np.float32))
-    if "value_ints" in given:
-        return constant(np.array(node.integers("value_ints"), np.int64))
+    numbers: dict[str, tuple[Callable[[str], Any], type]] = {
+        "value_float": (node.number, np.float32),
+        "value_int": (node.integer, np.int64),
+        "value_floats": (node.numbers, np.float32),
+        "value_ints": (node.integers, np.int64),
+    }
+    for name, (read, dtype) in numbers.items():
+        if name in given:
+            return constant(np.array(read(name), dtype))
     if "value_string" in given or "value_strings" in given:
         texts = given.get("value_strings", given.get("value_string"))
         array = strings(list(texts) if isinstance(texts, list) else [texts])
@@ -211,25 +197,14 @@ def strings(items: Sequence[object]) -> np.ndarray[tuple[int], np.dtype[np.objec
     return found
 
 
-@operator("Cast", "CastLike")
+@operator("Cast")
 def convert(call: Call) -> Value:
-    x = call.value(0)
-    if call.node.op == "CastLike":
-        dtype = call.value(1).dtype
-    else:
-        dtype = dtype_of(call.node.integer("to"), call.node.where)
+    x, dtype = call.value(0), dtype_of(call.node.integer("to"), call.node.where)
     if DType.STRING in {x.dtype, dtype} and x.dtype is not dtype:
         raise call.refuse("conversions from and to strings")
     if dtype in PACKED | {DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2} and x.dtype is not dtype:
         raise call.refuse(f"a conversion to {dtype.value}, which holds values to its range")
     return call.cast_value(x, dtype)
-
-
-@operator("Mean")
-def mean(call: Call) -> Value:
-    total = _joined(call, "ADD")
-    share = constant(np.array(1 / len(call.inputs)).astype(total.dtype.numpy))
-    return call.pair("MUL", total, share)
 
 
 @operator("Where")
@@ -268,27 +243,6 @@ def clip(call: Call) -> Value:
     return x
 
 
-@operator("IsNaN")
-def is_nan(call: Call) -> Value:
-    x, layout = call.stored(call.value(0))
-    return x.compare("NOT_EQUAL", x).value(layout)
-
-
-@operator("IsInf")
-def is_infinite(call: Call) -> Value:
-    call.float_of(call.value(0))
-    x, layout = call.stored(call.value(0))
-    tests = [
-        x.equals(bound)
-        for name, bound in (("detect_positive", math.inf), ("detect_negative", -math.inf))
-        if call.node.integer(name, 1)
-    ]
-    if not tests:
-        return (x < x).value(layout)  # noqa: PLR0124  # false everywhere
-    found = tests[0] if len(tests) == 1 else call.emit("LOGICAL_OR", tests)
-    return found.value(layout)
-
-
 @operator("Reciprocal")
 def reciprocal(call: Call) -> Value:
     x = call.value(0)
@@ -311,6 +265,15 @@ def formula(name: str) -> Callable[[Formula], Formula]:
         return function
 
     return register
+
+
+@formula("IsInf")
+def is_infinite(x: Tensor) -> Tensor:
+    bounds = {"detect_positive": math.inf, "detect_negative": -math.inf}
+    tests = [x.equals(b) for name, b in bounds.items() if x.call.node.integer(name, 1)]
+    if not tests:
+        return x < x  # noqa: PLR0124  # false everywhere
+    return tests[0] if len(tests) == 1 else x.call.emit("LOGICAL_OR", tests)
 
 
 def exp(x: Tensor) -> Tensor:
@@ -354,12 +317,6 @@ def area_sine(x: Tensor) -> Tensor:
     return x.fn("SIGN") * _log1p(size + beyond)
 
 
-@formula("Acosh")
-def area_cosine(x: Tensor) -> Tensor:
-    root = sqrt((x - 1) * (x + 1))
-    return _log1p(x - 1 + root)
-
-
 def _log1p(x: Tensor) -> Tensor:
     """log(1 + x), corrected for the digits that 1 + x loses (Kahan)."""
     whole = x.like(1) + x
@@ -368,8 +325,10 @@ def _log1p(x: Tensor) -> Tensor:
     return x.call.select(lost.equals(0), x, scaled)
 
 
+formula("IsNaN")(lambda x: x.compare("NOT_EQUAL", x))
 formula("Tan")(lambda x: x.fn("SIN") / x.fn("COS"))
 formula("Cosh")(lambda x: (exp(x) + exp(-x)) * 0.5)
+formula("Acosh")(lambda x: _log1p(x - 1 + sqrt((x - 1) * (x + 1))))
 formula("Asin")(lambda x: _angle(x, _beside(x)))
 formula("Acos")(lambda x: _angle(_beside(x), x))
 formula("Atan")(lambda x: _angle(x, x * 0 + 1))
