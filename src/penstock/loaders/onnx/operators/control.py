@@ -57,11 +57,6 @@ def _room(call: Call, value: Value, axis: int, limit: Tensor, dtype: DType, shap
     return room.reshape((-1, *rest)) if all(rest) else room
 
 
-def _from_end(x: Tensor, axis: int, counter: Tensor) -> Tensor:
-    """*counter* counted from the end of a dimension of *x*."""
-    return length(x, axis) - 1 - counter
-
-
 def _trial(
     call: Call, graph: Graph, given: Sequence[Value], count: int
 ) -> list[tuple[DType, Shape]]:
@@ -74,9 +69,8 @@ def _trial(
     emitter = Emitter(call.emitter.shared, call.emitter)
     inputs = [emitter.input(v.dtype, v.shape) for v in given]
     made = _bodied(call.within(emitter), graph, inputs)[-count:]
-    found = [(v.dtype, v.shape) for v in made]
     call.emitter.back_to(mark)
-    return found
+    return [(v.dtype, v.shape) for v in made]
 
 
 @operator("Loop")
@@ -123,11 +117,10 @@ def scan(call: Call) -> list[Value]:
         for a, v in zip(node.integers("scan_input_axes", (0,) * count), scanned, strict=True)
     ]
     backward = node.integers("scan_input_directions", (0,) * count)
-    rest = [
-        tuple(d for i, d in enumerate(v.shape or ()) if i != a)
-        for v, a in zip(scanned, axes, strict=True)
-    ]
-    parts = [Value(v.dtype, s) for v, s in zip(scanned, rest, strict=True)]
+    parts = []
+    for value, axis in zip(scanned, axes, strict=True):
+        shape = value.shape or ()
+        parts.append(Value(value.dtype, (*shape[:axis], *shape[axis + 1 :])))
     gathered = _trial(call, graph, [*carried, *parts], outputs)
     limit = length(call.get(scanned[0]), axes[0])
     initial = [call.get(v) for v in carried]
@@ -141,25 +134,22 @@ def scan(call: Call) -> list[Value]:
         slices = []
         for value, axis, back in zip(scanned, axes, backward, strict=True):
             sequence = inner.get(value)
-            place = _from_end(sequence, axis, counter) if back else counter
+            place = length(sequence, axis) - 1 - counter if back else counter
             slices.append(sequence.gather(place, axis).value())
         made = _bodied(inner, graph, [*values[:states], *slices])
         ends = [inner.get(v) for v in made[:states]]
         for buffer, part, front in zip(values[states:], made[states:], turned, strict=True):
             room = inner.get(buffer)
-            at = _from_end(room, 0, counter) if front else counter
+            at = length(room, 0) - 1 - counter if front else counter
             ends.append(placed(room, at, inner.get(part)))
         return ends, None
 
     along = scanned[0], axes[0]
     made = [o.value() for o in loop(call, limit, initial, step, along=along)]
     for i, axis in enumerate(node.integers("scan_output_axes", (0,) * outputs), states):
-        rank = made[i].rank or 0
-        at = call.axis(axis, rank)
-        if at:
-            order = list(range(1, rank))
-            order.insert(at, 0)
-            made[i] = call.get(made[i]).transposed(order).value()
+        order = list(range(1, made[i].rank or 0))
+        order.insert(call.axis(axis, made[i].rank or 0), 0)
+        made[i] = call.get(made[i]).transposed(order).value()
     return made
 
 
@@ -275,14 +265,11 @@ def _place(call: Call, index: int, size: int, limit: int) -> int:
     return place
 
 
-@operator("SequenceEmpty")
-def empty(_: Call) -> Value:
-    return sequence([])
-
-
-@operator("SequenceConstruct")
-def construct(call: Call) -> Value:
-    return sequence([call.value(i) for i in range(len(call.inputs))])
+operator("SequenceEmpty")(lambda _: sequence([]))
+operator("SequenceConstruct")(
+    lambda call: sequence([call.value(i) for i in range(len(call.inputs))])
+)
+operator("SequenceLength")(lambda call: constant(np.array(len(_items(call)), np.int64)))
 
 
 @operator("SequenceInsert")
@@ -309,11 +296,6 @@ def at(call: Call) -> Value:
     if not items:
         raise call.mismatch("an element of an empty sequence")
     return items[_place(call, 1, len(items), len(items))]
-
-
-@operator("SequenceLength")
-def count(call: Call) -> Value:
-    return constant(np.array(len(_items(call)), np.int64))
 
 
 @operator("SplitToSequence")
@@ -380,14 +362,11 @@ def normalizer(call: Call) -> Value:
         operand = operand.squeeze(0)
     found = operand.expand(1).equals(call.literal(strings(words).reshape(1, -1)))
     kept = found.reduced("REDUCE_ANY", [1]).fn("LOGICAL_NOT")
-    left = operand.gather(kept.fn("WHERE", DType.INT64).squeeze(1))
-    made = _one_at_least(kept.reduced("REDUCE_ANY", [0]), left.value())
-    return (made.expand(0) if x.rank == 2 else made).value()
-
-
-def _one_at_least(some: Tensor, left: Value) -> Tensor:
-    call, made = some.call, []
+    left = operand.gather(kept.fn("WHERE", DType.INT64).squeeze(1)).value()
+    branches = []
     for value in (left, constant(strings([b""]))):
         emitter = Emitter(call.emitter.shared, call.emitter)
-        made.append((emitter, [emitter.local(value)]))
-    return call.get(call.body.emit_if(call.node, some.value(), made)[0])
+        branches.append((emitter, [emitter.local(value)]))
+    some = kept.reduced("REDUCE_ANY", [0]).value()
+    made = call.get(call.body.emit_if(call.node, some, branches)[0])
+    return (made.expand(0) if x.rank == 2 else made).value()

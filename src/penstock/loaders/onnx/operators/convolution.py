@@ -11,17 +11,9 @@ from msgspec.structs import replace
 
 from penstock.ir.types import DType, NDArray
 from penstock.loaders.onnx.calls import Call, Tensor
-from penstock.loaders.onnx.operators import operator
+from penstock.loaders.onnx.operators import operator, pooling
 from penstock.loaders.onnx.operators.elementwise import HALVES
-from penstock.loaders.onnx.operators.pooling import (
-    Window,
-    from_image,
-    image_of,
-    padded,
-    padding_of,
-    planar,
-    spatial,
-)
+from penstock.loaders.onnx.operators.pooling import Window, from_image, padded, padding_of, planar
 from penstock.loaders.onnx.operators.recipes import Layer, layer_recipe
 from penstock.loaders.onnx.values import Value, channels_last, constant, is_uniform, uniform
 
@@ -48,11 +40,11 @@ def convolution(call: Call) -> Value:
     channels = dims[1] if dims[1] is not None else shape[1] * groups
     if groups < 1 or channels != shape[1] * groups or shape[0] % groups:
         raise call.mismatch(f"{channels} channels, weights of shape {shape} and {groups} groups")
-    windows = spatial(call, shape[2:], dims[2:])
+    windows = pooling.spatial(call, shape[2:], dims[2:])
     bias = call.optional(2)
     if (axes == 3 and (groups > 1 or x.dtype is not DType.FLOAT32)) or x.dtype not in HALVES:
         return _general(call, x, weights, bias, windows, groups)
-    image = image_of(call, x, axes)
+    image = pooling.image_of(call, x, axes)
     flat = planar(windows) if axes < 3 else windows
     padding = padding_of(flat)
     if padding is None:
@@ -69,36 +61,23 @@ def convolution(call: Call) -> Value:
     if bias is not None:
         inputs.append(call.get(bias))
     found = from_image(call.emit(kind, inputs, **attributes), axes)
-    if axes < 3:
-        layer = _integer_layer(kind, axes, flat, attributes, depthwise=depthwise)
-        found.recipe = layer_recipe(layer, x, weights, bias)
-    return found
-
-
-def _integer_layer(
-    kind: str,
-    axes: int,
-    windows: list[Window],
-    attributes: dict[str, int | str],
-    *,
-    depthwise: bool,
-) -> Layer:
-    """The same convolution for quantised values."""
 
     def prepare(operand: Tensor) -> Tensor:
         image = operand.expand(1) if axes == 1 else operand
-        return image if padding_of(windows) is not None else padded(image, windows)
+        return image if padding_of(flat) is not None else padded(image, flat)
 
-    return Layer(
-        kind,
-        channels_last(axes + 2),
-        lambda array: filter_array(array, axes, depthwise),
-        0,
-        3 if depthwise else 0,
-        dict(attributes),
-        prepare,
-        lambda operand: from_image(operand, axes),
-    )
+    if axes < 3:
+        layer = Layer(
+            kind=kind,
+            layout=channels_last(axes + 2),
+            arrange=lambda array: filter_array(array, axes, depthwise),
+            channel=3 if depthwise else 0,
+            attributes=attributes,
+            prepare=prepare,
+            finish=lambda operand: from_image(operand, axes),
+        )
+        found.recipe = layer_recipe(layer, x, weights, bias)
+    return found
 
 
 def filter_array(array: NDArray, axes: int, depthwise: bool) -> NDArray:
@@ -124,12 +103,7 @@ def _filters(call: Call, weights: Value, axes: int, depthwise: bool) -> Tensor:
 
 
 def _general(
-    call: Call,
-    x: Value,
-    weights: Value,
-    bias: Value | None,
-    windows: list[Window],
-    groups: int,
+    call: Call, x: Value, weights: Value, bias: Value | None, windows: list[Window], groups: int
 ) -> Value:
     """The convolution as a StableHLO operation, in ONNX's own layout."""
     axes = len(windows)
@@ -180,11 +154,14 @@ def transpose_convolution(call: Call) -> Value:
         raise call.refuse(f"a transposed convolution of {x.dtype.value}")
     if None in dims[2:]:
         raise call.refuse("a transposed convolution of unknown size")
-    windows = spatial(_without_auto_pad(call), shape[2:], dims[2:])
+    # In a transposed convolution, `auto_pad` determines the size of the output (`_cropped`).
+    attributes = {k: v for k, v in call.node.attributes.items() if k != "auto_pad"}
+    plain = Call(call.body, replace(call.node, attributes=attributes), call.inputs)
+    windows = pooling.spatial(plain, shape[2:], dims[2:])
     extra = call.node.integers("output_padding", (0,) * axes)
     windows = _cropped(call, windows, extra)
     dense = _dilated(call, weights.array, [w.dilation for w in windows])
-    image = image_of(call, x, axes)
+    image = pooling.image_of(call, x, axes)
     each, parts = shape[0] // groups, []
     channel_axis = len(image.dims) - 1
     for start in range(0, shape[0], each):
@@ -200,14 +177,6 @@ def transpose_convolution(call: Call) -> Value:
             made = made.pad([(0, behind if i == at else 0) for i in range(len(made.dims))])
     found, bias = from_image(made, axes), call.optional(2)
     return found if bias is None else call.pair("ADD", found, per_channel(call, bias, axes))
-
-
-def _without_auto_pad(call: Call) -> Call:
-    """The call without `auto_pad`. In a transposed convolution it determines the size of the
-    output, which `_cropped` computes.
-    """
-    attributes = {k: v for k, v in call.node.attributes.items() if k != "auto_pad"}
-    return Call(call.body, replace(call.node, attributes=attributes), call.inputs)
 
 
 def _whole(window: Window, extra: int) -> int:
@@ -254,11 +223,7 @@ def _dilated(call: Call, array: NDArray, dilations: Sequence[int]) -> NDArray:
 
 
 def _one_group(
-    image: Tensor,
-    filters: NDArray,
-    windows: list[Window],
-    extra: Sequence[int],
-    batch: int | None,
+    image: Tensor, filters: NDArray, windows: list[Window], extra: Sequence[int], batch: int | None
 ) -> Tensor:
     call, axes = image.call, len(windows)
     full = [_whole(w, e) for w, e in zip(windows, extra, strict=True)]
@@ -272,10 +237,9 @@ def _one_group(
     else:
         target = call.vector([batch, *size])
     order: tuple[int, ...] = (1, 2, 3, 0)
-    kind, names = "TRANSPOSE_CONV", "hw"
+    kind, names, flat = "TRANSPOSE_CONV", "hw", planar(windows)
     if axes == 3:
-        kind, order, names = "CONV_3D_TRANSPOSE", (2, 3, 4, 1, 0), "dhw"
-    flat = windows if axes == 3 else planar(windows)
+        kind, names, flat, order = "CONV_3D_TRANSPOSE", "dhw", windows, (2, 3, 4, 1, 0)
     strides = {f"stride_{n}": w.stride for n, w in zip(names, flat, strict=True)}
     taps = call.literal(filters.transpose(order))
     return call.emit(kind, [target, taps, image], image.dtype, padding="VALID", **strides)

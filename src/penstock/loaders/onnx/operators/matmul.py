@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -74,9 +75,7 @@ def connected(x: Tensor, weights: NDArray, bias: NDArray | None) -> Tensor:
     return x.call.emit("FULLY_CONNECTED", inputs, keep_num_dims=True)
 
 
-@operator("MatMul")
-def matmul(call: Call) -> Value:
-    return multiplied(call, call.tensor(0), call.tensor(1))
+operator("MatMul")(lambda call: multiplied(call, call.tensor(0), call.tensor(1)))
 
 
 def multiplied(call: Call, a: Value, b: Value) -> Value:
@@ -92,14 +91,11 @@ def _integer_layer(rank: int, *, transposed: bool) -> Layer:
     of the operation.
     """
     return Layer(
-        "FULLY_CONNECTED",
-        None,
-        (lambda array: array) if transposed else (lambda array: array.T),
-        0 if transposed else 1,
-        0,
-        {"keep_num_dims": True},
-        lambda operand: operand,
-        lambda operand: operand.value(identity(rank)),
+        kind="FULLY_CONNECTED",
+        arrange=(lambda array: array) if transposed else (lambda array: array.T),
+        axis=0 if transposed else 1,
+        attributes={"keep_num_dims": True},
+        finish=lambda operand: operand.value(identity(rank)),
     )
 
 
@@ -137,9 +133,6 @@ def gemm(call: Call) -> Value:
     return call.pair("ADD", made, c)
 
 
-Term: TypeAlias = tuple[Value, str]
-
-
 @operator("Einsum")
 def einsum(call: Call) -> Value:
     """An einsum of one or two operands, each letter once in an operand, without ellipsis:
@@ -157,29 +150,45 @@ def einsum(call: Call) -> Value:
         raise call.node.invalid(f"{len(call.inputs)} operands for {equation!r}")
     if len(inputs) == 1:
         return _summed(call, call.tensor(0), inputs[0], result)
-    (a, left), (b, right) = (_summed_away(call, inputs, result, at) for at in (0, 1))
+    # Each operand is first reduced over the letters that occur nowhere else.
+    left, right = (
+        [x for x in term if x in other or x in result] for term, other in (inputs, inputs[::-1])
+    )
+    a = _summed(call, call.tensor(0), inputs[0], left)
+    b = _summed(call, call.tensor(1), inputs[1], right)
     batch = [x for x in left if x in right and x in result]
     inner = [x for x in left if x in right and x not in result]
     rows = [x for x in left if x not in right]
     columns = [x for x in right if x not in left]
-    size = _letter_sizes(call, (a, left), (b, right))
+    sizes: dict[str, int | None] = {}
+    for value, term in ((a, left), (b, right)):
+        for letter, size in zip(term, value.shape or (), strict=True):
+            if sizes.setdefault(letter, size) is None:
+                sizes[letter] = size
+            elif size is not None and sizes[letter] != size:
+                raise call.mismatch(f"{letter!r} is {sizes[letter]} and {size}")
+    unknown = list(sizes.values()).count(None)
+
+    def known(letters: list[str]) -> list[int]:
+        found = [sizes[letter] for letter in letters]
+        if None in found and unknown > 1:
+            raise call.refuse("an equation over several unknown dimensions")
+        return [-1 if d is None else d for d in found]
+
+    def grouped(*groups: list[str]) -> list[int]:
+        """One dimension for each batch letter, and one for each other group of letters."""
+        parts = [known(group) for group in groups]
+        return [*known(batch), *(-1 if -1 in part else math.prod(part) for part in parts)]
+
     one = call.get(a).transposed([left.index(x) for x in (*batch, *rows, *inner)])
     two = call.get(b).transposed([right.index(x) for x in (*batch, *inner, *columns)])
-    one = one.reshape(_grouped(call, size, batch, rows, inner))
-    two = two.reshape(_grouped(call, size, batch, inner, columns))
+    one, two = one.reshape(grouped(rows, inner)), two.reshape(grouped(inner, columns))
     have = [*batch, *rows, *columns]
-    made = _multiplied(one, two).reshape([_size(call, size, x) for x in have])
+    made = _multiplied(one, two).reshape(known(have))
     return made.transposed([have.index(x) for x in result]).value()
 
 
-def _summed_away(call: Call, inputs: list[str], result: str, at: int) -> Term:
-    """Operand *at* reduced over the letters that occur nowhere else."""
-    term, other = inputs[at], inputs[1 - at]
-    kept = "".join(x for x in term if x in other or x in result)
-    return _summed(call, call.tensor(at), term, kept), kept
-
-
-def _summed(call: Call, x: Value, term: str, kept: str) -> Value:
+def _summed(call: Call, x: Value, term: str, kept: Sequence[str]) -> Value:
     if len(term) != (x.rank or 0):
         raise call.mismatch(f"{term!r} for an operand of shape {x.shape}")
     operand = call.get(x)
@@ -188,33 +197,3 @@ def _summed(call: Call, x: Value, term: str, kept: str) -> Value:
         operand = operand.reduced("SUM", dropped)
     left = [letter for letter in term if letter in kept]
     return operand.transposed([left.index(letter) for letter in kept]).value()
-
-
-def _letter_sizes(call: Call, a: Term, b: Term) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
-    for value, term in (a, b):
-        for letter, size in zip(term, value.shape or (), strict=True):
-            if found.setdefault(letter, size) is None:
-                found[letter] = size
-            elif size is not None and found[letter] != size:
-                raise call.mismatch(f"{letter!r} is {found[letter]} and {size}")
-    return found
-
-
-def _size(call: Call, size: dict[str, int | None], letter: str) -> int:
-    known = size[letter]
-    if known is not None:
-        return known
-    if list(size.values()).count(None) > 1:
-        raise call.refuse("an equation over several unknown dimensions")
-    return -1
-
-
-def _grouped(call: Call, size: dict[str, int | None], *groups: list[str]) -> list[int]:
-    """One dimension for each batch letter, and one dimension for each other group of letters."""
-    batch, *others = groups
-    found = [_size(call, size, x) for x in batch]
-    for group in others:
-        parts = [_size(call, size, x) for x in group]
-        found.append(-1 if -1 in parts else math.prod(parts))
-    return found

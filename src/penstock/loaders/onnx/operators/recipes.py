@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -38,12 +38,9 @@ def has_ties(scales: NDArray, target: float) -> bool:
     """Whether integer sums times a ratio of scales can fall on halves, which ONNX and TFLite round
     differently.
     """
-    for scale in scales.tolist():
-        ratio = np.float32(np.float32(scale) / np.float32(target))
-        bits = int(ratio.view(np.uint32)) & 0x7FFFFF | 0x800000
-        if (bits & -bits).bit_length() - 1 > 24 - TIED_DIGITS:
-            return True
-    return False
+    ratios = np.asarray(scales.astype(np.float32) / np.float32(target))
+    bits = ratios.view(np.uint32).astype(np.int64) & 0x7FFFFF | 0x800000
+    return bool(((bits & -bits) > 1 << (24 - TIED_DIGITS)).any())
 
 
 def quantized_operand(call: Call, source: Source, layout: Layout | None) -> Tensor:
@@ -61,7 +58,7 @@ def quantized_operand(call: Call, source: Source, layout: Layout | None) -> Tens
     return call.emit_all("CAST", [operand], [item], in_data_type=name, out_data_type=name)[0]
 
 
-class Layer(Struct, frozen=True, eq=False):
+class Layer(Struct, frozen=True, eq=False, kw_only=True):
     """A layer with constant weights as an integer operation *kind*.
 
     *layout* is the layout of the activation. *arrange* orders the weights. Their output channels
@@ -70,12 +67,12 @@ class Layer(Struct, frozen=True, eq=False):
     """
 
     kind: str
-    layout: Layout | None
+    layout: Layout | None = None
     arrange: Callable[[NDArray], NDArray]
-    axis: int
-    channel: int
-    attributes: dict[str, int | str | bool]
-    prepare: Callable[[Tensor], Tensor]
+    axis: int = 0
+    channel: int = 0
+    attributes: Mapping[str, int | str | bool]
+    prepare: Callable[[Tensor], Tensor] = lambda operand: operand
     finish: Callable[[Tensor], Value]
 
 

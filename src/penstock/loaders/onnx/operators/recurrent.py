@@ -59,7 +59,9 @@ class _Layer:
                     f"weights of shape {shape} where ({expected}, {columns}) is needed"
                 )
         if call.has(4):
-            self._check_lengths()
+            lengths = call.array(4)
+            if lengths is None or self.steps is None or (lengths != self.steps).any():
+                raise call.refuse("sequences of different length in one batch (sequence_lens)")
         names = [n.decode("utf-8", "replace").lower() for n in node.strings("activations", ())]
         self.activations = tuple(names) or DEFAULTS[kind] * self.count
         if len(self.activations) != len(DEFAULTS[kind]) * self.count:
@@ -67,11 +69,6 @@ class _Layer:
         if node.has("activation_alpha") or node.has("activation_beta"):
             raise call.refuse("activations with parameters of their own")
         self.clip = node.number("clip", 0.0) if node.has("clip") else None
-
-    def _check_lengths(self) -> None:
-        lengths = self.call.array(4)
-        if lengths is None or self.steps is None or (lengths != self.steps).any():
-            raise self.call.refuse("sequences of different length in one batch (sequence_lens)")
 
     def plain(self, at: int) -> bool:
         """Whether direction *at* has the default activations, unclipped."""
@@ -149,20 +146,16 @@ class _Layer:
         return values
 
 
-@operator("LSTM")
-def lstm(call: Call) -> list[Value]:
-    return _Layer(call, "LSTM").results(_lstm)
+operator("LSTM")(lambda call: _Layer(call, "LSTM").results(_lstm))
+operator("GRU")(lambda call: _Layer(call, "GRU").results(_gru))
+operator("RNN")(lambda call: _Layer(call, "RNN").results(_rnn))
 
 
 def _lstm(layer: _Layer, at: int) -> list[Tensor]:
-    if layer.plain(at) and not layer.call.node.integer("input_forget", 0):
-        return _sequence_lstm(layer, at)
-    return _looped_lstm(layer, at)
-
-
-def _sequence_lstm(layer: _Layer, at: int) -> list[Tensor]:
     """ONNX orders gates input, output, forget, cell; TFLite input, forget, cell, output."""
     call, order = layer.call, (0, 2, 3, 1)
+    if not layer.plain(at) or call.node.integer("input_forget", 0):
+        return _looped_lstm(layer, at)
     weights, recurrent = layer.required(1, at), layer.required(2, at)
     bias, peepholes = layer.of_direction(3, at), layer.of_direction(7, at)
     inputs: list[Tensor | None] = [layer.turned(layer.x, at)]
@@ -171,17 +164,13 @@ def _sequence_lstm(layer: _Layer, at: int) -> list[Tensor]:
     inputs += [None if peepholes is None else call.get(layer.gate(peepholes, g)) for g in (0, 2, 1)]
     if bias is None:
         bias = constant(np.zeros(8 * layer.hidden, layer.dtype.numpy))
-    for gate in order:
-        both = _sum(call, layer.gate(bias, gate), layer.gate(bias, gate + 4))
-        inputs.append(call.get(both))
+    inputs += [
+        call.get(_sum(call, layer.gate(bias, gate), layer.gate(bias, gate + 4))) for gate in order
+    ]
     inputs += [None, None, layer.state(5, at), layer.state(6, at), None, None, None, None]
-    return call.emit_all(
-        "UNIDIRECTIONAL_SEQUENCE_LSTM",
-        inputs,
-        [layer.dtype] * 3,
-        fused_activation_function="TANH",
-        time_major=True,
-    )
+    kind, fused = "UNIDIRECTIONAL_SEQUENCE_LSTM", "TANH"
+    types = [layer.dtype] * 3
+    return call.emit_all(kind, inputs, types, fused_activation_function=fused, time_major=True)
 
 
 def _sum(call: Call, a: Value, b: Value) -> Value:
@@ -248,9 +237,7 @@ def _looped_lstm(layer: _Layer, at: int) -> list[Tensor]:
     coupled = bool(call.node.integer("input_forget", 0))
     recurrent, peepholes = layer.required(2, at), layer.of_direction(7, at)
     names = layer.activations[3 * at : 3 * at + 3]
-    both = None
-    if layer.of_direction(3, at) is not None:
-        both = _sum(call, *layer.halves(at, 4))
+    both = None if layer.of_direction(3, at) is None else _sum(call, *layer.halves(at, 4))
 
     def cell(now: Tensor, states: list[Tensor]) -> list[Tensor]:
         h, c = states
@@ -271,11 +258,6 @@ def _looped_lstm(layer: _Layer, at: int) -> list[Tensor]:
 
     states = [layer.state(5, at), layer.state(6, at)]
     return over_time(layer.projected(at, both), states, hidden, cell)
-
-
-@operator("GRU")
-def gru(call: Call) -> list[Value]:
-    return _Layer(call, "GRU").results(_gru)
 
 
 def _gru(layer: _Layer, at: int) -> list[Tensor]:
@@ -307,11 +289,6 @@ def _gru(layer: _Layer, at: int) -> list[Tensor]:
     return over_time(layer.projected(at, own), [layer.state(5, at)], hidden, cell)
 
 
-@operator("RNN")
-def rnn(call: Call) -> list[Value]:
-    return _Layer(call, "RNN").results(_rnn)
-
-
 def _rnn(layer: _Layer, at: int) -> list[Tensor]:
     call, name = layer.call, layer.activations[at]
     weights, recurrent = layer.required(1, at), layer.required(2, at)
@@ -319,13 +296,9 @@ def _rnn(layer: _Layer, at: int) -> list[Tensor]:
     fused = {"tanh": "TANH", "relu": "RELU"}.get(name)
     if layer.clip is None and fused is not None and layer.dtype is DType.FLOAT32:
         inputs = [layer.turned(layer.x, at), *map(call.get, (weights, recurrent, both))]
-        return call.emit_all(
-            "UNIDIRECTIONAL_SEQUENCE_RNN",
-            [*inputs, layer.state(5, at)],
-            [layer.dtype] * 2,
-            time_major=True,
-            fused_activation_function=fused,
-        )
+        inputs.append(layer.state(5, at))
+        kind, types = "UNIDIRECTIONAL_SEQUENCE_RNN", [layer.dtype] * 2
+        return call.emit_all(kind, inputs, types, fused_activation_function=fused, time_major=True)
 
     def cell(now: Tensor, states: list[Tensor]) -> list[Tensor]:
         return [_activated(name, now + _connected(states[0], recurrent), layer.clip)]
