@@ -19,7 +19,7 @@ from penstock.loaders.onnx.emitter import Emitter, Shared
 from penstock.loaders.onnx.engine import TYPES, Budget, definition
 from penstock.loaders.onnx.folding import fold
 from penstock.loaders.onnx.graph import MAX_NODES, Function, Graph, GraphReader, Node
-from penstock.loaders.onnx.operators import OPERATORS
+from penstock.loaders.onnx.operators import operators
 from penstock.loaders.onnx.values import Value, constant
 
 MAX_TRIALS: Final = 64
@@ -178,7 +178,7 @@ class Body:
             function = self.lowering.functions.get((node.domain, node.op))
             if function is not None:
                 return self._call(node, function, inputs)
-            lower = OPERATORS.get(node.key)
+            lower = operators().get(node.key)
             defined = self._defined(node, inputs) if lower is None else None
             if defined is not None:
                 return self._call(node, defined, inputs)

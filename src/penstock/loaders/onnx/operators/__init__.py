@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Final, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from penstock.loaders.onnx.calls import Call
 from penstock.loaders.onnx.values import Value
@@ -13,38 +14,17 @@ from penstock.loaders.onnx.values import Value
 Lower: TypeAlias = Callable[[Call], Value | Sequence[Value]]
 
 
-class _Operators(Mapping[str, Lower]):
+_ROWS: dict[str, Lower] = {}
+
+
+@cache
+def operators() -> Mapping[str, Lower]:
     """Lowerings by operator: its name, with the domain and a dot before it if the domain is not
     ai.onnx.
     """
-
-    def __init__(self) -> None:
-        self._rows: dict[str, Lower] = {}
-        self._loaded = False
-
-    def register(self, key: str, lower: Lower) -> None:
-        if key in self._rows:
-            raise ValueError(f"{key} has a lowering already")
-        self._rows[key] = lower
-
-    def _load(self) -> dict[str, Lower]:
-        if not self._loaded:
-            self._loaded = True
-            for module in iter_modules(__path__):
-                import_module(f"{__name__}.{module.name}")
-        return self._rows
-
-    def __getitem__(self, key: str) -> Lower:
-        return self._load()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._load())
-
-    def __len__(self) -> int:
-        return len(self._load())
-
-
-OPERATORS: Final = _Operators()
+    for module in iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+    return _ROWS
 
 
 Registered = TypeVar("Registered", bound=Lower)
@@ -55,7 +35,9 @@ def operator(*names: str, domain: str = "") -> Callable[[Registered], Registered
 
     def register(lower: Registered) -> Registered:
         for name in names:
-            OPERATORS.register(f"{domain}.{name}" if domain else name, lower)
+            key = f"{domain}.{name}" if domain else name
+            if _ROWS.setdefault(key, lower) is not lower:
+                raise ValueError(f"{key} has a lowering already")
         return lower
 
     return register

@@ -61,15 +61,13 @@ def _computed(call: Call, x: Value) -> Value:
     limit, low = call.scalar(FAR, DType.INT64), call.scalar(-FAR, DType.INT64)
     pieces: list[list[Tensor]] = [[], []]
     zero = call.vector([0], np.int64)
+    at = {axis: axes.index(axis) for axis in range(rank) if axis in axes}
     for axis in range(rank):
         for bound, piece in zip(bounds, pieces, strict=True):
-            if axis in axes:
-                one = bound.gather(call.vector([axes.index(axis)]))
-                piece.append(one.minimum(limit).maximum(low))
-            else:
-                piece.append(zero)
-    mask = sum(1 << a for a in range(rank) if a not in axes)
-    strides = call.vector(steps[axes.index(a)] if a in axes else 1 for a in range(rank))
+            one = bound.gather(call.vector([at[axis]])) if axis in at else zero
+            piece.append(one.minimum(limit).maximum(low) if axis in at else zero)
+    mask = sum(1 << a for a in range(rank) if a not in at)
+    strides = call.vector(steps[at[a]] if a in at else 1 for a in range(rank))
     vectors = [call.concatenate(p, 0).cast(DType.INT32) for p in pieces]
     inputs = [call.get(x), *vectors, strides]
     return call.emit("STRIDED_SLICE", inputs, begin_mask=mask, end_mask=mask).value()
@@ -209,8 +207,7 @@ def _scattered(call: Call, x: Tensor, vectors: Tensor, updates: Tensor) -> Value
 def scatter_nd(call: Call) -> Value:
     x, indices, updates = call.tensor(0), call.tensor(1), call.tensor(2)
     depth = (indices.shape or (None,))[-1]
-    whole = (None,) if depth is None else (x.shape or ())[:depth]
-    places = _positive(call, indices, whole)
+    places = _positive(call, indices, (None,) if depth is None else (x.shape or ())[:depth])
     given = call.get(updates)
     return _scattered(call, call.get(x), places, given)
 
@@ -247,9 +244,9 @@ def one_hot(call: Call) -> Value:
     return call.emit("ONE_HOT", inputs, values.dtype, axis=-1 if axis == rank - 1 else axis).value()
 
 
-@operator("NonZero")
-def non_zero(call: Call) -> Value:
-    return call.get(call.tensor(0)).fn("WHERE", DType.INT64).transposed([1, 0]).value()
+operator("NonZero")(
+    lambda call: call.get(call.tensor(0)).fn("WHERE", DType.INT64).transposed([1, 0]).value()
+)
 
 
 @operator("TopK")

@@ -65,14 +65,13 @@ def forest(call: Call, prefix: str, targets: int) -> Forest:
     trees, ids = node.integers("nodes_treeids"), node.integers("nodes_nodeids")
     modes = node.strings("nodes_modes")
     count = len(ids)
-    tables = {
-        name: node.integers(f"nodes_{name}")
-        for name in ("featureids", "truenodeids", "falsenodeids")
-    }
+    features, trues, falses = (
+        node.integers(f"nodes_{name}") for name in ("featureids", "truenodeids", "falsenodeids")
+    )
     thresholds = _array(call, "nodes_values", 0, count)
     missing = _array(call, "nodes_missing_value_tracks_true", 0, count)
-    lengths = {len(trees), len(modes), len(thresholds), len(missing), *map(len, tables.values())}
-    if lengths != {count} or not count:
+    tables = (trees, modes, thresholds, missing, features, trues, falses)
+    if not count or any(len(table) != count for table in tables):
         raise node.invalid("the tables of tree nodes differ in length")
     places = {key: i for i, key in enumerate(zip(trees, ids, strict=True))}
     if len(places) != count:
@@ -82,13 +81,12 @@ def forest(call: Call, prefix: str, targets: int) -> Forest:
     if unknown:
         raise node.refuse(f"tree nodes of mode {min(unknown)!r}")
     true, false = np.arange(count), np.arange(count)
-    for i in range(count):
-        if not leaf[i]:
-            for table, name in ((true, "truenodeids"), (false, "falsenodeids")):
-                target = places.get((trees[i], tables[name][i]))
-                if target is None:
-                    raise node.invalid(f"tree node {ids[i]} of tree {trees[i]} leads to no node")
-                table[i] = target
+    for i in np.flatnonzero(~leaf).tolist():
+        for table, given_ids in ((true, trues), (false, falses)):
+            target = places.get((trees[i], given_ids[i]))
+            if target is None:
+                raise node.invalid(f"tree node {ids[i]} of tree {trees[i]} leads to no node")
+            table[i] = target
     call.charge(count * targets * 16)
     weights, given = np.zeros((count, targets)), np.zeros((count, targets))
     owners = [node.integers(f"{prefix}_{n}") for n in ("treeids", "nodeids", "ids")]
@@ -110,23 +108,17 @@ def forest(call: Call, prefix: str, targets: int) -> Forest:
     if len(first) != len(set(trees)):
         raise CyclicModel("a tree has no root", where=node.where)
     roots = np.array(list(first.values()))
-    levels = _levels(call, roots, leaf, true, false)
-    kinds = sorted({m for m in modes if m != LEAF})
-    index = {m: i for i, m in enumerate(kinds)}
-    mode = np.array([index.get(m, 0) for m in modes])
-    feature = np.where(leaf, 0, np.array(tables["featureids"]))
-    return Forest(roots, feature, thresholds, mode, missing, true, false, weights, given, levels)
-
-
-def _levels(call: Call, roots: NDArray, leaf: NDArray, true: NDArray, false: NDArray) -> int:
-    at, levels = np.unique(roots), 0
+    at, levels, most = np.unique(roots), 0, min(MAX_LEVELS, count)
     while not leaf[at].all():
         levels += 1
-        if levels > min(MAX_LEVELS, len(leaf)):
-            raise call.refuse(f"trees of more than {min(MAX_LEVELS, len(leaf))} levels")
+        if levels > most:
+            raise call.refuse(f"trees of more than {most} levels")
         inner = at[~leaf[at]]
         at = np.unique(np.concatenate([true[inner], false[inner]]))
-    return levels
+    index = {m: i for i, m in enumerate(sorted(set(modes) - {LEAF}))}
+    mode = np.array([index.get(m, 0) for m in modes])
+    feature = np.where(leaf, 0, np.array(features))
+    return Forest(roots, feature, thresholds, mode, missing, true, false, weights, given, levels)
 
 
 def _table(table: NDArray, places: Tensor, dtype: type) -> Tensor:
@@ -136,8 +128,7 @@ def _table(table: NDArray, places: Tensor, dtype: type) -> Tensor:
 def leaves(x: Tensor, trees: Forest) -> Tensor:
     """The leaf of each row in each tree: indices [rows, trees] into the tables."""
     call, width = x.call, (x.shape or (None, None))[1]
-    modes = call.node.strings("nodes_modes")
-    kinds = [MODES[m] for m in sorted({m for m in modes if m != LEAF})]
+    kinds = [MODES[m] for m in sorted(set(call.node.strings("nodes_modes")) - {LEAF})]
     if width is not None and trees.feature.max(initial=0) >= width:
         raise call.mismatch(f"a tree reads feature {trees.feature.max()} of {width}")
     start = call.literal(trees.roots.astype(np.int32)[None])
@@ -147,11 +138,10 @@ def leaves(x: Tensor, trees: Forest) -> Tensor:
         feature = _table(trees.feature, at, np.int32)
         seen = call.emit("GATHER", [x, feature], axis=1, batch_dims=1)
         limit = _table(trees.threshold, at, np.float32)
-        turns = [seen.compare(kind, limit) for kind in kinds]
-        turn = turns[0]
-        if len(turns) > 1:
+        turn, *others = (seen.compare(kind, limit) for kind in kinds)
+        if others:
             mode = _table(trees.mode, at, np.int32)
-            for i, other in enumerate(turns[1:], 1):
+            for i, other in enumerate(others, 1):
                 turn = call.select(mode.equals(i), other, turn)
         if trees.missing.any():
             lost = seen.compare("NOT_EQUAL", seen)
@@ -271,14 +261,9 @@ def tree_classifier(call: Call) -> list[Value]:
     labels, how = _labels(call), call.node.text("post_transform", "NONE")
     trees = forest(call, "class", len(labels))
     x = _features(call)
-    if len(labels) == 2:
-        return _two_classes(labels, how, trees, x)
-    scores = _aggregated(trees.weights, leaves(x, trees), "SUM")
-    return _answer(labels, _based(scores, len(labels)), how)
-
-
-def _two_classes(labels: NDArray, how: str, trees: Forest, x: Tensor) -> list[Value]:
-    call = x.call
+    if len(labels) != 2:
+        scores = _aggregated(trees.weights, leaves(x, trees), "SUM")
+        return _answer(labels, _based(scores, len(labels)), how)
     ids = set(call.node.integers("class_ids"))
     base = _array(call, "base_values", 0, 0)
     if len(base) > 1 or (len(base) and ids != {0}):
@@ -316,8 +301,8 @@ def _linear(call: Call, targets: int) -> Tensor:
 
 @operator("LinearRegressor", domain=ML)
 def linear_regressor(call: Call) -> Value:
-    scores = _linear(call, call.node.integer("targets", 1))
-    return transformed(scores, call.node.text("post_transform", "NONE")).value()
+    how = call.node.text("post_transform", "NONE")
+    return transformed(_linear(call, call.node.integer("targets", 1)), how).value()
 
 
 @operator("LinearClassifier", domain=ML)
@@ -440,7 +425,5 @@ def one_hot_encoder(call: Call) -> Value:
     return call.get(x).expand(x.rank or 0).equals(call.literal(keys)).cast(FLOAT).value()
 
 
-@operator("ZipMap", domain=ML)
-def zip_map(call: Call) -> Value:
-    """The probabilities unchanged, one column for each class, because the IR has no maps."""
-    return call.tensor(0)
+# The probabilities unchanged, one column for each class, because the IR has no maps.
+operator("ZipMap", domain=ML)(lambda call: call.tensor(0))

@@ -69,22 +69,14 @@ def reduced(kind: str, x: Tensor, layout: Layout, axes: Sequence[int]) -> tuple[
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def _square(x: Tensor) -> Tensor:
-    return x * x
-
-
-def _reduction(kind: str, before: Function = _same, after: Function = _same) -> Lower:
+def _reduction(kind: str, before: Function | None = None, after: Function | None = None) -> Lower:
     def lower(call: Call) -> Value:
         axes = axes_input(call)
         x, layout = call.stored(call.tensor(0))
-        made = before(x)
+        made = x if before is None else before(x)
         if axes:
             made, layout = reduced(kind, made, layout, axes)
-        return after(made).value(layout)
+        return (made if after is None else after(made)).value(layout)
 
     return lower
 
@@ -95,8 +87,8 @@ operator("ReduceMax")(_reduction("REDUCE_MAX"))
 operator("ReduceMin")(_reduction("REDUCE_MIN"))
 operator("ReduceProd")(_reduction("REDUCE_PROD"))
 operator("ReduceL1")(_reduction("SUM", abs))
-operator("ReduceL2")(_reduction("SUM", _square, sqrt))
-operator("ReduceSumSquare")(_reduction("SUM", _square))
+operator("ReduceL2")(_reduction("SUM", lambda x: x * x, sqrt))
+operator("ReduceSumSquare")(_reduction("SUM", lambda x: x * x))
 operator("ReduceLogSum")(_reduction("SUM", after=lambda x: x.fn("LOG")))
 
 
@@ -125,14 +117,14 @@ def search(call: Call) -> Value:
     kind = "ARG_MAX" if call.node.op == "ArgMax" else "ARG_MIN"
     x = call.tensor(0)
     axis, operand = call.own_axis(x), call.get(x)
-    if call.node.integer("select_last_index", 0):
+    if last := call.node.integer("select_last_index", 0):
+        operand = call.emit("REVERSE_V2", [operand, call.vector([axis])])
+    found = operand.best(kind, axis)
+    if last:
         size = operand.dims[axis]
         if size is None:
             raise call.refuse("the last of equals along an unknown dimension")
-        turned = call.emit("REVERSE_V2", [operand, call.vector([axis])])
-        found = size - 1 - turned.best(kind, axis)
-    else:
-        found = operand.best(kind, axis)
+        found = size - 1 - found
     return (found.expand(axis) if call.node.integer("keepdims", 1) else found).value()
 
 
@@ -173,10 +165,9 @@ def batch_normalization(call: Call) -> Value:
 
 def standardized(x: Tensor, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """(result, mean, 1 / deviation) of an operand along *places*, with the node's epsilon."""
-    axes = x.call.vector(places)
-    mean = x.call.emit("MEAN", [x, axes], keep_dims=True)
+    mean = x.reduced("MEAN", places, True)
     centred = x - mean
-    variance = x.call.emit("MEAN", [centred * centred, axes], keep_dims=True)
+    variance = (centred * centred).reduced("MEAN", places, True)
     inverse = (variance + x.call.node.number("epsilon", 1e-5)).fn("RSQRT")
     return centred * inverse, mean, inverse
 
@@ -291,7 +282,7 @@ def mean_variance(call: Call) -> Value:
     x = call.tensor(0)
     axes = call.axes(call.node.integers("axes", (0, 2, 3)), x.rank or 0)
     operand, layout = call.stored(x)
-    places = call.vector(sorted(axis_in(layout, a) for a in axes))
-    centred = operand - call.emit("MEAN", [operand, places], keep_dims=True)
-    deviation = sqrt(call.emit("MEAN", [centred * centred, places], keep_dims=True))
+    places = sorted(axis_in(layout, a) for a in axes)
+    centred = operand - operand.reduced("MEAN", places, True)
+    deviation = sqrt((centred * centred).reduced("MEAN", places, True))
     return (centred / (deviation + 1e-9)).value(layout)

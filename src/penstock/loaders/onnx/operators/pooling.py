@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -32,6 +33,15 @@ class Window(Struct, frozen=True):
     def reach(self) -> int:
         return (self.extent - 1) * self.dilation + 1
 
+    @property
+    def same_total(self) -> int | None:
+        """The padding that gives size / stride outputs; None if it depends on an unknown size."""
+        if self.stride == 1:
+            return self.reach - 1
+        if self.size is None:
+            return None
+        return max((-(-self.size // self.stride) - 1) * self.stride + self.reach - self.size, 0)
+
 
 def spatial(call: Call, extents: Sequence[int], sizes: Sequence[int | None]) -> list[Window]:
     """The windows of a node, with its `auto_pad` resolved. `after` is negative if no window reaches
@@ -48,31 +58,21 @@ def spatial(call: Call, extents: Sequence[int], sizes: Sequence[int | None]) -> 
     if min((*strides, *dilations, *extents), default=1) < 1:
         raise call.mismatch("extents, strides and dilations are positive")
     mode = node.text("auto_pad", "NOTSET")
+    columns = extents, strides, dilations, pads[:count], pads[count:], sizes
+    windows = [Window(*row) for row in zip(*columns, strict=True)]
+    if mode == "NOTSET":
+        return windows
+    if mode == "VALID":
+        return [replace(w, before=0, after=0) for w in windows]
+    if mode not in {"SAME_UPPER", "SAME_LOWER"}:
+        raise node.invalid(f"auto_pad {mode!r}")
     found = []
-    for i in range(count):
-        before, after = pads[i], pads[i + count]
-        if mode == "VALID":
-            before = after = 0
-        elif mode in {"SAME_UPPER", "SAME_LOWER"}:
-            total = _same_total(extents[i], strides[i], dilations[i], sizes[i])
-            if total is None:
-                raise call.refuse(f"auto_pad {mode} over a dimension of unknown size")
-            half = total // 2
-            before, after = (half, total - half) if mode == "SAME_UPPER" else (total - half, half)
-        elif mode != "NOTSET":
-            raise node.invalid(f"auto_pad {mode!r}")
-        found.append(Window(extents[i], strides[i], dilations[i], before, after, sizes[i]))
+    for window in windows:
+        if (total := window.same_total) is None:
+            raise call.refuse(f"auto_pad {mode} over a dimension of unknown size")
+        before = total // 2 if mode == "SAME_UPPER" else total - total // 2
+        found.append(replace(window, before=before, after=total - before))
     return found
-
-
-def _same_total(extent: int, stride: int, dilation: int, size: int | None) -> int | None:
-    """The padding of one axis so that it has size / stride outputs; None if it depends on an
-    unknown size.
-    """
-    reach = (extent - 1) * dilation + 1
-    if stride == 1:
-        return reach - 1
-    return None if size is None else max((-(-size // stride) - 1) * stride + reach - size, 0)
 
 
 def padding_of(windows: Sequence[Window]) -> str | None:
@@ -83,8 +83,7 @@ def padding_of(windows: Sequence[Window]) -> str | None:
 
 
 def _is_same(window: Window) -> bool:
-    total = _same_total(window.extent, window.stride, window.dilation, window.size)
-    if total is None:
+    if (total := window.same_total) is None:
         return False
     behind = total - total // 2
     if window.stride == 1 or window.size is None:
@@ -143,12 +142,6 @@ def _windows(call: Call) -> tuple[Value, list[Window], list[Window]]:
     return x, windows, grown
 
 
-def _lowest(dtype: DType) -> NDArray:
-    if dtype.is_float:
-        return np.array(-math.inf, dtype.numpy)
-    return np.array(np.iinfo(dtype.numpy).min, dtype.numpy)
-
-
 @operator("MaxPool")
 def max_pool(call: Call) -> Value:
     """A padding element is never the maximum."""
@@ -157,7 +150,8 @@ def max_pool(call: Call) -> Value:
         raise call.refuse("the indices of maxima")
     axes = len(windows)
     if axes > 2 or x.dtype not in HALVES or any(w.dilation > 1 for w in windows):
-        made, layout = _reduced(call, x, windows, "MAXIMUM", _lowest(x.dtype))
+        lowest = -math.inf if x.dtype.is_float else np.iinfo(x.dtype.numpy).min
+        made, layout = _reduced(call, x, windows, "MAXIMUM", np.array(lowest, x.dtype.numpy))
         return made.value(layout)
     image, flat = image_of(call, x, axes), planar(windows)
     padding = padding_of(flat)
@@ -169,14 +163,9 @@ def max_pool(call: Call) -> Value:
 
 def _pooled(image: Tensor, kind: str, windows: Sequence[Window], padding: str) -> Tensor:
     high, wide = windows
-    return image.fn(
-        kind,
-        padding=padding,
-        stride_h=high.stride,
-        stride_w=wide.stride,
-        filter_height=high.extent,
-        filter_width=wide.extent,
-    )
+    strides = {"stride_h": high.stride, "stride_w": wide.stride}
+    extents = {"filter_height": high.extent, "filter_width": wide.extent}
+    return image.fn(kind, padding=padding, **strides, **extents)
 
 
 def _reduced(
@@ -236,53 +225,43 @@ def average_pool(call: Call) -> Value:
             made *= call.literal(share.reshape((1, *(1,) * (axes == 1), *share.shape, 1)))
         return from_image(made, axes)
     total, layout = _reduced(call, x, grown, "ADD", np.zeros((), x.dtype.numpy))
-    if counts is None:
-        share = np.array(1 / whole).astype(x.dtype.numpy)
-    else:
-        share = (1 / counts).astype(x.dtype.numpy)[None, None].transpose(layout)
-    return (total * call.literal(share)).value(layout)
+    share = np.array(1 / whole) if counts is None else (1 / counts)[None, None].transpose(layout)
+    return (total * call.literal(share.astype(x.dtype.numpy))).value(layout)
 
 
 @operator("LpPool")
 def lp_pool(call: Call) -> Value:
     """The p-th root of the sum of p-th powers of each window."""
     x, _, windows = _windows(call)
-    p = call.node.number("p", 2)
-    raised, layout = _powers(call, x, p)
-    zero = np.zeros((), x.dtype.numpy)
-    total, order = _reduced(call, raised.value(layout), windows, "ADD", zero)
-    return _root(total, p).value(order)
-
-
-def _powers(call: Call, x: Value, p: float) -> tuple[Tensor, Layout]:
     operand, layout = call.stored(x)
+    zero = np.zeros((), x.dtype.numpy)
+    total, order = _reduced(call, _powers(operand).value(layout), windows, "ADD", zero)
+    return _root(total).value(order)
+
+
+def _powers(operand: Tensor) -> Tensor:
+    p = operand.call.node.number("p", 2)
     if p == 2:
-        return operand * operand, layout
-    size = abs(operand)
-    return (size if p == 1 else size**p), layout
+        return operand * operand
+    return abs(operand) if p == 1 else abs(operand) ** p
 
 
-def _root(operand: Tensor, p: float) -> Tensor:
+def _root(operand: Tensor) -> Tensor:
+    p = operand.call.node.number("p", 2)
     if p == 1:
         return operand
     return operand.fn("SQRT") if p == 2 else operand ** (1 / p)
 
 
-def _over_space(kind: str, operand: Tensor, layout: Layout) -> Tensor:
-    """Reduces all dimensions but batch and channels, and keeps them as dimensions of 1."""
-    places = sorted(axis_in(layout, axis) for axis in range(2, len(layout)))
-    return operand.reduced(kind, places, True)
+GLOBAL: Final = {"GlobalAveragePool": "MEAN", "GlobalMaxPool": "REDUCE_MAX", "GlobalLpPool": "SUM"}
 
 
-@operator("GlobalAveragePool", "GlobalMaxPool")
+@operator(*GLOBAL)
 def global_pool(call: Call) -> Value:
-    kind = "MEAN" if call.node.op == "GlobalAveragePool" else "REDUCE_MAX"
+    """Reduces all dimensions but batch and channels, and keeps them as dimensions of 1."""
     operand, layout = call.stored(call.tensor(0))
-    return _over_space(kind, operand, layout).value(layout)
-
-
-@operator("GlobalLpPool")
-def global_lp_pool(call: Call) -> Value:
-    p = call.node.number("p", 2)
-    raised, layout = _powers(call, call.tensor(0), p)
-    return _root(_over_space("SUM", raised, layout), p).value(layout)
+    places = sorted(axis_in(layout, axis) for axis in range(2, len(layout)))
+    powers = call.node.op == "GlobalLpPool"
+    made = _powers(operand) if powers else operand
+    made = made.reduced(GLOBAL[call.node.op], places, True)
+    return (_root(made) if powers else made).value(layout)

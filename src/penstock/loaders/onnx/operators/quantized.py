@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.ir.types import DType, NDArray, Quantization
+from penstock.ir.types import DType, Quantization
 from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.engine import dtype_of
 from penstock.loaders.onnx.operators import operator
@@ -88,7 +88,8 @@ def real_of(call: Call, x: Value, scale: Value, zero: Value) -> Value:
 def _converted(call: Call, value: Value, dtype: DType) -> Value:
     if value.array is not None:
         return constant(value.array.astype(dtype.numpy))
-    return call.get(value).cast(dtype).value()
+    operand, layout = call.stored(value)
+    return operand.cast(dtype).value(layout)
 
 
 def _matches(stored: Quantization, scale: Value, zero: Value) -> bool:
@@ -167,12 +168,10 @@ def _real_input(call: Call, at: int, *, channels: int | None = None) -> Value:
     """
     x, scale, zero = call.tensor(at), call.value(at + 1), call.value(at + 2)
     axis = None if _is_single(scale) else channels
-    if axis is None and not _is_single(scale):
-        raise call.refuse("scales of channels computed while running")
-    if axis is None:
+    if _is_single(scale):
         found = real_of(call, x, _flat(scale), _flat(zero))
     else:
-        if scale.array is None or zero.array is None:
+        if axis is None or scale.array is None or zero.array is None:
             raise call.refuse("scales of channels computed while running")
         shape = [-1 if i == axis else 1 for i in range(x.rank or 0)]
         points = np.broadcast_to(zero.array.reshape(-1), scale.array.reshape(-1).shape)
@@ -187,14 +186,15 @@ def _real_input(call: Call, at: int, *, channels: int | None = None) -> Value:
 
 def _as_integers(call: Call, x: Value, scale: Value, zero: Value, dtype: DType) -> Value | None:
     """*x* by its recipe, if it has a recipe that gives ONNX's result; otherwise None."""
-    single = _single(scale, zero)
-    if x.recipe is None or single is None or not single[0] > 0:
+    single, recipe = _single(scale, zero), x.recipe
+    if recipe is None or single is None or not single[0] > 0:
         return None
-    made: Value | None = x.recipe(call, Quantization(single[:1], single[1:]), dtype, "NONE")
+    made: Value | None = recipe(call, Quantization(single[:1], single[1:]), dtype, "NONE")
     return made
 
 
-def _finished(call: Call, made: Value, scale: Value, zero: Value) -> Value:
+def _finished(call: Call, made: Value) -> Value:
+    scale, zero = call.value(6), call.value(7)
     whole = _as_integers(call, made, scale, zero, zero.dtype)
     return whole or stored_of(call, made, _flat(scale), _flat(zero), zero.dtype)
 
@@ -214,14 +214,14 @@ def quantized_convolution(call: Call) -> Value:
         real.source = Source(constant(bias), scale.astype(np.float64), np.zeros(1, np.int64), 0)
         inputs.append(real)
     made = convolution(Call(call.body, call.node, inputs))
-    return _finished(call, made, call.value(6), call.value(7))
+    return _finished(call, made)
 
 
 @operator("QLinearMatMul")
 def quantized_matmul(call: Call) -> Value:
     a = _real_input(call, 0, channels=(call.tensor(0).rank or 2) - 2)
     b = _real_input(call, 3, channels=(call.tensor(3).rank or 2) - 1)
-    return _finished(call, multiplied(call, a, b), call.value(6), call.value(7))
+    return _finished(call, multiplied(call, a, b))
 
 
 MOST_PRODUCTS: Final = 2**24 // (255 * 255)
@@ -230,37 +230,27 @@ MOST_PRODUCTS: Final = 2**24 // (255 * 255)
 
 def _centred(call: Call, x: Value, zero: Value | None) -> Value:
     """Stored values minus their zero point, as floats. Their products are exact below 2**24."""
-    if x.array is not None:
-        wide = constant(x.array.astype(np.float32))
-    else:
-        operand, layout = call.stored(x)
-        wide = operand.cast(DType.FLOAT32).value(layout)
+    wide = _converted(call, x, DType.FLOAT32)
     if zero is None:
         return wide
-    if zero.array is not None and zero.array.size == 1:
-        point: NDArray = zero.array.reshape(()).astype(np.float32)
-        if wide.array is not None:
-            return constant(wide.array - point)
-        return call.pair("SUB", wide, constant(point))
-    if not _is_single(zero):
+    if not _is_single(zero) and (zero.array is None or zero.array.size != 1):
         raise call.refuse("zero points of rows or columns")
-    return call.pair("SUB", wide, call.get(zero).cast(DType.FLOAT32).value())
+    point = _converted(call, _flat(zero), DType.FLOAT32)
+    if wide.array is not None and point.array is not None:
+        return constant(wide.array - point.array)
+    return call.pair("SUB", wide, point)
 
 
 @operator("MatMulInteger", "ConvInteger")
 def integer_product(call: Call) -> Value:
     a, b = (_centred(call, call.tensor(i), call.optional(i + 2)) for i in (0, 1))
-    if call.node.op == "MatMulInteger":
-        depth = (a.shape or (None,))[-1]
-        _check_sums(call, depth)
+    multiplies = call.node.op == "MatMulInteger"
+    summed = (a.shape or (None,))[-1:] if multiplies else (b.shape or ())[1:]
+    count = math.prod(d or 0 for d in summed)
+    if None not in summed and count > MOST_PRODUCTS:
+        raise call.refuse(f"sums of {count} products, which float32 does not hold exactly")
+    if multiplies:
         return product(call, a, b).cast(DType.INT32).value()
-    shape = (b.shape or ())[1:]
-    _check_sums(call, None if None in shape else math.prod(d or 0 for d in shape))
     made = convolution(Call(call.body, call.node, [a, b]))
     layout, operand = next(iter(made.forms.items()))
     return Tensor(call, operand).cast(DType.INT32).value(layout)
-
-
-def _check_sums(call: Call, count: int | None) -> None:
-    if count is not None and count > MOST_PRODUCTS:
-        raise call.refuse(f"sums of {count} products, which float32 does not hold exactly")

@@ -9,19 +9,12 @@ from typing import Final
 import numpy as np
 
 from penstock.ir.types import DType, static_shape
+from penstock.loaders.onnx import values
 from penstock.loaders.onnx.calls import FAR, Call, Tensor
 from penstock.loaders.onnx.engine import dtype_of
 from penstock.loaders.onnx.folding import axes_of
 from penstock.loaders.onnx.operators import operator
-from penstock.loaders.onnx.values import (
-    Value,
-    axis_in,
-    constant,
-    identity,
-    inverse,
-    reshaped,
-    uniform,
-)
+from penstock.loaders.onnx.values import Value, axis_in, constant
 
 MAX_TARGET: Final = 32
 MAX_MIRRORED: Final = 1 << 20
@@ -39,15 +32,13 @@ def shape_of(call: Call) -> Value:
     return operand.value()
 
 
-@operator("Size")
-def size_of(call: Call) -> Value:
-    return call.get(0).sizes().reduced("REDUCE_PROD", [0]).value()
+operator("Size")(lambda call: call.get(0).sizes().reduced("REDUCE_PROD", [0]).value())
 
 
 def to_shape(call: Call, x: Value, target: Sequence[int]) -> Value:
     """*x* in a shape with at most one dimension of -1."""
     if x.array is not None and -1 not in target and math.prod(target) == x.array.size:
-        return constant(reshaped(x.array, tuple(target)))
+        return constant(values.reshaped(x.array, tuple(target)))
     if tuple(target) == x.shape:
         return x
     return call.get(x).reshape(target).value()
@@ -78,24 +69,13 @@ def _resolved(call: Call, x: Value, target: list[int | None]) -> Value:
                 if at >= len(dims):
                     raise call.mismatch(f"dimension {at} is kept, and the input has {len(dims)}")
                 target[at] = dims[at]
-    if -1 in target:
-        total = static_shape(dims)
-        rest = [d for d in target if d != -1]
-        if total is not None and None not in rest:
-            inner = math.prod(d for d in rest if d is not None)
-            if inner and math.prod(total) % inner == 0:
-                target[target.index(-1)] = math.prod(total) // inner
-        elif None in target and None in dims:
-            # The unknown dimension is the same on both sides, so the remainder follows from the
-            # others.
-            kept = [d for d in target if d is not None and d != -1]
-            known = [d for d in dims if d is not None]
-            if target.count(None) == dims.count(None) and 0 not in kept:
-                inner = math.prod(kept)
-                if inner and math.prod(known) % inner == 0:
-                    target[target.index(-1)] = math.prod(known) // inner
-    unknown = target.count(None)
-    if unknown + target.count(-1) > 1:
+    if -1 in target and target.count(None) == dims.count(None):
+        # Unknown dimensions are the same on both sides, so the remainder follows from the others.
+        inner = math.prod(d for d in target if d is not None and d != -1)
+        whole = math.prod(d for d in dims if d is not None)
+        if inner and whole % inner == 0:
+            target[target.index(-1)] = whole // inner
+    if target.count(None) + target.count(-1) > 1:
         return _computed(call, x, call.value(1))
     return to_shape(call, x, [-1 if d is None else d for d in target])
 
@@ -128,10 +108,8 @@ def flatten(call: Call) -> Value:
     return to_shape(call, x, target)
 
 
-def _given_axes(call: Call, index: int = 1) -> tuple[int, ...] | None:
-    if call.has(index):
-        return call.integers(index, "the axes")
-    return axes_of(call.node, [])
+def _given_axes(call: Call) -> tuple[int, ...] | None:
+    return call.integers(1, "the axes") if call.has(1) else axes_of(call.node, [])
 
 
 @operator("Squeeze")
@@ -186,13 +164,13 @@ def transpose_node(call: Call) -> Value:
     """Renames the dimensions. Elements are moved only if a consumer needs another order."""
     x = call.tensor(0)
     rank = x.rank or 0
-    order = call.node.integers("perm") if call.node.has("perm") else identity(rank)[::-1]
+    order = call.node.integers("perm") if call.node.has("perm") else values.identity(rank)[::-1]
     if sorted(order) != list(range(rank)):
         raise call.mismatch(f"{order} is no order of {rank} dimensions")
     if x.array is not None:
         return constant(x.array.transpose(order))
     local = call.emitter.local(x)
-    back = inverse(order)
+    back = values.inverse(order)
     have, operand = next(iter(local.forms.items()))
     found = call.emitter.value(operand, tuple(back[axis] for axis in have))
     for layout, other in local.forms.items():
@@ -214,7 +192,7 @@ def expand_node(call: Call) -> Value:
             return x
         if None not in found:
             if x.array is not None and x.array.size == 1:
-                return constant(uniform(x.array, tuple(d or 0 for d in found)))
+                return constant(values.uniform(x.array, tuple(d or 0 for d in found)))
             to = call.vector([d or 0 for d in found], np.int64)
             return call.get(x).repeated(to).value()
     operand = call.get(x)
@@ -259,13 +237,13 @@ def eye_like(call: Call) -> Value:
 
 @operator("Concat")
 def concat(call: Call) -> Value:
-    values = [call.tensor(i) for i in range(len(call.inputs))]
-    rank = values[0].rank or 0
+    inputs = [call.tensor(i) for i in range(len(call.inputs))]
+    rank = inputs[0].rank or 0
     axis = call.axis(call.node.integer("axis", 1 if call.version < 4 else None), rank)
-    if any(v.rank != rank for v in values):
+    if any(v.rank != rank for v in inputs):
         raise call.mismatch("inputs of different rank are joined")
-    layout = call.emitter.layout_of(values, rank)
-    operands = [call.get(v, layout) for v in values]
+    layout = call.emitter.layout_of(inputs, rank)
+    operands = [call.get(v, layout) for v in inputs]
     return call.concatenate(operands, axis_in(layout, axis)).value(layout)
 
 
@@ -286,14 +264,13 @@ def split(call: Call) -> list[Value]:
     at, types = call.place(axis_in(layout, axis)), [x.dtype] * count
     if parts is None:
         made = call.emit_all("SPLIT", [at, operand], types, num_splits=count)
-    else:
-        if len(parts) != count or (size is not None and sum(parts) != size):
-            raise call.mismatch(f"parts {parts} of a dimension of {size} for {count} outputs")
-        if count == 1:
-            return [x]
-        inputs = [operand, call.vector(parts), at]
-        made = call.emit_all("SPLIT_V", inputs, types, num_splits=count)
-    return [m.value(layout) for m in made]
+        return [m.value(layout) for m in made]
+    if len(parts) != count or (size is not None and sum(parts) != size):
+        raise call.mismatch(f"parts {parts} of a dimension of {size} for {count} outputs")
+    if count == 1:
+        return [x]
+    inputs = [operand, call.vector(parts), at]
+    return [m.value(layout) for m in call.emit_all("SPLIT_V", inputs, types, num_splits=count)]
 
 
 @operator("Pad")
@@ -306,8 +283,7 @@ def pad_node(call: Call) -> Value:
         flat = list(call.node.integers("pads"))
         value: Value | None = constant(np.array(call.node.number("value", 0.0), np.float32))
     else:
-        flat = list(call.integers(1, "the pads"))
-        value = call.optional(2)
+        flat, value = list(call.integers(1, "the pads")), call.optional(2)
         if call.has(3):
             axes = call.axes(call.integers(3, "the axes"), rank)
     if len(flat) != 2 * len(axes):
@@ -327,15 +303,12 @@ def pad_node(call: Call) -> Value:
     if any(b < 0 or a < 0 for b, a in ordered):
         raise call.refuse("negative pads with a value computed while running")
     paddings = call.literal(np.array(ordered, np.int32).reshape(-1, 2))
-    single = call.get(value).reshape([])
-    return call.emit("PADV2", [operand, paddings, single]).value(layout)
+    return call.emit("PADV2", [operand, paddings, call.get(value).reshape([])]).value(layout)
 
 
 def _mirrored(x: Tensor, pads: list[tuple[int, int]], mode: str) -> Tensor:
     call = x.call
-    for axis, (before, after) in enumerate(pads):
-        cut = min(before, 0), min(after, 0)
-        x = x.pad([cut if i == axis else (0, 0) for i in range(len(pads))])
+    x = x.pad([(min(b, 0), min(a, 0)) for b, a in pads])
     pads = [(max(b, 0), max(a, 0)) for b, a in pads]
     if not any(b or a for b, a in pads):
         return x
@@ -352,7 +325,13 @@ def _mirrored(x: Tensor, pads: list[tuple[int, int]], mode: str) -> Tensor:
             continue
         size = dims[axis]
         if mode == "edge":
-            x = _with_edges(x, axis, before, after)
+            parts = [x]
+            for count, start, end in ((before, 0, 1), (after, -1, FAR)):
+                repeats = call.vector(count if i == axis else 1 for i in range(len(dims)))
+                if count:
+                    edge = call.emit("TILE", [x.slice(axis, start, end), repeats])
+                    parts = [*parts, edge] if start else [edge, *parts]
+            x = call.concatenate(parts, axis)
             continue
         if size is None:
             raise call.refuse("a dimension of unknown size is repeated around its ends")
@@ -363,16 +342,6 @@ def _mirrored(x: Tensor, pads: list[tuple[int, int]], mode: str) -> Tensor:
         places = [(i - before) % period for i in range(whole)]
         x = x.gather(call.vector(p if p < size else period - p for p in places), axis)
     return x
-
-
-def _with_edges(x: Tensor, axis: int, before: int, after: int) -> Tensor:
-    """*x* with its first and last elements along *axis* repeated."""
-
-    def edge(count: int, start: int, end: int) -> list[Tensor]:
-        repeats = x.call.vector([count if i == axis else 1 for i in range(len(x.dims))])
-        return [x.call.emit("TILE", [x.slice(axis, start, end), repeats])] if count else []
-
-    return x.call.concatenate([*edge(before, 0, 1), x, *edge(after, -1, FAR)], axis)
 
 
 @operator("DepthToSpace")
