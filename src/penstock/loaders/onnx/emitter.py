@@ -21,18 +21,8 @@ from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import DType, NDArray, Quantization, Shape
-from penstock.loaders.onnx.values import (
-    Constants,
-    Layout,
-    Value,
-    constant,
-    identity,
-    inverse,
-    is_uniform,
-    logical,
-    reshaped,
-    uniform,
-)
+from penstock.loaders.onnx import values as forms
+from penstock.loaders.onnx.values import Layout, Value, identity, inverse, is_uniform, uniform
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0}
 """Layers, and the output-channel dimension of their weights."""
@@ -53,54 +43,43 @@ def fused(
     """*operations* of *emitter* after fusion. *outputs* are read from outside."""
     uses = Counter(i for o in operations for i in set(o.inputs))
     uses.update(outputs)
-    done: list[Operation | None] = []
+    done: list[Operation] = []
     writers: dict[int, int] = {}
     for operation in operations:
-        place, whole = None, None
-        if len(operation.outputs) == 1:
-            place, whole = _behind(emitter, operation, done, writers, uses)
-        if place is None or whole is None:
-            place, whole = len(done), operation
-            done.append(operation)
-        done[place] = whole
+        place, whole = len(done), operation
+        if operation.type in FUSED:
+            candidates = [operation.inputs[0]]
+        elif operation.type in {"MUL", "ADD"}:
+            candidates = [i for i in operation.inputs if i not in emitter.arrays]
+        else:
+            candidates = []
+        if len(candidates) == 1 and uses[candidates[0]] == 1 and candidates[0] in writers:
+            at = writers[candidates[0]]
+            both = _behind(emitter, operation, candidates[0], done[at])
+            if both is not None:
+                place, whole = at, both
+        done[place : place + 1] = [whole]
         writers.update(dict.fromkeys(whole.outputs, place))
-    return [o for o in done if o is not None]
+    return done
 
 
 def _behind(
-    emitter: Emitter,
-    operation: Operation,
-    done: Sequence[Operation | None],
-    writers: dict[int, int],
-    uses: Counter[int],
-) -> tuple[int | None, Operation | None]:
-    """(position of an earlier layer, that layer fused with *operation*); None if they cannot be
-    fused.
-    """
-    if operation.type in FUSED:
-        candidates = [operation.inputs[0]]
-    elif operation.type in {"MUL", "ADD"}:
-        candidates = [i for i in operation.inputs if i not in emitter.arrays]
-    else:
-        return None, None
-    if len(candidates) != 1 or uses[candidates[0]] != 1:
-        return None, None
-    place = writers.get(candidates[0])
-    layer = None if place is None else done[place]
-    if layer is None or emitter.dtype(candidates[0]) is not DType.FLOAT32:
-        return None, None
+    emitter: Emitter, operation: Operation, between: int, layer: Operation
+) -> Operation | None:
+    """*layer*, which writes *between*, fused with *operation*; None if they cannot be fused."""
+    if emitter.dtype(between) is not DType.FLOAT32:
+        return None
     if layer.attributes.get("fused_activation_function") != "NONE":
-        return None, None
-    if emitter.shape(operation.outputs[0]) != emitter.shape(candidates[0]):
-        return None, None
-    if operation.type in FUSED:
-        if layer.type not in ACTIVATED:
-            return None, None
-        name = FUSED[operation.type]
-        attributes = Attributes({**layer.attributes, "fused_activation_function": name})
-        return place, replace(layer, attributes=attributes, outputs=operation.outputs)
-    (other,) = (i for i in operation.inputs if i != candidates[0])
-    return place, _scaled(emitter, layer, operation, emitter.arrays[other])
+        return None
+    if emitter.shape(operation.outputs[0]) != emitter.shape(between):
+        return None
+    if operation.type not in FUSED:
+        (other,) = (i for i in operation.inputs if i != between)
+        return _scaled(emitter, layer, operation, emitter.arrays[other])
+    if layer.type not in ACTIVATED:
+        return None
+    attributes = {**layer.attributes, "fused_activation_function": FUSED[operation.type]}
+    return replace(layer, attributes=Attributes(attributes), outputs=operation.outputs)
 
 
 def _scaled(
@@ -123,14 +102,11 @@ def _scaled(
         made = emitter.constant((bias + vector).astype(np.float32))
         biased_inputs = (layer.inputs[0], layer.inputs[1], made)
         return replace(layer, inputs=biased_inputs, outputs=operation.outputs)
-    if uniform_weights := is_uniform(weights):
-        same = bool((vector == vector[:1]).all())
-        if not same and weights.size > MAX_SPREAD:
-            return None
-        uniform_weights = same
-    if uniform_weights:
+    if is_uniform(weights) and bool((vector == vector[:1]).all()):
         one = weights[(0,) * weights.ndim] * vector[0]
         grown = uniform(np.asarray(one, np.float32), weights.shape)
+    elif is_uniform(weights) and weights.size > MAX_SPREAD:
+        return None
     else:
         shape = [count if i == axis else 1 for i in range(weights.ndim)]
         grown = weights * vector.reshape(shape)
@@ -156,7 +132,7 @@ class Shared:
     """What the emitters of one model share: constants, and finished subgraphs by index."""
 
     def __init__(self) -> None:
-        self.constants = Constants()
+        self.constants = forms.Constants()
         self.subgraphs: list[Subgraph | None] = [None]
 
     def add(self, subgraph: Subgraph) -> int:
@@ -215,7 +191,7 @@ class Emitter:
         """The value of *operand*, whose dimensions are in *layout*."""
         item = self.operands[operand]
         order = identity(len(item.shape or ())) if layout is None or item.shape is None else layout
-        shape = logical(item.shape, order)
+        shape = forms.logical(item.shape, order)
         found = Value(item.dtype, shape, home=self, forms={order: operand}, known=known)
         array = self.arrays.get(operand)
         if array is not None and item.quantization is None:
@@ -301,7 +277,8 @@ class Emitter:
         if have is None or have >= rank:
             return value
         if value.array is not None:
-            return constant(reshaped(value.array, (1,) * (rank - have) + value.array.shape))
+            shape = (1,) * (rank - have) + value.array.shape
+            return forms.constant(forms.reshaped(value.array, shape))
         shape, operand = value.shape or (), self.get(value)
         if None not in shape:
             new = (*[1] * (rank - have), *(d or 0 for d in shape))
@@ -330,7 +307,10 @@ class Emitter:
             raise UnknownOperator(f"{kind!r} is not an operation of the vocabulary")
         given = [self.omitted() if i is None else i for i in inputs]
         if quantization is None and kind in MOVING:
-            quantization = self._moved(given, outputs)
+            # Elements that an operation only moves have the quantisation of its first such input.
+            moved = (self.operands[index] for index in given)
+            types = STORED.intersection(o for o in outputs[:1] if isinstance(o, DType))
+            quantization = next((o.quantization for o in moved if o.dtype in types), None)
         shapes_ = [None] * len(outputs) if declared is None else declared
         made = [
             o
@@ -358,16 +338,6 @@ class Emitter:
                     self.operands[index] = replace(self.operands[index], shape=value.shape)
         self.operations.append(operation)
         return indexes
-
-    def _moved(
-        self, given: Sequence[int], outputs: Sequence[DType | Operand]
-    ) -> Quantization | None:
-        """The quantisation of elements that an operation only moves."""
-        for index in given:
-            operand = self.operands[index]
-            if operand.dtype is outputs[0] and operand.dtype in STORED:
-                return operand.quantization
-        return None
 
     def one(
         self,

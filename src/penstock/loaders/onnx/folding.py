@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -67,19 +68,19 @@ def fold(node: Node, inputs: Sequence[Value | None], budget: Budget) -> Sequence
     if rule is None:
         return None
     arrays: list[NDArray | None] = []
-    partial = False
+    unknown = False
     for value in inputs:
         if value is None or value.array is not None:
             arrays.append(None if value is None else value.array)
         elif value.known is not None and node.op in PARTIAL:
-            partial = True
+            unknown = True
             arrays.append(value.known)
         else:
             return None
     try:
         with np.errstate(all="ignore"):
             given = Given(node, arrays, budget)
-            if not partial or all(a is None or a.dtype != object for a in arrays):
+            if not unknown or all(a is None or a.dtype != object for a in arrays):
                 return rule(given)
             return _partly(given, rule, DType.INT64 if inputs[0] is None else inputs[0].dtype)
     except ModelError:
@@ -99,12 +100,8 @@ def _shape(node: Node, inputs: Sequence[Value | None]) -> Folded:
     rank = len(value.shape)
     start, end = node.integer("start", 0), node.integer("end", rank)
     start, end = (min(max(e + rank if e < 0 else e, 0), rank) for e in (start, end))
-    return [_joined(value.shape[start:end])]
-
-
-def _joined(elements: Sequence[int | None]) -> NDArray:
-    """A vector of integers; of objects if some are unknown."""
-    return np.array(elements, object if None in elements else np.int64)
+    dims = value.shape[start:end]
+    return [np.array(dims, object if None in dims else np.int64)]
 
 
 def _partly(given: Given, rule: Rule, dtype: DType) -> Folded:
@@ -149,17 +146,16 @@ def _masked(values: NDArray, unknown: NDArray, dtype: DType) -> NDArray:
     return objects
 
 
-def _evaluated(given: Given) -> Folded:
-    """The result of the evaluator. The caller has bounded its memory."""
+def _evaluated(given: Given, guard: Guard | None = None) -> Folded:
+    """The result of the evaluator, if *guard* accepts the node. The caller or the guard has bounded
+    its memory.
+    """
     node = given.node
+    if guard is not None and not guard(given):
+        return None
     attributes = {k: v for k, v in node.attributes.items() if k in ATTRIBUTES and v != []}
     found = evaluate(node.op, node.version, given.arrays, len(node.outputs), attributes)
     return found if len(found) == len(node.outputs) else None
-
-
-def _guarded(guard: Guard) -> Rule:
-    """The rule that evaluates a node if *guard* accepts it."""
-    return lambda given: _evaluated(given) if guard(given) else None
 
 
 ATTRIBUTES: Final = frozenset({
@@ -300,11 +296,6 @@ def _unsqueezed(given: Given) -> Folded:
     return [reshaped(x, tuple(1 if i in added else next(dims) for i in range(x.ndim + len(axes))))]
 
 
-def _same(given: Given) -> Folded:
-    """Returns the input. The evaluator would copy it."""
-    return [given.arrays[0]]
-
-
 def _cast(given: Given) -> Folded:
     """Folds Cast. The evaluator does not report floats that no integer can hold, and it copies
     repeated elements.
@@ -439,8 +430,8 @@ GUARDS: Final[dict[str, Guard]] = {
 """Operators that the evaluator computes."""
 
 FOLDS: Final[dict[str, Rule]] = {
-    **{op: _guarded(guard) for op, guard in GUARDS.items()},
-    "Identity": _same,
+    **{op: partial(_evaluated, guard=guard) for op, guard in GUARDS.items()},
+    "Identity": lambda given: [given.arrays[0]],  # the evaluator would copy it
     "Cast": _cast,
     "ConstantOfShape": _filled,
     "Expand": _expanded,
