@@ -144,11 +144,10 @@ def collect(
 def _noting(store: Store, group: Found, refused: dict[bytes, str]) -> Iterator[None]:
     """Records a failure of the block, so that one entry does not prevent the removal of others."""
     try:
-        yield
+        with store.naming("emptied"):
+            yield
     except CacheError as error:
         refused.setdefault(group.token, str(error))
-    except OSError as error:
-        refused.setdefault(group.token, str(store.unreadable(error, "emptied")))
 
 
 def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
@@ -158,27 +157,32 @@ def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
     it. A directory in place of one of its files is kept and raises `IsADirectoryError`. Raises
     `OSError`, `CacheError`.
     """
-    token = group.token
+    token, names = group.token, group.names("index", "model", "data")
     entries: set[bytes] = set()
-    stays: IsADirectoryError | None = None
+    stays: list[IsADirectoryError] = []
     with _exclusively(store, token) as held:
-        if not held or not _unchanged(store, group):
+        if not held:
+            return False
+        try:  # an entry that was published or used since the scan is kept
+            if any(store.files.status_of(store.at(n)) != group.status[n] for n in names):
+                return False
+        except FileNotFoundError:
             return False
         if only_if_dead and awaited_claim(store, token):
             return False
         if (record := store.read_record(token)) is not None:
             entries = store.entry_ids(token, record)
-        for name in group.names("index", "model", "data"):
+        for name in names:
             try:
                 store.unlink(name)
             except IsADirectoryError as error:
-                stays = stays or error
+                stays.append(error)
         store.locks.remove(lock_name(token))
         store.unlink_quietly(group.names("lease", "lock"))
     if record is not None:
         store.forget(token, record, entries)
-    if stays is not None:
-        raise stays
+    if stays:
+        raise stays[0]
     return True
 
 
@@ -207,17 +211,6 @@ def _are_anothers(store: Store, group: Found, names: Iterable[str]) -> bool:
         group.status[name].owner != user and group.status[name].modified_ns > since_ns
         for name in names
     )
-
-
-def _unchanged(store: Store, group: Found) -> bool:
-    """Whether the entry was neither published nor used since the scan."""
-    try:
-        return all(
-            store.files.status_of(store.at(name)) == group.status[name]
-            for name in group.names("index", "model", "data")
-        )
-    except FileNotFoundError:
-        return False
 
 
 @contextmanager

@@ -36,7 +36,9 @@ def _of_kind(delegate: str, kind: Kind) -> Fit:
     try:
         device, info = find_device(kind)
     except DeviceUnavailable:
-        return Fit(delegate, "", False, _nothing(kind))
+        known = [i for i in manager.infos() if not kind.mismatch(i)]
+        reasons = "; ".join(f"{i.name} cannot be used: {i.reason}" for i in known)
+        return Fit(delegate, "", False, reasons or "no installed driver has a device of this kind")
     if kind is COREML and (reason := missing(info, "neural_engine", 0, this_host())):
         return Fit(delegate, info.name, False, reason)
     if info.capabilities.simulated:
@@ -47,14 +49,6 @@ def _of_kind(delegate: str, kind: Kind) -> Fit:
             "; it computes in the accuracy class relaxed alone: give is_precision_loss_allowed=True"
         )
     return Fit(delegate, info.name, True, why)
-
-
-def _nothing(kind: Kind) -> str:
-    """Why no device of *kind* is usable."""
-    known = [i for i in manager.infos() if not kind.mismatch(i)]
-    if known:
-        return "; ".join(f"{i.name} cannot be used: {i.reason}" for i in known)
-    return "no installed driver has a device of this kind"
 
 
 def _runtime() -> Fit:

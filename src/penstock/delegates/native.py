@@ -43,13 +43,9 @@ def find_litert() -> ModuleType | None:
     module = importlib.import_module(MODULE)
     if hasattr(module, "_interpreter_wrapper"):
         return module
-    return _by_place(Path(next(iter(found.submodule_search_locations))) / "interpreter.py")
-
-
-def _by_place(file: Path) -> ModuleType:
-    """The module in *file*, imported under another name."""
     if (known := sys.modules.get(OWN_NAME)) is not None:
         return known
+    file = Path(next(iter(found.submodule_search_locations))) / "interpreter.py"
     spec = importlib.util.spec_from_file_location(OWN_NAME, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no module")
@@ -243,12 +239,10 @@ class NativeDelegate(Delegate):
         """The nodes that the delegate may see."""
         nodes = []
         for index in context.execution_plan:
-            reason = context.reason_kept(index)
             node = context.node_and_registration(index)[0]
-            tensors = [t for t in (*node.inputs, *node.outputs) if t >= 0]
-            if not reason:
-                reason = next(filter(None, (_not_passed(context.tensor(t)) for t in tensors)), "")
-            if reason:
+            tensors = [context.tensor(t) for t in (*node.inputs, *node.outputs) if t >= 0]
+            reasons = (context.reason_kept(index), *map(_not_passed, tensors))
+            if reason := next(filter(None, reasons), ""):
                 self.reasons[index] = reason
             else:
                 nodes.append(index)

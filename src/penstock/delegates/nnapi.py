@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, Literal
 
 from penstock.delegates.driver import CallerCache, DriverDelegate, checked_choice
@@ -75,7 +76,17 @@ class NnapiDelegate(DriverDelegate):
             max_delegated_partitions=most if most > 0 else None,
         )
         self.caller_cache = CallerCache(cache_dir, model_token, ("cache_dir", "model_token"))
-        if cache_dir is not None and (reason := _unwritable(cache_dir)):
+        if cache_dir is None:
+            return
+        from penstock.cache.info import checked_directory
+
+        place = Path(checked_directory(cache_dir))
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            reason = "" if os.access(place, os.W_OK | os.X_OK) else "it cannot be written"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if reason:
             log.warning("%s keeps nothing in cache_dir %s: %s", self.name, cache_dir, reason)
 
 
@@ -94,17 +105,3 @@ def _devices(name: str | None, without_cpu: bool) -> list[Device]:
             "no device but the reference one is usable here, and disallow_nnapi_cpu leaves that out"
         )
     return devices
-
-
-def _unwritable(directory: str | os.PathLike[str]) -> str:
-    """Creates *directory* if it is missing. Returns why it cannot be written; "" if it can."""
-    from penstock.cache.info import CacheInfo
-
-    place = CacheInfo(directory).directory
-    if place is None:
-        return ""
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        return error.strerror or str(error)
-    return "" if os.access(place, os.W_OK | os.X_OK) else "it cannot be written"

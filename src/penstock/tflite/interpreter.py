@@ -18,7 +18,7 @@ from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.planning import check_rules
 from penstock.tflite import texts
 from penstock.tflite.core import Core
-from penstock.tflite.loading import LoadedFile, open_content, open_path
+from penstock.tflite.loading import open_content, open_path
 from penstock.tflite.resolver import OpResolverType, placed_by
 from penstock.tflite.session import Session
 from penstock.tflite.values import as_index
@@ -70,16 +70,13 @@ class SignatureRunner:
 
     def get_input_details(self) -> dict[str, dict[str, Any]]:
         """Name -> details dictionary of each input, as in `Interpreter.get_input_details`."""
-        return {
-            name: self._core.details(index, self._subgraph_index)
-            for name, index in self._inputs.items()
-        }
+        details, subgraph = self._core.details, self._subgraph_index
+        return {name: details(index, subgraph) for name, index in self._inputs.items()}
 
     def get_output_details(self) -> dict[str, dict[str, Any]]:
         """Name -> details dictionary of each output."""
-        return {
-            name: self._core.details(index, self._subgraph_index) for name, index in self._outputs
-        }
+        details, subgraph = self._core.details, self._subgraph_index
+        return {name: details(index, subgraph) for name, index in self._outputs}
 
 
 class Interpreter(Closing):
@@ -143,7 +140,9 @@ class Interpreter(Closing):
             _check_placement(devices, policy)
         if resolved.note and devices is None:
             warnings.warn(resolved.note, stacklevel=2)
-        file = _open(model_path, model_content)
+        if bool(model_path) == bool(model_content):
+            raise ValueError(texts.TWO_MODELS if model_path else texts.NO_MODEL)
+        file = open_path(model_path) if model_path else open_content(model_content)
         added: list[Delegate] = []
         if experimental_delegates:
             from penstock.tflite.delegates import every
@@ -447,14 +446,6 @@ def _check_flags(*flags: object) -> None:
                 "CreateWrapper(): incompatible function arguments. An option is True or False, "
                 f"not {flag!r}"
             )
-
-
-def _open(path: Any, content: Any) -> LoadedFile:
-    if path and not content:
-        return open_path(path)
-    if content and not path:
-        return open_content(content)
-    raise ValueError(texts.TWO_MODELS if path else texts.NO_MODEL)
 
 
 def _check_placement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -34,16 +35,15 @@ def resize(call: Call) -> Value:
     x = call.tensor(0)
     dims = x.shape or ()
     node = call.node
-    mode = node.text(
-        "coordinate_transformation_mode", "half_pixel" if call.version > 10 else "asymmetric"
-    )
-    nearest = node.text("nearest_mode", "round_prefer_floor" if call.version > 10 else "floor")
+    old = call.version < 11
+    mode = node.text("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
+    nearest = node.text("nearest_mode", "floor" if old else "round_prefer_floor")
     if node.integer("antialias", 0):
         raise call.refuse("resizing with antialias")
     axes: Sequence[int] = range(len(dims))
     if node.has("axes"):
         axes = call.axes(node.integers("axes"), len(dims))
-    at = 1 if call.version < 11 else 2
+    at = 1 if old else 2
     scales: list[float] = [1.0] * len(dims)
     size: list[int | None] = list(dims)
     given = call.array(at)
@@ -59,26 +59,18 @@ def resize(call: Call) -> Value:
         wanted = call.integers(3, "the sizes")
         if len(wanted) != len(axes):
             raise call.mismatch(f"{len(wanted)} sizes for {len(axes)} dimensions")
-        wanted = _kept_aspect(
-            call, node.text("keep_aspect_ratio_policy", "stretch"), wanted, [dims[a] for a in axes]
-        )
+        policy = node.text("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            if any(dims[a] is None for a in axes):
+                raise call.refuse("the aspect ratio of an input of unknown size")
+            ratios = [w / (dims[a] or 1) for w, a in zip(wanted, axes, strict=True)]
+            ratio = min(ratios) if policy == "not_larger" else max(ratios)
+            wanted = tuple(math.floor(ratio * (dims[a] or 0) + 0.5) for a in axes)
         for axis, target in zip(axes, wanted, strict=True):
             own = dims[axis]
             size[axis] = target
             scales[axis] = 1.0 if own is None or not own else target / own
     return _resized(call, x, scales, size, mode, nearest, axes)
-
-
-def _kept_aspect(
-    call: Call, policy: str, wanted: tuple[int, ...], dims: list[int | None]
-) -> tuple[int, ...]:
-    if policy == "stretch":
-        return wanted
-    if None in dims:
-        raise call.refuse("the aspect ratio of an input of unknown size")
-    ratios = [w / (d or 1) for w, d in zip(wanted, dims, strict=True)]
-    scale = min(ratios) if policy == "not_larger" else max(ratios)
-    return tuple(math.floor(scale * (d or 0) + 0.5) for d in dims)
 
 
 def _resized(
@@ -140,51 +132,37 @@ def _taps(
         if rounded is None:
             raise call.node.invalid(f"nearest_mode {nearest!r}")
         return [(np.clip(rounded, 0, own - 1).astype(np.int32), None)]
-    low = np.floor(places)
-    share = places - low
     if kind in {"linear", "bilinear"}:
         inside = np.clip(places, 0, own - 1)
         low = np.floor(inside)
-        share = inside - low
-        pairs = [(low, 1 - share), (np.minimum(low + 1, own - 1), share)]
+        weights = np.array([1 - (inside - low), inside - low])
     elif kind == "cubic":
-        pairs = _cubic(call, low, share, own)
+        low = np.floor(places) - 1
+        a, near = call.node.number("cubic_coeff_a", -0.75), places - np.floor(places)
+        outer = np.array([near + 1, 2 - near])
+        inner = np.array([near, 1 - near])
+        outer = ((a * outer - 5 * a) * outer + 8 * a) * outer - 4 * a
+        inner = ((a + 2) * inner - (a + 3)) * inner * inner + 1
+        weights = np.array([outer[0], *inner, outer[1]])
+        if call.node.integer("exclude_outside", 0):
+            taps = low + np.arange(4)[:, None]
+            weights = np.where((taps >= 0) & (taps < own), weights, 0)
+            weights /= weights.sum(axis=0)
     else:
         raise call.node.invalid(f"the mode {kind!r}")
-    return [(np.clip(i, 0, own - 1).astype(np.int32), w) for i, w in pairs]
-
-
-def _cubic(call: Call, low: NDArray, share: NDArray, own: int) -> list[tuple[NDArray, NDArray]]:
-    a = call.node.number("cubic_coeff_a", -0.75)
-    far, near = share + 1, share
-    weights = [
-        ((a * far - 5 * a) * far + 8 * a) * far - 4 * a,
-        ((a + 2) * near - (a + 3)) * near * near + 1,
-        ((a + 2) * (1 - near) - (a + 3)) * (1 - near) * (1 - near) + 1,
-        ((a * (2 - near) - 5 * a) * (2 - near) + 8 * a) * (2 - near) - 4 * a,
-    ]
-    indices = [low + i for i in (-1, 0, 1, 2)]
-    if call.node.integer("exclude_outside", 0):
-        weights = [
-            np.where((i >= 0) & (i < own), w, 0) for i, w in zip(indices, weights, strict=True)
-        ]
-        total = np.sum(weights, axis=0)
-        weights = [w / total for w in weights]
-    return list(zip(indices, weights, strict=True))
+    return [(np.clip(low + i, 0, own - 1).astype(np.int32), w) for i, w in enumerate(weights)]
 
 
 def _along(operand: Tensor, axis: int, taps: list[tuple[NDArray, NDArray | None]]) -> Tensor:
-    call, dtype = operand.call, operand.dtype
-    total: Tensor | None = None
+    call, dtype, parts = operand.call, operand.dtype, []
     for indices, weights in taps:
-        part = operand.gather(call.literal(indices), axis)
+        parts.append(operand.gather(call.literal(indices), axis))
         if weights is not None:
             if not dtype.is_float or dtype is DType.BFLOAT16:
                 raise call.refuse(f"interpolation of {dtype.value}")
             shape = [-1 if i == axis else 1 for i in range(len(operand.dims))]
-            part *= call.literal(weights.astype(dtype.numpy).reshape(shape))
-        total = part if total is None else total + part
-    return operand if total is None else total
+            parts[-1] *= call.literal(weights.astype(dtype.numpy).reshape(shape))
+    return reduce(lambda a, b: a + b, parts)
 
 
 MAX_CLASSES: Final = 256
@@ -212,11 +190,8 @@ def suppression(call: Call) -> Value:
             own = _corners(own)
         for kind in range(classes):
             flat = levels.slice(0, image, image + 1).slice(1, kind, kind + 1).reshape([count])
-            found, kept = call.emit_all(
-                "NON_MAX_SUPPRESSION_V4",
-                [own, flat, most, overlap, least],
-                [DType.INT32, DType.INT32],
-            )
+            inputs, types = [own, flat, most, overlap, least], [DType.INT32] * 2
+            found, kept = call.emit_all("NON_MAX_SUPPRESSION_V4", inputs, types)
             size = kept.reshape([1])
             places = call.emit("SLICE", [found, call.vector([0]), size])
             column = places.cast(DType.INT64).expand(1)
@@ -231,9 +206,7 @@ def _most(call: Call, count: int) -> Tensor:
     """The greatest number of boxes kept of a class. It is limited to the number of boxes, because
     memory is allocated for it.
     """
-    if not call.has(2):
-        return call.scalar(0, DType.INT32)
-    limit = call.array(2)
+    limit = call.array(2) if call.has(2) else np.zeros(1, np.int64)
     if limit is not None:
         return call.scalar(min(max(int(limit.reshape(-1)[0]), 0), count), DType.INT32)
     return call.get(2).cast(DType.INT32).reshape([]).minimum(count)
