@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from penstock.ir import NDArray, Operand, Shape
 from penstock.memory.buffer import DeviceBuffer, fetch_value, put_value
-from penstock.memory.copies import STAGED, CopyReceipt
+from penstock.memory.copies import CopyReceipt, receipts_of
 
 
 class Loop(Struct, frozen=True):
@@ -60,11 +60,9 @@ class Cells:
         for loop, read in self._variables():
             began = perf_counter_ns()
             value, count = fetch_value(read)
-            spent = perf_counter_ns() - began
             route = (read.device or "pool", "host")
             reason = f"the state has its value of {loop.name!r} on the device of another model"
-            copies.append(CopyReceipt(value.nbytes, *route, reason, None, None, began, spent))
-            copies += _staged(value.nbytes, count - 1, None)
+            copies += receipts_of(count, value.nbytes, route, reason, began)
             found[loop.variable] = value
         return found
 
@@ -87,12 +85,5 @@ def put(
     """Writes *value* of *loop* to *buffer*; records the copies, with *reason*, in *copies*."""
     array, began = np.asarray(value), perf_counter_ns()
     count = put_value(buffer, array)
-    spent = perf_counter_ns() - began
     route = ("host", buffer.device or "pool")
-    copies.append(CopyReceipt(array.nbytes, *route, reason, None, loop.read, began, spent))
-    copies += _staged(array.nbytes, count - 1, loop.read)
-
-
-def _staged(nbytes: int, count: int, operand: int | None) -> list[CopyReceipt]:
-    """Receipts of the intermediate copies; their time is part of the copy before."""
-    return [CopyReceipt(nbytes, "host", "host", STAGED, None, operand) for _ in range(count)]
+    copies += receipts_of(count, array.nbytes, route, reason, began, loop.read)

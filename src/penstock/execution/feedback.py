@@ -171,7 +171,7 @@ class Feedback:
                 both = InputRole(user, loop.name), OutputRole(user, loop.name)
                 made[loop] = allocate(both), allocate(both)
                 for buffer in made[loop]:
-                    buffer.remedy = AGAIN
+                    buffer.stored.remedy = AGAIN
                 if loop.variable >= 0:
                     reason = f"{loop.name!r} begins with the value that the state has"
                     put(made[loop][0], values[loop.variable], loop, reason, copies)

@@ -121,11 +121,9 @@ def copied(
     step: int | None = None,
     operand: int | None = None,
 ) -> NDArray:
-    """A copy of *value*, recorded in *copies* with *route* (source and destination)."""
-    began = perf_counter_ns()
-    kept = np.array(value)
-    spent = perf_counter_ns() - began
-    copies.append(CopyReceipt(value.nbytes, *route, reason, step, operand, began, spent))
+    """A copy of *value*, recorded as `copy_over` does."""
+    kept = np.empty_like(value, subok=False)
+    copy_over(kept, value, copies, route, reason, step=step, operand=operand)
     return kept
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import Final
 
 import msgspec
@@ -43,3 +44,22 @@ def watched_copies(watch: Callable[[CopyReceipt], None]) -> Iterator[None]:
         yield
     finally:
         _watchers.remove(watch)
+
+
+def receipts_of(
+    count: int,
+    nbytes: int,
+    route: tuple[str, str],
+    reason: str,
+    began_ns: int,
+    operand: int | None = None,
+) -> tuple[CopyReceipt, ...]:
+    """Receipts of *count* copies, which began at *began_ns* and have just ended.
+
+    The first has the time of all; the others are those between on the way (`STAGED`).
+    """
+    spent = perf_counter_ns() - began_ns
+    return (
+        CopyReceipt(nbytes, *route, reason, None, operand, began_ns, spent),
+        *(CopyReceipt(nbytes, "host", "host", STAGED, None, operand) for _ in range(count - 1)),
+    )

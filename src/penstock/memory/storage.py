@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -83,11 +83,8 @@ class OnDevice:
     def copy_to(self, memory: Memory) -> int:
         if self._maps(memory):
             self._call("copy_to", memory)
-            return 1 + self._carries(memory)
-        with (
-            map_memory(memory) as mapping,
-            staging((memory.size,), np.dtype(np.uint8)) as (pool, array),
-        ):
+            return 1 + needs_copy(self._buffer, memory)
+        with map_memory(memory) as mapping, _flat_staging(memory) as (pool, array):
             self._call("copy_to", pool.memory)
             mapping.array[:] = array
         return 2
@@ -95,11 +92,8 @@ class OnDevice:
     def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> int:
         if self._maps(memory):
             self._call("copy_from", memory, shape)
-            return 1 + self._carries(memory)
-        with (
-            map_memory(memory) as mapping,
-            staging((memory.size,), np.dtype(np.uint8)) as (pool, array),
-        ):
+            return 1 + needs_copy(self._buffer, memory)
+        with map_memory(memory) as mapping, _flat_staging(memory) as (pool, array):
             array[:] = mapping.array
             self._call("copy_from", pool.memory, shape)
         return 2
@@ -126,9 +120,6 @@ class OnDevice:
 
     def _maps(self, memory: Memory) -> bool:
         return memory.name in mappable_kinds(self._owner)
-
-    def _carries(self, memory: Memory) -> bool:
-        return needs_copy(self._buffer, memory)
 
 
 class InPool:
@@ -216,6 +207,10 @@ def staging(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[tuple[Memo
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     with MemoryPool.anonymous(nbytes) as pool:
         yield pool, pool.view(dtype, shape)
+
+
+def _flat_staging(memory: Memory) -> AbstractContextManager[tuple[MemoryPool, NDArray]]:
+    return staging((memory.size,), np.dtype(np.uint8))
 
 
 def place_of(array: NDArray) -> Memory | None:

@@ -230,7 +230,7 @@ class DeviceStore(Storage):
 
     def place(self, kind: str) -> Any:
         """The buffer. Raises OP_FAILED for an input without a value, DEAD_OBJECT if it is lost."""
-        if (lost := self.buffer.gone()) is not None:
+        if (lost := self.buffer.stored.gone()) is not None:
             with translated():
                 raise lost
         if kind == "input" and not self.buffer.is_initialized:

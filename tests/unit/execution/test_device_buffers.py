@@ -470,10 +470,10 @@ def test_a_buffer_is_of_this_process_and_does_not_pickle(compiled: penstock.Comp
     with compiled.allocate(inputs=["x"]) as buffer:
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(buffer)
-        buffer._process += 1
+        buffer.stored._process += 1
         with pytest.raises(errors.StateError, match="before a fork"):
             compiled.run([buffer])
-        buffer._process -= 1
+        buffer.stored._process -= 1
         assert "float32" in repr(buffer)
 
 

@@ -22,7 +22,6 @@ F32 = DType.FLOAT32
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 ELSEWHERE: Final = {
-    ("execution/results.py", "copied"): "writes the receipt",
     ("execution/results.py", "copy_over"): "writes the receipt",
     ("execution/inputs.py", "as_array"): "writes the receipt",
     ("execution/series.py", "Series.targets"): "writes the receipt",
@@ -44,11 +43,13 @@ ELSEWHERE: Final = {
     ("memory/bound.py", "BoundPool.read"): "called by Copying.fetch, which writes the receipt",
     ("memory/bound.py", "BoundPool.write"): "called by Copying.put, which writes the receipt",
     ("memory/buffer.py", "DeviceBuffer._copy_from_buffer"): "the caller asks for a copy",
-    ("memory/buffer.py", "DeviceBuffer._copy_to_array"): "the caller asks for a copy",
-    ("memory/buffer.py", "DeviceBuffer._fetched"): "counted for who writes the receipt",
-    ("memory/buffer.py", "DeviceBuffer._put"): "counted for who writes the receipt",
-    ("memory/buffer.py", "DeviceBuffer._take"): "counted for who writes the receipt",
+    ("memory/buffer.py", "DeviceBuffer.copy_from"): "the caller asks for a copy",
     ("memory/buffer.py", "DeviceBuffer.copy_to"): "the caller asks for a copy",
+    ("memory/buffer.py", "StoredValue._staged"): "counted for who writes the receipt",
+    ("memory/buffer.py", "StoredValue.copy_to"): "counted for who writes the receipt",
+    ("memory/buffer.py", "StoredValue.copy_to_array"): "counted for who writes the receipt",
+    ("memory/buffer.py", "StoredValue.put"): "counted for who writes the receipt",
+    ("memory/buffer.py", "StoredValue.take"): "counted for who writes the receipt",
     ("memory/buffer.py", "DeviceBuffer.numpy"): "the caller asks for a copy",
     ("memory/buffer.py", "fetch_value"): "counted for who writes the receipt",
     ("memory/domain.py", "ManagedBuffer.copy_to"): "a driver's memory",
