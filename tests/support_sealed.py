@@ -17,11 +17,7 @@ from msgspec.structs import replace
 
 from penstock import sealed
 from penstock.errors import CacheError
-from penstock.testing.doubles import (
-    QUICK_FILES,
-    crash,
-    failing,
-)
+from penstock.testing import doubles
 
 TOKEN = bytes(range(32))
 BINDING = bytes(range(100, 132))
@@ -37,10 +33,10 @@ class Opened:
 
 
 FAULTS = {
-    "crash": crash,
-    "ENOSPC": failing(errno.ENOSPC),
-    "EIO": failing(errno.EIO),
-    "EACCES": failing(errno.EACCES),
+    "crash": doubles.crash,
+    "ENOSPC": doubles.failing(errno.ENOSPC),
+    "EIO": doubles.failing(errno.EIO),
+    "EACCES": doubles.failing(errno.EACCES),
 }
 
 
@@ -119,20 +115,20 @@ class Rig:
         self._keys = keys
         self._registry = registry
 
-    def keys(self, files: sealed.FileSystem = QUICK_FILES) -> sealed.KeyStore:
+    def keys(self, files: sealed.FileSystem = doubles.QUICK_FILES) -> sealed.KeyStore:
         return self._keys or sealed.FileKeyStore(self.state / "key", files=files)
 
     def registry(self, keys: sealed.KeyStore | None = None) -> sealed.Registry:
         if self._registry is not None:
             return self._registry()
         keys = keys or self.keys()
-        return sealed.FileRegistry(self.registry_file, self.owner, keys, files=QUICK_FILES)
+        return sealed.FileRegistry(self.registry_file, self.owner, keys, files=doubles.QUICK_FILES)
 
     @property
     def registry_file(self) -> Path:
         return Path(sealed.registry_path(self.state, self.owner, self.keys()))
 
-    def seal(self, files: sealed.FileSystem = QUICK_FILES) -> sealed.Seal:
+    def seal(self, files: sealed.FileSystem = doubles.QUICK_FILES) -> sealed.Seal:
         keys = self.keys(files)
         return self.seal_with(self.registry(keys), keys, files)
 
@@ -140,7 +136,7 @@ class Rig:
         self,
         registry: sealed.Registry,
         keys: sealed.KeyStore | None = None,
-        files: sealed.FileSystem = QUICK_FILES,
+        files: sealed.FileSystem = doubles.QUICK_FILES,
     ) -> sealed.Seal:
         return sealed.Seal(
             self.owner.driver,
@@ -179,7 +175,7 @@ class Rig:
         *,
         token: bytes = TOKEN,
         binding: bytes = BINDING,
-        files: Any = QUICK_FILES,
+        files: Any = doubles.QUICK_FILES,
         seal: sealed.Seal | None = None,
     ) -> Iterator[sealed.LateWriter]:
         """A late writer that has nothing but its own duplicates."""
@@ -223,7 +219,7 @@ class Rig:
         *,
         token: bytes = TOKEN,
         binding: bytes = BINDING,
-        files: sealed.FileSystem = QUICK_FILES,
+        files: sealed.FileSystem = doubles.QUICK_FILES,
     ) -> sealed.SaveReport:
         with self.handles(folder, create=True) as (model, data):
             return self.seal(files).save(
@@ -236,7 +232,7 @@ class Rig:
         *,
         token: bytes = TOKEN,
         binding: bytes = BINDING,
-        files: sealed.FileSystem = QUICK_FILES,
+        files: sealed.FileSystem = doubles.QUICK_FILES,
     ) -> sealed.LoadedEntry:
         with self.handles(folder) as (model, data):
             return self.seal(files).load(model, data, token, binding)

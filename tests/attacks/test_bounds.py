@@ -18,30 +18,16 @@ from penstock import knobs
 from penstock.errors import Cancelled, DeadObject, LimitExceeded, MissedDeadline
 from penstock.hal import CancelToken
 from penstock.ir import DType, Model, ModelBuilder, NDArray
-from tests.support_bounds import (
-    SLACK,
-    allowed,
-    beside,
-    broadcast,
-    chain,
-    convolution,
-    is_late,
-    nested_ifs,
-    ones_for,
-    pool,
-    product,
-    spent,
-    summed,
-)
+from tests import support_bounds
 from tests.unit.loaders.files import FileBuilder, relu
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(lambda: chain(20_000), id="chain"),
-        pytest.param(lambda: beside(10_000), id="inputs and outputs"),
-        pytest.param(lambda: nested_ifs(11), id="ifs"),
+        pytest.param(lambda: support_bounds.chain(20_000), id="chain"),
+        pytest.param(lambda: support_bounds.beside(10_000), id="inputs and outputs"),
+        pytest.param(lambda: support_bounds.nested_ifs(11), id="ifs"),
     ],
 )
 @pytest.mark.parametrize("timeout", [0.3, 1.0])
@@ -49,39 +35,43 @@ def test_compile_of_many_operations_ends_at_its_timeout(content, timeout):  # ty
     with knobs.override(loading_limit_mib=2048):
         model = penstock.load(content())
 
-    took, result = spent(lambda: penstock.compile(model, cache=False, timeout=timeout))
+    took, result = support_bounds.spent(
+        lambda: penstock.compile(model, cache=False, timeout=timeout)
+    )
 
-    assert is_late(result), result
-    assert took < timeout + SLACK
+    assert support_bounds.is_late(result), result
+    assert took < timeout + support_bounds.SLACK
 
 
 def test_compile_of_many_operations_ends_when_it_is_cancelled() -> None:
     with knobs.override(loading_limit_mib=2048):
-        model = penstock.load(chain(20_000))
+        model = penstock.load(support_bounds.chain(20_000))
     token = CancelToken()
     timer = threading.Timer(0.3, token.set)
     timer.start()
 
-    took, result = spent(lambda: penstock.compile(model, cache=False, cancel=token))
+    took, result = support_bounds.spent(lambda: penstock.compile(model, cache=False, cancel=token))
     timer.join()
 
     assert isinstance(result, Cancelled)
-    assert took < 0.3 + SLACK
+    assert took < 0.3 + support_bounds.SLACK
 
 
 def test_compile_of_a_file_loads_it_within_the_timeout() -> None:
-    content = chain(20_000)
+    content = support_bounds.chain(20_000)
 
     with knobs.override(loading_limit_mib=2048):
-        took, result = spent(lambda: penstock.compile(content, cache=False, timeout=0.3))
+        took, result = support_bounds.spent(
+            lambda: penstock.compile(content, cache=False, timeout=0.3)
+        )
 
     assert isinstance(result, MissedDeadline)
-    assert took < 0.3 + SLACK
+    assert took < 0.3 + support_bounds.SLACK
 
 
 def test_compile_in_openvino_of_a_chain_ends_at_its_timeout() -> None:
     pytest.importorskip("openvino")
-    model = penstock.load(chain(800))
+    model = penstock.load(support_bounds.chain(800))
     began = time.monotonic()
 
     # Where its process is not there in time, as beside other work, the fallback gets the work.
@@ -93,7 +83,7 @@ def test_compile_in_openvino_of_a_chain_ends_at_its_timeout() -> None:
 
 
 def test_tflite_file_of_many_operators_is_refused_before_they_are_built() -> None:
-    content = chain(60_000)
+    content = support_bounds.chain(60_000)
 
     with pytest.raises(LimitExceeded, match="loading_limit_mib allows more"):
         penstock.load(content)
@@ -101,7 +91,7 @@ def test_tflite_file_of_many_operators_is_refused_before_they_are_built() -> Non
 
 def test_raised_knob_loads_tflite_file_of_many_operators() -> None:
     with knobs.override(loading_limit_mib=2048):
-        assert len(penstock.load(chain(30_000)).operations) == 30_000
+        assert len(penstock.load(support_bounds.chain(30_000)).operations) == 30_000
 
 
 def test_tflite_name_of_megabytes_is_refused_with_the_limit() -> None:
@@ -151,16 +141,16 @@ def test_concatenation_of_one_value_a_hundred_thousand_times_ends_at_its_timeout
     file.operator("CONCATENATION", [x] * 100_000, [y], {"axis": 0})
     model = penstock.load(file.finish([x], [y]))
 
-    took, result = spent(lambda: penstock.compile(model, cache=False, timeout=0.2))
+    took, result = support_bounds.spent(lambda: penstock.compile(model, cache=False, timeout=0.2))
 
-    assert took < 0.2 + SLACK, result
+    assert took < 0.2 + support_bounds.SLACK, result
 
 
 isolated = pytest.mark.skipif(sys.platform != "linux", reason="no process can be isolated")
 
 
 def test_broadcast_beyond_memory_is_refused_before_anything_is_compiled() -> None:
-    model = penstock.load(broadcast(1 << 15))
+    model = penstock.load(support_bounds.broadcast(1 << 15))
 
     with knobs.override(max_run_mib=1024), pytest.raises(LimitExceeded) as raised:
         penstock.compile(model, cache=False, timeout=3)
@@ -172,7 +162,7 @@ def test_broadcast_beyond_memory_is_refused_before_anything_is_compiled() -> Non
 
 
 def test_value_in_between_beyond_memory_is_refused_with_the_operation() -> None:
-    model = penstock.load(summed(1 << 15))
+    model = penstock.load(support_bounds.summed(1 << 15))
 
     with (
         knobs.override(max_run_mib=1024),
@@ -202,29 +192,31 @@ def test_shapes_that_a_run_gives_are_held_to_the_same_memory() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(lambda: pool(2**31 - 1, 8, "AVERAGE_POOL_2D", 2**31 - 1), id="pool"),
-        pytest.param(lambda: convolution(101, 300), id="convolution"),
-        pytest.param(lambda: product(6000), id="product"),
+        pytest.param(
+            lambda: support_bounds.pool(2**31 - 1, 8, "AVERAGE_POOL_2D", 2**31 - 1), id="pool"
+        ),
+        pytest.param(lambda: support_bounds.convolution(101, 300), id="convolution"),
+        pytest.param(lambda: support_bounds.product(6000), id="product"),
     ],
 )
 def test_run_of_much_work_ends_at_its_timeout(content, device):  # type: ignore[no-untyped-def]
     model = penstock.load(content())
     names = None if device is None else list(dict.fromkeys([device, "reference"]))
-    inputs = ones_for(model)
+    inputs = support_bounds.ones_for(model)
 
-    limit, began = allowed(3.0), time.monotonic()
+    limit, began = support_bounds.allowed(3.0), time.monotonic()
     try:
         compiled = penstock.compile(model, devices=names, cache=False, timeout=3.0)
     except (MissedDeadline, DeadObject) as error:
         # LiteRT's own preparation does not end for some.
-        if not is_late(error):
+        if not support_bounds.is_late(error):
             raise
         assert time.monotonic() - began < limit
         return
     with compiled:
         assert time.monotonic() - began < limit
-        limit, began = allowed(1.0), time.monotonic()
-        spent(lambda: compiled.run(inputs, timeout=1.0))
+        limit, began = support_bounds.allowed(1.0), time.monotonic()
+        support_bounds.spent(lambda: compiled.run(inputs, timeout=1.0))
         assert time.monotonic() - began < limit
 
 
@@ -257,7 +249,7 @@ def test_run_of_a_size_that_only_its_values_say_ends_at_its_timeout(
     with penstock.compile(model, cache=False) as compiled:
         assert compiled.plan.apart
         assert "is as large as the values of the run say" in dict(compiled.plan.apart).popitem()[1]
-        limit, began = allowed(1.0), time.monotonic()
+        limit, began = support_bounds.allowed(1.0), time.monotonic()
         with pytest.raises((MissedDeadline, DeadObject)):
             compiled.run(inputs, timeout=1.0)
         assert time.monotonic() - began < limit
@@ -265,7 +257,7 @@ def test_run_of_a_size_that_only_its_values_say_ends_at_its_timeout(
 
 @isolated
 def test_plan_and_receipt_say_what_runs_in_a_process_of_its_own_and_why() -> None:
-    model = penstock.load(product(6000))
+    model = penstock.load(support_bounds.product(6000))
 
     with penstock.compile(model, devices=["reference"], cache=False) as compiled:
         (told,) = compiled.plan.apart
@@ -278,7 +270,7 @@ def test_plan_and_receipt_say_what_runs_in_a_process_of_its_own_and_why() -> Non
 
 
 def test_work_below_the_limit_stays_in_this_process() -> None:
-    model = penstock.load(product(200))
+    model = penstock.load(support_bounds.product(200))
 
     with penstock.compile(model, cache=False, timeout=60) as compiled:
         assert compiled.plan.apart == ()
@@ -286,7 +278,7 @@ def test_work_below_the_limit_stays_in_this_process() -> None:
 
 
 def test_receipt_warns_that_a_timeout_may_not_end_a_run_without_isolation() -> None:
-    model = penstock.load(product(3000))
+    model = penstock.load(support_bounds.product(3000))
 
     with (
         knobs.override(max_in_process_ms=1),
@@ -299,7 +291,7 @@ def test_receipt_warns_that_a_timeout_may_not_end_a_run_without_isolation() -> N
 
 @isolated
 def test_model_of_many_operations_is_compiled_apart_where_there_is_a_timeout() -> None:
-    model = penstock.load(chain(30))
+    model = penstock.load(support_bounds.chain(30))
 
     with knobs.override(max_in_process_operations=20):
         with penstock.compile(model, devices=["xnnpack"], cache=False) as compiled:
@@ -311,13 +303,13 @@ def test_model_of_many_operations_is_compiled_apart_where_there_is_a_timeout() -
 
 
 def test_loops_within_an_operation_of_the_reference_end_at_the_deadline() -> None:
-    model = penstock.load(pool(401, 700))
-    inputs = ones_for(model)
+    model = penstock.load(support_bounds.pool(401, 700))
+    inputs = support_bounds.ones_for(model)
 
     with penstock.compile(model, devices=["reference"], isolate=False, cache=False) as compiled:
-        took, whole = spent(lambda: compiled.run(inputs))
+        took, whole = support_bounds.spent(lambda: compiled.run(inputs))
         assert not isinstance(whole, Exception)
-        ended, result = spent(lambda: compiled.run(inputs, timeout=took / 10))
+        ended, result = support_bounds.spent(lambda: compiled.run(inputs, timeout=took / 10))
 
     assert isinstance(result, MissedDeadline)
     assert ended < took / 2
@@ -328,7 +320,7 @@ def test_loops_within_an_operation_of_the_reference_end_at_the_deadline() -> Non
 def test_process_that_goes_on_past_the_deadline_is_killed_and_started_again(device: str) -> None:
     from penstock.runtime.isolation import supervisors
 
-    model = penstock.load(product(6000))
+    model = penstock.load(support_bounds.product(6000))
     compiled = penstock.compile(model, devices=[device], cache=False)
     with compiled:
         (supervisor,) = [
@@ -339,7 +331,7 @@ def test_process_that_goes_on_past_the_deadline_is_killed_and_started_again(devi
         for _ in range(2):
             link = supervisor.connection()
             with pytest.raises(MissedDeadline):
-                compiled.run(ones_for(model), timeout=allowed(1.0))
+                compiled.run(support_bounds.ones_for(model), timeout=support_bounds.allowed(1.0))
             ends = time.monotonic() + 10
             while supervisor.running is link and time.monotonic() < ends:
                 time.sleep(0.05)
@@ -351,11 +343,14 @@ def test_process_that_goes_on_past_the_deadline_is_killed_and_started_again(devi
 
 @isolated
 def test_compile_of_a_small_model_works_after_processes_were_killed_at_deadlines() -> None:
-    model, small = penstock.load(product(6000)), penstock.load(product(10))
+    model, small = (
+        penstock.load(support_bounds.product(6000)),
+        penstock.load(support_bounds.product(10)),
+    )
     for _ in range(3):
         with penstock.compile(model, devices=["reference"], cache=False) as compiled:
             assert compiled.plan.apart
             with pytest.raises(MissedDeadline):
-                compiled.run(ones_for(model), timeout=0.2)
+                compiled.run(support_bounds.ones_for(model), timeout=0.2)
     with penstock.compile(small, devices=["reference"], cache=False) as compiled:
-        assert compiled.run(ones_for(small))[0] == 1000
+        assert compiled.run(support_bounds.ones_for(small))[0] == 1000

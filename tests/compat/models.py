@@ -13,15 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.unit.loaders.files import (
-    FileBuilder,
-    accumulator,
-    hash_table,
-    quantization,
-    relu,
-    sparse_matrix,
-    svdf,
-)
+from tests.unit.loaders import files
 
 NUMBERS: Final = (
     *("FLOAT32", "FLOAT16", "FLOAT64", "BFLOAT16", "COMPLEX64", "COMPLEX128", "BOOL", "STRING"),
@@ -55,17 +47,17 @@ class Models:
 
 def _static() -> bytes:
     """y = relu(x), [1, 4]: one signature-less graph of fixed shape."""
-    return relu().encode()
+    return files.relu().encode()
 
 
 def _dynamic() -> bytes:
     """y = relu(x), [-1, 4], stored with batch 1."""
-    return relu(shape_signature=[-1, 4]).encode()
+    return files.relu(shape_signature=[-1, 4]).encode()
 
 
-def _unary(dtype: str, shape: Sequence[int] = (2, 3), **fields: Any) -> FileBuilder:
+def _unary(dtype: str, shape: Sequence[int] = (2, 3), **fields: Any) -> files.FileBuilder:
     """y = reshape(x): every element type passes through it."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x = file.tensor("x", shape, dtype, **fields)
     target = file.tensor("shape", [len(shape)], "INT32", np.array(shape, np.int32))
     y = file.tensor("y", shape, dtype, **fields)
@@ -80,7 +72,7 @@ def _passing(dtype: str) -> Callable[[], bytes]:
 
 def _chain() -> bytes:
     """y = -(x + 1) with the sum as an intermediate value, [1, 4]."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, total, y = (file.tensor(n, [1, 4]) for n in ("x", "total", "y"))
     one = file.tensor("one", [1], value=np.ones(1, np.float32))
     file.operator("ADD", [x, one], [total], {})
@@ -90,7 +82,7 @@ def _chain() -> bytes:
 
 def _two() -> bytes:
     """Two inputs and two outputs: total = a + b, product = a * b, [2]."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     a, b, total, product = (file.tensor(n, [2]) for n in ("a", "b", "total", "product"))
     file.operator("ADD", [a, b], [total], {})
     file.operator("MUL", [a, b], [product], {})
@@ -103,7 +95,7 @@ def _entries(**tensors: int) -> list[dict[str, Any]]:
 
 def _signature() -> bytes:
     """One signature, `serving`: names that differ from the tensors', [-1, 2]."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     a = file.tensor("arg_a:0", [1, 2], shape_signature=[-1, 2])
     b = file.tensor("arg_b:0", [1, 2], shape_signature=[-1, 2])
     y = file.tensor("Identity:0", [1, 2], shape_signature=[-1, 2])
@@ -124,7 +116,7 @@ def _signature() -> bytes:
 
 def _signatures() -> bytes:
     """Two signatures on two subgraphs: `add` (x, y -> sum) and `negate` (x -> y, copy), [2]."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, y, total = (file.tensor(n, [2]) for n in ("add_x", "add_y", "add_sum"))
     file.operator("ADD", [x, y], [total], {})
     file.end([x, y], [total])
@@ -153,7 +145,7 @@ def _signatures() -> bytes:
 
 def _branches() -> bytes:
     """IF: y = a + b where the condition holds, else a * b; subgraphs 1 and 2."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     choice = file.tensor("choice", [1], "BOOL")
     a, b, y = (file.tensor(n, [2]) for n in ("a", "b", "y"))
     options = {"then_subgraph_index": 1, "else_subgraph_index": 2}
@@ -168,27 +160,27 @@ def _branches() -> bytes:
 
 
 def _per_tensor(dtype: str) -> Callable[[], bytes]:
-    return lambda: _unary(dtype, quantization=quantization([0.5], [3])).encode()
+    return lambda: _unary(dtype, quantization=files.quantization([0.5], [3])).encode()
 
 
 def _per_channel() -> bytes:
     """A fully connected layer whose weights have a scale for each of three rows."""
-    file = FileBuilder()
-    x = file.tensor("x", [1, 2], "INT8", quantization=quantization([0.5], [-1]))
+    file = files.FileBuilder()
+    x = file.tensor("x", [1, 2], "INT8", quantization=files.quantization([0.5], [-1]))
     rows = np.array([[1, 2], [3, -4], [5, 6]], np.int8)
     w = file.tensor(
-        "w", [3, 2], "INT8", rows, quantization=quantization([0.25, 0.5, 1.0], [0, 0, 0])
+        "w", [3, 2], "INT8", rows, quantization=files.quantization([0.25, 0.5, 1.0], [0, 0, 0])
     )
-    y = file.tensor("y", [1, 3], "INT8", quantization=quantization([2.0], [1]))
+    y = file.tensor("y", [1, 3], "INT8", quantization=files.quantization([2.0], [1]))
     file.operator("FULLY_CONNECTED", [x, w, -1], [y], {})
     return file.finish([x], [y])
 
 
 def _int4_weights() -> bytes:
     """A constant of four bits a value, dequantised."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     packed = bytes([0x21, 0xF3])
-    w = file.tensor("w", [4], "INT4", packed, quantization=quantization([0.5], [0]))
+    w = file.tensor("w", [4], "INT4", packed, quantization=files.quantization([0.5], [0]))
     real, x, y = file.tensor("real", [4]), file.tensor("x", [4]), file.tensor("y", [4])
     file.operator("DEQUANTIZE", [w], [real])
     file.operator("ADD", [x, real], [y], {})
@@ -197,7 +189,7 @@ def _int4_weights() -> bytes:
 
 def _float16_weights() -> bytes:
     """A float16 constant, dequantised."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     w = file.tensor("w", [3], "FLOAT16", np.array([0.5, 1.5, -2], np.float16))
     real, x, y = file.tensor("real", [3]), file.tensor("x", [3]), file.tensor("y", [3])
     file.operator("DEQUANTIZE", [w], [real])
@@ -207,7 +199,7 @@ def _float16_weights() -> bytes:
 
 def _dynamic_output() -> bytes:
     """y = reshape(x, shape) with the shape given at run time."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, shape = file.tensor("x", [6]), file.tensor("shape", [2], "INT32")
     y = file.tensor("y", [0], shape_signature=[-1, -1])
     file.operator("RESHAPE", [x, shape], [y])
@@ -216,7 +208,7 @@ def _dynamic_output() -> bytes:
 
 def _where() -> bytes:
     """Where a condition holds: as many rows as there are."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, y = file.tensor("x", [4], "BOOL"), file.tensor("y", [0, 1], "INT64", shape_signature=[-1, 1])
     file.operator("WHERE", [x], [y], {})
     return file.finish([x], [y])
@@ -224,12 +216,12 @@ def _where() -> bytes:
 
 def _empty_tensor() -> bytes:
     """y = relu(x) of no element, [0, 4]."""
-    return relu(shape=[0, 4]).encode()
+    return files.relu(shape=[0, 4]).encode()
 
 
 def _scalar() -> bytes:
     """y = x + 1 of rank 0."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, y = file.tensor("x"), file.tensor("y")
     one = file.tensor("one", value=np.float32(1))
     file.operator("ADD", [x, one], [y], {})
@@ -238,7 +230,7 @@ def _scalar() -> bytes:
 
 def _custom(code: str) -> Callable[[], bytes]:
     def build() -> bytes:
-        file = FileBuilder()
+        file = files.FileBuilder()
         x, y = file.tensor("x", [2]), file.tensor("y", [2])
         file.operator(f"CUSTOM:{code}", [x], [y])
         return file.finish([x], [y])
@@ -248,7 +240,7 @@ def _custom(code: str) -> Callable[[], bytes]:
 
 def _strings() -> bytes:
     """Strings in, strings out: those that two indexes pick of three."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     words, which = file.tensor("words", [3], "STRING"), file.tensor("which", [2], "INT32")
     picked = file.tensor("picked", [2], "STRING")
     file.operator("GATHER", [words, which], [picked], {})
@@ -257,7 +249,7 @@ def _strings() -> bytes:
 
 def _constant_output() -> bytes:
     """An output that is a constant beside a computed one."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, y = file.tensor("x", [2]), file.tensor("y", [2])
     c = file.tensor("c", [2], value=np.array([7, 8], np.float32))
     file.operator("RELU", [x], [y])
@@ -266,7 +258,7 @@ def _constant_output() -> bytes:
 
 def _input_is_output() -> bytes:
     """The input itself as an output."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, y = file.tensor("x", [2]), file.tensor("y", [2])
     file.operator("RELU", [x], [y])
     return file.finish([x], [x, y])
@@ -274,7 +266,7 @@ def _input_is_output() -> bytes:
 
 def _no_input() -> bytes:
     """Two constants added; nothing goes in."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     a = file.tensor("a", [2], value=np.array([1, 2], np.float32))
     b = file.tensor("b", [2], value=np.array([10, 20], np.float32))
     y = file.tensor("y", [2])
@@ -283,12 +275,12 @@ def _no_input() -> bytes:
 
 
 def _sparse() -> bytes:
-    return sparse_matrix(np.array([[0, 1, 0], [2, 0, 3]], np.float32)).encode()
+    return files.sparse_matrix(np.array([[0, 1, 0], [2, 0, 3]], np.float32)).encode()
 
 
 def _loop() -> bytes:
     """WHILE: i doubles as long as it is below 100."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     i, n = file.tensor("i", [1], "INT32"), file.tensor("n", [1], "INT32")
     file.operator("WHILE", [i], [n], {"cond_subgraph_index": 1, "body_subgraph_index": 2})
     file.end([i], [n])
@@ -306,7 +298,7 @@ def _loop() -> bytes:
 
 def _fully_connected() -> bytes:
     """A layer [n, 2] -> [n, 3] with a bias, which an unfitting width breaks."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x = file.tensor("x", [1, 2])
     w = file.tensor("w", [3, 2], value=np.arange(6, dtype=np.float32).reshape(3, 2))
     b = file.tensor("b", [3], value=np.array([1, 1, 1], np.float32))
@@ -317,7 +309,7 @@ def _fully_connected() -> bytes:
 
 def _division() -> bytes:
     """Integers divided: a zero fails at run time."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     a, b, y = (file.tensor(n, [2], "INT32") for n in "aby")
     file.operator("DIV", [a, b], [y], {})
     return file.finish([a, b], [y])
@@ -325,7 +317,7 @@ def _division() -> bytes:
 
 def _nameless() -> bytes:
     """Tensors without a name."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, y = file.tensor("", [2]), file.tensor("", [2])
     del file.graph["tensors"][x]["name"]
     file.operator("RELU", [x], [y])
@@ -334,7 +326,7 @@ def _nameless() -> bytes:
 
 def _unranked() -> bytes:
     """An input whose shape the file does not say."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, y = file.tensor("x"), file.tensor("y")
     file.graph["tensors"][x]["has_rank"] = False
     del file.graph["tensors"][x]["shape"]
@@ -346,7 +338,7 @@ def _shared_state() -> bytes:
     """Signatures `put` (x), `get` (no input) and `add` (x) on one resource variable that starts at
     [1, 2].
     """
-    file = FileBuilder()
+    file = files.FileBuilder()
 
     def handle() -> int:
         file.operator("CALL_ONCE", [], [], {"init_subgraph_index": 3})
@@ -394,7 +386,9 @@ def _shared_state() -> bytes:
     )
 
 
-def _signature_on(content: FileBuilder, inputs: dict[str, int], outputs: dict[str, int]) -> bytes:
+def _signature_on(
+    content: files.FileBuilder, inputs: dict[str, int], outputs: dict[str, int]
+) -> bytes:
     return content.encode(
         signature_defs=[
             {
@@ -409,7 +403,7 @@ def _signature_on(content: FileBuilder, inputs: dict[str, int], outputs: dict[st
 
 def _where_signature() -> bytes:
     """A signature whose result has as many rows as hold."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, y = file.tensor("x", [4], "BOOL"), file.tensor("y", [0, 1], "INT64", shape_signature=[-1, 1])
     file.operator("WHERE", [x], [y], {})
     file.end([x], [y])
@@ -418,18 +412,18 @@ def _where_signature() -> bytes:
 
 def _two_names_for_one() -> bytes:
     """A signature with two names for one output."""
-    return _signature_on(relu([2]), {"in": 0}, {"out": 1, "again": 1})
+    return _signature_on(files.relu([2]), {"in": 0}, {"out": 1, "again": 1})
 
 
 def _output_twice() -> bytes:
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, y = file.tensor("x", [2]), file.tensor("y", [2])
     file.operator("RELU", [x], [y])
     return file.finish([x], [y, y])
 
 
 def _input_twice() -> bytes:
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, y = file.tensor("x", [2]), file.tensor("y", [2])
     file.operator("RELU", [x], [y])
     return file.finish([x, x], [y])
@@ -437,23 +431,23 @@ def _input_twice() -> bytes:
 
 def _odd_quantization() -> bytes:
     """Tensors with a range and no scale, and with scales on axis 1."""
-    file = FileBuilder()
+    file = files.FileBuilder()
     x = file.tensor("x", [2, 3], "INT8", quantization={"min": [-1.0], "max": [1.0]})
-    y = file.tensor("y", [2, 3], "INT8", quantization=quantization([1, 2, 3], [0, 0, 0], 1))
+    y = file.tensor("y", [2, 3], "INT8", quantization=files.quantization([1, 2, 3], [0, 0, 0], 1))
     file.operator("RESHAPE", [x, file.tensor("s", [2], "INT32", np.array([2, 3], np.int32))], [y])
     return file.finish([x], [y])
 
 
 def _bad_quantization() -> bytes:
     """A tensor with a scale and no zero point."""
-    return relu(quantization={"scale": [0.5]}).encode()
+    return files.relu(quantization={"scale": [0.5]}).encode()
 
 
 def _changed(**fields: Any) -> Callable[[], bytes]:
     """The model `static` with other fields in its operator, its operator code or its root."""
 
     def build() -> bytes:
-        file = relu()
+        file = files.relu()
         file.graph["operators"][0].update(fields.get("operator", {}))
         file.codes[0].update(fields.get("code", {}))
         file.graph.update(fields.get("graph", {}))
@@ -465,7 +459,7 @@ def _changed(**fields: Any) -> Callable[[], bytes]:
 
 def _second_signature_alone() -> bytes:
     """A signature on the second subgraph and none on the first."""
-    file = relu([2])
+    file = files.relu([2])
     file.begin("second")
     x, y = file.tensor("x", [2]), file.tensor("y", [2])
     file.operator("NEG", [x], [y], {})
@@ -487,7 +481,7 @@ DAMAGED: Final[dict[str, Callable[[], bytes]]] = {
     "buffer_beyond": _changed(tensor={"buffer": 99}),
     "code_beyond": _changed(operator={"opcode_index": 9}),
     "custom_options": _changed(operator={"custom_options": b"abc"}),
-    "identifier": lambda: relu().encode().replace(b"TFL3", b"TFL9", 1),
+    "identifier": lambda: files.relu().encode().replace(b"TFL3", b"TFL9", 1),
     "input_beyond": _changed(graph={"inputs": [7]}),
     "negative_shape": _changed(tensor={"shape": [-2, 4]}),
     "no_operators": _changed(graph={"operators": []}),
@@ -497,12 +491,12 @@ DAMAGED: Final[dict[str, Callable[[], bytes]]] = {
     "too_new": _changed(code={"version": 99}),
     "unknown_builtin": _changed(code={"builtin_code": 9999, "deprecated_builtin_code": 127}),
     "unknown_type": _changed(tensor={"type": 100}),
-    "version_2": lambda: relu().encode(version=2),
+    "version_2": lambda: files.relu().encode(version=2),
 }
 """Files with one defect."""
 
 BUILDERS: Final[dict[str, Callable[[], bytes]]] = {
-    "accumulator": lambda: accumulator().encode(),
+    "accumulator": lambda: files.accumulator().encode(),
     "branches": _branches,
     "chain": _chain,
     "constant_output": _constant_output,
@@ -514,7 +508,7 @@ BUILDERS: Final[dict[str, Callable[[], bytes]]] = {
     "flex": _custom("FlexAddV2"),
     "float16_weights": _float16_weights,
     "fully_connected": _fully_connected,
-    "hash_table": lambda: hash_table().encode(),
+    "hash_table": lambda: files.hash_table().encode(),
     "input_is_output": _input_is_output,
     "input_twice": _input_twice,
     "int4_weights": _int4_weights,
@@ -532,7 +526,7 @@ BUILDERS: Final[dict[str, Callable[[], bytes]]] = {
     "sparse": _sparse,
     "static": _static,
     "strings": _strings,
-    "svdf": lambda: svdf().encode(),
+    "svdf": lambda: files.svdf().encode(),
     "two": _two,
     "two_names": _two_names_for_one,
     "unranked": _unranked,

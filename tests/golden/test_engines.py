@@ -12,18 +12,9 @@ import pytest
 
 from penstock.hal import AccuracyClass
 from tests.conftest import corpus_parameters
+from tests.golden import engine_grid
 from tests.golden.cases import Entry, case_groups, entries
 from tests.golden.engine_gaps import ONNX_GAPS, gap_of
-from tests.golden.engine_grid import (
-    ACCURACIES,
-    ENGINES,
-    Arrangement,
-    arranged,
-    check,
-    groups_of,
-    needs,
-    shares,
-)
 from tests.golden.engine_operations import check_operations
 
 NETWORKS_HERE: Final = 12
@@ -66,14 +57,16 @@ def _here() -> frozenset[str]:
 HERE: Final = _here()
 
 
-def _parameters(arrangement: Arrangement) -> Iterator[Any]:
-    engines = [(e,) for e in ENGINES] if arrangement == "first" else [ENGINES]
+def _parameters(arrangement: engine_grid.Arrangement) -> Iterator[Any]:
+    engines = (
+        [(e,) for e in engine_grid.ENGINES] if arrangement == "first" else [engine_grid.ENGINES]
+    )
     for kind in ("unit", "network"):
-        for entry, cases in groups_of(kind):
+        for entry, cases in engine_grid.groups_of(kind):
             if entry["id"] in ONNX_GAPS:
                 continue
             for names in engines:
-                for accuracy in ACCURACIES:
+                for accuracy in engine_grid.ACCURACIES:
                     name = f"{entry['id']}-{cases[0]['group']}-{accuracy}-{'+'.join(names)}"
                     marks: list[pytest.MarkDecorator] = []
                     if kind == "network" and entry["id"] not in HERE:
@@ -91,8 +84,8 @@ def _parameters(arrangement: Arrangement) -> Iterator[Any]:
 def test_engine_as_first_choice(
     entry: Entry, cases: list[dict[str, Any]], engines: tuple[str, ...], accuracy: AccuracyClass
 ) -> None:
-    needs(*engines)
-    check(entry, cases, arranged("first", engines), accuracy)
+    engine_grid.needs(*engines)
+    engine_grid.check(entry, cases, engine_grid.arranged("first", engines), accuracy)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +95,8 @@ def test_engine_as_first_choice(
 def test_engines_together(
     entry: Entry, cases: list[dict[str, Any]], engines: tuple[str, ...], accuracy: AccuracyClass
 ) -> None:
-    needs(*engines)
-    check(entry, cases, arranged("together", engines), accuracy)
+    engine_grid.needs(*engines)
+    engine_grid.check(entry, cases, engine_grid.arranged("together", engines), accuracy)
 
 
 def _networks() -> Iterator[Any]:
@@ -116,8 +109,8 @@ def _networks() -> Iterator[Any]:
 
 @pytest.mark.parametrize("entry", corpus_parameters(_networks()))
 def test_every_operation_alone_is_within_a_step(entry: Entry) -> None:
-    needs(*ENGINES)
-    outcomes = check_operations(entry, ENGINES)
+    engine_grid.needs(*engine_grid.ENGINES)
+    outcomes = check_operations(entry, engine_grid.ENGINES)
     assert [line for outcome in outcomes.values() for line in outcome.departures] == []
     assert outcomes["xnnpack"].taken or "CONTROL" in entry["task"].upper()
 
@@ -127,24 +120,24 @@ def test_every_operation_alone_is_within_a_step(entry: Entry) -> None:
     corpus_parameters(p for p in _networks() if p.values[0]["dtype_scheme"] in QUANTIZED_SCHEMES),
 )
 def test_every_quantised_operation_that_claims_no_more_is_within_a_step(entry: Entry) -> None:
-    needs(*ROUNDING)
+    engine_grid.needs(*ROUNDING)
     outcomes = check_operations(entry, ROUNDING, "stepwise")
     assert [line for outcome in outcomes.values() for line in outcome.departures] == []
     assert all(outcome.taken for outcome in outcomes.values())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", engine_grid.ENGINES)
 @pytest.mark.parametrize(
     ("accuracy", "schemes"), [("faithful", FLOAT_SCHEMES), ("relaxed", QUANTIZED_SCHEMES)]
 )
 def test_share_of_operations(
     engine: str, accuracy: AccuracyClass, schemes: frozenset[str], record_property: Any
 ) -> None:
-    needs(engine)
+    engine_grid.needs(engine)
     found = [entry for entry in entries("network") if entry["dtype_scheme"] in schemes]
     if not found:
         pytest.skip("no test corpus (PENSTOCK_CORPUS)")
-    total = sum((shares(entry, engine, accuracy) for entry in found), Counter[str]())
+    total = sum((engine_grid.shares(entry, engine, accuracy) for entry in found), Counter[str]())
     share = total["taken"] / total["all"]
     print(f"{engine} takes {share:.1%} of {total['all']} operations in {accuracy}")  # noqa: T201  # the figure is the result
     record_property("share", share)

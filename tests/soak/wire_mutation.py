@@ -16,20 +16,8 @@ from typing import Any, Final
 from penstock.drivers.null import create
 from penstock.errors import WireError
 from penstock.hal import CancelToken, PrepareConfig
-from penstock.ipc import wire
+from penstock.ipc import codec, wire
 from penstock.ipc.client import RemoteDevice
-from penstock.ipc.codec import (
-    Descriptor,
-    Frame,
-    Opaque,
-    Packer,
-    decode_call,
-    decode_notice,
-    decode_reply,
-    decode_to_client,
-    decode_to_host,
-    encode,
-)
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.serving import Client
 from penstock.ipc.transport import HEADER, Connection
@@ -39,7 +27,13 @@ from penstock.testing.contract.trial import PLAIN, Trial
 from tests.support_local import LocalChannel
 from tests.support_waiting import PATIENCE, eventually
 
-DECODERS: Final = (decode_call, decode_reply, decode_notice, decode_to_host, decode_to_client)
+DECODERS: Final = (
+    codec.decode_call,
+    codec.decode_reply,
+    codec.decode_notice,
+    codec.decode_to_host,
+    codec.decode_to_client,
+)
 
 SIZES: Final = (
     b"\xcf" + b"\xff" * 8,
@@ -61,7 +55,7 @@ class Heard(LocalChannel):
         self.calls: list[bytes] = []
         self.replies: list[bytes] = []
 
-    def answer(self, frame: Frame) -> Frame:
+    def answer(self, frame: codec.Frame) -> codec.Frame:
         reply = super().answer(frame)
         self.calls.append(frame.data)
         self.replies.append(reply.data)
@@ -84,21 +78,23 @@ def messages() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
             prepared.execute(trial.request, PLAIN)
             prepared.create_reusable_execution(trial.request).execute(PLAIN)
             for make in (wire.LendPool, lambda m: wire.CopyTo(1, m)):
-                pack = Packer()
+                pack = codec.Packer()
                 channel.call(pack.frame(make(pack.memory(trial.request.pools[0]))))
         prepared.configure_burst().close()
-        channel.call(Frame(encode(wire.OpenRing(0, 0, 0, 4, 1024)), (Descriptor(1 << 20),)))
+        channel.call(
+            codec.Frame(codec.encode(wire.OpenRing(0, 0, 0, 4, 1024)), (codec.Descriptor(1 << 20),))
+        )
     small = sorted(set(channel.calls), key=len)[:200]
     stream = [
-        encode(wire.Hello(wire.WIRE_VERSION)),
-        encode(wire.Lend(1, 4096)),
-        encode(wire.Release(1)),
-        encode(wire.Cancel(1)),
-        encode(wire.Drop(0, 1)),
+        codec.encode(wire.Hello(wire.WIRE_VERSION)),
+        codec.encode(wire.Lend(1, 4096)),
+        codec.encode(wire.Release(1)),
+        codec.encode(wire.Cancel(1)),
+        codec.encode(wire.Drop(0, 1)),
     ]
     for number, body in enumerate(small):
         table = (wire.DescriptorForm(0), wire.ArrayForm(1, 0, _float32(), (4,), True))
-        stream.append(encode(wire.Ask(number, 0, body, table)))
+        stream.append(codec.encode(wire.Ask(number, 0, body, table)))
     return tuple(small), (*channel.replies[:100], *stream)
 
 
@@ -144,7 +140,7 @@ def try_decoders(rng: random.Random) -> str:
             message = decode(content)
         except WireError:
             continue
-        again = decode(encode(message))
+        again = decode(codec.encode(message))
         if again != message:
             raise AssertionError(f"{message!r} comes back as {again!r}")
         outcome = "decoded"
@@ -168,20 +164,20 @@ class Device:
             self._dispatcher, self._left = Dispatcher(create()), self.LIFE
             for call in messages()[0]:
                 if b"prepare_model" in call[:20]:
-                    self._dispatcher.answer(Frame(call))
+                    self._dispatcher.answer(codec.Frame(call))
         self._left -= 1
         fd = self._pool.memory.handle
         handles = (
-            Descriptor(fd),
-            Opaque("x"),
+            codec.Descriptor(fd),
+            codec.Opaque("x"),
             self._pool.view("float32", 4),
             CancelToken(),
-            Descriptor(1 << 20),
+            codec.Descriptor(1 << 20),
             lambda _: None,
         )
         given = handles[: rng.randrange(len(handles) + 1)] if rng.randrange(2) else handles * 4
-        reply = self._dispatcher.answer(Frame(mutate(rng, messages()[0]), given))
-        answer = decode_reply(reply.data)
+        reply = self._dispatcher.answer(codec.Frame(mutate(rng, messages()[0]), given))
+        answer = codec.decode_reply(reply.data)
         return "failed" if isinstance(answer, wire.Failure | wire.Stopped) else "answered"
 
     def close_dispatcher(self) -> None:

@@ -16,22 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.blobcache import (
-    POLICIES,
-    Capacity,
-    Limits,
-    PersistentBlobCache,
-    Policy,
-    Select,
-    Version,
-)
+from penstock import blobcache
 from penstock.errors import StateError
 from tests.support_blobcache import FaultyFiles, ManualClock
 
-LRU = Policy(Select.LRU, Capacity.FIT)
+LRU = blobcache.Policy(blobcache.Select.LRU, blobcache.Capacity.FIT)
 
 every_policy = pytest.mark.parametrize(
-    "policy", POLICIES, ids=lambda p: f"{p.select.name}-{p.capacity.name}"
+    "policy", blobcache.POLICIES, ids=lambda p: f"{p.select.name}-{p.capacity.name}"
 )
 
 
@@ -41,9 +33,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened(
-    path: Path, clock: ManualClock | None = None, limits: Limits | None = None
-) -> PersistentBlobCache:
-    cache = PersistentBlobCache(path, clock=clock or ManualClock())
+    path: Path, clock: ManualClock | None = None, limits: blobcache.Limits | None = None
+) -> blobcache.PersistentBlobCache:
+    cache = blobcache.PersistentBlobCache(path, clock=clock or ManualClock())
     cache.initialize(limits, LRU)
     return cache
 
@@ -58,9 +50,9 @@ def content(path: Path) -> dict[bytes, bytes]:
 
 @every_policy
 class TestNNCache:
-    def test_uninitialized_cache_always_misses(self, policy: Policy) -> None:
+    def test_uninitialized_cache_always_misses(self, policy: blobcache.Policy) -> None:
         """UninitializedCacheAlwaysMisses"""
-        cache, out = PersistentBlobCache(), bytearray(b"\xee" * 4)
+        cache, out = blobcache.PersistentBlobCache(), bytearray(b"\xee" * 4)
         assert not cache.set(b"abcd", b"efgh")
         assert cache.get_into(b"abcd", out) == 0
         assert cache.get_allocated(b"abcd", bytearray) == (0, None)
@@ -68,17 +60,17 @@ class TestNNCache:
         assert (cache.get(b"abcd"), cache.keys(), len(cache), cache.total) == (None, [], 0, 0)
         assert not cache.delete(b"abcd")
 
-    def test_initialized_cache_always_hits(self, policy: Policy) -> None:
+    def test_initialized_cache_always_hits(self, policy: blobcache.Policy) -> None:
         """InitializedCacheAlwaysHits"""
-        cache, out = PersistentBlobCache(), bytearray(b"\xee" * 4)
+        cache, out = blobcache.PersistentBlobCache(), bytearray(b"\xee" * 4)
         cache.initialize(policy=policy)
         assert cache.set(b"abcd", b"efgh")
         assert cache.get_into(b"abcd", out) == 4
         assert out == b"efgh"
 
-    def test_terminated_cache_always_misses(self, policy: Policy) -> None:
+    def test_terminated_cache_always_misses(self, policy: blobcache.Policy) -> None:
         """TerminatedCacheAlwaysMisses"""
-        cache, out = PersistentBlobCache(), bytearray(b"\xee" * 4)
+        cache, out = blobcache.PersistentBlobCache(), bytearray(b"\xee" * 4)
         cache.initialize(policy=policy)
         cache.set(b"abcd", b"efgh")
         assert cache.terminate()
@@ -87,19 +79,21 @@ class TestNNCache:
         assert cache.get_into(b"abcd", out) == 0
         assert out == b"\xee" * 4
 
-    def test_exceeding_total_limit_fits_big_entry(self, policy: Policy) -> None:
+    def test_exceeding_total_limit_fits_big_entry(self, policy: blobcache.Policy) -> None:
         """ExceedingTotalLimitFitsBigEntry"""
-        cache = PersistentBlobCache(seed=3)
-        cache.initialize(Limits(key=6, value=8, total=13), policy)
+        cache = blobcache.PersistentBlobCache(seed=3)
+        cache.initialize(blobcache.Limits(key=6, value=8, total=13), policy)
         for i in range(6):
             cache.set(bytes([i]), b"x")
-        fits = policy.capacity is not Capacity.HALVE
+        fits = policy.capacity is not blobcache.Capacity.HALVE
         assert cache.set(b"\x06", b"\xee" * 8) == fits
         assert (len(cache), cache.total) == ((3, 13) if fits else (3, 6))
 
-    def test_reinitialized_cache_contains_values(self, policy: Policy, path: Path) -> None:
+    def test_reinitialized_cache_contains_values(
+        self, policy: blobcache.Policy, path: Path
+    ) -> None:
         """ReinitializedCacheContainsValues"""
-        cache, out = PersistentBlobCache(), bytearray(b"\xee" * 4)
+        cache, out = blobcache.PersistentBlobCache(), bytearray(b"\xee" * 4)
         cache.set_path(path)
         cache.initialize(policy=policy)
         cache.set(b"abcd", b"efgh")
@@ -110,16 +104,16 @@ class TestNNCache:
         assert out == b"efgh"
 
     def test_reinitialized_cache_contains_values_size_constrained(
-        self, policy: Policy, path: Path
+        self, policy: blobcache.Policy, path: Path
     ) -> None:
         """ReinitializedCacheContainsValuesSizeConstrained"""
-        cache = PersistentBlobCache(path)
-        cache.initialize(Limits(key=6, value=10), policy)
+        cache = blobcache.PersistentBlobCache(path)
+        cache.initialize(blobcache.Limits(key=6, value=10), policy)
         for key, value in [(b"abcd", b"efgh"), (b"abcdef", b"ijkl"), (b"ab", b"abcdefghij")]:
             assert cache.set(key, value)
             assert cache.get(key) == value
         assert cache.terminate()
-        cache.initialize(Limits(key=5, value=7), policy)
+        cache.initialize(blobcache.Limits(key=5, value=7), policy)
         assert cache.get(b"abcd") == b"efgh"
         assert cache.get(b"abcdef") is None
         assert cache.get(b"ab") is None
@@ -170,7 +164,7 @@ def test_terminate_saves_at_once_and_nothing_later(path: Path) -> None:
 
 
 def test_the_timer_thread_saves(path: Path) -> None:
-    cache = PersistentBlobCache(path, save_delay=0.01)
+    cache = blobcache.PersistentBlobCache(path, save_delay=0.01)
     cache.initialize()
     for i in range(50):
         cache.set(bytes([i]), b"value")
@@ -212,7 +206,7 @@ def test_states_are_kept(path: Path) -> None:
 
 
 def test_open_is_for_with(path: Path) -> None:
-    with PersistentBlobCache.open(path, Limits(total=1000), LRU) as cache:
+    with blobcache.PersistentBlobCache.open(path, blobcache.Limits(total=1000), LRU) as cache:
         assert cache.set(b"a", b"1")
         assert b"a" in cache
     assert cache.get(b"a") is None
@@ -221,12 +215,14 @@ def test_open_is_for_with(path: Path) -> None:
 
 def test_another_version_starts_empty_and_replaces(path: Path) -> None:
     for build in ("one", "two", "two"):
-        cache = PersistentBlobCache(path, version=Version(build=build), clock=ManualClock())
+        cache = blobcache.PersistentBlobCache(
+            path, version=blobcache.Version(build=build), clock=ManualClock()
+        )
         cache.initialize()
         cache.set(build.encode(), b"x")
         assert cache.terminate()
         assert cache.problem == ""
-    last = PersistentBlobCache(path, version=Version(build="two"))
+    last = blobcache.PersistentBlobCache(path, version=blobcache.Version(build="two"))
     last.initialize()
     assert last.keys() == [b"two"]
 
@@ -262,7 +258,7 @@ def test_entry_freed_by_one_cache_is_freed_for_all(path: Path) -> None:
     assert content(path).keys() == second_keys(second) == {b"keep", b"new"}
 
 
-def second_keys(cache: PersistentBlobCache) -> set[bytes]:
+def second_keys(cache: blobcache.PersistentBlobCache) -> set[bytes]:
     return set(cache.keys())
 
 
@@ -291,7 +287,7 @@ def test_the_last_to_save_a_key_has_it(path: Path) -> None:
 
 
 def test_order_of_last_use_is_kept_across_holders(path: Path) -> None:
-    limits = Limits(total=10)
+    limits = blobcache.Limits(total=10)
     first = opened(path, limits=limits)
     for key in b"abcde":
         first.set(bytes([key]), b"v")
@@ -311,7 +307,7 @@ def test_unchanged_cache_is_not_written(path: Path) -> None:
         cache.set(b"a", b"1")
         cache.set(b"b", b"2")
     files = FaultyFiles()
-    again = PersistentBlobCache(path, files=files, clock=ManualClock())
+    again = blobcache.PersistentBlobCache(path, files=files, clock=ManualClock())
     again.initialize(policy=LRU)
     assert again.get(b"a")
     assert again.get(b"b")
@@ -322,7 +318,7 @@ def test_unchanged_cache_is_not_written(path: Path) -> None:
 
 
 def test_merging_stays_within_the_limits(path: Path) -> None:
-    limits = Limits(total=20)
+    limits = blobcache.Limits(total=20)
     holders = [opened(path, limits=limits) for _ in range(3)]
     draw = random.Random(4)
     for _ in range(100):
@@ -393,7 +389,7 @@ def test_each_single_bit_and_each_length_is_a_miss(path: Path) -> None:
 def test_a_file_too_large_for_the_limits_is_not_read(path: Path) -> None:
     with opened(path) as cache:
         cache.set(b"a", bytes(5000))
-    small = opened(path, limits=Limits(total=10))
+    small = opened(path, limits=blobcache.Limits(total=10))
     assert small.keys() == []
     assert "more than the 160 bytes that these limits allow" in small.problem
 
@@ -435,7 +431,7 @@ def test_reading_alone_does_not_complain_where_nothing_can_be_written(path: Path
         cache.set(b"a", b"1")
         cache.set(b"b", b"1")
     files = FaultyFiles(fail_at=4, error=PermissionError(errno.EACCES, "read-only"))
-    reader = PersistentBlobCache(path, files=files, clock=ManualClock())
+    reader = blobcache.PersistentBlobCache(path, files=files, clock=ManualClock())
     reader.initialize(policy=LRU)
     assert reader.get(b"a") == b"1"
     assert reader.terminate()
@@ -445,7 +441,7 @@ def test_reading_alone_does_not_complain_where_nothing_can_be_written(path: Path
 
 def test_a_lock_held_elsewhere_is_waited_for_until_the_timeout(path: Path) -> None:
     clock, files = ManualClock(), FaultyFiles()
-    cache = PersistentBlobCache(path, clock=clock, files=files, lock_timeout=2)
+    cache = blobcache.PersistentBlobCache(path, clock=clock, files=files, lock_timeout=2)
     cache.initialize()
     cache.set(b"a", b"1")
     held = files.open_lock(path.with_name("blobs.lock"))
@@ -468,7 +464,7 @@ def test_a_lock_file_removed_meanwhile_is_made_anew(path: Path) -> None:
             return super().try_lock(fd)
 
     files = Tidied()
-    cache = PersistentBlobCache(path, files=files, clock=ManualClock())
+    cache = blobcache.PersistentBlobCache(path, files=files, clock=ManualClock())
     cache.initialize()
     cache.set(b"a", b"1")
     assert cache.save()
@@ -511,7 +507,7 @@ def test_changes_during_a_save_are_kept_for_the_next(path: Path) -> None:
     other = opened(path)
     other.set(b"theirs", b"3")
     other.save()
-    cache = PersistentBlobCache(path, files=Busy(), clock=ManualClock())
+    cache = blobcache.PersistentBlobCache(path, files=Busy(), clock=ManualClock())
     cache.initialize(policy=LRU)
     cache.set(b"before", b"1")
     cache.set(b"gone", b"1")
@@ -526,8 +522,8 @@ def test_changes_during_a_save_are_kept_for_the_next(path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_nothing_grows_with_the_number_of_calls(path: Path, kept: bool) -> None:
-    cache = PersistentBlobCache(path / "missing" if kept else None, clock=ManualClock())
-    cache.initialize(Limits(total=100), LRU)
+    cache = blobcache.PersistentBlobCache(path / "missing" if kept else None, clock=ManualClock())
+    cache.initialize(blobcache.Limits(total=100), LRU)
     for i in range(2000):
         cache.set(b"%d" % i, b"value")
         cache.get(b"%d" % i)
@@ -545,7 +541,7 @@ def test_set_during_termination_is_refused(path: Path) -> None:
             answers.append((cache.set(b"late", b"2"), cache.get(b"a")))
             super().sync(fd)
 
-    cache = PersistentBlobCache(path, files=Busy(), clock=ManualClock())
+    cache = blobcache.PersistentBlobCache(path, files=Busy(), clock=ManualClock())
     cache.initialize()
     cache.set(b"a", b"1")
     assert cache.terminate()
@@ -558,7 +554,7 @@ def test_uses_before_a_failed_save_count_in_the_next(path: Path) -> None:
         for key in (b"a", b"b", b"c"):
             first.set(key, b"1")
     files = FaultyFiles(fail_at=4, error=OSError(errno.ENOSPC, "full"))
-    cache = PersistentBlobCache(path, files=files, clock=ManualClock())
+    cache = blobcache.PersistentBlobCache(path, files=files, clock=ManualClock())
     cache.initialize(policy=LRU)
     assert cache.get(b"a") == b"1"
     cache.set(b"d", b"1")
@@ -568,7 +564,7 @@ def test_uses_before_a_failed_save_count_in_the_next(path: Path) -> None:
 
 
 def test_threads_share_one_cache(path: Path) -> None:
-    cache = PersistentBlobCache(path, save_delay=0.001)
+    cache = blobcache.PersistentBlobCache(path, save_delay=0.001)
     cache.initialize()
     failures: list[BaseException] = []
 

@@ -16,15 +16,8 @@ from typing import Any
 import pytest
 
 from penstock import errors, knobs
+from penstock.cache import naming
 from penstock.cache.directory import CacheDirectory
-from penstock.cache.naming import (
-    file_names,
-    index_name,
-    lease_name,
-    letters_of,
-    lock_name,
-    temporary_name,
-)
 from penstock.cache.store import _ends_with_a_seal
 from penstock.distribution import BY_THE_PROGRAM
 from penstock.hal import CacheHandle, CancelToken
@@ -44,7 +37,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def paths(bench: Bench, token: bytes = TOKEN) -> list[Path]:
-    return [bench.path / name for name in file_names(token, *NEEDED)]
+    return [bench.path / name for name in naming.file_names(token, *NEEDED)]
 
 
 def opens(bench: Bench, token: bytes = TOKEN) -> None:
@@ -132,7 +125,7 @@ def test_entry_on_a_read_only_mount_is_read_without_a_lock_for_late_writes(bench
 
 def test_entry_on_a_read_only_mount_is_read_without_its_lock_file(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    bench.lock_file(lock_name(TOKEN)).unlink()
+    bench.lock_file(naming.lock_name(TOKEN)).unlink()
     bench.files = ReadOnlyFiles(bench.path)
     assert bench.load(TOKEN, TEXTS) == "old"
     assert bench.load(token_of(2), TEXTS) is errors.NoEntry
@@ -140,7 +133,7 @@ def test_entry_on_a_read_only_mount_is_read_without_its_lock_file(bench: Bench) 
 
 def test_entry_locked_by_a_writer_is_not_read_from_a_read_only_mount(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    held = os.open(bench.lock_file(lock_name(TOKEN)), os.O_RDWR)
+    held = os.open(bench.lock_file(naming.lock_name(TOKEN)), os.O_RDWR)
     assert lock(held, exclusive=True, timeout=0)
     bench.files = ReadOnlyFiles(bench.path)
     with pytest.raises(errors.NotYetWritten, match="being written at this moment"):
@@ -197,7 +190,7 @@ def test_the_drivers_lock_is_an_opening_of_its_own(bench: Bench) -> None:
 
 def test_a_wait_for_who_writes_is_cancelled_soon(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    writing = os.open(bench.lock_file(lock_name(TOKEN)), os.O_RDWR)
+    writing = os.open(bench.lock_file(naming.lock_name(TOKEN)), os.O_RDWR)
     try:
         assert lock(writing, exclusive=True, timeout=0)
         cancel = CancelToken()
@@ -214,7 +207,7 @@ def test_a_wait_for_who_writes_is_cancelled_soon(bench: Bench) -> None:
 
 @contextmanager
 def locked_elsewhere(bench: Bench, token: bytes = TOKEN, *, exclusive: bool) -> Iterator[None]:
-    fd = os.open(bench.lock_file(lock_name(token)), os.O_RDWR)
+    fd = os.open(bench.lock_file(naming.lock_name(token)), os.O_RDWR)
     try:
         assert lock(fd, exclusive=exclusive, timeout=0)
         yield
@@ -233,7 +226,7 @@ def test_a_wait_for_who_writes_ends_at_the_deadline(bench: Bench) -> None:
         with pytest.raises(errors.NotYetWritten, match="at this moment"):
             bench.directory.open(TOKEN, NEEDED, deadline_ns=after(80))
         assert 0.01 <= time.monotonic() - began < 5
-        (bench.path / (letters_of(TOKEN) + ".json")).unlink()
+        (bench.path / (naming.letters_of(TOKEN) + ".json")).unlink()
         assert bench.directory.record(TOKEN, deadline_ns=after(0)) is None
         assert time.monotonic() - began < 5
 
@@ -287,7 +280,7 @@ def test_an_entry_that_lacks_a_file_is_none(bench: Bench, gone: int) -> None:
     name = ("model file 0", "model file 1", "data file 0")[gone]
     with pytest.raises(errors.NoEntry, match=f"the entry lacks {name}"):
         opens(bench)
-    bench.lock_file(lock_name(TOKEN)).unlink()
+    bench.lock_file(naming.lock_name(TOKEN)).unlink()
     with pytest.raises(errors.NoEntry, match=f"the entry lacks {name}"):
         opens(bench)
     bench.compile(TOKEN, "new")
@@ -327,7 +320,7 @@ def test_links_and_pipes_are_refused_and_replaced(
     other.write_bytes(b"the user's own")
     bench.compile(TOKEN, "old")
     assert bench.load(TOKEN, TEXTS) == "old"
-    put(bench.path / (letters_of(TOKEN) + place), other)
+    put(bench.path / (naming.letters_of(TOKEN) + place), other)
     assert bench.load(TOKEN, TEXTS) == ("old" if place == ".json" else errors.NotRegularFile)
     assert (bench.directory.record(TOKEN) is None) == (place == ".json")
     bench.compile(TOKEN, "new")
@@ -337,7 +330,7 @@ def test_links_and_pipes_are_refused_and_replaced(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links and pipes as POSIX has them")
-@pytest.mark.parametrize("name", [lock_name(TOKEN), lease_name(TOKEN)])
+@pytest.mark.parametrize("name", [naming.lock_name(TOKEN), naming.lease_name(TOKEN)])
 @pytest.mark.parametrize("put", [symlink, hard_link, pipe])
 def test_a_link_in_place_of_a_lock_file_is_replaced(
     bench: Bench, tmp_path: Path, name: str, put: Callable[[Path, Path], None]
@@ -370,9 +363,9 @@ def test_a_directory_in_place_of_a_file_is_refused(bench: Bench) -> None:
 def test_a_directory_in_place_of_any_other_file_is_named(bench: Bench, role: str) -> None:
     bench.compile(TOKEN, "old")
     in_place = {
-        "lease": bench.lock_file(lease_name(TOKEN)),
-        "lock": bench.lock_file(lock_name(TOKEN)),
-        "index": bench.path / index_name(TOKEN),
+        "lease": bench.lock_file(naming.lease_name(TOKEN)),
+        "lock": bench.lock_file(naming.lock_name(TOKEN)),
+        "index": bench.path / naming.index_name(TOKEN),
     }[role]
     in_place.unlink(missing_ok=True)
     in_place.mkdir()
@@ -394,7 +387,7 @@ def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
 
 def test_a_lost_lock_file_is_made_again(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    bench.lock_file(lock_name(TOKEN)).unlink()
+    bench.lock_file(naming.lock_name(TOKEN)).unlink()
     assert bench.load(TOKEN, TEXTS) == "old"
 
 
@@ -505,7 +498,7 @@ def test_the_users_own_key_and_registries_serve_where_none_are_given(tmp_path: P
 
 def test_an_entry_that_goes_while_it_is_opened_is_none(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    lock = bench.lock_file(lock_name(TOKEN))
+    lock = bench.lock_file(naming.lock_name(TOKEN))
     for at in range(4):
         lock.unlink(missing_ok=True)
         bench.files = FaultyFiles(at, failing(errno.ENOENT), only=["open"])
@@ -547,12 +540,12 @@ def test_a_file_system_without_a_root_is_named() -> None:
 
 def test_a_link_that_somebody_else_has_replaced_by_now_is_not_removed_again(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    name = bench.lock_file(lock_name(TOKEN))
+    name = bench.lock_file(naming.lock_name(TOKEN))
     other = bench.root / "other"
     other.hardlink_to(name)
     bench.files = FaultyFiles(0, other.unlink, only=["status_of"])
     inode = name.stat().st_ino
-    lent = bench.directory.store.locks.lend(lock_name(TOKEN))
+    lent = bench.directory.store.locks.lend(naming.lock_name(TOKEN))
     assert lent is not None
     os.close(lent.fd)
     assert name.stat().st_ino == inode
@@ -567,7 +560,7 @@ def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_unusable_cache_directory_is_named(tmp_path: Path) -> None:
     place = tmp_path / "cache"
     place.write_bytes(b"")
-    directory, letters = CacheDirectory(place), letters_of(TOKEN)
+    directory, letters = CacheDirectory(place), naming.letters_of(TOKEN)
     with pytest.raises(errors.Unreadable) as opened:
         directory.open(TOKEN, (1, 0))
     lease = directory.lease(TOKEN)
@@ -604,7 +597,7 @@ def test_index_records_the_ingredients_of_an_entry(bench: Bench) -> None:
 
 def test_an_altered_index_explains_nothing_and_breaks_nothing(bench: Bench) -> None:
     bench.compile(TOKEN, "old", structure="1")
-    path = bench.path / (letters_of(TOKEN) + ".json")
+    path = bench.path / (naming.letters_of(TOKEN) + ".json")
     path.write_bytes(path.read_bytes().replace(b'"1"', b'"2"'))
     assert bench.directory.record(TOKEN) is None
     assert bench.directory.records() == []
@@ -616,7 +609,7 @@ def test_an_altered_index_explains_nothing_and_breaks_nothing(bench: Bench) -> N
 def test_an_index_is_of_its_own_entry(bench: Bench) -> None:
     bench.compile(TOKEN, "old", structure="1")
     bench.compile(token_of(2), "old", structure="2")
-    one, two = (bench.path / (letters_of(t) + ".json") for t in (TOKEN, token_of(2)))
+    one, two = (bench.path / (naming.letters_of(t) + ".json") for t in (TOKEN, token_of(2)))
     two.write_bytes(one.read_bytes())
     assert bench.directory.record(token_of(2)) is None
 
@@ -674,8 +667,8 @@ def test_a_temporary_name_that_is_taken_is_not_written_to(
     bench.compile(TOKEN, "old")
     record = bench.record(TOKEN)
     monkeypatch.setattr(os, "urandom", bytes)
-    names = [*file_names(TOKEN, *NEEDED), index_name(TOKEN)]
-    taken = [bench.path / temporary_name(name) for name in names]
+    names = [*naming.file_names(TOKEN, *NEEDED), naming.index_name(TOKEN)]
+    taken = [bench.path / naming.temporary_name(name) for name in names]
     for path in taken:
         path.write_bytes(b"somebody's")
     if what == "files":

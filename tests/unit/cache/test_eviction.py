@@ -10,16 +10,8 @@ from typing import Any
 import pytest
 
 from penstock import knobs
-from penstock.cache import eviction
+from penstock.cache import eviction, naming
 from penstock.cache.eviction import collect, scan
-from penstock.cache.naming import (
-    file_names,
-    index_name,
-    lease_name,
-    letters_of,
-    lock_name,
-    temporary_name,
-)
 from penstock.errors import NoEntry, NotYetWritten, RolledBack
 from penstock.sealed import Owner
 from penstock.sealed.files import StrPath
@@ -64,7 +56,7 @@ def test_eviction_keeps_entries_within_the_limit(bench: Bench) -> None:
 
 def test_evicted_entry_is_forgotten(bench: Bench) -> None:
     """Put back, the files of an entry that was removed are refused."""
-    paths = [bench.path / name for name in file_names(TOKENS[0], *NEEDED)]
+    paths = [bench.path / name for name in naming.file_names(TOKENS[0], *NEEDED)]
     kept = [path.read_bytes() for path in paths]
     assert len(bench.registry.rows()) == 4
     assert collect(bench.directory.store, 3 * size(bench)) == [TOKENS[0]]
@@ -94,7 +86,7 @@ def test_publishing_evicts(bench: Bench) -> None:
                 os.truncate(handle.fd, 1 << 19)
             lease.publish(files, bench.record(big))
     assert there(bench) == []
-    assert {path.name[:64] for path in bench.path.iterdir()} == {letters_of(big)}
+    assert {path.name[:64] for path in bench.path.iterdir()} == {naming.letters_of(big)}
 
 
 def test_no_limit_evicts_nothing(bench: Bench) -> None:
@@ -119,7 +111,7 @@ def test_entries_that_are_compiled_again_stay(bench: Bench) -> None:
         assert len(bench.temporaries()) == 3
         assert files.lock is not None
         lock = os.fstat(files.lock.fd)
-        assert bench.lock_file(lock_name(TOKENS[1])).stat().st_ino == lock.st_ino
+        assert bench.lock_file(naming.lock_name(TOKENS[1])).stat().st_ino == lock.st_ino
 
 
 def test_an_entry_used_since_it_was_looked_at_stays(
@@ -130,7 +122,7 @@ def test_an_entry_used_since_it_was_looked_at_stays(
     take = directory.store.locks.take
 
     def load_first(name: str, **how: Any) -> int | None:
-        if name == lease_name(TOKENS[0]):
+        if name == naming.lease_name(TOKENS[0]):
             assert bench.load(TOKENS[0], ["old"]) == "old"
         return take(name, **how)
 
@@ -164,12 +156,12 @@ def test_a_lock_file_is_removed_once(bench: Bench) -> None:
 def test_orphans_go(bench: Bench) -> None:
     dead, partial = token_of(7), token_of(8)
     for name in (
-        temporary_name(file_names(dead, 1, 0)[0]),
-        temporary_name(letters_of(TOKENS[0]) + ".json"),
-        lock_name(dead),
-        lease_name(dead),
-        lease_name(partial),
-        letters_of(partial) + ".json",
+        naming.temporary_name(naming.file_names(dead, 1, 0)[0]),
+        naming.temporary_name(naming.letters_of(TOKENS[0]) + ".json"),
+        naming.lock_name(dead),
+        naming.lease_name(dead),
+        naming.lease_name(partial),
+        naming.letters_of(partial) + ".json",
     ):
         (bench.path / name).write_bytes(b"")
     assert collect(bench.directory.store, None) == []
@@ -178,12 +170,12 @@ def test_orphans_go(bench: Bench) -> None:
 
 
 def test_files_of_others_stay(bench: Bench) -> None:
-    for name in ("README", "notes.tmp", letters_of(token_of(9)) + ".bak"):
+    for name in ("README", "notes.tmp", naming.letters_of(token_of(9)) + ".bak"):
         (bench.path / name).write_bytes(b"the user's own")
     (bench.path / "folder").mkdir()
     collect(bench.directory.store, 0)
     assert sorted(path.name for path in bench.path.iterdir()) == sorted(
-        ["README", "notes.tmp", letters_of(token_of(9)) + ".bak", "folder"]
+        ["README", "notes.tmp", naming.letters_of(token_of(9)) + ".bak", "folder"]
     )
 
 
@@ -201,8 +193,8 @@ def test_entries_without_a_writer_go(tmp_path: Path) -> None:
 
 def test_an_entry_without_an_index_goes_by_the_age_of_its_files(bench: Bench) -> None:
     whole = size(bench)
-    (bench.path / (letters_of(TOKENS[3]) + ".json")).unlink()
-    for name in file_names(TOKENS[3], *NEEDED):
+    (bench.path / (naming.letters_of(TOKENS[3]) + ".json")).unlink()
+    for name in naming.file_names(TOKENS[3], *NEEDED):
         os.utime(bench.path / name, (1, 1))
     assert collect(bench.directory.store, 3 * whole) == [TOKENS[3]]
 
@@ -246,7 +238,7 @@ def test_a_compile_looks_at_so_many_files_and_removes_so_many_orphans(
     monkeypatch.setattr(eviction, "MOST_FILES", 50)
     monkeypatch.setattr(eviction, "MOST_REMOVED", 7)
     for number in range(100, 200):
-        (bench.path / index_name(token_of(number))).touch()
+        (bench.path / naming.index_name(token_of(number))).touch()
     store, before = bench.directory.store, len(bench.names())
     assert sum(len(group.status) for group in scan(store, briefly=True)) == 50
     collect(store, None, briefly=True)

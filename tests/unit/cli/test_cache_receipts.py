@@ -9,15 +9,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from penstock.cli.output import (
-    Output,
-    compile_bar,
-    in_words,
-    refused,
-    show_cache,
-    show_fallbacks,
-    words,
-)
+from penstock.cli import output
 from penstock.compilation import CacheOutcome, Failure, Receipt, StepReceipt
 from penstock.compilation.step_receipt import CacheCode
 from penstock.hal import ProgressEvent
@@ -38,7 +30,7 @@ COME_WITH_TIME = {CacheCode.NO_ENTRY, CacheCode.NOT_YET_WRITTEN, CacheCode.INGRE
 def printed(*steps: tuple[str, CacheOutcome]) -> list[str]:
     stream = io.StringIO()
     receipt = Receipt(tuple(StepReceipt(device, (0,), 1, cache=told) for device, told in steps))
-    show_cache(Output(console=Console(file=stream, width=200)), receipt)
+    output.show_cache(output.Output(console=Console(file=stream, width=200)), receipt)
     return stream.getvalue().splitlines()
 
 
@@ -64,8 +56,8 @@ def test_a_model_without_steps_has_no_line() -> None:
 
 
 def test_cache_outcome_names_a_save() -> None:
-    assert in_words(FIRST) == "miss: NoEntry: nothing is cached here; saved"
-    assert in_words(CacheOutcome("hit", "optimised"), 3) == "hit (3 steps): optimised"
+    assert output.in_words(FIRST) == "miss: NoEntry: nothing is cached here; saved"
+    assert output.in_words(CacheOutcome("hit", "optimised"), 3) == "hit (3 steps): optimised"
 
 
 @pytest.mark.parametrize(
@@ -83,19 +75,19 @@ def test_cache_outcome_names_a_save() -> None:
     ],
 )
 def test_refusals_stand_out(outcome: CacheOutcome, answer: bool) -> None:
-    assert refused(outcome) is answer
+    assert output.refused(outcome) is answer
 
 
 def test_off_a_terminal_there_is_no_bar_and_no_callback() -> None:
-    with compile_bar(Output()) as progress:
+    with output.compile_bar(output.Output()) as progress:
         assert progress is None
 
 
 def test_events_in_words() -> None:
-    assert words(ProgressEvent("compile", "fast", 0, 2)) == "compiling on fast"
-    assert words(ProgressEvent("compile", "", 2, 2)) == "compiling"
-    assert "waiting" in words(ProgressEvent("lease", "fast", 0, 1))
-    assert words(ProgressEvent("tiling", "fast", 0, 1)) == "tiling fast"
+    assert output.words(ProgressEvent("compile", "fast", 0, 2)) == "compiling on fast"
+    assert output.words(ProgressEvent("compile", "", 2, 2)) == "compiling"
+    assert "waiting" in output.words(ProgressEvent("lease", "fast", 0, 1))
+    assert output.words(ProgressEvent("tiling", "fast", 0, 1)) == "tiling fast"
 
 
 @pytest.mark.parametrize(("stage", "act"), [("compile", "compile"), ("run", "run")])
@@ -107,7 +99,9 @@ def test_a_device_that_failed_is_named_with_its_reason(stage: Any, act: str) -> 
         StepReceipt("slow", (1,), 1),
         StepReceipt("reference", (2,), 1, failures=(fast,)),
     )
-    show_fallbacks(Output(console=Console(file=stream, width=200)), Receipt(steps, stage=stage))
+    output.show_fallbacks(
+        output.Output(console=Console(file=stream, width=200)), Receipt(steps, stage=stage)
+    )
     assert stream.getvalue() == (
         f"fallback: fast failed to {act} (2 steps): GeneralFailure: no room\n"
         f"fallback: wide failed to {act}: GeneralFailure: hot\n"
@@ -119,7 +113,7 @@ def test_run_omits_failures_of_the_compile() -> None:
     dead, hot = Failure("fast", "DeadObject: gone"), Failure("slow", "GeneralFailure: hot")
     before = Receipt((StepReceipt("reference", (0,), 1, failures=(dead,)),), stage="compile")
     after = Receipt((StepReceipt("reference", (0,), 1, failures=(dead, hot)),), stage="run")
-    show_fallbacks(Output(console=Console(file=stream, width=200)), before, after)
+    output.show_fallbacks(output.Output(console=Console(file=stream, width=200)), before, after)
     assert stream.getvalue() == (
         "fallback: fast failed to compile: DeadObject: gone\n"
         "fallback: slow failed to run: GeneralFailure: hot\n"

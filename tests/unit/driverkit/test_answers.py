@@ -13,18 +13,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.driverkit import support
 from penstock.driverkit.checks import numbers
 from penstock.driverkit.site import Refused, make_sites
-from penstock.driverkit.support import (
-    ANOTHER,
-    HYBRID,
-    NEVER_MEASURED,
-    POSITIONS,
-    STEPS,
-    WIDE,
-    answered,
-    joined,
-)
 from penstock.driverkit.unrolling import flattened
 from penstock.drivers.onnxruntime.rules import examine as by_onnxruntime
 from penstock.drivers.openvino.rules import examine as by_openvino
@@ -93,15 +84,15 @@ def largest() -> Model:
 CASES: Final[dict[str, tuple[Model, Examine, AccuracyClass, str]]] = {
     "float32, ONNX Runtime": (sums(F32), by_onnxruntime, "faithful", ""),
     "float32, OpenVINO": (sums(F32), by_openvino, "faithful", ""),
-    "8 bits, ONNX Runtime": (sums(I8), by_onnxruntime, "stepwise", STEPS),
-    "8 bits, OpenVINO": (sums(I8), by_openvino, "stepwise", STEPS),
-    "8 bits by a curve, OpenVINO": (curved(), by_openvino, "stepwise", STEPS),
-    "float32 by int8, ONNX Runtime": (hybrid(), by_onnxruntime, "relaxed", HYBRID),
-    "float32 by int8, OpenVINO": (hybrid(), by_openvino, "relaxed", HYBRID),
-    "16 bits, OpenVINO": (moved(I16), by_openvino, "relaxed", WIDE),
-    "positions, ONNX Runtime": (placed(), by_onnxruntime, "relaxed", POSITIONS),
-    "the largest of 8 bits, OpenVINO": (largest(), by_openvino, "relaxed", ANOTHER),
-    "positions, OpenVINO": (placed(), by_openvino, "relaxed", POSITIONS),
+    "8 bits, ONNX Runtime": (sums(I8), by_onnxruntime, "stepwise", support.STEPS),
+    "8 bits, OpenVINO": (sums(I8), by_openvino, "stepwise", support.STEPS),
+    "8 bits by a curve, OpenVINO": (curved(), by_openvino, "stepwise", support.STEPS),
+    "float32 by int8, ONNX Runtime": (hybrid(), by_onnxruntime, "relaxed", support.HYBRID),
+    "float32 by int8, OpenVINO": (hybrid(), by_openvino, "relaxed", support.HYBRID),
+    "16 bits, OpenVINO": (moved(I16), by_openvino, "relaxed", support.WIDE),
+    "positions, ONNX Runtime": (placed(), by_onnxruntime, "relaxed", support.POSITIONS),
+    "the largest of 8 bits, OpenVINO": (largest(), by_openvino, "relaxed", support.ANOTHER),
+    "positions, OpenVINO": (placed(), by_openvino, "relaxed", support.POSITIONS),
 }
 
 
@@ -116,16 +107,16 @@ def test_a_lesser_yes_says_how_far_off_it_was_measured_to_be(name: str) -> None:
 @pytest.mark.parametrize("examine", [by_onnxruntime, by_openvino])
 def test_answer_on_unmeasured_hardware_has_a_note(examine: Examine) -> None:
     (answer,) = examine(sums(F32), "relaxed")
-    assert answer == Support(True, "", "relaxed", NEVER_MEASURED)
+    assert answer == Support(True, "", "relaxed", support.NEVER_MEASURED)
 
 
 @pytest.mark.parametrize("best", ["exact", "relaxed"])
 def test_an_accuracy_that_is_no_class_is_passed_on(best: AccuracyClass) -> None:
     wrong: Any = "ADD is reserved"
     model = sums(F32)
-    answers = answered(make_sites(model), lambda _: wrong, best)
+    answers = support.answered(make_sites(model), lambda _: wrong, best)
     assert answers == [Support(True, "", wrong)]
-    assert joined(model, flattened(model), answers) == answers
+    assert support.joined(model, flattened(model), answers) == answers
 
 
 @pytest.mark.parametrize(

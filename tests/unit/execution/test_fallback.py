@@ -23,13 +23,8 @@ from penstock.errors import (
     ResourceExhaustedTransient,
 )
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
+from penstock.testing import doubles
 from penstock.testing.devices import find_devices
-from penstock.testing.doubles import (
-    FaultyDevice,
-    LyingDevice,
-    RecordingDevice,
-    SubsetDevice,
-)
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, accumulator, add_relu, f32
 
 X = f32([[1, -2, 3], [-4, 5, -6]])
@@ -42,9 +37,9 @@ def reference() -> hal.Device:
     return device
 
 
-def only(name: str, *kinds: str) -> SubsetDevice:
+def only(name: str, *kinds: str) -> doubles.SubsetDevice:
     """The reference driver under another *name*, for operations of these *kinds*."""
-    return SubsetDevice(
+    return doubles.SubsetDevice(
         reference(), name, lambda model, index: model.operations[index].type in kinds
     )
 
@@ -55,8 +50,8 @@ def compiled(
     return penstock.compile(model, devices=devices, cache=False, policy=policy)
 
 
-def faulty(device: hal.Device, method: str, *calls: int, **more: Any) -> FaultyDevice:
-    return FaultyDevice(device, {method: calls or "always"}, **more)
+def faulty(device: hal.Device, method: str, *calls: int, **more: Any) -> doubles.FaultyDevice:
+    return doubles.FaultyDevice(device, {method: calls or "always"}, **more)
 
 
 def chain_of(receipt: penstock.Receipt) -> list[tuple[str, list[str]]]:
@@ -75,7 +70,7 @@ class TestTheNextNamedDevice:
 
     def test_a_step_that_fails_at_run_time_goes_through_them_all(self) -> None:
         first, second = (faulty(NumpyDevice(name), "execute") for name in "ab")
-        third = RecordingDevice(NumpyDevice("c"))
+        third = doubles.RecordingDevice(NumpyDevice("c"))
         with compiled(add_relu(), first, second, third) as model:
             outputs = model(X, X)
             again = model(X, X)
@@ -137,7 +132,7 @@ class TestTheNextNamedDevice:
 
     def test_fallback_skips_devices_that_cannot_run_the_step(self) -> None:
         first = faulty(NumpyDevice("a"), "execute")
-        second = RecordingDevice(NumpyDevice("b", only=["ADD"]))
+        second = doubles.RecordingDevice(NumpyDevice("b", only=["ADD"]))
         with compiled(add_relu(), first, second) as model:
             assert model.plan.steps[0].fallbacks == ("reference",)
             assert chain_of(model(X, X).receipt) == [("reference", ["a"])]
@@ -145,14 +140,16 @@ class TestTheNextNamedDevice:
 
     def test_device_that_withdraws_its_support_is_skipped(self) -> None:
         first = faulty(NumpyDevice("a"), "execute")
-        second = LyingDevice(NumpyDevice("b"), "support_changes")
+        second = doubles.LyingDevice(NumpyDevice("b"), "support_changes")
         with compiled(add_relu(), first, second) as model:
             assert model.plan.steps[0].fallbacks == ("b", "reference")
             assert chain_of(model(X, X).receipt) == [("reference", ["a"])]
 
     @pytest.mark.parametrize("lie", ["output_count", "output_shapes", "insufficient"])
     def test_device_with_a_wrong_answer_falls_back(self, lie: Any) -> None:
-        with compiled(add_relu(), LyingDevice(NumpyDevice("a"), lie), NumpyDevice("b")) as model:
+        with compiled(
+            add_relu(), doubles.LyingDevice(NumpyDevice("a"), lie), NumpyDevice("b")
+        ) as model:
             outputs = model(X, X)
         np.testing.assert_array_equal(outputs[1], X + X)
         assert chain_of(outputs.receipt) == [("b", ["a"])]
@@ -240,7 +237,7 @@ class TestWhatDoesNotFallBack:
     def test_a_missed_deadline_or_a_cancelled_run(
         self, error: type[Exception], failing: str
     ) -> None:
-        spare = RecordingDevice(NumpyDevice("c"))
+        spare = doubles.RecordingDevice(NumpyDevice("c"))
         devices = [
             faulty(NumpyDevice(n), "execute", error=error if n == failing else GeneralFailure)
             for n in "ab"
@@ -426,7 +423,7 @@ def found_positions() -> Model:
 
 class TestLearnedShapes:
     def test_a_value_without_elements_is_taken_to_reference(self) -> None:
-        adder = RecordingDevice(only("adder", "ADD"))
+        adder = doubles.RecordingDevice(only("adder", "ADD"))
         with compiled(found_positions(), only("finder", "WHERE"), adder) as model:
             some = model(np.eye(2, 3, dtype=bool))
             none = model(np.zeros((2, 3), bool))
@@ -465,7 +462,7 @@ class TestLearnedShapes:
         assert tight.asked == 2
 
 
-class Tight(RecordingDevice):
+class Tight(doubles.RecordingDevice):
     """Says once that an output did not fit, and that it needs twice the room."""
 
     asked = 0
@@ -523,7 +520,7 @@ def test_a_failure_of_everything_is_one_error() -> None:
 
 
 def test_many_threads_fall_back_on_one_compile() -> None:
-    spare = RecordingDevice(NumpyDevice("b"))
+    spare = doubles.RecordingDevice(NumpyDevice("b"))
     with compiled(add_relu(), faulty(NumpyDevice("a"), "execute"), spare) as model:
         futures = [model.submit(X, X) for _ in range(12)]
         receipts = [future.result().receipt for future in futures]
@@ -547,7 +544,7 @@ def test_the_receipt_names_a_device_that_could_not_be_asked(
 @pytest.mark.parametrize("method", ["prepare_model", "execute"])
 def test_error_of_a_driver_commands_no_terminal(method: str) -> None:
     said = "hot\x1b[2J\x00 and\nbroken\x9b"
-    device = FaultyDevice(
+    device = doubles.FaultyDevice(
         only("a", "ADD", "RELU"), {method: "always"}, lambda _: GeneralFailure(said)
     )
     with compiled(add_relu(), device) as model:
@@ -556,7 +553,7 @@ def test_error_of_a_driver_commands_no_terminal(method: str) -> None:
     assert errors
     assert set(errors) == {r"GeneralFailure: hot\x1b[2J\x00 and broken\x9b"}
     assert receipt.show().replace("\n", "").isprintable()
-    refused = FaultyDevice(
+    refused = doubles.FaultyDevice(
         only("a", "ADD", "RELU"), {method: "always"}, lambda _: GeneralFailure(said)
     )
     alone = penstock.Policy(placement="nnapi", allow_fallback=False)

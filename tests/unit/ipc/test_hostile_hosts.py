@@ -17,17 +17,9 @@ import pytest
 from penstock import errors, hal
 from penstock.drivers.null import NullDevice
 from penstock.hal.fence import fence_pair
-from penstock.ipc import crash_records, wire
+from penstock.ipc import codec, crash_records, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
-from penstock.ipc.codec import (
-    Frame,
-    decode_reply,
-    decode_to_client,
-    decode_to_host,
-    encode,
-    error_of,
-)
 from penstock.ipc.crash_records import tail
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.heartbeat import PAGE, HeartbeatView
@@ -39,7 +31,7 @@ from penstock.ipc.transport import HEADER, Connection, close_all
 from penstock.ir.validate import MAX_RANK
 from tests.unit.ipc.test_hostile_sizes import Local
 
-CHECK = encode(wire.Check())
+CHECK = codec.encode(wire.Check())
 
 
 @pytest.fixture
@@ -71,7 +63,7 @@ def test_a_host_that_reads_nothing_holds_no_call(
 
 def _missed(session: Session, body: bytes, handles: tuple[object, ...]) -> None:
     with pytest.raises(errors.MissedDeadlineTransient):
-        session.call(0, Frame(body, handles, soon(0.005)))
+        session.call(0, codec.Frame(body, handles, soon(0.005)))
 
 
 def test_endless_messages_for_other_calls_block_no_call(
@@ -81,12 +73,12 @@ def test_endless_messages_for_other_calls_block_no_call(
 
     def other() -> None:
         with pytest.raises(errors.DeadObject):
-            session.call(0, Frame(CHECK, (lambda _: None,)))
+            session.call(0, codec.Frame(CHECK, (lambda _: None,)))
 
     waiting = threading.Thread(target=other, daemon=True)
     waiting.start()
-    number = decode_to_host(Connection(theirs).receive(soon(60)).data).call  # type: ignore[union-attr]
-    event = encode(wire.Progress(hal.ProgressEvent("compile", "x", 1, 2), number))
+    number = codec.decode_to_host(Connection(theirs).receive(soon(60)).data).call  # type: ignore[union-attr]
+    event = codec.encode(wire.Progress(hal.ProgressEvent("compile", "x", 1, 2), number))
     flood = (HEADER.pack(0, len(event)) + event) * 50_000
 
     def drown() -> None:
@@ -101,7 +93,7 @@ def test_endless_messages_for_other_calls_block_no_call(
     drowning.start()
     began = time.monotonic()
     with pytest.raises(errors.MissedDeadlineTransient):
-        session.call(0, Frame(CHECK, (), soon(0.2)))
+        session.call(0, codec.Frame(CHECK, (), soon(0.2)))
     assert time.monotonic() - began < 20
     session.end("enough")
     waiting.join(60)
@@ -127,7 +119,7 @@ def test_more_devices_than_a_driver_may_have_are_not_asked_for(devices: int) -> 
     ours, theirs = socket.socketpair()
     readable, writable = os.pipe()
     welcome = wire.Welcome(wire.WIRE_VERSION, 0, 0, devices)
-    Connection(theirs).send(encode(welcome), (readable, readable))
+    Connection(theirs).send(codec.encode(welcome), (readable, readable))
     with pytest.raises(errors.DeviceUnavailable, match="devices; the limit is 256"):
         _enter(ours, Place("many", "m:f"), None)
     theirs.close()
@@ -140,9 +132,9 @@ def test_output_of_a_host_is_read_only_from_memory() -> None:
 
     def host() -> None:
         connection = Connection(theirs)
-        assert isinstance(decode_to_host(connection.receive(soon(5)).data), wire.Hello)
+        assert isinstance(codec.decode_to_host(connection.receive(soon(5)).data), wire.Hello)
         welcome = wire.Welcome(wire.WIRE_VERSION, 0, 0, 1)
-        connection.send(encode(welcome), (readable, readable))
+        connection.send(codec.encode(welcome), (readable, readable))
 
     answering = threading.Thread(target=host)
     answering.start()
@@ -171,9 +163,9 @@ def test_output_of_a_host_commands_no_terminal(
     with caplog.at_level("INFO", "penstock.ipc"):
         link._log([nasty.encode()])
     assert caplog.messages == [f"nasty (1): {shown}"]
-    failure = error_of(wire.Failure(errors.ErrorStatus.GENERAL_FAILURE, nasty))
+    failure = codec.error_of(wire.Failure(errors.ErrorStatus.GENERAL_FAILURE, nasty))
     assert str(failure) == shown
-    assert str(error_of(wire.Stopped("closed", nasty))) == shown
+    assert str(codec.error_of(wire.Stopped("closed", nasty))) == shown
 
 
 @pytest.mark.parametrize("name", ["a\x1b[2J", "a\nb", "x" * 2000])
@@ -182,7 +174,7 @@ def test_devices_of_names_that_cannot_be_shown_are_refused(name: str) -> None:
     device.version = name
 
     class Local(Channel):
-        def call(self, frame: Frame) -> Frame:
+        def call(self, frame: codec.Frame) -> codec.Frame:
             return Dispatcher(device).answer(frame)
 
         def drop(self, number: int) -> None:
@@ -232,8 +224,8 @@ COLOURS = "\x1b[31m"
 def replied(pair: tuple[Session, socket.socket], reply: wire.Reply) -> wire.Reply:
     """*reply*, as the client has it."""
     session, theirs = pair
-    Connection(theirs).send(encode(wire.Answer(1, encode(reply))))
-    return decode_reply(session.call(0, Frame(CHECK, (), soon(5))).data)
+    Connection(theirs).send(codec.encode(wire.Answer(1, codec.encode(reply))))
+    return codec.decode_reply(session.call(0, codec.Frame(CHECK, (), soon(5))).data)
 
 
 @pytest.mark.parametrize(
@@ -255,13 +247,13 @@ def test_no_text_of_a_host_commands_a_terminal(
 ) -> None:
     told = replied(pair, reply)
     assert type(told) is type(reply)
-    assert b"\x1b" not in encode(told)
-    assert rb"\x1b[31m" in encode(told)
+    assert b"\x1b" not in codec.encode(told)
+    assert rb"\x1b[31m" in codec.encode(told)
 
 
 def test_no_progress_of_a_host_commands_a_terminal() -> None:
-    event = encode(wire.Progress(hal.ProgressEvent(COLOURS, COLOURS * 10_000, 1, 2), 1))
-    told = decode_to_client(event)
+    event = codec.encode(wire.Progress(hal.ProgressEvent(COLOURS, COLOURS * 10_000, 1, 2), 1))
+    told = codec.decode_to_client(event)
     assert isinstance(told, wire.Progress)
     assert told.event.stage == r"\x1b[31m"
     assert "\x1b" not in told.event.subject
@@ -272,9 +264,9 @@ def test_no_fence_of_a_host_commands_a_terminal(pair: tuple[Session, socket.sock
     session, theirs = pair
     signal, fence = fence_pair()
     signal.signal(errors.MissedDeadlineTransient(COLOURS))
-    answer = wire.Answer(1, encode(wire.Fenced(0)), (wire.FenceForm(0),))
-    Connection(theirs).send(encode(answer), [fence.fileno()])
-    (told,) = session.call(0, Frame(CHECK, (), soon(5))).handles
+    answer = wire.Answer(1, codec.encode(wire.Fenced(0)), (wire.FenceForm(0),))
+    Connection(theirs).send(codec.encode(answer), [fence.fileno()])
+    (told,) = session.call(0, codec.Frame(CHECK, (), soon(5))).handles
     assert isinstance(told, hal.DescriptorFence)
     error = told.error()
     assert type(error) is errors.MissedDeadlineTransient
@@ -304,7 +296,7 @@ MANY = (hal.OutputShape((2**62,) * (MAX_RANK + 1)),)
 def test_shapes_of_more_dimensions_than_a_value_has_are_not_believed(reply: wire.Reply) -> None:
     """Their product is one step of the interpreter that takes hours."""
     with pytest.raises(errors.WireError, match="length <= 32"):
-        decode_reply(encode(reply))
+        codec.decode_reply(codec.encode(reply))
 
 
 def test_deadlines_that_no_system_call_takes_are_waited_for(
@@ -312,8 +304,9 @@ def test_deadlines_that_no_system_call_takes_are_waited_for(
 ) -> None:
     session, theirs = pair
     answering = threading.Timer(
-        0.05, lambda: Connection(theirs).send(encode(wire.Answer(1, encode(wire.Done()))))
+        0.05,
+        lambda: Connection(theirs).send(codec.encode(wire.Answer(1, codec.encode(wire.Done())))),
     )
     answering.start()
-    answer = session.call(0, Frame(CHECK, (), time.monotonic_ns() + 10**17))
-    assert isinstance(decode_reply(answer.data), wire.Done)
+    answer = session.call(0, codec.Frame(CHECK, (), time.monotonic_ns() + 10**17))
+    assert isinstance(codec.decode_reply(answer.data), wire.Done)

@@ -17,18 +17,8 @@ from hypothesis import given, strategies as st
 from penstock.drivers.null import create
 from penstock.errors import PenstockError, WireError
 from penstock.hal import BufferDesc, EventFence, ExecutionConfig, PrepareConfig
-from penstock.ipc import wire
+from penstock.ipc import codec, wire
 from penstock.ipc.client import RemoteDevice
-from penstock.ipc.codec import (
-    Descriptor,
-    Frame,
-    Packer,
-    Unpacker,
-    decode_call,
-    decode_notice,
-    decode_reply,
-    encode,
-)
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ir import Signature
 from penstock.testing.contract.cases import every_case
@@ -36,9 +26,9 @@ from penstock.testing.contract.trial import PLAIN, Trial
 from tests.support_local import LocalChannel
 
 DECODERS: dict[str, Callable[[bytes], object]] = {
-    "call": decode_call,
-    "reply": decode_reply,
-    "notice": decode_notice,
+    "call": codec.decode_call,
+    "reply": codec.decode_reply,
+    "notice": codec.decode_notice,
 }
 
 
@@ -47,10 +37,10 @@ class Transcript(LocalChannel):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__(dispatcher)
-        self.calls: list[Frame] = []
-        self.replies: list[Frame] = []
+        self.calls: list[codec.Frame] = []
+        self.replies: list[codec.Frame] = []
 
-    def answer(self, frame: Frame) -> Frame:
+    def answer(self, frame: codec.Frame) -> codec.Frame:
         reply = super().answer(frame)
         self.calls.append(frame)
         self.replies.append(reply)
@@ -76,16 +66,16 @@ def transcript() -> Transcript:
                 fence.signal()
                 prepared.execute_fenced(trial.request, [fence], PLAIN)
             memory = trial.request.pools[0]
-            pack = Packer()
+            pack = codec.Packer()
             channel.call(pack.frame(wire.LendPool(pack.memory(memory))))
-            pack = Packer()
-            handle = pack.handle(Descriptor(0))
+            pack = codec.Packer()
+            handle = pack.handle(codec.Descriptor(0))
             channel.call(pack.frame(wire.OpenRing(handle, handle, handle, 4, 16384)))
-            pack = Packer()
+            pack = codec.Packer()
             channel.call(pack.frame(wire.CopyTo(1, pack.memory(memory))))
-            pack = Packer()
+            pack = codec.Packer()
             channel.call(pack.frame(wire.CopyFrom(1, pack.memory(memory), (2,))))
-        channel.call(Packer().frame(wire.Report(prepared.number)))
+        channel.call(codec.Packer().frame(wire.Report(prepared.number)))
         prepared.close()
     for refused in (
         lambda: device.allocate(BufferDesc(), []),
@@ -98,7 +88,10 @@ def transcript() -> Transcript:
 
 
 def test_the_transcript_has_every_call() -> None:
-    said = {type(decode_call(frame.data, Unpacker(frame.handles))) for frame in transcript().calls}
+    said = {
+        type(codec.decode_call(frame.data, codec.Unpacker(frame.handles)))
+        for frame in transcript().calls
+    }
     assert said == set(get_args(wire.Call))
 
 
@@ -125,8 +118,8 @@ def test_damaged_messages(data: st.DataObject) -> None:
                 del damaged[place : place + 3]
     for decode in DECODERS.values():
         decode_or_refuse(decode, bytes(damaged))
-    reply = Dispatcher(create()).answer(Frame(bytes(damaged), frame.handles))
-    assert decode_reply(reply.data) is not None
+    reply = Dispatcher(create()).answer(codec.Frame(bytes(damaged), frame.handles))
+    assert codec.decode_reply(reply.data) is not None
 
 
 def decode_or_refuse(decode: Callable[[bytes], object], data: bytes) -> None:
@@ -140,13 +133,13 @@ def test_every_truncation_of_every_call_is_refused() -> None:
     for frame in transcript().calls[:40]:
         for length in range(len(frame.data)):
             with pytest.raises(WireError):
-                decode_call(frame.data[:length])
+                codec.decode_call(frame.data[:length])
 
 
 def test_every_appended_byte_is_refused() -> None:
     for frame in transcript().calls:
         with pytest.raises(WireError):
-            decode_call(frame.data + b"\0")
+            codec.decode_call(frame.data + b"\0")
 
 
 @pytest.mark.parametrize("count", [2**16, 2**24, 2**31, 2**32 - 1])
@@ -187,14 +180,14 @@ def test_depth_is_bounded(byte: bytes) -> None:
 )
 def test_unknown_messages_and_fields_are_refused(value: object) -> None:
     with pytest.raises(WireError):
-        decode_call(msgspec.msgpack.encode(value))
+        codec.decode_call(msgspec.msgpack.encode(value))
 
 
 class TestDispatcher:
     def test_nonsense_is_an_invalid_argument(self) -> None:
         dispatcher = Dispatcher(create())
-        for data in (b"", b"\xc1", b"\x93", encode(wire.Done())):
-            assert refusal(dispatcher, Frame(data)).startswith("INVALID_ARGUMENT")
+        for data in (b"", b"\xc1", b"\x93", codec.encode(wire.Done())):
+            assert refusal(dispatcher, codec.Frame(data)).startswith("INVALID_ARGUMENT")
 
     @pytest.mark.parametrize(
         "call",
@@ -212,29 +205,29 @@ class TestDispatcher:
         ids=lambda c: type(c).__name__,
     )
     def test_objects_that_are_not_there_are_named(self, call: wire.Call) -> None:
-        assert "is no" in refusal(Dispatcher(create()), Frame(encode(call)))
+        assert "is no" in refusal(Dispatcher(create()), codec.Frame(codec.encode(call)))
 
     def test_a_prepared_model_is_refused_as_a_reusable_execution(self) -> None:
         dispatcher = Dispatcher(create())
-        pack = Packer()
+        pack = codec.Packer()
         model, config = pack.model(every_case()[0].model), PrepareConfig()
-        made = decode_reply(dispatcher.answer(pack.frame(wire.Prepare(model, config))).data)
+        made = codec.decode_reply(dispatcher.answer(pack.frame(wire.Prepare(model, config))).data)
         assert isinstance(made, wire.Made)
         run = wire.Execute(made.target, None, ExecutionConfig(loop_timeout_ns=1, priority="low"))
-        assert "is no reusable execution" in refusal(dispatcher, Frame(encode(run)))
+        assert "is no reusable execution" in refusal(dispatcher, codec.Frame(codec.encode(run)))
         assert len(dispatcher.objects) == 1
         dispatcher.objects.close()
         assert len(dispatcher.objects) == 0
 
     def test_another_wire_version_is_refused(self) -> None:
-        frame = Frame(encode(wire.Describe(wire.WIRE_VERSION + 1)))
+        frame = codec.Frame(codec.encode(wire.Describe(wire.WIRE_VERSION + 1)))
         assert f"this device {wire.WIRE_VERSION}" in refusal(Dispatcher(create()), frame)
 
     def test_closing_twice_is_done(self) -> None:
         dispatcher = Dispatcher(create())
         for _ in range(2):
-            reply = dispatcher.answer(Frame(encode(wire.Close(5))))
-            assert decode_reply(reply.data) == wire.Done()
+            reply = dispatcher.answer(codec.Frame(codec.encode(wire.Close(5))))
+            assert codec.decode_reply(reply.data) == wire.Done()
 
     def test_a_model_of_an_unknown_operation_is_an_invalid_argument(self) -> None:
         from msgspec.structs import replace
@@ -242,7 +235,9 @@ class TestDispatcher:
         entry = every_case()[0].model.entry
         bad = replace(entry.operations[0], type="NO_SUCH")
         form = wire.ModelForm((replace(entry, operations=(bad,)),), (), (), {}, 0)
-        text = refusal(Dispatcher(create()), Frame(encode(wire.SupportedOperations(form))))
+        text = refusal(
+            Dispatcher(create()), codec.Frame(codec.encode(wire.SupportedOperations(form)))
+        )
         assert text.startswith("INVALID_ARGUMENT")
         assert "NO_SUCH" in text
 
@@ -250,20 +245,22 @@ class TestDispatcher:
         case = every_case()[0]
         signatures = {"s": Signature(0, (("x", 99),), ())}
         form = wire.ModelForm(case.model.subgraphs, (), (), signatures, 0)
-        text = refusal(Dispatcher(create()), Frame(encode(wire.SupportedOperations(form))))
+        text = refusal(
+            Dispatcher(create()), codec.Frame(codec.encode(wire.SupportedOperations(form)))
+        )
         assert "signature 's'" in text
 
 
-def refusal(dispatcher: Dispatcher, frame: Frame) -> str:
-    reply: Any = decode_reply(dispatcher.answer(frame).data)
+def refusal(dispatcher: Dispatcher, frame: codec.Frame) -> str:
+    reply: Any = codec.decode_reply(dispatcher.answer(frame).data)
     assert isinstance(reply, wire.Failure)
     return f"{reply.status.name}: {reply.message}"
 
 
 def raw_call(attributes: object) -> bytes:
     """A call whose one operation has *attributes*, whatever they are."""
-    form = wire.SupportedOperations(Packer().model(every_case()[0].model))
-    raw = msgspec.msgpack.decode(encode(form))
+    form = wire.SupportedOperations(codec.Packer().model(every_case()[0].model))
+    raw = msgspec.msgpack.decode(codec.encode(form))
     raw[1][0][0]["operations"][0]["attributes"] = attributes
     return msgspec.msgpack.encode(raw)
 
@@ -286,11 +283,11 @@ def raw_call(attributes: object) -> bytes:
 )
 def test_attributes_of_other_forms_are_refused(attributes: object) -> None:
     with pytest.raises(WireError):
-        decode_call(raw_call(attributes))
+        codec.decode_call(raw_call(attributes))
 
 
 def test_attributes_of_the_right_form_are_taken() -> None:
-    call = decode_call(raw_call({"b": [1, 2.5], "a": None}))
+    call = codec.decode_call(raw_call({"b": [1, 2.5], "a": None}))
     assert isinstance(call, wire.SupportedOperations)
     received = call.model.subgraphs[0].operations[0].attributes
     assert dict(received) == {"a": None, "b": (1, 2.5)}
@@ -302,4 +299,4 @@ def test_value_without_an_encoding_cannot_be_sent() -> None:
 
     odd = replace(model.entry, name=object())
     with pytest.raises(WireError, match="a object has no place in a message"):
-        encode(wire.SupportedOperations(wire.ModelForm((odd,), (), (), {}, 0)))
+        codec.encode(wire.SupportedOperations(wire.ModelForm((odd,), (), (), {}, 0)))

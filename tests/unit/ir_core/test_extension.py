@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from penstock.errors import (
-    InvalidAttribute,
-    InvalidOperand,
-    InvalidOperation,
-    ModelError,
-    NotExportable,
-)
+from penstock import errors
 from penstock.export import tflite
 from penstock.ir import (
     DType,
@@ -89,7 +83,7 @@ def test_an_operand_of_a_malformed_type_is_refused(changed: dict[str, Any]) -> N
     operand = Operand(DType.UINT8, (2, 8), name="y", extension=replace(TENSOR, **changed))
     builder = ModelBuilder()
     n = builder.input(DType.UINT8, (4,), "n", extension=SCALAR)
-    with pytest.raises(InvalidOperand):
+    with pytest.raises(errors.InvalidOperand):
         builder.build(
             builder.operation("EXTENSION", [n], [operand], {"extension": NAME, "code": 0})
         )
@@ -107,7 +101,7 @@ def test_an_operand_of_a_malformed_type_is_refused(changed: dict[str, Any]) -> N
 def test_an_operand_whose_array_its_type_does_not_have_is_refused(operand: Operand) -> None:
     builder = ModelBuilder()
     n = builder.input(DType.FLOAT32, (1,), "n")
-    with pytest.raises(InvalidOperand, match="is uint8 without quantisation"):
+    with pytest.raises(errors.InvalidOperand, match="is uint8 without quantisation"):
         builder.build(
             builder.operation("EXTENSION", [n], [operand], {"extension": NAME, "code": 0})
         )
@@ -131,18 +125,18 @@ def test_the_dimensions_of_a_tensor_may_be_unknown_or_none(shape: Any) -> None:
 def test_an_operation_that_names_no_extension_is_refused(attributes: dict[str, Any]) -> None:
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, (1,), "x")
-    with pytest.raises(InvalidAttribute):
+    with pytest.raises(errors.InvalidAttribute):
         builder.build(builder.operation("EXTENSION", [x], [(DType.FLOAT32, (1,))], attributes))
 
 
 def test_operations_outside_extensions_take_none_of_their_types() -> None:
     builder = ModelBuilder()
     x = builder.input(DType.UINT8, (2, 8), "x", extension=TENSOR)
-    with pytest.raises(InvalidOperation, match=rf"RELU cannot .* 'x' .* {NAME}:1"):
+    with pytest.raises(errors.InvalidOperation, match=rf"RELU cannot .* 'x' .* {NAME}:1"):
         builder.build(builder.operation("RELU", [x], [(DType.UINT8, (2, 8))]))
     builder = ModelBuilder()
     x = builder.input(DType.UINT8, (2, 8), "x")
-    with pytest.raises(InvalidOperation, match="RELU cannot"):
+    with pytest.raises(errors.InvalidOperation, match="RELU cannot"):
         builder.build(
             builder.operation("RELU", [x], [Operand(DType.UINT8, (2, 8), extension=TENSOR)])
         )
@@ -164,7 +158,7 @@ def test_a_branch_takes_what_it_is_given(inner: ExtensionType | None) -> None:
     if inner == TENSOR:
         assert builder.build(y).outputs[0].extension == TENSOR
     else:
-        with pytest.raises(InvalidOperation):
+        with pytest.raises(errors.InvalidOperation):
             builder.build(y)
 
 
@@ -202,13 +196,13 @@ def test_a_model_with_extensions_is_shown_and_copied() -> None:
 
 
 def test_tflite_has_no_form_for_extensions() -> None:
-    with pytest.raises(NotExportable, match=f"'n' has an extension's type, {NAME}:0"):
+    with pytest.raises(errors.NotExportable, match=f"'n' has an extension's type, {NAME}:0"):
         tflite.write(network())
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, (1,), "x")
     attributes: dict[str, Any] = {"extension": NAME, "code": 0}
     plain = builder.build(builder.operation("EXTENSION", [x], [(DType.FLOAT32, (1,))], attributes))
-    with pytest.raises(NotExportable, match=f"no operator EXTENSION:{NAME}:0"):
+    with pytest.raises(errors.NotExportable, match=f"no operator EXTENSION:{NAME}:0"):
         tflite.write(plain)
 
 
@@ -223,5 +217,5 @@ def test_a_constant_of_an_extensions_type_has_its_bytes() -> None:
     assert model.constant(model.operands[k]).view(np.int64)[:, 0].tolist() == [0, 1, 2]
     short = replace(model.operands[k], value=value[:-1])
     graph = replace(model.entry, operands=(short, *model.operands[1:]))
-    with pytest.raises(ModelError, match="takes 24 bytes"):
+    with pytest.raises(errors.ModelError, match="takes 24 bytes"):
         replace(model, subgraphs=(graph,))

@@ -9,18 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.errors import InvalidQuantization, ShapeOverflow
-from penstock.ir import DType, Quantization
-from penstock.ir.types import (
-    FLOATS,
-    INTEGERS,
-    MAX_BYTES,
-    PACKED,
-    byte_size,
-    dtype_of,
-    element_count,
-    is_static,
-    static_shape,
-)
+from penstock.ir import DType, Quantization, types
 
 SIZES = {
     "float32": 32, "float16": 16, "bfloat16": 16, "float64": 64, "float8_e4m3fn": 8,
@@ -53,24 +42,24 @@ def test_ml_dtypes_fill_what_numpy_lacks() -> None:
 
 @pytest.mark.parametrize("dtype", [d for d in DType if d.bits is not None])
 def test_dtype_of_finds_the_way_back(dtype: DType) -> None:
-    assert dtype_of(dtype.numpy) is dtype
+    assert types.dtype_of(dtype.numpy) is dtype
 
 
 @pytest.mark.parametrize("given", ["O", "S3", "U7"])
 def test_dtype_of_takes_text_for_strings(given: str) -> None:
-    assert dtype_of(np.dtype(given)) is DType.STRING
+    assert types.dtype_of(np.dtype(given)) is DType.STRING
 
 
 @pytest.mark.parametrize("given", ["M8[s]", "V4", "f2,i4"])
 def test_dtype_of_knows_no_others(given: str) -> None:
-    assert dtype_of(np.dtype(given)) is None
+    assert types.dtype_of(np.dtype(given)) is None
 
 
 def test_the_sets_of_types() -> None:
-    assert {d for d in DType if d.is_float} == set(FLOATS)
-    assert {d for d in DType if d.is_integer} == set(INTEGERS)
-    assert DType.BOOL not in FLOATS | INTEGERS
-    assert {d for d in DType if d.bits is not None and d.bits < 8} == PACKED
+    assert {d for d in DType if d.is_float} == set(types.FLOATS)
+    assert {d for d in DType if d.is_integer} == set(types.INTEGERS)
+    assert DType.BOOL not in types.FLOATS | types.INTEGERS
+    assert {d for d in DType if d.bits is not None and d.bits < 8} == types.PACKED
 
 
 def test_members_hash_by_identity_and_survive_pickling() -> None:
@@ -80,39 +69,39 @@ def test_members_hash_by_identity_and_survive_pickling() -> None:
 
 
 def test_unknown_and_zero_are_different_dimensions() -> None:
-    assert is_static((0, 3))
-    assert not is_static((None, 3))
-    assert not is_static(None)
-    assert is_static(())
-    assert static_shape((2, 0)) == (2, 0)
-    assert static_shape((2, None)) is None
-    assert element_count((0, 3)) == 0
+    assert types.is_static((0, 3))
+    assert not types.is_static((None, 3))
+    assert not types.is_static(None)
+    assert types.is_static(())
+    assert types.static_shape((2, 0)) == (2, 0)
+    assert types.static_shape((2, None)) is None
+    assert types.element_count((0, 3)) == 0
     with pytest.raises(ShapeOverflow, match="dimension None"):
-        element_count((None, 3))
+        types.element_count((None, 3))
 
 
 @given(st.lists(st.integers(0, 50), max_size=5), st.sampled_from([d for d in DType if d.bits]))
 def test_byte_size_is_what_packed_elements_take(shape: list[int], dtype: DType) -> None:
-    assert byte_size(dtype, shape) == math.ceil(math.prod(shape) * (dtype.bits or 0) / 8)
+    assert types.byte_size(dtype, shape) == math.ceil(math.prod(shape) * (dtype.bits or 0) / 8)
 
 
 @pytest.mark.parametrize("dtype", [DType.STRING, DType.RESOURCE, DType.VARIANT])
 def test_types_without_a_size_have_none(dtype: DType) -> None:
-    assert byte_size(dtype, (2, 3)) is None
+    assert types.byte_size(dtype, (2, 3)) is None
 
 
 @pytest.mark.parametrize("shape", [(2**63,), (2**32, 2**32), (-1,), (3, -2)])
 def test_counts_beyond_64_bits_and_negative_dimensions_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeOverflow):
-        element_count(shape)
+        types.element_count(shape)
 
 
 def test_byte_sizes_beyond_64_bits_are_refused() -> None:
-    assert element_count((2**62,)) == 2**62
+    assert types.element_count((2**62,)) == 2**62
     with pytest.raises(ShapeOverflow, match="64-bit sizes"):
-        byte_size(DType.FLOAT32, (2**62,))
-    assert byte_size(DType.INT4, (2**62,)) == 2**61
-    assert MAX_BYTES == 2**63 - 1
+        types.byte_size(DType.FLOAT32, (2**62,))
+    assert types.byte_size(DType.INT4, (2**62,)) == 2**61
+    assert types.MAX_BYTES == 2**63 - 1
 
 
 class TestQuantization:

@@ -9,17 +9,10 @@ from penstock import errors, loaders
 from penstock.ir import DType, Model, StatePort
 from penstock.ir.subgraph import constant_array
 from tests.support_runs import assert_same_runs
-from tests.unit.loaders.files import (
-    FileBuilder,
-    accumulator,
-    counting_loop,
-    hash_table,
-    quantization,
-    svdf,
-)
+from tests.unit.loaders import files
 
 
-def load(file: FileBuilder) -> Model:
+def load(file: files.FileBuilder) -> Model:
     return loaders.load(file.encode())
 
 
@@ -28,7 +21,7 @@ def types(model: Model, subgraph: int = 0) -> list[str]:
 
 
 def test_reads_and_assigns_become_state_ports() -> None:
-    model = load(accumulator())
+    model = load(files.accumulator())
     entry = model.entry
     assert types(model) == ["ADD"]
     (port,) = entry.states
@@ -39,20 +32,20 @@ def test_reads_and_assigns_become_state_ports() -> None:
 
 
 def test_call_once_of_constants_gives_the_initial_value() -> None:
-    model = load(accumulator())
+    model = load(files.accumulator())
     (variable,) = model.variables
     assert (variable.name, variable.dtype, variable.shape) == ("total", DType.FLOAT32, (2,))
     assert constant_array(model.pools, variable).tolist() == [1, 2]
 
 
 def test_zeros_as_initial_value_are_no_value() -> None:
-    file = accumulator()
+    file = files.accumulator()
     file.buffers[-1]["data"] = bytes(8)
     assert load(file).variables[0].value is None
 
 
 def test_call_once_that_computes_becomes_an_if() -> None:
-    file = accumulator()
+    file = files.accumulator()
     seven = file.tensor("seven", [2], value=np.full(2, 7, np.float32))
     computed = file.tensor("computed", [2])
     file.graph["operators"][1]["inputs"] = [0, computed]
@@ -75,7 +68,7 @@ def test_call_once_that_computes_becomes_an_if() -> None:
 
 
 def test_call_once_after_a_read_is_not_an_initial_value() -> None:
-    file = accumulator()
+    file = files.accumulator()
     operators = file.subgraphs[0]["operators"]
     operators.insert(2, operators.pop(0))
     model = load(file)
@@ -83,7 +76,7 @@ def test_call_once_after_a_read_is_not_an_initial_value() -> None:
 
 
 def test_a_loop_carries_the_state_it_touches() -> None:
-    model = load(counting_loop())
+    model = load(files.counting_loop())
     loop = model.entry.operations[0]
     assert loop.type == "WHILE"
     assert len(loop.inputs) == len(loop.outputs) == 2
@@ -97,7 +90,7 @@ def test_a_loop_carries_the_state_it_touches() -> None:
 
 
 def test_resources_passed_into_a_subgraph_are_followed() -> None:
-    file = counting_loop()
+    file = files.counting_loop()
     main, cond, body = file.subgraphs
     main["operators"][2]["inputs"] = [1, 0]
     main["tensors"].append(dict(main["tensors"][0], name="after loop"))
@@ -108,11 +101,11 @@ def test_resources_passed_into_a_subgraph_are_followed() -> None:
     body["inputs"].append(3)
     body["outputs"].append(3)
     model = load(file)
-    assert model == load(counting_loop())
+    assert model == load(files.counting_loop())
 
 
 def test_a_variable_tensor_becomes_a_port_and_the_operation_gives_its_new_value() -> None:
-    model = load(svdf())
+    model = load(files.svdf())
     (operation,) = model.operations
     (port,) = model.entry.states
     assert operation.inputs[4] == port.input
@@ -123,29 +116,29 @@ def test_a_variable_tensor_becomes_a_port_and_the_operation_gives_its_new_value(
 
 
 def test_an_int8_variable_tensor_starts_at_its_zero_point() -> None:
-    file = svdf()
+    file = files.svdf()
     for tensor in file.graph["tensors"]:
         tensor["type"] = 9
         tensor.pop("buffer", None)
-    file.graph["tensors"][4]["quantization"] = quantization([0.5], [-3])
+    file.graph["tensors"][4]["quantization"] = files.quantization([0.5], [-3])
     file.graph["inputs"] = [0, 2, 3]
     model = load(file)
     assert model.variables[0].value == b"\xfd" * 12
 
 
 def test_initial_values_that_the_file_does_not_hold_are_bounded() -> None:
-    file = svdf()
+    file = files.svdf()
     for tensor in file.graph["tensors"]:
         tensor["type"] = 9
         tensor.pop("buffer", None)
     state = file.graph["tensors"][4]
-    state["quantization"], state["shape"] = quantization([0.5], [-3]), [2**20, 2**11]
+    state["quantization"], state["shape"] = files.quantization([0.5], [-3]), [2**20, 2**11]
     with pytest.raises(errors.LimitExceeded, match="initial value"):
         load(file)
 
 
 def test_a_variable_tensor_that_an_ordinary_operation_writes() -> None:
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, s, y = file.tensor("x", [2]), file.tensor("s", [2], is_variable=True), file.tensor("y", [2])
     file.operator("ADD", [x, s], [y])
     file.operator("RELU", [y], [s])
@@ -159,7 +152,7 @@ def test_a_variable_tensor_that_an_ordinary_operation_writes() -> None:
 
 
 def test_two_entries_share_a_variable() -> None:
-    file = accumulator()
+    file = files.accumulator()
     file.begin("reader")
     handle, value = file.tensor("h", [], "RESOURCE"), file.tensor("v", [2])
     file.operator("VAR_HANDLE", [], [handle], {"container": "", "shared_name": "total"})
@@ -191,7 +184,7 @@ def test_two_entries_share_a_variable() -> None:
 
 
 def test_a_table_of_constants_is_looked_up_without_state() -> None:
-    model = load(hash_table())
+    model = load(files.hash_table())
     (find,) = model.operations
     keys, values, query, default = (model.operands[i] for i in find.inputs)
     assert model.constant(keys).tolist() == [5, 6, 7]
@@ -202,45 +195,45 @@ def test_a_table_of_constants_is_looked_up_without_state() -> None:
 
 
 def test_a_table_without_an_importer_is_named() -> None:
-    file = hash_table()
+    file = files.hash_table()
     del file.graph["operators"][1]
     with pytest.raises(errors.InvalidOperation, match="HASHTABLE"):
         load(file)
 
 
-def unknown_handle(file: FileBuilder) -> None:
+def unknown_handle(file: files.FileBuilder) -> None:
     del file.subgraphs[0]["operators"][1]
 
 
-def two_dtypes(file: FileBuilder) -> None:
+def two_dtypes(file: files.FileBuilder) -> None:
     file.graph["tensors"][1].update(type=2)
 
 
-def read_twice_into_one(file: FileBuilder) -> None:
+def read_twice_into_one(file: files.FileBuilder) -> None:
     operators = file.subgraphs[0]["operators"]
     operators.insert(3, operators[2])
 
 
-def read_into_an_input(file: FileBuilder) -> None:
+def read_into_an_input(file: files.FileBuilder) -> None:
     file.subgraphs[0]["operators"][2]["outputs"] = [1]
 
 
-def other_quantisation(file: FileBuilder) -> None:
+def other_quantisation(file: files.FileBuilder) -> None:
     file.subgraphs[0]["operators"].append(dict(file.subgraphs[0]["operators"][2], outputs=[4]))
     file.subgraphs[0]["tensors"].append(
-        {"name": "again", "shape": [2], "type": 0, "quantization": quantization([0.5])}
+        {"name": "again", "shape": [2], "type": 0, "quantization": files.quantization([0.5])}
     )
 
 
-def init_with_inputs(file: FileBuilder) -> None:
+def init_with_inputs(file: files.FileBuilder) -> None:
     file.graph["inputs"] = [1]
 
 
-def assign_without_value(file: FileBuilder) -> None:
+def assign_without_value(file: files.FileBuilder) -> None:
     file.graph["operators"][1]["inputs"] = [0]
 
 
-def init_enters_itself(file: FileBuilder) -> None:
+def init_enters_itself(file: files.FileBuilder) -> None:
     file.operator("CALL_ONCE", [], [], {"init_subgraph_index": 1})
 
 
@@ -255,16 +248,16 @@ def init_enters_itself(file: FileBuilder) -> None:
     (init_enters_itself, errors.CyclicModel),
 ])  # fmt: skip
 def test_broken_variables_are_named(
-    change: Callable[[FileBuilder], None], error: type[errors.ModelError]
+    change: Callable[[files.FileBuilder], None], error: type[errors.ModelError]
 ) -> None:
-    file = accumulator()
+    file = files.accumulator()
     change(file)
     with pytest.raises(error, match="subgraph"):
         load(file)
 
 
 def test_a_condition_that_changes_state_is_named() -> None:
-    file = counting_loop()
+    file = files.counting_loop()
     handle = file.subgraphs[2]["tensors"][3]
     cond = file.subgraphs[1]
     cond["tensors"].append(handle)
@@ -275,15 +268,15 @@ def test_a_condition_that_changes_state_is_named() -> None:
 
 
 def test_a_resource_without_a_maker_is_named() -> None:
-    file = FileBuilder()
+    file = files.FileBuilder()
     handle, value = file.tensor("h", [], "RESOURCE"), file.tensor("v", [2])
     file.operator("READ_VARIABLE", [handle], [value])
     with pytest.raises(errors.InvalidOperation, match="VAR_HANDLE"):
         loaders.load(file.finish([handle], [value]))
 
 
-def basic_lstm() -> FileBuilder:
-    file = FileBuilder()
+def basic_lstm() -> files.FileBuilder:
+    file = files.FileBuilder()
     x = file.tensor("x", [1, 2])
     activation = file.tensor("activation", [1, 3], is_variable=True)
     weights = file.tensor("weights", [12, 5], value=np.ones((12, 5), np.float32))
@@ -311,7 +304,7 @@ def test_a_basic_lstm_changes_its_activation_and_its_cell() -> None:
 
 
 def test_inputs_that_a_custom_operator_changes_are_state() -> None:
-    file = FileBuilder()
+    file = files.FileBuilder()
     x, s, y = file.tensor("x", [1]), file.tensor("s", [4], is_variable=True), file.tensor("y", [1])
     file.operator("CUSTOM:step", [x, s], [y], mutating_variable_inputs=[False, True])
     model = loaders.load(file.finish([x], [y]))
@@ -320,14 +313,14 @@ def test_inputs_that_a_custom_operator_changes_are_state() -> None:
 
 
 def test_the_signature_of_a_model_leaves_resources_out() -> None:
-    file = accumulator()
+    file = files.accumulator()
     inputs = [{"name": "x", "tensor_index": 1}, {"name": "h", "tensor_index": 0}]
     file.root["signature_defs"] = [{"signature_key": "go", "inputs": inputs, "outputs": []}]
     assert [n for n, _ in load(file).signatures["go"].inputs] == ["x"]
 
 
 def test_one_table_may_be_asked_twice() -> None:
-    file = hash_table()
+    file = files.hash_table()
     size = file.tensor("size", [1], "INT64")
     file.operator("HASHTABLE_SIZE", [0], [size])
     model = load(file)
@@ -336,7 +329,7 @@ def test_one_table_may_be_asked_twice() -> None:
 
 
 def test_state_that_too_many_branches_would_carry_is_refused() -> None:
-    file = FileBuilder()
+    file = files.FileBuilder()
     c = file.tensor("c", [1], "BOOL")
     for _ in range(150):
         file.operator("IF", [c], [], {"then_subgraph_index": 1, "else_subgraph_index": 1})
@@ -354,10 +347,10 @@ def test_state_that_too_many_branches_would_carry_is_refused() -> None:
 def test_state_that_spreads_too_far_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.loaders.tflite.calls.MAX_PASSES", 1)
     with pytest.raises(errors.LimitExceeded, match="levels"):
-        load(counting_loop())
+        load(files.counting_loop())
 
 
-def second_initialiser(file: FileBuilder) -> int:
+def second_initialiser(file: files.FileBuilder) -> int:
     file.subgraphs.append(dict(file.subgraphs[1], name="second"))
     file.subgraphs[0]["operators"].insert(
         1, file.subgraphs[0]["operators"][0] | {"builtin_options": {"init_subgraph_index": 2}}
@@ -366,14 +359,14 @@ def second_initialiser(file: FileBuilder) -> int:
 
 
 def test_two_initialisers_of_one_variable_run_in_order() -> None:
-    file = accumulator()
+    file = files.accumulator()
     second_initialiser(file)
     model = load(file)
     assert types(model) == ["IF", "IF", "ADD"]
     assert len(model.variables) == 3
 
 
-def branch(file: FileBuilder, target: int) -> None:
+def branch(file: files.FileBuilder, target: int) -> None:
     """Adds IF over subgraph *target* to the main subgraph."""
     main = file.subgraphs[0]
     condition = len(main["tensors"])
@@ -386,22 +379,22 @@ def branch(file: FileBuilder, target: int) -> None:
     file.subgraphs[-1] = current
 
 
-def main_entered_by_another(file: FileBuilder) -> None:
+def main_entered_by_another(file: files.FileBuilder) -> None:
     file.subgraphs[0]["operators"].pop(0)
     file.subgraphs[0]["inputs"], file.subgraphs[0]["outputs"] = [], []
     file.subgraphs[0]["tensors"][1]["is_variable"] = True
     file.operator("CALL_ONCE", [], [], {"init_subgraph_index": 0})
 
 
-def initialiser_as_branch(file: FileBuilder) -> None:
+def initialiser_as_branch(file: files.FileBuilder) -> None:
     branch(file, 1)
 
 
-def call_once_with_inputs(file: FileBuilder) -> None:
+def call_once_with_inputs(file: files.FileBuilder) -> None:
     file.subgraphs[0]["operators"][0]["inputs"] = [1]
 
 
-def state_in_a_composite(file: FileBuilder) -> None:
+def state_in_a_composite(file: files.FileBuilder) -> None:
     options = {"name": "c", "decomposition_subgraph_index": 0}
     file.begin()
     x, y = file.tensor("x", [2]), file.tensor("y", [2])
@@ -409,7 +402,7 @@ def state_in_a_composite(file: FileBuilder) -> None:
     file.end([x], [y])
 
 
-def written_after_it_was_read_into(file: FileBuilder) -> None:
+def written_after_it_was_read_into(file: files.FileBuilder) -> None:
     file.subgraphs[0]["operators"].insert(
         3, {"opcode_index": file.code("RELU"), "inputs": [1], "outputs": [2]}
     )
@@ -423,27 +416,27 @@ def written_after_it_was_read_into(file: FileBuilder) -> None:
     (written_after_it_was_read_into, errors.DuplicateWriter),
 ])  # fmt: skip
 def test_state_that_cannot_be_lowered_is_named(
-    change: Callable[[FileBuilder], None], error: type[errors.ModelError]
+    change: Callable[[files.FileBuilder], None], error: type[errors.ModelError]
 ) -> None:
-    file = accumulator()
+    file = files.accumulator()
     change(file)
     with pytest.raises(error, match="subgraph"):
         load(file)
 
 
 def test_an_int8_variable_tensor_of_open_signature_starts_at_its_zero_point() -> None:
-    file = svdf()
+    file = files.svdf()
     for tensor in file.graph["tensors"]:
         tensor["type"] = 9
         tensor.pop("buffer", None)
     state = file.graph["tensors"][4]
     file.graph["inputs"] = [0, 2, 3]
-    state["quantization"], state["shape_signature"] = quantization([0.5], [-3]), [-1, 12]
+    state["quantization"], state["shape_signature"] = files.quantization([0.5], [-3]), [-1, 12]
     assert load(file).variables[0].value == bytes([256 - 3]) * 12
 
 
 def test_branches_take_and_give_their_variables_in_one_order() -> None:
-    file = FileBuilder()
+    file = files.FileBuilder()
     c, x, y = file.tensor("c", [], "BOOL"), file.tensor("x", [2]), file.tensor("y", [2])
     file.operator("IF", [c, x], [y], {"then_subgraph_index": 1, "else_subgraph_index": 2})
     file.end([c, x], [y])
@@ -468,7 +461,7 @@ def test_branches_take_and_give_their_variables_in_one_order() -> None:
 
 
 def test_composite_passes_state_through() -> None:
-    file = accumulator()
+    file = files.accumulator()
     file.subgraphs.insert(0, {"tensors": [], "operators": [], "name": "main"})
     for subgraph in file.subgraphs[1:]:
         for operator in subgraph["operators"]:
@@ -490,11 +483,11 @@ def test_composite_passes_state_through() -> None:
     assert [o.type for o in model.subgraphs[1].operations] == ["IF", "ADD"]
 
 
-def with_open_state(kind: str) -> FileBuilder:
+def with_open_state(kind: str) -> files.FileBuilder:
     """One operator with its state in a variable tensor whose `shape_signature` leaves the batch
     open.
     """
-    file = svdf() if kind == "SVDF" else FileBuilder()
+    file = files.svdf() if kind == "SVDF" else files.FileBuilder()
     if kind == "SVDF":
         file.graph["tensors"][-1]["shape_signature"] = [-1, 12]
     elif kind == "ADD":

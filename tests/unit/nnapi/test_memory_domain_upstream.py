@@ -17,14 +17,7 @@ from penstock.drivers.reference import ReferenceDevice
 from penstock.hal import Device
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
 from penstock.nnapi.memory_kinds import PoolStore
-from tests.support_nnapi_drivers import (
-    DOMAINS,
-    LEVELS,
-    OUTCOMES,
-    DomainDriver,
-    Outcome,
-    domain_driver,
-)
+from tests import support_nnapi_drivers
 from tests.unit.nnapi.building import FLOAT, MODES, answers, compiled, fuse, unary
 
 BOTH: Final = PROT_READ | PROT_WRITE
@@ -43,9 +36,9 @@ def two_parts() -> nnapi.Model:
     return model
 
 
-@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("outcome", support_nnapi_drivers.OUTCOMES)
 @pytest.mark.parametrize("explicit", [False, True], ids=["any devices", "explicit device list"])
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", support_nnapi_drivers.LEVELS)
 @pytest.mark.parametrize("door", ["in process", "isolated"])
 class TestMemoryDomain:
     """Whether memory is a device's, shared memory, or none at all."""
@@ -57,7 +50,7 @@ class TestMemoryDomain:
         door: str,
         level: str,
         explicit: bool,
-        outcome: Outcome,
+        outcome: support_nnapi_drivers.Outcome,
         request: pytest.FixtureRequest,
     ) -> Iterator[None]:
         self.level, self.explicit, self.outcome = level, explicit, outcome
@@ -79,18 +72,20 @@ class TestMemoryDomain:
 
     def driver(self, part: str) -> Device:
         if self.hosted is not None:
-            return self.hosted[DOMAINS.index((part, self.level, self.outcome))]
-        return domain_driver(part, self.level, self.outcome)
+            return self.hosted[
+                support_nnapi_drivers.DOMAINS.index((part, self.level, self.outcome))
+            ]
+        return support_nnapi_drivers.domain_driver(part, self.level, self.outcome)
 
     @property
     def knows_domains(self) -> bool:
         """Whether the drivers are of a level that has memory of their own."""
-        return LEVELS[self.level] >= 4
+        return support_nnapi_drivers.LEVELS[self.level] >= 4
 
     def check_asked(self, *drivers: Device, times: int) -> None:
         """How often each was asked for memory, where that can be seen."""
         for driver in drivers:
-            if isinstance(driver, DomainDriver):
+            if isinstance(driver, support_nnapi_drivers.DomainDriver):
                 assert len(driver.asked) == times
 
     @property
@@ -140,7 +135,7 @@ class TestMemoryDomain:
         compilation = self.compile(two_parts(), driver)
         memory = self.check(compilation, [0], [1])
         self.check_asked(driver, times=int(self.knows_domains))
-        if isinstance(driver, DomainDriver) and driver.asked:
+        if isinstance(driver, support_nnapi_drivers.DomainDriver) and driver.asked:
             ((_, roles),) = driver.asked
             assert [(r.kind, r.index, r.frequency) for r in roles] == [
                 ("input", 0, 1.0),

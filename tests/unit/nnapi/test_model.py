@@ -16,27 +16,18 @@ from penstock.hal import Memory
 from penstock.memory import MemoryPool
 from penstock.nnapi import Compilation, Model, OperandType, OperationCode, ResultCode
 from tests.checked import does_not_raise
-from tests.unit.nnapi.building import (
-    BAD_DATA,
-    BAD_STATE,
-    FLOAT,
-    INT,
-    UNEXPECTED_NULL,
-    answers,
-    finished,
-    fuse,
-    invalid,
-    unfinished,
-)
+from tests.unit.nnapi import building
 
 PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 QUANT8 = OperandType.TENSOR_QUANT8_ASYMM
 
 CHANGES: dict[str, Callable[[Model], object]] = {
-    "add_operand": lambda m: m.add_operand(FLOAT, (1,)),
+    "add_operand": lambda m: m.add_operand(building.FLOAT, (1,)),
     "set_operand_value": lambda m: m.set_operand_value(0, bytes(24)),
     "set_operand_value_from_memory": lambda m: m.set_operand_value_from_memory(0, bytes(24), 0, 24),
-    "set_operand_value_from_model": lambda m: m.set_operand_value_from_model(0, finished()),
+    "set_operand_value_from_model": lambda m: m.set_operand_value_from_model(
+        0, building.finished()
+    ),
     "set_operand_symm_per_channel_quant_params": lambda m: (
         m.set_operand_symm_per_channel_quant_params(0, 0, [1.0])
     ),
@@ -49,20 +40,20 @@ CHANGES: dict[str, Callable[[Model], object]] = {
 
 
 @pytest.mark.parametrize("call", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("make", [finished, invalid])
+@pytest.mark.parametrize("make", [building.finished, building.invalid])
 def test_a_model_cannot_be_changed_after_finish(
     make: Callable[[], Model], call: Callable[[Model], object]
 ) -> None:
-    with answers(BAD_STATE):
+    with building.answers(building.BAD_STATE):
         call(make())
 
 
 @pytest.mark.parametrize("call", CHANGES.values(), ids=CHANGES)
 def test_closed_model_rejects_changes(call: Callable[[Model], object]) -> None:
-    model = unfinished()
+    model = building.unfinished()
     model.close()
     model.close()
-    with answers(BAD_STATE, "closed"):
+    with building.answers(building.BAD_STATE, "closed"):
         call(model)
 
 
@@ -85,35 +76,35 @@ NULLS: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("call", NULLS.values(), ids=NULLS)
 def test_null_where_something_must_be(call: Callable[[Model], object]) -> None:
-    with answers(UNEXPECTED_NULL):
-        call(unfinished())
+    with building.answers(building.UNEXPECTED_NULL):
+        call(building.unfinished())
 
 
 class TestAddOperand:
     def test_operand_indexes_count_from_0(self) -> None:
         model = Model()
-        assert [model.add_operand(FLOAT, (i + 1,)) for i in range(3)] == [0, 1, 2]
+        assert [model.add_operand(building.FLOAT, (i + 1,)) for i in range(3)] == [0, 1, 2]
 
     @pytest.mark.parametrize(
         "arguments",
         [
             (16,), (10000,), (10001,), (1 << 16,), (-1,), ("TENSOR_FLOAT32",), (True,),
-            (INT, (1,)),
-            (FLOAT, (-1,)),
-            (FLOAT, (1.5,)),
-            (FLOAT, ("1",)),
-            (FLOAT, "12"),
-            (FLOAT, 3),
-            (FLOAT, (2**16, 2**14)),
-            (FLOAT, (2**32,)),
-            (FLOAT, (1,) * 33),
-            (FLOAT, (1,), 0.5),
-            (FLOAT, (1,), 0.0, 1),
-            (FLOAT, (1,), "much"),
-            (FLOAT, (1,), np.zeros(1)),
+            (building.INT, (1,)),
+            (building.FLOAT, (-1,)),
+            (building.FLOAT, (1.5,)),
+            (building.FLOAT, ("1",)),
+            (building.FLOAT, "12"),
+            (building.FLOAT, 3),
+            (building.FLOAT, (2**16, 2**14)),
+            (building.FLOAT, (2**32,)),
+            (building.FLOAT, (1,) * 33),
+            (building.FLOAT, (1,), 0.5),
+            (building.FLOAT, (1,), 0.0, 1),
+            (building.FLOAT, (1,), "much"),
+            (building.FLOAT, (1,), np.zeros(1)),
             (QUANT8, (1,), True),
             (QUANT8, (1,), 10**400),
-            (FLOAT, (1,), 0.0, 0.5),
+            (building.FLOAT, (1,), 0.0, 0.5),
             (QUANT8, (1,)),
             (QUANT8, (1,), -1.0),
             (QUANT8, (1,), math.inf),
@@ -133,19 +124,19 @@ class TestAddOperand:
     )  # fmt: skip
     def test_add_operand_rejects_invalid_operands(self, arguments: tuple[Any, ...]) -> None:
         model = Model()
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             model.add_operand(*arguments)
-        assert model.add_operand(FLOAT) == 0
+        assert model.add_operand(building.FLOAT) == 0
 
     @pytest.mark.parametrize(
         "arguments",
         [
             (3, (2, 3)),
             (np.int64(0),),
-            (FLOAT, np.array([2, 3])),
-            (FLOAT, (0, None, 3)),
-            (FLOAT, ()),
-            (FLOAT, None),
+            (building.FLOAT, np.array([2, 3])),
+            (building.FLOAT, (0, None, 3)),
+            (building.FLOAT, ()),
+            (building.FLOAT, None),
             (OperandType.TENSOR_INT32, (1,), 0.5),
             (QUANT8, (1,), np.float32(0.5), 255),
             (PER_CHANNEL, (4, 0)),
@@ -157,7 +148,7 @@ class TestAddOperand:
         assert Model().add_operand(*arguments) == 0
 
     def test_unknown_operand_types_are_explained(self) -> None:
-        with answers(BAD_DATA, "extension"):
+        with building.answers(building.BAD_DATA, "extension"):
             Model().add_operand(1 << 16 | 3)
 
 
@@ -180,7 +171,7 @@ class TestChannels:
             (unknown, 0, []),
             (9, 0, [1.0, 1.0]),
         ):
-            with answers(BAD_DATA):
+            with building.answers(building.BAD_DATA):
                 model.set_operand_symm_per_channel_quant_params(index, dimension, scales)  # type: ignore[arg-type]
         model.set_operand_symm_per_channel_quant_params(filters, 0, np.ones(2, np.float32))  # type: ignore[arg-type]
         model.set_operand_symm_per_channel_quant_params(unknown, 1, [1, 2, 3])
@@ -188,10 +179,10 @@ class TestChannels:
     def test_channel_scales_must_be_given_before_finish(self) -> None:
         model = Model()
         x = model.add_operand(PER_CHANNEL, (2, 3))
-        y = model.add_operand(FLOAT, (2, 3))
+        y = model.add_operand(building.FLOAT, (2, 3))
         model.add_operation("DEQUANTIZE", [x], [y])
         model.identify_inputs_and_outputs([x], [y])
-        with answers(BAD_DATA, "scales for channels"):
+        with building.answers(building.BAD_DATA, "scales for channels"):
             model.finish()
 
 
@@ -228,11 +219,11 @@ class TestSetOperandValue:
     def test_set_operand_value_rejects_wrong_values(
         self, index: int, value: object, length: int | None
     ) -> None:
-        model = unfinished()
-        model.add_operand(FLOAT, (2, 0))
-        model.add_operand(FLOAT)
+        model = building.unfinished()
+        model.add_operand(building.FLOAT, (2, 0))
+        model.add_operand(building.FLOAT)
         model.add_operand(OperandType.SUBGRAPH)
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             model.set_operand_value(index, value, length)
 
     @pytest.mark.parametrize(
@@ -276,7 +267,7 @@ class TestSetOperandValue:
         self, kind: OperandType, value: float
     ) -> None:
         model = Model()
-        with answers(BAD_DATA, "is no value of"):
+        with building.answers(building.BAD_DATA, "is no value of"):
             model.set_operand_value(model.add_operand(kind), value)
 
     def test_small_values_are_copied_at_once(self) -> None:
@@ -287,19 +278,19 @@ class TestSetOperandValue:
 
     def test_a_large_value_lets_go_of_its_memory_then(self) -> None:
         model, memory = Model(), bytearray(4 * 40)
-        x, c, y = (model.add_operand(FLOAT, (40,)) for _ in range(3))
+        x, c, y = (model.add_operand(building.FLOAT, (40,)) for _ in range(3))
         model.set_operand_value(c, memory)
         with pytest.raises(BufferError):
             memory.append(0)
-        model.add_operation("ADD", [x, c, fuse(model)], [y])
+        model.add_operation("ADD", [x, c, building.fuse(model)], [y])
         model.identify_inputs_and_outputs([x], [y])
         model.finish()
         memory.append(0)
 
     def test_setting_a_value_again_replaces_it(self) -> None:
         model = Model()
-        x, y = (model.add_operand(FLOAT, (2,)) for _ in range(2))
-        activation = fuse(model, 7)
+        x, y = (model.add_operand(building.FLOAT, (2,)) for _ in range(2))
+        activation = building.fuse(model, 7)
         model.set_operand_value(activation, 1)
         model.add_operation("ADD", [x, x, activation], [y])
         model.identify_inputs_and_outputs([x], [y])
@@ -309,23 +300,23 @@ class TestSetOperandValue:
 
     def test_arrays_of_any_layout_are_read_in_order(self) -> None:
         transposed = np.arange(6, dtype=np.float32).reshape(3, 2).T
-        model = unfinished()
+        model = building.unfinished()
         model.set_operand_value(0, transposed)
         held = model._operands[0].value
         assert held is not None
         assert bytes(held) == np.ascontiguousarray(transposed).tobytes()
 
     def test_masked_arrays_are_rejected(self) -> None:
-        model, values = unfinished(), np.zeros((2, 3), np.float32)
-        with answers(BAD_DATA, "is given a masked array"):
+        model, values = building.unfinished(), np.zeros((2, 3), np.float32)
+        with building.answers(building.BAD_DATA, "is given a masked array"):
             model.set_operand_value(0, np.ma.masked_array(values, mask=True))
         model.set_operand_value(0, np.ma.masked_array(values, mask=False))
 
     def test_none_omits_an_optional_operand(self) -> None:
         model = Model()
-        x = model.add_operand(FLOAT, (2, 3))
+        x = model.add_operand(building.FLOAT, (2, 3))
         order = model.add_operand(OperandType.TENSOR_INT32, (2,))
-        y = model.add_operand(FLOAT, (3, 2))
+        y = model.add_operand(building.FLOAT, (3, 2))
         model.set_operand_value(order, None)
         with does_not_raise():
             model.add_operation("TRANSPOSE", [x, order], [y])
@@ -333,10 +324,10 @@ class TestSetOperandValue:
             model.finish()
 
     def test_an_operand_that_must_have_a_value(self) -> None:
-        model = unfinished()
+        model = building.unfinished()
         model.set_operand_value(1, None, 0)
         model.identify_inputs_and_outputs([0], [2])
-        with answers(BAD_DATA, "has no value"):
+        with building.answers(building.BAD_DATA, "has no value"):
             model.finish()
 
 
@@ -344,10 +335,10 @@ def _sum_with(values: np.ndarray[Any, np.dtype[np.float32]], nbytes: int) -> flo
     """The first constant element of a model whose caller changes it before finish."""
     assert values.nbytes == nbytes
     model = Model()
-    x, c, y = (model.add_operand(FLOAT, values.shape) for _ in range(3))
+    x, c, y = (model.add_operand(building.FLOAT, values.shape) for _ in range(3))
     model.set_operand_value(c, values)
     values[:] = 5
-    model.add_operation("ADD", [x, c, fuse(model)], [y])
+    model.add_operation("ADD", [x, c, building.fuse(model)], [y])
     model.identify_inputs_and_outputs([x], [y])
     model.finish()
     values[:] = 9
@@ -371,19 +362,19 @@ class TestSetOperandValueFromMemory:
             (0, 24, 0, 24),
             (0, DeviceBuffer(), 0, 24),
         ):
-            with answers(BAD_DATA):
-                unfinished().set_operand_value_from_memory(index, memory, offset, length)
+            with building.answers(building.BAD_DATA):
+                building.unfinished().set_operand_value_from_memory(index, memory, offset, length)
 
     def test_memory_that_cannot_be_mapped_is_unmappable(self) -> None:
         for memory in (Memory("ashmem", -1, 24), Memory("stone", 1, 24)):
-            with answers(ResultCode.UNMAPPABLE):
-                unfinished().set_operand_value_from_memory(0, memory, 0, 24)
+            with building.answers(ResultCode.UNMAPPABLE):
+                building.unfinished().set_operand_value_from_memory(0, memory, 0, 24)
 
     def test_closed_pool_is_rejected(self) -> None:
         pool = MemoryPool.anonymous(24)
         pool.close()
-        with answers(BAD_STATE):
-            unfinished().set_operand_value_from_memory(0, pool, 0, 24)
+        with building.answers(building.BAD_STATE):
+            building.unfinished().set_operand_value_from_memory(0, pool, 0, 24)
 
     def test_constants_in_a_pool_are_not_copied(self) -> None:
         with MemoryPool.anonymous(4096) as pool:
@@ -391,12 +382,13 @@ class TestSetOperandValueFromMemory:
             pool.view(np.float32, 1, 0)[:] = 4
             model = Model()
             x, c, s, t, y = (
-                model.add_operand(FLOAT, shape) for shape in ((40,), (40,), (1,), (40,), (40,))
+                model.add_operand(building.FLOAT, shape)
+                for shape in ((40,), (40,), (1,), (40,), (40,))
             )
             model.set_operand_value_from_memory(c, pool, 64, 160)
             model.set_operand_value_from_memory(s, pool.memory, 0, 4)
-            model.add_operation("ADD", [x, c, fuse(model)], [t])
-            model.add_operation("ADD", [t, s, fuse(model)], [y])
+            model.add_operation("ADD", [x, c, building.fuse(model)], [t])
+            model.add_operation("ADD", [t, s, building.fuse(model)], [y])
             model.identify_inputs_and_outputs([x], [y])
             model.finish()
             constants = [o for o in model.lowered.operands if o.is_constant]
@@ -411,11 +403,11 @@ class TestSetOperandValueFromMemory:
     def test_several_constants_of_one_memory_share_a_pool_at_any_offset(self) -> None:
         memory = bytes(1) + np.arange(80, dtype=np.float32).tobytes()
         model = Model()
-        x, c, d, t, y = (model.add_operand(FLOAT, (40,)) for _ in range(5))
+        x, c, d, t, y = (model.add_operand(building.FLOAT, (40,)) for _ in range(5))
         model.set_operand_value_from_memory(c, memory, 1, 160)
         model.set_operand_value_from_memory(d, memory, 161, 160)
-        model.add_operation("ADD", [x, c, fuse(model)], [t])
-        model.add_operation("SUB", [t, d, fuse(model)], [y])
+        model.add_operation("ADD", [x, c, building.fuse(model)], [t])
+        model.add_operation("SUB", [t, d, building.fuse(model)], [y])
         model.identify_inputs_and_outputs([x], [y])
         model.finish()
         assert [len(pool) for pool in model.lowered.pools] == [321]
@@ -429,7 +421,7 @@ class TestSetOperandValueFromMemory:
         path.write_bytes(np.full(6, 2, np.float32).tobytes())
         with path.open("rb") as file:
             region = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        model = unfinished()
+        model = building.unfinished()
         model.set_operand_value_from_memory(1, region, 0, 24)
         model.identify_inputs_and_outputs([0], [2])
         model.finish()
@@ -439,40 +431,40 @@ class TestSetOperandValueFromMemory:
 
 class TestSetOperandValueFromModel:
     def test_set_operand_value_from_model_rejects_wrong_arguments(self) -> None:
-        model = unfinished()
+        model = building.unfinished()
         branch = model.add_operand(OperandType.SUBGRAPH)
-        with answers(BAD_DATA):
-            model.set_operand_value_from_model(branch + 1, finished())
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
+            model.set_operand_value_from_model(branch + 1, building.finished())
+        with building.answers(building.BAD_DATA):
             model.set_operand_value_from_model(branch, "model")  # type: ignore[arg-type]
-        for other in (unfinished(), invalid(), model):
-            with answers(BAD_STATE):
+        for other in (building.unfinished(), building.invalid(), model):
+            with building.answers(building.BAD_STATE):
                 model.set_operand_value_from_model(branch, other)
-        closed = finished()
+        closed = building.finished()
         closed.close()
-        with answers(BAD_STATE):
+        with building.answers(building.BAD_STATE):
             model.set_operand_value_from_model(branch, closed)
-        model.set_operand_value_from_model(branch, finished())
+        model.set_operand_value_from_model(branch, building.finished())
 
     def test_an_operand_of_another_type_is_found_by_finish(self) -> None:
-        model = unfinished()
-        model.set_operand_value_from_model(1, finished())
+        model = building.unfinished()
+        model.set_operand_value_from_model(1, building.finished())
         model.identify_inputs_and_outputs([0], [2])
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             model.finish()
 
     def test_finish_refuses_a_subgraph_operand_without_a_model(self) -> None:
-        model = unfinished()
+        model = building.unfinished()
         model.add_operand(OperandType.SUBGRAPH)
         model.identify_inputs_and_outputs([0, 1], [2])
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             model.finish()
 
 
 @pytest.mark.parametrize(("data", "length"), [(b"abc", 3), (b"abc", None), (None, 0)])
 def test_extension_data_belongs_to_extension_operands(data: bytes | None, length: int) -> None:
-    with answers(BAD_DATA, "no extension's type"):
-        unfinished().set_operand_extension_data(0, data, length)
+    with building.answers(building.BAD_DATA, "no extension's type"):
+        building.unfinished().set_operand_extension_data(0, data, length)
 
 
 class TestAddOperation:
@@ -503,8 +495,8 @@ class TestAddOperation:
     def test_add_operation_rejects_invalid_operations(
         self, kind: Any, inputs: Any, outputs: Any
     ) -> None:
-        model = unfinished()
-        with answers(BAD_DATA):
+        model = building.unfinished()
+        with building.answers(building.BAD_DATA):
             model.add_operation(kind, inputs, outputs)
         model.identify_inputs_and_outputs([0, 1], [2])
         model.finish()
@@ -512,34 +504,34 @@ class TestAddOperation:
 
     @pytest.mark.parametrize("kind", [OperationCode.ABS, 38, np.int32(38), "ABS"])
     def test_an_operation_by_member_number_or_name(self, kind: Any) -> None:
-        model = unfinished()
-        y = model.add_operand(FLOAT, (2, 3))
+        model = building.unfinished()
+        y = model.add_operand(building.FLOAT, (2, 3))
         with does_not_raise():
             model.add_operation(kind, np.array([0]), (y,))  # type: ignore[arg-type]
 
     def test_shapes_that_do_not_fit_are_refused_at_once(self) -> None:
         model = Model()
-        x, y, z = (model.add_operand(FLOAT, shape) for shape in ((2, 3), (2, 4), (2, 3)))
-        with answers(BAD_DATA):
-            model.add_operation("ADD", [x, y, fuse(model)], [z])
+        x, y, z = (model.add_operand(building.FLOAT, shape) for shape in ((2, 3), (2, 4), (2, 3)))
+        with building.answers(building.BAD_DATA):
+            model.add_operation("ADD", [x, y, building.fuse(model)], [z])
 
     def test_scales_and_fuse_codes_are_checked_at_once(self) -> None:
         model = Model()
         x = model.add_operand(QUANT8, (2,), 0.5)
         y = model.add_operand(QUANT8, (2,), 0.25)
-        with answers(BAD_DATA, "scale"):
+        with building.answers(building.BAD_DATA, "scale"):
             model.add_operation("RELU", [x], [y])
-        with answers(BAD_DATA, "fuse code"):
-            model.add_operation("ADD", [x, x, fuse(model, 4)], [y])
+        with building.answers(building.BAD_DATA, "fuse code"):
+            model.add_operation("ADD", [x, x, building.fuse(model, 4)], [y])
 
     def test_values_may_be_set_after_add_operation(self) -> None:
         model = Model()
-        x, y = (model.add_operand(FLOAT, (2,)) for _ in range(2))
-        activation = model.add_operand(INT)
+        x, y = (model.add_operand(building.FLOAT, (2,)) for _ in range(2))
+        activation = model.add_operand(building.INT)
         model.add_operation("ADD", [x, x, activation], [y])
         model.set_operand_value(activation, 9)
         model.identify_inputs_and_outputs([x], [y])
-        with answers(BAD_DATA, "fuse code 9"):
+        with building.answers(building.BAD_DATA, "fuse code 9"):
             model.finish()
 
 
@@ -559,72 +551,72 @@ class TestIdentify:
         ],
     )
     def test_identify_rejects_wrong_operands(self, inputs: Any, outputs: Any) -> None:
-        model = unfinished()
-        with answers(BAD_DATA):
+        model = building.unfinished()
+        with building.answers(building.BAD_DATA):
             model.identify_inputs_and_outputs(inputs, outputs)
         model.identify_inputs_and_outputs([0, 1], [2])
         model.finish()
 
     def test_identify_rejects_a_second_call(self) -> None:
-        model = unfinished()
+        model = building.unfinished()
         model.identify_inputs_and_outputs([0, 1], [2])
-        with answers(BAD_DATA, "lifetime"):
+        with building.answers(building.BAD_DATA, "lifetime"):
             model.identify_inputs_and_outputs([0, 1], [2])
 
     @pytest.mark.parametrize(("inputs", "outputs"), [([], [2]), ([0, 1], []), ([], [])])
     def test_a_model_without_inputs_or_outputs_is_found_by_finish(
         self, inputs: list[int], outputs: list[int]
     ) -> None:
-        model = unfinished()
+        model = building.unfinished()
         model.identify_inputs_and_outputs(inputs, outputs)
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             model.finish()
 
     def test_finish_refuses_an_unwritten_output(self) -> None:
-        model = unfinished()
-        other = model.add_operand(FLOAT, (1,))
+        model = building.unfinished()
+        other = model.add_operand(building.FLOAT, (1,))
         model.identify_inputs_and_outputs([0, 1], [2, other])
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             model.finish()
 
     def test_finish_refuses_a_constant_that_is_an_input(self) -> None:
-        model = unfinished()
+        model = building.unfinished()
         model.identify_inputs_and_outputs([0, 1], [2])
         model.set_operand_value(0, bytes(24))
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             model.finish()
 
 
 @pytest.mark.parametrize("value", [2, "yes", 0.5, []])
 def test_relaxation_is_true_or_false(value: Any) -> None:
-    with answers(BAD_DATA):
-        unfinished().relax_computation_float32_to_float16(value)
+    with building.answers(building.BAD_DATA):
+        building.unfinished().relax_computation_float32_to_float16(value)
 
 
 def test_the_lowered_model_is_there_once_it_is_finished() -> None:
-    for model in (unfinished(), invalid()):
-        with answers(BAD_STATE):
+    for model in (building.unfinished(), building.invalid()):
+        with building.answers(building.BAD_STATE):
             _ = model.lowered
         assert not model.is_finished
-    assert finished().is_finished
-    assert [i.name for i in finished().lowered.inputs] == ["x", "y"]
+    assert building.finished().is_finished
+    assert [i.name for i in building.finished().lowered.inputs] == ["x", "y"]
 
 
 class TestFree:
     """Everything may be freed at any time (NNAPI's free group)."""
 
     def test_unfinished_model_is_freed(self) -> None:
-        unfinished().close()
+        building.unfinished().close()
         with Model():
             pass
-        model: Model | None = unfinished()
+        model: Model | None = building.unfinished()
         assert model is not None
         model = None
         gc.collect()
 
     def test_a_finished_model_before_what_refers_to_it(self) -> None:
-        branch = finished()
-        model = unfinished()
+        branch = building.finished()
+        model = building.unfinished()
         operand = model.add_operand(OperandType.SUBGRAPH)
         model.set_operand_value_from_model(operand, branch)
         with does_not_raise():

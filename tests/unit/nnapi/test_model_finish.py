@@ -16,17 +16,7 @@ from penstock.nnapi.lowering import lower
 from penstock.testing.vectors import load_directory
 from penstock.testing.vectors.derive import runs_of
 from tests.support_devices import NumpyDevice
-from tests.unit.nnapi.building import (
-    BAD_DATA,
-    BAD_STATE,
-    FLOAT,
-    answers,
-    finished,
-    fuse,
-    invalid,
-    unfinished,
-    weighted,
-)
+from tests.unit.nnapi import building
 from tests.unit.nnapi.lowering.one import b, f, i, model_of, t
 from tests.unit.nnapi.lowering.samples import SAMPLES
 from tests.unit.nnapi.replay import difference, replay
@@ -35,7 +25,7 @@ from tests.unit.nnapi.replay import difference, replay
 def chain(kinds: Sequence[str], added: Sequence[int]) -> Model:
     """Operations of one input each, one after the other, added in another order."""
     model = Model()
-    values = [model.add_operand(FLOAT, (4,)) for _ in range(len(kinds) + 1)]
+    values = [model.add_operand(building.FLOAT, (4,)) for _ in range(len(kinds) + 1)]
     for at in added:
         model.add_operation(kinds[at], [values[at]], [values[at + 1]])
     model.identify_inputs_and_outputs([values[0]], [values[-1]])
@@ -52,7 +42,7 @@ class TestOrder:
 
     def test_finish_takes_the_last_ready_operation_first(self) -> None:
         model = Model()
-        x, a, c, y = (model.add_operand(FLOAT, (4,)) for _ in range(4))
+        x, a, c, y = (model.add_operand(building.FLOAT, (4,)) for _ in range(4))
         model.add_operation("ABS", [x], [a])
         model.add_operation("EXP", [x], [c])
         model.add_operation("MAXIMUM", [a, c], [y])
@@ -63,35 +53,35 @@ class TestOrder:
     @pytest.mark.parametrize("length", [1, 2, 5])
     def test_model_with_a_cycle_is_rejected(self, length: int) -> None:
         model = Model()
-        x, y = model.add_operand(FLOAT, (4,)), model.add_operand(FLOAT, (4,))
-        ring = [model.add_operand(FLOAT, (4,)) for _ in range(length)]
+        x, y = model.add_operand(building.FLOAT, (4,)), model.add_operand(building.FLOAT, (4,))
+        ring = [model.add_operand(building.FLOAT, (4,)) for _ in range(length)]
         for at in range(length):
             model.add_operation("ABS", [ring[at]], [ring[(at + 1) % length]])
         model.add_operation("MAXIMUM", [x, ring[0]], [y])
         model.identify_inputs_and_outputs([x], [y])
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             model.finish()
-        with answers(BAD_STATE):
+        with building.answers(building.BAD_STATE):
             model.finish()
 
     def test_model_with_operation_reading_unwritten_operand_is_rejected(self) -> None:
         model = Model()
-        x, y, z = (model.add_operand(FLOAT, (4,)) for _ in range(3))
+        x, y, z = (model.add_operand(building.FLOAT, (4,)) for _ in range(3))
         model.add_operation("MAXIMUM", [x, z], [y])
         model.identify_inputs_and_outputs([x], [y])
-        with answers(BAD_DATA, "operation 0 .MAXIMUM."):
+        with building.answers(building.BAD_DATA, "operation 0 .MAXIMUM."):
             model.finish()
 
     @pytest.mark.parametrize("again", [[0, 1, 2], [0, 1, 0]])
     def test_model_writing_an_operand_twice_or_an_input_is_rejected(self, again: list[int]) -> None:
-        model = unfinished()
+        model = building.unfinished()
         model.add_operation("MAXIMUM", again[:2], again[2:])
         model.identify_inputs_and_outputs([0, 1], [2])
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             model.finish()
 
     def test_empty_model_is_rejected(self) -> None:
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             Model().finish()
 
 
@@ -174,7 +164,7 @@ class TestControlFlow:
     @staticmethod
     def branch(kind: str) -> Model:
         model = Model()
-        x, y = model.add_operand(FLOAT, (4,)), model.add_operand(FLOAT, (4,))
+        x, y = model.add_operand(building.FLOAT, (4,)), model.add_operand(building.FLOAT, (4,))
         model.add_operation(kind, [x], [y])
         model.identify_inputs_and_outputs([x], [y])
         model.finish()
@@ -186,7 +176,7 @@ class TestControlFlow:
         model = Model()
         condition = model.add_operand(OperandType.TENSOR_BOOL8, (1,))
         first, second = (model.add_operand(OperandType.SUBGRAPH) for _ in range(2))
-        x, y = model.add_operand(FLOAT, (4,)), model.add_operand(FLOAT, (4,))
+        x, y = model.add_operand(building.FLOAT, (4,)), model.add_operand(building.FLOAT, (4,))
         model.set_operand_value_from_model(first, then)
         model.set_operand_value_from_model(second, otherwise)
         model.add_operation("IF", [condition, first, second, x], [y])
@@ -200,17 +190,17 @@ class TestControlFlow:
         assert model.get_supported_operations_for_devices(["reference"]) == [True]
 
     def test_one_model_serves_both_branches_with_large_constants(self) -> None:
-        shared = weighted()
+        shared = building.weighted()
         outer = Model()
         condition = outer.add_operand(OperandType.TENSOR_BOOL8, (1,))
         first, second = (outer.add_operand(OperandType.SUBGRAPH) for _ in range(2))
-        x, h = outer.add_operand(FLOAT, (1, 8)), outer.add_operand(FLOAT, (1, 40))
-        c, y = outer.add_operand(FLOAT, (40,)), outer.add_operand(FLOAT, (1, 40))
+        x, h = outer.add_operand(building.FLOAT, (1, 8)), outer.add_operand(building.FLOAT, (1, 40))
+        c, y = outer.add_operand(building.FLOAT, (40,)), outer.add_operand(building.FLOAT, (1, 40))
         outer.set_operand_value_from_model(first, shared)
         outer.set_operand_value_from_model(second, shared)
         outer.set_operand_value(c, np.full(40, 2, np.float32))
         outer.add_operation("IF", [condition, first, second, x], [h])
-        outer.add_operation("ADD", [h, c, fuse(outer)], [y])
+        outer.add_operation("ADD", [h, c, building.fuse(outer)], [y])
         outer.identify_inputs_and_outputs([condition, x], [y])
         outer.finish()
         assert len(outer.lowered.subgraphs) == 2
@@ -225,7 +215,7 @@ class TestControlFlow:
             condition = model.add_operand(OperandType.TENSOR_BOOL8, (1,))
             model.set_operand_value(condition, np.array([True]))
             then = model.add_operand(OperandType.SUBGRAPH)
-            x, y = model.add_operand(FLOAT, (4,)), model.add_operand(FLOAT, (4,))
+            x, y = model.add_operand(building.FLOAT, (4,)), model.add_operand(building.FLOAT, (4,))
             model.set_operand_value_from_model(then, inner)
             model.add_operation("IF", [condition, then, then, x], [y])
             model.identify_inputs_and_outputs([x], [y])
@@ -234,8 +224,8 @@ class TestControlFlow:
         assert len(inner.lowered.subgraphs) == 4
 
     def test_a_branch_that_takes_something_else_is_refused_at_once(self) -> None:
-        with answers(BAD_DATA):
-            self.choice(self.branch("NEG"), finished())
+        with building.answers(building.BAD_DATA):
+            self.choice(self.branch("NEG"), building.finished())
 
 
 class TestSupport:
@@ -261,7 +251,7 @@ class TestSupport:
     def test_a_device_of_an_earlier_level(self) -> None:
         device = NumpyDevice("old", {"RELU", "MAXIMUM"}, level=1)
         model = Model()
-        x, y, z = (model.add_operand(FLOAT, (4,)) for _ in range(3))
+        x, y, z = (model.add_operand(building.FLOAT, (4,)) for _ in range(3))
         model.add_operation("MAXIMUM", [x, y], [z])
         model.add_operation("RELU", [x], [y])
         model.identify_inputs_and_outputs([x], [z])
@@ -270,8 +260,10 @@ class TestSupport:
 
     def test_a_relaxed_model_takes_relaxed_devices(self) -> None:
         device = NumpyDevice("fast", {"ADD"}, accuracy="relaxed")
-        assert finished().get_supported_operations_for_devices([device]) == [False]
-        assert finished(relaxed=True).get_supported_operations_for_devices([device]) == [True]
+        assert building.finished().get_supported_operations_for_devices([device]) == [False]
+        assert building.finished(relaxed=True).get_supported_operations_for_devices([device]) == [
+            True
+        ]
 
     @pytest.mark.parametrize(
         ("devices", "code"),
@@ -279,24 +271,24 @@ class TestSupport:
             (None, ResultCode.UNEXPECTED_NULL),
             ([None], ResultCode.UNEXPECTED_NULL),
             (["reference", None], ResultCode.UNEXPECTED_NULL),
-            (["reference", "reference"], BAD_DATA),
-            ([], BAD_DATA),
-            (["nobody"], BAD_DATA),
-            ("reference", BAD_DATA),
-            ([1], BAD_DATA),
-            (7, BAD_DATA),
+            (["reference", "reference"], building.BAD_DATA),
+            ([], building.BAD_DATA),
+            (["nobody"], building.BAD_DATA),
+            ("reference", building.BAD_DATA),
+            ([1], building.BAD_DATA),
+            (7, building.BAD_DATA),
         ],
     )
     def test_supported_operations_reject_wrong_devices(
         self, devices: Any, code: ResultCode
     ) -> None:
-        with answers(code):
-            finished().get_supported_operations_for_devices(devices)
+        with building.answers(code):
+            building.finished().get_supported_operations_for_devices(devices)
 
     def test_a_model_that_is_not_finished(self) -> None:
         device: Device = NumpyDevice("gpu", {"ADD"})
-        for model in (unfinished(), invalid()):
-            with answers(BAD_STATE):
+        for model in (building.unfinished(), building.invalid()):
+            with building.answers(building.BAD_STATE):
                 model.get_supported_operations_for_devices([device])
 
 

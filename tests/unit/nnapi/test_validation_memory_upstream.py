@@ -15,20 +15,7 @@ from penstock.drivers.reference import ReferenceDevice
 from penstock.ir import Model as IrModel
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer, HardwareBufferFormat, dmabuf
 from penstock.testing.doubles import InterceptingDevice
-from tests.unit.nnapi.building import (
-    BAD_DATA,
-    BAD_STATE,
-    FLOAT,
-    OP_FAILED,
-    UNEXPECTED_NULL,
-    UNMAPPABLE,
-    answers,
-    blob,
-    compiled,
-    filled,
-    shared,
-    unary,
-)
+from tests.unit.nnapi import building
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -39,7 +26,7 @@ NBYTES: Final = X.nbytes
 
 @pytest.fixture
 def relu() -> Iterator[nnapi.Compilation]:
-    with compiled(unary()) as made:
+    with building.compiled(building.unary()) as made:
         yield made
 
 
@@ -47,16 +34,16 @@ class TestValidationTestMemory:
     @pytest.mark.parametrize(
         ("size", "protect", "fd", "offset", "code"),
         [
-            (0, BOTH, 0, 0, BAD_DATA),
-            (4096, BOTH, -1, 0, BAD_DATA),
-            (4096, 8, 0, 0, BAD_DATA),
-            (4096, 4 | PROT_READ, 0, 0, BAD_DATA),
-            (4096, BOTH, 10**6, 0, BAD_DATA),
-            (4097, BOTH, 0, 0, BAD_DATA),
-            (4096, BOTH, 0, 4096, BAD_DATA),
-            (4096, BOTH, 0, -1, BAD_DATA),
-            (None, BOTH, 0, 0, UNEXPECTED_NULL),
-            (2**63, BOTH, 0, 0, BAD_DATA),
+            (0, BOTH, 0, 0, building.BAD_DATA),
+            (4096, BOTH, -1, 0, building.BAD_DATA),
+            (4096, 8, 0, 0, building.BAD_DATA),
+            (4096, 4 | PROT_READ, 0, 0, building.BAD_DATA),
+            (4096, BOTH, 10**6, 0, building.BAD_DATA),
+            (4097, BOTH, 0, 0, building.BAD_DATA),
+            (4096, BOTH, 0, 4096, building.BAD_DATA),
+            (4096, BOTH, 0, -1, building.BAD_DATA),
+            (None, BOTH, 0, 0, building.UNEXPECTED_NULL),
+            (2**63, BOTH, 0, 0, building.BAD_DATA),
         ],
     )
     def test_create_from_fd(
@@ -65,7 +52,7 @@ class TestValidationTestMemory:
         own = os.memfd_create("test")
         os.ftruncate(own, 4096)
         try:
-            with answers(code):
+            with building.answers(code):
                 nnapi.Memory.create_from_fd(size, protect, own if fd == 0 else fd, offset)
         finally:
             os.close(own)
@@ -83,41 +70,41 @@ class TestValidationTestMemory:
 
     @pytest.mark.parametrize("protect", [0, PROT_WRITE])
     def test_unmappable_memory_is_refused(self, relu: nnapi.Compilation, protect: int) -> None:
-        with shared(NBYTES, protect) as memory, shared(NBYTES) as other:
+        with building.shared(NBYTES, protect) as memory, building.shared(NBYTES) as other:
             execution = nnapi.Execution(relu)
             execution.set_input_from_memory(0, memory, 0, NBYTES)
             execution.set_output(0, np.empty_like(X))
-            with answers(UNMAPPABLE):
+            with building.answers(building.UNMAPPABLE):
                 execution.compute()
             for source, target in ((memory, other), (other, memory)):
-                with answers(UNMAPPABLE):
+                with building.answers(building.UNMAPPABLE):
                     source.copy(target)
             model = nnapi.Model()
-            index = model.add_operand(FLOAT, (2, 3))
-            with answers(UNMAPPABLE):
+            index = model.add_operand(building.FLOAT, (2, 3))
+            with building.answers(building.UNMAPPABLE):
                 model.set_operand_value_from_memory(index, memory, 0, NBYTES)
 
     def test_read_only_memory_is_no_copy_target(self, relu: nnapi.Compilation) -> None:
-        with shared(NBYTES, PROT_READ) as memory, shared(NBYTES) as other:
+        with building.shared(NBYTES, PROT_READ) as memory, building.shared(NBYTES) as other:
             memory.copy(other)
-            with answers(UNMAPPABLE):
+            with building.answers(building.UNMAPPABLE):
                 other.copy(memory)
             execution = nnapi.Execution(relu)
             execution.set_input_from_memory(0, memory, 0, NBYTES)
             execution.set_output_from_memory(0, memory, 0, NBYTES)
-            with answers(UNMAPPABLE):
+            with building.answers(building.UNMAPPABLE):
                 execution.compute()
 
     def test_create_from_hardware_buffer(self) -> None:
-        with answers(UNEXPECTED_NULL):
+        with building.answers(building.UNEXPECTED_NULL):
             nnapi.Memory.create_from_hardware_buffer(None)  # type: ignore[arg-type]
-        with answers(BAD_DATA):
+        with building.answers(building.BAD_DATA):
             nnapi.Memory.create_from_hardware_buffer(X)  # type: ignore[arg-type]
         buffer = HardwareBuffer.allocate(100)
         buffer.close()
-        with answers(BAD_STATE):
+        with building.answers(building.BAD_STATE):
             nnapi.Memory.create_from_hardware_buffer(buffer)
-        with blob(100) as memory:
+        with building.blob(100) as memory:
             assert memory.size == 100
 
     def test_a_hardware_buffer_that_is_no_blob(self, relu: nnapi.Compilation) -> None:
@@ -125,20 +112,20 @@ class TestValidationTestMemory:
             memory = nnapi.Memory.create_from_hardware_buffer(buffer)
             assert memory.size == 0
             model = nnapi.Model()
-            index = model.add_operand(FLOAT, (2, 3))
-            with answers(BAD_DATA):
+            index = model.add_operand(building.FLOAT, (2, 3))
+            with building.answers(building.BAD_DATA):
                 model.set_operand_value_from_memory(index, memory, 0, NBYTES)
-            with shared(NBYTES) as other:
+            with building.shared(NBYTES) as other:
                 for source, target in ((memory, other), (other, memory)):
-                    with answers(OP_FAILED):
+                    with building.answers(building.OP_FAILED):
                         source.copy(target)
             execution = nnapi.Execution(relu)
             for offset, length in ((0, NBYTES), (4, 0), (0, 1)):
-                with answers(BAD_DATA):
+                with building.answers(building.BAD_DATA):
                     execution.set_input_from_memory(0, memory, offset, length)
             execution.set_input_from_memory(0, memory, 0, 0)
             execution.set_output(0, np.empty_like(X))
-            with answers(OP_FAILED, "hardware_buffer"):
+            with building.answers(building.OP_FAILED, "hardware_buffer"):
                 execution.compute()
             memory.close()
 
@@ -146,7 +133,7 @@ class TestValidationTestMemory:
         """They are lent to it as a whole, and not copied."""
         with (
             HardwareBuffer.allocate(2, 3, format=HardwareBufferFormat.R8G8B8A8_UNORM) as buffer,
-            compiled(unary(), [ImageDevice()]) as compilation,
+            building.compiled(building.unary(), [ImageDevice()]) as compilation,
         ):
             with buffer.lock(write=True) as content:
                 content[:NBYTES].view(np.float32)[:] = 1.0
@@ -169,11 +156,14 @@ class TestValidationTestMemory:
                 assert content[:NBYTES].tobytes() == X.tobytes()
 
     def test_constants(self) -> None:
-        for memory in (filled(shared(64), 2.0), filled(blob(64), 2.0)):
+        for memory in (
+            building.filled(building.shared(64), 2.0),
+            building.filled(building.blob(64), 2.0),
+        ):
             model = nnapi.Model()
-            x, c, y = (model.add_operand(FLOAT, (2, 3)) for _ in range(3))
+            x, c, y = (model.add_operand(building.FLOAT, (2, 3)) for _ in range(3))
             for offset, length in ((41, NBYTES), (0, NBYTES - 1), (2**32 - 8, NBYTES)):
-                with answers(BAD_DATA):
+                with building.answers(building.BAD_DATA):
                     model.set_operand_value_from_memory(c, memory, offset, length)
             model.set_operand_value_from_memory(c, memory, 8, NBYTES)
             fuse = model.add_operand(nnapi.OperandType.INT32)
@@ -181,7 +171,7 @@ class TestValidationTestMemory:
             model.add_operation("ADD", [x, c, fuse], [y])
             model.identify_inputs_and_outputs([x], [y])
             model.finish()
-            with compiled(model) as compilation:
+            with building.compiled(model) as compilation:
                 out = np.empty_like(X)
                 execution = nnapi.Execution(compilation)
                 execution.set_input(0, X)
@@ -202,7 +192,11 @@ class TestValidationTestMemory:
         def end(_: int, *, write: bool) -> None:
             told.append(("end", write))
 
-        with blob(NBYTES) as one, blob(NBYTES) as other, shared(NBYTES) as plain:
+        with (
+            building.blob(NBYTES) as one,
+            building.blob(NBYTES) as other,
+            building.shared(NBYTES) as plain,
+        ):
             monkeypatch.setattr(dmabuf, "begin", begin)
             monkeypatch.setattr(dmabuf, "end", end)
             execution = nnapi.Execution(relu)
@@ -216,12 +210,12 @@ class TestValidationTestMemory:
             execution.close()
 
     def test_closed(self, relu: nnapi.Compilation) -> None:
-        memory = shared(NBYTES)
+        memory = building.shared(NBYTES)
         memory.close()
         memory.close()
-        with answers(BAD_STATE):
+        with building.answers(building.BAD_STATE):
             nnapi.Execution(relu).set_input_from_memory(0, memory, 0, NBYTES)
-        with shared(NBYTES) as other, answers(BAD_STATE):
+        with building.shared(NBYTES) as other, building.answers(building.BAD_STATE):
             memory.copy(other)
 
 

@@ -12,13 +12,7 @@ import pytest
 from penstock.drivers.null import create
 from penstock.errors import PlacementError
 from penstock.hal import Device
-from penstock.testing import __main__ as command, supervised
-from penstock.testing.contract import (
-    CHECKS,
-    SUITES,
-    CheckResult,
-    run_check,
-)
+from penstock.testing import __main__ as command, contract, supervised
 from penstock.testing.contract.promise import PAGE, rule_of, show
 from penstock.testing.contract.runner import reading, summary
 from penstock.testing.devices import find_devices
@@ -31,7 +25,7 @@ def test_json_is_one_object_of_counts(capsys: pytest.CaptureFixture[str]) -> Non
     reasons = printed["not_covered_reasons"]
     assert sum(reasons.values()) == printed["not_covered"] > max(reasons.values())
     assert list(reasons.values()) == sorted(reasons.values(), reverse=True)
-    assert printed["passed"] + printed["not_covered"] == len(CHECKS)
+    assert printed["passed"] + printed["not_covered"] == len(contract.CHECKS)
     assert (printed["failed"], printed["failures"]) == (0, [])
 
 
@@ -39,7 +33,7 @@ def test_a_table_has_a_line_for_every_check(capsys: pytest.CaptureFixture[str]) 
     assert command.main(["contract", "null"]) == 0
     lines = capsys.readouterr().out.splitlines()
     heading = lines.index("not covered:")
-    assert heading == len(CHECKS)
+    assert heading == len(contract.CHECKS)
     reasons = [line.split(maxsplit=1) for line in lines[heading + 1 : -1]]
     assert len({reason for _, reason in reasons}) == len(reasons) > 1
     assert f" {sum(int(count) for count, _ in reasons)} not covered" in lines[-1]
@@ -48,15 +42,15 @@ def test_a_table_has_a_line_for_every_check(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_summary_gives_the_reasons_when_most_checks_are_not_covered() -> None:
-    def results(passed: int, **reasons: int) -> list[CheckResult]:
+    def results(passed: int, **reasons: int) -> list[contract.CheckResult]:
         left = [
-            CheckResult("s", "c", "not_covered", why.replace("_", " "), 0.0)
+            contract.CheckResult("s", "c", "not_covered", why.replace("_", " "), 0.0)
             for why, n in reasons.items()
             for _ in range(n)
         ]
-        return [CheckResult("s", "c", "passed", "", 0.0)] * passed + left
+        return [contract.CheckResult("s", "c", "passed", "", 0.0)] * passed + left
 
-    def line(found: list[CheckResult]) -> str:
+    def line(found: list[contract.CheckResult]) -> str:
         return summary("d", found)
 
     assert line(results(2, it_caches_nothing=1, it_supports_none=4, it_is_shy=2)) == (
@@ -141,7 +135,7 @@ def test_a_failure_is_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_failure_shows_the_rule_the_observation_and_the_page() -> None:
-    result = CheckResult(
+    result = contract.CheckResult(
         "execute", "check_values", "failed", "wrong sum", 0.5, "mine", "Sums are right.", "a page"
     )
     first, *about = show(result.label, result).splitlines()
@@ -149,7 +143,7 @@ def test_failure_shows_the_rule_the_observation_and_the_page() -> None:
     assert about == ["    rule: Sums are right.", "    seen: wrong sum", "    read: a page"]
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", contract.SUITES)
 def test_every_suite_has_a_section_to_read_and_a_docstring(suite: str) -> None:
     import penstock.hal
 
@@ -168,7 +162,7 @@ def test_every_suite_has_a_section_to_read_and_a_docstring(suite: str) -> None:
 
 
 def test_every_check_has_its_rule_in_a_sentence() -> None:
-    for check in CHECKS:
+    for check in contract.CHECKS:
         rule = rule_of(check)
         assert rule.endswith((".", ".)")), rule
         assert rule[0].isupper(), rule
@@ -189,7 +183,7 @@ def test_a_crash_fails_its_checks_and_the_next_one_goes_on(
     assert failure["device"] == "crashes"
     assert failure["rule"].endswith(".")
     assert failure["read"].startswith("docs/writing-a-driver.md#caching")
-    assert printed["passed"] + printed["failed"] + printed["not_covered"] == len(CHECKS)
+    assert printed["passed"] + printed["failed"] + printed["not_covered"] == len(contract.CHECKS)
     assert printed["passed"] > 50
 
 
@@ -215,10 +209,10 @@ def test_a_check_may_be_limited_in_this_process() -> None:
     def check_waits(device: Device) -> None:
         let_go.wait()
 
-    result = run_check(create(), check_waits, limit=0.05)
+    result = contract.run_check(create(), check_waits, limit=0.05)
     let_go.set()
     assert (result.outcome, result.message) == ("failed", "it did not end within 0.05 s")
-    assert run_check(create(), check_waits, limit=60).outcome == "passed"
+    assert contract.run_check(create(), check_waits, limit=60).outcome == "passed"
 
 
 @pytest.mark.usefixtures("drivers")
@@ -228,7 +222,7 @@ def test_a_device_that_cannot_work_here_is_passed_over_beside_one_that_can(
     assert command.main(["contract", "broken_driver:some"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].endswith("gone cannot work here: there is no such hardware")
-    assert lines.index("not covered:") == len(CHECKS) + 1
+    assert lines.index("not covered:") == len(contract.CHECKS) + 1
 
 
 @pytest.mark.usefixtures("drivers")

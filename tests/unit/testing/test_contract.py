@@ -16,23 +16,7 @@ from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
 from penstock.ir import Model, validate
 from penstock.memory import Mapping, map_memory
-from penstock.testing.contract import (
-    CHECKS,
-    SUITES,
-    VALUE_CHECKS,
-    CheckResult,
-    Report,
-    bursts,
-    caching,
-    caching_security,
-    execute,
-    executors,
-    memory,
-    prepare,
-    run_check,
-    run_contract,
-    support,
-)
+from penstock.testing import contract
 from penstock.testing.doubles import (
     FaultyDevice,
     InterceptingDevice,
@@ -47,23 +31,23 @@ from penstock.testing.loopback import LoopbackDevice
 
 T = TypeVar("T")
 MODULES = (
-    support,
-    prepare,
-    caching,
-    caching_security,
-    memory,
-    execute,
-    bursts,
-    executors,
+    contract.support,
+    contract.prepare,
+    contract.caching,
+    contract.caching_security,
+    contract.memory,
+    contract.execute,
+    contract.bursts,
+    contract.executors,
 )
 
 
-BY_NAME = {check.__name__: check for check in CHECKS}
+BY_NAME = {check.__name__: check for check in contract.CHECKS}
 
 
 def failing(device: hal.Device, *names: str) -> set[str]:
     """Which of the checks *names* fail on *device*."""
-    results = [run_check(device, BY_NAME[name]) for name in names]
+    results = [contract.run_check(device, BY_NAME[name]) for name in names]
     return {r.check for r in results if r.outcome == "failed"}
 
 
@@ -86,15 +70,15 @@ def test_every_check_is_listed_once_and_documented_by_its_name() -> None:
             for name, value in vars(module).items()
             if name.startswith("check_") and value.__module__ == module.__name__
         }
-        assert found <= set(CHECKS)
+        assert found <= set(contract.CHECKS)
         assert found
-    assert len({c.__name__ for c in CHECKS}) == len(CHECKS)
-    assert {c.__name__ for c in CHECKS} >= VALUE_CHECKS
-    assert sum(len(checks) for checks in SUITES.values()) == len(CHECKS)
+    assert len({c.__name__ for c in contract.CHECKS}) == len(contract.CHECKS)
+    assert {c.__name__ for c in contract.CHECKS} >= contract.VALUE_CHECKS
+    assert sum(len(checks) for checks in contract.SUITES.values()) == len(contract.CHECKS)
 
 
 def test_checks_are_callable_with_a_device_alone() -> None:
-    for check in CHECKS:
+    for check in contract.CHECKS:
         parameters = inspect.signature(check).parameters
         assert list(parameters) == ["device"]
 
@@ -155,14 +139,14 @@ def test_a_broken_device_fails_the_check_of_its_fault(device: hal.Device, expect
 
 def test_an_honest_device_around_another_passes_everything() -> None:
     device = LoopbackDevice(InterceptingDevice(LoopbackDevice(sample())))
-    assert [r for r in run_contract(device) if r.outcome == "failed"] == []
+    assert [r for r in contract.run_contract(device) if r.outcome == "failed"] == []
 
 
 def test_a_device_that_supports_little_passes_with_what_it_has() -> None:
     only_relu = SubsetDevice(
         reference(), "relu", lambda model, i: model.operations[i].type == "RELU"
     )
-    results = run_contract(only_relu)
+    results = contract.run_contract(only_relu)
     assert [r.check for r in results if r.outcome == "failed"] == []
     assert {r.check for r in results if r.outcome == "not_covered"} >= {
         "check_inputs_may_share_memory",
@@ -172,9 +156,9 @@ def test_a_device_that_supports_little_passes_with_what_it_has() -> None:
 
 def test_a_device_that_supports_nothing_covers_little() -> None:
     nothing = SubsetDevice(sample(), "nothing", lambda _model, _index: False)
-    results = run_contract(nothing)
+    results = contract.run_contract(nothing)
     assert [r.check for r in results if r.outcome == "failed"] == []
-    report = Report.of(results)
+    report = contract.Report.of(results)
     assert report.not_covered > report.passed > 0
     assert report.failed == 0
 
@@ -279,8 +263,8 @@ class Rough(InterceptingDevice):
 def test_a_device_that_is_wrong_in_one_class_alone_is_caught(
     accuracy: hal.AccuracyClass, fault: Fault, said: str
 ) -> None:
-    result = run_check(
-        Rough(accuracy, fault), prepare.check_prepare_keeps_the_class_that_is_asked_for
+    result = contract.run_check(
+        Rough(accuracy, fault), contract.prepare.check_prepare_keeps_the_class_that_is_asked_for
     )
     assert result.outcome == ("failed" if said else "passed")
     assert said in result.message
@@ -412,17 +396,17 @@ class RereadingModel(CarelessModel):
 
 
 def test_a_caching_device_is_covered_and_its_trust_is_tested() -> None:
-    checks = (*SUITES["caching"], *SUITES["caching_security"])
+    checks = (*contract.SUITES["caching"], *contract.SUITES["caching_security"])
     names = {c.__name__ for c in checks}
     careful, trusting = Caching(checks=True), Caching(checks=False)
-    results = [run_check(careful, c) for c in checks]
+    results = [contract.run_check(careful, c) for c in checks]
     outcomes = {r.check: r.outcome for r in results}
     assert set(outcomes) == names
     for check in ("check_loading_without_a_cache", "check_no_run_waits_for_who_reads_the_entry"):
         assert outcomes.pop(check) == "not_covered"
     assert set(outcomes.values()) == {"passed"}, results
     late = "check_prepare_from_cache_toctou"
-    security = {c.__name__ for c in SUITES["caching_security"]}
+    security = {c.__name__ for c in contract.SUITES["caching_security"]}
     assert failing(trusting, *security) == security - {late}
     assert failing(Rereading(), *security) == {late}
 
@@ -430,37 +414,41 @@ def test_a_caching_device_is_covered_and_its_trust_is_tested() -> None:
 def test_a_missed_deadline_and_a_cancellation_are_allowed() -> None:
     slow = SlowDevice(sample(), {"execute": 0.002, "prepare_model": 0.002})
     for check in (
-        execute.check_execute_past_its_deadline,
-        execute.check_execute_cancelled,
-        prepare.check_prepare_cancelled,
-        prepare.check_prepare_past_its_deadline,
-        execute.check_values,
+        contract.execute.check_execute_past_its_deadline,
+        contract.execute.check_execute_cancelled,
+        contract.prepare.check_prepare_cancelled,
+        contract.prepare.check_prepare_past_its_deadline,
+        contract.execute.check_values,
     ):
-        assert run_check(slow, check).outcome == "passed"
+        assert contract.run_check(slow, check).outcome == "passed"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, ValueError])
 def test_an_error_outside_the_contract_is_a_failure_and_no_crash(error: type[Exception]) -> None:
     faulty = FaultyDevice(sample(), {"execute": "always"}, error=error)
-    result = run_check(faulty, execute.check_values, "execute")
+    result = contract.run_check(faulty, contract.execute.check_values, "execute")
     assert result.outcome == "failed"
     assert error.__name__ in result.message
 
 
 def test_failures_say_what_and_where() -> None:
-    result = run_check(LyingDevice(sample(), "values"), execute.check_values)
+    result = contract.run_check(LyingDevice(sample(), "values"), contract.execute.check_values)
     assert "add, output 0" in result.message
-    scribbled = run_check(ScribblingDevice(sample(), "behind"), execute.check_values)
+    scribbled = contract.run_check(
+        ScribblingDevice(sample(), "behind"), contract.execute.check_values
+    )
     assert "bytes behind argument" in scribbled.message
-    changed = run_check(ScribblingDevice(sample(), "inputs"), execute.check_values)
+    changed = contract.run_check(
+        ScribblingDevice(sample(), "inputs"), contract.execute.check_values
+    )
     assert "input 0 was changed" in changed.message
 
 
 def test_the_report_counts_by_outcome() -> None:
     results = [
-        CheckResult("s", "a", "passed", "", 0.0),
-        CheckResult("s", "b", "failed", "why", 0.0),
-        CheckResult("s", "c", "not_covered", "none", 0.0),
-        CheckResult("s", "d", "passed", "", 0.0),
+        contract.CheckResult("s", "a", "passed", "", 0.0),
+        contract.CheckResult("s", "b", "failed", "why", 0.0),
+        contract.CheckResult("s", "c", "not_covered", "none", 0.0),
+        contract.CheckResult("s", "d", "passed", "", 0.0),
     ]
-    assert Report.of(results) == Report(2, 1, 1, (results[1],), {"none": 1})
+    assert contract.Report.of(results) == contract.Report(2, 1, 1, (results[1],), {"none": 1})

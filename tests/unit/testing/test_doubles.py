@@ -16,20 +16,9 @@ from penstock.drivers.null import create as null
 from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
 from penstock.ir import Model
-from penstock.testing import assert_no_copies
+from penstock.testing import assert_no_copies, doubles
 from penstock.testing.contract.cases import Case, every_case
 from penstock.testing.contract.trial import PLAIN, Trial
-from penstock.testing.doubles import (
-    METHODS,
-    FaultyDevice,
-    InterceptingDevice,
-    LabDevice,
-    Lie,
-    LyingDevice,
-    RecordingDevice,
-    SlowDevice,
-    SubsetDevice,
-)
 from penstock.testing.loopback import LoopbackDevice
 from penstock.testing.resources import Resources
 from tests.checked import does_not_raise
@@ -55,16 +44,16 @@ def exercise(device: hal.Device, case: Case = CASE) -> None:
 
 
 class TestFaulty:
-    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("method", doubles.METHODS)
     def test_every_method_can_fail(self, method: str) -> None:
-        device = FaultyDevice(null(), {method: 1}, errors.ResourceExhaustedTransient)
+        device = doubles.FaultyDevice(null(), {method: 1}, errors.ResourceExhaustedTransient)
         with pytest.raises(errors.ResourceExhaustedTransient, match=f"{method} fails at call 1"):
             exercise(device)
         exercise(device)
         assert device.calls[method] == 2
 
     def test_the_third_call_fails_and_the_fourth_does_not(self) -> None:
-        device = FaultyDevice(sample(), raise_on={"execute": 3})
+        device = doubles.FaultyDevice(sample(), raise_on={"execute": 3})
         prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
         with Trial(CASE) as trial:
             for call in range(1, 6):
@@ -75,8 +64,8 @@ class TestFaulty:
                     prepared.execute(trial.request, PLAIN)
 
     def test_faulty_device_raises_at_several_calls_or_all(self) -> None:
-        some = FaultyDevice(null(), {"supported_operations": range(2, 4)})
-        every = FaultyDevice(null(), {"supported_operations": "always"})
+        some = doubles.FaultyDevice(null(), {"supported_operations": range(2, 4)})
+        every = doubles.FaultyDevice(null(), {"supported_operations": "always"})
         outcomes = []
         for _ in range(4):
             for device in (some, every):
@@ -88,7 +77,7 @@ class TestFaulty:
         assert outcomes == [True, False, False, False, False, False, True, False]
 
     def test_calls_are_counted_across_threads(self) -> None:
-        device = FaultyDevice(null(), {})
+        device = doubles.FaultyDevice(null(), {})
         threads = [
             threading.Thread(
                 target=lambda: [device.supported_operations(CASE.model) for _ in range(200)]
@@ -103,10 +92,10 @@ class TestFaulty:
 
     def test_a_method_that_does_not_exist_is_refused(self) -> None:
         with pytest.raises(errors.InputError, match="no method of a device is named run"):
-            FaultyDevice(null(), {"run": 1})
+            doubles.FaultyDevice(null(), {"run": 1})
 
     def test_a_status_is_the_error_of_its_class(self) -> None:
-        device = FaultyDevice(null(), {"execute": 1}, errors.ErrorStatus.DEAD_OBJECT)
+        device = doubles.FaultyDevice(null(), {"execute": 1}, errors.ErrorStatus.DEAD_OBJECT)
         prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
         with (
             Trial(CASE) as trial,
@@ -114,10 +103,10 @@ class TestFaulty:
         ):
             prepared.execute(trial.request, PLAIN)
         with pytest.raises(errors.InputError, match="NONE is no failure"):
-            FaultyDevice(null(), {}, errors.ErrorStatus.NONE)
+            doubles.FaultyDevice(null(), {}, errors.ErrorStatus.NONE)
 
     def test_runtime_falls_back_from_a_faulty_device(self) -> None:
-        class Quick(FaultyDevice):
+        class Quick(doubles.FaultyDevice):
             capabilities = hal.Capabilities(default_performance=hal.PerformanceInfo(0.1, 0.1))
 
         faulty = Quick(reference(), {"execute": "always"}, name="faulty")
@@ -130,15 +119,15 @@ class TestFaulty:
 
 class TestRecording:
     def test_every_method_is_seen(self) -> None:
-        device = RecordingDevice(null())
+        device = doubles.RecordingDevice(null())
         exercise(device)
-        assert {call.method for call in device.calls} == set(METHODS)
+        assert {call.method for call in device.calls} == set(doubles.METHODS)
         assert device.count("execute") == 1
         failed = [c.method for c in device.calls if c.error is not None]
         assert sorted(failed) == ["allocate", "prepare_model_from_cache"]
 
     def test_arguments_and_results_are_kept(self) -> None:
-        device = RecordingDevice(LabDevice())
+        device = doubles.RecordingDevice(doubles.LabDevice())
         exercise(device)
         (run,) = [c for c in device.calls if c.method == "execute"]
         assert isinstance(run.arguments[0], hal.Request)
@@ -149,7 +138,7 @@ class TestRecording:
 class TestSlow:
     def test_slow_device_delays_by_its_own_clock(self) -> None:
         clock = Clock()
-        device = SlowDevice(
+        device = doubles.SlowDevice(
             sample(), {"execute": 0.5}, sleep=clock.sleep, clock_ns=clock.nanoseconds
         )
         prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
@@ -160,7 +149,7 @@ class TestSlow:
 
     def test_slow_device_notices_the_deadline(self) -> None:
         clock = Clock()
-        device = SlowDevice(
+        device = doubles.SlowDevice(
             sample(), {"execute": 60.0}, sleep=clock.sleep, clock_ns=clock.nanoseconds
         )
         prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
@@ -175,7 +164,7 @@ class TestSlow:
         def sleep(_: float) -> None:
             token.set()
 
-        device = SlowDevice(sample(), {"prepare_model": 60.0}, sleep=sleep)
+        device = doubles.SlowDevice(sample(), {"prepare_model": 60.0}, sleep=sleep)
         with pytest.raises(errors.Cancelled):
             device.prepare_model(CASE.model, hal.PrepareConfig(cancel=token))
 
@@ -184,7 +173,7 @@ class TestSlow:
         started = clock.now = time.monotonic() + 900.0  # past the deadline by its own clock alone
         config = hal.ExecutionConfig(deadline_ns=time.monotonic_ns() + 600 * 10**9)
         for heedless in (True, False):
-            device = SlowDevice(
+            device = doubles.SlowDevice(
                 sample(),
                 {"execute": 3.0},
                 heedless=heedless,
@@ -202,12 +191,12 @@ class TestSlow:
 
     def test_a_method_that_does_not_exist_is_refused(self) -> None:
         with pytest.raises(errors.InputError, match="no method of a device is named run"):
-            SlowDevice(null(), {"run": 1})
+            doubles.SlowDevice(null(), {"run": 1})
 
 
 class TestLying:
     def test_lying_device_combines_several_lies(self) -> None:
-        device = LyingDevice(sample(), "values", "output_count", "writes_behind")
+        device = doubles.LyingDevice(sample(), "values", "output_count", "writes_behind")
         prepared = device.prepare_model(CASE.model, hal.PrepareConfig())
         with Trial(CASE) as trial:
             result = prepared.execute(trial.request, PLAIN)
@@ -223,8 +212,8 @@ class TestLying:
             ("changes_inputs", "input 0 was changed"),
         ],
     )
-    def test_lies_that_are_writes(self, lie: Lie, complaint: str) -> None:
-        prepared = LyingDevice(sample(), lie).prepare_model(CASE.model, hal.PrepareConfig())
+    def test_lies_that_are_writes(self, lie: doubles.Lie, complaint: str) -> None:
+        prepared = doubles.LyingDevice(sample(), lie).prepare_model(CASE.model, hal.PrepareConfig())
         with Trial(CASE) as trial:
             prepared.execute(trial.request, PLAIN)
             with pytest.raises(AssertionError, match=complaint):
@@ -232,7 +221,9 @@ class TestLying:
 
     @pytest.mark.parametrize("where", ["host", "pool"])
     def test_values_are_far_off_in_any_memory(self, where: Literal["host", "pool"]) -> None:
-        prepared = LyingDevice(reference(), "values").prepare_model(CASE.model, hal.PrepareConfig())
+        prepared = doubles.LyingDevice(reference(), "values").prepare_model(
+            CASE.model, hal.PrepareConfig()
+        )
         with Trial(CASE, where) as trial:
             found = trial.run(prepared)
         for array, wanted in zip(found, CASE.outputs, strict=True):
@@ -243,7 +234,7 @@ class TestLying:
         with pytest.raises(
             errors.InputError, match="no lie is named flattery; known: support_length"
         ):
-            LyingDevice(sample(), "flattery")  # type: ignore[arg-type]  # the point
+            doubles.LyingDevice(sample(), "flattery")  # type: ignore[arg-type]  # the point
 
 
 class Clock:
@@ -262,7 +253,7 @@ class TestSubset:
         def supports(model: Model, index: int) -> bool | str:
             return "adds are dull" if model.operations[index].type == "ADD" else True
 
-        device = SubsetDevice(reference(), "subset", supports)
+        device = doubles.SubsetDevice(reference(), "subset", supports)
         answers = device.supported_operations(CASE.model)
         assert [a.supported for a in answers] == [True, False, False]
         assert answers[1].reason == "adds are dull"
@@ -271,14 +262,16 @@ class TestSubset:
 
     def test_subset_device_supports_at_most_what_its_device_does(self) -> None:
         model = next(c for c in every_case() if c.name == "add_int8").model
-        device = SubsetDevice(sample(), "subset", lambda _model, _index: True)
+        device = doubles.SubsetDevice(sample(), "subset", lambda _model, _index: True)
         assert not device.supported_operations(model)[0].supported
 
     def test_two_subset_devices_share_one_model(self) -> None:
-        even = SubsetDevice(reference(), "even", lambda _, i: i % 2 == 0)
-        odd = SubsetDevice(reference(), "odd", lambda m, i: m.operations[i].type != "RELU")
+        even = doubles.SubsetDevice(reference(), "even", lambda _, i: i % 2 == 0)
+        odd = doubles.SubsetDevice(reference(), "odd", lambda m, i: m.operations[i].type != "RELU")
         case = next(c for c in every_case() if c.name == "chain")
-        relu = SubsetDevice(reference(), "relu", lambda m, i: m.operations[i].type == "RELU")
+        relu = doubles.SubsetDevice(
+            reference(), "relu", lambda m, i: m.operations[i].type == "RELU"
+        )
         with penstock.compile(case.model, devices=[relu, odd], cache=False) as compiled:
             assert np.array_equal(compiled(*case.inputs)[0], case.outputs[0])
             used = {s.device for s in compiled(*case.inputs).receipt.steps}
@@ -288,7 +281,9 @@ class TestSubset:
 
 def test_doubles_nest_and_keep_the_properties_of_what_is_inside() -> None:
     inner = sample()
-    device = RecordingDevice(LoopbackDevice(FaultyDevice(InterceptingDevice(inner, "new"), {})))
+    device = doubles.RecordingDevice(
+        LoopbackDevice(doubles.FaultyDevice(doubles.InterceptingDevice(inner, "new"), {}))
+    )
     assert device.name == "new"
     assert (device.version, device.type) == (inner.version, inner.type)
     assert (device.feature_level, device.hal_version) == (inner.feature_level, inner.hal_version)
@@ -325,7 +320,7 @@ class TestLoopback:
     def test_the_device_is_closed_once(self) -> None:
         closes = []
 
-        class Counting(InterceptingDevice):
+        class Counting(doubles.InterceptingDevice):
             def close(self) -> None:
                 closes.append(1)
 
@@ -342,7 +337,7 @@ class TestLoopback:
                 assert np.array_equal(found, wanted)
 
     def test_errors_of_the_device_arrive_as_themselves(self) -> None:
-        faulty = FaultyDevice(sample(), {"execute": 1}, errors.ResourceExhaustedTransient)
+        faulty = doubles.FaultyDevice(sample(), {"execute": 1}, errors.ResourceExhaustedTransient)
         prepared = LoopbackDevice(faulty).prepare_model(CASE.model, hal.PrepareConfig())
         with (
             Trial(CASE) as trial,

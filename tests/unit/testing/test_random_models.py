@@ -12,21 +12,14 @@ from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
 from penstock.hal import Device
 from penstock.ir import Model, infer_shapes
+from penstock.testing import random_models
 from penstock.testing.doubles import SubsetDevice
-from penstock.testing.random_models import (
-    RECIPES,
-    RandomModel,
-    model_of_dag,
-    random_dag,
-    random_model,
-    recipes_for,
-)
 from penstock.testing.strategies import dags, models, support_tables
 
 SEEDS = range(200)
 
 
-def run(case: RandomModel, *devices: str | Device) -> list[bytes]:
+def run(case: random_models.RandomModel, *devices: str | Device) -> list[bytes]:
     count = len(case.model.inputs)
     with penstock.compile(case.model, devices=list(devices), cache=False) as compiled:
         state = compiled.new_state()
@@ -39,14 +32,17 @@ def run(case: RandomModel, *devices: str | Device) -> list[bytes]:
 
 def test_equal_seeds_give_equal_models() -> None:
     for seed in range(20):
-        one, other = random_model(Random(seed)), random_model(Random(seed))
+        one, other = (
+            random_models.random_model(Random(seed)),
+            random_models.random_model(Random(seed)),
+        )
         assert one.model == other.model
         assert all(np.array_equal(a, b) for a, b in zip(one.inputs, other.inputs, strict=True))
 
 
 def test_inputs_fit_and_declared_shapes_are_right() -> None:
     for seed in SEEDS:
-        model, inputs = random_model(Random(seed))
+        model, inputs = random_models.random_model(Random(seed))
         entry = model.entry
         assert [a.shape for a in inputs] == [entry.operands[i].shape for i in entry.inputs]
         inferred = infer_shapes(model)
@@ -54,9 +50,9 @@ def test_inputs_fit_and_declared_shapes_are_right() -> None:
 
 
 def test_the_mix_has_everything_it_promises() -> None:
-    made = [random_model(Random(seed)).model for seed in SEEDS]
+    made = [random_models.random_model(Random(seed)).model for seed in SEEDS]
     kinds = {o.type for m in made for o in m.operations}
-    assert kinds == set(RECIPES)
+    assert kinds == set(random_models.RECIPES)
     assert sum(len(m.outputs) > 1 for m in made) > 40
     assert sum(bool(m.entry.states) for m in made) > 20
     assert sum(any(len(o.outputs) > 1 for o in m.operations) for m in made) > 20
@@ -70,22 +66,22 @@ def test_the_mix_has_everything_it_promises() -> None:
 
 
 def test_random_models_use_only_supported_operations() -> None:
-    assert set(recipes_for(sample())) == {"ADD", "RELU"}
-    assert set(recipes_for(null())) == set(RECIPES)
+    assert set(random_models.recipes_for(sample())) == {"ADD", "RELU"}
+    assert set(random_models.recipes_for(null())) == set(random_models.RECIPES)
     for seed in range(50):
-        model = random_model(Random(seed), sample()).model
+        model = random_models.random_model(Random(seed), sample()).model
         assert all(a.supported for a in sample().supported_operations(model))
 
 
 def test_random_models_need_relu() -> None:
     dull = SubsetDevice(sample(), "dull", lambda m, i: m.operations[i].type == "ADD")
     with pytest.raises(ValueError, match="need RELU"):
-        recipes_for(dull)
+        random_models.recipes_for(dull)
 
 
 @settings(max_examples=25)
 @given(models(sample(), max_operations=6))
-def test_sample_and_reference_agree_on_random_models(case: RandomModel) -> None:
+def test_sample_and_reference_agree_on_random_models(case: random_models.RandomModel) -> None:
     assert run(case, "sample") == run(case, "reference")
 
 
@@ -118,10 +114,10 @@ def test_a_dag_reads_only_what_is_before(dag: tuple[tuple[int, ...], ...]) -> No
 
 
 def test_a_dag_is_a_model() -> None:
-    model, inputs = model_of_dag(((), (), (0,), (0, 1, 2), (3,)))
+    model, inputs = random_models.model_of_dag(((), (), (0,), (0, 1, 2), (3,)))
     assert [o.type for o in model.operations] == ["RELU", "ADD", "ADD", "RELU"]
     assert len(model.inputs) == len(inputs) == 2
     assert len(model.outputs) == 1
     for seed in range(50):
-        case = model_of_dag(random_dag(Random(seed)))
+        case = random_models.model_of_dag(random_models.random_dag(Random(seed)))
         assert len(case.inputs) == len(case.model.inputs)

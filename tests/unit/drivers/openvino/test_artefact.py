@@ -12,13 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.driverkit.artefact import Port, Ports, interface_of
-from penstock.drivers.openvino.artefact import (
-    SMALLEST_CONSTANT,
-    Manifest,
-    find_constants,
-    pack,
-    unpack,
-)
+from penstock.drivers.openvino import artefact
 from penstock.errors import GeneralFailure
 from penstock.ir import NDArray
 
@@ -31,7 +25,7 @@ def constant(seed: int, count: int = 300) -> NDArray:
 
 
 def packed(parts: list[bytes], constants: list[NDArray]) -> tuple[bytes, bytes]:
-    return pack(parts, constants, PORTS, "engine 1", "optimised")
+    return artefact.pack(parts, constants, PORTS, "engine 1", "optimised")
 
 
 def test_constants_lie_apart_and_come_back() -> None:
@@ -39,8 +33,8 @@ def test_constants_lie_apart_and_come_back() -> None:
     part = b"head" + a.tobytes() + b"between" + b.tobytes() + b"tail"
     model, data = packed([part], [a, b])
     assert data == a.tobytes() + b.tobytes()
-    assert len(model) < SMALLEST_CONSTANT
-    manifest, parts = unpack(memoryview(model), memoryview(data))
+    assert len(model) < artefact.SMALLEST_CONSTANT
+    manifest, parts = artefact.unpack(memoryview(model), memoryview(data))
     assert [p.tobytes() for p in parts] == [part]
     assert (manifest.ports, manifest.engine, manifest.form) == (PORTS, "engine 1", "optimised")
 
@@ -50,7 +44,7 @@ def test_a_constant_of_several_parts_is_kept_once() -> None:
     parts = [b"1" + a.tobytes(), b"<xml/>", a.tobytes() + b"3"]
     model, data = packed(parts, [a])
     assert data == a.tobytes()
-    assert [p.tobytes() for p in unpack(memoryview(model), memoryview(data))[1]] == parts
+    assert [p.tobytes() for p in artefact.unpack(memoryview(model), memoryview(data))[1]] == parts
 
 
 def test_small_constants_stay_where_they_are() -> None:
@@ -60,12 +54,12 @@ def test_small_constants_stay_where_they_are() -> None:
 
 def test_constants_that_were_transformed_stay_where_they_are() -> None:
     a = constant(1)
-    assert find_constants((a * 2).tobytes(), [a]) == []
+    assert artefact.find_constants((a * 2).tobytes(), [a]) == []
 
 
 def test_unpacked_parts_are_aligned_to_64_bytes() -> None:
     model, data = packed([b"x" * 100], [])
-    assert unpack(memoryview(model), memoryview(data))[1][0].ctypes.data % 64 == 0
+    assert artefact.unpack(memoryview(model), memoryview(data))[1][0].ctypes.data % 64 == 0
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.integers(0, 3)), max_size=8), st.booleans())
@@ -74,13 +68,13 @@ def test_unpack_returns_the_packed_parts(pieces: list[bytes | int], again: bool)
     part = b"".join(p if isinstance(p, bytes) else constants[p].tobytes() for p in pieces)
     parts = [part, part[::2], part] if again else [part]
     model, data = packed(parts, constants)
-    assert [p.tobytes() for p in unpack(memoryview(model), memoryview(data))[1]] == parts
+    assert [p.tobytes() for p in artefact.unpack(memoryview(model), memoryview(data))[1]] == parts
 
 
 @given(st.binary(max_size=200), st.binary(max_size=50))
 def test_other_bytes_are_refused(model: bytes, data: bytes) -> None:
     with pytest.raises(GeneralFailure):
-        unpack(memoryview(model), memoryview(data))
+        artefact.unpack(memoryview(model), memoryview(data))
 
 
 WRONG: dict[str, dict[str, object]] = {
@@ -100,11 +94,11 @@ WRONG: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_malformed_manifests_are_refused(name: str) -> None:
-    manifest = Manifest(2, "engine", "optimised", PORTS, (10,), ())
+    manifest = artefact.Manifest(2, "engine", "optimised", PORTS, (10,), ())
     wrong = msgspec.msgpack.encode(msgspec.structs.replace(manifest, **WRONG[name]))
     model = struct.pack("<I", len(wrong)) + wrong + bytes(10)
     with pytest.raises(GeneralFailure):
-        unpack(memoryview(model), memoryview(bytes(8)))
+        artefact.unpack(memoryview(model), memoryview(bytes(8)))
 
 
 def test_a_port_of_an_unknown_type_is_refused() -> None:

@@ -9,18 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.numerics import fixed_point as functions
-from penstock.drivers.reference.numerics.fixed_point import (
-    doubling_high_mul,
-    quantize_multiplier,
-    quantize_multipliers,
-    rescale,
-    rescale_saturating,
-    rescale_wide,
-    round_half_away,
-    round_half_away_from_zero,
-    rounding_divide_by_pot,
-)
+from penstock.drivers.reference.numerics import fixed_point, fixed_point as functions
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 MANTISSA = st.integers(2**30, 2**31 - 1)
@@ -62,31 +51,31 @@ def scaled(x: int, mantissa: int, shift: int) -> int:
     ],
 )
 def test_multipliers_have_mantissas_of_31_bits(real: float, mantissa: int, shift: int) -> None:
-    assert quantize_multiplier(real) == (mantissa, shift)
+    assert fixed_point.quantize_multiplier(real) == (mantissa, shift)
 
 
 @given(st.floats(1e-9, 2.0**29))
 def test_a_quantised_multiplier_is_its_real_one_to_31_bits(real: float) -> None:
-    mantissa, shift = quantize_multiplier(real)
+    mantissa, shift = fixed_point.quantize_multiplier(real)
     assert 2**30 <= mantissa < 2**31
     assert math.ldexp(mantissa, shift - 31) == pytest.approx(real, rel=2.0**-31)
 
 
 def test_multipliers_of_a_layer_are_quantised_together() -> None:
     reals = [0.0, 0.3, 2.0**-40, 7.0]
-    mantissas, shifts = quantize_multipliers(reals)
+    mantissas, shifts = fixed_point.quantize_multipliers(reals)
     pairs = list(zip(mantissas.tolist(), shifts.tolist(), strict=True))
-    assert pairs == [quantize_multiplier(r) for r in reals]
+    assert pairs == [fixed_point.quantize_multiplier(r) for r in reals]
 
 
 @pytest.mark.parametrize("real", [math.inf, math.nan])
 def test_multipliers_that_are_no_finite_number_make_everything_zero(real: float) -> None:
-    assert quantize_multiplier(real) == (0, 0)
+    assert fixed_point.quantize_multiplier(real) == (0, 0)
 
 
 @given(st.floats(2.0**30, 1e300))
 def test_a_multiplier_of_any_finite_size_is_quantised(real: float) -> None:
-    mantissa, shift = quantize_multiplier(real)
+    mantissa, shift = fixed_point.quantize_multiplier(real)
     assert math.ldexp(mantissa, shift - 31) == pytest.approx(real, rel=2.0**-31)
 
 
@@ -94,31 +83,31 @@ def test_a_multiplier_of_any_finite_size_is_quantised(real: float) -> None:
 def test_saturating_scaling_ends_at_32_bits(x: int, mantissa: int, shift: int) -> None:
     shifted = max(-(2**31), min(x * 2 ** max(shift, 0), 2**31 - 1))
     wanted = half_away(Fraction(half_up(Fraction(shifted * mantissa, 2**31)), 2 ** max(-shift, 0)))
-    assert rescale_saturating(np.array([x]), mantissa, shift).tolist() == [wanted]
+    assert fixed_point.rescale_saturating(np.array([x]), mantissa, shift).tolist() == [wanted]
 
 
 @given(INT32, MANTISSA, st.integers(-31, 130))
 def test_fixed_point_scaling_equals_its_definition(x: int, mantissa: int, shift: int) -> None:
-    got = rescale(np.array([x]), mantissa, shift)
+    got = fixed_point.rescale(np.array([x]), mantissa, shift)
     assert got.tolist() == [scaled(x, mantissa, shift)]
 
 
 def test_scaling_broadcasts_over_channels() -> None:
     x = np.array([[3, -3, 100], [5, -5, -100]])
-    mantissas, shifts = quantize_multipliers([0.5, 0.5, 1.25])
-    got = rescale(x, mantissas, shifts)
+    mantissas, shifts = fixed_point.quantize_multipliers([0.5, 0.5, 1.25])
+    got = fixed_point.rescale(x, mantissas, shifts)
     assert got.tolist() == [[2, -1, 125], [3, -2, -125]]
 
 
 @given(INT32, INT32)
 def test_high_products_round_halves_up_and_saturate(a: int, b: int) -> None:
-    got = doubling_high_mul(np.array([a]), b)
+    got = fixed_point.doubling_high_mul(np.array([a]), b)
     assert got.tolist() == [min(half_up(Fraction(a * b, 2**31)), 2**31 - 1)]
 
 
 @given(INT32, st.integers(0, 31))
 def test_quotients_round_halves_away_from_zero(x: int, exponent: int) -> None:
-    got = rounding_divide_by_pot(np.array([x]), exponent)
+    got = fixed_point.rounding_divide_by_pot(np.array([x]), exponent)
     assert got.tolist() == [half_away(Fraction(x, 2**exponent))]
 
 
@@ -127,7 +116,7 @@ def test_wide_scaling_has_16_bits_of_mantissa_and_rounds_once(
     x: int, mantissa: int, shift: int
 ) -> None:
     reduced = (mantissa + 2**15) >> 16 if mantissa < 0x7FFF0000 else 0x7FFF
-    got = rescale_wide(np.array([x]), mantissa, shift)
+    got = fixed_point.rescale_wide(np.array([x]), mantissa, shift)
     assert got.tolist() == [wrap(half_up(Fraction(x * reduced, 2 ** (15 - shift))))]
 
 
@@ -136,13 +125,13 @@ def test_wide_scaling_has_16_bits_of_mantissa_and_rounds_once(
     [(0.5, 1), (-0.5, -1), (2.5, 3), (-2.5, -3), (0.49999999999999994, 0), (-7.2, -7)],
 )
 def test_floats_round_halves_away_from_zero(real: float, whole: int) -> None:
-    assert round_half_away(real) == whole
-    assert round_half_away_from_zero(np.array([real])).tolist() == [whole]
+    assert fixed_point.round_half_away(real) == whole
+    assert fixed_point.round_half_away_from_zero(np.array([real])).tolist() == [whole]
 
 
 def test_the_float32_below_one_half_rounds_to_zero() -> None:
     below = np.nextafter(np.float32(0.5), np.float32(0))
-    assert round_half_away_from_zero(np.array([below, -below])).tolist() == [0.0, 0.0]
+    assert fixed_point.round_half_away_from_zero(np.array([below, -below])).tolist() == [0.0, 0.0]
 
 
 @given(st.integers(1, 2**32 - 1))

@@ -12,10 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.drivers.reference.kernel import Site, build
-from penstock.drivers.reference.numerics.fixed_point import (
-    quantize_multiplier,
-    rescale,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantization
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations.signature import ACTIVATIONS
@@ -438,8 +435,8 @@ class Case:
         product = source * weights
         if self.single:
             product = float(np.float32(source) * np.float32(weights))
-        pair = quantize_multiplier(product / target)
-        scaled = int(rescale(np.array([total]), *pair)[0])
+        pair = fixed_point.quantize_multiplier(product / target)
+        scaled = int(fixed_point.rescale(np.array([total]), *pair)[0])
         return min(max(scaled + self.zero[2], self.limits[0]), self.limits[1])
 
     def check(self, expected: NDArray) -> None:

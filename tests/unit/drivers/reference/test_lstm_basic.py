@@ -5,45 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.recurrent.lstm_basic import (
-    MOST_INTEGER_BITS,
-    cut_logistic,
-    cut_tanh,
-    logistic_q3,
-    multiply_q15,
-    tanh_of,
-)
+from penstock.drivers.reference.recurrent import lstm_basic
 from penstock.ir import DType, NDArray, Operand
 from tests.support_litert import kernel_of, q, refusal
-from tests.unit.drivers.reference.support_cells import (
-    ACTIVATION,
-    BASIC,
-    CELL,
-    INT16,
-    UINT8,
-    integer_basic_case,
-    real_basic_case,
-)
+from tests.unit.drivers.reference import support_cells
 from tests.unit.drivers.reference.support_recurrent import Constant, compare, run_reference
 
 
 @pytest.mark.parametrize(("batch", "cells"), [(1, 4), (2, 5), (3, 16)])
 def test_basic_lstm_of_floats_agrees_with_litert(batch: int, cells: int) -> None:
     rng = np.random.default_rng(1)
-    case = real_basic_case(rng, batch, 3, cells)
+    case = support_cells.real_basic_case(rng, batch, 3, cells)
     compare(case, case.feeds(rng, 4))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_basic_integer_lstm_agrees_with_litert_in_every_intermediate_result(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    case = integer_basic_case(rng, 1 + seed % 3, 3, 1 + seed)
+    case = support_cells.integer_basic_case(rng, 1 + seed % 3, 3, 1 + seed)
     compare(case, case.feeds(rng, 6))
 
 
 def test_basic_lstm_accepts_weights_at_run_time() -> None:
     rng = np.random.default_rng(2)
-    case = integer_basic_case(rng, 2, 3, 4)
+    case = support_cells.integer_basic_case(rng, 2, 3, 4)
     (feed,) = case.feeds(rng, 1)
     (wanted,) = run_reference(case.model(), [feed])
     inputs = case.quantized_operands()
@@ -60,21 +45,23 @@ def test_basic_lstm_accepts_weights_at_run_time() -> None:
 
 
 def test_basic_lstm_refuses_other_scales_and_types() -> None:
-    inputs = integer_basic_case(np.random.default_rng(3), 1, 2, 3).quantized_operands()
-    cell = Operand(INT16, (1, 3), quantization=q(2.0**-10))
-    assert "2**-11" in refusal("LSTM", inputs, [inputs[1], cell], **BASIC)
+    inputs = support_cells.integer_basic_case(
+        np.random.default_rng(3), 1, 2, 3
+    ).quantized_operands()
+    cell = Operand(support_cells.INT16, (1, 3), quantization=q(2.0**-10))
+    assert "2**-11" in refusal("LSTM", inputs, [inputs[1], cell], **support_cells.BASIC)
     inputs[0] = Operand(DType.INT8, (1, 2), quantization=q(1 / 128))
-    assert "LSTM of" in refusal("LSTM", inputs, [inputs[1], cell], **BASIC)
+    assert "LSTM of" in refusal("LSTM", inputs, [inputs[1], cell], **support_cells.BASIC)
 
 
 def nnapi_inputs(cells: int, size: int) -> list[Operand]:
     weights = [(cells, size)] * 4 + [(cells, cells)] * 4
     return [
-        Operand(UINT8, (2, size), quantization=ACTIVATION),
-        *(Operand(UINT8, shape, quantization=q(0.004, 100)) for shape in weights),
+        Operand(support_cells.UINT8, (2, size), quantization=support_cells.ACTIVATION),
+        *(Operand(support_cells.UINT8, shape, quantization=q(0.004, 100)) for shape in weights),
         *[Operand(DType.INT32, (cells,), quantization=q(0.004 / 128))] * 4,
-        Operand(INT16, (2, cells), quantization=CELL),
-        Operand(UINT8, (2, cells), quantization=ACTIVATION),
+        Operand(support_cells.INT16, (2, cells), quantization=support_cells.CELL),
+        Operand(support_cells.UINT8, (2, cells), quantization=support_cells.ACTIVATION),
     ]
 
 
@@ -111,15 +98,15 @@ X = np.arange(-(2**15), 2**15)
 
 
 def test_the_logistic_function_is_near_the_real_one_and_symmetric() -> None:
-    found = logistic_q3()[X]
+    found = lstm_basic.logistic_q3()[X]
     assert np.abs(found / 2**15 - 1 / (1 + np.exp(-X / 2**12))).max() < 7 / 2**15
     np.testing.assert_array_equal(found[X > 0] + found[X < 0][:0:-1], 2**15 - 1)
     assert found[X == 0] == 2**14
 
 
-@pytest.mark.parametrize("bits", range(MOST_INTEGER_BITS + 1))
+@pytest.mark.parametrize("bits", range(lstm_basic.MOST_INTEGER_BITS + 1))
 def test_the_hyperbolic_tangent_is_near_the_real_one_and_odd(bits: int) -> None:
-    found = tanh_of(bits)[X]
+    found = lstm_basic.tanh_of(bits)[X]
     assert np.abs(found / 2**15 - np.tanh(X / 2 ** (15 - bits))).max() < 13 / 2**15
     np.testing.assert_array_equal(found[1:], -found[:0:-1])
 
@@ -127,8 +114,8 @@ def test_the_hyperbolic_tangent_is_near_the_real_one_and_odd(bits: int) -> None:
 @pytest.mark.parametrize("bits", [0, 3])
 def test_cut_functions_lose_less_than_one_step_towards_zero(bits: int) -> None:
     real = np.tanh(X / 2 ** (15 - bits)) * 2**15
-    tanh = np.abs(real) - np.abs(cut_tanh(bits)[X])
-    logistic = 2**15 / (1 + np.exp(-X / 2**12)) - cut_logistic()[X]
+    tanh = np.abs(real) - np.abs(lstm_basic.cut_tanh(bits)[X])
+    logistic = 2**15 / (1 + np.exp(-X / 2**12)) - lstm_basic.cut_logistic()[X]
     for off in (tanh, logistic):
         assert off.min() > -0.01
         assert off.max() < 1.01
@@ -137,9 +124,9 @@ def test_cut_functions_lose_less_than_one_step_towards_zero(bits: int) -> None:
 def test_int16_products_round_halves_up_and_saturate() -> None:
     a = np.array([-(2**15), 2**14, -(2**14), 3], np.int16)
     b = np.array([-(2**15), 1, 1, 2**14], np.int16)
-    np.testing.assert_array_equal(multiply_q15(a, b), [2**15 - 1, 1, 0, 2])
+    np.testing.assert_array_equal(lstm_basic.multiply_q15(a, b), [2**15 - 1, 1, 0, 2])
 
 
 def test_recurrent_tables_are_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
-        logistic_q3()[0] = 0
+        lstm_basic.logistic_q3()[0] = 0

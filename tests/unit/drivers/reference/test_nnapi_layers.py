@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.drivers.reference.kernel import Unsupported
-from penstock.drivers.reference.numerics.fixed_point import (
-    quantize_multiplier,
-    rescale,
-)
+from penstock.drivers.reference.numerics import fixed_point
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
 from tests.unit.drivers.reference.alone import alone, q
@@ -198,9 +195,9 @@ def test_quantised_grouped_conv_2d_equals_single_convolutions(
     for channel in range(channels):
         scale = np.float32(scales[channel if per_channel else 0])
         product = np.float32(0.25) * scale if dtype is U8 else 0.25 * float(scale)
-        mantissa, shift = quantize_multiplier(float(product) / 4.0)
+        mantissa, shift = fixed_point.quantize_multiplier(float(product) / 4.0)
         total = (exact[..., channel] + bias[channel]).astype(np.int64)
-        scaled = rescale(total, mantissa, shift) + low + 30
+        scaled = fixed_point.rescale(total, mantissa, shift) + low + 30
         np.testing.assert_array_equal(got[..., channel], np.clip(scaled, low + 30, low + 255))
 
 

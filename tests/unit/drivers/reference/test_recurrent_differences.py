@@ -12,14 +12,8 @@ import numpy as np
 import pytest
 
 from penstock.ir import DType, NDArray
+from tests.unit.drivers.reference import support_lstm
 from tests.unit.drivers.reference.support_cells import SIZES, both_case
-from tests.unit.drivers.reference.support_lstm import (
-    Form,
-    bidirectional_case,
-    integer_case,
-    narrow_case,
-    real_case,
-)
 from tests.unit.drivers.reference.support_recurrent import (
     Case,
     Constant,
@@ -87,7 +81,9 @@ def test_bidirectional_merged_outputs_are_side_by_side(
         if kind == "rnn":
             case = both_case(rng, weights, time_major=time_major, merge=merge)
         else:
-            case = bidirectional_case(Form(time_major=time_major), rng, weights, merge=merge)
+            case = support_lstm.bidirectional_case(
+                support_lstm.Form(time_major=time_major), rng, weights, merge=merge
+            )
         feeds = case.feeds(np.random.default_rng(3), 2)
         results.append([np.concatenate(r, axis=2) for r in run_reference(case.model(), feeds)])
     for apart, merged in zip(*results, strict=True):
@@ -97,7 +93,7 @@ def test_bidirectional_merged_outputs_are_side_by_side(
 @pytest.mark.parametrize("weights", [REAL, INT8])
 def test_lstm_without_activation_outputs_the_cell_state(weights: DType) -> None:
     """The first step from zeros is h = o * (i * g)."""
-    case = real_case(Form(kind="LSTM"), np.random.default_rng(4), weights)
+    case = support_lstm.real_case(support_lstm.Form(kind="LSTM"), np.random.default_rng(4), weights)
     case.attributes["fused_activation_function"] = "NONE"
     ours, theirs = sides(case)
     assert differ(ours, theirs)
@@ -113,8 +109,8 @@ def test_lstm_peepholes_use_every_cell() -> None:
     """Without recurrent weights the cells do not depend on the projection: nor does what one output
     shows.
     """
-    form = Form(kind="LSTM", peephole=True, outputs=6)
-    wide = integer_case(form, np.random.default_rng(5))
+    form = support_lstm.Form(kind="LSTM", peephole=True, outputs=6)
+    wide = support_lstm.integer_case(form, np.random.default_rng(5))
     none = {
         at: Constant(np.zeros_like(item.value), item.quantization)
         for at in range(5, 9)
@@ -141,7 +137,7 @@ def test_output_gate_of_the_12_intermediate_lstm_has_its_own_parameters() -> Non
     """The zero point of a product of zero weights takes no part."""
     results = []
     for zero_point in (-15, 19):
-        case = narrow_case(np.random.default_rng(6), tame=False)
+        case = support_lstm.narrow_case(np.random.default_rng(6), tame=False)
         weights = case.inputs[8]
         assert isinstance(weights, Constant)
         zeros = Constant(np.zeros_like(weights.value), weights.quantization)
@@ -151,15 +147,15 @@ def test_output_gate_of_the_12_intermediate_lstm_has_its_own_parameters() -> Non
         case.attributes["intermediate_zero_points"] = (*points[:11], zero_point)
         results.append(sides(case, runs=3)[0][0])
     np.testing.assert_array_equal(results[0], results[1])
-    assert differ(*sides(narrow_case(np.random.default_rng(6), tame=False), runs=3))
+    assert differ(*sides(support_lstm.narrow_case(np.random.default_rng(6), tame=False), runs=3))
 
 
 def test_twelve_intermediate_results_with_an_input_gate_or_peepholes() -> None:
     """LiteRT leaves both out without a word."""
-    full = narrow_case(np.random.default_rng(7), coupled=False)
+    full = support_lstm.narrow_case(np.random.default_rng(7), coupled=False)
     assert differ(*sides(full))
     absent: dict[int, Item] = dict.fromkeys((1, 5, 12, 20))
     coupled = sides(with_inputs(full, absent))
     np.testing.assert_array_equal(coupled[0][0], coupled[1][0])
     np.testing.assert_array_equal(coupled[1][0], sides(full)[1][0])
-    assert differ(*sides(narrow_case(np.random.default_rng(8), peephole=True)))
+    assert differ(*sides(support_lstm.narrow_case(np.random.default_rng(8), peephole=True)))

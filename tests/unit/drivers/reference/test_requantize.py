@@ -6,18 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.numerics.fixed_point import (
-    quantize_multipliers,
-    rescale,
-    rescale_wide,
-)
-from penstock.drivers.reference.numerics.one_operand import (
-    by_bits,
-    interpolate,
-    look_up,
-    round_half_away,
-    stored_values,
-)
+from penstock.drivers.reference.numerics import fixed_point, one_operand
 from penstock.drivers.reference.numerics.requantize import BLOCK, RealRequantizer, Requantizer
 from penstock.ir import DType, NDArray
 
@@ -28,9 +17,9 @@ def defined(
     sums: NDArray, reals: NDArray, dtype: DType, zero_point: int, bias: NDArray, *, wide: bool
 ) -> NDArray:
     """The definition, in 64-bit integers."""
-    scale = rescale_wide if wide else rescale
+    scale = fixed_point.rescale_wide if wide else fixed_point.rescale
     total = sums.astype(np.int64) + bias
-    scaled = scale(total, *quantize_multipliers(reals)) + zero_point
+    scaled = scale(total, *fixed_point.quantize_multipliers(reals)) + zero_point
     return np.asarray(np.clip(scaled, *LIMITS[dtype]), dtype.numpy)
 
 
@@ -122,20 +111,22 @@ def test_wide_real_sums_wrap_at_64_bits() -> None:
 
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8, DType.INT16])
 def test_a_table_by_bits_is_indexed_by_the_bits_of_every_stored_value(dtype: DType) -> None:
-    stored = stored_values(dtype)
+    stored = one_operand.stored_values(dtype)
     values = stored.astype(dtype.numpy)
-    np.testing.assert_array_equal(look_up(by_bits(stored * 3, dtype), values), stored * 3)
+    np.testing.assert_array_equal(
+        one_operand.look_up(one_operand.by_bits(stored * 3, dtype), values), stored * 3
+    )
 
 
 def test_table_rounding_rounds_halves_away_from_zero() -> None:
     x = np.array([-2.5, -1.5, -0.5, -0.49, 0.49, 0.5, 1.5, 2.5], np.float32)
-    np.testing.assert_array_equal(round_half_away(x), [-3, -2, -1, 0, 0, 1, 2, 3])
+    np.testing.assert_array_equal(one_operand.round_half_away(x), [-3, -2, -1, 0, 0, 1, 2, 3])
 
 
 def test_interpolation_meets_the_points_and_wraps_at_16_bits() -> None:
     points = np.linspace(-32768, 32767, 513).astype(np.int64)
     starts = np.arange(-32768, 32768, 128)
-    np.testing.assert_array_equal(interpolate(points, starts), points[:-1])
+    np.testing.assert_array_equal(one_operand.interpolate(points, starts), points[:-1])
     steep = np.zeros(513, np.int64)
     steep[0], steep[1] = -32768, 32767
-    assert interpolate(steep, np.array([-32768 + 64]))[0] == -32768
+    assert one_operand.interpolate(steep, np.array([-32768 + 64]))[0] == -32768

@@ -8,6 +8,7 @@ import pytest
 from penstock.ir import DType, Operand
 from penstock.ir.operand import OMITTED
 from tests.support_litert import kernel_of, refusal
+from tests.unit.drivers.reference import support_recurrent
 from tests.unit.drivers.reference.support_cells import (
     REAL,
     SIZES,
@@ -15,14 +16,6 @@ from tests.unit.drivers.reference.support_cells import (
     both_case,
     sequence_case,
     step_case,
-)
-from tests.unit.drivers.reference.support_recurrent import (
-    Case,
-    Tensor,
-    compare,
-    run_reference,
-    shape_of,
-    values,
 )
 
 WEIGHTS = [(REAL, False), (DType.INT8, False), (DType.INT8, True), (DType.UINT8, True)]
@@ -38,7 +31,7 @@ def test_rnn_agrees_with_litert(activation: str, weights: DType, asymmetric: boo
     case = step_case(
         rng, weights, fused_activation_function=activation, asymmetric_quantize_inputs=asymmetric
     )
-    compare(case, case.feeds(rng, 4, reach=2.0))
+    support_recurrent.compare(case, case.feeds(rng, 4, reach=2.0))
 
 
 @pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS)
@@ -54,7 +47,7 @@ def test_unidirectional_rnn_agrees_with_litert(
         fused_activation_function="TANH",
         asymmetric_quantize_inputs=asymmetric,
     )
-    compare(case, case.feeds(rng, 3, reach=2.0))
+    support_recurrent.compare(case, case.feeds(rng, 3, reach=2.0))
 
 
 @pytest.mark.parametrize(
@@ -88,13 +81,16 @@ def test_bidirectional_rnn_agrees_with_litert(
         linked=linked,
         fused_activation_function="TANH",
     )
-    compare(case, case.feeds(rng, 3, reach=2.0))
+    support_recurrent.compare(case, case.feeds(rng, 3, reach=2.0))
 
 
 def test_rnn_computes_float16_in_float32() -> None:
     rng = np.random.default_rng(4)
     case = sequence_case(rng, REAL, time_major=True, fused_activation_function="RELU")
-    given = [values(rng, DType.FLOAT16, shape_of(o)) for o in case.operands(DType.FLOAT16)]
+    given = [
+        support_recurrent.values(rng, DType.FLOAT16, support_recurrent.shape_of(o))
+        for o in case.operands(DType.FLOAT16)
+    ]
     results = []
     for dtype in (DType.FLOAT16, REAL):
         inputs = case.operands(dtype)
@@ -127,15 +123,15 @@ def test_bidirectional_rnn_equals_two_unidirectional_ones(weights: DType) -> Non
         rng, weights, time_major=True, auxiliary=SIZE, linked=True, fused_activation_function="TANH"
     )
     (feed,) = case.feeds(rng, 1, reach=2.0)
-    ((ahead, back),) = run_reference(case.model(), [feed])
+    ((ahead, back),) = support_recurrent.run_reference(case.model(), [feed])
     for source, start, wanted in ((feed[0], 1, ahead), (feed[1][::-1], 5, back[::-1])):
-        one = Case(
+        one = support_recurrent.Case(
             "UNIDIRECTIONAL_SEQUENCE_RNN",
             [case.inputs[0], *case.inputs[start : start + 4]],
-            [Tensor(REAL, wanted.shape)],
+            [support_recurrent.Tensor(REAL, wanted.shape)],
             {"time_major": True, "fused_activation_function": "TANH"},
         )
-        ((found,),) = run_reference(one.model(), [[np.ascontiguousarray(source)]])
+        ((found,),) = support_recurrent.run_reference(one.model(), [[np.ascontiguousarray(source)]])
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -161,7 +157,7 @@ def test_rnn_results_do_not_depend_on_the_order_of_batch_and_time(
         ]
         if not time_major:
             feed = [np.ascontiguousarray(np.swapaxes(f, 0, 1)) for f in feed]
-        (outputs,) = run_reference(case.model(), [feed])
+        (outputs,) = support_recurrent.run_reference(case.model(), [feed])
         results.append(outputs if time_major else [np.swapaxes(o, 0, 1) for o in outputs])
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -12,20 +12,13 @@ from hypothesis import given, strategies as st
 from penstock.drivers.reference.stablehlo.reduction import exchanges, sorted_lines
 from penstock.errors import PenstockError
 from penstock.ir import DType, ModelBuilder, NDArray, SubgraphBuilder
-from tests.unit.drivers.reference.single_models import (
-    Body,
-    check,
-    combining,
-    computed,
-    kind_of,
-    single,
-)
+from tests.unit.drivers.reference import single_models
 
 INT: Final = DType.INT32
 TRUTH: Final = [(DType.BOOL, ())]
 
 
-def branch(number: int) -> Body:
+def branch(number: int) -> single_models.Body:
     """Its argument times itself or doubled, *number* times."""
 
     def body(region: SubgraphBuilder) -> Sequence[int]:
@@ -42,8 +35,10 @@ def branch(number: int) -> Body:
 def test_stablehlo_case_agrees_with_litert(index: int) -> None:
     inputs = [np.array(index, np.int32), np.array([1, -2, 3], np.int32)]
     branches = [branch(number) for number in range(3)]
-    model = single("STABLEHLO_CASE", inputs, [(INT, (3,))], branch_subgraph_indices=branches)
-    check(model, inputs, reference=False)
+    model = single_models.single(
+        "STABLEHLO_CASE", inputs, [(INT, (3,))], branch_subgraph_indices=branches
+    )
+    single_models.check(model, inputs, reference=False)
 
 
 def test_stablehlo_while_agrees_with_litert() -> None:
@@ -60,14 +55,14 @@ def test_stablehlo_while_agrees_with_litert() -> None:
         return [following, *region.operation("STABLEHLO_ADD", [total, x], [(INT, ())])]
 
     inputs = [np.array(3, np.int32), np.array(0, np.int32)]
-    model = single(
+    model = single_models.single(
         "STABLEHLO_WHILE",
         inputs,
         [(INT, ())] * 2,
         cond_subgraph_index=below_ten,
         body_subgraph_index=body,
     )
-    last, total = computed(model, inputs)
+    last, total = single_models.computed(model, inputs)
     assert (int(last), int(total)) == (10, sum(range(3, 10)))
 
 
@@ -97,21 +92,21 @@ def test_nested_composites_agree_with_litert() -> None:
         {"name": "test.square", "decomposition_subgraph_index": outer_index},
     )
     model, feed = builder.build(result), np.array([1, -2, 3], np.int32)
-    check(model, [feed])
-    np.testing.assert_array_equal(computed(model, [feed])[0], 2 * feed * feed)
+    single_models.check(model, [feed])
+    np.testing.assert_array_equal(single_models.computed(model, [feed])[0], 2 * feed * feed)
 
 
 def test_a_call_runs_its_subgraph() -> None:
     x = np.array([1, -2, 3], np.int32)
-    model = single("CALL", [x], [(INT, (3,))], subgraph=branch(1))
-    np.testing.assert_array_equal(computed(model, [x])[0], x * x * x)
+    model = single_models.single("CALL", [x], [(INT, (3,))], subgraph=branch(1))
+    np.testing.assert_array_equal(single_models.computed(model, [x])[0], x * x * x)
 
 
-def comparing(kind: str, dtype: DType) -> Body:
+def comparing(kind: str, dtype: DType) -> single_models.Body:
     return _comparison(kind, [dtype])
 
 
-def _comparison(direction: str, dtypes: Sequence[DType]) -> Body:
+def _comparison(direction: str, dtypes: Sequence[DType]) -> single_models.Body:
     def body(region: SubgraphBuilder) -> Sequence[int]:
         pairs = [(region.input(d, ()), region.input(d, ())) for d in dtypes]
         attributes = {"comparison_direction": f"STABLEHLO_COMPARISON_DIRECTION_{direction}"}
@@ -120,9 +115,9 @@ def _comparison(direction: str, dtypes: Sequence[DType]) -> Body:
     return body
 
 
-def sorting(inputs: Sequence[NDArray], axis: int, body: Body) -> Any:
-    outputs = [(kind_of(x), x.shape) for x in inputs]
-    return single(
+def sorting(inputs: Sequence[NDArray], axis: int, body: single_models.Body) -> Any:
+    outputs = [(single_models.kind_of(x), x.shape) for x in inputs]
+    return single_models.single(
         "STABLEHLO_SORT",
         inputs,
         outputs,
@@ -137,7 +132,7 @@ def test_stablehlo_sort_of_several_operands_is_stable(axis: int) -> None:
     carried = np.arange(keys.size, dtype=np.float32).reshape(keys.shape)
     model = sorting([keys, carried], axis, _comparison("GT", [INT, DType.FLOAT32]))
     order = np.argsort(-keys, axis=axis, kind="stable")
-    for got, x in zip(computed(model, [keys, carried]), (keys, carried), strict=True):
+    for got, x in zip(single_models.computed(model, [keys, carried]), (keys, carried), strict=True):
         np.testing.assert_array_equal(got, np.take_along_axis(x, order, axis))
 
 
@@ -154,18 +149,18 @@ def test_stablehlo_sort_supports_a_comparator_of_scalars() -> None:
         )
 
     x = np.array([5, 3, 9, 1, 1], np.int32)
-    np.testing.assert_array_equal(computed(sorting([x], 0, body), [x])[0], np.sort(x))
+    np.testing.assert_array_equal(single_models.computed(sorting([x], 0, body), [x])[0], np.sort(x))
 
 
 def test_stablehlo_sort_refuses_invalid_arguments() -> None:
     x = np.arange(4, dtype=np.int32)
     for axis, body in (
         (1, comparing("LT", INT)),
-        (0, combining("STABLEHLO_ADD", INT)),
+        (0, single_models.combining("STABLEHLO_ADD", INT)),
         (0, _comparison("LT", [INT, INT])),
     ):
         with pytest.raises(PenstockError):
-            computed(sorting([x], axis, body), [x])
+            single_models.computed(sorting([x], axis, body), [x])
 
 
 @given(st.lists(st.integers(0, 6), max_size=70))

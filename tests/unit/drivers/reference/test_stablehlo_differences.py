@@ -14,14 +14,7 @@ import pytest
 pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 
 from penstock.ir import DType, Model, ModelBuilder, NDArray, SubgraphBuilder
-from tests.unit.drivers.reference.single_models import (
-    Body,
-    combining,
-    computed,
-    judged,
-    single,
-    values,
-)
+from tests.unit.drivers.reference import single_models
 
 F32: Final = DType.FLOAT32
 SCALAR: Final = [(F32, ())]
@@ -29,15 +22,15 @@ SCALAR: Final = [(F32, ())]
 
 def both(model: Model, feeds: Sequence[NDArray], **how: Any) -> tuple[NDArray, NDArray]:
     """Penstock's output and LiteRT's."""
-    return computed(model, feeds)[0], judged(model, feeds, **how)[0]
+    return single_models.computed(model, feeds)[0], single_models.judged(model, feeds, **how)[0]
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.FLOAT64, DType.UINT16, DType.UINT64])
 def test_diagonals_are_taken_for_floats_of_32_bits(dtype: DType) -> None:
     rng = np.random.default_rng(6)
-    x, diagonal = values(rng, dtype, (4, 3)), values(rng, dtype, (3,))
+    x, diagonal = single_models.values(rng, dtype, (4, 3)), single_models.values(rng, dtype, (3,))
     wanted = np.where(np.eye(4, 3, dtype=bool), diagonal, x)
-    model = single("MATRIX_SET_DIAG", [x, diagonal], [(dtype, None)])
+    model = single_models.single("MATRIX_SET_DIAG", [x, diagonal], [(dtype, None)])
     ours, theirs = both(model, [x, diagonal])
     np.testing.assert_array_equal(ours, wanted)
     assert not np.array_equal(theirs, wanted)
@@ -45,7 +38,7 @@ def test_diagonals_are_taken_for_floats_of_32_bits(dtype: DType) -> None:
 
 def test_shifts_from_the_width_on_are_undefined() -> None:
     a, b = np.full(4, 5, np.int32), np.array([32, 33, 100, -8], np.int32)
-    model = single("STABLEHLO_SHIFT_LEFT", [a, b], [(DType.INT32, a.shape)])
+    model = single_models.single("STABLEHLO_SHIFT_LEFT", [a, b], [(DType.INT32, a.shape)])
     ours, theirs = both(model, [a, b], reference=False)
     np.testing.assert_array_equal(ours, [0, 0, 0, 0])
     assert theirs.any()
@@ -66,12 +59,14 @@ def adds_a_constant(region: SubgraphBuilder) -> Sequence[int]:
     [
         (adds_twice, 4.0),
         (adds_a_constant, 5.0),
-        (combining("ADD", F32, fused_activation_function="RELU_N1_TO_1"), 1.0),
+        (single_models.combining("ADD", F32, fused_activation_function="RELU_N1_TO_1"), 1.0),
     ],
 )
-def test_regions_of_windows_are_known_by_their_operation_alone(body: Body, wanted: float) -> None:
+def test_regions_of_windows_are_known_by_their_operation_alone(
+    body: single_models.Body, wanted: float
+) -> None:
     x, initial = np.array([10, 20], np.float32), np.array(1, np.float32)
-    model = single(
+    model = single_models.single(
         "STABLEHLO_REDUCE_WINDOW",
         [x, initial],
         [(F32, None)],
@@ -95,7 +90,7 @@ def test_scatter_whose_region_keeps_the_operand_leaves_the_update() -> None:
         "scatter_dims_to_operand_dims": (0,),
         "index_vector_dim": 1,
     }
-    model = single(
+    model = single_models.single(
         "STABLEHLO_SCATTER",
         inputs,
         [(F32, x.shape)],
@@ -127,6 +122,6 @@ def test_branches_beside_other_subgraphs() -> None:
         {"name": "test.product", "decomposition_subgraph_index": product},
     )
     model, feeds = builder.build(result), [np.array(0, np.int32), np.array([1, 2], np.float32)]
-    np.testing.assert_array_equal(computed(model, feeds)[0], [2, 8])
+    np.testing.assert_array_equal(single_models.computed(model, feeds)[0], [2, 8])
     with pytest.raises(RuntimeError, match="STABLEHLO_CASE"):
-        judged(model, feeds, reference=False)
+        single_models.judged(model, feeds, reference=False)

@@ -12,14 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from penstock.errors import ModelError
 from penstock.ir import Model
-from penstock.nnapi.description import (
-    ChannelQuantization,
-    NnapiLifetime,
-    NnapiModel,
-    NnapiOperand,
-    NnapiOperation,
-    OperandType,
-)
+from penstock.nnapi import description
 from penstock.nnapi.lowering import lower, rules
 from tests.unit.nnapi.lowering.one import model_of
 from tests.unit.nnapi.lowering.samples import SAMPLES
@@ -33,7 +26,7 @@ DIMENSIONS = st.one_of(
 PLACES = st.integers(-1, 12)
 
 
-def scalars(operand: NnapiOperand) -> st.SearchStrategy[NnapiOperand]:
+def scalars(operand: description.NnapiOperand) -> st.SearchStrategy[description.NnapiOperand]:
     """The operand with other bytes of the same number."""
     length = len(operand.value or b"")
     numbers = st.lists(NUMBERS, min_size=length // 4, max_size=length // 4).map(
@@ -44,18 +37,18 @@ def scalars(operand: NnapiOperand) -> st.SearchStrategy[NnapiOperand]:
 
 
 @st.composite
-def operands(draw: st.DrawFn, operand: NnapiOperand) -> NnapiOperand:
+def operands(draw: st.DrawFn, operand: description.NnapiOperand) -> description.NnapiOperand:
     """*operand* with one thing changed."""
     if operand.value is not None and draw(st.booleans()):
         return draw(scalars(operand))
     change: dict[str, st.SearchStrategy[Any]] = {
-        "type": st.sampled_from(OperandType),
+        "type": st.sampled_from(description.OperandType),
         "dimensions": DIMENSIONS,
-        "lifetime": st.sampled_from(NnapiLifetime),
+        "lifetime": st.sampled_from(description.NnapiLifetime),
         "scale": st.sampled_from([-1.0, 0.0, 1e-30, 0.25, 1.0, float("inf"), float("nan")]),
         "zero_point": st.sampled_from([-129, -128, 0, 1, 128, 255, 65536]),
         "channel_quantization": st.builds(
-            ChannelQuantization,
+            description.ChannelQuantization,
             st.integers(-1, 4),
             st.lists(st.sampled_from([0.0, 0.5])).map(tuple),
         ),
@@ -63,12 +56,14 @@ def operands(draw: st.DrawFn, operand: NnapiOperand) -> NnapiOperand:
         "subgraph": st.integers(-1, 2),
     }
     name = draw(st.sampled_from(sorted(change)))
-    changed: NnapiOperand = replace(operand, **{name: draw(change[name])})
+    changed: description.NnapiOperand = replace(operand, **{name: draw(change[name])})
     return changed
 
 
 @st.composite
-def operations(draw: st.DrawFn, operation: NnapiOperation) -> NnapiOperation:
+def operations(
+    draw: st.DrawFn, operation: description.NnapiOperation
+) -> description.NnapiOperation:
     """*operation* with another type, or with other operands."""
     what = draw(st.sampled_from(["type", "inputs", "outputs", "swap"]))
     if what == "type":
@@ -84,7 +79,7 @@ def operations(draw: st.DrawFn, operation: NnapiOperation) -> NnapiOperation:
 
 
 @st.composite
-def models(draw: st.DrawFn) -> NnapiModel:
+def models(draw: st.DrawFn) -> description.NnapiModel:
     """A sample with up to three changes."""
     model = MODELS[draw(st.sampled_from(sorted(MODELS)))]
     for _ in range(draw(st.integers(1, 3))):
@@ -104,7 +99,7 @@ def models(draw: st.DrawFn) -> NnapiModel:
 @settings(max_examples=300)
 @given(models(), st.integers(0, 9), st.sets(st.integers(-1, 5), max_size=1))
 def test_lowering_ends_in_a_model_or_a_model_error(
-    model: NnapiModel, level: int, omitted: set[int]
+    model: description.NnapiModel, level: int, omitted: set[int]
 ) -> None:
     lowered: Model | None = None
     with suppress(ModelError):
