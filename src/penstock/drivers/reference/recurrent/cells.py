@@ -4,7 +4,7 @@ weights, and sequences, batch or time first, forward or backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -277,13 +277,8 @@ def time_first(sequence: NDArray, *, time_major: bool) -> NDArray:
 
 
 def as_stored(sequence: NDArray, *, time_major: bool) -> NDArray:
-    """A sequence [time, batch, size] in its stored order, contiguous."""
-    return np.ascontiguousarray(sequence if time_major else np.swapaxes(sequence, 0, 1))
-
-
-def times(count: int, *, backward: bool) -> Iterator[int]:
-    """The steps of a sequence in execution order."""
-    return iter(range(count - 1, -1, -1) if backward else range(count))
+    """The inverse of `time_first`, contiguous."""
+    return np.ascontiguousarray(time_first(sequence, time_major=time_major))
 
 
 def rows_of(sequence: NDArray) -> NDArray:

@@ -1,7 +1,7 @@
 """LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM, BIDIRECTIONAL_SEQUENCE_LSTM and QUANTIZED_LSTM.
 
 The types of an operation, and how many intermediate results it has, select the cell: real values
-(`lstm_real`), integers (`lstm_integer_8`, `lstm_integer_16`), or the basic kernel (`lstm_basic`).
+(`lstm_real`), integers (`lstm_integer`), or the basic kernel (`lstm_basic`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.drivers.reference.kernel import (
     Inputs,
@@ -20,31 +21,23 @@ from penstock.drivers.reference.kernel import (
     kernel,
     require,
 )
-from penstock.drivers.reference.numerics.weights import given
+from penstock.drivers.reference.recurrent import lstm_integer
 from penstock.drivers.reference.recurrent.cells import (
     Arrays,
     Direction,
     both_directions,
     check_real,
     single_direction,
-    with_parameters,
 )
 from penstock.drivers.reference.recurrent.lstm_basic import basic_lstm
-from penstock.drivers.reference.recurrent.lstm_integer_8 import Intermediates8, Memory8
-from penstock.drivers.reference.recurrent.lstm_integer_16 import GATE_SCALE, Intermediates, Memory16
-from penstock.drivers.reference.recurrent.lstm_real import FORGET, Positions, RealMemory
+from penstock.drivers.reference.recurrent.lstm_real import (
+    FORGET,
+    STATES,
+    UNIDIRECTIONAL,
+    Positions,
+    RealMemory,
+)
 from penstock.ir import DType
-
-UNIDIRECTIONAL = Positions(first=1, norms=20)
-STATES = (18, 19)
-
-
-def integer_lstm(site: Site) -> Kernel:
-    """The kernel of an LSTM whose input is int8.
-
-    The number of quantised intermediate results selects the form: 5 or, for one step only, 12.
-    """
-    return single_direction(site, "LSTM", UNIDIRECTIONAL.all(), STATES, _maker(site))
 
 
 @kernel("QUANTIZED_LSTM")
@@ -53,54 +46,52 @@ def quantized_lstm(site: Site) -> Kernel:
     _check_types(site)
     attributes = site.attributes
     gates = ("input", "forget", "cell", "output")
-    intermediates = Intermediates(
+    intermediates = lstm_integer.Intermediates(
         tuple(np.float32(attributes.number(f"{g}_intermediate_scale")) for g in gates),
         np.float32(attributes.number("hidden_state_scale")),
         attributes.integer("hidden_state_zero_point"),
     )
 
-    def prepare(arrays: Arrays) -> Kernel:
-        memory = Memory16(site, UNIDIRECTIONAL, STATES, arrays, intermediates)
+    reordered = replace(site, outputs=(site.output(2), site.output(0), site.output(1)))
+    run = single_direction(
+        reordered, "QUANTIZED_LSTM", UNIDIRECTIONAL.all(), STATES,
+        lambda arrays: lstm_integer.Memory16(site, arrays, intermediates),
+    )  # fmt: skip
 
-        def run(inputs: Inputs) -> Outputs:
-            before = [given(inputs[i]) for i in STATES]
-            outputs, after = memory.run(given(inputs[0])[None], None, before)
-            states = [new.reshape(old.shape) for new, old in zip(after, before, strict=True)]
-            return [*states, outputs[0]]
+    def states_first(inputs: Inputs) -> Outputs:
+        output, *states = run(inputs)
+        return [*states, output]
 
-        return run
-
-    return with_parameters(site, UNIDIRECTIONAL.all(), prepare)
+    return states_first
 
 
-def _maker(site: Site) -> Callable[[Arrays], Direction]:
+def _integer_cell(site: Site) -> Callable[[Arrays], Direction]:
+    """Makes the cell of an LSTM whose input is int8. The number of quantised intermediate results
+    selects the form: 5 or, for one step only, 12.
+    """
     _check_types(site)
     scales = tuple(np.float32(s) for s in _numbers(site, "intermediate_scales"))
     zero_points = tuple(int(z) for z in _numbers(site, "intermediate_zero_points"))
     require(len(scales) == len(zero_points), "an intermediate result without a zero point")
+    unscaled = "an intermediate result without a scale"
     if len(scales) == 5:
         norms = site.has(UNIDIRECTIONAL.norms + 1)
-        gates = scales[:4] if norms else (GATE_SCALE,) * 4
+        gates = scales[:4] if norms else (lstm_integer.GATE_SCALE,) * 4
         # TFLite's kernel reads the zero point with the opposite sign if there is a projection.
         zero_point = -zero_points[4] if site.has(UNIDIRECTIONAL.projection) else zero_points[4]
-        needed = Intermediates(gates, scales[4], zero_point)
-        _check_scales([scales[4], *gates[1:]])
-        return lambda arrays: Memory16(site, UNIDIRECTIONAL, STATES, arrays, needed)
+        needed = lstm_integer.Intermediates(gates, scales[4], zero_point)
+        require(all(s > 0 for s in (scales[4], *gates[1:])), unscaled)
+        return lambda arrays: lstm_integer.Memory16(site, arrays, needed)
     if len(scales) == 12 and site.operation.type == "LSTM":
-        _check_scales(scales[3:])
-        narrow = Intermediates8(scales, zero_points)
-        return lambda arrays: Memory8(site, UNIDIRECTIONAL, STATES, arrays, narrow)
+        require(all(s > 0 for s in scales[3:]), unscaled)
+        narrow = lstm_integer.Intermediates8(scales, zero_points)
+        return lambda arrays: lstm_integer.Memory8(site, arrays, narrow)
     raise Unsupported(f"an integer {site.operation.type} with {len(scales)} intermediate results")
 
 
 def _numbers(site: Site, name: str) -> Sequence[float]:
     value = site.attributes.get(name)
     return value if isinstance(value, tuple) else ()
-
-
-def _check_scales(scales: Sequence[np.float32]) -> None:
-    if not all(s > 0 for s in scales):
-        raise Unsupported("an intermediate result without a scale")
 
 
 def _check_types(site: Site) -> None:
@@ -133,11 +124,11 @@ def lstm(site: Site) -> Kernel:
     if site.attributes.get("kernel_type") == "BASIC":
         return basic_lstm(site)
     if site.input(0).dtype is DType.INT8:
-        return integer_lstm(site)
-    check_real(site, 0, *STATES)
-    return single_direction(
-        site, "LSTM", UNIDIRECTIONAL.all(), STATES, partial(RealMemory, site, UNIDIRECTIONAL)
-    )
+        make = _integer_cell(site)
+    else:
+        check_real(site, 0, *STATES)
+        make = partial(RealMemory, site, UNIDIRECTIONAL)
+    return single_direction(site, "LSTM", UNIDIRECTIONAL.all(), STATES, make)
 
 
 @kernel("BIDIRECTIONAL_SEQUENCE_LSTM")

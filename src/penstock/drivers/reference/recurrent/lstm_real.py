@@ -11,7 +11,6 @@ Without an input gate it is 1 - forget. The output gate sees the new c.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +27,6 @@ from penstock.drivers.reference.recurrent.cells import (
     real_product,
     real_values,
     rows_of,
-    times,
 )
 from penstock.ir import NDArray
 
@@ -76,13 +74,14 @@ class Positions:
 
     def all(self) -> list[int]:
         """Every position of a parameter, present or omitted."""
-        return list(self._all())
+        starts = [start for start in (self.norms, self.auxiliary) if start is not None]
+        more = [start + gate for start in starts for gate in range(4)]
+        return [*range(self.first, self.first + PARAMETERS), *more]
 
-    def _all(self) -> Iterator[int]:
-        yield from range(self.first, self.first + PARAMETERS)
-        for start in (self.norms, self.auxiliary):
-            if start is not None:
-                yield from range(start, start + 4)
+
+UNIDIRECTIONAL: Final = Positions(first=1, norms=20)
+STATES: Final = (18, 19)
+"""The inputs of a cell of one direction: its parameters, and its output and cell state."""
 
 
 def gates_of(site: Site, positions: Positions, arrays: Arrays) -> list[int]:
@@ -171,7 +170,7 @@ class RealMemory:
         hidden = real_array(states[0]).reshape(batch, self.outputs)
         cell = real_array(states[1]).reshape(batch, self.cells)
         outputs = np.empty((steps, batch, self.outputs), np.float32)
-        for step in times(steps, backward=backward):
+        for step in range(steps)[:: -1 if backward else 1]:
             recurrent = self._recurrent(hidden).reshape(batch, len(self._gates), self.cells)
             recurrent += sums[step]
             hidden, cell = self._step(recurrent, cell)

@@ -24,12 +24,10 @@ from penstock.drivers.reference.kernel import (
     tensor_quantization,
 )
 from penstock.drivers.reference.numerics import fixed_point
-from penstock.drivers.reference.numerics.hybrid import weight_scales, weight_values
 from penstock.drivers.reference.numerics.products import Columns, exact_dtype
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import flattened, given
 from penstock.drivers.reference.recurrent.cells import (
-    HYBRID,
     Arrays,
     States,
     activation_function,
@@ -41,7 +39,6 @@ from penstock.drivers.reference.recurrent.cells import (
     real_values,
     rows_of,
     single_direction,
-    times,
     with_parameters,
 )
 from penstock.ir import DType, NDArray
@@ -97,7 +94,7 @@ class Cell:
         sums = sums.reshape(steps, batch, units)
         hidden = real_array(states[0]).reshape(batch, units)
         outputs = np.empty((steps, batch, units), np.float32)
-        for step in times(steps, backward=backward):
+        for step in range(steps)[:: -1 if backward else 1]:
             hidden = self._activate(sums[step] + self._recurrent(hidden))
             outputs[step] = hidden
         return outputs, (hidden,)
@@ -145,15 +142,10 @@ def _real(site: Site) -> Kernel:
     rank = site.attributes.integer("rank")
     activate = activation_function(site.attributes.text("fused_activation_function"))
     asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
-    time = site.input(2)
 
     def prepare(arrays: Arrays) -> Kernel:
         feature = real_product(site, [1], arrays, asymmetric=asymmetric)
-        weights = real_array(arrays[2])
-        if time.dtype in HYBRID:
-            weights = weight_values(arrays[2], time).astype(np.float32) * weight_scales(
-                time, axis=0
-            )
+        weights = real_values(arrays[2], site.input(2))
         bias = real_array(arrays[3]) if 3 in arrays else None
 
         def run(inputs: Inputs) -> Sequence[NDArray]:
