@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial, wraps
 from importlib import import_module
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -148,6 +149,17 @@ def tensor_quantization(operand: Operand, role: str) -> Quantization:
     if quantization is None or len(quantization.scales) != 1 or quantization.scale == 0.0:
         raise Unsupported(f"{role} of type {operand.dtype.value} without one scale and zero point")
     return quantization
+
+
+OptionsT = TypeVar("OptionsT", bound=Struct)
+
+
+def options_of(site: Site, form: type[OptionsT]) -> OptionsT:
+    """The attributes of *site* that the fields of *form* name."""
+    try:
+        return msgspec.convert(dict(site.attributes), form)
+    except msgspec.ValidationError as error:
+        raise Unsupported(f"{site.operation.type} with such attributes: {error}") from error
 
 
 def require(condition: bool, reason: str) -> None:

@@ -7,21 +7,20 @@ interest. All arithmetic is float32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, options_of
 from penstock.drivers.reference.layers.convolution import channels_first, to_nhwc
 from penstock.drivers.reference.numerics.one_operand import reader, writer
 from penstock.errors import InputError, ShapeMismatch
 from penstock.interrupts import watched
-from penstock.ir import Attributes, NDArray
+from penstock.ir import NDArray
 
 BLOCK: Final = 128
 """Number of candidates compared at a time with each other and with the boxes chosen before."""
-
 
 PART: Final = 2048
 """Number of chosen boxes that candidates are compared with at a time: their overlaps stay in the
@@ -152,12 +151,10 @@ def axis_aligned_bbox_transform(site: Site) -> Kernel:
 @kernel("GENERATE_PROPOSALS")
 def generate_proposals(site: Site) -> Kernel:
     """Scores, boxes and batch indices of the proposals, image by image, best first."""
-    readers = [
-        reader(site.input(i), role)
-        for i, role in enumerate(("scores", "deltas", "anchors", "image sizes"))
-    ]
+    roles = ("scores", "deltas", "anchors", "image sizes")
+    readers = [reader(site.input(i), role) for i, role in enumerate(roles)]
     writers = [writer(site.output(0), "scores"), writer(site.output(1), "boxes")]
-    proposer, first = Proposer.of(site.attributes), channels_first(site)
+    proposer, first = options_of(site, Proposer), channels_first(site)
 
     def run(inputs: Inputs) -> Outputs:
         scores, deltas, anchors, sizes = (
@@ -165,57 +162,40 @@ def generate_proposals(site: Site) -> Kernel:
         )
         scores, deltas = to_nhwc(scores, first), to_nhwc(deltas, first)
         images, height, width, count = scores.shape
-        if (
-            deltas.shape != (images, height, width, 4 * count)
-            or anchors.shape != (count, 4)
-            or sizes.shape != (images, 2)
-        ):
+        wanted = (images, height, width, 4 * count), (count, 4), (images, 2)
+        if (deltas.shape, anchors.shape, sizes.shape) != wanted:
             raise ShapeMismatch(
                 f"scores {scores.shape}, deltas {deltas.shape}, anchors {anchors.shape} and image "
                 f"sizes {sizes.shape}"
             )
         check_boxes(anchors, "anchor")
         placed = proposer.place(anchors, height, width)
-        kept, boxes = [scores[:0, 0, 0, 0]], [anchors[:0]]
-        batches = [np.empty(0, np.int32)]
-        for image in range(images):
-            score, box = proposer.propose(
-                placed, scores[image].reshape(-1), deltas[image].reshape(-1, 4), sizes[image]
-            )
-            kept.append(score)
-            boxes.append(box)
-            batches.append(np.full(len(score), image, np.int32))
-        real = np.concatenate(kept), np.concatenate(boxes)
+        found = [(scores[:0, 0, 0, 0], anchors[:0])]
+        for score, delta, size in zip(scores, deltas, sizes, strict=True):
+            found.append(proposer.propose(placed, score.reshape(-1), delta.reshape(-1, 4), size))
+        counts = [len(kept) for kept, _ in found]
+        batches = np.repeat(np.arange(-1, images, dtype=np.int32), counts)
+        real = [np.concatenate(parts) for parts in zip(*found, strict=True)]
         stored = (write(values) for write, values in zip(writers, real, strict=True))
-        return (*stored, np.concatenate(batches))
+        return (*stored, batches)
 
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class Proposer:
+class Proposer(Struct, frozen=True):
     """The parameters of the operation. A limit of 0 or less means no limit."""
 
-    strides: tuple[float, float]
-    limit_before: int
-    limit_after: int
-    iou: float
-    least_side: float
-
-    @classmethod
-    def of(cls, attributes: Attributes) -> Proposer:
-        return cls(
-            (attributes.number("width_stride"), attributes.number("height_stride")),
-            attributes.integer("pre_nms_max"),
-            attributes.integer("post_nms_max"),
-            attributes.number("iou_threshold"),
-            attributes.number("min_size"),
-        )
+    width_stride: float
+    height_stride: float
+    pre_nms_max: int
+    post_nms_max: int
+    iou_threshold: float
+    min_size: float
 
     def place(self, anchors: NDArray, height: int, width: int) -> NDArray:
         """*anchors* [n, 4] moved to each position of a map: [height * width * n, 4]."""
-        across = np.arange(width, dtype=np.float32) * np.float32(self.strides[0])
-        down = np.arange(height, dtype=np.float32) * np.float32(self.strides[1])
+        across = np.arange(width, dtype=np.float32) * np.float32(self.width_stride)
+        down = np.arange(height, dtype=np.float32) * np.float32(self.height_stride)
         x, y = np.meshgrid(across, down)
         shifts = np.stack([x, y, x, y], axis=-1)
         result: NDArray = shifts[:, :, None] + anchors
@@ -226,14 +206,14 @@ class Proposer:
     ) -> tuple[NDArray, NDArray]:
         """Scores and boxes of one image after suppression."""
         order = best_first(scores)
-        if self.limit_before > 0:
-            order = order[: self.limit_before]
+        if self.pre_nms_max > 0:
+            order = order[: self.pre_nms_max]
         sizes = np.broadcast_to(size, (len(order), 2))
         boxes = transform(anchors[order], deltas[order][:, None], sizes)[:, 0]
         sides = boxes[:, 2:] - boxes[:, :2]
         centres = boxes[:, :2] + sides / np.float32(2)
-        stay = (sides > np.float32(self.least_side)) & (centres < size[::-1])
+        stay = (sides > np.float32(self.min_size)) & (centres < size[::-1])
         order, boxes = order[stay.all(axis=1)], boxes[stay.all(axis=1)]
-        limit = self.limit_after if self.limit_after > 0 else -1
-        chosen = suppress(boxes, limit, self.iou)
+        limit = self.post_nms_max if self.post_nms_max > 0 else -1
+        chosen = suppress(boxes, limit, self.iou_threshold)
         return scores[order[chosen]], boxes[chosen]

@@ -4,7 +4,6 @@ TFLite_Detection_PostProcess.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,11 +15,9 @@ from penstock.drivers.reference.kernel import (
     Site,
     direct,
     kernel,
-    require,
-    tensor_quantization,
 )
-from penstock.errors import GeneralFailure
-from penstock.ir import DType, NDArray, Operand
+from penstock.drivers.reference.numerics.one_operand import reader
+from penstock.ir import DType, NDArray
 from penstock.ir.operations.custom_options import DetectionPostProcess, detection_post_process
 
 
@@ -170,12 +167,14 @@ def non_max_suppression(site: Site, inputs: Inputs) -> Outputs:
 
 
 class Detections(NamedTuple):
-    """The chosen (anchor, class, score) triples, and their positions in the outputs."""
+    """The chosen anchors, their classes and scores, their positions in the outputs, and the
+    number of boxes.
+    """
 
-    anchors: list[int]
-    classes: list[int]
-    scores: list[float]
-    places: list[int]
+    anchors: NDArray
+    classes: NDArray
+    scores: NDArray
+    places: NDArray
     total: int
 
 
@@ -185,7 +184,9 @@ def detection_postprocess(site: Site) -> Kernel:
     ymax, xmax), classes and scores, padded with zeros, and their number. All are float32.
     """
     options = detection_post_process(site.operation.attributes)
-    readers = [_reader(site.input(i)) for i in range(3)]
+    dtypes = {site.input(i).dtype for i in range(3)}
+    site.require_types(dtypes <= {DType.FLOAT32, DType.UINT8, DType.INT8})
+    readers = [reader(site.input(i), "an input") for i in range(3)]
     choose = _regular if options.use_regular_nms else _fast
 
     def run(inputs: Inputs) -> Outputs:
@@ -196,31 +197,13 @@ def detection_postprocess(site: Site) -> Kernel:
         boxes = np.empty((0, 4), np.float32)
         if places:
             boxes = decode(encodings[0], anchors[:places], options)
-        found = choose(boxes, predictions[0], options)
+        # The first class may be the background.
+        first = predictions.shape[2] - options.num_classes
+        found = choose(boxes, predictions[0][:, first:], options)
         places = options.max_detections * options.max_classes_per_detection
         return _outputs(boxes, found, places)
 
     return run
-
-
-def _reader(operand: Operand) -> Callable[[NDArray | None], NDArray]:
-    """Real values of an input that may be quantised."""
-    if operand.dtype is DType.FLOAT32:
-        return _given
-    require(operand.dtype in (DType.UINT8, DType.INT8), f"{operand.dtype.value} boxes or scores")
-    quantization = tensor_quantization(operand, "input")
-    scale, zero_point = np.float32(quantization.scale), quantization.zero_point
-
-    def read(value: NDArray | None) -> NDArray:
-        return (_given(value).astype(np.int32) - zero_point).astype(np.float32) * scale
-
-    return read
-
-
-def _given(value: NDArray | None) -> NDArray:
-    if value is None:
-        raise GeneralFailure("a required input of the detection is omitted")
-    return value
 
 
 def decode(encodings: NDArray, anchors: NDArray, options: DetectionPostProcess) -> NDArray:
@@ -239,71 +222,46 @@ def decode(encodings: NDArray, anchors: NDArray, options: DetectionPostProcess) 
 
 
 def suppress_sorted(
-    boxes: NDArray, scores: NDArray, limit: int, least: float, iou: float
-) -> list[int]:
-    """At most *limit* boxes with scores of *least* or more, best first. Each box drops later boxes
-    that overlap it by more than *iou*. Equal scores keep their order.
+    boxes: NDArray, scores: NDArray, limit: int, options: DetectionPostProcess
+) -> NDArray:
+    """At most *limit* boxes with scores of the threshold or more, best first. Each box drops later
+    boxes that overlap it by more than the other threshold. Equal scores keep their order.
     """
     order = np.argsort(-scores, kind="stable")
-    order = order[scores[order] >= np.float32(least)]
+    order = order[scores[order] >= np.float32(options.nms_score_threshold)]
     chosen: list[int] = []
     while order.size and len(chosen) < limit:
         best, order = int(order[0]), order[1:]
         chosen.append(best)
-        order = order[overlaps(boxes[best], boxes[order]) <= np.float32(iou)]
-    return chosen
+        shared = overlaps(boxes[best], boxes[order])
+        order = order[shared <= np.float32(options.nms_iou_threshold)]
+    return np.array(chosen, np.int64)
 
 
-def _fast(boxes: NDArray, predictions: NDArray, options: DetectionPostProcess) -> Detections:
+def _fast(boxes: NDArray, scores: NDArray, options: DetectionPostProcess) -> Detections:
     """Suppresses by each anchor's best score; a chosen anchor keeps its best classes."""
-    scores = predictions[:, predictions.shape[1] - options.num_classes :]
-    kept = min(options.max_classes_per_detection, options.num_classes)
+    each = options.max_classes_per_detection
+    kept = min(each, options.num_classes)
     best = np.argsort(-scores, axis=1, kind="stable")[:, :kept]
-    chosen = suppress_sorted(
-        boxes,
-        np.take_along_axis(scores, best[:, :1], axis=1)[:, 0],
-        options.max_detections,
-        options.nms_score_threshold,
-        options.nms_iou_threshold,
-    )
-    anchors = [a for a in chosen for _ in range(kept)]
-    classes = [int(c) for a in chosen for c in best[a]]
-    return Detections(
-        anchors,
-        classes,
-        [float(scores[a, c]) for a, c in zip(anchors, classes, strict=True)],
-        [
-            at * options.max_classes_per_detection + column
-            for at in range(len(chosen))
-            for column in range(kept)
-        ],
-        len(chosen),
-    )
+    highest = np.take_along_axis(scores, best[:, :1], axis=1)[:, 0]
+    chosen = suppress_sorted(boxes, highest, options.max_detections, options)
+    anchors, classes = np.repeat(chosen, kept), best[chosen].reshape(-1)
+    places = (np.arange(len(chosen))[:, None] * each + np.arange(kept)).reshape(-1)
+    return Detections(anchors, classes, scores[anchors, classes], places, len(chosen))
 
 
-def _regular(boxes: NDArray, predictions: NDArray, options: DetectionPostProcess) -> Detections:
+def _regular(boxes: NDArray, scores: NDArray, options: DetectionPostProcess) -> Detections:
     """Suppresses each class separately, then keeps the best of all classes."""
-    offset = predictions.shape[1] - options.num_classes
-    found: list[tuple[float, int, int]] = []
+    anchors, classes = np.empty(0, np.int64), np.empty(0, np.int64)
     for label in range(options.num_classes):
-        scores = predictions[:, offset + label]
-        chosen = suppress_sorted(
-            boxes,
-            scores,
-            options.detections_per_class,
-            options.nms_score_threshold,
-            options.nms_iou_threshold,
-        )
-        found += [(float(scores[a]), a, label) for a in chosen]
-        found.sort(key=lambda item: -item[0])
-        del found[options.max_detections :]
-    return Detections(
-        [a for _, a, _ in found],
-        [c for _, _, c in found],
-        [s for s, _, _ in found],
-        list(range(len(found))),
-        len(found),
-    )
+        limit = options.detections_per_class
+        chosen = suppress_sorted(boxes, scores[:, label], limit, options)
+        anchors = np.append(anchors, chosen)
+        classes = np.append(classes, np.full(len(chosen), label))
+        order = np.argsort(-scores[anchors, classes], kind="stable")[: options.max_detections]
+        anchors, classes = anchors[order], classes[order]
+    count = len(anchors)
+    return Detections(anchors, classes, scores[anchors, classes], np.arange(count), count)
 
 
 def _outputs(boxes: NDArray, found: Detections, places: int) -> list[NDArray]:
