@@ -10,13 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Final, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    kernel,
+    options_of,
+    require,
+)
 from penstock.drivers.reference.layers.forms import Form, float_finish, float_form, form_of
 from penstock.drivers.reference.layers.padding import Axis, Steps, Window, pad, patches, slide
 from penstock.drivers.reference.numerics import products
@@ -215,7 +223,11 @@ def from_nhwc(image: NDArray, first: bool) -> NDArray:
 @kernel("GROUPED_CONV_2D")
 def grouped_conv_2d(site: Site) -> Kernel:
     """Float, and 8-bit with one scale or one for each channel."""
-    grouping, form = Grouping.of(site), form_of(site, asymmetric=None)
+    grouping, form = options_of(site, Grouping), form_of(site, asymmetric=None)
+    least, pads = min(grouping.groups, *grouping.strides), grouping.explicit_padding
+    require(least > 0, f"{grouping.groups} groups")
+    explicit = grouping.padding == "EXPLICIT"
+    require(not explicit or (len(pads) == 4 and min(pads) >= 0), f"a padding of {pads}")
     prepare_last = convolution(site, form, grouping.windows)
     first = channels_first(site)
 
@@ -226,25 +238,18 @@ def grouped_conv_2d(site: Site) -> Kernel:
     return layer_kernel(site, prepare)
 
 
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """The attributes: strides (height, width) and padding (left, right, top, bottom)."""
+class Grouping(Struct, frozen=True):
+    """The attributes; padding is (left, right, top, bottom)."""
 
     groups: int
-    strides: tuple[int, int]
+    stride_h: int
+    stride_w: int
     padding: str
-    pads: tuple[int, ...]
+    explicit_padding: tuple[int, ...]
 
-    @classmethod
-    def of(cls, site: Site) -> Grouping:
-        attributes = site.attributes
-        strides = attributes.integer("stride_h"), attributes.integer("stride_w")
-        groups, padding = attributes.integer("groups"), attributes.text("padding")
-        pads = attributes.integers("explicit_padding")
-        require(min(groups, *strides) > 0, f"{groups} groups")
-        if padding == "EXPLICIT":
-            require(len(pads) == 4 and min(pads) >= 0, f"a padding of {pads}")
-        return cls(groups, strides, padding, pads)
+    @property
+    def strides(self) -> tuple[int, int]:
+        return self.stride_h, self.stride_w
 
     def windows(self, image: NDArray, filters: NDArray) -> Window:
         """The windows over an NHWC *image*. Raises `ShapeMismatch` if the channels do not divide
@@ -261,6 +266,6 @@ class Grouping:
         stride = self.strides[at]
         if self.padding != "EXPLICIT":
             return slide(size, extent, stride, 1, self.padding)
-        before, after = (self.pads[2:], self.pads[:2])[at]
+        before, after = (self.explicit_padding[2:], self.explicit_padding[:2])[at]
         whole = slide(size + before + after, extent, stride, 1, "VALID")
         return Axis(size, extent, stride, 1, whole.outputs, before, whole.padded - before - size)

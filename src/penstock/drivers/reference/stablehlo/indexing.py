@@ -187,14 +187,10 @@ def _flat(
 ) -> tuple[NDArray, NDArray]:
     """Flat indices of elements, and whether each is inside the operand, in the shape *target*."""
     flat, inside = np.zeros(target, np.int64), np.ones(target, bool)
-    for indices, size, step in zip(places, shape, _steps(shape), strict=True):
-        flat += indices * step
+    for at, (indices, size) in enumerate(zip(places, shape, strict=True), start=1):
+        flat += indices * math.prod(shape[at:])
         inside &= (indices >= 0) & (indices < size)
     return flat, inside
-
-
-def _steps(shape: tuple[int, ...]) -> list[int]:
-    return [math.prod(shape[at + 1 :]) for at in range(len(shape))]
 
 
 def _combination(site: Site) -> Combination:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
 from penstock.drivers.reference.layers.convolution import convolve
-from penstock.drivers.reference.layers.padding import Axis, check_padded, slide
+from penstock.drivers.reference.layers.padding import Steps
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.stablehlo.elementwise import ANY, SMALL
 from penstock.drivers.reference.stablehlo.structure import padded
@@ -93,34 +92,24 @@ def _matrices(
     return ordered.reshape([math.prod(part) for part in sizes]), sizes[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Dimension numbers of one operand or of the result: two named ones, and the spatial ones."""
-
-    first: int
-    second: int
-    spatial: tuple[int, ...]
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """(first, spatial ..., second)."""
-        return self.first, *self.spatial, self.second
-
-    @classmethod
-    def of(cls, attributes: Attributes, name: str, first: str, second: str) -> Layout:
-        layout = cls(
-            attributes.integer(f"{name}_{first}_dimension"),
-            attributes.integer(f"{name}_{second}_dimension"),
-            attributes.integers(f"{name}_spatial_dimensions"),
-        )
-        numbers = sorted(layout.order)
-        require(numbers == list(range(len(numbers))), f"{name} dimension numbers {layout.order}")
-        return layout
+def _order(attributes: Attributes, name: str, first: str, second: str) -> tuple[int, ...]:
+    """The dimensions (*first*, spatial ..., *second*) of one operand or of the result."""
+    ends = [attributes.integer(f"{name}_{end}_dimension") for end in (first, second)]
+    order = ends[0], *attributes.integers(f"{name}_spatial_dimensions"), ends[1]
+    require(sorted(order) == list(range(len(order))), f"{name} dimension numbers {order}")
+    return order
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """The attributes of a convolution, one number (or pair) for each spatial dimension."""
+GEOMETRY: Final = {
+    "window_strides": 1, "padding": 0, "lhs_dilation": 1, "rhs_dilation": 1, "window_reversal": 0
+}  # fmt: skip
+"""The attributes of a convolution, one number for each spatial dimension (of padding two), and
+their defaults.
+"""
+
+
+class Geometry(NamedTuple):
+    """The values of `GEOMETRY`."""
 
     strides: tuple[int, ...]
     padding: tuple[int, ...]
@@ -130,18 +119,12 @@ class Geometry:
 
     @classmethod
     def of(cls, attributes: Attributes, rank: int) -> Geometry:
-        def each(name: str, default: int, count: int = rank) -> tuple[int, ...]:
-            values = attributes.integers(name) or (default,) * count
-            require(len(values) == count, f"{name} {values} for {rank} spatial dimensions")
-            return values
-
-        geometry = cls(
-            each("window_strides", 1),
-            each("padding", 0, 2 * rank),
-            each("lhs_dilation", 1),
-            each("rhs_dilation", 1),
-            each("window_reversal", 0),
-        )
+        found = []
+        for name, default in GEOMETRY.items():
+            count = 2 * rank if name == "padding" else rank
+            found.append(attributes.integers(name) or (default,) * count)
+            require(len(found[-1]) == count, f"{name} {found[-1]} for {rank} spatial dimensions")
+        geometry = cls(*found)
         least = min((*geometry.strides, *geometry.base, *geometry.holes), default=1)
         require(least > 0, "strides or dilations below 1")
         return geometry
@@ -150,21 +133,7 @@ class Geometry:
         """*image* [batch, spatial ..., depth] dilated and padded, or cropped."""
         low, high = (0, *self.padding[::2], 0), (0, *self.padding[1::2], 0)
         interior = (0, *(factor - 1 for factor in self.base), 0)
-        sizes = [
-            max(0, size + max(0, size - 1) * holes + before + after)
-            for size, holes, before, after in zip(image.shape, interior, low, high, strict=True)
-        ]
-        check_padded(math.prod(sizes), image.size)
-        return padded(image, np.zeros((), image.dtype), low, high, interior)
-
-    def window(self, image: NDArray, filters: NDArray) -> list[Axis]:
-        """Windows of *filters* [out, extents ..., in] over a padded image."""
-        return [
-            slide(*sizes, "VALID")
-            for sizes in zip(
-                image.shape[1:-1], filters.shape[1:-1], self.strides, self.holes, strict=True
-            )
-        ]
+        return padded(image, np.zeros((), image.dtype), low, high, interior, bounded=True)
 
 
 @kernel("STABLEHLO_CONVOLUTION")
@@ -172,11 +141,11 @@ def convolution(site: Site) -> Kernel:
     """Convolution in any layout, of groups of features or of batches."""
     attributes, target, wide = site.attributes, site.output().dtype.numpy, _sum_dtype(site)
     require(site.output().dtype is not DType.BOOL, "a convolution of booleans")
-    images = Layout.of(attributes, "input", "batch", "feature")
-    kernels = Layout.of(attributes, "kernel", "output_feature", "input_feature")
-    results = Layout.of(attributes, "output", "batch", "feature")
-    rank = len(images.spatial)
-    require(rank == len(kernels.spatial) == len(results.spatial), "spatial dimensions differ")
+    images = _order(attributes, "input", "batch", "feature")
+    kernels = _order(attributes, "kernel", "output_feature", "input_feature")
+    results = _order(attributes, "output", "batch", "feature")
+    rank = len(images) - 2
+    require(len(images) == len(kernels) == len(results), "spatial dimensions differ")
     geometry = Geometry.of(attributes, rank)
     groups, batches = (
         attributes.integer(f"{name}_group_count") or 1 for name in ("feature", "batch")
@@ -187,14 +156,14 @@ def convolution(site: Site) -> Kernel:
         image, filters = given(inputs[0]), given(inputs[1])
         if not image.ndim == filters.ndim == rank + 2:
             raise ShapeMismatch(f"a convolution of shapes {image.shape} and {filters.shape}")
-        image, filters = image.transpose(images.order), filters.transpose(kernels.order)
+        image, filters = image.transpose(images), filters.transpose(kernels)
         flipped = tuple(1 + at for at, flag in enumerate(geometry.reversal) if flag)
         filters = np.flip(filters, flipped).astype(wide)
         _check_groups(image.shape, filters.shape, groups, batches)
         image = np.ascontiguousarray(geometry.padded(image.astype(wide)))
         parts = zip(np.split(image, batches), np.split(filters, batches), strict=True)
         sums = np.concatenate([_convolved(*part, geometry) for part in parts], axis=-1)
-        return (np.ascontiguousarray(sums.transpose(np.argsort(results.order))).astype(target),)
+        return (np.ascontiguousarray(sums.transpose(np.argsort(results))).astype(target),)
 
     return run
 
@@ -211,7 +180,8 @@ def _check_groups(
 
 def _convolved(image: NDArray, filters: NDArray, geometry: Geometry) -> NDArray:
     """[batch, outputs ..., channels], in the type of its operands."""
-    window = geometry.window(image, filters)
+    steps = Steps(geometry.strides, geometry.holes, "VALID")
+    window = steps.over(image.shape, filters.shape[1:-1])
     shape = len(image), *(axis.outputs for axis in window), len(filters)
     sums = np.zeros(checked(shape, "a convolution"), filters.dtype)
     if filters.size and image.size:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeAlias
@@ -17,16 +16,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from penstock.drivers.reference.kernel import (
-    EXECUTION,
     Inputs,
     Kernel,
     Outputs,
     Site,
-    check_interrupts,
     kernel,
     require,
 )
-from penstock.drivers.reference.layers.padding import check_padded
+from penstock.drivers.reference.layers.padding import Steps
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.stablehlo.elementwise import FUNCTIONS, larger, smaller
 from penstock.drivers.reference.stablehlo.structure import padded
@@ -124,10 +121,6 @@ def _one_by_one(run: Kernel, dtypes: list[np.dtype[Any]], *arrays: NDArray) -> l
     return made
 
 
-LOOKS: Final = 1024
-"""Number of window positions that are computed between two checks of the deadline."""
-
-
 @kernel("STABLEHLO_REDUCE")
 def reduce(site: Site) -> Kernel:
     """Reduces operands together along dimensions, pairwise; the initial values come first."""
@@ -171,49 +164,30 @@ def _operand_count(site: Site) -> int:
     return count
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Windows over every dimension of padded operands."""
-
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-
-    def reduce(
-        self, operands: list[NDArray], initial: list[NDArray], apply: Apply
-    ) -> list[NDArray]:
-        """Reduces the elements of each window in row-major order, from the initial values on."""
-        shape = self._outputs(operands[0].shape)
-        totals = [np.broadcast_to(scalar(x, "an initial value"), shape) for x in initial]
-        if 0 in shape:
-            return totals
-        config = EXECUTION.get(None)
-        places = itertools.product(*(range(extent) for extent in self.extents))
-        for number, place in enumerate(places):
-            if config is not None and number % LOOKS == 0:
-                check_interrupts(config)
-            cut = tuple(
-                slice(at * hole, at * hole + (count - 1) * stride + 1, stride)
-                for at, hole, count, stride in zip(
-                    place, self.dilations, shape, self.strides, strict=True
-                )
-            )
-            totals = apply(*totals, *(x[cut] for x in operands))
-        return totals
-
-    def _outputs(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        lengths = {len(self.extents), len(self.strides), len(self.dilations), len(shape)}
-        if len(lengths) > 1 or min(self.extents + self.strides + self.dilations, default=1) < 1:
-            raise ShapeMismatch(
-                f"windows of {self.extents}, strides {self.strides} and dilations {self.dilations} "
-                f"over a shape {shape}"
-            )
-        return tuple(
-            max(size - (extent - 1) * hole - 1 + stride, 0) // stride
-            for size, extent, stride, hole in zip(
-                shape, self.extents, self.strides, self.dilations, strict=True
-            )
+def reduce_windows(
+    operands: list[NDArray], initial: Sequence[NDArray], apply: Apply, extents: Sequence[int],
+    steps: Steps,
+) -> list[NDArray]:  # fmt: skip
+    """Reduces windows over every dimension of padded operands. The elements of each are taken in
+    row-major order, from the initial values on.
+    """
+    shape, strides, dilations = operands[0].shape, steps.stride, steps.dilation
+    lengths = {len(extents), len(strides), len(dilations), len(shape)}
+    if len(lengths) > 1 or min((*extents, *strides, *dilations), default=1) < 1:
+        raise ShapeMismatch(
+            f"windows {extents}, strides {strides}, dilations {dilations} over a shape {shape}"
         )
+    window = steps.over((0, *shape), extents)
+    outputs = tuple(axis.outputs for axis in window)
+    totals = [np.broadcast_to(scalar(x, "an initial value"), outputs) for x in initial]
+    for place in () if 0 in outputs else watched(itertools.product(*map(range, extents))):
+        starts = [at * axis.dilation for at, axis in zip(place, window, strict=True)]
+        cut = tuple(
+            slice(start, start + (axis.outputs - 1) * axis.stride + 1, axis.stride)
+            for start, axis in zip(starts, window, strict=True)
+        )
+        totals = apply(*totals, *(x[cut] for x in operands))
+    return [np.array(x) for x in totals]
 
 
 @kernel("STABLEHLO_REDUCE_WINDOW")
@@ -228,28 +202,20 @@ def stablehlo_reduce_window(site: Site) -> Kernel:
         for name in ("window_strides", "base_dilations", "window_dilations")
     )
     pads = site.attributes.integers("padding") or (0,) * (2 * rank)
-    windows = Windows(extents, strides, holes)
+    steps = Steps(strides, holes, "VALID")
     require(len(base) == rank and len(pads) == 2 * rank, f"padding {pads} of windows {extents}")
     require(min(base, default=1) > 0, f"base_dilations {base}")
     interior = [factor - 1 for factor in base]
 
     def run(inputs: Inputs) -> Outputs:
         operands, initial = [given(x) for x in inputs[:count]], [given(x) for x in inputs[count:]]
-        check_padded(_padded_size(operands[0], pads, base), operands[0].size)
         wide = [
-            padded(x, value, pads[::2], pads[1::2], interior)
+            padded(x, value, pads[::2], pads[1::2], interior, bounded=True)
             for x, value in zip(operands, initial, strict=True)
         ]
-        return [np.array(x) for x in windows.reduce(wide, initial, apply)]
+        return reduce_windows(wide, initial, apply, extents, steps)
 
     return run
-
-
-def _padded_size(x: NDArray, pads: Sequence[int], base: Sequence[int]) -> int:
-    return math.prod(
-        max(0, max(0, (n - 1) * factor + 1) + low + high)
-        for n, factor, low, high in zip(x.shape, base, pads[::2], pads[1::2], strict=True)
-    )
 
 
 @kernel("REDUCE_WINDOW")
@@ -265,8 +231,8 @@ def reduce_window(site: Site) -> Kernel:
 
     def run(inputs: Inputs) -> Outputs:
         x, initial = given(inputs[0]), given(inputs[1])
-        windows = Windows(*(dimensions(vector) for vector in inputs[2:5]))
-        return [np.array(r) for r in windows.reduce([x], [initial], apply)]
+        extents, strides, dilations = (dimensions(vector) for vector in inputs[2:5])
+        return reduce_windows([x], [initial], apply, extents, Steps(strides, dilations, "VALID"))
 
     return run
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
+from penstock.drivers.reference.layers.padding import check_padded
 from penstock.drivers.reference.structure.shape import MOST_ELEMENTS, checked, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
@@ -135,13 +136,14 @@ def pad(site: Site, inputs: Inputs) -> Outputs:
 
 
 def padded(
-    x: NDArray, value: NDArray, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
-) -> NDArray:
+    x: NDArray, value: NDArray, low: Sequence[int], high: Sequence[int], interior: Sequence[int],
+    *, bounded: bool = False,
+) -> NDArray:  # fmt: skip
     """*x* with *interior* copies of *value* between adjacent elements along each dimension, and
     *low* and *high* copies at its ends. Negative numbers crop.
 
     Raises `ShapeMismatch` if more elements would be cropped than exist, or more than
-    `MOST_ELEMENTS` created.
+    `MOST_ELEMENTS` created; with *bounded*, as `check_padded` too.
     """
     if not len(low) == len(high) == len(interior) == x.ndim or min(interior, default=0) < 0:
         raise ShapeMismatch(
@@ -158,6 +160,8 @@ def padded(
         source.append(slice(first, max(first, last)))
         start = before + first * step
         target.append(slice(start, max(start, start + (last - first) * step), step))
+    if bounded:
+        check_padded(math.prod(max(0, size) for size in shape), x.size)
     result = np.full(checked(shape, "padding"), scalar(value, "a padding value"), x.dtype)
     part = x[tuple(source)]
     if part.size:
