@@ -151,6 +151,11 @@ def tensor_quantization(operand: Operand, role: str) -> Quantization:
     return quantization
 
 
+def types(names: str) -> frozenset[DType]:
+    """The element types of these names."""
+    return frozenset(map(DType, names.split()))
+
+
 OptionsT = TypeVar("OptionsT", bound=Struct)
 
 

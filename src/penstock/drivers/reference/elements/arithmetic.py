@@ -137,8 +137,8 @@ def _quantized_sum(site: Site, subtract: bool) -> Kernel:
     left = 15 if dtype is DType.INT16 else 20
     twice = 2.0 * max(scale_a, scale_b)
     multiplier = fixed_point.quantize_multiplier(twice / (2.0**left * scale))
-    prepare_a = _scaled(dtype, these.a.zero_point, left, scale_a / twice, negate=False)
-    prepare_b = _scaled(dtype, these.b.zero_point, left, scale_b / twice, negate=subtract)
+    prepare_a = scaled(dtype, these.a.zero_point, left, scale_a / twice)
+    prepare_b = scaled(dtype, these.b.zero_point, left, scale_b / twice, negate=subtract)
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
         total = prepare_a(a) + prepare_b(b)
@@ -147,8 +147,8 @@ def _quantized_sum(site: Site, subtract: bool) -> Kernel:
     return with_pair(compute)
 
 
-def _scaled(
-    dtype: DType, zero_point: int, left: int, real: float, *, negate: bool
+def scaled(
+    dtype: DType, zero_point: int, left: int, real: float, *, negate: bool = False
 ) -> Callable[[NDArray], NDArray]:
     """A function that multiplies stored values by 2**left * *real*, and by -1 on request; 8-bit
     values use a table.

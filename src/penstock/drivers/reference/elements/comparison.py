@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.reference.elements.arithmetic import check_types, with_pair
+from penstock.drivers.reference.elements.arithmetic import check_types, scaled, with_pair
 from penstock.drivers.reference.kernel import (
     Inputs,
     Kernel,
@@ -17,11 +17,12 @@ from penstock.drivers.reference.kernel import (
     direct,
     kernel,
     require,
-    tensor_quantization,
+    types,
 )
 from penstock.drivers.reference.numerics import fixed_point, one_operand
+from penstock.drivers.reference.numerics.requantize import saturated
 from penstock.errors import ShapeMismatch
-from penstock.ir import DType, NDArray, Operand
+from penstock.ir import DType, NDArray
 
 COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "EQUAL": np.equal,
@@ -31,9 +32,7 @@ COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "GREATER": np.greater,
     "GREATER_EQUAL": np.greater_equal,
 }
-ORDERED: Final = frozenset(
-    {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT16, DType.INT32, DType.INT64}
-)
+ORDERED: Final = types("float32 float16 bfloat16 int16 int32 int64")
 
 
 @kernel(*COMPARISONS)
@@ -46,30 +45,15 @@ def compare(site: Site) -> Kernel:
     function = COMPARISONS[name]
     site.require_types(dtype is site.input(1).dtype)
     equality = name in {"EQUAL", "NOT_EQUAL"}
-    scaled = dtype in one_operand.QUANTIZED_8 or (
-        equality and dtype is DType.INT16 and site.input(0).quantization is not None
-    )
-    if scaled:
-        first, second = (_scale(site.input(i), f"input {i}") for i in (0, 1))
+    wide = equality and dtype is DType.INT16 and site.input(0).quantization is not None
+    if wide or dtype in one_operand.QUANTIZED_8:
+        # In steps of 2**-8.
+        pair = [(site.quantization(i), site.input(i).dtype) for i in (0, 1)]
+        first, second = (scaled(kind, q.zero_point, 8, q.scale) for q, kind in pair)
         return with_pair(lambda a, b: function(first(a), second(b)))
     if dtype not in ORDERED and not (equality and dtype in {DType.BOOL, DType.STRING}):
         raise site.unsupported_types()
     return with_pair(lambda a, b: function(a, b).astype(bool))
-
-
-def _scale(operand: Operand, role: str) -> Callable[[NDArray], NDArray]:
-    """A function that scales stored values to integers in steps of 2**-8."""
-    quantization = tensor_quantization(operand, role)
-    multiplier = fixed_point.quantize_multiplier(quantization.scale)
-
-    def scale(stored: NDArray) -> NDArray:
-        wide = (stored.astype(np.int64) - quantization.zero_point) << 8
-        return fixed_point.rescale(wide, *multiplier)
-
-    if operand.dtype not in one_operand.QUANTIZED_8:
-        return scale
-    table = one_operand.by_bits(scale(one_operand.stored_values(operand.dtype)), operand.dtype)
-    return lambda stored: one_operand.look_up(table, stored)
 
 
 @kernel("LOGICAL_AND", "LOGICAL_OR")
@@ -98,9 +82,8 @@ def select(site: Site, inputs: Inputs) -> Outputs:
     SELECT: the values have one shape. The condition has rank 0, or rank 1 and selects rows, or the
     shape of the values. SELECT_V2 broadcasts.
     """
-    old = site.operation.type == "SELECT"
     condition, a, b = (np.asarray(x) for x in inputs)
-    if old:
+    if site.operation.type == "SELECT":
         if a.shape != b.shape:
             raise ShapeMismatch(f"SELECT from shapes {a.shape} and {b.shape}")
         if condition.ndim == 1 and a.ndim > 1:
@@ -108,29 +91,18 @@ def select(site: Site, inputs: Inputs) -> Outputs:
     return (np.where(condition, a, b),)
 
 
-COMPARED: Final = frozenset(
-    {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT8, DType.UINT8, DType.INT16}
-    | {DType.INT32, DType.INT64}
-)
-FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
+COMPARED: Final = ORDERED | types("int8 uint8")
 FLOAT_RANGE: Final = (np.finfo(np.float32).min, np.finfo(np.float32).max)
-SIGNED: Final = frozenset({DType.INT8, DType.INT16, DType.INT32})
 
 
-@kernel("MAXIMUM")
-def maximum(site: Site) -> Kernel:
-    """The larger stored value; the second operand if either is NaN."""
+@kernel("MAXIMUM", "MINIMUM")
+def extreme(site: Site) -> Kernel:
+    """The larger or smaller stored value; the second operand if either is NaN."""
+    largest = site.operation.type == "MAXIMUM"
+    function, better = (np.maximum, np.greater) if largest else (np.minimum, np.less)
     if check_types(site, COMPARED).is_integer:
-        return with_pair(np.maximum)
-    return with_pair(partial(_chosen, np.maximum, np.greater))
-
-
-@kernel("MINIMUM")
-def minimum(site: Site) -> Kernel:
-    """The smaller stored value; the second operand if either is NaN."""
-    if check_types(site, COMPARED).is_integer:
-        return with_pair(np.minimum)
-    return with_pair(partial(_chosen, np.minimum, np.less))
+        return with_pair(function)
+    return with_pair(partial(_chosen, function, better))
 
 
 def _chosen(extreme: np.ufunc, better: np.ufunc, a: NDArray, b: NDArray) -> NDArray:
@@ -151,17 +123,13 @@ def _quantized_squared_difference(site: Site) -> Kernel:
     a, b = (site.quantization(i) for i in (0, 1))
     made = site.output_quantization()
     twice = 2.0 * max(a.scale, b.scale)
-    scale_a, scale_b = (fixed_point.quantize_multiplier(q.scale / twice) for q in (a, b))
+    first, second = (scaled(DType.INT8, q.zero_point, 7, q.scale / twice) for q in (a, b))
     real = twice * twice / float(np.float32(2**14) * np.float32(made.scale))
     multiplier = fixed_point.quantize_multiplier(real)
 
     def compute(x: NDArray, y: NDArray) -> NDArray:
-        wide_x = (x.astype(np.int64) - a.zero_point) << 7
-        wide_y = (y.astype(np.int64) - b.zero_point) << 7
-        difference = fixed_point.rescale(wide_x, *scale_a)
-        difference = difference - fixed_point.rescale(wide_y, *scale_b)
-        scaled = fixed_point.rescale(difference * difference, *multiplier)
-        return np.asarray(np.clip(scaled + made.zero_point, -128, 127).astype(np.int8))
+        rescaled = fixed_point.rescale(np.square(first(x) - second(y)), *multiplier)
+        return saturated(rescaled + made.zero_point, DType.INT8)
 
     return with_pair(compute)
 
@@ -187,55 +155,40 @@ def _integer_power(a: NDArray, b: NDArray) -> NDArray:
     return np.where(held, real, -(2.0**31)).astype(np.int32)
 
 
-@kernel("FLOOR_DIV")
+@kernel("FLOOR_DIV", "FLOOR_MOD")
 def floor_div(site: Site) -> Kernel:
-    """`floor(a / b)`; division by zero raises."""
-    dtype = check_types(site, SIGNED | {DType.FLOAT32})
+    """`floor(a / b)`, or its remainder, with the sign of `b`. Division by zero raises, but for the
+    remainder of floats.
+    """
+    remainder = site.operation.type == "FLOOR_MOD"
+    dtype = check_types(site, types("int8 int16 int32 float32" + " int64" * remainder))
+    divide = np.mod if remainder else np.floor_divide
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
-        _check_divisor(b)
-        return np.floor(a / b) if dtype.is_float else np.floor_divide(a, b)
+        if not ((remainder and dtype.is_float) or b.all()):
+            raise ZeroDivisionError("division by zero")
+        return np.floor(a / b) if dtype.is_float and not remainder else divide(a, b)
 
     return with_pair(compute)
-
-
-@kernel("FLOOR_MOD")
-def floor_mod(site: Site) -> Kernel:
-    """The remainder of `floor(a / b)`, with the sign of `b`; integer division by zero raises."""
-    dtype = check_types(site, SIGNED | {DType.INT64, DType.FLOAT32})
-
-    def compute(a: NDArray, b: NDArray) -> NDArray:
-        if not dtype.is_float:
-            _check_divisor(b)
-        return np.mod(a, b)
-
-    return with_pair(compute)
-
-
-def _check_divisor(b: NDArray) -> None:
-    if not b.all():
-        raise ZeroDivisionError("division by zero")
 
 
 @kernel("ATAN2")
 def atan2(site: Site) -> Kernel:
     """The angle of the point (b, a) in radians."""
-    check_types(site, FLOATS)
+    check_types(site, types("float32 float16 bfloat16 float64"))
     return with_pair(np.arctan2)
 
 
 @kernel("BITWISE_XOR")
 def bitwise_xor(site: Site) -> Kernel:
-    types = {DType.BOOL, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32}
-    check_types(site, types | {DType.UINT32})
+    check_types(site, types("bool int8 uint8 int16 uint16 int32 uint32"))
     return with_pair(np.bitwise_xor)
 
 
 @kernel("RIGHT_SHIFT")
 def right_shift(site: Site) -> Kernel:
     """`a` shifted right by `b` bits; `b` is clamped to 0 and the width minus one."""
-    types = {DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32}
-    bits = check_types(site, types).bits or 0
+    bits = check_types(site, types("int8 uint8 int16 uint16 int32 uint32")).bits or 0
     return with_pair(lambda a, b: np.right_shift(a, np.clip(b, 0, bits - 1)))
 
 

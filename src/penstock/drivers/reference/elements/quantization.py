@@ -17,6 +17,7 @@ from penstock.drivers.reference.kernel import (
     kernel,
     require,
     tensor_quantization,
+    types,
 )
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import by_parts, look_up
@@ -26,18 +27,7 @@ from penstock.errors import GeneralFailure, ShapeMismatch
 from penstock.ir import DType, NDArray, Operand, Quantization
 from penstock.ir.operations.custom_options import numeric_verify
 
-STORED: Final = frozenset(
-    {
-        DType.INT8,
-        DType.UINT8,
-        DType.INT16,
-        DType.INT32,
-        DType.INT4,
-        DType.UINT4,
-        DType.INT2,
-        DType.UINT16,
-    }
-)
+STORED: Final = types("int8 uint8 int16 int32 int4 uint4 int2 uint16")
 """Types of stored quantised values."""
 
 BELOW_HALF: Final = np.array(np.nextafter(np.float32(0.5), np.float32(0)))

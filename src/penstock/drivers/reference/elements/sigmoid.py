@@ -46,7 +46,7 @@ def tanh(site: Site) -> Kernel:
     if site.input(0).dtype is DType.INT16:
         require(_scale(site) == 2.0**-15, "TANH to int16 of another scale than 1/32768")
         return one_operand.tabulated(site, lambda stored: _tanh_16(*_multiplier(site, 1), stored))
-    return _by_type(site, np.tanh, _rounded(np.tanh), one_operand.SHORT_FLOATS)
+    return _by_type(site, np.tanh, one_operand.in_double(np.tanh), one_operand.SHORT_FLOATS)
 
 
 @kernel("ELU")
@@ -90,11 +90,7 @@ def _by_type(
     return lambda inputs: (one_operand.by_parts(convert, np.asarray(inputs[0])),)
 
 
-def _rounded(function: RealFunction) -> RealFunction:
-    return lambda x: function(x.astype(np.float64)).astype(np.float32)
-
-
-_exp = _rounded(np.exp)
+_exp: Final = one_operand.in_double(np.exp)
 
 
 def _logistic(x: NDArray) -> NDArray:
@@ -110,7 +106,7 @@ def _logistic_rounded(x: NDArray) -> NDArray:
 
 
 def _elu(x: NDArray) -> NDArray:
-    return np.where(x < 0, _rounded(np.expm1)(np.minimum(x, np.float32(0))), x)
+    return np.where(x < 0, one_operand.in_double(np.expm1)(np.minimum(x, np.float32(0))), x)
 
 
 def _gelu(x: NDArray) -> NDArray:

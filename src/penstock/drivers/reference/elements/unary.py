@@ -9,25 +9,22 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    direct,
+    kernel,
+    types,
+)
 from penstock.drivers.reference.numerics import fixed_point, one_operand
 from penstock.drivers.reference.numerics.requantize import integer_range
+from penstock.drivers.reference.numerics.weights import given
 from penstock.errors import InvalidArgument, ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
 
 Function = Callable[[NDArray], NDArray]
-
-NEGATED: Final = frozenset(
-    {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}
-    | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
-)
-
-
-@kernel("NEG")
-def neg(site: Site) -> Kernel:
-    """-x of the stored values. TFLite computes it so for quantised operands too."""
-    site.require_types(site.input(0).dtype in NEGATED)
-    return one_operand.elementwise(np.negative)
 
 
 @kernel("ABS")
@@ -51,7 +48,7 @@ def absolute(site: Site) -> Kernel:
 
 @kernel("EXP")
 def exp(site: Site) -> Kernel:
-    return _real(site, np.exp, _in_double(np.exp))
+    return _real(site, np.exp, one_operand.in_double(np.exp))
 
 
 @kernel("LOG")
@@ -62,7 +59,7 @@ def log(site: Site) -> Kernel:
     made = site.output_quantization()
     least = integer_range(site.output().dtype)[0] - made.zero_point
     floor = np.float32(least) * np.float32(made.scale)
-    return _real(site, np.log, lambda x: np.where(x > 0, _in_double(np.log)(x), floor))
+    return _real(site, np.log, lambda x: np.where(x > 0, one_operand.in_double(np.log)(x), floor))
 
 
 @kernel("RSQRT")
@@ -123,35 +120,26 @@ def sqrt(site: Site) -> Kernel:
     return _not_negative(one_operand.tabulated(site, compute), given.zero_point, "SQRT")
 
 
-@kernel("SQUARE", "SIN", "COS", "FLOOR", "CEIL", "ROUND")
-def real_function(site: Site) -> Kernel:
-    name = site.operation.type
-    site.require_types(site.input(0).dtype in FLOATS_OF.get(name, {DType.FLOAT32}))
-    return one_operand.elementwise(_FUNCTIONS[name])
-
-
-@kernel("SIGN")
-def sign(site: Site) -> Kernel:
-    site.require_types(site.input(0).dtype in {DType.FLOAT32, DType.FLOAT64, DType.INT32})
-    return one_operand.elementwise(np.sign)
-
-
-FLOATS_OF: Final = {
-    "SIN": {DType.FLOAT32, DType.FLOAT16},
-    "COS": {DType.FLOAT32, DType.FLOAT16},
-    "FLOOR": {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16},
-    "ROUND": {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16},
+FUNCTIONS: Final[dict[str, tuple[Function, str]]] = {
+    "NEG": (np.negative, "float32 float16 bfloat16 int8 int16 int32 int64"),
+    "SIGN": (np.sign, "float32 float64 int32"),
+    "SQUARE": (np.square, "float32"),
+    "SIN": (np.sin, "float32 float16"),
+    "COS": (np.cos, "float32 float16"),
+    "FLOOR": (np.floor, "float32 float16 bfloat16"),
+    "CEIL": (np.ceil, "float32"),
+    "ROUND": (np.rint, "float32 float16 bfloat16"),
 }
-"""Element types of functions that support more float types than float32."""
+"""Functions of stored values, and the types that they accept. TFLite negates the stored values of
+quantised operands too.
+"""
 
-_FUNCTIONS: Final[dict[str, Function]] = {
-    "SQUARE": np.square,
-    "SIN": np.sin,
-    "COS": np.cos,
-    "FLOOR": np.floor,
-    "CEIL": np.ceil,
-    "ROUND": np.rint,
-}
+
+@kernel(*FUNCTIONS)
+def plain_function(site: Site) -> Kernel:
+    function, accepted = FUNCTIONS[site.operation.type]
+    site.require_types(site.input(0).dtype in types(accepted))
+    return one_operand.elementwise(function)
 
 
 def _real(site: Site, function: Function, rounded: Function) -> Kernel:
@@ -160,10 +148,6 @@ def _real(site: Site, function: Function, rounded: Function) -> Kernel:
         return one_operand.elementwise(function)
     site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
     return one_operand.tabulated_reals(site, rounded)
-
-
-def _in_double(function: Function) -> Function:
-    return lambda x: function(x.astype(np.float64)).astype(np.float32)
 
 
 @direct("RFFT2D", check=lambda s: s.require_types(s.input(0).dtype is DType.FLOAT32))
@@ -180,19 +164,12 @@ def rfft2d(_: Site, inputs: Inputs) -> Outputs:
     return [spectrum.astype(np.complex64)]
 
 
-@kernel("COMPLEX_ABS", "REAL", "IMAG")
+PARTS: Final[dict[str, Function]] = {"COMPLEX_ABS": np.abs, "REAL": np.real, "IMAG": np.imag}
+
+
+@kernel(*PARTS)
 def complex_part(site: Site) -> Kernel:
     """Magnitude, real part or imaginary part."""
-    given = site.input(0).dtype
-    require(given in (DType.COMPLEX64, DType.COMPLEX128), f"parts of {given.value}")
-    parts: dict[str, Callable[[NDArray], NDArray]] = {
-        "COMPLEX_ABS": np.abs,
-        "REAL": np.real,
-        "IMAG": np.imag,
-    }
-    part = parts[site.operation.type]
-
-    def run(inputs: Inputs) -> Outputs:
-        return [np.array(part(value)) for value in inputs if value is not None]
-
-    return run
+    site.require_types(site.input(0).dtype in types("complex64 complex128"))
+    part = PARTS[site.operation.type]
+    return lambda inputs: [np.array(part(given(inputs[0])))]

@@ -274,6 +274,11 @@ def elementwise(function: Callable[[NDArray], NDArray]) -> kernel.Kernel:
     return lambda inputs: (by_parts(compute, np.asarray(inputs[0])),)
 
 
+def in_double(function: Callable[[NDArray], NDArray]) -> Callable[[NDArray], NDArray]:
+    """*function* of float32 values, computed in float64 and rounded once."""
+    return lambda x: function(x.astype(np.float64)).astype(np.float32)
+
+
 def input_and_output(site: kernel.Site) -> tuple[Quantization, Quantization]:
     """The quantisation of the first input and the output; int16 must be symmetric."""
     given = site.quantization(0)

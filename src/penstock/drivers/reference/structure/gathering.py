@@ -7,15 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Outputs, Site, direct, require
+from penstock.drivers.reference.kernel import Inputs, Outputs, Site, direct, require, types
 from penstock.drivers.reference.structure.shape import checked, dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
 
-ADDED: Final = frozenset(
-    {DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64}
-    | {DType.BOOL}
-)
+ADDED: Final = types("float32 float64 int8 uint8 int16 int32 int64 bool")
 
 
 @direct("GATHER")

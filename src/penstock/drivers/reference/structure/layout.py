@@ -9,13 +9,21 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Outputs,
+    Site,
+    direct,
+    require,
+    types,
+)
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import checked, dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 
-QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
+QUANTIZED: Final = types("int8 uint8 int16")
+OPAQUE: Final = types("string resource variant")
 
 
 @direct("TRANSPOSE", inputs=2)
@@ -134,32 +142,27 @@ def reverse_sequence(site: Site, inputs: Inputs) -> Outputs:
     return (np.ascontiguousarray(np.moveaxis(turned, (0, 1), axes[::-1])),)
 
 
-@kernel("SPACE_TO_DEPTH")
-def space_to_depth(site: Site) -> Kernel:
+def _check_block(site: Site) -> None:
+    block = site.attributes.integer("block_size")
+    require(block > 0, f"a block size of {block}")
+
+
+@direct("SPACE_TO_DEPTH", check=_check_block)
+def space_to_depth(site: Site, inputs: Inputs) -> Outputs:
     """Moves square blocks of an NHWC image into the channels."""
-    block = site.attributes.integer("block_size")
-    require(block > 0, f"a block size of {block}")
-
-    def run(inputs: Inputs) -> Outputs:
-        n, h, w, c = np.asarray(inputs[0]).shape
-        cut = np.asarray(inputs[0]).reshape(n, h // block, block, w // block, block, c)
-        return (cut.transpose(0, 1, 3, 2, 4, 5).reshape(n, h // block, w // block, c * block**2),)
-
-    return run
+    image, block = np.asarray(inputs[0]), site.attributes.integer("block_size")
+    n, h, w, c = image.shape
+    cut = image.reshape(n, h // block, block, w // block, block, c).transpose(0, 1, 3, 2, 4, 5)
+    return (cut.reshape(n, h // block, w // block, c * block**2),)
 
 
-@kernel("DEPTH_TO_SPACE")
-def depth_to_space(site: Site) -> Kernel:
+@direct("DEPTH_TO_SPACE", check=_check_block)
+def depth_to_space(site: Site, inputs: Inputs) -> Outputs:
     """Lays channels of an NHWC image out as square blocks."""
-    block = site.attributes.integer("block_size")
-    require(block > 0, f"a block size of {block}")
-
-    def run(inputs: Inputs) -> Outputs:
-        n, h, w, c = np.asarray(inputs[0]).shape
-        cut = np.asarray(inputs[0]).reshape(n, h, w, block, block, c // block**2)
-        return (cut.transpose(0, 1, 3, 2, 4, 5).reshape(n, h * block, w * block, c // block**2),)
-
-    return run
+    image, block = np.asarray(inputs[0]), site.attributes.integer("block_size")
+    n, h, w, c = image.shape
+    cut = image.reshape(n, h, w, block, block, c // block**2).transpose(0, 1, 3, 2, 4, 5)
+    return (cut.reshape(n, h * block, w * block, c // block**2),)
 
 
 @direct("SPACE_TO_BATCH_ND")
@@ -199,9 +202,6 @@ def batch_to_space(_: Site, inputs: Inputs) -> Outputs:
         raise ShapeMismatch(f"crops {crops} of a shape {whole.shape}")
     inside = [slice(a, n - b) for n, (a, b) in zip(sizes, crops, strict=True)]
     return (np.asarray(whole[(slice(None), *inside)], order="C"),)
-
-
-OPAQUE = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})
 
 
 @direct("MATRIX_DIAG", check=lambda s: s.require_types(s.input(0).dtype not in OPAQUE))

@@ -9,7 +9,16 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    direct,
+    kernel,
+    require,
+    types,
+)
 from penstock.drivers.reference.numerics.one_operand import by_parts
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.errors import ShapeMismatch
@@ -129,7 +138,7 @@ def densify(site: Site) -> Kernel:
     return lambda inputs: (np.asarray(inputs[0]),)
 
 
-OPAQUE: Final = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})
+OPAQUE: Final = types("string resource variant")
 
 
 @kernel("CAST")
