@@ -155,27 +155,19 @@ class Capsule(Struct, frozen=True, eq=False):
         which = ", ".join(f"{o.index} ({o.type})" for o in failure.operations[:4])
         if len(failure.operations) > 4:
             which += f" and {len(failure.operations) - 4} more"
-        device = failure.device
+        device, machine = failure.device, f"{environment.system} {environment.machine}"
         lines = [
             f"{failure.stage} on {device.name}, version {device.version}",
             f"operation {which}" if which else "no operation is known",
             failure.error or failure.distance or "no error is known",
-            (
-                f"penstock {self.manifest.penstock}, Python {environment.python}, "
-                f"{environment.system} "
-                f"{environment.machine}"
-            ),
+            f"penstock {self.manifest.penstock}, Python {environment.python}, {machine}",
         ]
         if self.manifest.case is None:
             lines.append(f"no step to repeat: {self.manifest.no_case or 'none was kept'}")
         else:
             nbytes = len(self.model) + sum(a.nbytes for a in self.inputs)
-            what = (
-                "the step and its inputs"
-                if self.manifest.case.left_out is None
-                else "the step without input data"
-            )
-            lines.append(f"{what}: {counted(nbytes, 'byte')}")
+            data = "and its inputs" if self.manifest.case.left_out is None else "without input data"
+            lines.append(f"the step {data}: {counted(nbytes, 'byte')}")
         return "\n".join(lines)
 
 
@@ -189,6 +181,9 @@ MOST_DIRECTORY_BYTES: Final = 1 << 20
 
 MANIFEST: Final = "capsule.json"
 MODEL: Final = "step.tflite"
+
+ARRAYS: Final = ("inputs", "expected", "got")
+"""The fields of a case, and of a capsule, that are arrays."""
 
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 _END: Final = struct.Struct("<4s4H2IH")
@@ -219,14 +214,8 @@ def dump(capsule: Capsule) -> bytes:
     manifest = capsule.manifest
     if manifest.case is not None:
         members[MODEL] = capsule.model
-        case = CaseRecord(
-            MODEL,
-            manifest.case.accuracy,
-            _put(members, "inputs", capsule.inputs),
-            _put(members, "expected", capsule.expected),
-            _put(members, "got", capsule.got),
-            manifest.case.left_out,
-        )
+        arrays = {kind: _put(members, kind, getattr(capsule, kind)) for kind in ARRAYS}
+        case = msgspec.structs.replace(manifest.case, model=MODEL, **arrays)
         manifest = msgspec.structs.replace(manifest, case=case)
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     if len(encoded) > MOST_MANIFEST_BYTES:
@@ -286,24 +275,21 @@ def parse(content: bytes) -> Capsule:
     return Capsule(
         manifest,
         _take(members, case.model),
-        tuple(_array(members, record) for record in case.inputs),
-        tuple(_array(members, record) for record in case.expected),
-        tuple(_array(members, record) for record in case.got),
+        *(tuple(_array(members, record) for record in getattr(case, kind)) for kind in ARRAYS),
     )
 
 
 def _manifest(encoded: bytes) -> Manifest:
     try:
-        told = msgspec.json.decode(encoded, type=_Version)
-        if told.format != FORMAT:
-            raise CapsuleError(f"it is of format {told.format}; this version reads format {FORMAT}")
+        found = msgspec.json.decode(encoded, type=_Version).format
+        if found != FORMAT:
+            raise CapsuleError(f"it is of format {found}; this version reads format {FORMAT}")
         # Raw JSON, such as plan and receipt, is checked nowhere else.
         str(encoded, "utf-8")
         manifest = msgspec.json.decode(encoded, type=Manifest)
         if len(manifest.crash) > MOST_CRASH_BYTES:
             raise CapsuleError(
-                f"what it tells of a crash has {len(manifest.crash)} bytes, {MOST_CRASH_BYTES} at "
-                "most"
+                f"its crash record has {len(manifest.crash)} bytes, {MOST_CRASH_BYTES} at most"
             )
         msgspec.json.decode(manifest.crash)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -349,16 +335,9 @@ def _members(content: bytes) -> dict[str, bytes]:
                     raise CapsuleError(f"its member {info.filename!r} is there twice")
                 with archive.open(info) as member:
                     members[info.filename] = member.read(info.file_size)
-    except (
-        zipfile.BadZipFile,
-        EOFError,
-        OSError,
-        ValueError,
-        NotImplementedError,
-        struct.error,
-    ) as error:
-        if isinstance(error, CapsuleError):
-            raise
+    except CapsuleError:
+        raise
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, RuntimeError, struct.error) as error:
         raise CapsuleError(f"its archive is damaged: {error}") from None
     return members
 
@@ -411,14 +390,10 @@ def _put(
     for position, array in enumerate(arrays):
         name = f"{kind}/{position}.bin"
         dtype = _dtype_of(array)
-        raw = pack_strings(array) if dtype is DType.STRING else _little(array).tobytes()
-        members[name] = raw
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        members[name] = raw = pack_strings(array) if dtype is DType.STRING else little.tobytes()
         records.append(ArrayRecord(name, dtype.value, tuple(array.shape), len(raw)))
     return tuple(records)
-
-
-def _little(array: NDArray) -> NDArray:
-    return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
 
 
 def _dtype_of(array: NDArray) -> DType:

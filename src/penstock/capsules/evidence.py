@@ -6,17 +6,19 @@ import contextvars
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Final
 from weakref import WeakSet
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.capsules.archive import Capsule, Stage
 from penstock.errors import Unreadable
 from penstock.hal import AccuracyClass, Device
-from penstock.ir import Model, NDArray
+from penstock.ir import NDArray
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.sealed.places import make_private_directory, state_directory
@@ -63,32 +65,36 @@ def noted(
     """
     import numpy as np
 
-    try:
+    with _failing_quietly():
         if not knobs.keep_failures():
             return ()
+        inputs = None
         if values is None:
-            shapes = tuple(
-                tuple(1 if n is None else n for n in operand.shape or ())
-                for operand in step.model.inputs
-            )
-            return (StepFailure(stage, step, device, error, shapes),)
-        shapes = tuple(np.shape(values[i]) for i in step.inputs)
-        kept = knobs.keep_failure_data()
-        inputs = tuple(np.array(values[i]) for i in step.inputs) if kept else None
+            dimensions = [operand.shape or () for operand in step.model.inputs]
+            shapes = tuple(tuple(1 if n is None else n for n in shape) for shape in dimensions)
+        else:
+            shapes = tuple(np.shape(values[i]) for i in step.inputs)
+            if knobs.keep_failure_data():
+                inputs = tuple(np.array(values[i]) for i in step.inputs)
         return (StepFailure(stage, step, device, error, shapes, inputs),)
-    except Exception as failed:  # noqa: BLE001  # evidence must not change the caller's result
+    return ()
+
+
+@contextmanager
+def _failing_quietly() -> Iterator[None]:
+    """Logs an exception in its block: evidence must not change the caller's result."""
+    try:
+        yield
+    except Exception as failed:  # noqa: BLE001  # whatever it is
         log.debug("a failure is not kept: %r", failed)
-        return ()
 
 
 def keep(
     failure: StepFailure, plan: ExecutionPlan, receipt: str | None, accuracy: AccuracyClass
 ) -> None:
     """Stores *failure* of a step of *plan*. Raises nothing if it cannot be stored."""
-    try:
+    with _failing_quietly():
         _save(_capsule(failure, plan, receipt, accuracy), state_directory())
-    except Exception as failed:  # noqa: BLE001  # as above
-        log.debug("a failure is not kept: %r", failed)
 
 
 def keep_soon(
@@ -105,10 +111,8 @@ def keep_soon(
         return
 
     def write() -> None:
-        try:
+        with _failing_quietly():
             _save(_capsule(failure, plan, receipt(), accuracy), state)
-        except Exception as failed:  # noqa: BLE001  # as above
-            log.debug("a failure is not kept: %r", failed)
 
     context = contextvars.copy_context()
     writer = threading.Thread(target=context.run, args=(write,), name="penstock-evidence")
@@ -128,12 +132,10 @@ def wait() -> None:
 
 def keep_capsule(capsule: Capsule) -> None:
     """Stores a capsule. Its arrays are dropped if the knob `keep_failure_data` is off."""
-    try:
+    with _failing_quietly():
         if knobs.keep_failures():
             kept = capsule if knobs.keep_failure_data() else _without_arrays(capsule)
             _save(kept, state_directory())
-    except Exception as failed:  # noqa: BLE001  # as above
-        log.debug("a failure is not kept: %r", failed)
 
 
 def last() -> str | None:
@@ -160,28 +162,21 @@ def clear() -> int:
 def _capsule(
     failure: StepFailure, plan: ExecutionPlan, receipt: str | None, accuracy: AccuracyClass
 ) -> Capsule:
-    from penstock.capsules.making import Case, Told, make
+    from penstock.capsules.making import Case, FailureDetails, make
 
     step, case, no_case = failure.step, None, ""
-    if (nbytes := _constant_bytes(step.model)) > MOST_KEPT_BYTES:
+    # The bytes of the constants, which are part of the model's file.
+    operands = (o for subgraph in step.model.subgraphs for o in subgraph.operands)
+    nbytes = sum(place.length for place in {o.location for o in operands} if place is not None)
+    if nbytes > MOST_KEPT_BYTES:
         no_case = TOO_LARGE.format(nbytes)
     else:
         case = Case(step.model, failure.inputs, shapes=failure.shapes)
+    details = FailureDetails(failure.stage, plan.model, step.operations, failure.error)
     return make(
-        Told(failure.stage, plan.model, step.operations, failure.error),
-        failure.device,
-        accuracy=accuracy,
-        plan=plan,
-        receipt=receipt,
-        case=case,
+        details, failure.device, accuracy=accuracy, plan=plan, receipt=receipt, case=case,
         no_case=no_case,
-    )
-
-
-def _constant_bytes(model: Model) -> int:
-    """The bytes of the constants of *model*, which are part of its file."""
-    places = {o.location for s in model.subgraphs for o in s.operands if o.location is not None}
-    return sum(place.length for place in places)
+    )  # fmt: skip
 
 
 def _save(capsule: Capsule, state: str) -> None:
@@ -189,7 +184,8 @@ def _save(capsule: Capsule, state: str) -> None:
 
     content = dump(capsule)
     if len(content) > MOST_KEPT_BYTES:
-        content = dump(_without_case(capsule, TOO_LARGE.format(len(content))))
+        no_case = TOO_LARGE.format(len(content))
+        content = dump(Capsule(replace(capsule.manifest, case=None, no_case=no_case)))
     directory = os.path.join(state, FAILURES)
     make_private_directory(directory)
     name = os.path.join(directory, f"{time.time_ns():020}-{os.getpid()}{ENDING}")
@@ -203,24 +199,12 @@ def _save(capsule: Capsule, state: str) -> None:
         os.unlink(temporary)
         raise
     for old in _names(directory)[:-MOST_KEPT]:
-        try:
+        with suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, old))
-        except FileNotFoundError:
-            continue
-
-
-def _without_case(capsule: Capsule, why: str) -> Capsule:
-    from msgspec.structs import replace
-
-    if capsule.manifest.case is None:
-        return capsule
-    return Capsule(replace(capsule.manifest, case=None, no_case=why))
 
 
 def _without_arrays(capsule: Capsule) -> Capsule:
     """*capsule* with the shapes of its inputs instead of its arrays."""
-    from msgspec.structs import replace
-
     case = capsule.manifest.case
     if case is None:
         return capsule

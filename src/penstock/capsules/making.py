@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,12 +23,10 @@ from penstock.capsules.archive import (
 )
 from penstock.capsules.scrubbing import (
     Scrubber,
-    device_record,
     environment,
     model_record,
     nameless,
     names_of,
-    penstock_version,
 )
 from penstock.errors import CapsuleError, NotExportable
 from penstock.hal import AccuracyClass, Device
@@ -53,7 +52,7 @@ class Case(Struct, frozen=True, eq=False):
     shapes: Sequence[tuple[int, ...]] = ()
 
 
-class Told(Struct, frozen=True):
+class FailureDetails(Struct, frozen=True):
     """The failure: *operations* of *model* at *stage*, and the driver's error or the
     error's size.
     """
@@ -66,7 +65,7 @@ class Told(Struct, frozen=True):
 
 
 def make(
-    told: Told,
+    details: FailureDetails,
     device: Device,
     *,
     accuracy: AccuracyClass = "faithful",
@@ -81,14 +80,11 @@ def make(
     *receipt* is that of `Receipt.to_json`. Names of files, of users, and those given by the
     network's author are removed; *names* keeps the author's names.
     """
-    scrubber = Scrubber(names_of(told.model), keep_names=names)
+    scrubber = Scrubber(names_of(details.model), keep_names=names)
+    model, entry = details.model, details.model.entry
     operations = tuple(
-        OperationRecord(
-            index,
-            told.model.operations[index].key,
-            told.model.entry.operation_name(index) if names else "",
-        )
-        for index in told.operations
+        OperationRecord(i, model.operations[i].key, entry.operation_name(i) if names else "")
+        for i in details.operations
     )
     record, content = None, b""
     if case is not None:
@@ -101,16 +97,16 @@ def make(
             record = CaseRecord("", accuracy, (), left_out=left_out)
             case = kept
     manifest = Manifest(
-        penstock=penstock_version(),
+        penstock=_version(),
         environment=environment(),
         failure=Failure(
-            told.stage,
-            device_record(device),
+            details.stage,
+            DeviceRecord(device.name, device.version, device.type.value, device.feature_level),
             operations,
-            scrubber.text(told.error),
-            scrubber.text(told.distance),
+            scrubber.text(details.error),
+            scrubber.text(details.distance),
         ),
-        model=model_record(told.model),
+        model=model_record(model),
         plan=_plan(plan, scrubber),
         receipt=msgspec.Raw(b"null") if receipt is None else scrubber.raw(receipt),
         case=record,
@@ -152,10 +148,10 @@ def _zeros(case: Case) -> list[NDArray]:
 def _plan(plan: ExecutionPlan | None, scrubber: Scrubber) -> msgspec.Raw:
     if plan is None:
         return msgspec.Raw(b"null")
-    told = msgspec.json.decode(plan.to_json())
+    content = msgspec.json.decode(plan.to_json())
     if not scrubber.keep_names:
-        _drop_names(told)
-    return msgspec.Raw(msgspec.json.encode(scrubber.tree(told)))
+        _drop_names(content)
+    return msgspec.Raw(msgspec.json.encode(scrubber.tree(content)))
 
 
 def _drop_names(plan: dict[str, Any]) -> None:
@@ -165,6 +161,11 @@ def _drop_names(plan: dict[str, Any]) -> None:
         if step["control"] is not None:
             for branch in step["control"]["branches"]:
                 _drop_names(branch)
+
+
+def _version() -> str:
+    # Read from `sys.modules`: an import would be circular.
+    return str(sys.modules["penstock"].__version__)
 
 
 TOGETHER_SECONDS: Final = 600.0
@@ -186,7 +187,8 @@ def with_crash(capsule: Capsule | None) -> Capsule | None:
     failed = capsule.manifest.failure.device.name
     own = failed == crash.driver or failed in {call.device for call in crash.underway}
     if own and abs(capsule.manifest.created - crash.when) <= TOGETHER_SECONDS:
-        return _attached(capsule, crash)
+        manifest = replace(capsule.manifest, crash=_crash_record(crash))
+        return replace(capsule, manifest=manifest)
     return of_crash(crash) if crash.when > capsule.manifest.created else capsule
 
 
@@ -194,36 +196,27 @@ def of_crash(crash: Crash) -> Capsule:
     """A capsule for *crash* without a step."""
     call = crash.underway[0] if crash.underway else None
     operations = () if call is None else tuple(map(_operation, call.operations))
-    device = DeviceRecord(
-        crash.driver if call is None or not call.device else call.device,
-        "" if call is None else call.version,
-        "",
-        0,
-    )
+    name, version = ("", "") if call is None else (call.device, call.version)
+    device = DeviceRecord(name or crash.driver, version, "", 0)
     manifest = Manifest(
-        penstock=penstock_version(),
+        penstock=_version(),
         created=crash.when,
         environment=environment(),
         failure=Failure("crash", device, operations, Scrubber().text(crash.how)),
         no_case="nothing is kept of what a driver was given when its process died",
-        crash=_told(crash),
+        crash=_crash_record(crash),
     )
     return Capsule(manifest)
 
 
-def _attached(capsule: Capsule, crash: Crash) -> Capsule:
-    return replace(capsule, manifest=replace(capsule.manifest, crash=_told(crash)))
-
-
-def _told(crash: Crash) -> msgspec.Raw:
+def _crash_record(crash: Crash) -> msgspec.Raw:
     """The record of the crash, without private names."""
-    told: dict[str, Any] = msgspec.to_builtins(crash)
+    record: dict[str, Any] = msgspec.to_builtins(crash)
     names = {_name(o) for call in crash.underway for o in call.operations}
-    for call in told["underway"]:
+    for call in record["underway"]:
         call["operations"] = [f"{o.index} ({o.type})" for o in map(_operation, call["operations"])]
-    told.pop("pid")
-    scrubber = Scrubber(names)
-    return msgspec.Raw(msgspec.json.encode(scrubber.tree(told)))
+    record.pop("pid")
+    return msgspec.Raw(msgspec.json.encode(Scrubber(names).tree(record)))
 
 
 def _operation(text: str) -> OperationRecord:

@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -17,10 +18,9 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock import knobs
-from penstock.capsules.archive import DeviceRecord, Environment, ModelRecord, Text
+from penstock.capsules.archive import Environment, ModelRecord
 from penstock.distribution import DISTRIBUTION
 from penstock.errors import InputError
-from penstock.hal import Device
 from penstock.ir import Model, Subgraph
 from penstock.ir.digest import digest_structure
 
@@ -153,8 +153,6 @@ def _nameless(subgraph: Subgraph, at: int) -> Subgraph:
 
 def _known() -> list[tuple[str, str]]:
     """Texts that identify the user or the machine, the longest first."""
-    import platform
-
     found: dict[str, str] = {}
     for variable in ("USER", "LOGNAME", "USERNAME", "SUDO_USER"):
         found[os.environ.get(variable, "")] = "<user>"
@@ -167,15 +165,10 @@ def _known() -> list[tuple[str, str]]:
 
 def _places() -> list[str]:
     """Directories that identify the user. Longest first, because one may contain another."""
-    places = {os.path.expanduser("~"), tempfile.gettempdir(), sys.prefix, _here()}
+    places = {os.path.expanduser("~"), tempfile.gettempdir(), sys.prefix}
+    with suppress(OSError):
+        places.add(os.getcwd())
     return sorted((p for p in places if len(p) > SHORTEST), key=lambda p: (-len(p), p))
-
-
-def _here() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
 
 
 def _login() -> str:
@@ -211,11 +204,6 @@ def environment() -> Environment:
     )
 
 
-def device_record(device: Device) -> DeviceRecord:
-    """The metadata of *device*."""
-    return DeviceRecord(device.name, device.version, device.type.value, device.feature_level)
-
-
 def model_record(model: Model) -> ModelRecord:
     """Identifies the model by digests only.
 
@@ -226,13 +214,6 @@ def model_record(model: Model) -> ModelRecord:
     constants = model.digest.constants.hex() if known else ""
     structure = model.digest.structure if known else digest_structure(model)
     return ModelRecord(structure.hex(), constants, len(model.operations))
-
-
-def penstock_version() -> Text:
-    """The version of this Penstock."""
-    # Read from `sys.modules`: an import would be circular.
-    found: str = sys.modules["penstock"].__version__
-    return found
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from penstock import errors, knobs
 from penstock.arguments import check_kind
 from penstock.capsules.archive import Capsule
-from penstock.capsules.making import Case, Told, make
+from penstock.capsules.making import Case, FailureDetails, make
 from penstock.compilation.failing import driver_message_in
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.execution.interface import fits
@@ -117,7 +117,7 @@ def capsule_of(
 ) -> Capsule:
     """The capsule of *departure* in *model*; runs the device once more for its results."""
     case, found = departure.case, departure.distance
-    failure = Told("execute", model, departure.operations, departure.error, "")
+    failure = FailureDetails("execute", model, departure.operations, departure.error, "")
     results: Sequence[NDArray] = ()
     if found is not None:
         failure = replace(failure, stage="verify", distance=found.show())
