@@ -15,7 +15,6 @@ from importlib import import_module
 from itertools import product
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import numpy as np
@@ -112,12 +111,7 @@ class SingleThread:
                 self._pool.set(1)
             self._inside += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._pool is None:
             return
         with self._lock:
@@ -145,11 +139,10 @@ def find_pool() -> Pool | None:
         except OSError:
             continue
         for prefix, suffix in product(("scipy_", ""), ("64_", "")):
-            functions = [
+            parallel, get, set_number = (
                 getattr(library, f"{prefix}openblas_{name}{suffix}", None)
                 for name in ("get_parallel", "get_num_threads", "set_num_threads")
-            ]
-            parallel, get, set_number = functions
+            )
             if parallel is not None and get is not None and set_number is not None:
                 return Pool(get, set_number) if parallel() == POSIX_THREADS else None
     return None
@@ -160,11 +153,8 @@ def _libraries() -> list[Path]:
     library that NumPy is linked with.
     """
     package = Path(np.__file__).parent
-    brought = [
-        each
-        for folder in (package.with_name("numpy.libs"), package / ".dylibs")
-        for each in sorted(folder.glob("*openblas*"))
-    ]
+    folders = package.with_name("numpy.libs"), package / ".dylibs"
+    brought = [each for folder in folders for each in sorted(folder.glob("*openblas*"))]
     linked = import_module("numpy._core._multiarray_umath").__file__
     return [*brought, *([Path(linked)] if linked else [])]
 

@@ -108,55 +108,38 @@ class PreparedReference(hal.PreparedModelBase):
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         began = time.perf_counter_ns()
         hal.validate_request(self.model, request, config)
+        claims: AbstractContextManager[Claim | None] = nullcontext()
         if (domain := self.device.domain) is not None:
             from penstock.memory.domain import has_tokens
 
             if has_tokens(request):
-                with domain.claim(self, request) as claim:
-                    return self._mapped(request, config, began, claim)
-        return self._mapped(request, config, began, None)
-
-    def _mapped(
-        self, request: hal.Request, config: hal.ExecutionConfig, began: int, claim: Claim | None
-    ) -> hal.ExecutionResult:
-        if not request.pools:
-            return self._execute(request, config, [], began, claim)
-        with mapped_pools(request) as regions:
-            return self._execute(request, config, regions, began, claim)
-
-    def _execute(
-        self,
-        request: hal.Request,
-        config: hal.ExecutionConfig,
-        regions: list[np.ndarray],
-        began: int,
-        claim: Claim | None,
-    ) -> hal.ExecutionResult:
-        inputs = input_arrays(request, self._inputs, regions, claim, copy_integers=True)
-        token = EXECUTION.set(config)
-        try:
+                claims = domain.claim(self, request)
+        pools: AbstractContextManager[list[np.ndarray]] = nullcontext([])
+        if request.pools:
+            pools = mapped_pools(request)
+        with claims as claim, pools as regions:
+            inputs = input_arrays(request, self._inputs, regions, claim, copy_integers=True)
             clock: list[int] | None = [] if config.measure else None
-            if config.deadline_ns is None and config.cancel is None:
-                with self._products:
-                    results = self._program.run(inputs, config, clock)
-            else:
+            limits: AbstractContextManager[None] = nullcontext()
+            if config.deadline_ns is not None or config.cancel is not None:
                 # Loops inside a kernel check deadline and cancellation too.
-                limits = interruptible(
-                    config.deadline_ns, config.cancel, MissedDeadlineTransient, LATE
-                )
+                deadline, cancel = config.deadline_ns, config.cancel
+                limits = interruptible(deadline, cancel, MissedDeadlineTransient, LATE)
+            token = EXECUTION.set(config)
+            try:
                 with self._products, limits:
                     results = self._program.run(inputs, config, clock)
-        finally:
-            EXECUTION.reset(token)
-        timing = hal.Timing(None, time.perf_counter_ns() - began, self._operations(clock, began))
-        shapes = write_results(request, self._outputs, results, regions, claim, inputs)
+            finally:
+                EXECUTION.reset(token)
+            nanoseconds = time.perf_counter_ns() - began
+            shapes = write_results(request, self._outputs, results, regions, claim, inputs)
+        timing = hal.Timing(None, nanoseconds, self._operations(clock, began))
         return hal.ExecutionResult(shapes, timing)
 
     def _operations(self, clock: list[int] | None, began: int) -> tuple[hal.OperationTiming, ...]:
         """The time of each operation, from the *clock* of `Program.run`."""
+        times = zip(self.model.operations, pairwise(clock or ()), strict=bool(clock))
         return tuple(
             hal.OperationTiming((at,), operation.key, start - began, end - start)
-            for at, (operation, (start, end)) in enumerate(
-                zip(self.model.operations, pairwise(clock or ()), strict=bool(clock))
-            )
+            for at, (operation, (start, end)) in enumerate(times)
         )

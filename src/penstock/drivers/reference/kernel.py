@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial, wraps
 from importlib import import_module
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -60,11 +60,7 @@ def check_interrupts(config: ExecutionConfig) -> None:
         raise MissedDeadlineTransient(LATE)
 
 
-def _no_subgraphs(index: int) -> Kernel:
-    raise Unsupported(f"subgraph {index} is not available")
-
-
-def _no_graphs(index: int) -> Subgraph:
+def _unavailable(index: int) -> Any:
     raise Unsupported(f"subgraph {index} is not available")
 
 
@@ -79,7 +75,7 @@ class Site(Struct, frozen=True, eq=False):
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand, ...]
     values: Callable[[int], NDArray | None]
-    subgraphs: Callable[[int], Kernel] = field(default=_no_subgraphs)
+    subgraphs: Callable[[int], Kernel] = field(default=_unavailable)
     """Returns the kernel of a referenced subgraph, by index. Raises `Unsupported` if one of its
     operations is not supported.
     """
@@ -87,7 +83,7 @@ class Site(Struct, frozen=True, eq=False):
     sums: Sums = "any"
     """The order of float sums (`Sums`)."""
 
-    graphs: Callable[[int], Subgraph] = field(default=_no_graphs)
+    graphs: Callable[[int], Subgraph] = field(default=_unavailable)
     """Returns a referenced subgraph of the model, by index."""
 
     @property
@@ -244,52 +240,47 @@ def _absent(operation: Operation) -> str:
     if kind != "CUSTOM":
         return operation.key
     if code.startswith("Flex"):
-        return (
-            f"{operation.key}, one of TensorFlow's own operations: convert the model without them"
-        )
+        advice = "one of TensorFlow's own operations: convert the model without them"
+        return f"{operation.key}, {advice}"
     return f"{operation.key}: a custom operation needs a driver that has it"
 
 
-def _widened_site(site: Site) -> Site | None:
-    """*site* with float32 in place of float16. None if it has no float16, or runs subgraphs."""
+def _widened(builder: Builder, site: Site) -> Kernel | None:
+    """The kernel of *site* that computes float16 in float32. None if *site* has no float16, or runs
+    subgraphs.
+    """
     operands = [*(o for o in site.inputs if o is not None), *site.outputs]
-    if all(o.dtype is not DType.FLOAT16 for o in operands):
-        return None
-    if any(a.kind in {"subgraph", "subgraphs"} for a in spec_of(site.operation).attributes):
+    kinds = {attribute.kind for attribute in spec_of(site.operation).attributes}
+    if all(o.dtype is not DType.FLOAT16 for o in operands) or kinds & {"subgraph", "subgraphs"}:
         return None
 
-    def value(position: int) -> NDArray | None:
-        found = site.values(position)
-        return found.astype(np.float32) if found is not None and _is_half(found) else found
+    def wide(operand: Operand) -> Operand:
+        half = operand.dtype is DType.FLOAT16
+        return replace(operand, dtype=DType.FLOAT32) if half else operand
 
-    return replace(
-        site,
-        inputs=tuple(None if o is None else _widened(o) for o in site.inputs),
-        outputs=tuple(map(_widened, site.outputs)),
-        values=value,
+    run = builder(
+        replace(
+            site,
+            inputs=tuple(None if o is None else wide(o) for o in site.inputs),
+            outputs=tuple(map(wide, site.outputs)),
+            values=lambda position: _wide(site.values(position)),
+        )
     )
-
-
-def _narrowed(run: Kernel, outputs: Sequence[Operand]) -> Kernel:
-    """The kernel of a widened site, with float16 arrays as inputs and outputs."""
-    halves = [o.dtype is DType.FLOAT16 for o in outputs]
+    halves = [o.dtype is DType.FLOAT16 for o in site.outputs]
 
     def compute(inputs: Inputs) -> Outputs:
-        wide = [a.astype(np.float32) if a is not None and _is_half(a) else a for a in inputs]
+        results = run([_wide(a) for a in inputs])
         return [
             np.asarray(r).astype(np.float16) if half else r
-            for r, half in zip(run(wide), halves, strict=True)
+            for r, half in zip(results, halves, strict=True)
         ]
 
     return compute
 
 
-def _widened(operand: Operand) -> Operand:
-    return replace(operand, dtype=DType.FLOAT32) if operand.dtype is DType.FLOAT16 else operand
-
-
-def _is_half(array: NDArray) -> bool:
-    return array.dtype == np.float16
+def _wide(array: NDArray | None) -> NDArray | None:
+    """*array*, in float32 if it is float16."""
+    return array if array is None or array.dtype != np.float16 else array.astype(np.float32)
 
 
 def build(site: Site) -> Kernel:
@@ -305,8 +296,8 @@ def build(site: Site) -> Kernel:
         try:
             run = builder(site)
         except Unsupported:
-            wide = _widened_site(site)
+            wide = _widened(builder, site)
             if wide is None:
                 raise
-            run = _narrowed(builder(wide), site.outputs)
+            run = wide
     return np.errstate(all="ignore")(run)

@@ -13,9 +13,7 @@ from msgspec import Struct
 from penstock import errors
 from penstock.drivers.reference.kernel import (
     EXECUTION,
-    Inputs,
     Kernel,
-    Outputs,
     Site,
     Unsupported,
     build,
@@ -30,6 +28,8 @@ from penstock.ir.types import element_count, static_shape
 from penstock.memory.limits import check_bytes
 
 MAX_MESSAGE: Final = 300
+FAULTS: Final = errors.PenstockError, ValueError, TypeError, LookupError, ArithmeticError
+"""What a kernel, or its preparation, raises for a model or inputs that it cannot compute."""
 
 
 class Instruction(Struct, frozen=True):
@@ -59,10 +59,7 @@ class Program(Struct, frozen=True):
         *clock* receives the time (`time.perf_counter_ns`) at which each operation begins, and the
         end of the last one.
         """
-        values: dict[int, NDArray] = {
-            **self.constants,
-            **dict(zip(self.inputs, inputs, strict=True)),
-        }
+        values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
         interruptible = config.cancel is not None or config.deadline_ns is not None
         for instruction in self.instructions:
             if interruptible:
@@ -74,18 +71,11 @@ class Program(Struct, frozen=True):
             except (errors.DriverError, errors.Cancelled):
                 raise
             except MemoryError as error:
-                raise errors.ResourceExhaustedTransient(
-                    f"{instruction.place}: no memory left"
-                ) from error
-            except (
-                errors.PenstockError,
-                ValueError,
-                TypeError,
-                LookupError,
-                ArithmeticError,
-            ) as error:
-                text = str(error)[:MAX_MESSAGE]
-                raise errors.GeneralFailure(f"{instruction.place}: {text}") from error
+                text = f"{instruction.place}: no memory left"
+                raise errors.ResourceExhaustedTransient(text) from error
+            except FAULTS as error:
+                text = f"{instruction.place}: {str(error)[:MAX_MESSAGE]}"
+                raise errors.GeneralFailure(text) from error
             values.update(zip(instruction.outputs, results, strict=True))
             for index in instruction.frees:
                 del values[index]
@@ -95,12 +85,7 @@ class Program(Struct, frozen=True):
 
     def as_kernel(self) -> Kernel:
         """The program as a kernel, for operations that refer to its subgraph."""
-
-        def run(inputs: Inputs) -> Outputs:
-            given = [a for a in inputs if a is not None]
-            return self.run(given, EXECUTION.get())
-
-        return run
+        return lambda inputs: self.run([a for a in inputs if a is not None], EXECUTION.get())
 
 
 def examine(
@@ -118,19 +103,14 @@ def examine(
 def _examine(site: Site) -> Kernel | str:
     try:
         for output in site.outputs:
-            _check_size(output, site)
+            if (shape := static_shape(output.shape)) is not None:
+                nbytes = element_count(shape) * output.dtype.numpy.itemsize
+                check_bytes(nbytes, site.operation.key)
         return build(site)
     except Unsupported as refusal:
         return str(refusal)
-    except (errors.PenstockError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+    except FAULTS as error:
         return f"not computable as it stands: {str(error)[:MAX_MESSAGE]}"
-
-
-def _check_size(output: Operand, site: Site) -> None:
-    """Raises `LimitExceeded` if an output of known shape exceeds the memory limit."""
-    shape = static_shape(output.shape)
-    if shape is not None:
-        check_bytes(element_count(shape) * output.dtype.numpy.itemsize, site.operation.key)
 
 
 def compile_subgraph(

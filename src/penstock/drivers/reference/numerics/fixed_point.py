@@ -68,16 +68,16 @@ def round_half_away_from_zero(values: NDArray) -> NDArray:
     return np.trunc(result, out=result)
 
 
-def doubling_high_mul(a: NDArray, b: NDArray | int) -> NDArray:
-    """The product of *a* and *b* over 2**31 to the nearest, halves up, for int32 values in int64
-    arrays.
+def doubling_high_mul(a: NDArray, b: NDArray | int, width: int = 32) -> NDArray:
+    """The product of *a* and *b* over 2**(width - 1) to the nearest, halves up, for values of
+    *width* bits in int64 arrays.
 
-    The product of two -2**31 saturates to 2**31 - 1.
+    The product of two least values saturates to the greatest one.
     """
     product: NDArray = np.asarray(np.multiply(a, b, dtype=np.int64))
-    product += 1 << 30
-    product >>= 31
-    return np.minimum(product, INT32_MAX, out=product)
+    product += 1 << (width - 2)
+    product >>= width - 1
+    return np.minimum(product, (1 << (width - 1)) - 1, out=product)
 
 
 def rounding_divide_by_pot(x: NDArray, exponent: NDArray | int) -> NDArray:
@@ -142,9 +142,10 @@ def power_of_two(scale: float) -> int | None:
     return round(power) if abs(power - round(power)) < 1e-3 else None
 
 
-def shift_left_saturating(x: NDArray, exponent: NDArray | int) -> NDArray:
-    """`x * 2**exponent`, clamped to int32; *exponent* >= 0."""
-    result: NDArray = np.clip(x << np.asarray(exponent, np.int64), INT32_MIN, INT32_MAX)
+def shift_left_saturating(x: NDArray, exponent: NDArray | int, width: int = 32) -> NDArray:
+    """`x * 2**exponent`, clamped to *width* bits; *exponent* >= 0."""
+    most = 1 << (width - 1)
+    result: NDArray = np.clip(x << np.asarray(exponent, np.int64), -most, most - 1)
     return result
 
 
@@ -153,37 +154,61 @@ def count_leading_zeros(x: NDArray) -> NDArray:
     return 32 - np.frexp(x.astype(np.float64))[1].astype(np.int64)
 
 
-def exp_on_negative_values(x: NDArray) -> NDArray:
-    """exp(x) in Q0 of x <= 0 in Q5."""
-    quarter = 1 << 24
+def exp_on_negative_values(x: NDArray, integer_bits: int = 5, width: int = 32) -> NDArray:
+    """exp(x) in Q0 of x <= 0 in Q*integer_bits*, numbers of *width* bits."""
+    fraction = width - 1 - integer_bits
+    quarter = 1 << (fraction - 2)
     rest = (x & (quarter - 1)) - quarter
-    result = _exp_near_zero(shift_left_saturating(rest, 5))
+    result = _exp_near_zero(shift_left_saturating(rest, integer_bits, width), width)
     remainder = rest - x
     # exp(-2**e) in Q0 for e = -2 .. 4
     factors = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
-    for bit, factor in enumerate(factors, 24):
-        result = np.where(remainder >> bit & 1, _multiply(result, factor), result)
-    return np.where(x == 0, INT32_MAX, result)
+    for exponent, factor in zip(range(-2, integer_bits), factors, strict=False):
+        scaled = doubling_high_mul(result, _constant(factor, width), width)
+        result = np.where(remainder >> (fraction + exponent) & 1, scaled, result)
+    if integer_bits > 5:
+        result = np.where(x < -(1 << (fraction + 5)), 0, result)
+    return np.where(x == 0, (1 << (width - 1)) - 1, result)
 
 
-def _exp_near_zero(x: NDArray) -> NDArray:
+def _constant(raw: int, width: int) -> int:
+    """A raw constant of 32 bits, rounded to *width* bits."""
+    return int(rounding_divide_by_pot(np.array(raw), 32 - width))
+
+
+def _exp_near_zero(x: NDArray, width: int) -> NDArray:
     """exp(x) in Q0 of -1/4 <= x < 0 in Q0: the Taylor polynomial of degree 4 around -1/8."""
-    exp_minus_eighth, third = 1895147668, 715827883
-    y = x + (1 << 28)
-    y2 = _multiply(y, y)
-    y3, y4 = _multiply(y2, y), _multiply(y2, y2)
-    tail = _multiply(rounding_divide_by_pot(y4, 2) + y3, third) + y2
-    return exp_minus_eighth + _multiply(y + rounding_divide_by_pot(tail, 1), exp_minus_eighth)
+
+    def multiply(a: NDArray, b: NDArray | int) -> NDArray:
+        return doubling_high_mul(a, b, width)
+
+    exp_minus_eighth, third = (_constant(raw, width) for raw in (1895147668, 715827883))
+    y = x + (1 << (width - 4))
+    y2 = multiply(y, y)
+    y3, y4 = multiply(y2, y), multiply(y2, y2)
+    tail = multiply(rounding_divide_by_pot(y4, 2) + y3, third) + y2
+    result = multiply(y + rounding_divide_by_pot(tail, 1), exp_minus_eighth)
+    return shift_left_saturating(exp_minus_eighth + result, 0, width)
+
+
+def twice_the_reciprocal(x: NDArray, width: int = 32) -> NDArray:
+    """2 / (1 + x) in Q2 of 0 <= x < 1 in Q0, numbers of *width* bits that wrap: three
+    Newton-Raphson steps.
+    """
+    dtype = np.int32 if width == 32 else np.int16
+    half_denominator = (x + (1 << (width - 1))) >> 1
+    first = doubling_high_mul(half_denominator, _constant(-1010580540, width), width)
+    result = (_constant(1515870810, width) + first).astype(dtype).astype(np.int64)
+    for _ in range(3):
+        error = (1 << (width - 3)) - doubling_high_mul(half_denominator, result, width)
+        step = shift_left_saturating(doubling_high_mul(result, error, width), 2, width)
+        result = (result + step).astype(dtype).astype(np.int64)
+    return result
 
 
 def one_over_one_plus_x(x: NDArray) -> NDArray:
-    """1 / (1 + x) in Q0 of 0 <= x < 1 in Q0: three Newton-Raphson steps."""
-    half_denominator = (x + INT32_MAX + 1) >> 1
-    result = 1515870810 + _multiply(half_denominator, -1010580540)
-    for _ in range(3):
-        error = (1 << 29) - _multiply(half_denominator, result)
-        result = result + shift_left_saturating(_multiply(result, error), 2)
-    return shift_left_saturating(result, 1)
+    """1 / (1 + x) in Q0 of 0 <= x < 1 in Q0."""
+    return shift_left_saturating(twice_the_reciprocal(x), 1)
 
 
 def reciprocal(x: NDArray, integer_bits: int) -> tuple[NDArray, NDArray]:

@@ -8,7 +8,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from penstock.drivers.reference import kernel
-from penstock.drivers.reference.kernel import Inputs, Outputs
 from penstock.drivers.reference.numerics.fixed_point import round_half_away_from_zero
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
@@ -53,11 +52,7 @@ def tabulated(site: kernel.Site, compute: Callable[[NDArray], NDArray]) -> kerne
     results = np.clip(compute(stored_values(given)), *integer_range(made))
     table = by_bits(results.astype(made.numpy), given)
 
-    def run(inputs: Inputs) -> Outputs:
-        (x,) = inputs
-        return (look_up(table, np.asarray(x)),)
-
-    return run
+    return lambda inputs: (look_up(table, np.asarray(inputs[0])),)
 
 
 def tabulated_reals(site: kernel.Site, function: Callable[[NDArray], NDArray]) -> kernel.Kernel:
