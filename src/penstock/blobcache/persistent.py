@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Set as AbstractSet
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from penstock.arguments import path_of
@@ -124,12 +123,7 @@ class PersistentBlobCache:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.terminate()
 
     @property

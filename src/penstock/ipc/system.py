@@ -86,21 +86,22 @@ def connect_within(sock: socket.socket, address: str | bytes, seconds: float) ->
 
 def is_stopped(process: int) -> bool:
     """Whether a process was stopped by a signal, or by a debugger."""
-    try:
-        # The program's name, in parentheses, may contain any character.
-        after = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2]
-    except OSError:
-        return False
+    # The program's name, in parentheses, may contain any character.
+    after = _proc(process, "stat").rpartition(b")")[2]
     return after.split()[:1] in ([b"T"], [b"t"])
 
 
 def command_of(process: int) -> list[str]:
     """The command line of a process; empty if it has ended."""
+    return _proc(process, "cmdline").decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+
+def _proc(process: int, name: str) -> bytes:
+    """A file of a process; empty if it has ended."""
     try:
-        content = Path(f"/proc/{process}/cmdline").read_bytes()
+        return Path(f"/proc/{process}/{name}").read_bytes()
     except OSError:
-        return []
-    return content.decode("utf-8", "surrogateescape").split("\0")[:-1]
+        return b""
 
 
 def wait_for_end(pidfd: int, seconds: float) -> bool:
@@ -171,11 +172,7 @@ def open_peer(sock: socket.socket) -> int:
 
 def children_of(process: int) -> list[int]:
     """The processes that the first thread of *process* started and that live."""
-    try:
-        content = Path(f"/proc/{process}/task/{process}/children").read_bytes()
-    except OSError:
-        return []
-    return [int(child) for child in content.split()]
+    return [int(child) for child in _proc(process, f"task/{process}/children").split()]
 
 
 def descendants_of(process: int) -> list[int]:
@@ -363,8 +360,7 @@ log = Log("penstock.ipc")
 
 FUSE_DESCRIPTOR: Final = (
     "rejected a descriptor of a FUSE file system, or of one that does not answer: any call on it "
-    "may "
-    "block for ever"
+    "may block for ever"
 )
 
 FUSE_MAGIC: Final = 0x65735546

@@ -25,7 +25,7 @@ from penstock.sealed.files import (
     StrPath,
     is_private,
     read_exactly,
-    write_all,
+    unreadable,
 )
 
 T = TypeVar("T")
@@ -300,17 +300,13 @@ class FileKeyStore:
         return
 
     def _read_or_create(self) -> bytes:
-        try:
+        with unreadable(f"the key file {self.path} cannot be read or made"):
             found = self._read()
             if not isinstance(found, bytes):
                 untrusted = found == "untrusted"
                 known = None if untrusted else self._known
                 self._create(known or os.urandom(KEY_BYTES), instead=untrusted)
                 found = self._read()
-        except OSError as error:
-            raise Unreadable(
-                f"the key file {self.path} cannot be read or made: {error.strerror or error}"
-            ) from None
         if not isinstance(found, bytes):
             raise Unreadable(f"the key file {self.path} does not stay as it was made")
         return found
@@ -338,26 +334,17 @@ class FileKeyStore:
 
     def _create(self, key: bytes, *, instead: bool) -> None:
         """Writes *key* to a new file and links it, or with *instead* replaces the file there."""
-        from penstock.sealed.replacing import make_private, put_in_place
+        from penstock.sealed.replacing import put_in_place, write_beside
 
-        self._sweep()
-        temporary = f"{self.path}.{os.urandom(8).hex()}.tmp"
-        fd = self._files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            try:
-                make_private(fd)
-                write_all(self._files, fd, key, 0)
-                self._files.sync(fd)
-            finally:
-                self._files.close(fd)
+        def place(temporary: str) -> None:
             if instead:
                 put_in_place(temporary, self.path, self._files)
             else:
                 with suppress(FileExistsError):
                     self._files.link(temporary, self.path)
-        finally:
-            with suppress(OSError):
-                self._files.unlink(temporary)
+
+        self._sweep()
+        write_beside(self.path, key, self._files, place)
 
     def _sweep(self) -> None:
         """Removes temporary files of processes that died."""

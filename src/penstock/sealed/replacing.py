@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -30,6 +30,17 @@ def replace_file(path: str, content: bytes, files: FileSystem) -> None:
     """
     directory = os.path.dirname(path)
     _sweep(path, files)
+    write_beside(path, content, files, lambda temporary: put_in_place(temporary, path, files))
+    files.sync_directory(directory)
+
+
+def write_beside(
+    path: str, content: bytes, files: FileSystem, place: Callable[[str], None]
+) -> None:
+    """Writes *content* durably to a new 0600 file beside *path*, which *place* renames or links.
+
+    Nothing else is left of the new file, also after an error. Raises `OSError`.
+    """
     temporary = f"{path}.{os.urandom(8).hex()}.tmp"
     fd = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
@@ -40,12 +51,10 @@ def replace_file(path: str, content: bytes, files: FileSystem) -> None:
         finally:
             with suppress(OSError):
                 files.close(fd)
-        put_in_place(temporary, path, files)
-    except BaseException:
+        place(temporary)
+    finally:
         with suppress(OSError):
             files.unlink(temporary)
-        raise
-    files.sync_directory(directory)
 
 
 def put_in_place(source: str, path: str, files: FileSystem) -> None:

@@ -104,12 +104,9 @@ class HeartbeatView:
         try:
             if not system.is_sealed(fd, system.SHRINK):
                 raise WireError("the page of a host's heartbeat is not sealed against shrinking")
-            self._map(fd)
+            self._page = system.map_to_read(fd, PAGE)
         except (OSError, ValueError) as error:
             raise WireError(f"the page of a host's heartbeat cannot be mapped: {error}") from None
-
-    def _map(self, fd: int) -> None:
-        self._page = system.map_to_read(fd, PAGE)
         self._beats: memoryview | None = memoryview(self._page).cast("q")
         self._last = 0
 
