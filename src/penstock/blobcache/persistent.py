@@ -250,7 +250,10 @@ class PersistentBlobCache:
         with self._lock:
             self._stop_timer()
             cache, store, base, used = self._cache, self._store, self._base, self._used
-            if cache is None or store is None or not self._worth_saving(cache):
+            if cache is None or store is None:
+                return True
+            # The order of last use is worth a write only if it decides what is evicted.
+            if not self._changed and not (used and cache.policy.select is Select.LRU):
                 return True
             mine = dict(cache.items())
             changed, self._changed, self._used = self._changed, False, set()
@@ -284,9 +287,6 @@ class PersistentBlobCache:
                     now = dict(cache.items())
                     cache.replace(merge(mine, now, self._base, self._used).items())
         return True
-
-    def _worth_saving(self, cache: BlobCache) -> bool:
-        return self._changed or (bool(self._used) and cache.policy.select is Select.LRU)
 
     def _peek(self, key: Buffer) -> bytes | None:
         with self._lock:

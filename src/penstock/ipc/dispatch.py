@@ -112,9 +112,17 @@ class Dispatcher:
 
     def _make(self, call: wire.Call, context: _Context) -> wire.Reply:
         device, take, lease = self._device, context.take, context.lease
+        find = self.objects.find
         match call:
             case wire.Describe(wire_version=version):
-                return self._describe(version)
+                if version != wire.WIRE_VERSION:
+                    raise errors.GeneralFailure(
+                        f"the client speaks wire version {version}, this device {wire.WIRE_VERSION}"
+                    )
+                d = device
+                return wire.Description(
+                    d.name, d.version, d.type, d.feature_level, d.capabilities, d.hal_version
+                )
             case wire.Check():
                 return wire.Reason(device.check())
             case wire.CacheFilesNeeded():
@@ -133,22 +141,32 @@ class Dispatcher:
                 prepare = partial(device.prepare_model_from_cache, config)
                 return self._placed(prepare, lease, config, nbytes)
             case wire.Allocate(desc=desc, roles=roles):
-                uses = [self._role(r) for r in roles]
+                uses = [
+                    hal.BufferRole(find(r.prepared, "prepared model"), r.kind, r.index, r.frequency)
+                    for r in roles
+                ]
                 with lease.of_own(_buffer_bytes(desc, uses)) as place:
                     token, buffer = device.allocate(desc, uses)
                     made = self.objects.keep("buffer", buffer, place, token=token)
                     place.kept = True
                 return wire.Allocated(token, made.target)
             case wire.CopyTo(buffer=target, destination=memory):
-                self.objects.find(target, "buffer").copy_to(take.memory(memory))
+                find(target, "buffer").copy_to(take.memory(memory))
                 return wire.Done()
             case wire.CopyFrom(buffer=target, source=memory, dimensions=dimensions):
-                self.objects.find(target, "buffer").copy_from(take.memory(memory), dimensions)
+                find(target, "buffer").copy_from(take.memory(memory), dimensions)
                 return wire.Done()
             case wire.Report(prepared=target):
-                return wire.Reported(report_of(self.objects.find(target, "prepared model")))
+                return wire.Reported(report_of(find(target, "prepared model")))
+            case wire.Close(target=wire.DEVICE):
+                self.objects.close()
+                if self._owns_device:
+                    device.close()
+                return wire.Done()
             case wire.Close(target=target):
-                return self._close(target)
+                if (found := self.objects.take(target)) is not None:
+                    found.close()
+                return wire.Done()
             case wire.OpenRing():
                 return self.objects.keep("ring", self._ring(call, take, lease))
             case wire.LendPool(memory=memory):
@@ -211,16 +229,6 @@ class Dispatcher:
                 # If no thread can be started, this one waits: the run still uses its arguments.
                 start_thread_or_run(_release_after, fence, used.pop_all())
         return wire.Fenced(context.pack.handle(fence))
-
-    def _describe(self, version: int) -> wire.Description:
-        if version != wire.WIRE_VERSION:
-            raise errors.GeneralFailure(
-                f"the client speaks wire version {version}, this device {wire.WIRE_VERSION}"
-            )
-        d = self._device
-        return wire.Description(
-            d.name, d.version, d.type, d.feature_level, d.capabilities, d.hal_version
-        )
 
     def _ring(self, call: wire.OpenRing, take: Unpacker, lease: Lease) -> Any:
         from penstock.ipc.ring import Layout
@@ -302,19 +310,6 @@ class Dispatcher:
         """
         found = self.objects.get(number, "prepared model", "burst")
         return found.value.execute, found.loops
-
-    def _role(self, form: wire.RoleForm) -> hal.BufferRole:
-        prepared = self.objects.find(form.prepared, "prepared model")
-        return hal.BufferRole(prepared, form.kind, form.index, form.frequency)
-
-    def _close(self, number: wire.ObjectId) -> wire.Done:
-        if number == wire.DEVICE:
-            self.objects.close()
-            if self._owns_device:
-                self._device.close()
-        elif (found := self.objects.take(number)) is not None:
-            found.close()
-        return wire.Done()
 
 
 def _loops(prepared: hal.PreparedModel, model: Model | None) -> bool:

@@ -130,17 +130,14 @@ class FileRegistry:
                 found = None
             if found is None and not repair:
                 return
-            changed = act(found or self._made_anew())
+            newest = measure if found is not None else self._measures.renewed()
+            changed = act(found or Contents.empty(self.owner, newest.key, newest.least))
             if changed is found:
                 return
             with self._naming("changed"):
                 replace_file(self.path, changed.pack(), self._files)
             self._known = changed
         self._measures.store(changed.key, changed.state.changes)
-
-    def _made_anew(self) -> Contents:
-        newest = self._measures.renewed()
-        return Contents.empty(self.owner, newest.key, newest.least)
 
     def _is_missing(self) -> bool:
         try:

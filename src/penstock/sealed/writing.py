@@ -20,7 +20,7 @@ from penstock.sealed.entry import (
     naming,
     reason_of,
 )
-from penstock.sealed.files import FileStatus, require_regular, write_all
+from penstock.sealed.files import require_regular, write_all
 from penstock.sealed.header import HEADER_BYTES, Header, file_digest
 from penstock.sealed.payload import merkle_root
 from penstock.sealed.registry import FileRecord, Row
@@ -81,20 +81,13 @@ def _replaced(
         if status.identity[1] and (first := seen.setdefault(status.identity, file)) is not file:
             raise InvalidArgument(f"{first.place} and {file.place} are one file")
         old = entry_of(trust, file, token)
-        if expected is not None:
-            _check_unchanged(file, status, old, expected[0])
+        if expected == (None,) and status.size:
+            raise ForeignEntry(f"{file.place} was written by another process meanwhile")
+        if expected not in {None, (old,)}:
+            raise ForeignEntry(f"{file.place} holds another entry than the one to replace")
         if old is not None:
             replaced.add(old)
     return replaced
-
-
-def _check_unchanged(
-    file: CacheFile, status: FileStatus, old: bytes | None, expected: bytes | None
-) -> None:
-    if expected is None and status.size:
-        raise ForeignEntry(f"{file.place} was written by somebody else meanwhile")
-    if old != expected:
-        raise ForeignEntry(f"{file.place} holds another entry than the one to replace")
 
 
 def _seal(

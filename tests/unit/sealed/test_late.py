@@ -98,7 +98,7 @@ def test_an_entry_is_replaced_late_and_forgotten(old: Rig, new: Rig) -> None:
 def test_second_of_two_late_writers_is_refused(old: Rig, new: Rig) -> None:
     with old.late(None) as one, new.late(None) as two:
         assert new.write(two).saved
-        assert dropped(old.write(one), "ForeignEntry: model file 0 was written by somebody else")
+        assert dropped(old.write(one), "ForeignEntry: model file 0 was written by another process")
         assert one.expected is None
     first = new.entry()
     with old.late(first) as one, new.late(first) as two:
@@ -140,7 +140,7 @@ def test_a_hard_link_is_not_written_through(old: Rig, new: Rig) -> None:
 def test_files_that_hold_rubbish_are_not_taken_for_empty(new: Rig) -> None:
     with new.late(None) as writer:
         new.paths()[2].write_bytes(b"rubbish")
-        assert dropped(new.write(writer), "ForeignEntry: data file 0 was written by somebody else")
+        assert dropped(new.write(writer), "ForeignEntry: data file 0 was written by another process")
 
 
 def test_held_lock_is_not_waited_for_by_default(

@@ -265,16 +265,17 @@ class Client:
         while (close := self._dropped.get()) is not None:
             close()
 
-    def _return(self, job: _Job) -> None:
-        """Returns the resources of a call and of the work it continues in the background."""
-        close_all(job.descriptors)
-        with self._lock:
-            self._tokens.discard(job.token)
-            self._descriptors -= len(job.descriptors)
-
     def _perform(self, job: _Job) -> None:
         ask = job.ask
-        lease = Lease(lambda: self._return(job), self._account)
+
+        def release() -> None:
+            """Returns the resources of the call and of the work it continues in the background."""
+            close_all(job.descriptors)
+            with self._lock:
+                self._tokens.discard(job.token)
+                self._descriptors -= len(job.descriptors)
+
+        lease = Lease(release, self._account)
         try:
             try:
                 if not 0 <= ask.device < len(self._dispatchers):
