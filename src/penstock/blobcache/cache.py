@@ -22,7 +22,63 @@ class Buffer(Protocol):
 B = TypeVar("B", bound=Buffer)
 
 
-class BlobCache:
+class Blobs:
+    """What all blob caches have in common: reading into buffers of the caller."""
+
+    def get(self, key: Buffer) -> bytes | None:
+        """The value; None if there is none."""
+        raise NotImplementedError
+
+    def peek(self, key: Buffer) -> bytes | None:
+        """The value, without counting as a use."""
+        raise NotImplementedError
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """The current entries, in the order of `keys`. Does not count as a use."""
+        raise NotImplementedError
+
+    def keys(self) -> list[bytes]:
+        """The keys in order of their last use, the oldest first. Does not count as a use."""
+        return [key for key, _ in self.items()]
+
+    def __len__(self) -> int:
+        return len(self.items())
+
+    def __contains__(self, key: Buffer) -> bool:
+        return self.peek(key) is not None
+
+    def get_into(self, key: Buffer, buffer: Buffer | None) -> int:
+        """Size of the value, 0 if there is none.
+
+        Writes the value to the start of *buffer* if it fits. *buffer* is a contiguous buffer of any
+        type, or None to get the size alone. Only a get that writes counts as a use.
+        """
+        found = self.peek(key)
+        if found is not None and fill(buffer, found):
+            self.get(key)
+        return 0 if found is None else len(found)
+
+    def get_allocated(
+        self, key: Buffer, allocate: Callable[[int], B | None]
+    ) -> tuple[int, B | None]:
+        """Size of the value, and the buffer from *allocate* with the value in it.
+
+        *allocate* gets the size in bytes, and is called without a lock. `(0, None)` if there is no
+        value: *allocate* is not called then. `(size, None)` if *allocate* returned None. Raises
+        `InputError` if its buffer is too small.
+        """
+        found = self.peek(key)
+        if found is None:
+            return 0, None
+        buffer = allocate(len(found))
+        if buffer is not None:
+            if not fill(buffer, found):
+                raise InputError(f"the allocator gave too small a buffer for {len(found)} bytes")
+            self.get(key)
+        return len(found), buffer
+
+
+class BlobCache(Blobs):
     """A mapping from bytes to bytes that evicts entries to stay within its limits.
 
     It is NNAPI's `BlobCache`. `total` counts keys and values, not the memory around them. *seed*
@@ -54,15 +110,7 @@ class BlobCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, key: Buffer) -> bool:
-        return _bytes(key) in self._entries
-
-    def keys(self) -> list[bytes]:
-        """The keys in order of their last use, the oldest first. Does not count as a use."""
-        return list(self._entries)
-
     def items(self) -> list[tuple[bytes, bytes]]:
-        """The current entries, in the order of `keys`. Does not count as a use."""
         return list(self._entries.items())
 
     def set(self, key: Buffer, value: Buffer) -> bool:
@@ -91,45 +139,13 @@ class BlobCache:
         return True
 
     def get(self, key: Buffer) -> bytes | None:
-        """The value; None if there is none."""
         found = self.peek(key)
         if found is not None:
             self._entries.move_to_end(_bytes(key))
         return found
 
     def peek(self, key: Buffer) -> bytes | None:
-        """The value, without counting as a use."""
         return self._entries.get(_bytes(key))
-
-    def get_into(self, key: Buffer, buffer: Buffer | None) -> int:
-        """Size of the value, 0 if there is none.
-
-        Writes the value to the start of *buffer* if it fits. *buffer* is a contiguous buffer of any
-        type, or None to get the size alone. Only a get that writes counts as a use.
-        """
-        found = self.peek(key)
-        if found is None:
-            return 0
-        if fill(buffer, found):
-            self._entries.move_to_end(_bytes(key))
-        return len(found)
-
-    def get_allocated(
-        self, key: Buffer, allocate: Callable[[int], B | None]
-    ) -> tuple[int, B | None]:
-        """Size of the value, and the buffer from *allocate* with the value in it.
-
-        *allocate* gets the size in bytes. `(0, None)` if there is no value: *allocate* is not
-        called then. `(size, None)` if *allocate* returned None. Raises `InputError` if its buffer
-        is too small.
-        """
-        found = self.peek(key)
-        if found is None:
-            return 0, None
-        buffer = fill_allocated(allocate, found)
-        if buffer is not None and (own := _bytes(key)) in self._entries:
-            self._entries.move_to_end(own)
-        return len(found), buffer
 
     def delete(self, key: Buffer) -> bool:
         """Frees an entry. Returns whether there was one."""
@@ -204,14 +220,6 @@ def fill(buffer: Buffer | None, value: bytes) -> bool:
         return False
     view.cast("B")[: len(value)] = value
     return True
-
-
-def fill_allocated(allocate: Callable[[int], B | None], value: bytes) -> B | None:
-    """*value* in a buffer from *allocate*, or None. Raises `InputError` if that is too small."""
-    buffer = allocate(len(value))
-    if buffer is not None and not fill(buffer, value):
-        raise InputError(f"the allocator gave too small a buffer for {len(value)} bytes")
-    return buffer
 
 
 def _bytes(data: Buffer) -> bytes:

@@ -8,11 +8,11 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Set as AbstractSet
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from penstock.arguments import path_of
 from penstock.blobcache import flat
-from penstock.blobcache.cache import BlobCache, Buffer, fill, fill_allocated
+from penstock.blobcache.cache import BlobCache, Blobs, Buffer
 from penstock.blobcache.files import Clock, Files, Store
 from penstock.blobcache.flat import MalformedBlobs, Version
 from penstock.blobcache.policy import Limits, Policy, Select
@@ -52,13 +52,11 @@ def _decide(base: bytes | None, mine: bytes | None, theirs: bytes | None) -> byt
 
 log = Log("penstock.blobcache")
 
-B = TypeVar("B", bound=Buffer)
-
 SAVE_DELAY_S: Final = 4.0
 LOCK_TIMEOUT_S: Final = 10.0
 
 
-class PersistentBlobCache:
+class PersistentBlobCache(Blobs):
     """A `BlobCache` with a file (NNAPI's `NNCache`, without its flaws). Safe from any thread.
 
     Before `initialize` and after `terminate` every get misses and every set is ignored. The file is
@@ -185,24 +183,11 @@ class PersistentBlobCache:
                 self._note_use(key, cache)
             return found
 
-    def get_into(self, key: Buffer, buffer: Buffer | None) -> int:
-        """As `BlobCache.get_into`. 0 when not initialized."""
-        found = self._peek(key)
-        if found is not None and fill(buffer, found):
-            self.get(key)
-        return 0 if found is None else len(found)
-
-    def get_allocated(
-        self, key: Buffer, allocate: Callable[[int], B | None]
-    ) -> tuple[int, B | None]:
-        """As `BlobCache.get_allocated`, without a lock. `(0, None)` if not initialized."""
-        found = self._peek(key)
-        if found is None:
-            return 0, None
-        buffer = fill_allocated(allocate, found)
-        if buffer is not None:
-            self.get(key)
-        return len(found), buffer
+    def peek(self, key: Buffer) -> bytes | None:
+        """As `BlobCache.peek`. None when not initialized."""
+        with self._lock:
+            cache = self._ready()
+            return None if cache is None else cache.peek(key)
 
     def delete(self, key: Buffer) -> bool:
         """Frees an entry, in the file too at the next write. Returns whether there was one."""
@@ -213,21 +198,11 @@ class PersistentBlobCache:
             self._note_change()
             return True
 
-    def keys(self) -> list[bytes]:
-        """As `BlobCache.keys`. Empty when not initialized."""
-        return [key for key, _ in self.items()]
-
     def items(self) -> list[tuple[bytes, bytes]]:
         """As `BlobCache.items`. Empty when not initialized."""
         with self._lock:
             cache = self._ready()
             return [] if cache is None else cache.items()
-
-    def __len__(self) -> int:
-        return len(self.items())
-
-    def __contains__(self, key: Buffer) -> bool:
-        return self._peek(key) is not None
 
     @property
     def total(self) -> int:
@@ -287,11 +262,6 @@ class PersistentBlobCache:
                     now = dict(cache.items())
                     cache.replace(merge(mine, now, self._base, self._used).items())
         return True
-
-    def _peek(self, key: Buffer) -> bytes | None:
-        with self._lock:
-            cache = self._ready()
-            return None if cache is None else cache.peek(key)
 
     def _ready(self) -> BlobCache | None:
         """The cache, with the file's entries; None if not initialized."""
