@@ -113,52 +113,35 @@ def keeper() -> Keeper | None:
     return _keepers[0] if _keepers else None
 
 
-# Plain classes from here on: creating a named tuple is slower than importing the rest of this
-# module.
-class Trust:
+class Trust(Struct, frozen=True):
     """The key and registry of one driver version; *needed* counts its model and data files."""
 
-    __slots__ = ("files", "needed", "owner", "registry", "signer")
-
-    def __init__(
-        self,
-        owner: Owner,
-        needed: tuple[int, int],
-        files: FileSystem,
-        registry: Registry,
-        signer: Signer,
-    ) -> None:
-        self.owner, self.needed, self.files = owner, needed, files
-        self.registry, self.signer = registry, signer
+    owner: Owner
+    needed: tuple[int, int]
+    files: FileSystem
+    registry: Registry
+    signer: Signer
 
 
-class CacheFile:
+class CacheFile(Struct, frozen=True):
     """One open cache file and its place in the entry."""
 
-    __slots__ = ("fd", "kind", "number")
-
-    def __init__(self, fd: int, kind: Kind, number: int) -> None:
-        self.fd, self.kind, self.number = fd, kind, number
+    fd: int
+    kind: Kind
+    number: int
 
     @property
     def place(self) -> str:
         return f"{self.kind.word} file {self.number}"
 
 
-class EntryFiles:
+class EntryFiles(Struct, frozen=True):
     """The open files of one entry that a runtime passes, and what they are sealed for."""
 
-    __slots__ = ("binding", "data_cache", "model_cache", "token")
-
-    def __init__(
-        self,
-        model_cache: Sequence[Handle],
-        data_cache: Sequence[Handle],
-        token: bytes,
-        binding: bytes,
-    ) -> None:
-        self.model_cache, self.data_cache = model_cache, data_cache
-        self.token, self.binding = token, binding
+    model_cache: Sequence[Handle]
+    data_cache: Sequence[Handle]
+    token: bytes
+    binding: bytes
 
     def cache_files(self, needed: tuple[int, int]) -> list[CacheFile]:
         """The files, model files first. Raises `InvalidArgument` for wrong counts or lengths."""

@@ -124,13 +124,11 @@ class Registry(Protocol):
         ...
 
 
-class Measure:
+class Measure(Struct, frozen=True):
     """*key* must have authenticated the registry, and its count be *least* or more."""
 
-    __slots__ = ("key", "least")
-
-    def __init__(self, key: bytes, least: int) -> None:
-        self.key, self.least = key, least
+    key: bytes
+    least: int
 
 
 class Measures:
@@ -201,26 +199,19 @@ MOST_BYTES: Final = HEAD_BYTES + MOST_ROWS * (_ENTRY.size + 2 * MOST_FILES * FIL
 _DOMAIN: Final = b"penstock registry file\x00"
 
 
-class Contents:
+class Contents(Struct):
     """Contents of *owner*'s registry, authenticated by *key*; immutable.
 
     *table* has a record for each row, the oldest first, and *files* those of their files in that
     order. *head* is the start of the file, None before `pack`.
     """
 
-    __slots__ = ("files", "head", "key", "owner", "state", "table")
-
-    def __init__(
-        self,
-        owner: Owner,
-        key: bytes,
-        state: RegistryState,
-        table: bytes = b"",
-        files: bytes = b"",
-        head: bytes | None = None,
-    ) -> None:
-        self.owner, self.key, self.state = owner, key, state
-        self.table, self.files, self.head = table, files, head
+    owner: Owner
+    key: bytes
+    state: RegistryState
+    table: bytes = b""
+    files: bytes = b""
+    head: bytes | None = None
 
     @classmethod
     def empty(cls, owner: Owner, key: bytes, changes: int) -> Contents:
