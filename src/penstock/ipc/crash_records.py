@@ -31,9 +31,7 @@ MOST_OPERATIONS: Final = 64
 """Most operations of a model that a crash record names."""
 
 SUFFIX: Final = ".crash.json"
-
 DIGITS: Final = 13
-
 
 TAIL_BYTES: Final = 16_384
 
@@ -64,14 +62,13 @@ class Underway(NamedTuple):
         """Contents for a crash record."""
         if self.model is None:
             return Evidence(self.call, self.device, self.version)
-        entry = self.model.entry
+        entry, digest = self.model.entry, self.model.digest
         operations = tuple(
             f"{at} ({operation.key}, {entry.operation_name(at)!r})"
             for at, operation in enumerate(entry.operations[:MOST_OPERATIONS])
         )
-        digest = self.model.digest
-        told = (digest.structure + digest.constants).hex()
-        return Evidence(self.call, self.device, self.version, told, operations)
+        digits = (digest.structure + digest.constants).hex()
+        return Evidence(self.call, self.device, self.version, digits, operations)
 
 
 class Crash(msgspec.Struct, frozen=True):

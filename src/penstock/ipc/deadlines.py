@@ -107,12 +107,10 @@ class StoppedProcess:
             return
         hangs_ns = self._since_ns + self._limit_ns
         if now >= self._half_ns and hangs_ns + RESTART_NS > self._deadline_ns:
-            limit = f"{self._limit_ns / 1e9:g} s"
             raise DeadObject(
                 f"{self._who} is stopped, and does not answer before the deadline; SIGCONT lets it "
-                "go on, or it is "
-                f"killed after {limit} without a sign of life, and penstock doctor --last-crash "
-                "has a record from then on"
+                f"go on, or it is killed after {self._limit_ns / 1e9:g} s without a sign of life, "
+                "and penstock doctor --last-crash has a record from then on"
             )
 
     def _after(self, now: int) -> int:

@@ -128,10 +128,8 @@ class IsolatedDevice(Described):
         deadline_ns: int | None = None,
     ) -> T:
         """Makes *call*, and retries it if the process dies. Records a restart."""
-        if deadline_ns is None:
-            deadline_ns = current_deadline()
-        host = self._host
-        session = host.session
+        deadline_ns = current_deadline() if deadline_ns is None else deadline_ns
+        host, session = self._host, self._host.session
         try:
             with self.recording(name, model, halfway_to(deadline_ns)):
                 remote = self.remote(deadline_ns)
@@ -157,9 +155,8 @@ class IsolatedDevice(Described):
         host = self.supervisor.connection(deadline_ns)
         left = remaining_seconds(deadline_ns)
         if not self._lock.acquire(timeout=-1 if left is None else left):
-            raise errors.DeadObject(
-                f"device {self.name} is still being described by its new process"
-            )
+            message = f"device {self.name} is still being described by its new process"
+            raise errors.DeadObject(message)
         try:
             if self._changed:
                 raise errors.GeneralFailure(self._changed)
@@ -225,14 +222,8 @@ class IsolatedPreparedModel:
         self._model = model
         self._call = Underway("execute", device.name, device.version, model)
         # Without the fields of the single call.
-        self._config = hal.PrepareConfig(
-            preference=config.preference,
-            priority=config.priority,
-            accuracy=config.accuracy,
-            num_threads=config.num_threads,
-            options=config.options,
-            attributes=config.attributes,
-        )
+        kept = ("preference", "priority", "accuracy", "num_threads", "options", "attributes")
+        self._config = hal.PrepareConfig(**{name: getattr(config, name) for name in kept})
         self._lock = threading.Lock()
         self._deaths = 0
         # Each death counts once, however many runs notice it.
@@ -430,9 +421,7 @@ class IsolatedPreparedModel:
             if not session_of(self._remote).end_reason:
                 return self._remote
             if self._model is None:
-                raise errors.DeadObject(
-                    "its process died, and nobody kept the model to prepare it again"
-                )
+                raise errors.DeadObject("its process died, and no model was kept to prepare again")
             cancel = None if config is None else config.cancel
             own = replace(self._config, deadline_ns=deadline_ns, cancel=cancel)
             with self.device.recording("prepare_model", self._model, deadline_ns):

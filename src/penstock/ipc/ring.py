@@ -1,18 +1,11 @@
 """Ring buffer of requests and answers in shared memory: executions without system calls.
 
-The region has a page of words, each written by one side alone. Then follow *slots* pairs of slots,
-one for a request and one for its answer, of *slot_bytes* each. Request number n (from 1) is in pair
-n modulo *slots*, and so is its answer. Writing n to the word `REQUESTED`, or `ANSWERED`, publishes
-it. Numbers only grow. A side that has waited for a bounded time writes 1 to its `*_WAITS` word and
-waits for its doorbell, which the other side rings after it publishes.
-
-| word | written by | holds |
-|---|---|---|
-| `REQUESTED` | client | the number of the newest request |
-| `CLIENT_WAITS` | client | whether it wants to be woken |
-| `CANCELLED` | client | requests up to this number are to stop |
-| `ANSWERED` | device's side | the number of the newest answer |
-| `SERVER_WAITS` | device's side | whether it wants to be woken |
+docs/wire-protocol.md has the layout. The region has a page of words, each written by one side
+alone. Then follow *slots* pairs of slots, one for a request and one for its answer, of *slot_bytes*
+each. Request number n (from 1) is in pair n modulo *slots*, and so is its answer. Writing n to the
+word `REQUESTED`, or `ANSWERED`, publishes it. Numbers only grow. A side that has waited for a
+bounded time writes 1 to its `*_WAITS` word and waits for its doorbell, which the other side rings
+after it publishes.
 
 Each side treats the other as hostile: it copies a field into private memory once and checks it
 there. The only valid numbers are the current one and the next; any other closes the ring.

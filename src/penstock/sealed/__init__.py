@@ -5,8 +5,9 @@ cache. A driver that compiles later keeps the writer of `Seal.late_writer`. The 
 docs/cache-format.md; the attacks that seals prevent are in docs/threat-model.md.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from penstock.facade import lazily
 from penstock.sealed.entry import LoadedEntry, SaveReport, read_header
 from penstock.sealed.files import (
     SYSTEM_FILES,
@@ -56,18 +57,4 @@ __all__ = [
     "state_directory",
 ]
 
-
-_LATER = {
-    "CacheConfig": "penstock.sealed.late",
-    "FileRegistry": "penstock.sealed.file_registry",
-    "LateWriter": "penstock.sealed.late",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports slow modules at their first use."""
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_LATER[name]), name)
+__getattr__ = lazily(__name__, {"late": "CacheConfig LateWriter", "file_registry": "FileRegistry"})
