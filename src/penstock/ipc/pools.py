@@ -247,7 +247,7 @@ class PoolCopy:
 
 class _Copied(NamedTuple):
     position: int
-    twin: PoolCopy
+    copy: PoolCopy
     start: int
     nbytes: int
 
@@ -274,15 +274,15 @@ class CopiedRequest(Closing):
 
     def finish(self) -> None:
         """Copies the outputs back. Raises `GeneralFailure` if the memory cannot be written."""
-        for position, twin, start, nbytes in self._written:
+        for position, copy, start, nbytes in self._written:
             began = perf_counter_ns()
-            moved = twin.empty(start, nbytes)
+            moved = copy.empty(start, nbytes)
             self._note(position, moved, began, out=True)
 
     def close(self) -> None:
         """Frees the copies. A second call does nothing."""
-        for twin in self._pool_copies:
-            twin.close()
+        for copy in self._pool_copies:
+            copy.close()
 
     @property
     def is_plain(self) -> bool:

@@ -114,8 +114,8 @@ class IsolatedDevice(Described):
         except errors.MissedDeadlineTransient:
             what = f"device {self.name}: {name} has not returned"
             if not is_hung:
-                told = f"{what} before half of the time was over"
-                raise errors.MissedDeadlineTransient(told) from None
+                message = f"{what} before half of the time was over"
+                raise errors.MissedDeadlineTransient(message) from None
             what += f" within {limit_ms / 1000:g} s, the knob driver_timeout_ms"
             self._host.kill(what)
             raise errors.DeadObject(f"{what}; its process was killed") from None

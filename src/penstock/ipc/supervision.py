@@ -158,7 +158,7 @@ class Supervisor:
                     start.failure = DeadObject(f"driver {self.place.name} is closed")
                 else:
                     self._host = host
-        except BaseException as error:  # noqa: BLE001  # whoever waits raises it
+        except BaseException as error:  # noqa: BLE001  # the waiting thread raises it
             start.failure = error
         finally:
             if late is not None:

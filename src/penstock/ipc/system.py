@@ -147,8 +147,8 @@ def peer(sock: socket.socket) -> tuple[int, int]:
     """The peer's process and user; for a listening socket, those that called `listen`."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
-    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    process, user, _ = CREDENTIALS.unpack(told)
+    content = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    process, user, _ = CREDENTIALS.unpack(content)
     return process, user
 
 
@@ -157,12 +157,12 @@ def open_peer(sock: socket.socket) -> int:
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     try:
-        told = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
+        content = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
     else:
-        descriptor: int = struct.unpack("i", told)[0]
+        descriptor: int = struct.unpack("i", content)[0]
         return descriptor
     process, _ = peer(sock)
     if process <= 0:
@@ -217,7 +217,7 @@ if sys.platform == "linux":
             return False
 
     def may_grow(fd: int) -> bool:
-        """Whether *fd* is memory that somebody can make longer."""
+        """Whether *fd* is memory that a process can make longer."""
         try:
             return not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW
         except (OSError, OverflowError, ValueError):
@@ -228,11 +228,11 @@ else:
     SEALS: Final = 0
 
     def is_sealed(fd: int, seals: int = SEALS) -> bool:  # noqa: ARG001  # as where there are seals
-        """Whether nobody can change *fd* in the ways that *seals* name: never, without seals."""
+        """Whether *fd* has these *seals*: never, without seals."""
         return False
 
     def may_grow(fd: int) -> bool:  # noqa: ARG001  # as where there are seals
-        """Whether *fd* is memory that somebody can make longer, as far as seals tell."""
+        """As above, where no memory has seals."""
         return False
 
 

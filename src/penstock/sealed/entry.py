@@ -288,7 +288,7 @@ def _row(registry: Registry, header: Header) -> Row:
         return row
     state = registry.state()
     if state is None or state.registry != header.registry:
-        raise errors.RegistryMissing("the registry that listed this entry is gone")
+        raise errors.RegistryMissing("the registry that listed this entry is missing")
     if state.changes < header.sequence:
         raise errors.RolledBack("the registry is older than this entry")
     raise errors.RolledBack("the registry no longer lists this entry: it was replaced or removed")

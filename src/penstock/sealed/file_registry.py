@@ -95,8 +95,8 @@ class FileRegistry:
         self._change(lambda contents: contents.with_row(row), repair=True)
 
     def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
-        if gone := [old for old in replaced if old != entry]:
-            self._change(lambda contents: contents.without(token, gone))
+        if removed := [old for old in replaced if old != entry]:
+            self._change(lambda contents: contents.without(token, removed))
 
     def remove(self, token: bytes, entry: bytes) -> None:
         self._change(lambda contents: contents.without(token, [entry]))

@@ -183,7 +183,7 @@ def _check_length(trust: Trust, file: CacheFile, payload: Payload) -> None:
     if (size := trust.files.status(file.fd).size) != wanted:
         raise WrongLength(
             f"{file.place} has {size} bytes after its payload was written, not {wanted}: "
-            "it was opened to append, or somebody else writes it"
+            "it was opened to append, or another process writes it"
         )
 
 

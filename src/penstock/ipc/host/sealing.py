@@ -122,8 +122,8 @@ class Sealer:
         except PenstockError as error:
             return Answer(error=type(error).__name__, message=Exception.__str__(error))
         except OSError as error:
-            told = f"the registry cannot be used: {error.strerror}"
-            return Answer(error="Unreadable", message=told)
+            message = f"the registry cannot be used: {error.strerror}"
+            return Answer(error="Unreadable", message=message)
 
     def _trust(self, question: Question) -> tuple[Owner, Registry, Signer]:
         key = question.driver, question.version

@@ -162,7 +162,7 @@ def detect() -> Measure:
     try:
         actions = Path("/proc/sys/kernel/seccomp/actions_avail").read_text("ascii").split()
     except OSError as error:
-        return Measure(NAME, False, f"the kernel does not tell of it: {error.strerror}")
+        return Measure(NAME, False, f"the kernel does not list its actions: {error.strerror}")
     if not {"errno", "allow"} <= set(actions):
         return Measure(NAME, False, f"the kernel offers only {' '.join(actions)}")
     return Measure(NAME, True, "available")

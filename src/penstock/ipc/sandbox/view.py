@@ -127,10 +127,10 @@ def _keep_from_writing(here: str) -> None:
     """Makes a mount read-only if possible; Landlock enforces it too, on kernels that have it."""
     if sys.platform == "win32":
         return
-    told = os.statvfs(here).f_flag
+    flags = os.statvfs(here).f_flag
     # Flags that the system has set cannot be removed here, so they must be repeated.
-    kept = told & (NOSUID | NODEV | NOEXEC | NOATIME | NODIRATIME)
-    kept |= RELATIME if told & ST_RELATIME else 0
+    kept = flags & (NOSUID | NODEV | NOEXEC | NOATIME | NODIRATIME)
+    kept |= RELATIME if flags & ST_RELATIME else 0
     with suppress(OSError):
         kernel.mount("none", here, "", REMOUNT | BIND | READ_ONLY | kept)
 
