@@ -113,7 +113,7 @@ class Binding:
             raise
 
     def prove(self, request: hal.Request) -> None:
-        """Lets drivers skip validation of *request*, which they accepted and no process can change."""
+        """Lets drivers skip validation of *request*, which was accepted and cannot be changed."""
         proven = hal.ProvenRequest(request.inputs, request.outputs, request.pools)
         with self._lock:
             if self.request is request:

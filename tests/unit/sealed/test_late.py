@@ -140,7 +140,7 @@ def test_a_hard_link_is_not_written_through(old: Rig, new: Rig) -> None:
 def test_files_that_hold_rubbish_are_not_taken_for_empty(new: Rig) -> None:
     with new.late(None) as writer:
         new.paths()[2].write_bytes(b"rubbish")
-        assert dropped(new.write(writer), "ForeignEntry: data file 0 was written by another process")
+        assert dropped(new.write(writer), "ForeignEntry: data file 0 was written by another")
 
 
 def test_held_lock_is_not_waited_for_by_default(
