@@ -116,9 +116,28 @@ class SubgraphBuilder:
         Raises `InvalidOperand` if the bytes are not within the pool. Nothing may write to the pool
         while the model is used.
         """
-        return self.operand(
-            self._model.located_operand(pool, offset, dtype, shape, name, quantization)
-        )
+        check_kind(pool, ConstantPool, f"constant {name!r} lies in a ConstantPool")
+        check_kind(offset, int, f"constant {name!r} begins at a whole number of bytes")
+        check_kind(dtype, DType, f"constant {name!r}: an element type is a DType")
+        check_kind(shape, (tuple, list), f"constant {name!r}: a shape is a tuple of whole numbers")
+        for dimension in shape:
+            check_kind(
+                dimension, (int, np.integer), f"constant {name!r}: a dimension is a whole number"
+            )
+        shape = tuple(map(operator.index, shape))
+        size = -(-element_count(shape) * (dtype.bits or 0) // 8)
+        if dtype.bits is None or not 0 <= offset <= offset + size <= len(pool):
+            raise InvalidOperand(
+                f"constant {name!r}: {dtype.value} of shape {shape} at byte {offset} "
+                f"is not in a pool of {len(pool)} bytes"
+            )
+        lifetime, value, place = Lifetime.CONSTANT_COPY, None, None
+        if size <= MAX_COPIED_VALUE:
+            value = bytes(pool.view[offset : offset + size])
+        else:
+            lifetime = Lifetime.CONSTANT_POOL
+            place = DataLocation(self._model.pool(pool), offset, size)
+        return self.operand(Operand(dtype, shape, lifetime, name, quantization, value, place))
 
     def omitted(self) -> int:
         """The operand for an omitted optional input."""
@@ -249,37 +268,6 @@ class ModelBuilder(SubgraphBuilder):
         return Operand(
             kind, value.shape, Lifetime.CONSTANT_POOL, name, quantization, location=place
         )
-
-    def located_operand(
-        self,
-        pool: ConstantPool,
-        offset: int,
-        dtype: DType,
-        shape: tuple[int, ...],
-        name: str,
-        quantization: Quantization | None,
-    ) -> Operand:
-        """The constant operand that `located` adds."""
-        check_kind(pool, ConstantPool, f"constant {name!r} lies in a ConstantPool")
-        check_kind(offset, int, f"constant {name!r} begins at a whole number of bytes")
-        check_kind(dtype, DType, f"constant {name!r}: an element type is a DType")
-        check_kind(shape, (tuple, list), f"constant {name!r}: a shape is a tuple of whole numbers")
-        for dimension in shape:
-            check_kind(
-                dimension, (int, np.integer), f"constant {name!r}: a dimension is a whole number"
-            )
-        shape = tuple(map(operator.index, shape))
-        nbytes = -(-element_count(shape) * (dtype.bits or 0) // 8)
-        if dtype.bits is None or not 0 <= offset <= offset + nbytes <= len(pool):
-            raise InvalidOperand(
-                f"constant {name!r}: {dtype.value} of shape {shape} at byte {offset} "
-                f"is not in a pool of {len(pool)} bytes"
-            )
-        if nbytes <= MAX_COPIED_VALUE:
-            value = bytes(pool.view[offset : offset + nbytes])
-            return Operand(dtype, shape, Lifetime.CONSTANT_COPY, name, quantization, value)
-        place = DataLocation(self.pool(pool), offset, nbytes)
-        return Operand(dtype, shape, Lifetime.CONSTANT_POOL, name, quantization, location=place)
 
     def build(
         self,

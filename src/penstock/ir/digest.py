@@ -59,27 +59,18 @@ class _Hasher:
                 self.sha.update(data)
 
 
-class _NoHasher(_Hasher):
-    """A hash that ignores its input."""
-
-    def put(self, label: str, *values: object) -> None:
-        return
-
-
 def digest_model(model: ModelParts) -> Digest:
     """The digest of *model*, entered through `model.main`. Unreachable subgraphs do not affect
     it.
     """
-    structure, constants = _Hasher(), _Hasher()
-    _model(model, structure, constants)
+    constants = _Hasher()
+    structure = _ModelHash(model, constants).structure
     return Digest(structure.sha.digest(), constants.sha.digest())
 
 
 def digest_structure(model: ModelParts) -> bytes:
     """The `structure` of `digest_model` alone, 32 bytes. No constant is read."""
-    structure = _Hasher()
-    _model(model, structure, _NoHasher())
-    return structure.sha.digest()
+    return _ModelHash(model, None).structure.sha.digest()
 
 
 class Form(Struct, frozen=True):
@@ -146,48 +137,69 @@ def _form(
         form.put("subgraph", known[target])
 
 
-def _model(model: ModelParts, structure: _Hasher, constants: _Hasher) -> None:
-    order = reachable(model, [model.main])
-    numbering = {subgraph: at for at, subgraph in enumerate(order)}
-    variables: dict[int, int] = {}
-    for index in order:
-        _subgraph(model, model.subgraphs[index], numbering, variables, structure, constants)
-    for index in variables:
-        _variable(model, model.variables[index], structure, constants)
+class _ModelHash:
+    """The hash of a model's structure. *constants*, if given, hashes the constants."""
 
+    def __init__(self, model: ModelParts, constants: _Hasher | None) -> None:
+        self.model, self.structure, self.constants = model, _Hasher(), constants
+        order = reachable(model, [model.main])
+        self.subgraphs = {subgraph: at for at, subgraph in enumerate(order)}
+        self.variables: dict[int, int] = {}
+        for index in order:
+            self._subgraph(model.subgraphs[index])
+        for index in self.variables:
+            self._variable(model.variables[index])
 
-def _subgraph(
-    model: ModelParts,
-    subgraph: Subgraph,
-    subgraphs: dict[int, int],
-    variables: dict[int, int],
-    structure: _Hasher,
-    constants: _Hasher,
-) -> None:
-    numbers: dict[int, int] = {}
+    def _subgraph(self, subgraph: Subgraph) -> None:
+        numbers: dict[int, int] = {}
 
-    def number(index: int) -> int:
-        operand = subgraph.operands[index]
-        if operand.lifetime is Lifetime.NO_VALUE:
-            return -1
-        if index not in numbers:
-            numbers[index] = len(numbers)
-            _operand(model, operand, structure, constants)
-        return numbers[index]
+        def number(index: int) -> int:
+            operand = subgraph.operands[index]
+            if operand.lifetime is Lifetime.NO_VALUE:
+                return -1
+            if index not in numbers:
+                numbers[index] = len(numbers)
+                self._operand(operand)
+            return numbers[index]
 
-    structure.put("inputs", *[number(i) for i in subgraph.inputs])
-    for operation in polled(subgraph.operations):
-        attributes = _attributes(operation, subgraphs)
-        inputs = [number(i) for i in operation.inputs]
-        while inputs and inputs[-1] == -1:
-            inputs.pop()
-        outputs = [number(i) for i in operation.outputs]
-        structure.put("operation", operation.type, attributes, inputs, outputs)
-    structure.put("outputs", *[number(i) for i in subgraph.outputs])
-    for port in subgraph.states:
-        variable = variables.setdefault(port.variable, len(variables))
-        ends = [None if i is None else number(i) for i in (port.input, port.output)]
-        structure.put("state", variable, ends)
+        put = self.structure.put
+        put("inputs", *[number(i) for i in subgraph.inputs])
+        for operation in polled(subgraph.operations):
+            attributes = _attributes(operation, self.subgraphs)
+            inputs = [number(i) for i in operation.inputs]
+            while inputs and inputs[-1] == -1:
+                inputs.pop()
+            outputs = [number(i) for i in operation.outputs]
+            put("operation", operation.type, attributes, inputs, outputs)
+        put("outputs", *[number(i) for i in subgraph.outputs])
+        for port in subgraph.states:
+            variable = self.variables.setdefault(port.variable, len(self.variables))
+            ends = [None if i is None else number(i) for i in (port.input, port.output)]
+            put("state", variable, ends)
+
+    def _operand(self, operand: Operand) -> None:
+        role = "constant" if operand.is_constant else operand.lifetime.value
+        quantization = _quantization(operand.quantization)
+        self.structure.put("operand", role, operand.dtype.value, operand.shape, quantization)
+        if not operand.shape_declared:
+            self.structure.put("undeclared")
+        if operand.extension is not None:
+            self.structure.put("extension", *_extension(operand.extension))
+        if operand.is_constant:
+            self._constant("constant", operand)
+
+    def _variable(self, variable: Variable) -> None:
+        zero = variable.value is None and variable.location is None
+        quantization = _quantization(variable.quantization)
+        self.structure.put("variable", variable.dtype.value, variable.shape, quantization, zero)
+        if not variable.assigned:
+            self.structure.put("unassigned")
+        if not zero:
+            self._constant("variable", variable)
+
+    def _constant(self, label: str, item: Operand | Variable) -> None:
+        if self.constants is not None:
+            self.constants.put(label, constant_bytes(self.model.pools, item))
 
 
 def _attributes(operation: Operation, subgraphs: dict[int, int]) -> list[tuple[str, object]]:
@@ -207,33 +219,6 @@ def _attribute(value: AttributeValue, kind: str | None, subgraphs: dict[int, int
     if kind == "subgraphs" and isinstance(value, tuple):
         return [subgraphs.get(int(index), -1) for index in value]
     return _canonical(value)
-
-
-def _operand(model: ModelParts, operand: Operand, structure: _Hasher, constants: _Hasher) -> None:
-    role = "constant" if operand.is_constant else operand.lifetime.value
-    structure.put(
-        "operand", role, operand.dtype.value, operand.shape, _quantization(operand.quantization)
-    )
-    if not operand.shape_declared:
-        structure.put("undeclared")
-    if operand.extension is not None:
-        structure.put("extension", *_extension(operand.extension))
-    if operand.is_constant and not isinstance(constants, _NoHasher):
-        constants.put("constant", constant_bytes(model.pools, operand))
-
-
-def _variable(
-    model: ModelParts, variable: Variable, structure: _Hasher, constants: _Hasher
-) -> None:
-    shape: Shape = variable.shape
-    zero = variable.value is None and variable.location is None
-    structure.put(
-        "variable", variable.dtype.value, shape, _quantization(variable.quantization), zero
-    )
-    if not variable.assigned:
-        structure.put("unassigned")
-    if not zero and not isinstance(constants, _NoHasher):
-        constants.put("variable", constant_bytes(model.pools, variable))
 
 
 def _extension(kind: ExtensionType) -> tuple[object, ...]:

@@ -4,8 +4,8 @@ pools.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.operations import spec_of
 from penstock.ir.subgraph import ALIGNMENT, ConstantPool, Subgraph, Variable
 from penstock.ir.types import Shape, static_shape
-from penstock.ir.validate import subgraph_references
+from penstock.ir.validate import reachable, subgraph_references
 
 BRANCHES: Final = {
     "IF": ("then_subgraph_index", "else_subgraph_index"),
@@ -40,15 +40,8 @@ def referenced_by(model: Model, operations: Iterable[Operation]) -> dict[int, in
 
     Maps the index in *model* to a number from 1 on; subgraph 0 has these operations.
     """
-    found: dict[int, int] = {}
-    pending = deque(target for operation in operations for target in subgraph_references(operation))
-    while pending:
-        index = pending.popleft()
-        if index not in found:
-            found[index] = len(found) + 1
-            operations = model.subgraphs[index].operations
-            pending += [t for o in operations for t in subgraph_references(o)]
-    return found
+    targets = [target for operation in operations for target in subgraph_references(operation)]
+    return {index: number for number, index in enumerate(reachable(model, targets), 1)}
 
 
 def entered_from(model: Model, index: int) -> list[int]:
@@ -200,7 +193,10 @@ def pooled(model: Model) -> Model:
 
 def holds_large_values(model: Model) -> bool:
     """Whether *model* stores a value itself that must be in a pool."""
-    return any(len(item.value or b"") > MAX_COPIED_VALUE for item in _items(model))
+    items = chain[Operand | Variable](
+        model.variables, *(subgraph.operands for subgraph in model.subgraphs)
+    )
+    return any(len(item.value or b"") > MAX_COPIED_VALUE for item in items)
 
 
 def _pooled(model: Model) -> Model:
@@ -222,10 +218,3 @@ def _pooled(model: Model) -> Model:
     variables = tuple(map(moved, model.variables))
     pool = ConstantPool(memoryview(bytes(own)))
     return replace(model, subgraphs=subgraphs, variables=variables, pools=(*model.pools, pool))
-
-
-def _items(model: Model) -> Iterator[Operand | Variable]:
-    """Everything that may have a value: operands and variables."""
-    for subgraph in model.subgraphs:
-        yield from subgraph.operands
-    yield from model.variables

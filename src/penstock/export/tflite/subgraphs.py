@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.errors import NotExportable, Place
 from penstock.export.tflite.encoding import Buffers
@@ -20,6 +21,8 @@ from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.operations import spec_of
 from penstock.ir.subgraph import StatePort
 from penstock.ir.types import DType, Quantization, byte_size, element_count
+
+Values: TypeAlias = "dict[str, Any]"
 
 PLACEHOLDER: Final = 127
 
@@ -42,13 +45,9 @@ class OperatorCodes:
         if number is None:
             raise NotExportable(f"TFLite has no operator {operation.key}", where=where)
         origin = operation.origin
-        version = (
-            origin.version
-            if origin is not None and origin.opcode == number and origin.version
-            else 1
-        )
+        own = origin is not None and origin.opcode == number and origin.version
         custom = operation.attributes.text("custom_code") if operation.type == "CUSTOM" else ""
-        return self.add(operation.type, version, custom)
+        return self.add(operation.type, own or 1, custom)
 
     def add(self, kind: str, version: int = 1, custom: str = "") -> int:
         """The index of the code of operator type *kind*."""
@@ -86,11 +85,14 @@ def options(
                 f"TFLite's {operation.type} has no attribute {attribute!r}", where=where
             )
     values = {k: _value(fields[k], v, where) for k, v in attributes.items() if k in fields}
-    second = name in TFLITE.unions["BuiltinOptions2"]
-    union, field = (
-        ("BuiltinOptions2", "builtin_options2") if second else ("BuiltinOptions", "builtin_options")
-    )
-    return {f"{field}_type": TFLITE.unions[union].index(name), field: values}
+    return _options_field(name, values)
+
+
+def _options_field(name: str, values: Values) -> Values:
+    """The field of an operator with the options table called *name*."""
+    suffix = "2" if name in TFLITE.unions["BuiltinOptions2"] else ""
+    kind = TFLITE.unions[f"BuiltinOptions{suffix}"].index(name)
+    return {f"builtin_options{suffix}_type": kind, f"builtin_options{suffix}": values}
 
 
 def _value(field: Field, value: AttributeValue, where: Place) -> Any:
@@ -112,12 +114,47 @@ def blockwise(scales: int, size: int) -> dict[str, Any]:
     }
 
 
-Values: TypeAlias = "dict[str, Any]"
-
 OMITTED: Final = -1
 
 
-class SubgraphWriter:
+class _Graph:
+    """Tensors and operators of one subgraph of the file."""
+
+    def __init__(self, model: Model, codes: OperatorCodes, buffers: Buffers) -> None:
+        self.model, self.codes, self.buffers = model, codes, buffers
+        self.tensors: list[Values] = []
+        self.operators: list[Values] = []
+
+    def emit(self, kind: str, inputs: list[int], outputs: list[int], **options: Any) -> None:
+        """Appends an operator that the model does not have."""
+        fields = _options_field(OPTIONS_OF_OPERATOR[kind], options) if options else {}
+        self.operators.append({
+            "opcode_index": self.codes.add(kind), "inputs": inputs, "outputs": outputs, **fields
+        })  # fmt: skip
+
+    def add_tensor(self, operand: Operand, buffer: int = 0, *, variable: bool = False) -> int:
+        self.tensors.append(tensor_table(operand, buffer, variable=variable))
+        return len(self.tensors) - 1
+
+    def handle(self, variable: int) -> int:
+        """A resource tensor that refers to *variable*."""
+        name = shared_name(self.model, variable)
+        tensor = self.add_tensor(Operand(DType.RESOURCE, (), name=name))
+        self.emit("VAR_HANDLE", [], [tensor], container="", shared_name=name)
+        return tensor
+
+    def finish(self, name: str, inputs: list[int], outputs: list[int]) -> Values:
+        """The `SubGraph` table."""
+        return {
+            "tensors": self.tensors,
+            "inputs": inputs,
+            "outputs": outputs,
+            "operators": self.operators,
+            "name": name or None,
+        }
+
+
+class SubgraphWriter(_Graph):
     """Writes subgraph *index* of *model*. *numbers* has the file's index of each subgraph, *shared*
     is `ports_by_variable`.
     """
@@ -131,12 +168,10 @@ class SubgraphWriter:
         buffers: Buffers,
         shared: Counter[int],
     ) -> None:
-        self.model, self.index, self.numbers = model, index, numbers
-        self.codes, self.buffers = codes, buffers
+        super().__init__(model, codes, buffers)
+        self.index, self.numbers = index, numbers
         self.subgraph = model.subgraphs[index]
         self.state: SubgraphState = plan_state(model, index, shared)
-        self.tensors: list[Values] = []
-        self.operators: list[Values] = []
         self.known: dict[int, int] = {}
         self.hashtables: dict[tuple[int, int | None], int] = {}
 
@@ -156,7 +191,7 @@ class SubgraphWriter:
             for i in subgraph.ordinary_outputs:
                 self.tensor_of(i)
         if self.has_initial_values and init is not None:
-            self.call_once(init)
+            self.emit("CALL_ONCE", [], [], init_subgraph_index=init)
         handles = {port.variable: self.read_variable(port) for port in self.state.resources}
         for at, operation in enumerate(polled(subgraph.operations)):
             self.operation(at, operation)
@@ -166,13 +201,7 @@ class SubgraphWriter:
                     "ASSIGN_VARIABLE", [handles[port.variable], self.tensor_of(port.output)], []
                 )
         outputs = [self.tensor_of(i) for i in subgraph.ordinary_outputs]
-        return {
-            "tensors": self.tensors,
-            "inputs": inputs,
-            "outputs": outputs,
-            "operators": self.operators,
-            "name": subgraph.name or None,
-        }
+        return self.finish(subgraph.name, inputs, outputs)
 
     def tensor_of(self, index: int) -> int:
         """The tensor for operand *index*, created on first use; -1 for an omitted operand."""
@@ -186,11 +215,8 @@ class SubgraphWriter:
                     "which TFLite does not have",
                     where=Place(self.index),
                 )
-            self.known[index] = len(self.tensors)
-            variable = index in self.state.variable_tensors
-            self.tensors.append(
-                tensor_table(operand, self.buffers.constant(operand), variable=variable)
-            )
+            buffer, variable = self.buffers.constant(operand), index in self.state.variable_tensors
+            self.known[index] = self.add_tensor(operand, buffer, variable=variable)
         return self.known[index]
 
     def operation(self, at: int, operation: Operation) -> None:
@@ -248,33 +274,6 @@ class SubgraphWriter:
             return tuple(self.numbers.get(int(index), int(index)) for index in value)
         return self.numbers.get(value, value) if isinstance(value, int) else value
 
-    def emit(self, kind: str, inputs: list[int], outputs: list[int], **fields: Any) -> None:
-        """Appends an operator that the model does not have."""
-        self.operators.append({
-            "opcode_index": self.codes.add(kind), "inputs": inputs, "outputs": outputs, **fields
-        })  # fmt: skip
-
-    def add_tensor(self, operand: Operand) -> int:
-        self.tensors.append(tensor_table(operand, 0))
-        return len(self.tensors) - 1
-
-    def call_once(self, init: int) -> None:
-        kind = TFLITE.unions["BuiltinOptions"].index("CallOnceOptions")
-        self.emit(
-            "CALL_ONCE",
-            [],
-            [],
-            builtin_options_type=kind,
-            builtin_options={"init_subgraph_index": init},
-        )
-
-    def handle(self, variable: int) -> int:
-        """A resource tensor that refers to *variable*."""
-        name = shared_name(self.model, variable)
-        tensor = self.add_tensor(Operand(DType.RESOURCE, (), name=name))
-        self.emit("VAR_HANDLE", [], [tensor], **handle_options(name))
-        return tensor
-
     def read_variable(self, port: StatePort) -> int:
         handle = self.handle(port.variable)
         if port.input is not None:
@@ -307,22 +306,19 @@ class SubgraphWriter:
     def hash_table(self, keys: int, values: int | None, where: Place) -> int:
         """The handle tensor of the table with these constants."""
         if (keys, values) not in self.hashtables:
-            kind = TFLITE.unions["BuiltinOptions"].index("HashtableOptions")
             known = self.subgraph.operands[keys]
             if values is None:
                 beside = unasked_values(known)
-                buffer = self.buffers.constant(beside)
-                self.tensors.append(tensor_table(beside, buffer))
-                tensor = len(self.tensors) - 1
+                tensor = self.add_tensor(beside, self.buffers.constant(beside))
             else:
                 beside, tensor = self.subgraph.operands[values], self.tensor_of(values)
             if 0 in (known.shape or ()) or 0 in (beside.shape or ()):
                 raise NotExportable("TFLite has no form for a table without entries", where=where)
             number = self.buffers.table_number(known, beside)
-            types = [TFLITE.number("TensorType", o.dtype.value.upper()) for o in (known, beside)]
+            key, value = (element_type(o.dtype) for o in (known, beside))
             handle = self.add_tensor(Operand(DType.RESOURCE, (), name=f"table_{number}"))
-            fields = {"table_id": number, "key_dtype": types[0], "value_dtype": types[1]}
-            self.emit("HASHTABLE", [], [handle], builtin_options_type=kind, builtin_options=fields)
+            types = {"key_dtype": key, "value_dtype": value}
+            self.emit("HASHTABLE", [], [handle], table_id=number, **types)
             self.emit("HASHTABLE_IMPORT", [handle, self.tensor_of(keys), tensor], [])
             self.hashtables[keys, values] = handle
         return self.hashtables[keys, values]
@@ -331,17 +327,12 @@ class SubgraphWriter:
         """Tensors whose quantisation has the scales inside an integer LSTM. The tensor for a scale
         of 0 has no quantisation.
         """
-        return [
-            self.add_tensor(
-                Operand(
-                    DType.INT16,
-                    (),
-                    name="intermediate",
-                    quantization=Quantization((scale,), (zero,)) if scale else None,
-                )
-            )
+        known = [
+            Quantization((scale,), (zero,)) if scale else None
             for scale, zero in zip(scales, zero_points, strict=True)
         ]
+        plain = Operand(DType.INT16, (), name="intermediate")
+        return [self.add_tensor(replace(plain, quantization=each)) for each in known]
 
 
 def has_initial_value(model: Model, port: StatePort) -> bool:
@@ -370,6 +361,11 @@ def _names_of(model: Model) -> Counter[str]:
     return known
 
 
+def element_type(dtype: DType) -> int:
+    """The format's number of an element type."""
+    return TFLITE.number("TensorType", dtype.value.upper())
+
+
 def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Values:
     """The `Tensor` table of an operand.
 
@@ -380,7 +376,7 @@ def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Va
     shape = (operand.shape or ()) if is_declared else ()
     table: Values = {
         "shape": [1 if d is None else d for d in shape],
-        "type": TFLITE.number("TensorType", operand.dtype.value.upper()),
+        "type": element_type(operand.dtype),
         "buffer": buffer,
         "name": operand.name or None,
         "is_variable": variable,
@@ -402,43 +398,19 @@ def initial_values(
     model: Model, writers: list[SubgraphWriter], codes: OperatorCodes, buffers: Buffers
 ) -> Values:
     """A subgraph that assigns the initial value to each resource variable that has one, once."""
-    tensors: list[Values] = []
-    operators: list[Values] = []
+    graph = _Graph(model, codes, buffers)
     for index in dict.fromkeys(
         p.variable for w in writers for p in w.state.resources if has_initial_value(model, p)
     ):
-        variable, name, handle = model.variables[index], shared_name(model, index), len(tensors)
+        variable, handle = model.variables[index], graph.handle(index)
         zeros = bytes(byte_size(variable.dtype, variable.shape or ()) or 0)
         buffer = buffers.constant(variable) or buffers.blob(zeros)
+        name = f"{shared_name(model, index)}/initial"
         value = Operand(
-            variable.dtype,
-            variable.shape,
-            name=f"{name}/initial",
-            quantization=variable.quantization,
+            variable.dtype, variable.shape, name=name, quantization=variable.quantization
         )
-        tensors.append(tensor_table(Operand(DType.RESOURCE, (), name=name), 0))
-        tensors.append(tensor_table(value, buffer))
-        for kind, inputs, outputs, options in (
-            ("VAR_HANDLE", [], [handle], handle_options(name)),
-            ("ASSIGN_VARIABLE", [handle, handle + 1], [], {}),
-        ):
-            code = {"opcode_index": codes.add(kind)}
-            operators.append({**code, "inputs": inputs, "outputs": outputs, **options})
-    return {
-        "tensors": tensors,
-        "inputs": [],
-        "outputs": [],
-        "operators": operators,
-        "name": "initial_values",
-    }
-
-
-def handle_options(name: str) -> Values:
-    """The options of the VAR_HANDLE of a variable."""
-    return {
-        "builtin_options_type": TFLITE.unions["BuiltinOptions"].index("VarHandleOptions"),
-        "builtin_options": {"container": "", "shared_name": name},
-    }
+        graph.emit("ASSIGN_VARIABLE", [handle, graph.add_tensor(value, buffer)], [])
+    return graph.finish("initial_values", [], [])
 
 
 def unasked_values(keys: Operand) -> Operand:
