@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from penstock.ir.types import DType, Quantization, Shape
+from penstock.ir.types import Compared, DType, Quantization, Shape
 
 EXTENSION: Final = "EXTENSION"
 """The type of every extension operation."""
@@ -158,7 +158,7 @@ class Origin(Struct, frozen=True):
     version: int | None = None
 
 
-class Operand(Struct, frozen=True, eq=False, gc=False):
+class Operand(Compared, frozen=True, eq=False, gc=False):
     """One typed value of a subgraph.
 
     A CONSTANT_COPY operand has *value* (its packed little-endian bytes), a CONSTANT_POOL operand
@@ -184,12 +184,6 @@ class Operand(Struct, frozen=True, eq=False, gc=False):
     origin: Origin | None = None
     shape_declared: bool = True
     extension: ExtensionType | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Operand) and self._compared() == other._compared()
-
-    def __hash__(self) -> int:
-        return hash(self._compared())
 
     def _compared(self) -> tuple[object, ...]:
         return (

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from types import NoneType
 from typing import Final, TypeAlias
 
-from msgspec import Struct
-
 from penstock.arguments import check_kind
 from penstock.errors import InvalidAttribute
 from penstock.ir.operand import EXTENSION, Origin, extension_key
+from penstock.ir.types import Compared
 
 AttributeValue: TypeAlias = (
     "bool | int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | None"
@@ -98,7 +97,7 @@ def _wrong(items: Mapping[str, AttributeValue], name: str, expected: str) -> Inv
 NO_ATTRIBUTES: Final = Attributes()
 
 
-class Operation(Struct, frozen=True, eq=False, gc=False):
+class Operation(Compared, frozen=True, eq=False, gc=False):
     """One computation. *type* is a name of the operation table. *inputs* and *outputs* are indexes
     of the operands of its subgraph.
 
@@ -112,12 +111,6 @@ class Operation(Struct, frozen=True, eq=False, gc=False):
     outputs: tuple[int, ...]
     attributes: Attributes = NO_ATTRIBUTES
     origin: Origin | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Operation) and self._compared() == other._compared()
-
-    def __hash__(self) -> int:
-        return hash(self._compared())
 
     def _compared(self) -> tuple[object, ...]:
         return self.type, self.inputs, self.outputs, self.attributes

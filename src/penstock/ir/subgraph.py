@@ -12,7 +12,15 @@ from msgspec import Struct, field
 from penstock.errors import InvalidOperand
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import Operation
-from penstock.ir.types import PACKED, DType, NDArray, Quantization, Shape, element_count
+from penstock.ir.types import (
+    PACKED,
+    Compared,
+    DType,
+    NDArray,
+    Quantization,
+    Shape,
+    element_count,
+)
 
 ALIGNMENT: Final = 64
 """Alignment, in bytes, of constants in a pool."""
@@ -71,7 +79,7 @@ class StatePort(Struct, frozen=True):
     output: int | None
 
 
-class Subgraph(Struct, frozen=True, eq=False):
+class Subgraph(Compared, frozen=True, eq=False):
     """Operands and operations. The order of the operations is such that every operand is written
     before it is read. Names are ignored when subgraphs are compared.
     """
@@ -82,12 +90,6 @@ class Subgraph(Struct, frozen=True, eq=False):
     outputs: tuple[int, ...]
     states: tuple[StatePort, ...] = ()
     name: str = ""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Subgraph) and self._compared() == other._compared()
-
-    def __hash__(self) -> int:
-        return hash(self._compared())
 
     def _compared(self) -> tuple[object, ...]:
         return self.operands, self.operations, self.inputs, self.outputs, self.states

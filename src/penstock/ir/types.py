@@ -200,6 +200,19 @@ def byte_size(dtype: DType, shape: Iterable[int | None]) -> int | None:
     return size
 
 
+class Compared(Struct, frozen=True, eq=False):
+    """A struct that is compared and hashed by its `_compared` alone."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        raise NotImplementedError
+
+
 class Quantization(Struct, frozen=True):
     """Affine quantisation: real = scale * (stored - zero_point).
 

@@ -155,11 +155,8 @@ class Reader:
         (distance,) = _U32.unpack_from(self.data, at)
         target: int = at + distance
         if not distance or target + 4 > self.size:
-            raise _Defect(
-                errors.OffsetOutOfBounds,
-                f"refers to byte {target} of {self.size}; the file is damaged or truncated",
-                at,
-            )
+            message = f"refers to byte {target} of {self.size}; the file is damaged or truncated"
+            raise _Defect(errors.OffsetOutOfBounds, message, at)
         return target
 
     def _table(self, at: int, table: Table, depth: int) -> Values:
@@ -181,22 +178,14 @@ class Reader:
                 continue
             place = at + entries[slot]
             try:
-                if field.kind is Kind.SCALAR:
-                    packer = field.packer
-                    if place + packer.size > size:
-                        raise _Defect(
-                            errors.TruncatedModel,
-                            f"the file of {size} bytes ends inside a number",
-                            place,
-                        )
-                    values[field.name] = packer.unpack_from(data, place)[0]
+                scalar = field.kind is Kind.SCALAR
+                if place + (field.packer.size if scalar else 4) > size:
+                    what = "a number" if scalar else "an offset"
+                    message = f"the file of {size} bytes ends inside {what}"
+                    raise _Defect(errors.TruncatedModel, message, place)
+                if scalar:
+                    values[field.name] = field.packer.unpack_from(data, place)[0]
                 else:
-                    if place + 4 > size:
-                        raise _Defect(
-                            errors.TruncatedModel,
-                            f"the file of {size} bytes ends inside an offset",
-                            place,
-                        )
                     values[field.name] = self._referred(self._target(place), field, values, depth)
             except _Defect as defect:
                 defect.path.append(field.name)
@@ -213,11 +202,8 @@ class Reader:
             )
         length, _ = _VTABLE.unpack_from(self.data, vtable)
         if length < 4 or length % 2 or vtable + length > self.size:
-            raise _Defect(
-                errors.TruncatedModel,
-                f"a vtable of {length} bytes at byte {vtable} of {self.size}",
-                at,
-            )
+            message = f"a vtable of {length} bytes at byte {vtable} of {self.size}"
+            raise _Defect(errors.TruncatedModel, message, at)
         self._spend(TABLE_MEMORY + SLOT_MEMORY * (length >> 1), at)
         entries: tuple[int, ...] = struct.unpack_from(
             f"<{(length - 4) >> 1}H", self.data, vtable + 4
@@ -236,10 +222,9 @@ class Reader:
         if kind is Kind.UNION:
             members = self.schema.unions[field.target]
             which = values[f"{field.name}_type"]
-            known = 0 < which < len(members)
-            return (
-                self._table(target, self.schema.table(members[which]), depth + 1) if known else None
-            )
+            if not 0 < which < len(members):
+                return None
+            return self._table(target, self.schema.table(members[which]), depth + 1)
         return self._elements(target, field, depth)
 
     def _numbers(self, at: int, field: Field) -> Any:
@@ -269,13 +254,10 @@ class Reader:
 
     def _length(self, at: int, width: int) -> int:
         (count,) = _U32.unpack_from(self.data, at)
-        if at + 4 + count * width > self.size:
-            raise _Defect(
-                errors.TruncatedModel,
-                f"a vector of {count} elements ends at byte {at + 4 + count * width} of "
-                f"{self.size}",
-                at,
-            )
+        end = at + 4 + count * width
+        if end > self.size:
+            message = f"a vector of {count} elements ends at byte {end} of {self.size}"
+            raise _Defect(errors.TruncatedModel, message, at)
         return int(count)
 
     def _string(self, at: int) -> str:

@@ -12,7 +12,7 @@ import flatbuffers
 import numpy as np
 from flatbuffers import number_types
 
-from penstock.export.tflite.fields import Field, Kind, Schema, Table
+from penstock.export.tflite.fields import SCALARS, Field, Kind, Schema, Table
 from penstock.interrupts import checkpoint
 from penstock.ir.model import Model
 from penstock.ir.operand import DataLocation, Operand
@@ -20,19 +20,7 @@ from penstock.ir.subgraph import Variable, constant_bytes
 
 BLOB_ALIGNMENT: Final = 16
 
-_FLAGS: Final = {
-    "bool": number_types.BoolFlags,
-    "int8": number_types.Int8Flags,
-    "uint8": number_types.Uint8Flags,
-    "int16": number_types.Int16Flags,
-    "uint16": number_types.Uint16Flags,
-    "int32": number_types.Int32Flags,
-    "uint32": number_types.Uint32Flags,
-    "int64": number_types.Int64Flags,
-    "uint64": number_types.Uint64Flags,
-    "float32": number_types.Float32Flags,
-    "float64": number_types.Float64Flags,
-}
+_FLAGS: Final = {name: getattr(number_types, f"{name.capitalize()}Flags") for name in SCALARS}
 
 
 def encode(schema: Schema, root: Mapping[str, Any]) -> bytes:

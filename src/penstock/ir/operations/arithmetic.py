@@ -55,13 +55,13 @@ ROWS: Final = (
     row("""DIV(a: value T, b: value T; fused_activation_function) -> result: value T; version 2;
         NNAPI 2
         # a / b, broadcast; integers are truncated toward zero.
-        """)(rules.broadcasting, fold=rules.elementwise(rules.truncated_division)),
+        """)(rules.broadcasting, fold=rules.elementwise(rules.dividing(rules.truncated_quotient))),
     row("""FLOOR_DIV(a: any_number T, b: any_number T) -> result: value T; version 3
         # floor(a / b), broadcast.
-        """)(rules.broadcasting, fold=rules.elementwise(rules.floor_division)),
+        """)(rules.broadcasting, fold=rules.elementwise(rules.dividing(np.floor_divide))),
     row("""FLOOR_MOD(a: any_number T, b: any_number T) -> result: value T; version 2
         # a - floor(a / b) * b, broadcast: the remainder with the sign of b.
-        """)(rules.broadcasting, fold=rules.elementwise(rules.floor_modulo)),
+        """)(rules.broadcasting, fold=rules.elementwise(rules.dividing(np.mod))),
     row("""POW(a: any_number T, b: any_number T) -> result: value T; NNAPI 3
         # a to the power of b, broadcast; integers take no negative exponent.
         """)(rules.broadcasting),

@@ -172,25 +172,35 @@ def flexbuffers() -> Any:
     return flexbuffers
 
 
-def _structure(attributes: Attributes, names: Sequence[str], least: int) -> dict[str, int]:
-    """The leading int32 fields of a C structure; fields beyond the first *least* may be missing."""
-    data, code = attributes.blob("custom_options"), attributes.text("custom_code")
-    count = min(len(data) // 4, len(names))
-    if count < least:
-        raise InvalidAttribute(f"options of {code} have {len(data)} bytes, {4 * least} are needed")
-    return dict(zip(names, struct.unpack_from(f"<{count}i", data), strict=False))
+class _Structure:
+    """The leading int32 fields of the C structure in custom options; fields beyond the first
+    *least* may be missing.
+    """
 
+    def __init__(self, attributes: Attributes, names: Sequence[str], least: int) -> None:
+        data, self._code = attributes.blob("custom_options"), attributes.text("custom_code")
+        count = min(len(data) // 4, len(names))
+        if count < least:
+            raise InvalidAttribute(
+                f"options of {self._code} have {len(data)} bytes, {4 * least} are needed"
+            )
+        self._fields: dict[str, int] = dict(
+            zip(names, struct.unpack_from(f"<{count}i", data), strict=False)
+        )
 
-def _enumerated(code: str, name: str, value: int, choices: Mapping[int, str]) -> str:
-    if value not in choices:
-        raise InvalidAttribute(f"option {name!r} of {code} cannot be {value}")
-    return choices[value]
+    def positive(self, name: str) -> int:
+        if self._fields[name] < 1:
+            raise self._wrong(name, self._fields[name])
+        return self._fields[name]
 
+    def choice(self, name: str, choices: Mapping[int, str]) -> str:
+        value = self._fields.get(name, 0)
+        if value not in choices:
+            raise self._wrong(name, value)
+        return choices[value]
 
-def _window_field(code: str, fields: Mapping[str, int], name: str) -> int:
-    if fields[name] < 1:
-        raise InvalidAttribute(f"option {name!r} of {code} cannot be {fields[name]}")
-    return fields[name]
+    def _wrong(self, name: str, value: int) -> InvalidAttribute:
+        return InvalidAttribute(f"option {name!r} of {self._code} cannot be {value}")
 
 
 C_PADDINGS: Final = {1: "SAME", 2: "VALID"}
@@ -203,46 +213,33 @@ C_ACTIVATIONS: Final = dict(enumerate((*ACTIVATIONS[:4], "TANH", "SIGN_BIT", "SI
 def detection_post_process(attributes: Attributes) -> DetectionPostProcess:
     """Options of TFLite_Detection_PostProcess."""
     options = _Options(attributes)
+    counts = ("max_detections", "max_classes_per_detection", "num_classes")
+    thresholds = ("nms_score_threshold", "nms_iou_threshold")
+    scales = ("y_scale", "x_scale", "h_scale", "w_scale")
+    numbers: dict[str, Any] = {name: options.integer(name) for name in counts}
+    numbers |= {name: options.real(name) for name in (*thresholds, *scales)}
     return DetectionPostProcess(
-        max_detections=options.integer("max_detections"),
-        max_classes_per_detection=options.integer("max_classes_per_detection"),
+        **numbers,
         detections_per_class=options.integer("detections_per_class", 100),
         use_regular_nms=options.flag("use_regular_nms", default=False),
-        nms_score_threshold=options.real("nms_score_threshold"),
-        nms_iou_threshold=options.real("nms_iou_threshold"),
-        num_classes=options.integer("num_classes"),
-        y_scale=options.real("y_scale"),
-        x_scale=options.real("x_scale"),
-        h_scale=options.real("h_scale"),
-        w_scale=options.real("w_scale"),
     )
 
 
 def transpose_conv_bias(attributes: Attributes) -> TransposeConvBias:
     """Options of Convolution2DTransposeBias."""
-    code = attributes.text("custom_code")
-    fields = _structure(attributes, ("padding", "stride_w", "stride_h"), 3)
-    return TransposeConvBias(
-        _enumerated(code, "padding", fields["padding"], C_PADDINGS),
-        _window_field(code, fields, "stride_w"),
-        _window_field(code, fields, "stride_h"),
-    )
+    strides = ("stride_w", "stride_h")
+    fields = _Structure(attributes, ("padding", *strides), 3)
+    return TransposeConvBias(fields.choice("padding", C_PADDINGS), *map(fields.positive, strides))
 
 
 def windowed_pool(attributes: Attributes) -> WindowedPool:
     """Options of MaxPoolingWithArgmax2D and MaxUnpooling2D."""
-    code = attributes.text("custom_code")
-    names = ("padding", "stride_w", "stride_h", "filter_width", "filter_height", "activation")
-    fields = _structure(attributes, names, 5)
+    sizes = ("stride_w", "stride_h", "filter_width", "filter_height")
+    fields = _Structure(attributes, ("padding", *sizes, "activation"), 5)
     return WindowedPool(
-        padding=_enumerated(code, "padding", fields["padding"], C_PADDINGS),
-        stride_w=_window_field(code, fields, "stride_w"),
-        stride_h=_window_field(code, fields, "stride_h"),
-        filter_width=_window_field(code, fields, "filter_width"),
-        filter_height=_window_field(code, fields, "filter_height"),
-        fused_activation_function=_enumerated(
-            code, "activation", fields.get("activation", 0), C_ACTIVATIONS
-        ),
+        fields.choice("padding", C_PADDINGS),
+        **{name: fields.positive(name) for name in sizes},
+        fused_activation_function=fields.choice("activation", C_ACTIVATIONS),
     )
 
 

@@ -402,24 +402,18 @@ def relabelling(rule: ShapeRule) -> FoldRule:
     return fold
 
 
-def truncated_division(a: NDArray, b: NDArray) -> NDArray | None:
-    """TFLite's DIV: integers are truncated toward zero. None for a division by zero."""
+def dividing(compute: Callable[[NDArray, NDArray], Any]) -> Callable[..., Any]:
+    """*compute* of two operands; None for a division of integers by zero."""
+
+    def divide(a: NDArray, b: NDArray) -> Any:
+        return None if a.dtype.kind != "f" and not np.all(b) else compute(a, b)
+
+    return divide
+
+
+def truncated_quotient(a: NDArray, b: NDArray) -> NDArray:
+    """TFLite's DIV: integers are truncated toward zero."""
     if a.dtype.kind == "f":
         return np.asarray(a / b)
-    if not np.all(b):
-        return None
-    return np.asarray(
-        np.where((a < 0) ^ (b < 0), -(np.abs(a) // np.abs(b)), np.abs(a) // np.abs(b))
-    )
-
-
-def floor_division(a: NDArray, b: NDArray) -> NDArray | None:
-    if a.dtype.kind != "f" and not np.all(b):
-        return None
-    return np.asarray(np.floor_divide(a, b))
-
-
-def floor_modulo(a: NDArray, b: NDArray) -> NDArray | None:
-    if a.dtype.kind != "f" and not np.all(b):
-        return None
-    return np.asarray(np.mod(a, b))
+    quotient = np.abs(a) // np.abs(b)
+    return np.asarray(np.where((a < 0) ^ (b < 0), -quotient, quotient))

@@ -7,7 +7,7 @@ inference, feature level and versions. Validation, documentation and coverage te
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -212,26 +212,22 @@ def _check_plain(name: str, given: Sequence[Operand], written: Sequence[Operand]
             )
 
 
+_VALID: Final[Mapping[AttributeKind, Callable[[Any], bool]]] = {
+    "int": lambda v: type(v) is int,
+    "subgraph": lambda v: type(v) is int,
+    "float": lambda v: isinstance(v, float) or type(v) is int,
+    "bool": lambda v: isinstance(v, bool),
+    "enum": lambda v: isinstance(v, str),
+    "str": lambda v: isinstance(v, str),
+    "bytes": lambda v: isinstance(v, bytes),
+    "ints": lambda v: isinstance(v, tuple) and all(type(n) is int for n in v),
+    "subgraphs": lambda v: isinstance(v, tuple) and all(type(n) is int for n in v),
+    "floats": lambda v: isinstance(v, tuple) and all(isinstance(n, int | float) for n in v),
+}
+
+
 def check_attribute(spec: AttributeSpec, value: AttributeValue) -> None:
     """Raises `InvalidAttribute` unless *value* has the kind of *spec*."""
-    good = False
-    match spec.kind:
-        case "int" | "subgraph":
-            good = type(value) is int
-        case "float":
-            good = isinstance(value, float) or type(value) is int
-        case "bool":
-            good = isinstance(value, bool)
-        case "enum":
-            good = isinstance(value, str) and value in spec.choices
-        case "str":
-            good = isinstance(value, str)
-        case "bytes":
-            good = isinstance(value, bytes)
-        case "ints" | "subgraphs":
-            good = isinstance(value, tuple) and all(type(v) is int for v in value)
-        case "floats":
-            good = isinstance(value, tuple) and all(isinstance(v, int | float) for v in value)
-    if not good:
+    if not _VALID[spec.kind](value) or (spec.kind == "enum" and value not in spec.choices):
         wanted = f"one of {', '.join(spec.choices)}" if spec.kind == "enum" else spec.kind
         raise InvalidAttribute(f"attribute {spec.name!r} must be {wanted}, not {value!r}")

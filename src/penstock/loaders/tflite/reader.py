@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock import errors, knobs
@@ -164,8 +163,7 @@ def _subgraph(
         read_operator(file, codes, Origin(index, i), o, (len(tensors), subgraphs))
         for i, o in enumerate(polled(table["operators"] or ()))
     ]
-    if any(t["quantization"] and t["quantization"]["details_type"] == BLOCKWISE for t in tensors):
-        give_scales(index, operators, operands, tensors, read_blocks(tensors))
+    give_scales(index, operators, operands, tensors)
     for operator in operators:
         if operator.type in INTERMEDIATE_OPERATORS:
             operator.attributes.update(_intermediates(operator, operands))
@@ -192,42 +190,45 @@ def _intermediates(operator: RawOperator, operands: list[Operand]) -> Mapping[st
 def _signatures(file: File, lowered: Lowered, raw: list[RawSubgraph]) -> dict[str, Signature]:
     signatures: dict[str, Signature] = {}
     for name, where, table in file.signatures(len(raw)):
-        subgraph = table["subgraph_index"]
-        ends = [
-            _ends(table[kind] or [], raw[subgraph], lowered.renamed[subgraph], where)
-            for kind in ("inputs", "outputs")
-        ]
-        target = lowered.subgraphs[subgraph]
-        real = frozenset(target.ordinary_inputs), frozenset(target.ordinary_outputs)
-        stray = [
-            n for named, known in zip(ends, real, strict=True) for n, i in named if i not in known
-        ]
+        index = table["subgraph_index"]
+        target = lowered.subgraphs[index]
+        ends: list[tuple[tuple[str, int], ...]] = []
+        stray: list[str] = []
+        for kind, known in (
+            ("inputs", frozenset(target.ordinary_inputs)),
+            ("outputs", frozenset(target.ordinary_outputs)),
+        ):
+            try:
+                named = _named(table[kind] or [], raw[index], lowered.renamed[index])
+            except errors.ModelError as error:
+                raise error.at(where) from None
+            stray += [label for label, operand in named.items() if operand not in known]
+            ends.append(tuple(named.items()))
         if stray:
             # Tools that change a graph's inputs or outputs leave such signatures. The graph is
             # valid.
             log.warning(
-                "%s is left out: %s is no input or output of subgraph %d", where, stray[0], subgraph
+                "%s is left out: %s is no input or output of subgraph %d", where, stray[0], index
             )
             continue
-        signatures[name] = Signature(subgraph, *ends)
+        signatures[name] = Signature(index, *ends)
     return signatures
 
 
-def _ends(
-    maps: list[Values], raw: RawSubgraph, renamed: Mapping[int, int], where: errors.Place | str
-) -> tuple[tuple[str, int], ...]:
+def _named(maps: list[Values], raw: RawSubgraph, renamed: Mapping[int, int]) -> dict[str, int]:
+    """The operand of each name."""
     named: dict[str, int] = {}
     for entry in maps:
         tensor, name = entry["tensor_index"], entry["name"] or ""
         if tensor >= len(raw.operands):
             raise errors.IndexOutOfRange(
-                f"{name!r} refers to tensor {tensor} of {len(raw.operands)}", where=where
+                f"{name!r} refers to tensor {tensor} of {len(raw.operands)}"
             )
         if name in named:
-            raise errors.InvalidSignature(f"two inputs or outputs are named {name!r}", where=where)
+            raise errors.InvalidSignature(f"two inputs or outputs are named {name!r}")
         if tensor not in raw.handles:
             named[name] = renamed.get(tensor, tensor)
-    return tuple(named.items())
+    return named
 
 
 def lower(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
@@ -394,70 +395,52 @@ def _places(
     return flat
 
 
-class Blocks(Struct, frozen=True):
-    """The tensor with the scales of a tensor, and the number of elements that share one scale."""
-
-    scales: int
-    size: int
-
-
-def read_blocks(tensors: Sequence[Values]) -> dict[int, Blocks]:
-    """The tensors that are quantised in blocks."""
-    found: dict[int, Blocks] = {}
-    for index, tensor in enumerate(tensors):
-        table = tensor["quantization"]
-        if table is not None and table["details_type"] == BLOCKWISE:
-            details = table["details"]
-            if details is None:
-                raise errors.InvalidQuantization(
-                    f"tensor {index} has scales in blocks, and not their details"
-                )
-            found[index] = Blocks(details["scales"], details["block_size"])
-    return found
-
-
 def give_scales(
     subgraph: int,
     operators: Sequence[RawOperator],
     operands: list[Operand],
     tensors: Sequence[Values],
-    blocks: dict[int, Blocks],
 ) -> None:
     """Appends the scales to the inputs of every operator that scales weights by blocks."""
+    blocks: dict[int, Values] = {}
+    for index, tensor in enumerate(tensors):
+        table = tensor["quantization"]
+        if table is not None and table["details_type"] == BLOCKWISE:
+            if table["details"] is None:
+                raise errors.InvalidQuantization(
+                    f"tensor {index} has scales in blocks, and not their details"
+                )
+            blocks[index] = table["details"]
     shaped: dict[int, int] = {}
-    for operator in operators:
+    for operator in operators if blocks else ():
         position = BLOCK_SCALED.get(operator.type)
         weights = operator.inputs[1] if len(operator.inputs) > 1 else -1
         if position is None or weights not in blocks:
             continue
         if weights not in shaped:
-            place = tensor_place(subgraph, weights, tensors[weights])
-            scales = _scales(operands, weights, blocks[weights], place)
+            try:
+                scales = _scales(operands, weights, blocks[weights])
+            except errors.ModelError as error:
+                raise error.at(tensor_place(subgraph, weights, tensors[weights])) from None
             shaped[weights] = len(operands)
             operands.append(scales)
         missing = position - len(operator.inputs)
         operator.inputs = (*operator.inputs, *[-1] * missing, shaped[weights])
 
 
-def _scales(operands: list[Operand], weights: int, blocks: Blocks, where: errors.Place) -> Operand:
+def _scales(operands: list[Operand], weights: int, blocks: Values) -> Operand:
     """The scales of *weights* as an operand [rows, blocks of a row]."""
-    if not 0 <= blocks.scales < len(operands):
-        raise errors.IndexOutOfRange(
-            f"scales refer to tensor {blocks.scales} of {len(operands)}", where=where
-        )
-    shape, scales = operands[weights].shape, operands[blocks.scales]
+    place, size = blocks["scales"], blocks["block_size"]
+    if not 0 <= place < len(operands):
+        raise errors.IndexOutOfRange(f"scales refer to tensor {place} of {len(operands)}")
+    shape, scales = operands[weights].shape, operands[place]
     rows, depth = shape if shape is not None and len(shape) == 2 else (None, None)
-    if rows is None or depth is None or blocks.size < 1 or depth % blocks.size:
-        raise errors.InvalidQuantization(
-            f"weights of shape {shape} in blocks of {blocks.size}", where=where
-        )
-    wanted = (rows, depth // blocks.size)
-    count = rows * wanted[1]
+    if rows is None or depth is None or size < 1 or depth % size:
+        raise errors.InvalidQuantization(f"weights of shape {shape} in blocks of {size}")
+    wanted = (rows, depth // size)
     known = None if scales.shape is None else tuple(d or 0 for d in scales.shape)
     if not scales.is_constant or scales.dtype is not DType.FLOAT16:
-        raise errors.InvalidQuantization("scales of blocks are no float16 constant", where=where)
-    if known is None or element_count(known) != count:
-        raise errors.InvalidQuantization(
-            f"scales of shape {known} for blocks {wanted}", where=where
-        )
+        raise errors.InvalidQuantization("scales of blocks are no float16 constant")
+    if known is None or element_count(known) != rows * wanted[1]:
+        raise errors.InvalidQuantization(f"scales of shape {known} for blocks {wanted}")
     return replace(scales, shape=wanted, origin=None)
