@@ -77,9 +77,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise FileError(path, "not a text file in UTF-8") from None
-    labels = tuple(line.strip() for line in text.splitlines())
-    while labels and not labels[-1]:
-        labels = labels[:-1]
+    labels = tuple(line.strip() for line in text.rstrip().splitlines())
     if not labels:
         raise FileError(path, "has no labels")
     return labels

@@ -42,7 +42,7 @@ class Comparison:
     @property
     def _same(self) -> bool:
         best = {self.tops[name][0]["index"] for name in self._meant}
-        return len(best) == 1 and not any(name in self.doubts for name in self._meant)
+        return len(best) == 1 and self.doubts.keys().isdisjoint(self._meant)
 
     @property
     def _meant(self) -> list[str]:
@@ -164,7 +164,8 @@ def compare(
 
     def add(schemes: Iterable[str]) -> Comparison:
         for name in schemes:
-            under = _results(compiled, fed, results, name)
+            outputs = compiled.run(fed.arrays_by(name), state=compiled.new_state())
+            under = replace(results, arrays=tuple(outputs))
             tops[name] = answer(under, COMPARABLE).data["top"]
             doubts[name] = why_undecided(under, COMPARABLE)
         undecided = {n: why for n, why in doubts.items() if why}
@@ -181,12 +182,6 @@ def inferred(fed: Fed) -> list[str]:
         "otherwise"
         for p in fed.unstated
     ]
-
-
-def _results(compiled: CompiledModel, fed: Fed, results: Results, scheme: str) -> Results:
-    """The outputs under another scheme."""
-    outputs = compiled.run(fed.arrays_by(scheme), state=compiled.new_state())
-    return replace(results, arrays=tuple(outputs))
 
 
 def _because(fed: Fed) -> str:

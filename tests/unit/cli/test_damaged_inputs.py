@@ -17,7 +17,7 @@ from PIL import Image
 
 from penstock.cli.failures import FileError
 from penstock.cli.feed.files import read_npy, read_npz
-from penstock.cli.feed.pictures import read_picture
+from penstock.cli.feed.pictures import open_picture
 from penstock.cli.feed.sound import read_sound
 from penstock.ir import DType, Lifetime, Operand
 from tests.unit.cli.support_slots import slot
@@ -60,10 +60,10 @@ def read_first(path: Path) -> Any:
 
 
 SUBJECTS: dict[str, tuple[bytes, Callable[[Path], Any]]] = {
-    "png": (picture("PNG"), read_picture),
-    "jpeg": (picture("JPEG"), read_picture),
-    "progressive jpeg": (picture("JPEG", progressive=True), read_picture),
-    "bmp": (picture("BMP"), read_picture),
+    "png": (picture("PNG"), open_picture),
+    "jpeg": (picture("JPEG"), open_picture),
+    "progressive jpeg": (picture("JPEG", progressive=True), open_picture),
+    "bmp": (picture("BMP"), open_picture),
     "wav": (sound(), lambda path: read_sound(path, SOUND)),
     "npy": (array(np.save), lambda path: read_npy(path, ARRAY)),
     "npz": (array(np.savez), read_first),

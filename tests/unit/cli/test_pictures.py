@@ -11,7 +11,7 @@ from PIL import Image
 
 from penstock.cli.failures import FileError
 from penstock.cli.feed import pictures
-from penstock.cli.feed.pictures import Layout, arrange, layout, pixels, read_picture
+from penstock.cli.feed.pictures import Layout, arrange, layout, open_picture, pixels
 from penstock.ir import DType, Lifetime, Operand, Shape
 
 
@@ -93,13 +93,14 @@ def test_a_fourth_channel_is_zeros() -> None:
 def test_lossless_pictures_are_read_exactly(tmp_path: Path, suffix: str) -> None:
     values = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
     Image.fromarray(values).save(tmp_path / f"x.{suffix}")
-    assert np.array_equal(np.asarray(read_picture(tmp_path / f"x.{suffix}")), values)
+    assert np.array_equal(np.asarray(open_picture(tmp_path / f"x.{suffix}")[0]), values)
 
 
 def test_jpegs_are_read(tmp_path: Path) -> None:
     Image.new("RGB", (16, 16), (200, 40, 40)).save(tmp_path / "x.jpg", quality=95)
     assert (
-        np.abs(np.asarray(read_picture(tmp_path / "x.jpg")).astype(int) - [200, 40, 40]).max() < 6
+        np.abs(np.asarray(open_picture(tmp_path / "x.jpg")[0]).astype(int) - [200, 40, 40]).max()
+        < 6
     )
 
 
@@ -110,20 +111,20 @@ def test_the_orientation_tag_turns_the_picture(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     picture.save(tmp_path / "x.png", exif=exif)
-    turned = np.asarray(read_picture(tmp_path / "x.png"))
+    turned = np.asarray(open_picture(tmp_path / "x.png")[0])
     assert turned.shape == (4, 2, 3)
     assert turned[0, 1].tolist() == [255, 255, 255]
 
 
 def test_16_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
     Image.fromarray(np.array([[0, 256], [32768, 65535]], np.uint16)).save(tmp_path / "x.png")
-    assert np.asarray(read_picture(tmp_path / "x.png"))[..., 0].tolist() == [[0, 1], [128, 255]]
+    assert np.asarray(open_picture(tmp_path / "x.png")[0])[..., 0].tolist() == [[0, 1], [128, 255]]
 
 
 def test_palette_and_grey_become_rgb(tmp_path: Path) -> None:
     for mode in ("P", "L", "LA", "RGBA", "1"):
         Image.new(mode, (3, 3)).save(tmp_path / f"{mode}.png")
-        assert read_picture(tmp_path / f"{mode}.png").mode == "RGB"
+        assert open_picture(tmp_path / f"{mode}.png")[0].mode == "RGB"
 
 
 def test_one_channel_is_luma() -> None:
@@ -168,28 +169,28 @@ def test_a_huge_picture_is_refused_before_it_is_decoded(
 ) -> None:
     (tmp_path / "bomb.png").write_bytes(one_pixel_png(*size))
     with pytest.raises(FileError, match="67,108,864"):
-        read_picture(tmp_path / "bomb.png")
+        open_picture(tmp_path / "bomb.png")
 
 
 def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pictures, "MAX_PIXELS", 4)
     Image.new("RGB", (2, 2)).save(tmp_path / "x.png")
-    assert read_picture(tmp_path / "x.png").size == (2, 2)
+    assert open_picture(tmp_path / "x.png")[0].size == (2, 2)
     Image.new("RGB", (5, 1)).save(tmp_path / "y.png")
     with pytest.raises(FileError, match="5 pixels"):
-        read_picture(tmp_path / "y.png")
+        open_picture(tmp_path / "y.png")
 
 
 def test_malformed_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"not a picture at all")
     with pytest.raises(FileError, match="not a PNG, JPEG or BMP"):
-        read_picture(tmp_path / "x.png")
+        open_picture(tmp_path / "x.png")
 
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:
     Image.new("RGB", (2, 2)).save(tmp_path / "x.gif")
     with pytest.raises(FileError, match="not a PNG, JPEG or BMP"):
-        read_picture(tmp_path / "x.gif")
+        open_picture(tmp_path / "x.gif")
 
 
 def test_a_picture_of_another_format_is_named_with_the_remedy(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_a_picture_of_another_format_is_named_with_the_remedy(tmp_path: Path) ->
     with pytest.raises(
         FileError, match=r"cat\.gif: not a PNG, JPEG or BMP picture; convert it to PNG"
     ):
-        read_picture(tmp_path / "cat.gif")
+        open_picture(tmp_path / "cat.gif")
 
 
 @pytest.mark.parametrize(("greatest", "noted"), [(255, True), (655, True), (656, False)])
@@ -218,7 +219,7 @@ def test_every_truncation_is_a_file_error_or_a_picture(tmp_path: Path, kind: str
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
         try:
-            read_picture(path)
+            open_picture(path)
         except FileError:
             refused += 1
     assert refused > 10
@@ -226,7 +227,7 @@ def test_every_truncation_is_a_file_error_or_a_picture(tmp_path: Path, kind: str
 
 def test_a_missing_picture_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="No such file"):
-        read_picture(tmp_path / "missing.png")
+        open_picture(tmp_path / "missing.png")
 
 
 def test_transparent_parts_are_named(tmp_path: Path) -> None:

@@ -41,11 +41,8 @@ class Results:
 
     def label(self, index: int) -> str | None:
         """The name of a class; None if it has none."""
-        return (
-            self.labels[index]
-            if self.labels is not None and 0 <= index < len(self.labels)
-            else None
-        )
+        labels = self.labels or ()
+        return labels[index] if 0 <= index < len(labels) else None
 
 
 class Answer:

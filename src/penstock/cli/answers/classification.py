@@ -95,9 +95,11 @@ def why_undecided(results: Results, task: str) -> str:
             continue
         unknown = np.isnan(np.asarray(results.arrays[position], np.float64))
         if unknown.size and (unknown.any() if task in BY_MAXIMUM else unknown.all()):
+            count = int(np.count_nonzero(unknown))
+            share = f"{count} of {unknown.size}" if count < unknown.size else f"all {count}"
             return (
-                f"the result holds no numbers: {_share(unknown)} of output {operand.name!r} are "
-                "NaN (not a number)"
+                f"the result holds no numbers: {share} values of output {operand.name!r} are NaN "
+                "(not a number)"
             )
     return _tie(results) if task == "classification" else ""
 
@@ -116,11 +118,6 @@ def _tie(results: Results) -> str:
         f"no class stands out: {len(sharing)} of {scores.size} classes share the best score, "
         f"{percentage(float(scores.max()))} ({classes}{rest})"
     )
-
-
-def _share(unknown: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> str:
-    count = int(np.count_nonzero(unknown))
-    return f"all {count} values" if count == unknown.size else f"{count} of {unknown.size} values"
 
 
 SHOWN: Final = 8
@@ -154,7 +151,7 @@ class Summary(Answer):
             (
                 v["name"],
                 v["dtype"] + show_shape(tuple(v["shape"])),
-                *(_number(v[k]) for k in ("min", "mean", "max")),
+                *("" if v[k] is None else f"{v[k]:.6g}" for k in ("min", "mean", "max")),
             )
             for v in self.data["values"]
         ]
@@ -163,16 +160,13 @@ class Summary(Answer):
 
 def _statistics(results: Results, position: int) -> dict[str, Any]:
     values = results.real(position)
+    unknown: dict[str, Any] = {"min": None, "mean": None, "max": None}
     if values.dtype.kind == "O":
         first = [bytes(s).decode("utf-8", "replace") for s in values.reshape(-1)[:SHOWN].tolist()]
-        return {"min": None, "mean": None, "max": None, "strings": [s[:LONGEST] for s in first]}
-    if values.dtype.kind in "OSUc" or values.size == 0:
-        return {"min": None, "mean": None, "max": None}
+        return {**unknown, "strings": [s[:LONGEST] for s in first]}
+    if values.dtype.kind in "SUc" or values.size == 0:
+        return unknown
     real = np.asarray(values, np.float64)
     with np.errstate(invalid="ignore"):  # the mean of both infinities is a NaN, and is shown as one
         mean = float(real.mean())
     return {"min": float(real.min()), "mean": mean, "max": float(real.max())}
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"

@@ -12,22 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 from penstock.cli.answers.base import COLOURS, RGB
 
 LIMBS: Final = (
-    (0, 1),
-    (0, 2),
-    (1, 3),
-    (2, 4),
-    (5, 6),
-    (5, 7),
-    (7, 9),
-    (6, 8),
-    (8, 10),
-    (5, 11),
-    (6, 12),
-    (11, 12),
-    (11, 13),
-    (13, 15),
-    (12, 14),
-    (14, 16),
+    *((0, 1), (0, 2), (1, 3), (2, 4), (5, 6), (5, 7), (7, 9), (6, 8), (8, 10), (5, 11), (6, 12)),
+    *((11, 12), (11, 13), (13, 15), (12, 14), (14, 16)),
 )
 """Pairs of COCO key points that a line connects."""
 
@@ -52,8 +38,7 @@ def draw_boxes(picture: Image.Image, boxes: Sequence[Mapping[str, Any]]) -> Imag
         left, top = xmin * (result.width - 1), ymin * (result.height - 1)
         right, bottom = max(xmax, xmin) * (result.width - 1), max(ymax, ymin) * (result.height - 1)
         pen.rectangle((left, top, right, bottom), outline=colour, width=stroke)
-        name = box["label"] if box["label"] is not None else f"class {box['index']}"
-        text = f"{name} {100 * box['score']:.0f} %"
+        text = f"{_name(box)} {100 * box['score']:.0f} %"
         _, _, width, height = pen.textbbox((0, 0), text, font=font)
         captions.append(((left, top, left + width + 6, top + height + 4), text, colour))
     taken: list[Corners] = []
@@ -78,15 +63,15 @@ def free_place(wanted: Corners, taken: Sequence[Corners], size: tuple[int, int])
         y = low
         while y + height <= high or y == start:
             place = (left, y, left + width, y + height)
-            blocking = [t[3] for t in taken if _overlap(place, t)]
+            blocking = [
+                bottom
+                for x0, y0, x1, bottom in taken
+                if place[0] <= x1 and x0 <= place[2] and y <= bottom and y0 <= place[3]
+            ]
             if not blocking:
                 return place
             y = max(blocking) + 1
     return left, start, left + width, start + height
-
-
-def _overlap(a: Corners, b: Corners) -> bool:
-    return a[0] <= b[2] and b[0] <= a[2] and a[1] <= b[3] and b[1] <= a[3]
 
 
 def draw_mask(
@@ -112,8 +97,7 @@ def _draw_legend(picture: Image.Image, rows: Sequence[Mapping[str, Any]]) -> Non
     pen, font = ImageDraw.Draw(picture), ImageFont.load_default(height - 4)
     for position, row in enumerate(rows):
         top = position * height
-        name = row["label"] if row["label"] is not None else f"class {row['index']}"
-        text = f"{name} {100 * row['fraction']:.1f} %"
+        text = f"{_name(row)} {100 * row['fraction']:.1f} %"
         width = pen.textlength(text, font=font) + 6
         if width > picture.width / 2 or top + height > picture.height / 2:
             break
@@ -140,6 +124,10 @@ def draw_pose(picture: Image.Image, points: Sequence[Mapping[str, Any] | None]) 
 
 def _stroke(picture: Image.Image) -> int:
     return max(2, round(max(picture.size) / 250))
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return row["label"] if row["label"] is not None else f"class {row['index']}"
 
 
 def _colour(index: int) -> RGB:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.cli.answers.base import COLOURS, Answer, Results, finite, named, squeezed
+from penstock.cli.output import percentage
 from penstock.errors import counted
 from penstock.ir import NDArray
 
@@ -35,9 +36,7 @@ class Detection(Answer):
     task = "detection"
 
     def __init__(self, results: Results) -> None:
-        order = detection_order(results)
-        if order is None:
-            order = (0, 1, 2, 3)
+        order = detection_order(results) or (0, 1, 2, 3)
         boxes, classes, scores, count = (results.real(i) for i in order)
         declared = float(np.nan_to_num(count.reshape(-1)[0])) if count.size else 0
         number = max(0, min(int(declared), scores.size))
@@ -65,12 +64,8 @@ class Detection(Answer):
 
     def show(self, output: Output) -> None:
         rows = [
-            (
-                *named(box),
-                f"{100 * box['score']:.1f} %",
-                ", ".join(f"{v:.3f}" for v in box["box"]),
-            )
-            for box in self.boxes
+            (*named(b), percentage(b["score"]), ", ".join(f"{v:.3f}" for v in b["box"]))
+            for b in self.boxes
         ]
         output.table(("class", "label", "score", "ymin, xmin, ymax, xmax"), rows)
 
@@ -123,11 +118,7 @@ class Segmentation(Answer):
 
     def show(self, output: Output) -> None:
         rows = [
-            (
-                *named(row),
-                f"{100 * row['fraction']:.1f} %",
-                row["colour"] or "",
-            )
+            (*named(row), percentage(row["fraction"]), row["colour"] or "")
             for row in self.data["mask"]["classes"]
         ]
         output.table(("class", "label", "share of pixels", "colour when drawn"), rows)
@@ -171,25 +162,8 @@ def is_class_map(results: Results) -> bool:
     return operand.dtype.is_integer and operand.quantization is None
 
 
-KEY_POINTS: Final = (
-    "nose",
-    "left eye",
-    "right eye",
-    "left ear",
-    "right ear",
-    "left shoulder",
-    "right shoulder",
-    "left elbow",
-    "right elbow",
-    "left wrist",
-    "right wrist",
-    "left hip",
-    "right hip",
-    "left knee",
-    "right knee",
-    "left ankle",
-    "right ankle",
-)
+_PAIRS: Final = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
+KEY_POINTS: Final = ("nose", *(f"{side} {part}" for part in _PAIRS for side in ("left", "right")))
 COUNT: Final = len(KEY_POINTS)
 
 
@@ -220,7 +194,7 @@ class Pose(Answer):
 
     def show(self, output: Output) -> None:
         rows = [
-            (p["name"], f"{p['x']:.3f}", f"{p['y']:.3f}", f"{100 * p['score']:.1f} %")
+            (p["name"], f"{p['x']:.3f}", f"{p['y']:.3f}", percentage(p["score"]))
             for p in self.points
         ]
         output.table(("key point", "x", "y", "score"), rows)
@@ -228,10 +202,9 @@ class Pose(Answer):
     def draw(self, picture: Image) -> Image | None:
         from penstock.cli.answers.drawing import draw_pose
 
-        return draw_pose(
-            picture,
-            [p if p["score"] >= self.minimum and is_somewhere(p) else None for p in self.points],
-        )
+        sure = [p["score"] >= self.minimum and is_somewhere(p) for p in self.points]
+        points = [p if drawn else None for p, drawn in zip(self.points, sure, strict=True)]
+        return draw_pose(picture, points)
 
 
 def is_somewhere(point: Mapping[str, Any]) -> bool:
@@ -261,7 +234,9 @@ def decode(results: Results, heat_position: int, offset_position: int) -> NDArra
     """[17, 3]: y and x relative to the model's input, and score, at each heat map's maximum."""
     heat, offsets = results.real(heat_position)[0], results.real(offset_position)[0]
     height, width = (int(d) for d in heat.shape[:2])
-    image_height, image_width = _input_size(results)
+    shape = results.model.inputs[0].shape or ()
+    sides = shape[1:3] if len(shape) == 4 else (None, None)
+    image_height, image_width = (side or 1 for side in sides)
     flat = heat.reshape(-1, COUNT)
     best = flat.argmax(axis=0)
     rows, columns = np.divmod(best, width)
@@ -272,9 +247,3 @@ def decode(results: Results, heat_position: int, offset_position: int) -> NDArra
     if scores.min() < 0 or scores.max() > 1:
         scores = 1 / (1 + np.exp(-scores))
     return np.stack([y / image_height, x / image_width, scores], axis=1)
-
-
-def _input_size(results: Results) -> tuple[int, int]:
-    shape = results.model.inputs[0].shape or ()
-    height, width = (shape[1], shape[2]) if len(shape) == 4 else (None, None)
-    return height or 1, width or 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Final
 
 from penstock.cli.answers.base import Answer, Results
@@ -23,9 +22,7 @@ from penstock.ir.model import show_shape
 
 def misfit(results: Results, task: str) -> str:
     """What *task* needs but the outputs lack; "" if they fit."""
-    if task not in _NEEDS:
-        return ""
-    needed, fits = _NEEDS[task]
+    needed, fits = _NEEDS.get(task, ("", lambda _: True))
     if fits(results):
         return ""
     given = ", ".join(
@@ -72,37 +69,25 @@ def _is_numeric(results: Results, count: int) -> bool:
     return len(first) == count > 0 and all(o.dtype.is_float or o.dtype.is_integer for o in first)
 
 
-_NEEDS: Final[Mapping[str, tuple[str, Callable[[Results], bool]]]] = MappingProxyType(
-    {
-        "classification": ("an output with one value a class", _one_value_a_class),
-        "detection": (
-            "four outputs: boxes [1, n, 4], classes [1, n], scores [1, n] and a count [1]",
-            _boxes,
-        ),
-        "segmentation": (
-            "an output with a value or a score a class for each pixel: [1, h, w] or [1, h, w, c]",
-            _class_a_pixel,
-        ),
-        "pose": (
-            (
-                f"an output [1, 1, {COUNT}, 3], or heat maps [1, h, w, {COUNT}] and offsets "
-                f"[1, h, w, {2 * COUNT}]"
-            ),
-            _key_points,
-        ),
-    }
-)
+_NEEDS: Final[Mapping[str, tuple[str, Callable[[Results], bool]]]] = {
+    "classification": ("an output with one value a class", _one_value_a_class),
+    "detection": (
+        "four outputs: boxes [1, n, 4], classes [1, n], scores [1, n] and a count [1]",
+        _boxes,
+    ),
+    "segmentation": (
+        "an output with a value or a score a class for each pixel: [1, h, w] or [1, h, w, c]",
+        _class_a_pixel,
+    ),
+    "pose": (
+        f"an output [1, 1, {COUNT}, 3], or heat maps [1, h, w, {COUNT}] and offsets [1, h, w, 34]",
+        _key_points,
+    ),
+}
 
-
-TASKS: Final[Mapping[str, Callable[[Results], Answer]]] = MappingProxyType(
-    {
-        "classification": Classification,
-        "detection": Detection,
-        "segmentation": Segmentation,
-        "pose": Pose,
-        "outputs": Summary,
-    }
-)
+TASKS: Final[Mapping[str, Callable[[Results], Answer]]] = {
+    kind.task: kind for kind in (Classification, Detection, Segmentation, Pose, Summary)
+}
 
 _PASSING: Final = frozenset(
     {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE", "QUANTIZE", "DEQUANTIZE", "CAST"}
@@ -116,22 +101,18 @@ MOST_CLASSES: Final = 100_000
 
 def recognise(results: Results) -> str:
     """The name of the task, a key of `TASKS`; "outputs" if no task fits."""
-    if detection_order(results) is not None:
-        return "detection"
-    if is_pose(results):
-        return "pose"
-    if is_class_map(results):
-        return "segmentation"
-    if _is_classifier(results):
-        return "classification"
-    return "outputs"
+    recognisers = {
+        "detection": lambda r: detection_order(r) is not None,
+        "pose": is_pose,
+        "segmentation": is_class_map,
+        "classification": _is_classifier,
+    }
+    return next((task for task, fits in recognisers.items() if fits(results)), "outputs")
 
 
 def answer(results: Results, task: str | None = None) -> Answer:
     """The answer for *task*, by default the recognised one. `UsageError` if it does not fit."""
     chosen = task or recognise(results)
-    if chosen not in TASKS:
-        raise UsageError(f"--task {chosen!r} is not one of {', '.join(TASKS)}")
     if task is not None and (reason := misfit(results, task)):
         raise UsageError(f"the outputs of this model do not fit --task {task}: {reason}")
     return TASKS[chosen](results)

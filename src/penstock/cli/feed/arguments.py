@@ -29,15 +29,9 @@ SUFFIXES: Final[dict[str, Kind]] = {
     ".npy": "npy",
     ".npz": "npz",
     ".wav": "sound",
-    ".png": "picture",
-    ".jpg": "picture",
-    ".jpeg": "picture",
-    ".bmp": "picture",
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".bmp"), "picture"),
 }
-_BEGINNINGS: Final[tuple[tuple[bytes, Kind], ...]] = (
-    (b"\x93NUMPY", "npy"),
-    (b"PK\x03\x04", "npz"),
-)
+_BEGINNINGS: Final[dict[bytes, Kind]] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "npz"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +57,10 @@ class FedPicture:
         """The input's values. Raises `UsageError` for a scheme that cannot be applied."""
         from penstock.cli.feed.pictures import arrange
 
-        return arrange(self._stored(scheme), self.layout)
+        return arrange(self.stored(scheme), self.layout)
 
-    def is_one_colour(self, scheme: Normalization) -> bool:
-        """Whether every pixel of the input has the same values."""
-        from penstock.cli.feed.pictures import is_one_colour
-
-        return is_one_colour(self._stored(scheme))
-
-    def _stored(self, scheme: Normalization) -> NDArray:
+    def stored(self, scheme: Normalization) -> NDArray:
+        """The input's values as [height, width, channels]."""
         return store(self.pixels, self.operand, scheme, as_bytes=self.preparation.as_bytes)
 
 
@@ -127,14 +116,9 @@ class Fed:
         ]
 
     def add(self, operand: Operand, array: NDArray, source: str, **more: Any) -> None:
-        entry = {
-            "name": operand.name,
-            "dtype": operand.dtype.value,
-            "shape": list(array.shape),
-            "source": source,
-        }
         self.arrays.append(array)
-        self.sources.append(entry | more)
+        about = {"name": operand.name, "dtype": operand.dtype.value, "shape": list(array.shape)}
+        self.sources.append({**about, "source": source, **more})
 
 
 def feed(arguments: Sequence[str], slots: Sequence[Slot], wishes: Wishes) -> Fed:
@@ -153,11 +137,10 @@ def feed(arguments: Sequence[str], slots: Sequence[Slot], wishes: Wishes) -> Fed
     for position, argument in enumerate(given):
         rest = list(operands[len(fed.arrays) :])
         if not rest:
-            raise UsageError(_count(given[:position] + given[position:], operands))
+            raise UsageError(_count(given, operands))
         if not argument:
-            raise UsageError(
-                f"INPUT {position + 1} is empty; it must be the name of a file, or random"
-            )
+            text = f"INPUT {position + 1} is empty; it must be the name of a file, or random"
+            raise UsageError(text)
         if argument == "random":
             fed.add(rest[0], random_array(rest[0], generator), f"random, seed {wishes.seed}")
             if not is_static(rest[0].shape):
@@ -213,7 +196,8 @@ def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None
     pixels = pictures.pixels(fed.picture, layout)
     picture = FedPicture(len(fed.arrays), operand, pixels, layout, preparation)
     fed.pictures.append(picture)
-    if picture.is_one_colour(preparation.schemes[0]):
+    stored = picture.stored(preparation.schemes[0])
+    if (stored == stored[:1, :1]).all():
         why = f" ({'; '.join(notes)})" if notes else ""
         fed.questions.append(
             f"{path}: the picture is one colour after preparation{why}, which no answer can be "
@@ -225,7 +209,7 @@ def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None
     stated = preparation.schemes[0].name if preparation.is_stated else None
     fed.add(
         operand,
-        picture.array(preparation.schemes[0]),
+        pictures.arrange(stored, layout),
         str(path),
         normalize=stated,
         normalize_from=preparation.source,
@@ -244,7 +228,9 @@ def kind_of(path: InputFile) -> Kind:
         return known
     if beginning.startswith(b"RIFF") and beginning[8:] == b"WAVE":
         return "sound"
-    return next((kind for start, kind in _BEGINNINGS if beginning.startswith(start)), "picture")
+    return next(
+        (kind for start, kind in _BEGINNINGS.items() if beginning.startswith(start)), "picture"
+    )
 
 
 def _count(given: Sequence[str], operands: Sequence[Operand]) -> str:

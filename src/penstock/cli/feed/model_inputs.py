@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.execution.inputs import dequantize
-from penstock.ir import DType, Operand, Operation
+from penstock.ir import DType, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +103,19 @@ def quantized_bounds(dtype: DType, quantization: Quantization) -> Bounds | None:
     return Bounds(low, high, symmetric=signed and zero_point == 0) if high > low else None
 
 
+def constant_input(model: Model, operation: Operation, position: int) -> Values | None:
+    """The real values of a constant input of an operation; None if it has none."""
+    if position >= len(operation.inputs):
+        return None
+    operand = model.operands[operation.inputs[position]]
+    if not operand.is_constant or operand.dtype is DType.STRING:
+        return None
+    value = model.constant(operand)
+    if operand.quantization is not None:
+        value = dequantize(value, operand.quantization)
+    return np.asarray(value, np.float64)
+
+
 class _Path:
     """Follows an input through element-wise operations."""
 
@@ -133,18 +146,6 @@ class _Path:
         self.at = operation.outputs[0]
         return True
 
-    def constant(self, operation: Operation, position: int) -> Values | None:
-        """The real values of a constant input of an operation."""
-        if position >= len(operation.inputs):
-            return None
-        operand = self.model.operands[operation.inputs[position]]
-        if not operand.is_constant or operand.dtype is DType.STRING:
-            return None
-        value = self.model.constant(operand)
-        if operand.quantization is not None:
-            value = dequantize(value, operand.quantization)
-        return np.asarray(value, np.float64)
-
     def per_channel(self, value: Values) -> Values | None:
         """*value* as one number or one per channel; None if it varies along another axis."""
         if value.size == 1:
@@ -161,7 +162,7 @@ class _Path:
         first = operation.inputs[0] == self.at
         if operation.inputs[0] == operation.inputs[1] or (operation.type == "DIV" and not first):
             return False
-        given = self.constant(operation, 1 if first else 0)
+        given = constant_input(self.model, operation, 1 if first else 0)
         number = None if given is None else self.per_channel(given)
         if number is None or not np.all(np.isfinite(number)):
             return False
@@ -172,7 +173,7 @@ class _Path:
         return True
 
     def clip(self, operation: Operation) -> bool:
-        other = self.constant(operation, 1 if operation.inputs[0] == self.at else 0)
+        other = constant_input(self.model, operation, 1 if operation.inputs[0] == self.at else 0)
         if other is None or other.size != 1 or self.scale.size != 1 or self.scale[0] <= 0:
             return False
         limit = float(other.reshape(-1)[0])
@@ -202,7 +203,7 @@ class _Path:
         return True
 
     def transpose(self, operation: Operation) -> bool:
-        order = self.constant(operation, 1)
+        order = constant_input(self.model, operation, 1)
         if order is None:
             return False
         if self.axis is not None:
@@ -227,7 +228,9 @@ class _Path:
     def slice(self, operation: Operation) -> bool:
         if operation.inputs[0] != self.at:
             return False
-        strides = self.constant(operation, 3) if operation.type == "STRIDED_SLICE" else np.ones(1)
+        strides: Values | None = np.ones(1)
+        if operation.type == "STRIDED_SLICE":
+            strides = constant_input(self.model, operation, 3)
         before, after = self.model.operands[self.at], self.model.operands[operation.outputs[0]]
         if strides is None or np.any(strides < 0) or before.shape is None or after.shape is None:
             return False
@@ -240,12 +243,8 @@ class _Path:
         return operation.inputs[0] == self.at
 
     def _bound(self, bounds: Bounds | None) -> None:
-        if (
-            self.bounds is None
-            and bounds is not None
-            and self.scale.size == 1
-            and self.scale[0] > 0
-        ):
+        usable = self.scale.size == 1 and self.scale[0] > 0
+        if self.bounds is None and bounds is not None and usable:
             low, high = ((b - self.offset[0]) / self.scale[0] for b in (bounds.low, bounds.high))
             self.bounds = replace(bounds, low=float(low), high=float(high))
 
@@ -254,9 +253,7 @@ class _Path:
         low, high = self.clipped.get("low"), self.clipped.get("high")
         if low is None or high is None or not low < high:
             return None
-        return Bounds(
-            low, high, quantized=self.offset_rounded is not None, symmetric=self.zero_point_0
-        )
+        return Bounds(low, high, self.offset_rounded is not None, self.zero_point_0)
 
 
 def _composed(
@@ -273,16 +270,12 @@ def _composed(
         return scale / number, offset / number
 
 
-def _long(operand: Operand) -> tuple[int | None, ...]:
-    return tuple(d for d in operand.shape or () if d != 1)
-
-
 def _moved(before: Operand, after: Operand, axis: int | None) -> int | None:
     """The position of *axis* after dimensions of 1 are added or removed; None for other changes."""
     old, new = before.shape, after.shape
-    if axis is None or old is None or new is None or _long(before) != _long(after):
+    if axis is None or old is None or new is None or old[axis] == 1:
         return None
-    if old[axis] == 1:
+    if [d for d in old if d != 1] != [d for d in new if d != 1]:
         return None
     place = sum(d != 1 for d in old[:axis])
     return [i for i, d in enumerate(new) if d != 1][place]
@@ -328,13 +321,8 @@ def slots_of(model: Model, interface: Interface, operands: Sequence[Operand]) ->
     """A slot for each of *operands*, the inputs of *interface*."""
     indexes, metadata = model.entry.ordinary_inputs, model.metadata.inputs
     # Metadata describes only the file's first subgraph.
-    described = model.main == 0
+    described = dict(enumerate(metadata)) if model.main == 0 else {}
     return [
-        Slot(
-            operand,
-            model,
-            indexes[position],
-            metadata[position] if described and position < len(metadata) else None,
-        )
+        Slot(operand, model, indexes[position], described.get(position))
         for operand, position in zip(operands, interface.input_positions, strict=True)
     ]

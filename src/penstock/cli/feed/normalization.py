@@ -50,67 +50,40 @@ def _floats(values: tuple[float, ...]) -> Floats:
     return np.array(values, np.float32)
 
 
-def _same(x: Floats) -> Floats:
-    return x
-
-
-def _unit(x: Floats) -> Floats:
-    return x / np.float32(255)
-
-
-def _pm1(x: Floats) -> Floats:
-    return x / np.float32(127.5) - np.float32(1)
-
-
-def _imagenet(x: Floats) -> Floats:
-    unit = x / np.float32(255)
-    return (unit - _floats(IMAGENET_MEAN)) / _floats(IMAGENET_STD)
-
-
-def _standardized(x: Floats, mean: Floats, std: Floats) -> Floats:
-    # Numbers that overflow float32 become infinities or NaN, which `store` rejects by name.
-    with np.errstate(all="ignore"):
-        return (x - mean) / std
-
-
 def mean_std(
     name: str, mean: tuple[float, ...], std: tuple[float, ...], *, bgr: bool = False
 ) -> Normalization:
     """(x - mean) / std, with one value for all channels or one per channel."""
+
+    def apply(x: Floats) -> Floats:
+        # Numbers that overflow float32 become infinities or NaN, which `store` rejects by name.
+        with np.errstate(all="ignore"):
+            return (x - _floats(mean)) / _floats(std)
+
     channels = max(len(mean), len(std))
     parts = [",".join(f"{v:g}" for v in values) for values in (mean, std)]
-    return Normalization(
-        name,
-        lambda x: _standardized(x, _floats(mean), _floats(std)),
-        f"(x - {parts[0]}) / {parts[1]}",
-        bgr=bgr,
-        channels=0 if channels == 1 else channels,
-    )
+    formula = f"(x - {parts[0]}) / {parts[1]}"
+    return Normalization(name, apply, formula, bgr=bgr, channels=0 if channels == 1 else channels)
 
 
-RAW: Final = Normalization("raw", _same, "x")
-UNIT: Final = Normalization("unit", _unit, "x / 255")
-PM1: Final = Normalization("pm1", _pm1, "x / 127.5 - 1")
-F255: Final = Normalization("f255", _same, "x")
+def _imagenet(x: Floats) -> Floats:
+    return (x / np.float32(255) - _floats(IMAGENET_MEAN)) / _floats(IMAGENET_STD)
+
+
+RAW: Final = Normalization("raw", lambda x: x, "x")
+UNIT: Final = Normalization("unit", lambda x: x / np.float32(255), "x / 255")
+PM1: Final = Normalization("pm1", lambda x: x / np.float32(127.5) - np.float32(1), "x / 127.5 - 1")
+F255: Final = Normalization("f255", lambda x: x, "x")
 IMAGENET: Final = Normalization(
     "imagenet", _imagenet, "(x / 255 - mean) / std of ImageNet", channels=3
 )
 CAFFE: Final = mean_std("caffe", CAFFE_MEAN, (1.0,), bgr=True)
-BGR255: Final = Normalization("bgr255", _same, "x, blue first", bgr=True)
+BGR: Final = Normalization("bgr", lambda x: x, "x, blue first", bgr=True)
+BGR255: Final = Normalization("bgr255", lambda x: x, "x, blue first", bgr=True)
+M127D128: Final = mean_std("m127d128", (127.0,), (128.0,))
 
 SCHEMES: Final = {
-    scheme.name: scheme
-    for scheme in (
-        RAW,
-        UNIT,
-        PM1,
-        F255,
-        IMAGENET,
-        CAFFE,
-        Normalization("bgr", _same, "x, blue first", bgr=True),
-        BGR255,
-        mean_std("m127d128", (127.0,), (128.0,)),
-    )
+    scheme.name: scheme for scheme in (RAW, UNIT, PM1, F255, IMAGENET, CAFFE, BGR, BGR255, M127D128)
 }
 
 
@@ -169,11 +142,9 @@ def store(
         _check_finite(stored, scheme, operand)
         return stored
     if scheme.name in {"raw", "bgr"} or as_bytes or operand.quantization is None:
-        return (
-            (pixels.astype(np.int16) - 128).astype(np.int8)
-            if dtype is DType.INT8
-            else pixels.astype(dtype.numpy)
-        )
+        if dtype is DType.INT8:
+            return (pixels.astype(np.int16) - 128).astype(np.int8)
+        return pixels.astype(dtype.numpy)
     real = scheme.apply(pixels.astype(np.float32))
     _check_finite(real, scheme, operand)
     return quantize(real, operand.quantization, dtype)

@@ -70,11 +70,6 @@ def _layout(shape: tuple[int | None, ...]) -> Layout | None:
             return None
 
 
-def read_picture(path: InputFile) -> Image.Image:
-    """The picture of `open_picture` without the notes. Raises `FileError`."""
-    return open_picture(path)[0]
-
-
 def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
     """The upright picture as 8-bit RGB, and notes on lost information. Raises `FileError`."""
     with reading(path, "the picture cannot be decoded"), path.open("rb") as stream:
@@ -89,10 +84,14 @@ def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
                 ".npy or .npz)",
             ) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise FileError(path, too_large()) from None
+            most = f"more than {MAX_PIXELS:,} pixels, the most that are decoded"
+            raise FileError(path, f"the picture has {most}") from None
         with opened:
             if opened.width * opened.height > MAX_PIXELS:
-                raise FileError(path, too_large(opened.width * opened.height))
+                most = (
+                    f"{opened.width * opened.height:,} pixels; at most {MAX_PIXELS:,} are decoded"
+                )
+                raise FileError(path, f"the picture has {most}")
             return _to_rgb(ImageOps.exif_transpose(opened)), _left_out(opened)
 
 
@@ -101,7 +100,10 @@ def _left_out(picture: Image.Image) -> list[str]:
     # Phones store a preview or a brightness map with a photograph.
     if picture.format == "PNG" and (number := getattr(picture, "n_frames", 1)) > 1:
         notes.append(f"the file is an animation of {number} pictures; the first is fed")
-    if picture.has_transparency_data and _least_alpha(picture) < 255:
+    if (
+        picture.has_transparency_data
+        and np.asarray(picture.convert("RGBA").getchannel("A")).min() < 255
+    ):
         notes.append("the picture has transparent parts; they are fed in the colours beneath")
     if (
         picture.mode.startswith("I")
@@ -114,10 +116,6 @@ def _left_out(picture: Image.Image) -> list[str]:
     return notes
 
 
-def _least_alpha(picture: Image.Image) -> int:
-    return int(np.asarray(picture.convert("RGBA").getchannel("A")).min())
-
-
 def stretched(picture: Image.Image, shape: Layout) -> list[str]:
     """A note if the picture is enlarged or distorted so much that the answer may mean little."""
     width, height = shape.width or picture.width, shape.height or picture.height
@@ -125,11 +123,6 @@ def stretched(picture: Image.Image, shape: Layout) -> list[str]:
     if max(across, down) <= ENLARGED and max(across, down) <= DISTORTED * min(across, down):
         return []
     return [f"the picture of {picture.width} x {picture.height} is stretched to {width} x {height}"]
-
-
-def is_one_colour(stored: NDArray) -> bool:
-    """Whether all pixels of *stored*, [height, width, channels], are equal."""
-    return bool((stored == stored[:1, :1]).all())
 
 
 def flat(pixels: npt.NDArray[np.uint8]) -> list[str]:
@@ -140,12 +133,6 @@ def flat(pixels: npt.NDArray[np.uint8]) -> list[str]:
     return [
         f"the picture is nearly of one colour: it spans {span} of the 255 steps from black to white"
     ]
-
-
-def too_large(pixels: int | None = None) -> str:
-    if pixels is None:
-        return f"the picture has more than {MAX_PIXELS:,} pixels, the most that are decoded"
-    return f"the picture has {pixels:,} pixels; at most {MAX_PIXELS:,} are decoded"
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:

@@ -17,21 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.cli.failures import UsageError
-from penstock.cli.feed.model_inputs import Bounds, FirstOperations
-from penstock.cli.feed.normalization import (
-    BGR255,
-    CAFFE,
-    F255,
-    IMAGENET,
-    PM1,
-    RAW,
-    UNIT,
-    Normalization,
-    ends,
-    mean_std,
-    usual,
-)
-from penstock.execution.inputs import dequantize
+from penstock.cli.feed import normalization
+from penstock.cli.feed.model_inputs import Bounds, FirstOperations, constant_input
+from penstock.cli.feed.normalization import F255, IMAGENET, PM1, UNIT, Normalization, ends, usual
 from penstock.ir import DType, Model, Operand, TensorMetadata
 
 Source = Literal["option", "metadata", "quantization", "arithmetic", "type", "indications", ""]
@@ -46,13 +34,15 @@ LEAST_COVERED: Final = 0.2
 """A scheme is excluded if its values fill a smaller share of a quantised input's range."""
 
 OTHER_RANGES: Final = (
-    mean_std("128,1", (128.0,), (1.0,)),
-    mean_std("127.5,255", (127.5,), (255.0,)),
+    normalization.mean_std("128,1", (128.0,), (1.0,)),
+    normalization.mean_std("127.5,255", (127.5,), (255.0,)),
 )
 """Rare schemes with an unmistakable range: [-128, 127] and [-0.5, 0.5]."""
 
 SUBTRACTED: Final = (
-    mean_std("123.68,116.779,103.939,1,1,1", (123.68, 116.779, 103.939), (1.0, 1.0, 1.0)),
+    normalization.mean_std(
+        "123.68,116.779,103.939,1,1,1", (123.68, 116.779, 103.939), (1.0, 1.0, 1.0)
+    ),
 )
 """The means that TF-Slim's VGG and ResNet subtract, red first."""
 
@@ -98,7 +88,9 @@ def prepare(
         _check_requested(operand, requested)
         return Preparation((requested,), "option")
     if operand.dtype.is_integer and operand.quantization is None:
-        return Preparation((RAW,), "type", f"{operand.dtype.value} without quantization")
+        return Preparation(
+            (normalization.RAW,), "type", f"{operand.dtype.value} without quantization"
+        )
     stated = _statements(operand, channels, metadata, first)
     if not stated:
         return _unstated(operand, channels, first, model)
@@ -174,7 +166,7 @@ def metadata_scheme(metadata: TensorMetadata | None, channels: int) -> Normaliza
         return None
     width = max(len(mean), len(std))
     numbers = [*(mean * width)[:width], *(std * width)[:width]]
-    return mean_std(",".join(f"{n:.9g}" for n in numbers), mean, std)
+    return normalization.mean_std(",".join(f"{n:.9g}" for n in numbers), mean, std)
 
 
 def range_scheme(bounds: Bounds | None, channels: int) -> Normalization | None:
@@ -205,7 +197,7 @@ def arithmetic_scheme(first: FirstOperations, channels: int) -> Normalization | 
     if len(meant) == 1:
         return meant[0]
     if channels == 3 and _subtracts_caffe_means(first):
-        return BGR255
+        return normalization.BGR255
     meant = [s for s in (UNIT, PM1, F255) if _standardizes(s, first, channels)]
     return meant[0] if len(meant) == 1 else None
 
@@ -227,7 +219,7 @@ def _subtracts_caffe_means(first: FirstOperations) -> bool:
     offset = np.broadcast_to(first.offset, 3)
     return bool(
         np.all(np.abs(first.scale - 1) < TOLERANCE)
-        and np.all(np.abs(offset - ends(CAFFE, 3)[0]) < 255 * TOLERANCE)
+        and np.all(np.abs(offset - ends(normalization.CAFFE, 3)[0]) < 255 * TOLERANCE)
         and np.all(np.diff(offset) < 0)
     )
 
@@ -272,7 +264,7 @@ def _unstated(operand: Operand, channels: int, first: FirstOperations, model: Mo
         reason = f"does not fit the quantized range {bounds.low:.3g} to {bounds.high:.3g}"
         excluded |= {s.name: reason for s in schemes if not _fits(s, bounds, channels)}
         if operand.dtype.is_integer:
-            schemes = (RAW, *schemes)
+            schemes = (normalization.RAW, *schemes)
     excluded |= excluded_by_indications(model, first, channels)
     left = tuple(s for s in schemes if s.name not in excluded)
     if not left:
@@ -317,23 +309,21 @@ LARGEST_KERNEL: Final = 1024
 
 def excluded_by_indications(model: Model, first: FirstOperations, channels: int) -> dict[str, str]:
     """The usual schemes that cannot have been used in training, by name, each with the reason."""
-    names = _names(model, first)
+    indexes = () if first.operation is None else (*first.operation.inputs, *first.operation.outputs)
+    names = ";".join(model.operands[i].name for i in indexes)
     if first.is_identity and channels == 3 and TF_SLIM.search(names):
         reason = "its tensors have the names of a TF-Slim network, which is trained on pm1"
         return {s.name: reason for s in usual(channels) if s is not PM1}
     if not first.is_identity or not BATCH_NORM.search(names):
         return {}
-    weights, bias = _convolution(model, first)
+    operation = first.operation
+    if operation is None or operation.type != "CONV_2D":
+        return {}
+    weights, bias = (constant_input(model, operation, position) for position in (1, 2))
     if weights is None or bias is None or weights.shape[-1] != channels:
         return {}
     if weights[0].size > LARGEST_KERNEL:
         return {}
-    return _beyond_batch_norm(weights, bias, channels)
-
-
-def _beyond_batch_norm(
-    weights: npt.NDArray[np.float64], bias: npt.NDArray[np.float64], channels: int
-) -> dict[str, str]:
     typical = _response(weights)
     offset = float(np.sqrt(np.mean(bias**2)))
     excluded: dict[str, str] = {}
@@ -341,9 +331,10 @@ def _beyond_batch_norm(
         low, high = ends(scheme, channels)
         slope = (high - low) / 255
         spread = typical * float(np.sqrt(np.mean(slope**2))) * PIXEL_STD
-        if min(spread, spread / offset if offset else spread) > BEYOND:
+        ratio = spread / offset if offset else spread
+        if min(spread, ratio) > BEYOND:
             excluded[scheme.name] = "the first batch normalization's outputs would be far too large"
-        elif max(spread, spread / offset if offset else spread) < 1 / BEYOND:
+        elif max(spread, ratio) < 1 / BEYOND:
             excluded[scheme.name] = "the first batch normalization would hardly see the picture"
     return excluded if len(excluded) < len(usual(channels)) else {}
 
@@ -358,29 +349,3 @@ def _response(weights: npt.NDArray[np.float64]) -> float:
     covariance = np.kron(np.kron(NEIGHBOURS**rows, NEIGHBOURS**columns), colours)
     flat = weights.reshape(outputs, -1)
     return float(np.sqrt(np.mean(np.sum((flat @ covariance) * flat, axis=1))))
-
-
-def _names(model: Model, first: FirstOperations) -> str:
-    if first.operation is None:
-        return ""
-    numbers = (*first.operation.inputs, *first.operation.outputs)
-    return ";".join(model.operands[i].name for i in numbers)
-
-
-def _convolution(
-    model: Model, first: FirstOperations
-) -> tuple[npt.NDArray[np.float64] | None, npt.NDArray[np.float64] | None]:
-    """Weights [outputs, height, width, channels] and bias of a first convolution."""
-    operation = first.operation
-    if operation is None or operation.type != "CONV_2D" or len(operation.inputs) < 3:
-        return None, None
-    found: list[npt.NDArray[np.float64]] = []
-    for index in operation.inputs[1:3]:
-        operand = model.operands[index]
-        if not operand.is_constant or operand.dtype is DType.STRING:
-            return None, None
-        value = model.constant(operand)
-        if operand.quantization is not None:
-            value = dequantize(value, operand.quantization)
-        found.append(np.asarray(value, np.float64))
-    return found[0], found[1]

@@ -135,8 +135,8 @@ def _other_than_waveform(first: FirstOperations, model: Model) -> str:
         )
     if operation.type not in CONVOLUTIONS or len(shape) != 4 or 1 in shape[1:3]:
         return ""
-    kernel = _kernel(operation.type, [model.operands[i].shape for i in operation.inputs])
-    if kernel is not None and 1 in kernel:
+    shapes = [model.operands[i].shape for i in operation.inputs]
+    if not operation.type.endswith("POOL_2D") and 1 in (shapes[1] or ())[1:3]:
         return ""
     return (
         f"the model reads it as {show_shape(shape)} with {operation.type}, in two dimensions; it "
@@ -144,27 +144,14 @@ def _other_than_waveform(first: FirstOperations, model: Model) -> str:
     )
 
 
-def _kernel(kind: str, shapes: list[Shape]) -> tuple[int | None, ...] | None:
-    """Height and width of a convolution's kernel; None for a pooling, or if they are unknown."""
-    if kind not in {"CONV_2D", "DEPTHWISE_CONV_2D"} or len(shapes) < 2 or shapes[1] is None:
-        return None
-    return tuple(shapes[1][1:3])
-
-
 def _holds_grey(bounds: Bounds) -> bool:
     """Whether a range may be that of grey pictures in some usual normalisation."""
     if not bounds.quantized or range_scheme(bounds, 1) is not None:
         return True
-    if bounds.symmetric:
-        return any(abs(bounds.high - m) <= 0.03 * m for m in (1.0, 127.0, 255.0)) or _standardized(
-            bounds
-        )
-    return _standardized(bounds)
-
-
-def _standardized(bounds: Bounds) -> bool:
     mean = -bounds.low / bounds.width
-    return STANDARDIZED[0] <= bounds.width <= STANDARDIZED[1] and 0.1 <= mean <= 0.7
+    usual = STANDARDIZED[0] <= bounds.width <= STANDARDIZED[1] and 0.1 <= mean <= 0.7
+    magnitudes = (1.0, 127.0, 255.0) if bounds.symmetric else ()
+    return usual or any(abs(bounds.high - m) <= 0.03 * m for m in magnitudes)
 
 
 def _span(bounds: Bounds) -> str:

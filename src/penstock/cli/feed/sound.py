@@ -121,15 +121,13 @@ def read_sound(path: InputFile, slot: Slot, rate_taken: int | None = None) -> So
 
 def _doubt_of_rate(rate: int, frames: int, wanted: int) -> str:
     """Why this rate may not fit a model without a stated rate, with the remedy, or ""."""
+    whole = [other for other in OTHER_RATES if wanted and not wanted % other]
     if rate != SPEECH_RATE:
         why = f"networks of speech mostly take {SPEECH_RATE}"
-    elif frames == wanted or not wanted or not wanted % SPEECH_RATE:
-        return ""
-    else:
-        whole = [other for other in OTHER_RATES if not wanted % other]
-        if not whole:
-            return ""
+    elif whole and frames != wanted and wanted % SPEECH_RATE:
         why = f"its input of {wanted} samples is {wanted // whole[-1]} s at {whole[-1]} Hz"
+    else:
+        return ""
     return (
         f"has {rate} samples a second, and the model's file does not say which rate it takes "
         f"({why}): say --rate {rate} if it takes {rate}; otherwise resample the sound to the "
@@ -150,12 +148,12 @@ def _has_frame(opened: wave.Wave_read, frame: int) -> bool:
 def _real(data: bytes, width: int) -> npt.NDArray[np.floating[Any]]:
     if width == 1:
         return (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / np.float32(128)
+    if width == 2:
+        return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(2**15)
     if width == 3:
         padded = np.zeros((len(data) // 3, 4), np.uint8)
         padded[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
-        return padded.reshape(-1).view("<i4").astype(np.float64) / 2**31
-    if width == 2:
-        return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(2**15)
+        data = padded.tobytes()
     return np.frombuffer(data, "<i4").astype(np.float64) / 2**31
 
 
@@ -165,8 +163,7 @@ def _store(path: InputFile, samples: NDArray, operand: Operand) -> NDArray:
     if operand.quantization is not None:
         return quantize(samples, operand.quantization, operand.dtype)
     if operand.dtype is DType.INT16:
-        whole: NDArray = np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)
-        return whole
+        return np.asarray(np.clip(np.rint(samples * 32768), -32768, 32767), np.int16)
     raise FileError(
         path,
         f"is a sound, but input {operand.name!r} is {show_operand(operand)}, which has no scale "
@@ -185,13 +182,9 @@ def _notes(rate: int, channels: int, frames: int, length: int, *, stated: bool) 
         notes.append(f"{channels} channels averaged to one")
     if frames > length:
         notes.append(
-            f"the sound is cut from {frames} to {length} samples: its first "
-            f"{_seconds(length, rate)} of {_seconds(frames, rate)}"
+            f"the sound is cut from {frames} to {length} samples: its first {length / rate:.3g} s "
+            f"of {frames / rate:.3g} s"
         )
     elif frames < length:
         notes.append(f"the sound is padded with zeros from {frames} to {length} samples")
     return notes
-
-
-def _seconds(samples: int, rate: int) -> str:
-    return f"{samples / rate:.3g} s"
