@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Final, Self
 from penstock.closing import Closing
 from penstock.ir.types import static_shape
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer, MemoryPool
-from penstock.nnapi import parameters
+from penstock.nnapi import memory_kinds, parameters
 from penstock.nnapi.codes import bad_data, bad_state, translated
 from penstock.nnapi.description import ir_shape
-from penstock.nnapi.memory_kinds import (
-    DeviceStore,
-    ImageStore,
-    PoolStore,
-    Rules,
-    SizedRules,
-    Store,
-    copy_bytes,
-)
 
 if TYPE_CHECKING:
     from penstock.memory.copies import CopyReceipt
@@ -34,7 +25,7 @@ class Memory(Closing):
     outlive its users; views of executions in flight stay valid after `close`.
     """
 
-    def __init__(self, store: Store, rules: Rules) -> None:
+    def __init__(self, store: memory_kinds.Store, rules: memory_kinds.Rules) -> None:
         self._store, self.rules, self._closed = store, rules, False
         self.copies: tuple[CopyReceipt, ...] = ()
         """Receipts of the last `copy` of this memory."""
@@ -60,7 +51,8 @@ class Memory(Closing):
             raise bad_data(f"protection {bits}: PROT_READ, PROT_WRITE, both or 0 are possible")
         with translated():
             return cls(
-                PoolStore(MemoryPool.from_file(number, start, nbytes, bits)), SizedRules(nbytes)
+                memory_kinds.PoolStore(MemoryPool.from_file(number, start, nbytes, bits)),
+                memory_kinds.SizedRules(nbytes),
             )
 
     @classmethod
@@ -73,9 +65,9 @@ class Memory(Closing):
         parameters.instance(buffer, HardwareBuffer, "the hardware buffer")
         with translated():
             if not buffer.description.is_blob:
-                return cls(ImageStore(buffer), Rules())
+                return cls(memory_kinds.ImageStore(buffer), memory_kinds.Rules())
             pool = MemoryPool.from_hardware_buffer(buffer)
-            return cls(PoolStore(pool), SizedRules(pool.nbytes))
+            return cls(memory_kinds.PoolStore(pool), memory_kinds.SizedRules(pool.nbytes))
 
     @classmethod
     def create_from_desc(cls, desc: MemoryDesc) -> Self:
@@ -103,7 +95,7 @@ class Memory(Closing):
     @property
     def is_in_device(self) -> bool:
         """Whether a device manages it."""
-        return isinstance(self._store, DeviceStore)
+        return isinstance(self._store, memory_kinds.DeviceStore)
 
     def copy(self, destination: Memory) -> None:
         """Copies the value to *destination*: `ANeuralNetworksMemory_copy` (NNAPI section 6.6).
@@ -125,7 +117,9 @@ class Memory(Closing):
                 shape = metadata.shape
                 if metadata.operand is not None:
                     shape = ir_shape(metadata.operand.type, shape)
-                source.copies = copy_bytes(source.store, target.store, static_shape(shape))
+                source.copies = memory_kinds.copy_bytes(
+                    source.store, target.store, static_shape(shape)
+                )
                 done = True
         finally:
             if target.is_managed:
@@ -139,10 +133,10 @@ class Memory(Closing):
     @property
     def is_whole(self) -> bool:
         """Whether executions use it as a whole, without offset and length."""
-        return self.is_managed or isinstance(self._store, ImageStore)
+        return self.is_managed or isinstance(self._store, memory_kinds.ImageStore)
 
     @property
-    def store(self) -> Store:
+    def store(self) -> memory_kinds.Store:
         """The storage of its bytes; BAD_STATE after `close`."""
         if self._closed:
             raise bad_state("the memory is closed")

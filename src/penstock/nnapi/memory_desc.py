@@ -18,17 +18,8 @@ from penstock.memory import (
     OutputRole,
     allocate as allocate_buffer,
 )
-from penstock.nnapi import codes, parameters
+from penstock.nnapi import codes, memory_kinds, parameters
 from penstock.nnapi.description import ir_shape
-from penstock.nnapi.memory_kinds import (
-    DeviceRules,
-    DeviceStore,
-    PoolStore,
-    Role,
-    Rules,
-    Store,
-    alike,
-)
 from penstock.nnapi.ports import Kind, Ported, merged, size_of
 
 if TYPE_CHECKING:
@@ -48,7 +39,7 @@ class MemoryDesc(Closing):
     """
 
     def __init__(self) -> None:
-        self._roles: list[Role] = []
+        self._roles: list[memory_kinds.Role] = []
         self._operand: NnapiOperand | None = None
         self._shape: Shape = None
         self._sealed = ""
@@ -91,7 +82,7 @@ class MemoryDesc(Closing):
         return self._sealed == "finished"
 
     @property
-    def described(self) -> tuple[tuple[Role, ...], NnapiOperand]:
+    def described(self) -> tuple[tuple[memory_kinds.Role, ...], NnapiOperand]:
         """The roles, and an operand that represents them all; BAD_STATE unless it is finished."""
         if not self.is_finished or self._operand is None:
             raise codes.bad_state(f"the descriptor is {self._sealed or 'not finished'}")
@@ -121,13 +112,13 @@ class MemoryDesc(Closing):
             (r.compilation, r.kind, r.index) == (compilation, kind, port.index) for r in self._roles
         ):
             raise codes.bad_data(f"{port} of this compilation is a role already")
-        if self._operand is not None and not alike(self._operand, port.operand):
+        if self._operand is not None and not memory_kinds.alike(self._operand, port.operand):
             raise codes.bad_data(f"{port} differs in type or quantisation from the roles before it")
         if not port.operand.type.is_tensor and self._shape not in {None, ()}:
             raise codes.bad_data(f"{port} is a scalar, and the descriptor has dimensions")
         self._shape = merged(self._shape, port.operand.dimensions, f"the descriptor and {port}")
         self._operand = port.operand
-        self._roles.append(Role(compilation, kind, port.index, share))
+        self._roles.append(memory_kinds.Role(compilation, kind, port.index, share))
 
     def _check_open(self) -> None:
         if self._sealed:
@@ -137,11 +128,11 @@ class MemoryDesc(Closing):
 log = Log(__name__)
 
 
-def allocate(desc: object) -> tuple[Store, Rules]:
+def allocate(desc: object) -> tuple[memory_kinds.Store, memory_kinds.Rules]:
     """Allocates the storage for `Memory.create_from_desc`. Returns it with its rules."""
     desc = parameters.instance(desc, MemoryDesc, "the descriptor")
     (roles, operand), shape = desc.described, desc.shape
-    rules = DeviceRules(roles, operand, shape)
+    rules = memory_kinds.DeviceRules(roles, operand, shape)
     with codes.translated():
         nbytes = size_of(operand, shape)
         devices = _devices(roles)
@@ -157,7 +148,7 @@ def allocate(desc: object) -> tuple[Store, Rules]:
             for r in roles
         ]
         buffer = allocate_buffer(listed, ir_shape(operand.type, shape), fallback=False)
-        return DeviceStore(buffer), rules
+        return memory_kinds.DeviceStore(buffer), rules
     except (DriverError, PlacementError, InputError) as error:
         if nbytes is None or any(role.compilation.names_devices for role in roles):
             raise codes.NnapiError(
@@ -171,11 +162,11 @@ def allocate(desc: object) -> tuple[Store, Rules]:
             for device in devices
         ):
             with HardwareBuffer.allocate(nbytes) as blob:
-                return PoolStore(MemoryPool.from_hardware_buffer(blob)), rules
-        return PoolStore(MemoryPool.anonymous(nbytes)), rules
+                return memory_kinds.PoolStore(MemoryPool.from_hardware_buffer(blob)), rules
+        return memory_kinds.PoolStore(MemoryPool.anonymous(nbytes)), rules
 
 
-def _devices(roles: Sequence[Role]) -> list[HalDevice]:
+def _devices(roles: Sequence[memory_kinds.Role]) -> list[HalDevice]:
     """The devices of all steps that read or write an argument with these roles."""
     found: dict[int, HalDevice] = {}
     for role in roles:

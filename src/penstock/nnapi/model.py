@@ -8,15 +8,7 @@ from dataclasses import replace
 from penstock.closing import Closing
 from penstock.hal import AccuracyClass, Device as HalDevice
 from penstock.ir import ConstantPool, DataLocation, Model as IrModel, infer_shapes
-from penstock.nnapi import codes, parameters
-from penstock.nnapi.assembly import (
-    FinishedSubgraph,
-    OperandSlot,
-    Packing,
-    assemble,
-    check_operation,
-    in_run_order,
-)
+from penstock.nnapi import assembly, codes, parameters
 from penstock.nnapi.description import (
     AnyType,
     ExtensionType,
@@ -45,14 +37,14 @@ class Model(Closing):
     """
 
     def __init__(self) -> None:
-        self._operands: list[OperandSlot] = []
+        self._operands: list[assembly.OperandSlot] = []
         self._operations: list[NnapiOperation] = []
         self._inputs: tuple[int, ...] = ()
         self._outputs: tuple[int, ...] = ()
         self._memories: dict[int, ConstantPool] = {}
         self._relaxed = False
         self._sealed: str = ""
-        self._made: tuple[FinishedSubgraph, IrModel] | None = None
+        self._made: tuple[assembly.FinishedSubgraph, IrModel] | None = None
         self._became: tuple[range, ...] = ()
 
     def add_operand(
@@ -72,7 +64,7 @@ class Model(Closing):
         """
         self._check_open()
         kind = operand_type(type)
-        slot = OperandSlot(
+        slot = assembly.OperandSlot(
             NnapiOperand(
                 kind,
                 parameters.dimensions(dimensions, tensor=kind.is_tensor),
@@ -202,7 +194,7 @@ class Model(Closing):
             parameters.indexes(inputs, "an input", len(self._operands)),
             parameters.indexes(outputs, "an output", len(self._operands)),
         )
-        check_operation(operation, self._operands)
+        assembly.check_operation(operation, self._operands)
         if len(self._operations) == codes.MAX_NUMBER_OF_OPERANDS:
             raise codes.bad_data(f"a model has at most {codes.MAX_NUMBER_OF_OPERANDS} operations")
         self._operations.append(operation)
@@ -240,14 +232,14 @@ class Model(Closing):
         self._sealed = "invalid"
         try:
             with codes.translated():
-                order = in_run_order(self._operands, self._operations)
-                packing = Packing()
+                order = assembly.in_run_order(self._operands, self._operations)
+                packing = assembly.Packing()
                 operands = tuple(map(packing.operand, self._operands))
                 operations = tuple(self._operations[i] for i in order)
                 finished = packing.finished(
                     NnapiSubgraph(operands, operations, self._inputs, self._outputs)
                 )
-                lowered, became = lower_traced(assemble(finished, relaxed=self._relaxed))
+                lowered, became = lower_traced(assembly.assemble(finished, relaxed=self._relaxed))
         finally:
             self._release()
         by_place = dict(zip(order, became, strict=True))
@@ -273,7 +265,7 @@ class Model(Closing):
         return self._made is not None
 
     @property
-    def made(self) -> tuple[FinishedSubgraph, IrModel]:
+    def made(self) -> tuple[assembly.FinishedSubgraph, IrModel]:
         """The finished model, and the lowered one; BAD_STATE unless it is finished and valid."""
         if self._made is None:
             raise codes.bad_state(f"the model is {self._sealed or 'not finished'}")
@@ -304,7 +296,7 @@ class Model(Closing):
         if self._sealed:
             raise codes.bad_state(f"the model is {self._sealed} and can no longer be changed")
 
-    def _slot(self, index: object) -> OperandSlot:
+    def _slot(self, index: object) -> assembly.OperandSlot:
         """Operand *index*, to be changed."""
         self._check_open()
         return self._operands[parameters.index(index, "operand", len(self._operands))]

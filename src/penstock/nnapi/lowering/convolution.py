@@ -10,39 +10,25 @@ import numpy as np
 
 from penstock.errors import InvalidAttribute, NotLowerable, ShapeMismatch
 from penstock.ir import AttributeValue, DType
+from penstock.nnapi.lowering import windows
 from penstock.nnapi.lowering.operation import OperationLowering
 from penstock.nnapi.lowering.registry import OLD, lowers
-from penstock.nnapi.lowering.windows import (
-    LAYOUT,
-    PADDINGS,
-    PADS,
-    STRIDES,
-    Padding,
-    Sides,
-    bind_image,
-    check_weights,
-    finish_weighted,
-    image,
-    padded,
-    padding_of,
-    strides_of,
-)
 
 TYPES = {"T": OLD, "W": "f32 q8 f16@3 pc@3 q8s@4", "B": "f32 i32 f16@3"}
 WEIGHTED = "input:T filter:W/4 bias:B/1"
-TAIL = f"activation:i [{LAYOUT} [dilation_w:i>0@3 dilation_h:i>0@3]] -> output:T"
+TAIL = f"activation:i [{windows.LAYOUT} [dilation_w:i>0@3 dilation_h:i>0@3]] -> output:T"
 
 
 def _convolve(op: OperationLowering, kind: str, data: int, weights: int, **more: int) -> None:
     """Appends the convolution *kind* of an image with a filter."""
-    strides = strides_of(op)
+    strides = windows.strides_of(op)
     dilations = op.integer("dilation_h", 1), op.integer("dilation_w", 1)
     extents = (op.dimension(weights, 1), op.dimension(weights, 2))
-    padding = padding_of(op).resolved(op.shape(data), extents, strides, dilations)
-    result = finish_weighted(
+    padding = windows.padding_of(op).resolved(op.shape(data), extents, strides, dilations)
+    result = windows.finish_weighted(
         op,
         kind,
-        [padded(op, data, padding.sides), weights, op.tensor("bias")],
+        [windows.padded(op, data, padding.sides), weights, op.tensor("bias")],
         0,
         padding=padding.implicit,
         stride_h=strides[0],
@@ -52,13 +38,17 @@ def _convolve(op: OperationLowering, kind: str, data: int, weights: int, **more:
         fused_activation_function=op.activation(),
         **more,
     )
-    bind_image(op, result)
+    windows.bind_image(op, result)
 
 
-@lowers("CONV_2D", *(f"{WEIGHTED} {pads} {STRIDES} {TAIL}" for pads in PADDINGS), **TYPES)
+@lowers(
+    "CONV_2D",
+    *(f"{WEIGHTED} {pads} {windows.STRIDES} {TAIL}" for pads in windows.PADDINGS),
+    **TYPES,
+)
 def conv_2d(op: OperationLowering) -> None:
-    check_weights(op, 0)
-    data, weights = image(op), op.tensor("filter")
+    windows.check_weights(op, 0)
+    data, weights = windows.image(op), op.tensor("filter")
     depth, taken = op.dimension(data, 3), op.dimension(weights, 3)
     if depth is not None and taken is not None and depth != taken:
         raise ShapeMismatch(f"an image of {depth} channels, a filter for {taken}")
@@ -67,12 +57,12 @@ def conv_2d(op: OperationLowering) -> None:
 
 @lowers(
     "DEPTHWISE_CONV_2D",
-    *(f"{WEIGHTED} {pads} {STRIDES} multiplier:i>0 {TAIL}" for pads in PADDINGS),
+    *(f"{WEIGHTED} {pads} {windows.STRIDES} multiplier:i>0 {TAIL}" for pads in windows.PADDINGS),
     **TYPES,
 )
 def depthwise_conv_2d(op: OperationLowering) -> None:
-    check_weights(op, 3)
-    data, weights = image(op), op.tensor("filter")
+    windows.check_weights(op, 3)
+    data, weights = windows.image(op), op.tensor("filter")
     multiplier = op.integer("multiplier")
     if op.dimension(weights, 0) not in {None, 1}:
         raise ShapeMismatch(
@@ -87,22 +77,22 @@ def depthwise_conv_2d(op: OperationLowering) -> None:
 @lowers(
     "TRANSPOSE_CONV_2D",
     *(
-        f"{WEIGHTED} {pads} {STRIDES} activation:i nchw:b -> output:T"
-        for pads in (PADS, "output_shape:i32/1 padding:i")
+        f"{WEIGHTED} {pads} {windows.STRIDES} activation:i nchw:b -> output:T"
+        for pads in (windows.PADS, "output_shape:i32/1 padding:i")
     ),
     **TYPES,
 )
 def transpose_conv_2d(op: OperationLowering) -> None:
     """With explicit padding: computes all that the filter reaches, then crops the padding."""
-    check_weights(op, 0)
-    data, weights = image(op), op.tensor("filter")
-    strides, padding = strides_of(op), padding_of(op)
+    windows.check_weights(op, 0)
+    data, weights = windows.image(op), op.tensor("filter")
+    strides, padding = windows.strides_of(op), windows.padding_of(op)
     if padding.scheme == "EXPLICIT":
         target, scheme = _full_extent(op, data, weights, strides), "VALID"
     else:
         shape, scheme = _target_shape(op), padding.scheme
         target = op.tensor("output_shape") if shape is None else op.integers(shape)
-    result = finish_weighted(
+    result = windows.finish_weighted(
         op,
         "TRANSPOSE_CONV",
         [target, weights, data, op.tensor("bias")],
@@ -112,7 +102,7 @@ def transpose_conv_2d(op: OperationLowering) -> None:
         stride_w=strides[1],
         fused_activation_function=op.activation(),
     )
-    bind_image(op, _cut(op, result, padding.sides))
+    windows.bind_image(op, _cut(op, result, padding.sides))
 
 
 def _full_extent(op: OperationLowering, data: int, weights: int, strides: tuple[int, int]) -> int:
@@ -140,7 +130,7 @@ def _target_shape(op: OperationLowering) -> tuple[int, ...] | None:
     return (shape[0], shape[2], shape[3], shape[1]) if op.flag("nchw") else shape
 
 
-def _cut(op: OperationLowering, result: int, sides: Sides) -> int:
+def _cut(op: OperationLowering, result: int, sides: windows.Sides) -> int:
     """*result* with the padding cropped."""
     (top, bottom), (left, right) = sides
     if not any((top, bottom, left, right)):
@@ -154,21 +144,19 @@ def _cut(op: OperationLowering, result: int, sides: Sides) -> int:
     return op.emit("STRIDED_SLICE", [result, *map(op.integers, bounds)], end_mask=end_mask)
 
 
-FORMS = tuple(
-    f"input:T {pads} {STRIDES} filter_w:i>0 filter_h:i>0 activation:i [{LAYOUT}] -> output:T"
-    for pads in PADDINGS
-)
+WINDOW = f"{windows.STRIDES} filter_w:i>0 filter_h:i>0 activation:i [{windows.LAYOUT}]"
+FORMS = tuple(f"input:T {pads} {WINDOW} -> output:T" for pads in windows.PADDINGS)
 MAX_ONES = 1 << 16
 """Greatest size of an image of ones that is stored as a constant. A run computes larger ones."""
 
 Steps = dict[str, AttributeValue]
 
 
-def _window(op: OperationLowering) -> tuple[int, Padding, Steps]:
+def _window(op: OperationLowering) -> tuple[int, windows.Padding, Steps]:
     """The NHWC image, its padding, and the attributes of the windows."""
-    data, strides = image(op), strides_of(op)
+    data, strides = windows.image(op), windows.strides_of(op)
     extents = op.integer("filter_h"), op.integer("filter_w")
-    padding = padding_of(op)
+    padding = windows.padding_of(op)
     for (before, after), extent in zip(padding.sides, extents, strict=True):
         op.require(max(before, after) < extent, "a window that lies in the padding altogether")
     names = ("stride_h", "stride_w", "filter_height", "filter_width")
@@ -176,10 +164,10 @@ def _window(op: OperationLowering) -> tuple[int, Padding, Steps]:
     return data, padding.resolved(op.shape(data), extents, strides), steps
 
 
-def _pool(op: OperationLowering, data: int, padding: Padding, steps: Steps) -> None:
+def _pool(op: OperationLowering, data: int, padding: windows.Padding, steps: Steps) -> None:
     """The pooling operation itself, with implicit padding."""
     steps = {**steps, "padding": padding.implicit, "fused_activation_function": op.activation()}
-    bind_image(op, op.emit(op.type, [data], op.result_type(), **steps))
+    windows.bind_image(op, op.emit(op.type, [data], op.result_type(), **steps))
 
 
 @lowers("MAX_POOL_2D", *FORMS, same="input output", T=OLD)
@@ -210,14 +198,14 @@ def _mean_pool(op: OperationLowering) -> None:
         data = op.emit("DEQUANTIZE", [data], (DType.FLOAT32, None))
 
     def pooled(kind: str, values: int) -> int:
-        return op.emit(kind, [padded(op, values, padding.sides)], padding="VALID", **steps)
+        return op.emit(kind, [windows.padded(op, values, padding.sides)], padding="VALID", **steps)
 
     share = pooled("AVERAGE_POOL_2D", _ones(op, data))
     if op.type == "L2_POOL_2D":
         share = op.emit("SQRT", [share])
     quotient, kind = [pooled(op.type, data), share], op.result_type()
     result = op.emit("DIV", quotient, fused_activation_function=op.activation())
-    bind_image(op, result if kind[0].is_float else op.emit("QUANTIZE", [result], kind))
+    windows.bind_image(op, result if kind[0].is_float else op.emit("QUANTIZE", [result], kind))
 
 
 def _ones(op: OperationLowering, data: int) -> int:
