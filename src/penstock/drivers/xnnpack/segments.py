@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.driverkit.site import QUANTIZED
 from penstock.drivers.xnnpack.engine import Kernels
 from penstock.drivers.xnnpack.hybrid_layers import (
     can_split_pixels,
@@ -21,7 +22,7 @@ from penstock.drivers.xnnpack.hybrid_layers import (
     split_pixels,
     summed_operands,
 )
-from penstock.drivers.xnnpack.rules.rule import EIGHT_BITS, Classes
+from penstock.drivers.xnnpack.rules.classes import Classes
 from penstock.errors import GeneralFailure
 from penstock.export.tflite.fields import state_positions
 from penstock.hal import AccuracyClass
@@ -287,7 +288,7 @@ def _with_declared_shape(operand: Operand, accuracy: AccuracyClass) -> Operand:
     values differently. The class `faithful` means the results of LiteRT by default, so LiteRT
     chooses the kernels there.
     """
-    if operand.shape_declared or (accuracy != "relaxed" and operand.dtype in EIGHT_BITS):
+    if operand.shape_declared or (accuracy != "relaxed" and operand.dtype in QUANTIZED):
         return operand
     return msgspec.structs.replace(operand, shape_declared=True)
 

@@ -12,7 +12,8 @@ from penstock.driverkit.support import LEFT_OUT, POSITIONS, STUMBLES, joined, re
 from penstock.driverkit.unrolling import fits, flattened
 from penstock.drivers.xnnpack.engine import Kernels
 from penstock.drivers.xnnpack.rules import RULES
-from penstock.drivers.xnnpack.rules.rule import EXACT, FAITHFUL, Classes, is_empty
+from penstock.drivers.xnnpack.rules.classes import EXACT, FAITHFUL, Classes
+from penstock.drivers.xnnpack.rules.rule import is_empty
 from penstock.drivers.xnnpack.static_shapes import has_static_result
 from penstock.errors import ModelError
 from penstock.export.tflite.fields import state_positions

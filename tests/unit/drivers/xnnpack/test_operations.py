@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.drivers.xnnpack.rules.rule import Classes
+from penstock.drivers.xnnpack.rules.classes import Classes
 from penstock.drivers.xnnpack.support import classify
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.ir import DType, Model

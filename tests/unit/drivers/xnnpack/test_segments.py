@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from penstock.drivers.xnnpack.engine import Kernels
-from penstock.drivers.xnnpack.rules.rule import Classes
+from penstock.drivers.xnnpack.rules.classes import Classes
 from penstock.drivers.xnnpack.segments import HEAVY, grouped, make_segments
 from penstock.ir import Attributes, DType, ModelBuilder, Operation
 

@@ -8,36 +8,33 @@ from typing import Final
 import numpy as np
 
 from penstock.driverkit.checks import F32, one_scale, require_shares
-from penstock.driverkit.site import Site, require
-from penstock.drivers.xnnpack.rules.rule import (
-    EIGHT_BITS,
-    EXACT,
-    EXACT_BUILTIN,
-    FAITHFUL,
-    Classes,
-    among,
-    clamped,
-    rule,
-    same_scale,
-    types,
-    types_of,
-)
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.drivers.xnnpack.rules.classes import EXACT, EXACT_BUILTIN, FAITHFUL, Classes
+from penstock.drivers.xnnpack.rules.rule import among, by_type, clamped, row, rule, scales_of
 from penstock.ir import DType
 
-PLAIN: Final = types_of("int32 int64")
+PLAIN: Final = frozenset({DType.INT32, DType.INT64})
 MAX_RANK: Final = 4
 """Greatest number of dimensions in which LiteRT's kernels broadcast every element type."""
 
-PAIRS: Final = {
-    "ADD": types_of("float32 int8 uint8 int16 int32 int64"),
-    "SUB": types_of("float32 int8 uint8 int16 int32 int64"),
-    "MUL": types_of("float32 int8 uint8 int16 int32 int64"),
-    "DIV": types_of("float32"),
-    "MAXIMUM": types_of("float32 int8 uint8 int16 int32 int64"),
-    "MINIMUM": types_of("float32 int8 uint8 int16 int32 int64"),
-    "SQUARED_DIFFERENCE": types_of("float32 int8 int32"),
-    "POW": types_of("float32"),
-}
+row("LOGICAL_AND LOGICAL_OR LOGICAL_NOT", "bool")
+row("ARG_MAX ARG_MIN", "float32 int8 uint8 int32", constant={1: "its axis"})
+row(
+    "REDUCE_MAX REDUCE_MIN",
+    "float32 int8 uint8 int32 int64",
+    "axes: int32",
+    constant={1: "its axes"},
+    alike=[0],
+)
+row("REDUCE_ANY REDUCE_ALL", "bool", "axes: int32", constant={1: "its axes"}, alike=[0])
+
+PAIRS: Final = by_type(
+    {
+        "float32 int8 uint8 int16 int32 int64": "ADD SUB MUL MAXIMUM MINIMUM",
+        "float32 int8 int32": "SQUARED_DIFFERENCE",
+        "float32": "DIV POW",
+    }
+)
 SUMS: Final = frozenset({"ADD", "SUB"})
 MOST_STEPS: Final = 1024.0
 """The greatest ratio of an operand's (or product's) scale to the output's. Above it LiteRT's
@@ -48,21 +45,25 @@ LIKE_OTHERS: Final = frozenset({"MAXIMUM", "MINIMUM"})
 """Operations that compare stored values without rescaling."""
 
 
+def _check_alike(site: Site, known: str) -> None:
+    """Refuses two operands of different types, and more dimensions than LiteRT broadcasts."""
+    among(site.input(), known)
+    require(site.input(1).dtype is site.input().dtype, "operands of two types")
+    rank = max(site.rank(0), site.rank(1))
+    require(rank <= MAX_RANK, f"operands of more than {MAX_RANK} dimensions")
+
+
 @rule(*PAIRS)
 def check_pair(site: Site) -> Classes:
     kind, first = site.operation.type, site.input()
-    among(first, PAIRS[kind])
-    require(site.input(1).dtype is first.dtype, "operands of two types")
-    require(
-        max(site.rank(0), site.rank(1)) <= MAX_RANK, f"operands of more than {MAX_RANK} dimensions"
-    )
+    _check_alike(site, PAIRS[kind])
     clamped(site)
     if first.dtype is F32:
         return FAITHFUL
     if first.dtype in PLAIN:
         require(site.activation == "NONE", "integers with a fused activation are not computed here")
         return EXACT
-    scales = [one_scale(o) for o in types(site, (0, 1))]
+    scales = scales_of(site, (0, 1))
     if kind in SUMS | {"MUL"}:
         one, other, made = (scale for scale, _ in scales)
         largest = one * other if kind == "MUL" else max(one, other)
@@ -79,35 +80,21 @@ def check_pair(site: Site) -> Classes:
     return EXACT_BUILTIN
 
 
-UNARY: Final = {
-    "ABS": types_of("float32 int8 int16 int32"),
-    "NEG": types_of("float32 int32 int64"),
-    "EXP": types_of("float32 int8 int16"),
-    "LOG": types_of("float32 int8 int16"),
-    "SQRT": types_of("float32 int8 int16"),
-    "RSQRT": types_of("float32 int8 int16"),
-    "SQUARE": types_of("float32"),
-    "SIN": types_of("float32"),
-    "COS": types_of("float32"),
-    "FLOOR": types_of("float32"),
-    "CEIL": types_of("float32"),
-    "ROUND": types_of("float32"),
-    "SIGN": types_of("float32 int32"),
-    "RELU": types_of("float32 int8 uint8 int16"),
-    "RELU6": types_of("float32 int8 uint8 int16"),
-    "RELU_N1_TO_1": types_of("float32 int8 uint8"),
-    "RELU_0_TO_1": types_of("float32 int8 uint8"),
-    "TANH": types_of("float32 int8 uint8 int16"),
-    "LOGISTIC": types_of("float32 int8 uint8 int16"),
-    "ELU": types_of("float32 int8"),
-    "HARD_SWISH": types_of("float32 int8 uint8"),
-    "LEAKY_RELU": types_of("float32 int8 uint8 int16"),
-    "GELU": types_of("float32 int8 uint8"),
-    "COMPLEX_ABS": types_of("complex64"),
-}
+UNARY: Final = by_type(
+    {
+        "float32": "SQUARE SIN COS FLOOR CEIL ROUND",
+        "float32 int32": "SIGN",
+        "float32 int32 int64": "NEG",
+        "float32 int8": "ELU",
+        "float32 int8 uint8": "RELU_N1_TO_1 RELU_0_TO_1 HARD_SWISH GELU",
+        "float32 int8 uint8 int16": "RELU RELU6 TANH LOGISTIC LEAKY_RELU",
+        "float32 int8 int16": "EXP LOG SQRT RSQRT",
+        "float32 int8 int16 int32": "ABS",
+        "complex64": "COMPLEX_ABS",
+    }
+)
 UNCHANGED: Final = frozenset({"FLOOR", "CEIL", "ROUND", "SIGN", "ABS", "NEG"})
 """Operations whose float result is the same in every implementation."""
-
 
 CURVES: Final = frozenset({"TANH", "LOGISTIC"})
 STEEPEST: Final = 65535 / (3 * 4096)
@@ -152,40 +139,25 @@ def check_unary(site: Site) -> Classes:
 
 @rule("PRELU")
 def check_prelu(site: Site) -> Classes:
-    first, alpha = site.input(), site.input(1)
-    among(first, types_of("float32 int8 uint8"))
-    require(alpha.dtype is first.dtype, "operands of two types")
-    if first.dtype is F32:
+    among(site.input(), "float32 int8 uint8")
+    require(site.input(1).dtype is site.input().dtype, "operands of two types")
+    if site.input().dtype is F32:
         return FAITHFUL
-    for operand in types(site, (0, 1)):
-        one_scale(operand)
+    scales_of(site, (0, 1))
     return EXACT_BUILTIN
-
-
-COMPARED: Final = types_of("float32 int32 int64")
 
 
 @rule("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL")
 def check_comparison(site: Site) -> Classes:
     """With quantised operands LiteRT aborts the process if both have the scale 1."""
-    among(site.input(), COMPARED)
-    require(site.input(1).dtype is site.input().dtype, "operands of two types")
-    require(
-        max(site.rank(0), site.rank(1)) <= MAX_RANK, f"operands of more than {MAX_RANK} dimensions"
-    )
-    return EXACT
-
-
-@rule("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")
-def check_logical(site: Site) -> Classes:
-    among(site.input(), types_of("bool"))
+    _check_alike(site, "float32 int32 int64")
     return EXACT
 
 
 @rule("FLOOR_DIV", "FLOOR_MOD")
 def check_division(site: Site) -> Classes:
     """In LiteRT's FLOOR_MOD the least integer divided by -1 traps, which ends the process."""
-    among(site.input(), types_of("float32 int32"))
+    among(site.input(), "float32 int32")
     if site.input().dtype is F32:
         return FAITHFUL
     divisors = site.value(1, "its divisor")
@@ -197,7 +169,7 @@ def check_division(site: Site) -> Classes:
 @rule("SELECT", "SELECT_V2")
 def check_select(site: Site) -> Classes:
     """LiteRT turns a result of one element into a scalar (docs/differences.md)."""
-    among(site.input(1), types_of("float32 int8 uint8 int16 int32 int64 bool"))
+    among(site.input(1), "float32 int8 uint8 int16 int32 int64 bool")
     shape = site.output().shape
     require(shape and any(d not in {1, None} for d in shape), "a result of one element")
     if site.operation.type == "SELECT":
@@ -209,35 +181,32 @@ def check_select(site: Site) -> Classes:
 @rule("CAST")
 def check_cast(site: Site) -> Classes:
     """Casts of floats outside the integer range differ between platforms."""
-    among(site.input(), types_of("float32 int8 uint8 int16 int32 int64 bool"))
-    among(site.output(), types_of("float32 int8 uint8 int16 int32 int64 bool"), "results")
-    from_float = site.input().dtype is F32 and site.output().dtype is not F32
-    require(
-        not from_float or site.output().dtype in {DType.BOOL, DType.INT32},
-        "floats to small integers",
-    )
+    source, target = site.input().dtype, site.output().dtype
+    among(site.input(), "float32 int8 uint8 int16 int32 int64 bool")
+    among(site.output(), "float32 int8 uint8 int16 int32 int64 bool", "results")
+    allowed = source is not F32 or target in {F32, DType.BOOL, DType.INT32}
+    require(allowed, "floats to small integers")
     return EXACT
 
 
 @rule("QUANTIZE")
 def check_quantize(site: Site) -> Classes:
     first, result = site.input(), site.output()
-    among(result, types_of("int8 uint8 int16 int32"), "results")
+    among(result, "int8 uint8 int16 int32", "results")
     one_scale(result)
     if first.dtype is F32:
-        require(result.dtype in EIGHT_BITS | {DType.INT16}, "floats to int32")
-        return Classes("faithful", "faithful")
-    among(first, types_of("int8 uint8 int16 int32"))
+        require(result.dtype is not DType.INT32, "floats to int32")
+        return FAITHFUL
+    among(first, "int8 uint8 int16 int32")
     one_scale(first)
-    narrow = first.dtype in EIGHT_BITS and result.dtype in EIGHT_BITS
-    return FAITHFUL if narrow else EXACT
+    return FAITHFUL if {first.dtype, result.dtype} <= QUANTIZED else EXACT
 
 
 @rule("DEQUANTIZE")
 def check_dequantize(site: Site) -> Classes:
     first = site.input()
-    among(first, types_of("int8 uint8 int16 float16"))
-    among(site.output(), types_of("float32"), "results")
+    among(first, "int8 uint8 int16 float16")
+    among(site.output(), "float32", "results")
     if first.dtype is DType.FLOAT16:
         require(first.quantization is None, "a quantisation of float16 values")
         site.value(0, "its value")
@@ -246,46 +215,22 @@ def check_dequantize(site: Site) -> Classes:
     return FAITHFUL
 
 
-REDUCED: Final = {
-    "MEAN": types_of("float32 int8 uint8 int32 int64"),
-    "SUM": types_of("float32 int8 uint8 int32 int64"),
-    "REDUCE_PROD": types_of("float32 int32 int64"),
-    "REDUCE_MAX": types_of("float32 int8 uint8 int32 int64"),
-    "REDUCE_MIN": types_of("float32 int8 uint8 int32 int64"),
-    "REDUCE_ANY": types_of("bool"),
-    "REDUCE_ALL": types_of("bool"),
-}
-PICKED: Final = frozenset({"REDUCE_MAX", "REDUCE_MIN", "REDUCE_ANY", "REDUCE_ALL"})
-
-
-@rule(*REDUCED)
+@rule("MEAN", "SUM", "REDUCE_PROD")
 def check_reduction(site: Site) -> Classes:
-    kind, first = site.operation.type, site.input()
-    among(first, REDUCED[kind])
+    multiplies = site.operation.type == "REDUCE_PROD"
+    among(site.input(), "float32 int32 int64" if multiplies else "float32 int8 uint8 int32 int64")
     site.value(1, "its axes")
-    among(site.input(1), types_of("int32"), "axes")
-    if kind in PICKED:
-        same_scale(first, site.output())
+    among(site.input(1), "int32", "axes")
+    if site.input().dtype in PLAIN:
         return EXACT
-    if first.dtype is F32:
-        return FAITHFUL
-    if first.dtype in {DType.INT32, DType.INT64}:
-        return EXACT
-    for operand in (first, site.output()):
-        one_scale(operand)
+    if site.input().dtype is not F32:
+        scales_of(site)
     return FAITHFUL
-
-
-@rule("ARG_MAX", "ARG_MIN")
-def check_arg(site: Site) -> Classes:
-    among(site.input(), types_of("float32 int8 uint8 int32"))
-    site.value(1, "its axis")
-    return EXACT
 
 
 @rule("CUMSUM")
 def check_cumsum(site: Site) -> Classes:
-    among(site.input(), types_of("float32 int32 int64"))
+    among(site.input(), "float32 int32 int64")
     site.value(1, "its axis")
     return FAITHFUL if site.input().dtype is F32 else EXACT
 
@@ -294,7 +239,7 @@ def check_cumsum(site: Site) -> Classes:
 def check_softmax(site: Site) -> Classes:
     """LiteRT computes int16 results of int8 inputs at any scale, other types at one fixed scale."""
     first, result = site.input(), site.output()
-    among(first, types_of("float32 int8 uint8 int16"))
+    among(first, "float32 int8 uint8 int16")
     require(site.rank() >= 1, "a scalar")
     if first.dtype is F32:
         return FAITHFUL
@@ -311,17 +256,16 @@ def check_softmax(site: Site) -> Classes:
 @rule("LOG_SOFTMAX")
 def check_log_softmax(site: Site) -> Classes:
     """Float only: LiteRT's quantised kernel was off by up to 6 quantisation steps."""
-    among(site.input(), types_of("float32"))
+    among(site.input(), "float32")
     require(site.rank() >= 1, "a scalar")
     return FAITHFUL
 
 
 @rule("L2_NORMALIZATION")
 def check_l2_normalization(site: Site) -> Classes:
-    among(site.input(), types_of("float32 int8 uint8"))
+    among(site.input(), "float32 int8 uint8")
     require(site.activation == "NONE", "it has a fused activation")
     if site.input().dtype is F32:
         return FAITHFUL
-    for operand in types(site):
-        one_scale(operand)
+    scales_of(site)
     return EXACT_BUILTIN

@@ -7,22 +7,10 @@ from typing import Final
 import numpy as np
 
 from penstock.driverkit.checks import F32, one_scale
-from penstock.driverkit.site import Refused, Site, require
+from penstock.driverkit.site import QUANTIZED, Refused, Site, require
 from penstock.drivers.xnnpack.hybrid_layers import can_expand
-from penstock.drivers.xnnpack.rules.rule import (
-    CLAMPS,
-    EIGHT_BITS,
-    EXACT,
-    EXACT_BUILTIN,
-    FAITHFUL,
-    Classes,
-    among,
-    clamped,
-    rule,
-    same_scale,
-    types,
-    types_of,
-)
+from penstock.drivers.xnnpack.rules.classes import EXACT, EXACT_BUILTIN, FAITHFUL, Classes
+from penstock.drivers.xnnpack.rules.rule import among, clamped, rule, same_scale, scales_of
 from penstock.ir import DType
 
 HYBRID: Final = Classes("relaxed", "faithful")
@@ -93,14 +81,14 @@ def _check_layer(site: Site, data: int, weights: int, bias: int) -> Classes:
     """
     clamped(site)
     given, result, matrix = site.input(data), site.output(), site.input(weights)
-    among(given, types_of("float32 int8 uint8 int16"))
+    among(given, "float32 int8 uint8 int16")
     require(result.dtype is given.dtype, "a result of another type")
     if given.dtype is F32:
         if site.has(bias):
             require(site.input(bias).dtype is F32, "a bias that is not float32")
         if matrix.dtype is F32:
             return FAITHFUL
-        among(matrix, types_of("int8"), "weights")
+        among(matrix, "int8", "weights")
         site.value(weights, "its quantised weights")
         require(matrix.quantization is not None, "int8 weights without a scale")
         return HYBRID
@@ -110,26 +98,23 @@ def _check_layer(site: Site, data: int, weights: int, bias: int) -> Classes:
 def _check_quantized(site: Site, data: int, weights: int, bias: int) -> Classes:
     given, matrix = site.input(data), site.input(weights)
     expected = DType.UINT8 if given.dtype is DType.UINT8 else DType.INT8
-    require(
-        matrix.dtype is expected, f"{matrix.dtype.value} weights beside {given.dtype.value} values"
-    )
+    pair = f"{matrix.dtype.value} weights beside {given.dtype.value} values"
+    require(matrix.dtype is expected, pair)
     site.value(weights, "its quantised weights")
     quantization = matrix.quantization
     if quantization is None or not all(1e-37 < s < 1e37 for s in quantization.scales):
         raise Refused("quantised weights without a scale")
     if expected is DType.INT8:
         require(not any(quantization.zero_points), "int8 weights with a zero point")
-    for operand in (given, site.output()):
-        _, zero = one_scale(operand)
-        require(given.dtype in EIGHT_BITS or zero == 0, "int16 values with a zero point")
+    for _, zero in scales_of(site, [data]):
+        require(given.dtype in QUANTIZED or zero == 0, "int16 values with a zero point")
     if site.has(bias):
         site.value(bias, "its quantised bias")
-        kind = site.input(bias).dtype
-        wide = types_of("int32 int64") if given.dtype is DType.INT16 else types_of("int32")
-        among(site.input(bias), wide, "biases")
-        named = site.operation.attributes.get("quantized_bias_type")
-        if given.dtype is DType.INT16 and kind is DType.INT32:
-            require(named == "INT32", "an int32 bias that its options do not name")
+        wide = given.dtype is DType.INT16
+        among(site.input(bias), "int32 int64" if wide else "int32", "biases")
+        if wide and site.input(bias).dtype is DType.INT32:
+            named = site.attributes.get("quantized_bias_type") == "INT32"
+            require(named, "an int32 bias that its options do not name")
     return FAITHFUL
 
 
@@ -152,7 +137,7 @@ def _scale_for_each(site: Site, weights: int, dimension: int) -> None:
 @rule("BATCH_MATMUL")
 def check_batch_matmul(site: Site) -> Classes:
     first, second = site.input(0), site.input(1)
-    among(first, types_of("float32 int8 int16"))
+    among(first, "float32 int8 int16")
     require(max(site.rank(0), site.rank(1)) <= 5, "operands of more than 5 dimensions")
     require(min(site.rank(0), site.rank(1)) >= 2, "operands that are not matrices")
     if first.dtype is F32:
@@ -160,15 +145,12 @@ def check_batch_matmul(site: Site) -> Classes:
         return FAITHFUL
     require(second.dtype in {first.dtype, DType.INT8}, "operands of two types")
     require(site.output().dtype is first.dtype, "a result of another type")
+    positions = [0, 1]
     if first.dtype is DType.INT16 and second.is_constant and second.quantization is not None:
-        require(
-            not any(second.quantization.zero_points), "int16 values by others with a zero point"
-        )
-        operands = types(site, (0,))
-    else:
-        operands = types(site, (0, 1))
-    for operand in operands:
-        _, zero = one_scale(operand)
+        bare = not any(second.quantization.zero_points)
+        require(bare, "int16 values by others with a zero point")
+        positions = [0]
+    for _, zero in scales_of(site, positions):
         require(first.dtype is DType.INT8 or zero == 0, "int16 values with a zero point")
     return FAITHFUL if first.dtype is DType.INT8 else EXACT
 
@@ -176,8 +158,8 @@ def check_batch_matmul(site: Site) -> Classes:
 @rule("AVERAGE_POOL_2D", "MAX_POOL_2D")
 def check_pool(site: Site) -> Classes:
     first = site.input()
-    among(first, types_of("float32 int8 uint8 int16"))
-    require(site.activation in CLAMPS, f"no fused activation {site.activation} in LiteRT's kernel")
+    among(first, "float32 int8 uint8 int16")
+    clamped(site)
     if first.dtype is F32:
         return EXACT if site.operation.type == "MAX_POOL_2D" else FAITHFUL
     same_scale(first, site.output())
@@ -187,7 +169,7 @@ def check_pool(site: Site) -> Classes:
 
 @rule("L2_POOL_2D")
 def check_l2_pool(site: Site) -> Classes:
-    among(site.input(), types_of("float32"))
+    among(site.input(), "float32")
     clamped(site)
     return FAITHFUL
 
@@ -195,7 +177,7 @@ def check_l2_pool(site: Site) -> Classes:
 @rule("RESIZE_BILINEAR")
 def check_bilinear(site: Site) -> Classes:
     first = site.input()
-    among(first, types_of("float32 int8 uint8"))
+    among(first, "float32 int8 uint8")
     size = site.value(1, "its size")
     require(size.size == 2 and np.all(size > 0), "its size")
     if first.dtype is F32:

@@ -1,59 +1,16 @@
-"""The table of rules, the accuracy classes that a rule returns, and checks that rules share."""
+"""The table of rules, and checks that rules share."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
-import msgspec
-
+from penstock.driverkit.checks import one_scale
 from penstock.driverkit.site import Refused, Site, require
-from penstock.drivers.xnnpack.engine import Kernels
-from penstock.hal import ACCURACY_RANK, AccuracyClass
+from penstock.drivers.xnnpack.rules.classes import EXACT, Classes
 from penstock.ir import DType, Operand
 from penstock.ir.types import static_shape
-
-EIGHT_BITS: Final = frozenset({DType.INT8, DType.UINT8})
-QUANTIZED: Final = EIGHT_BITS | {DType.INT16}
-
-
-class Classes(msgspec.Struct, frozen=True):
-    """The accuracy class of an operation by kernel set; None if the set does not support it.
-    *expanded* is the class of XNNPACK for the operation in its expanded form (`hybrid_layers`).
-    """
-
-    xnnpack: AccuracyClass | None
-    builtin: AccuracyClass | None
-    expanded: AccuracyClass | None = None
-
-    def meets(self, accuracy: AccuracyClass) -> list[Kernels]:
-        """The kernel sets that meet *accuracy*, the faster one first."""
-        pairs: tuple[tuple[Kernels, tuple[AccuracyClass | None, ...]], ...] = (
-            ("xnnpack", (self.xnnpack, self.expanded)),
-            ("builtin", (self.builtin,)),
-        )
-        return [k for k, classes in pairs if any(_is_met(c, accuracy) for c in classes)]
-
-    def needs_expansion(self, accuracy: AccuracyClass) -> bool:
-        """Whether XNNPACK meets *accuracy* only in the expanded form."""
-        return self.expanded is not None and not _is_met(self.xnnpack, accuracy)
-
-    @property
-    def best(self) -> AccuracyClass:
-        """The best of the classes."""
-        known = [c for c in (self.xnnpack, self.builtin, self.expanded) if c is not None]
-        return max(known, key=ACCURACY_RANK.__getitem__)
-
-
-def _is_met(known: AccuracyClass | None, accuracy: AccuracyClass) -> bool:
-    return known is not None and ACCURACY_RANK[known] >= ACCURACY_RANK[accuracy]
-
-
-EXACT: Final = Classes("exact", "exact")
-FAITHFUL: Final = Classes("faithful", "faithful")
-EXACT_BUILTIN: Final = Classes("faithful", "exact")
-"""Quantised operations whose rounding in XNNPACK differs from TFLite's by at most one step."""
 
 Check: TypeAlias = Callable[[Site], Classes]
 """Returns the accuracy classes of an operation; raises `Refused` if it is not supported."""
@@ -75,15 +32,45 @@ def rule(*types: str) -> Callable[[Check], Check]:
     return register
 
 
+def row(
+    kinds: str, *types: str, constant: Mapping[int, str] = {}, alike: Iterable[int] | None = ()
+) -> None:
+    """Registers a check of element types and scales alone for the operation types *kinds*.
+
+    *types* has the element types of each input ("": not checked), behind the name that errors use:
+    "indexes: int32 int64". *constant* names the inputs that must be constant. The inputs *alike*
+    (None: all) have the quantisation of the outputs.
+    """
+
+    def check(site: Site) -> Classes:
+        for position, known in enumerate(types):
+            what, _, names = known.rpartition(": ")
+            if names:
+                among(site.input(position), names, what or "values")
+        for position, what in constant.items():
+            site.value(position, what)
+        positions = range(len(site.inputs)) if alike is None else alike
+        if same := [site.input(p) for p in positions]:
+            same_scale(*same, *site.outputs)
+        return EXACT
+
+    rule(*kinds.split())(check)
+
+
+def by_type(table: Mapping[str, str]) -> dict[str, str]:
+    """Element types by operation type. *table* has the operation types by element types."""
+    return {kind: types for types, kinds in table.items() for kind in kinds.split()}
+
+
 @functools.cache
-def types_of(text: str) -> frozenset[DType]:
+def types_of(names: str) -> frozenset[DType]:
     """Element types by name, in one string."""
-    return frozenset(map(DType, text.split()))
+    return frozenset(map(DType, names.split()))
 
 
-def among(operand: Operand, known: frozenset[DType], what: str = "values") -> None:
-    """Refuses an operand whose element type is not in *known*."""
-    if operand.dtype not in known:
+def among(operand: Operand, known: str, what: str = "values") -> None:
+    """Refuses an operand whose element type is not named in *known*."""
+    if operand.dtype not in types_of(known):
         raise Refused(f"{what} of {operand.dtype.value} are not computed here")
 
 
@@ -94,9 +81,11 @@ def same_scale(first: Operand, *others: Operand) -> None:
             raise Refused("it would change the scale of values that LiteRT moves as they are")
 
 
-def types(site: Site, positions: Iterable[int] = (0,)) -> list[Operand]:
-    """The inputs of *site* at *positions*, and its outputs."""
-    return [*(site.input(p) for p in positions), *site.outputs]
+def scales_of(site: Site, positions: Iterable[int] = (0,)) -> list[tuple[float, int]]:
+    """Scale and zero point of the inputs at *positions*, and of the outputs. Refuses operands that
+    are not quantised per tensor.
+    """
+    return [one_scale(o) for o in (*map(site.input, positions), *site.outputs)]
 
 
 def clamped(site: Site) -> None:

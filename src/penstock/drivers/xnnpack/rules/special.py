@@ -6,7 +6,8 @@ import numpy as np
 
 from penstock.driverkit.checks import one_scale
 from penstock.driverkit.site import Site, require
-from penstock.drivers.xnnpack.rules.rule import EXACT, FAITHFUL, Classes, among, rule, types_of
+from penstock.drivers.xnnpack.rules.classes import EXACT, FAITHFUL, Classes
+from penstock.drivers.xnnpack.rules.rule import among, rule
 from penstock.export.tflite.fields import state_positions
 from penstock.ir import DType
 from penstock.ir.operations.custom_options import transpose_conv_bias
@@ -28,20 +29,19 @@ def check_recurrent(site: Site) -> Classes:
         index = operation.inputs[position]
         alone = index in site.around.inputs and site.around.readers[index] == 1
         require(alone, "its state is computed or read by another operation")
-        kept = output in site.around.outputs and site.around.readers[output] == 0
-        require(
-            kept and index not in site.around.outputs, "its new state is read by another operation"
-        )
+        kept = output in site.around.outputs and index not in site.around.outputs
+        unread = kept and site.around.readers[output] == 0
+        require(unread, "its new state is read by another operation")
     first = site.input()
-    among(first, types_of("float32 int8"))
+    among(first, "float32 int8")
     require(site.output().dtype is first.dtype, "a result of another type")
     for position, state in zip(positions, site.outputs[1:], strict=True):
         require(site.input(position).dtype is state.dtype, "new state of another type")
     weights = site.input(1) if site.has(1) else site.input(2)
     if first.dtype is DType.FLOAT32:
-        among(weights, types_of("float32"), "weights")
+        among(weights, "float32", "weights")
         return FAITHFUL
-    among(weights, types_of("int8"), "weights")
+    among(weights, "int8", "weights")
     return EXACT if operation.type == "SVDF" else FAITHFUL
 
 
@@ -52,13 +52,11 @@ XNNPACK_ALONE = Classes("faithful", None)
 @rule("RFFT2D")
 def check_rfft(site: Site) -> Classes:
     """LiteRT's transform of length 1 is wrong (docs/differences.md)."""
-    among(site.input(), types_of("float32"))
+    among(site.input(), "float32")
     lengths = site.value(1, "its length").reshape(-1)
     require(lengths.size == 2 and lengths[1] > 1, "a transform of length 1")
-    require(
-        all(n > 0 and n & (n - 1) == 0 for n in map(int, lengths)),
-        "a length not a power of 2",
-    )
+    powers = all(n > 0 and n & (n - 1) == 0 for n in map(int, lengths))
+    require(powers, "a length not a power of 2")
     return FAITHFUL
 
 
@@ -67,7 +65,7 @@ def check_mediapipe(site: Site) -> Classes:
     """XNNPACK supports no transposed convolution whose filter is smaller than its stride."""
     for operand in site.inputs:
         if operand is not None:
-            among(operand, types_of("float32"))
+            among(operand, "float32")
             require(static_shape(operand.shape) is not None, "shapes known only when it runs")
     if site.operation.key == "CUSTOM:Convolution2DTransposeBias":
         filters = static_shape(site.input(1).shape) or ()
@@ -82,12 +80,10 @@ def check_detection(site: Site) -> Classes:
     """LiteRT leaves memory behind the last detection uninitialised. The driver clears it, which is
     possible only for outputs of the partition.
     """
-    among(site.input(), types_of("float32 uint8"))
-    outputs = site.operation.outputs
-    require(
-        all(i in site.around.outputs and not site.around.readers[i] for i in outputs),
-        "its detections are read on",
-    )
+    among(site.input(), "float32 uint8")
+    outputs, readers = site.around.outputs, site.around.readers
+    unread = all(i in outputs and not readers[i] for i in site.output_indexes)
+    require(unread, "its detections are read on")
     require(site.input(2).is_constant, "its anchors are known only when it runs")
     for position in range(3):
         require(site.rank(position) in {2, 3}, "operands of another rank")
