@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Generic, TypeVar
 
-from penstock.errors import DeviceUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from penstock.errors import DeviceUnavailable, DriverError, GeneralFailure
 
 T = TypeVar("T")
 
@@ -31,17 +29,27 @@ class LazyEngine(Generic[T]):
 
     The threads of an engine stay in the process that loaded it. A child process made by `fork` is
     refused with the reason *forked*, even if another thread was loading the engine at the moment of
-    the fork. If *load* fails, raises `DeviceUnavailable` with *name* and the text that *message_of*
-    returns for the exception.
+    the fork. Children may use a *forkable* engine that was loaded before the fork. If *load* fails,
+    raises `DeviceUnavailable` with *name* and the text that *message_of* returns for the exception.
     """
 
     def __init__(
-        self, name: str, load: Callable[[], T], forked: str, message_of: Callable[[Exception], str]
+        self,
+        name: str,
+        load: Callable[[], T],
+        forked: str,
+        message_of: Callable[[Exception], str],
+        *,
+        forkable: bool = False,
     ) -> None:
         self._name, self._load, self._forked, self._message_of = name, load, forked, message_of
-        self._lock = threading.Lock()
+        self._forkable = forkable
         self._loaded: T | None = None
         self._process: int | None = None
+        self._make_lock()
+        if hasattr(os, "register_at_fork"):
+            # Another thread of the parent may have held the lock.
+            os.register_at_fork(after_in_child=self._make_lock)
 
     def get(self) -> T:
         """The engine. Raises `DeviceUnavailable`."""
@@ -55,14 +63,30 @@ class LazyEngine(Generic[T]):
                 try:
                     self._loaded = self._load()
                 except Exception as error:
-                    self._process = None
                     reason = f"{self._name} cannot be used: {self._message_of(error)}"
                     raise DeviceUnavailable(reason) from error
+                finally:
+                    if self._forkable or self._loaded is None:
+                        self._process = None
             return self._loaded
 
     def unusable(self) -> str | None:
         """Why this process cannot use the engine, as far as can be known without loading it."""
         return None if self._process in {None, os.getpid()} else self._forked
+
+    @contextmanager
+    def guarded(self, task: str) -> Iterator[None]:
+        """Turns the engine's exceptions in the block into `GeneralFailure`: it did not *task*."""
+        try:
+            yield
+        except DriverError:
+            raise
+        except Exception as error:
+            text = f"{self._name} did not {task}: {self._message_of(error)}"
+            raise GeneralFailure(text) from error
+
+    def _make_lock(self) -> None:
+        self._lock = threading.Lock()
 
 
 class LeftInChildren:

@@ -71,17 +71,13 @@ def message_from(error: BaseException) -> str:
 _engine: Final = LazyEngine("ONNX Runtime", _load, FORKED, message_from)
 _sessions: Final = LeftInChildren()
 
+onnxruntime: Final = _engine.get
+"""Returns ONNX Runtime's Python package, without logging and telemetry. Raises `DeviceUnavailable`
+if it cannot be imported, or if it was in use when this process was forked.
+"""
 
-def onnxruntime() -> Any:
-    """ONNX Runtime's Python package, without logging and telemetry. Raises `DeviceUnavailable` if
-    it cannot be imported, or if it was in use when this process was forked.
-    """
-    return _engine.get()
-
-
-def unusable() -> str | None:
-    """Why this process cannot use the engine, as far as can be known without loading it."""
-    return _engine.unusable()
+unusable: Final = _engine.unusable
+"""Returns why this process cannot use the engine, as far as can be known without loading it."""
 
 
 def onnx() -> Any:
@@ -90,9 +86,8 @@ def onnx() -> Any:
         package = importlib.import_module("onnx")
         importlib.import_module("onnx.helper")
     except Exception as error:
-        raise DeviceUnavailable(
-            f"the package onnx cannot be used: {message_from(error)}"
-        ) from error
+        text = f"the package onnx cannot be used: {message_from(error)}"
+        raise DeviceUnavailable(text) from error
     return package
 
 
@@ -121,9 +116,8 @@ def session_of(
     options.log_severity_level = SILENT
     options.inter_op_num_threads = 1
     options.intra_op_num_threads = num_threads or 0
-    options.graph_optimization_level = (
-        levels.ORT_DISABLE_ALL if optimised else levels.ORT_ENABLE_ALL
-    )
+    level = levels.ORT_DISABLE_ALL if optimised else levels.ORT_ENABLE_ALL
+    options.graph_optimization_level = level
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
     if profile_to is not None:
@@ -132,12 +126,8 @@ def session_of(
     if not fuse:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     chosen = [provider] if provider == CPU else [provider, CPU]
-    try:
+    with _engine.guarded("take the model"):
         session = package.InferenceSession(data, options, providers=chosen)
-    except Exception as error:
-        raise GeneralFailure(
-            f"ONNX Runtime did not take the model: {message_from(error)}"
-        ) from error
     _sessions.add(session)
     return session
 
@@ -188,9 +178,8 @@ class _Run:
             else:
                 self._run_watched(config)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise GeneralFailure(
-                f"ONNX Runtime did not execute the model: {message_from(error)}"
-            ) from error
+            text = f"ONNX Runtime did not execute the model: {message_from(error)}"
+            raise GeneralFailure(text) from error
         for wanted, result in late:
             wanted[...] = result.view(wanted.dtype).reshape(wanted.shape)
 

@@ -67,17 +67,13 @@ def message_from(error: BaseException) -> str:
 _made: Final = LeftInChildren()
 _engine: Final = LazyEngine("OpenVINO", _made_core, FORKED, message_from)
 
+core: Final = _engine.get
+"""Returns the process's core. Raises `DeviceUnavailable` if OpenVINO cannot be imported, or if it
+was in use when this process was forked: its threads exist only in the parent.
+"""
 
-def core() -> Any:
-    """The process's core. Raises `DeviceUnavailable` if OpenVINO cannot be imported, or if it was
-    in use when this process was forked: its threads exist only in the parent.
-    """
-    return _engine.get()
-
-
-def unusable() -> str | None:
-    """Why this process cannot use the engine, as far as can be known without loading it."""
-    return _engine.unusable()
+unusable: Final = _engine.unusable
+"""Returns why this process cannot use the engine, as far as can be known without loading it."""
 
 
 class Manner(msgspec.Struct, frozen=True):
@@ -116,34 +112,25 @@ def settings(plugin: str, manner: Manner, *, quickly: bool = False) -> dict[str,
 
 def compile_model(model: Any, plugin: str, chosen: dict[str, Any]) -> CompiledModel:
     """Compiles for *plugin*. Raises `GeneralFailure` with OpenVINO's message."""
-    try:
+    with _engine.guarded("compile the model"):
         compiled = core().compile_model(model, plugin, chosen)
-    except Exception as error:
-        raise GeneralFailure(
-            f"OpenVINO did not compile the model: {message_from(error)}"
-        ) from error
     _made.add(compiled)
     return compiled
 
 
 def import_model(blob: NDArray, plugin: str, chosen: dict[str, Any]) -> CompiledModel:
     """A compiled model of the exported bytes *blob*: writable memory that must outlive it."""
-    engine = core()
-    try:
-        tensor = openvino().Tensor(blob, shared_memory=True)
+    with _engine.guarded("import the model"):
+        engine, tensor = core(), openvino().Tensor(blob, shared_memory=True)
         compiled = engine.import_model(tensor, plugin, chosen)
-    except Exception as error:
-        raise GeneralFailure(f"OpenVINO did not import the model: {message_from(error)}") from error
     _made.add(compiled)
     return compiled
 
 
 def export_model(compiled: CompiledModel) -> bytes:
     """The exported bytes of a compiled model."""
-    try:
+    with _engine.guarded("export the model"):
         exported: bytes = compiled.export_model().getvalue()
-    except Exception as error:
-        raise GeneralFailure(f"OpenVINO did not export the model: {message_from(error)}") from error
     return exported
 
 
@@ -153,23 +140,16 @@ def serialize(model: Any) -> tuple[bytes, bytes]:
 
     with tempfile.TemporaryDirectory(prefix="penstock-openvino-") as folder:
         xml, weights = Path(folder) / "graph.xml", Path(folder) / "graph.bin"
-        try:
+        with _engine.guarded("write the graph"):
             openvino().serialize(model, xml, weights)
-        except Exception as error:
-            raise GeneralFailure(
-                f"OpenVINO did not write the graph: {message_from(error)}"
-            ) from error
         return xml.read_bytes(), weights.read_bytes()
 
 
 def read_model(xml: NDArray, weights: NDArray) -> Any:
     """The graph that `serialize` returned. *weights* must outlive it."""
-    engine = core()
-    try:
-        tensor = openvino().Tensor(weights, shared_memory=True)
+    with _engine.guarded("read the graph"):
+        engine, tensor = core(), openvino().Tensor(weights, shared_memory=True)
         return engine.read_model(xml.tobytes(), tensor)
-    except Exception as error:
-        raise GeneralFailure(f"OpenVINO did not read the graph: {message_from(error)}") from error
 
 
 def build_of(plugin: str) -> str:
@@ -191,14 +171,10 @@ class _Run:
     """One infer request with its own memory."""
 
     def __init__(self, compiled: CompiledModel) -> None:
-        try:
+        with _engine.guarded("make an infer request"):
             self._request: Any = compiled.create_infer_request()
             self._inputs = [_Port(p, self._request.set_input_tensor) for p in compiled.inputs]
             self._outputs = [_Port(p, self._request.set_output_tensor) for p in compiled.outputs]
-        except Exception as error:
-            raise GeneralFailure(
-                f"OpenVINO made no infer request: {message_from(error)}"
-            ) from error
 
     def execute(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         given = [array if array.flags.aligned else array.copy() for array in inputs]
@@ -213,9 +189,8 @@ class _Run:
                 port.bind(index, array)
             self._run(config)
         except RuntimeError as error:
-            raise GeneralFailure(
-                f"OpenVINO did not execute the model: {message_from(error)}"
-            ) from error
+            text = f"OpenVINO did not execute the model: {message_from(error)}"
+            raise GeneralFailure(text) from error
         for wanted, result in zip(outputs, results, strict=True):
             if wanted is not None and wanted is not result:
                 wanted[...] = result

@@ -12,8 +12,7 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from typing import Any, Final, Literal, TypeAlias
 
-from penstock.driverkit.lazy_engine import LeftInChildren
-from penstock.errors import DeviceUnavailable, GeneralFailure
+from penstock.driverkit.lazy_engine import LazyEngine, LeftInChildren, message_of
 
 Kernels: TypeAlias = Literal["xnnpack", "builtin"]
 """XNNPACK with LiteRT's own kernels for the rest, or LiteRT's own optimised kernels alone."""
@@ -22,7 +21,6 @@ RESOLVERS: Final[dict[Kernels, str]] = {
     "xnnpack": "BUILTIN",
     "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
 }
-MAX_MESSAGE: Final = 300
 CLONE_FILES: Final = 0x400
 """`unshare` flag: gives the calling thread its own descriptor table (Linux, unshare(2))."""
 
@@ -31,44 +29,6 @@ LOADING: Final = (
     "LiteRT was being loaded by another thread when this process was forked, and cannot be loaded "
     "in the child; start processes by spawn, or fork after the first compile"
 )
-
-
-class _Engine:
-    """LiteRT's module, imported on first use, once per process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._module: Any = None
-        self._process: int | None = None
-
-    def module(self) -> Any:
-        if self._module is None:
-            if self.was_forked_while_loading():
-                raise DeviceUnavailable(LOADING)
-            with self._lock:
-                if self._module is None:
-                    self._process = os.getpid()
-                    try:
-                        self._module = _load()
-                    finally:
-                        self._process = None
-        return self._module
-
-    def was_forked_while_loading(self) -> bool:
-        """Whether this process was forked while another thread imported LiteRT."""
-        return self._process not in {None, os.getpid()}
-
-    def after_fork(self) -> None:
-        """Replaces the lock in a forked child: another thread of the parent may have held it."""
-        self._lock = threading.Lock()
-
-
-_engine: Final = _Engine()
-
-
-def unusable() -> str | None:
-    """Why LiteRT cannot be used in this process, without loading it; None if no reason is known."""
-    return LOADING if _engine.was_forked_while_loading() else None
 
 
 forked_away: Final = LeftInChildren()
@@ -81,7 +41,6 @@ forks = 0
 def _count_fork() -> None:
     global forks  # noqa: PLW0603  # the one place that changes it
     forks += 1
-    _engine.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -94,30 +53,30 @@ def make_interpreter(content: bytes, kernels: Kernels, num_threads: int) -> Any:
     If LiteRT rejects the file, raises `GeneralFailure` with LiteRT's message. If LiteRT cannot be
     loaded, raises `DeviceUnavailable`.
     """
-    litert = _engine.module()
-    try:
+    with _engine.guarded("take the model"):
+        litert = _engine.get()
         return litert.Interpreter(
             model_content=content,
             num_threads=num_threads,
             experimental_op_resolver_type=litert.OpResolverType[RESOLVERS[kernels]],
         )
-    except Exception as error:
-        raise GeneralFailure(f"LiteRT did not take the model: {last_line(error)}") from error
 
 
 def last_line(error: BaseException) -> str:
     """The last line of LiteRT's message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:MAX_MESSAGE]
+    return message_of(error, line=-1)
 
 
 def _load() -> Any:
-    try:
-        module = _interpreter_module()
-    except Exception as error:
-        raise DeviceUnavailable(f"LiteRT cannot be used: {last_line(error)}") from error
+    module = _interpreter_module()
     _create_first_delegate(module)
     return module
+
+
+_engine: Final = LazyEngine("LiteRT", _load, LOADING, last_line, forkable=True)
+
+unusable: Final = _engine.unusable
+"""Returns why LiteRT cannot be used in this process, as far as can be known without loading it."""
 
 
 def _interpreter_module() -> Any:

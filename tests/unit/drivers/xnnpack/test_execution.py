@@ -75,7 +75,7 @@ def test_other_python_threads_run_during_a_run() -> None:
 
 def test_num_threads_is_passed_to_litert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are those of one thread."""
-    litert = engine._engine.module()
+    litert = engine._engine.get()
     real, told = litert.Interpreter, list[int]()
 
     def watched(**options: Any) -> Any:
