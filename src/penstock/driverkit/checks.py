@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from penstock.driverkit.site import QUANTIZED, Refused, Site, require
+from penstock.driverkit.site import ACTIVATION, QUANTIZED, Refused, Site, require
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.operations.custom_options import transpose_conv_bias
@@ -76,7 +76,20 @@ def _check_multiplier(given: Sequence[Operand], made: Sequence[Operand]) -> None
         require(ratio < GREATEST_RATIO, "scales so far apart that TFLite's arithmetic overflows")
 
 
-def activation(site: Site, known: Iterable[str]) -> str:
+def weight_scales(site: Site) -> NDArray:
+    """The scales of the filter at input 1: one scale, or one for each channel. float32."""
+    quantization = site.input(1).quantization
+    return np.array(quantization.scales if quantization else (1.0,), np.float32)
+
+
+def product_scales(site: Site, data: int = 0) -> NDArray:
+    """The scales of a layer's sums, and of its integer bias: those of the filter at input 1, times
+    the scale of the image at input *data*.
+    """
+    return weight_scales(site) * np.float32(one_scale(site.input(data))[0])
+
+
+def activation(site: Site, known: Iterable[str] = ACTIVATIONS) -> str:
     """The fused activation, which must be one of *known*."""
     fused = site.attributes.text("fused_activation_function")
     require(fused in known, f"no fused activation {fused}")
@@ -117,21 +130,58 @@ def numbers(
     return activations(site, quantized=quantized)
 
 
+FLOAT_ONLY: Final = frozenset(
+    {"NEG", "SQUARE", "LOG", "SIN", "COS", "SIGN", "FLOOR", "CEIL", "ROUND", "POW", "GELU"}
+)
+"""Operations that engines compute on float32 alone, apart from integers."""
+
+
+def check_pair(site: Site, whole: Collection[DType]) -> None:
+    """Refuses two operands of unknown shapes or unsupported types, and a fused activation of
+    integers: the types *whole*.
+    """
+    site.shapes()
+    if site.operation.type in FLOAT_ONLY:
+        require_float(site)
+    if ACTIVATION in site.attributes:
+        fused = activation(site)
+        is_plain = fused == "NONE" or site.input().dtype not in whole
+        require(is_plain, "whole numbers with a fused activation")
+
+
 LEAST_LENGTH: Final = 1e-6
 """The least divisor of L2_NORMALIZATION."""
 
 
+def require_float(site: Site, what: str = "only float32 values are computed here") -> None:
+    """Refuses an operation whose input 0 is not float32."""
+    require(site.input().dtype is F32, what)
+
+
 def check_logic(site: Site) -> AccuracyClass:
     """The accuracy class of an operation on booleans."""
-    for position in range(len(site.inputs)):
-        site.shape(position)
+    for position, _ in enumerate(site.shapes()):
         require(site.input(position).dtype is DType.BOOL, "only truth values are combined here")
     return "exact"
 
 
+def check_softmax(site: Site) -> AccuracyClass:
+    """The accuracy class of a SOFTMAX. A quantised result must have TFLite's scale (`SHARES`)."""
+    require(len(site.shape()) >= 1, "a scalar has no axis")
+    if site.is_quantized:
+        require_shares(site.output())
+    return activations(site, quantized="faithful")
+
+
+def check_bilinear(site: Site) -> AccuracyClass:
+    """The accuracy class of a RESIZE_BILINEAR."""
+    require_resizable(site)
+    return activations(site, [0])
+
+
 def require_choice(site: Site) -> None:
     """Refuses a SELECT that broadcasts. A condition vector that selects whole rows is accepted."""
-    shapes = [site.shape(p) for p in range(3)]
+    shapes = site.shapes()
     site.output_shape()
     if site.operation.type == "SELECT":
         vector = len(shapes[0]) == 1 and len(shapes[1]) > 1
@@ -166,7 +216,7 @@ def check_layer(
     int32 bias: the class is *quantized*. Float32 data with constant 8-bit weights: TFLite quantises
     the data at run time, and engines do not.
     """
-    activation(site, ACTIVATIONS)
+    activation(site)
     accuracy = activations(site, [data], quantized)
     is_quantized = site.input(data).dtype is not F32
     if not is_quantized:
@@ -201,7 +251,7 @@ def check_l2(site: Site) -> AccuracyClass:
     """The accuracy class of an L2_NORMALIZATION."""
     require(len(site.shape()) >= 1, "a scalar has no axis")
     activation(site, ["NONE"])
-    require(site.input().dtype is F32, "only float32 values are computed here")
+    require_float(site)
     return "faithful"
 
 
@@ -209,12 +259,8 @@ def check_local(site: Site) -> AccuracyClass:
     """The accuracy class of a LOCAL_RESPONSE_NORMALIZATION."""
     require(len(site.shape()) == 4, "an image of another rank")
     require(site.attributes.integer("radius") >= 0, "a negative radius")
-    require(site.input().dtype is F32, "only float32 values are computed here")
+    require_float(site)
     return "faithful"
-
-
-MAX_PIECES: Final = 1024
-"""Greatest number of inputs of a join, and of outputs of a split."""
 
 
 def axis_of(axis: int, rank: int) -> int:
@@ -223,153 +269,13 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def order_of(site: Site) -> list[int]:
-    """The constant permutation of a TRANSPOSE."""
-    order = site.integers(1, "its permutation")
-    require(sorted(order) == list(range(len(site.shape()))), f"permutation {order}")
-    return order
-
-
-def join_axis(site: Site) -> int:
-    """The axis of the result along which a join puts its inputs."""
-    return axis_of(site.attributes.integer("axis"), len(site.output_shape()))
-
-
-def split_of(site: Site) -> tuple[int, int]:
-    """The position of the input that a SPLIT, SPLIT_V or UNPACK divides, and the axis."""
-    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
-    if site.operation.type == "UNPACK":
-        return 0, axis_of(site.attributes.integer("axis"), len(site.shape()))
-    position, data = (0, 1) if site.operation.type == "SPLIT" else (2, 0)
+def one_axis(site: Site, position: int = 1, data: int = 0) -> int:
+    """The only axis, a constant at input *position*, as a number from 0. It is an axis of the shape
+    of input *data*.
+    """
     axes = site.integers(position, "its axis")
     require(len(axes) == 1, f"{len(axes)} axes")
-    if site.operation.type == "SPLIT_V":
-        site.integers(1, "its sizes")
-    return data, axis_of(axes[0], len(site.shape(data)))
-
-
-def reversed_axes(site: Site) -> set[int]:
-    """The axes of a REVERSE_V2."""
-    return {axis_of(a, len(site.shape())) for a in site.integers(1, "its axes")}
-
-
-def moved_operands(site: Site) -> list[Operand]:
-    """The operands that an operation copies to its outputs. The outputs have known shapes. Raises
-    `Refused` unless the axes, bounds and padding are known and fit.
-    """
-    kind, data = site.operation.type, 0
-    if kind in {"CONCATENATION", "PACK"}:
-        if kind == "CONCATENATION":
-            activation(site, ["NONE"])
-        require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
-        for position in range(len(site.inputs)):
-            site.shape(position)
-        join_axis(site)
-        return [site.input(p) for p in range(len(site.inputs))]
-    if kind in {"SPLIT", "SPLIT_V", "UNPACK"}:
-        data, _ = split_of(site)
-    site.shape(data)
-    if kind == "TRANSPOSE":
-        order_of(site)
-    elif kind in {"PAD", "PADV2"}:
-        pads_of(site)
-    elif kind == "MIRROR_PAD":
-        require_mirrored(site)
-    elif kind in {"SLICE", "STRIDED_SLICE"}:
-        bounds_of(site)
-    elif kind in {"TILE", "BROADCAST_TO"}:
-        site.integers(1, "its second input")
-    elif kind == "REVERSE_V2":
-        reversed_axes(site)
-    elif kind in {"SPACE_TO_DEPTH", "DEPTH_TO_SPACE"}:
-        require(len(site.shape()) == 4, "an image of another rank")
-    elif kind == "RESIZE_NEAREST_NEIGHBOR":
-        require_resizable(site)
-    if kind == "PADV2":
-        require(site.value(2, "its value").size == 1, "a padding of several values")
-        return [site.input(0), site.input(2)]
-    return [site.input(data)]
-
-
-def pads_of(site: Site) -> tuple[list[int], list[int]]:
-    """The constant padding before and after each dimension, at least 0."""
-    pads = site.integers(1, "its padding")
-    require(len(pads) == 2 * len(site.shape()), "a padding of another rank")
-    require(min(pads, default=0) >= 0, "a negative padding")
-    return pads[::2], pads[1::2]
-
-
-def require_mirrored(site: Site) -> None:
-    """Refuses a MIRROR_PAD with more padding than there are elements to mirror."""
-    before, after = pads_of(site)
-    reflect = site.attributes.text("mode") == "REFLECT"
-    for size, b, a in zip(site.shape(), before, after, strict=True):
-        require(max(a, b) <= size - reflect, "a padding longer than what it mirrors")
-
-
-def gather_axis(site: Site) -> int:
-    """The axis of a GATHER."""
-    return axis_of(site.attributes.integer("axis"), len(site.shape()))
-
-
-class Bounds(msgspec.Struct, frozen=True):
-    """The start, the stop and the step of each dimension. The step may be negative; a stop before
-    the first element is then below -size.
-    """
-
-    begin: list[int]
-    end: list[int]
-    step: list[int]
-
-
-def bounds_of(site: Site) -> Bounds:
-    """The constant bounds of a SLICE or STRIDED_SLICE. Refuses an empty slice."""
-    return _slice(site) if site.operation.type == "SLICE" else _strided(site)
-
-
-def _slice(site: Site) -> Bounds:
-    shape = site.shape()
-    begin, sizes = site.integers(1, "its begin"), site.integers(2, "its size")
-    require(len(begin) == len(sizes) == len(shape), "bounds of another rank")
-    end = [d if n == -1 else b + n for d, b, n in zip(shape, begin, sizes, strict=True)]
-    inside = all(0 <= b < e <= d for b, e, d in zip(begin, end, shape, strict=True))
-    require(inside, f"[{begin}, {end}) of {shape}")
-    return Bounds(begin, end, [1] * len(shape))
-
-
-def _strided(site: Site) -> Bounds:
-    attributes, shape = site.attributes, site.shape()
-    for mask in ("ellipsis_mask", "new_axis_mask"):
-        require(attributes.integer(mask) == 0, f"a slice with {mask}")
-    require(not attributes.flag("offset"), "a slice whose end is an offset")
-    given = [site.integers(p, w) for p, w in ((1, "its begin"), (2, "its end"), (3, "its strides"))]
-    require(all(len(g) == len(given[0]) <= len(shape) for g in given), "bounds of another rank")
-    bounds = Bounds([], [], [])
-    for axis, size in enumerate(shape):
-        first, last, stride = 0, size, 1
-        if axis < len(given[0]):
-            first, last, stride = _along(site, axis, size, *(g[axis] for g in given))
-        bounds.begin.append(first)
-        bounds.end.append(last)
-        bounds.step.append(stride)
-    return bounds
-
-
-def _along(
-    site: Site, axis: int, size: int, begin: int, end: int, stride: int
-) -> tuple[int, int, int]:
-    """Start, stop and step along one axis."""
-    masks = site.attributes
-    require(stride != 0, "a slice in steps of nothing")
-    open_begin = masks.integer("begin_mask") >> axis & 1
-    if masks.integer("shrink_axis_mask") >> axis & 1:
-        at = 0 if open_begin else begin + size if begin < 0 else begin
-        require(0 <= at < size, "a slice without elements")
-        return at, at + 1, 1
-    stop = None if masks.integer("end_mask") >> axis & 1 else end
-    first, last, step = slice(None if open_begin else begin, stop, stride).indices(size)
-    require(len(range(first, last, step)) > 0, "a slice without elements")
-    return first, last if last >= 0 else -size - 1, step
+    return axis_of(axes[0], len(site.shape(data)))
 
 
 def require_resizable(site: Site) -> None:
@@ -401,9 +307,17 @@ def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
     return found
 
 
-class Windows(msgspec.Struct, frozen=True):
-    """Strides, dilations and padding over height and width."""
+def nearest_positions(site: Site) -> list[NDArray]:
+    """As `nearest`, for height and width of a RESIZE_NEAREST_NEIGHBOR."""
+    align, half = (site.attributes.flag(f) for f in ("align_corners", "half_pixel_centers"))
+    pairs = zip(site.shape()[1:3], site.integers(1, "its size"), strict=True)
+    return [nearest(size, out, align=align, half=half) for size, out in pairs]
 
+
+class Windows(msgspec.Struct, frozen=True):
+    """Extents, strides, dilations and padding of windows over height and width."""
+
+    extents: list[int]
     strides: list[int]
     dilations: list[int]
     before: list[int]
@@ -424,9 +338,8 @@ def windows(site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str 
     )
     strides = [attributes.integer(f"stride_{a}") for a in axes]
     dilations = [int(str(attributes.get(f"dilation_{a}_factor", 1))) for a in axes]
-    require(
-        min(*strides, *dilations, *extents) >= 1, "a window of no size, or one that stands still"
-    )
+    least = min(*strides, *dilations, *extents)
+    require(least >= 1, "a window of no size, or one that stands still")
     same = attributes.text("padding") == "SAME"
     before, after = [], []
     for size, extent, stride, dilation in zip(sizes, extents, strides, dilations, strict=True):
@@ -435,13 +348,18 @@ def windows(site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str 
         before.append(total // 2)
         after.append(total - total // 2)
         require(size + total >= reach, "a window larger than the image")
-    return Windows(strides, dilations, before, after)
+    return Windows(list(extents), strides, dilations, before, after)
 
 
-def pool_extents(site: Site) -> tuple[int, int]:
-    """Height and width of a pool's window."""
-    attributes = site.attributes
-    return attributes.integer("filter_height"), attributes.integer("filter_width")
+def conv_windows(site: Site) -> Windows:
+    """The windows of the filter [_, height, width, _] at input 1 over the image at input 0."""
+    return windows(site, site.shape()[1:3], site.shape(1)[1:3])
+
+
+def pool_windows(site: Site) -> Windows:
+    """The windows of a pool."""
+    extents = [site.attributes.integer(f"filter_{side}") for side in ("height", "width")]
+    return windows(site, site.shape()[1:3], extents)
 
 
 def transposed_windows(site: Site) -> tuple[Windows, list[int]]:
@@ -456,7 +374,7 @@ def transposed_windows(site: Site) -> tuple[Windows, list[int]]:
         behind = spread - w.before[axis] - output[axis + 1]
         after.append(max(0, behind))
         beyond.append(max(0, -behind))
-    return Windows(w.strides, [1, 1], w.before, after), beyond
+    return Windows(w.extents, w.strides, [1, 1], w.before, after), beyond
 
 
 def cut_windows(site: Site) -> Windows:
@@ -468,4 +386,4 @@ def cut_windows(site: Site) -> Windows:
         cut = (image[axis + 1] - 1) * strides[axis] + filters[axis + 1] - output[axis + 1]
         before.append(cut // 2)
         after.append(cut - cut // 2)
-    return Windows(strides, [1, 1], before, after)
+    return Windows(list(filters[1:3]), strides, [1, 1], before, after)

@@ -15,7 +15,7 @@ from penstock.ir import Attributes, DType, Model, NDArray, Operand, Operation
 from penstock.ir.types import static_shape
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8})
-"""Fused activations that engines compute in 8 bits."""
+"""Element types of quantised values that engines compute in 8 bits."""
 
 ACTIVATION: Final = "fused_activation_function"
 
@@ -137,6 +137,10 @@ class Site(msgspec.Struct, frozen=True):
     def shape(self, position: int = 0) -> tuple[int, ...]:
         """The shape of input *position*. Raises `Refused` unless it is known and has elements."""
         return known_shape(self.input(position), f"input {position}")
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of all inputs. Raises `Refused` as `shape` does."""
+        return [self.shape(position) for position in range(len(self.inputs))]
 
     def output_shape(self, position: int = 0) -> tuple[int, ...]:
         """The shape of output *position*. Raises `Refused` unless it is known and has elements."""

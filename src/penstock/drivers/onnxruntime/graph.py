@@ -36,6 +36,11 @@ AWAY_ONCE: Final = 1 - 2.0**-23
 
 HALVES: Final = 1 << 12
 
+ELEMENTS: Final = {
+    "float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10,
+}  # fmt: skip
+"""ONNX's numbers of element types (onnx.proto, TensorProto.DataType)."""
+
 SHARED_BYTES: Final = 1024
 """Greatest size, in bytes, of constants that are shared if they are equal."""
 
@@ -210,6 +215,14 @@ class Graph(LaidOutGraph[Value]):
         """A float32 scalar."""
         return self.constant(np.array(value, np.float32))
 
+    def byte(self, value: int) -> Value:
+        """A uint8 scalar."""
+        return self.constant(np.array(value, np.uint8))
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        """*value* converted to an element type."""
+        return self.node("Cast", value, to=ELEMENTS[dtype.value])
+
     def whole(self, values: Sequence[int] | int) -> Value:
         """An int64 constant of integers: axes, shapes, sizes."""
         return self.constant(np.array(values, np.int64))
@@ -269,15 +282,14 @@ class Graph(LaidOutGraph[Value]):
 
     def grid(self, operand: Operand) -> tuple[Value, Value]:
         """Scale and zero point of a quantised operand, as stored."""
-        scale, zero = stored_grid(operand)
-        return self.number(scale), self.constant(np.array(zero, np.uint8))
+        return self.target(operand, 1.0)
 
     def target(self, operand: Operand, away: float = AWAY) -> tuple[Value, Value]:
         """As `grid`, for a computed operand. Kernels round halves to even, TFLite away from zero. A
         slightly smaller scale makes the kernels round as TFLite does.
         """
         scale, zero = stored_grid(operand)
-        return self.number(scale * away), self.constant(np.array(zero, np.uint8))
+        return self.number(scale * away), self.byte(zero)
 
     def round(self, site: Site, value: Value, *, output: int = 0) -> None:
         """Registers a real *value* as an output of *site*, quantised if the output is."""
@@ -297,7 +309,7 @@ class Graph(LaidOutGraph[Value]):
             real = self.real(site, position)
             return self.node("QuantizeLinear", real, *self.target(wanted))
         # One kernel, where nothing is added.
-        nothing = self.constant(np.array(1, np.uint8))
+        nothing = self.byte(1)
         added = (nothing, self.number(1.0), nothing)
         value = self.get(site, position)
         return self.node(
@@ -317,6 +329,10 @@ class Graph(LaidOutGraph[Value]):
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
         return self.node("Transpose", value, perm=list(order))
 
+    def gather(self, value: Value, positions: NDArray, axis: int) -> Value:
+        """*value* at constant *positions* along *axis*."""
+        return self.node("Gather", value, self.constant(positions), axis=axis)
+
     def activate(self, value: Value, fused: str) -> Value:
         """A real *value* after one of `ACTIVATIONS`."""
         if fused == "NONE":
@@ -335,15 +351,12 @@ class Graph(LaidOutGraph[Value]):
         low, high = stored_limits(operand, fused)
         if (low, high) == (0, 255):
             return value
-        bounds = [self.constant(np.array(v, np.uint8)) for v in (low, high)]
-        return self.node("Clip", value, *bounds)
+        return self.node("Clip", value, self.byte(low), self.byte(high))
 
     def stored(self, operand: Operand) -> NDArray:
         """The value of a constant in this graph's storage form."""
         value = self.model.constant(operand)
-        if operand.dtype is DType.INT8:
-            return raised(value)
-        return value
+        return raised(value) if operand.dtype is DType.INT8 else value
 
     def _input(self, index: int) -> None:
         operand = self.entry.operands[index]
@@ -379,7 +392,7 @@ class Graph(LaidOutGraph[Value]):
 
     def _flip(self, value: Value) -> Value:
         """Converts between int8, seen as bytes, and uint8."""
-        return self.node("BitwiseXor", value, self.constant(np.array(BIAS, np.uint8)))
+        return self.node("BitwiseXor", value, self.byte(BIAS))
 
     def _leave_out_unread(self) -> None:
         """Removes dead nodes."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.driverkit.site import Site, known_shape, make_sites
 from penstock.driverkit.unrolling import flattened
-from penstock.drivers.onnxruntime.graph import MICROSOFT, Graph
+from penstock.drivers.onnxruntime.graph import ELEMENTS, MICROSOFT, Graph
 from penstock.drivers.onnxruntime.rules import RULES
 from penstock.errors import GeneralFailure, PenstockError
 from penstock.interrupts import polled
@@ -20,16 +20,6 @@ IR_VERSION: Final = 10
 """Versions that ONNX Runtime 1.20 and later can read."""
 
 MAX_BYTES: Final = (1 << 31) - 1
-ELEMENTS: Final = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "int32": 6,
-    "int64": 7,
-    "bool": 9,
-    "float16": 10,
-}
-"""ONNX's numbers of element types (onnx.proto, TensorProto.DataType)."""
 
 
 def build(

@@ -14,17 +14,6 @@ from penstock.drivers.onnxruntime.rules.rule import WHOLE, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
-TARGETS: Final = {
-    F32: 1,
-    DType.UINT8: 2,
-    DType.INT8: 3,
-    DType.INT32: 6,
-    DType.INT64: 7,
-    DType.BOOL: 9,
-    DType.FLOAT16: 10,
-}
-"""ONNX's numbers of the element types that are converted."""
-
 LEAST: Final = {DType.INT8: -128, DType.UINT8: 0}
 SPAN: Final = 255
 
@@ -52,20 +41,15 @@ def emit_cast(graph: Graph, site: Site) -> None:
     elif target in QUANTIZED:
         node = _to_bytes(graph, x, target)
     else:
-        node = graph.node("Cast", x, to=TARGETS[target])
+        node = graph.cast(x, target)
     graph.put(site, node)
-
-
-def _zero(dtype: DType) -> int:
-    """The stored form of the value 0 as uint8."""
-    return -LEAST[dtype]
 
 
 def _from_bytes(graph: Graph, x: Value, source: DType, target: DType) -> Value:
     if target is F32:
-        zero = graph.constant(np.array(_zero(source), np.uint8))
+        zero = graph.byte(-LEAST[source])
         return graph.node("DequantizeLinear", x, graph.number(1.0), zero)
-    whole = graph.node("Cast", x, to=TARGETS[target])
+    whole = graph.cast(x, target)
     if source is DType.UINT8:
         return whole
     return graph.node("Sub", whole, graph.constant(np.array(BIAS, target.numpy)))
@@ -85,13 +69,12 @@ def _to_bytes(graph: Graph, x: Value, target: DType) -> Value:
             scale = graph.scalar(divisor)
             if scale is not None and scale > 0:
                 x, step = value, graph.number(scale)
-        zero = graph.constant(np.array(_zero(target), np.uint8))
-        return graph.node("QuantizeLinear", x, step, zero)
+        return graph.node("QuantizeLinear", x, step, graph.byte(-LEAST[target]))
     least = LEAST[target]
-    cut = graph.node("Cast", graph.clip(x, least, least + SPAN), to=TARGETS[DType.INT32])
+    cut = graph.cast(graph.clip(x, least, least + SPAN), DType.INT32)
     if target is DType.INT8:
         cut = graph.node("Add", cut, graph.constant(np.array(BIAS, np.int32)))
-    return graph.node("Cast", cut, to=TARGETS[DType.UINT8])
+    return graph.cast(cut, DType.UINT8)
 
 
 def _unlimited(graph: Graph, x: Value, target: DType) -> Value:
@@ -135,9 +118,8 @@ def _check_quantize(site: Site) -> AccuracyClass:
 @rule("QUANTIZE", check=_check_quantize, layout=follows)
 def emit_quantize(graph: Graph, site: Site) -> None:
     if site.input().dtype is F32:
-        x, target = graph.get(site), site.output()
-        node = graph.node("QuantizeLinear", x, *graph.target(target, AWAY_ONCE))
-        graph.put(site, node)
+        target = graph.target(site.output(), AWAY_ONCE)
+        graph.put(site, graph.node("QuantizeLinear", graph.get(site), *target))
     else:
         graph.put(site, graph.source(site))
 
@@ -160,8 +142,6 @@ def emit_dequantize(graph: Graph, site: Site) -> None:
     if operand.dtype is not DType.FLOAT16:
         graph.put(site, graph.real(site))
     elif operand.is_constant:
-        value = site.value(0, "its input").astype(np.float32)
-        graph.hold(site, value)
+        graph.hold(site, site.value(0, "its input").astype(np.float32))
     else:
-        x = graph.get(site)
-        graph.put(site, graph.node("Cast", x, to=TARGETS[F32]))
+        graph.put(site, graph.cast(graph.get(site), F32))

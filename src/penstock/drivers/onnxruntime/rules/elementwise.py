@@ -8,17 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit import checks
-from penstock.driverkit.layout import (
-    Values,
-    broadcasts,
-    channels_last,
-    follows,
-    follows_any,
-    layout_of,
-)
+from penstock.driverkit import checks, layout
+from penstock.driverkit.layout import Values, broadcasts, follows
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
-from penstock.drivers.onnxruntime.graph import AWAY, MICROSOFT, Graph, Value, may_halve, stored_grid
+from penstock.drivers.onnxruntime.graph import (
+    AWAY,
+    BIAS,
+    MICROSOFT,
+    Graph,
+    Value,
+    may_halve,
+    stored_grid,
+)
 from penstock.drivers.onnxruntime.rules.conversion import scaled_bytes
 from penstock.drivers.onnxruntime.rules.rule import WHOLE, check_moved, moves, rule
 from penstock.hal import AccuracyClass
@@ -32,9 +33,6 @@ UNARY: Final = {
 }  # fmt: skip
 """ONNX's operator by operation type."""
 
-FLOAT_ONLY: Final = frozenset(
-    {"NEG", "SQUARE", "LOG", "SIN", "COS", "SIGN", "FLOOR", "CEIL", "ROUND", "POW", "GELU"}
-)
 OF_WHOLE: Final = frozenset({"ABS", "NEG", "SIGN"})
 NOT_OF_64: Final = frozenset({"ABS", "SIGN", "DIV", "FLOOR_DIV", "SQUARED_DIFFERENCE"})
 """Operations that TFLite does not compute for int64."""
@@ -57,8 +55,8 @@ def _check_unary(site: Site) -> AccuracyClass:
     if kind in OF_WHOLE and site.input().dtype in WHOLE:
         _check_width(site)
         return "exact"
-    if kind in FLOAT_ONLY:
-        require(site.input().dtype is checks.F32, "only float32 values are computed here")
+    if kind in checks.FLOAT_ONLY:
+        checks.require_float(site)
     return checks.activations(site, quantized="faithful")
 
 
@@ -67,7 +65,7 @@ def _check_width(site: Site) -> None:
     require(not wide, "TFLite computes it over narrower numbers alone")
 
 
-@rule(*UNARY, check=_check_unary, layout=follows_any)
+@rule(*UNARY, check=_check_unary, layout=layout.follows_any)
 def emit_unary(graph: Graph, site: Site) -> None:
     compute = partial(_computed, graph, site)
     if site.first and site.rank() == 3:
@@ -95,16 +93,11 @@ def emit_gelu(graph: Graph, site: Site) -> None:
 
 
 def _check_binary(site: Site) -> AccuracyClass:
-    site.shape(0), site.shape(1)
     kind, dtype = site.operation.type, site.input().dtype
+    checks.check_pair(site, WHOLE)
     _check_width(site)
-    if kind in FLOAT_ONLY:
-        require(dtype is checks.F32, "only float32 values are computed here")
     if kind in {"FLOOR_DIV", "FLOOR_MOD"}:
         require(dtype in WHOLE, "only whole numbers are divided so here")
-    if "fused_activation_function" in site.attributes:
-        fused = checks.activation(site, checks.ACTIVATIONS)
-        require(fused == "NONE" or dtype not in WHOLE, "whole numbers with a fused activation")
     if kind in DIVIDES and dtype in WHOLE:
         # The engine does not check for these divisions. The processor traps, which ends the
         # process.
@@ -120,12 +113,12 @@ def _check_binary(site: Site) -> AccuracyClass:
 def _binary_layout(site: Site, values: Values) -> Layout:
     kind = site.operation.type
     if site.is_quantized and not values.real and kind in {"ADD", "SUB", "MUL"}:
-        return channels_last(site, values)
+        return layout.channels_last(site, values)
     if site.is_quantized and kind in EXTREMES and _one_grid(site):
-        return channels_last(site, values)
+        return layout.channels_last(site, values)
     sequences = site.rank(0) == 3 and site.shape(0) == site.shape(1)
     if sequences and kind in SIMPLE and site.activation == "NONE":
-        return layout_of(site, all(map(values.is_first, site.input_indexes)))
+        return layout.layout_of(site, all(map(values.is_first, site.input_indexes)))
     return broadcasts(site, values)
 
 
@@ -174,18 +167,12 @@ def _added(graph: Graph, site: Site) -> Value:
     halves = may_halve(*steps)
     if site.operation.type == "SUB":
         steps[1] = -steps[1]
-    given = [
+    a, b = (
         (_spread(graph, site, p), graph.number(steps[p]), graph.grid(site.input(p))[1])
         for p in (0, 1)
-    ]
-    return graph.node(
-        "QLinearAdd",
-        *given[0],
-        *given[1],
-        graph.number(AWAY if halves else 1.0),
-        graph.constant(np.array(zero, np.uint8)),
-        domain=MICROSOFT,
     )
+    made = graph.number(AWAY if halves else 1.0), graph.byte(zero)
+    return graph.node("QLinearAdd", *a, *b, *made, domain=MICROSOFT)
 
 
 def _spread(graph: Graph, site: Site, position: int) -> Value:
@@ -196,9 +183,8 @@ def _spread(graph: Graph, site: Site, position: int) -> Value:
     if operand.is_constant and len(site.shape(position)) and len(shape):
         row = site.shape(position)[-1]
         if 1 < row < SHORT_ROW and math.prod(shape) <= MOST_SPREAD:
-            return graph.constant(
-                np.ascontiguousarray(np.broadcast_to(graph.stored(operand), shape))
-            )
+            spread = np.broadcast_to(graph.stored(operand), shape)
+            return graph.constant(np.ascontiguousarray(spread))
     return graph.get(site, position)
 
 
@@ -208,8 +194,7 @@ def operand_of(graph: Graph, site: Site, position: int) -> Value:
 
 
 def _check_add_n(site: Site) -> AccuracyClass:
-    for position in range(len(site.inputs)):
-        site.shape(position)
+    site.shapes()
     require(site.output().dtype is checks.F32, "only float32 values are added here")
     return checks.activations(site)
 
@@ -226,8 +211,7 @@ def emit_leaky_relu(graph: Graph, site: Site) -> None:
 
 
 def _check_prelu(site: Site) -> AccuracyClass:
-    site.shape(0), site.shape(1)
-    site.value(1, "alpha")
+    site.shapes(), site.value(1, "alpha")
     return checks.activations(site)
 
 
@@ -278,11 +262,9 @@ COMPARISONS: Final = {
 
 
 def _check_comparison(site: Site) -> AccuracyClass:
-    site.shape(0), site.shape(1)
-    dtype = site.input().dtype
-    require(
-        dtype is checks.F32 or dtype in WHOLE, "only float32 and whole numbers are compared here"
-    )
+    site.shapes()
+    known = site.input().dtype in {checks.F32, *WHOLE}
+    require(known, "only float32 and whole numbers are compared here")
     return "exact"
 
 
@@ -290,9 +272,7 @@ def _check_comparison(site: Site) -> AccuracyClass:
 def emit_comparison(graph: Graph, site: Site) -> None:
     a, b = (operand_of(graph, site, position) for position in (0, 1))
     node = graph.node(COMPARISONS[site.operation.type], a, b)
-    if site.operation.type == "NOT_EQUAL":
-        node = graph.node("Not", node)
-    graph.put(site, node)
+    graph.put(site, graph.node("Not", node) if site.operation.type == "NOT_EQUAL" else node)
 
 
 LOGIC: Final = {"LOGICAL_AND": "And", "LOGICAL_OR": "Or", "LOGICAL_NOT": "Not"}
@@ -332,8 +312,8 @@ def emit_select(graph: Graph, site: Site) -> None:
 
 @rule("ZEROS_LIKE", check=check_moved)
 def emit_zeros_like(graph: Graph, site: Site) -> None:
-    zero = np.zeros((), np.uint8 if site.is_quantized else site.output().dtype.numpy)
-    if site.output().dtype is DType.INT8:
-        zero = zero + np.uint8(128)
-    shape = graph.whole(site.shape())
-    graph.put(site, graph.node("Expand", graph.constant(zero), shape))
+    dtype = site.output().dtype
+    zero = graph.byte(BIAS if dtype is DType.INT8 else 0)
+    if not site.is_quantized:
+        zero = graph.constant(np.zeros((), dtype.numpy))
+    graph.put(site, graph.node("Expand", zero, graph.whole(site.shape())))

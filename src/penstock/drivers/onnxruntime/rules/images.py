@@ -2,69 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from penstock.driverkit import checks
-from penstock.driverkit.layout import (
-    TO_LAST,
-    Values,
-    channels_first,
-    computed_axis,
-    first_if_real,
-    follows,
-    layout_of,
-)
+from penstock.driverkit import checks, layout
+from penstock.driverkit.layout import TO_LAST, Values, computed_axis, follows
 from penstock.driverkit.site import Layout, Site, require
 from penstock.drivers.onnxruntime.graph import MICROSOFT, Graph, Value, stored_grid
 from penstock.drivers.onnxruntime.rules.rule import check_moved, moves, rule
 from penstock.hal import AccuracyClass
-
-FLOAT: Final = 1
-UINT8: Final = 2
-"""ONNX's numbers of element types."""
+from penstock.ir import DType
 
 
 def _check_pool(site: Site) -> AccuracyClass:
-    checks.windows(site, site.shape()[1:3], checks.pool_extents(site))
-    checks.activation(site, checks.ACTIVATIONS)
+    checks.pool_windows(site), checks.activation(site)
     if site.operation.type == "L2_POOL_2D":
-        require(site.input().dtype is checks.F32, "only float32 values are computed here")
+        checks.require_float(site)
     elif site.input().dtype is not checks.F32:
         same = site.input().quantization == site.output().quantization
         require(same, "a quantised pool whose output has another scale")
     return checks.activations(site, quantized="faithful")
 
 
-def _attributes(site: Site, w: checks.Windows) -> dict[str, Any]:
-    return {
-        "kernel_shape": list(checks.pool_extents(site)),
-        "strides": w.strides,
-        "pads": [*w.before, *w.after],
-    }
+def _attributes(site: Site) -> dict[str, Any]:
+    w = checks.pool_windows(site)
+    return {"kernel_shape": w.extents, "strides": w.strides, "pads": [*w.before, *w.after]}
 
 
 def _average_layout(site: Site, values: Values) -> Layout:
     """Computed channels first. Integer results are stored channels last."""
-    return layout_of(site, True, [0], outputs=values.real or not site.is_quantized)
+    return layout.layout_of(site, True, [0], outputs=values.real or not site.is_quantized)
 
 
 @rule("AVERAGE_POOL_2D", check=_check_pool, layout=_average_layout)
 def emit_average_pool(graph: Graph, site: Site) -> None:
-    w, fused = (
-        checks.windows(site, site.shape()[1:3], checks.pool_extents(site)),
-        checks.activation(site, checks.ACTIVATIONS),
-    )
-    named = _attributes(site, w)
-    if graph.portable or not site.is_quantized:
-        x = graph.real(site)
-        node = graph.node("AveragePool", x, count_include_pad=0, **named)
-        graph.round(site, graph.activate(node, fused))
+    is_real = graph.portable or not site.is_quantized
+    x = graph.real(site) if is_real else graph.cast(graph.get(site), checks.F32)
+    node = graph.node("AveragePool", x, count_include_pad=0, **_attributes(site))
+    if is_real:
+        graph.round(site, graph.activate(node, site.activation))
         return
-    stored = graph.node("Cast", graph.get(site), to=FLOAT)
-    node = rounded(graph, graph.node("AveragePool", stored, count_include_pad=0, **named), site)
-    graph.put(site, graph.limit(graph.transpose(node, TO_LAST[4]), site.output(), fused))
+    node = graph.transpose(rounded(graph, node, site), TO_LAST[4])
+    graph.put(site, graph.limit(node, site.output(), site.activation))
 
 
 def rounded(graph: Graph, mean: Value, site: Site) -> Value:
@@ -72,78 +52,50 @@ def rounded(graph: Graph, mean: Value, site: Site) -> Value:
     stored zero.
     """
     half = graph.number(0.5)
-    if site.input().dtype.value == "uint8":
-        return graph.node("Cast", graph.node("Floor", graph.node("Add", mean, half)), to=UINT8)
+    if site.input().dtype is DType.UINT8:
+        return graph.cast(graph.node("Floor", graph.node("Add", mean, half)), DType.UINT8)
     offset = graph.number(128.0)
     value = graph.node("Sub", mean, offset)
     size = graph.node("Floor", graph.node("Add", graph.node("Abs", value), half))
     signed = graph.node("Mul", graph.node("Sign", value), size)
-    return graph.node("Cast", graph.node("Add", signed, offset), to=UINT8)
+    return graph.cast(graph.node("Add", signed, offset), DType.UINT8)
 
 
-@rule("MAX_POOL_2D", check=_check_pool, layout=first_if_real)
+@rule("MAX_POOL_2D", check=_check_pool, layout=layout.first_if_real)
 def emit_max_pool(graph: Graph, site: Site) -> None:
-    w, fused = (
-        checks.windows(site, site.shape()[1:3], checks.pool_extents(site)),
-        checks.activation(site, checks.ACTIVATIONS),
-    )
-    named = _attributes(site, w)
+    named, fused = _attributes(site), site.activation
     if graph.portable or not site.is_quantized:
-        x = graph.real(site)
-        node = graph.activate(graph.node("MaxPool", x, **named), fused)
-        graph.round(site, node)
+        node = graph.node("MaxPool", graph.real(site), **named)
+        graph.round(site, graph.activate(node, fused))
         return
-    x = graph.get(site)
-    node = graph.node("NhwcMaxPool", x, domain=MICROSOFT, **named)
+    node = graph.node("NhwcMaxPool", graph.get(site), domain=MICROSOFT, **named)
     graph.put(site, graph.limit(node, site.output(), fused))
 
 
-@rule("L2_POOL_2D", check=_check_pool, layout=channels_first)
+@rule("L2_POOL_2D", check=_check_pool, layout=layout.channels_first)
 def emit_l2_pool(graph: Graph, site: Site) -> None:
-    w, x = checks.windows(site, site.shape()[1:3], checks.pool_extents(site)), graph.get(site)
+    x = graph.get(site)
     squares = graph.node("Mul", x, x)
-    node = graph.node("AveragePool", squares, count_include_pad=0, **_attributes(site, w))
-    node = graph.activate(graph.node("Sqrt", node), checks.activation(site, checks.ACTIVATIONS))
-    graph.round(site, node)
+    node = graph.node("AveragePool", squares, count_include_pad=0, **_attributes(site))
+    graph.round(site, graph.activate(graph.node("Sqrt", node), site.activation))
 
 
-def _check_bilinear(site: Site) -> AccuracyClass:
-    checks.require_resizable(site)
-    return checks.activations(site, [0])
-
-
-@rule("RESIZE_BILINEAR", check=_check_bilinear)
+@rule("RESIZE_BILINEAR", check=checks.check_bilinear)
 def emit_resize_bilinear(graph: Graph, site: Site) -> None:
     """Computed channels last, which is several times faster in ONNX Runtime."""
     image, (height, width) = site.shape(), site.integers(1, "its size")
     sizes = graph.whole([image[0], height, width, image[3]])
-    x = graph.real(site)
-    node = graph.node(
-        "Resize",
-        x,
-        "",
-        "",
-        sizes,
-        mode="linear",
-        coordinate_transformation_mode=checks.coordinates(site),
-    )
-    graph.round(site, node)
+    mode = {"mode": "linear", "coordinate_transformation_mode": checks.coordinates(site)}
+    graph.round(site, graph.node("Resize", graph.real(site), "", "", sizes, **mode))
 
 
 @rule("RESIZE_NEAREST_NEIGHBOR", check=check_moved, layout=follows)
 def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
     """Rows, then columns, gathered by the positions that TFLite computes in float32."""
     node = graph.source(site)
-    attributes = site.attributes
-    align, half = attributes.flag("align_corners"), attributes.flag("half_pixel_centers")
-    for axis, (size, out) in enumerate(
-        zip(site.shape()[1:3], site.integers(1, "its size"), strict=True), start=1
-    ):
-        positions = checks.nearest(size, out, align=align, half=half)
-        if not np.array_equal(positions, np.arange(size)):
-            node = graph.node(
-                "Gather", node, graph.constant(positions), axis=computed_axis(site, axis)
-            )
+    for axis, positions in enumerate(checks.nearest_positions(site), start=1):
+        if not np.array_equal(positions, np.arange(site.shape()[axis])):
+            node = graph.gather(node, positions, computed_axis(site, axis))
     graph.put(site, node)
 
 
@@ -152,12 +104,11 @@ def emit_depth_to_space(graph: Graph, site: Site) -> None:
     """The position in the block precedes the channel."""
     block, (n, h, w, c) = site.attributes.integer("block_size"), site.output_shape()
     if site.first:
-        x = graph.get(site)
-        graph.put(site, graph.node("DepthToSpace", x, blocksize=block, mode="DCR"))
-        return
-    node = graph.reshape(graph.source(site), (n, h // block, w // block, block, block, c))
-    node = graph.transpose(node, (0, 1, 3, 2, 4, 5))
-    graph.put(site, graph.reshape(node, (n, h, w, c)))
+        node = graph.node("DepthToSpace", graph.get(site), blocksize=block, mode="DCR")
+    else:
+        node = graph.reshape(graph.source(site), (n, h // block, w // block, block, block, c))
+        node = graph.reshape(graph.transpose(node, (0, 1, 3, 2, 4, 5)), (n, h, w, c))
+    graph.put(site, node)
 
 
 @rule("SPACE_TO_DEPTH", check=check_moved)
@@ -187,12 +138,8 @@ def emit_space_to_batch(graph: Graph, site: Site) -> None:
         node = graph.node("Pad", node, graph.whole(pads), zero_of(graph, site))
     cut = [n for pair in zip(output[1 : k + 1], blocks, strict=True) for n in pair]
     node = graph.reshape(node, (shape[0], *cut, *shape[k + 1 :]))
-    order = (
-        *range(2, 2 * k + 2, 2),
-        0,
-        *range(1, 2 * k + 1, 2),
-        *range(2 * k + 1, 2 * k + 1 + rest),
-    )
+    order = (*range(2, 2 * k + 2, 2), 0, *range(1, 2 * k + 1, 2))
+    order = (*order, *range(2 * k + 1, 2 * k + 1 + rest))
     graph.put(site, graph.reshape(graph.transpose(node, order), output))
 
 
@@ -215,7 +162,6 @@ def emit_batch_to_space(graph: Graph, site: Site) -> None:
 
 def zero_of(graph: Graph, site: Site) -> Value:
     """The stored zero of the output, which is the padding value."""
-    operand = site.output()
-    if operand.dtype.value in {"int8", "uint8"}:
-        return graph.constant(np.array(stored_grid(operand)[1], np.uint8))
-    return graph.constant(np.zeros((), operand.dtype.numpy))
+    if site.is_quantized:
+        return graph.byte(stored_grid(site.output())[1])
+    return graph.constant(np.zeros((), site.output().dtype.numpy))

@@ -41,12 +41,9 @@ def real_weights(
     channel in the layout *channels*: here, or in a portable graph by a node, so that a provider
     sees the integers.
     """
-    operand = site.input(position)
-    known = (
-        graph.model.constant(operand)
-        if operand.is_constant
-        else graph.known(site.input_indexes[position])
-    )
+    operand, known = site.input(position), site.constant(position)
+    if known is None:
+        known = graph.known(site.input_indexes[position])
     if known is None:
         return graph.reshape(graph.transpose(graph.get(site, position), order), shape)
     value = np.ascontiguousarray(known.transpose(order).reshape(shape))
@@ -63,32 +60,21 @@ def _dequantized(value: NDArray, site: Site, position: int, channels: Sequence[i
         return value
     places = tuple(channels) if quantization.per_channel else (1,) * value.ndim
     zeros = np.array(quantization.zero_points, np.float32).reshape(places)
-    real: NDArray = (value.astype(np.float32) - zeros) * np.array(
-        quantization.scales, np.float32
-    ).reshape(places)
+    scales = np.array(quantization.scales, np.float32).reshape(places)
+    real: NDArray = (value.astype(np.float32) - zeros) * scales
     return real
 
 
-def real_bias(
-    graph: Graph, site: Site, *, data: int = 0, weights: int = 1, bias: int = 2
-) -> list[Value]:
+def real_bias(graph: Graph, site: Site, *, data: int = 0, bias: int = 2) -> list[Value]:
     """The real bias in a list; an empty list if there is none. An integer bias is in steps of input
     scale times weight scale.
     """
     if not site.has(bias):
         return []
-    operand = site.input(bias)
-    if operand.dtype is checks.F32:
+    if site.input(bias).dtype is checks.F32:
         return [graph.get(site, bias)]
-    steps = weight_scales(site, weights) * np.float32(checks.one_scale(site.input(data))[0])
     value = site.value(bias, "its bias").reshape(-1).astype(np.float32)
-    return [graph.constant(value * steps)]
-
-
-def weight_scales(site: Site, weights: int) -> NDArray:
-    """The scales of a filter: one scale, or one for each channel."""
-    quantization = site.input(weights).quantization
-    return np.array(quantization.scales if quantization else (1.0,), np.float32)
+    return [graph.constant(value * checks.product_scales(site, data))]
 
 
 def stored_weights(
@@ -112,9 +98,8 @@ def stored_weights(
     # One scale and zero point for the whole filter must be scalars.
     if not quantization.per_channel:
         zeros, scales = zeros.reshape(()), scales.reshape(())
-    names = (graph.constant(v) for v in (value, scales, zeros.astype(value.dtype)))
-    weights, steps, offsets = names
-    return weights, steps, offsets
+    weights, steps = graph.constant(value), graph.constant(scales)
+    return weights, steps, graph.constant(zeros.astype(value.dtype))
 
 
 def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
@@ -137,7 +122,7 @@ def rounded_up(site: Site, bias: NDArray) -> NDArray:
     """
     output = site.output()
     scale, zero = checks.one_scale(output)
-    ratio = weight_scales(site, 1) * (checks.one_scale(site.input())[0] / scale)
+    ratio = checks.weight_scales(site) * (checks.one_scale(site.input())[0] / scale)
     if zero > np.iinfo(output.dtype.numpy).min:
         return bias
     is_lower = (np.frexp(ratio)[1] < 0) & (bias < np.iinfo(np.int32).max)
@@ -145,9 +130,7 @@ def rounded_up(site: Site, bias: NDArray) -> NDArray:
 
 
 def _check_conv(site: Site) -> AccuracyClass:
-    image, filters = site.shape(0), site.shape(1)
-    site.output_shape()
-    checks.windows(site, image[1:3], filters[1:3])
+    checks.conv_windows(site)
     return _check_layer(site)
 
 
@@ -172,9 +155,7 @@ def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
 def _emit(
     graph: Graph, site: Site, order: Sequence[int], shape: Sequence[int], groups: int
 ) -> None:
-    image, fused = site.shape(), checks.activation(site, checks.ACTIVATIONS)
-    w = checks.windows(site, image[1:3], shape[2:])
-    named = attributes(w, shape[2:], groups)
+    named, fused = attributes(checks.conv_windows(site), groups), site.activation
     if graph.portable or site.input().dtype not in QUANTIZED:
         x = graph.real(site)
         weights = real_weights(graph, site, 1, order, shape, (shape[0], 1, 1, 1))
@@ -197,10 +178,10 @@ def _emit(
     graph.put(site, graph.limit(node, site.output(), fused))
 
 
-def attributes(w: checks.Windows, extents: Sequence[int], groups: int = 1) -> dict[str, Any]:
+def attributes(w: checks.Windows, groups: int = 1) -> dict[str, Any]:
     """A convolution's attributes."""
     return {
-        "kernel_shape": list(extents),
+        "kernel_shape": w.extents,
         "strides": w.strides,
         "dilations": w.dilations,
         "pads": [*w.before, *w.after],
@@ -211,10 +192,8 @@ def attributes(w: checks.Windows, extents: Sequence[int], groups: int = 1) -> di
 def _check_transpose_conv(site: Site) -> AccuracyClass:
     checks.check_transposed(site)
     w, beyond = checks.transposed_windows(site)
-    require(
-        all(b < s or b == 0 for b, s in zip(beyond, w.strides, strict=True)),
-        "an output that goes beyond what its input reaches",
-    )
+    reached = all(b < s or b == 0 for b, s in zip(beyond, w.strides, strict=True))
+    require(reached, "an output that goes beyond what its input reaches")
     return _check_layer(site, data=2, bias=3)
 
 
@@ -230,7 +209,7 @@ def emit_transpose_conv(graph: Graph, site: Site) -> None:
     w, beyond = checks.transposed_windows(site)
     x = graph.real(site, 2)
     node = _transposed(graph, site, x, w, beyond, real_bias(graph, site, data=2, bias=3))
-    node = graph.activate(node, checks.activation(site, checks.ACTIVATIONS))
+    node = graph.activate(node, site.activation)
     graph.round(site, graph.transpose(node, TO_LAST[4]) if site.is_quantized else node)
 
 
@@ -240,13 +219,13 @@ def _transposed(
     filters = site.shape(1)
     shape = (filters[3], filters[0], *filters[1:3])
     weights = real_weights(graph, site, 1, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))
-    named = attributes(w, filters[1:3])
-    return graph.node("ConvTranspose", x, weights, *bias, output_padding=beyond, **named)
+    bounds = {"output_padding": beyond, **attributes(w)}
+    return graph.node("ConvTranspose", x, weights, *bias, **bounds)
 
 
 def _check_transpose_bias(site: Site) -> AccuracyClass:
     checks.require_floats(site)
-    site.shape(0), site.shape(1), site.shape(2), site.output_shape()
+    site.shapes()
     return "faithful"
 
 
@@ -262,7 +241,7 @@ def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
 
 def _check_conv_3d(site: Site) -> AccuracyClass:
     checks.require_floats(site)
-    checks.activation(site, checks.ACTIVATIONS)
+    checks.activation(site)
     filters = site.shape(1)
     checks.windows(site, site.shape()[1:4], filters[:3], "dhw")
     require(site.shape()[4] == filters[3], "filter and volume of different channels")
@@ -277,9 +256,8 @@ def emit_conv_3d(graph: Graph, site: Site) -> None:
     shape = (filters[4], filters[3], *filters[:3])
     weights = real_weights(graph, site, 1, (4, 3, 0, 1, 2), shape, ())
     x = graph.transpose(graph.get(site), (0, 4, 1, 2, 3))
-    node = graph.node("Conv", x, weights, *real_bias(graph, site), **attributes(w, filters[:3]))
-    node = graph.activate(node, checks.activation(site, checks.ACTIVATIONS))
-    graph.put(site, graph.transpose(node, (0, 2, 3, 4, 1)))
+    node = graph.node("Conv", x, weights, *real_bias(graph, site), **attributes(w))
+    graph.put(site, graph.transpose(graph.activate(node, site.activation), (0, 2, 3, 4, 1)))
 
 
 def _check_fully_connected(site: Site) -> AccuracyClass:
@@ -291,27 +269,20 @@ def _check_fully_connected(site: Site) -> AccuracyClass:
 def emit_fully_connected(graph: Graph, site: Site) -> None:
     """Rows of the input times the transposed weights [units, depth]."""
     units, depth = site.shape(1)
-    fused = checks.activation(site, checks.ACTIVATIONS)
     real = graph.portable or site.input().dtype not in QUANTIZED
     x = graph.real(site) if real else graph.get(site)
     if len(site.shape()) != 2 or site.shape()[1] != depth:
         x = graph.reshape(x, (-1, depth))
     if not real:
         value = np.ascontiguousarray(graph.model.constant(site.input(1)).T)
-        node = graph.node(
-            "QGemm",
-            x,
-            *graph.grid(site.input()),
-            *stored_weights(graph, site, 1, value),
-            graph.constant(stored_bias(site, 2, units)),
-            *graph.grid(site.output()),
-            domain=MICROSOFT,
-        )
-        node = graph.limit(node, site.output(), fused)
+        given = (x, *graph.grid(site.input()), *stored_weights(graph, site, 1, value))
+        bias = graph.constant(stored_bias(site, 2, units))
+        node = graph.node("QGemm", *given, bias, *graph.grid(site.output()), domain=MICROSOFT)
+        node = graph.limit(node, site.output(), site.activation)
     else:
         weights = real_weights(graph, site, 1, (0, 1), (units, depth), (units, 1))
         node = graph.node("Gemm", x, weights, *real_bias(graph, site), transB=1)
-        node = graph.activate(node, fused)
+        node = graph.activate(node, site.activation)
     if len(site.output_shape()) != 2:
         node = graph.reshape(node, site.output_shape())
     if real:
@@ -321,47 +292,30 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
 
 
 def _check_batch_matmul(site: Site) -> AccuracyClass:
-    site.shape(0), site.shape(1)
+    site.shapes()
     return checks.activations(site)
 
 
 @rule("BATCH_MATMUL", check=_check_batch_matmul)
 def emit_batch_matmul(graph: Graph, site: Site) -> None:
-    attributes = site.attributes
-    a, b = (
-        _matrix(graph, site, position, adjoint=attributes.flag(name))
-        for position, name in ((0, "adj_x"), (1, "adj_y"))
-    )
+    a, b = (_matrix(graph, site, p, name) for p, name in ((0, "adj_x"), (1, "adj_y")))
     if graph.portable or not site.is_quantized:
         graph.round(site, graph.node("MatMul", a, b))
         return
-    node = graph.node(
-        "QLinearMatMul",
-        a,
-        *graph.grid(site.input(0)),
-        b,
-        *graph.grid(site.input(1)),
-        *graph.grid(site.output()),
-    )
-    graph.put(site, node)
+    one, other, made = map(graph.grid, (site.input(0), site.input(1), site.output()))
+    graph.put(site, graph.node("QLinearMatMul", a, *one, b, *other, *made))
 
 
-def _matrix(graph: Graph, site: Site, position: int, *, adjoint: bool) -> Value:
+def _matrix(graph: Graph, site: Site, position: int, adjoint: str) -> Value:
+    """Input *position*, transposed if the attribute *adjoint* is set."""
     value = graph.real(site, position) if graph.portable else graph.get(site, position)
-    if not adjoint:
+    if not site.attributes.flag(adjoint):
         return value
     rank = len(site.shape(position))
     return graph.transpose(value, (*range(rank - 2), rank - 1, rank - 2))
 
 
-def _check_softmax(site: Site) -> AccuracyClass:
-    require(len(site.shape()) >= 1, "a scalar has no axis")
-    if site.is_quantized:
-        checks.require_shares(site.output())
-    return checks.activations(site, quantized="faithful")
-
-
-@rule("SOFTMAX", check=_check_softmax)
+@rule("SOFTMAX", check=checks.check_softmax)
 def emit_softmax(graph: Graph, site: Site) -> None:
     x, beta = graph.real(site), site.attributes.number("beta")
     if beta != 1.0:

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.driverkit import checks
-from penstock.driverkit.layout import (
-    TO_FIRST,
-    Values,
-    computed_axis,
-    follows,
-    follows_last_input,
-    in_computed_order,
-    is_renamed,
-    joins,
-    layout_of,
-    transposes,
-)
+from penstock.driverkit import checks, layout, moving
+from penstock.driverkit.layout import TO_FIRST, Values, computed_axis, follows
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
 from penstock.drivers.onnxruntime.graph import Graph, Value
-from penstock.drivers.onnxruntime.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.rules.images import zero_of
 from penstock.drivers.onnxruntime.rules.rule import PLAIN, WHOLE, check_moved, moved, moves, rule
 from penstock.hal import AccuracyClass
@@ -34,7 +22,7 @@ def _reshape_layout(site: Site, values: Values) -> Layout:
     loses_row = len(shape) == 4 and shape[1] == 1 and made == (shape[0], *shape[2:])
     gains_row = len(shape) == 3 and made == (shape[0], 1, *shape[1:])
     is_sequence = gains_row or (loses_row and site.output().dtype is checks.F32)
-    return layout_of(site, is_sequence and values.is_first(site.input_indexes[0]), [0])
+    return layout.layout_of(site, is_sequence and values.is_first(site.input_indexes[0]), [0])
 
 
 @rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=check_moved, layout=_reshape_layout)
@@ -46,56 +34,56 @@ def emit_reshape(graph: Graph, site: Site) -> None:
         graph.put(site, graph.reshape(graph.source(site), site.output_shape()))
         return
     rows, *_, steps, channels = site.shape()
+    x, image, sequence = graph.get(site), (rows, channels, 1, steps), (rows, channels, steps)
     if site.rank() == 4:
-        image = graph.shaped(graph.get(site), (rows, channels, 1, steps))
-        graph.put(site, graph.reshape(image, (rows, channels, steps)))
+        graph.put(site, graph.reshape(graph.shaped(x, image), sequence))
     else:
-        graph.put(site, graph.reshape(graph.get(site), (rows, channels, 1, steps)))
+        graph.put(site, graph.reshape(x, image))
 
 
 def _transpose_layout(site: Site, values: Values) -> Layout:
     free = site.rank() == 4 or site.output().dtype is checks.F32
-    return transposes(site, values, checks.order_of(site), free=free)
+    return layout.transposes(site, values, moving.order_of(site), free=free)
 
 
 @rule("TRANSPOSE", check=check_moved, layout=_transpose_layout)
 def emit_transpose(graph: Graph, site: Site) -> None:
-    x, order, shape = graph.source(site), checks.order_of(site), site.shape()
+    x, order, shape = graph.source(site), moving.order_of(site), site.shape()
     long = [axis for axis in order if shape[axis] != 1]
-    if long == sorted(long) and not is_renamed(site):
+    if long == sorted(long) and not layout.is_renamed(site):
         x = graph.reshape(x, site.output_shape())
-    elif not is_renamed(site):
+    elif not layout.is_renamed(site):
         x = graph.transpose(x, order)
     graph.put(site, x)
 
 
-@rule("CONCATENATION", check=check_moved, layout=joins)
+@rule("CONCATENATION", check=check_moved, layout=layout.joins)
 def emit_concatenation(graph: Graph, site: Site) -> None:
     parts = [graph.source(site, p) for p in range(len(site.inputs))]
-    graph.put(site, graph.node("Concat", *parts, axis=computed_axis(site, checks.join_axis(site))))
+    graph.put(site, graph.node("Concat", *parts, axis=computed_axis(site, moving.join_axis(site))))
 
 
 @rule("PACK", check=check_moved)
 def emit_pack(graph: Graph, site: Site) -> None:
-    shape, axis = list(site.output_shape()), checks.join_axis(site)
+    shape, axis = list(site.output_shape()), moving.join_axis(site)
     shape[axis] = 1
     parts = [graph.reshape(graph.source(site, p), shape) for p in range(len(site.inputs))]
     graph.put(site, graph.node("Concat", *parts, axis=axis))
 
 
 def _check_pieces(site: Site) -> AccuracyClass:
-    (given,) = checks.moved_operands(site)
+    (given,) = moving.moved_operands(site)
     alike = all(output.dtype is given.dtype for output in site.outputs)
     require(alike, "pieces of another type")
     return moved(site, [given], unscaled=True)
 
 
 @rule("UNPACK", check=_check_pieces)
-@rule("SPLIT", check=_check_pieces, layout=follows_last_input)
+@rule("SPLIT", check=_check_pieces, layout=layout.follows_last_input)
 @rule("SPLIT_V", check=_check_pieces, layout=follows)
 def emit_pieces(graph: Graph, site: Site) -> None:
     """Splits the input; each piece is on the grid of its output."""
-    source, axis = checks.split_of(site)
+    source, axis = moving.split_of(site)
     given, is_unpacked = site.input(source), site.operation.type == "UNPACK"
     sizes = [1 if is_unpacked else site.output_shape(p)[axis] for p in range(len(site.outputs))]
     same = all(o.quantization == given.quantization for o in site.outputs)
@@ -113,7 +101,7 @@ def emit_pieces(graph: Graph, site: Site) -> None:
 
 
 def _check_pad(site: Site) -> AccuracyClass:
-    operands = checks.moved_operands(site)
+    operands = moving.moved_operands(site)
     is_truth = site.operation.type == "PADV2" and site.input().dtype is DType.BOOL
     require(not is_truth, "a padding with truth values")
     return moved(site, operands)
@@ -121,35 +109,32 @@ def _check_pad(site: Site) -> AccuracyClass:
 
 @rule("PAD", "PADV2", check=_check_pad, layout=follows)
 def emit_pad(graph: Graph, site: Site) -> None:
-    before, after = (in_computed_order(site, side) for side in checks.pads_of(site))
+    """Pads; booleans are padded as int32."""
+    before, after = (layout.in_computed_order(site, side) for side in moving.pads_of(site))
     value = zero_of(graph, site)
     if site.operation.type == "PADV2":
         value = graph.reshape(graph.source(site, 2), ())
     node = graph.source(site)
     if any(before) or any(after):
         pads = graph.whole([*before, *after])
-        truth = site.output().dtype is DType.BOOL
-        node = graph.node("Pad", node, pads, value) if not truth else _padded(graph, node, pads)
+        if site.output().dtype is DType.BOOL:
+            padded = graph.node("Pad", graph.cast(node, DType.INT32), pads)
+            node = graph.cast(padded, DType.BOOL)
+        else:
+            node = graph.node("Pad", node, pads, value)
     graph.put(site, node)
-
-
-def _padded(graph: Graph, node: Value, pads: Value) -> Value:
-    """Pads; booleans are padded as int32."""
-    stored = graph.node("Cast", node, to=6)
-    return graph.node("Cast", graph.node("Pad", stored, pads), to=9)
 
 
 @rule("MIRROR_PAD", check=check_moved, layout=follows)
 def emit_mirror_pad(graph: Graph, site: Site) -> None:
     """Each padded axis gathered at mirrored positions."""
-    before, after = checks.pads_of(site)
+    before, after = moving.pads_of(site)
     mode = "reflect" if site.attributes.text("mode") == "REFLECT" else "symmetric"
     node = graph.source(site)
     for axis, (size, b, a) in enumerate(zip(site.shape(), before, after, strict=True)):
         if a or b:
             positions = np.pad(np.arange(size), (b, a), mode=mode)  # type: ignore[call-overload]
-            along = computed_axis(site, axis)
-            node = graph.node("Gather", node, graph.constant(positions), axis=along)
+            node = graph.gather(node, positions, computed_axis(site, axis))
     graph.put(site, node)
 
 
@@ -159,30 +144,24 @@ def emit_tile(graph: Graph, site: Site) -> None:
     graph.put(site, graph.node("Tile", graph.source(site), repeats))
 
 
-@rule("BROADCAST_TO", check=check_moved)
-def emit_broadcast(graph: Graph, site: Site) -> None:
-    shape = graph.whole(site.output_shape())
-    graph.put(site, graph.node("Expand", graph.source(site), shape))
-
-
 def _check_fill(site: Site) -> AccuracyClass:
     require(site.input(1).shape == (), "a value that is no scalar")
     return moves(site, 1, unscaled=True)
 
 
+@rule("BROADCAST_TO", check=check_moved)
 @rule("FILL", check=_check_fill)
-def emit_fill(graph: Graph, site: Site) -> None:
+def emit_broadcast(graph: Graph, site: Site) -> None:
     """The shape as a constant: it is known."""
-    shape = graph.whole(site.output_shape())
-    graph.put(site, graph.node("Expand", graph.source(site, 1), shape))
+    source = graph.source(site, 1 if site.operation.type == "FILL" else 0)
+    graph.put(site, graph.node("Expand", source, graph.whole(site.output_shape())))
 
 
 @rule("REVERSE_V2", check=check_moved)
 def emit_reverse(graph: Graph, site: Site) -> None:
     shape, node = site.shape(), graph.source(site)
-    for axis in checks.reversed_axes(site):
-        positions = graph.whole(range(shape[axis] - 1, -1, -1))
-        node = graph.node("Gather", node, positions, axis=axis)
+    for axis in moving.reversed_axes(site):
+        node = graph.gather(node, np.arange(shape[axis])[::-1], axis)
     graph.put(site, node)
 
 
@@ -202,23 +181,22 @@ def emit_shape(graph: Graph, site: Site) -> None:
 
 def _slice_layout(site: Site, values: Values) -> Layout:
     is_kept = site.rank() == 3 == len(site.output_shape())
-    return layout_of(site, is_kept and values.is_first(site.input_indexes[0]), [0])
+    return layout.layout_of(site, is_kept and values.is_first(site.input_indexes[0]), [0])
 
 
 @rule("SLICE", "STRIDED_SLICE", check=check_moved, layout=_slice_layout)
 def emit_slice(graph: Graph, site: Site) -> None:
-    bounds, shape = checks.bounds_of(site), site.shape()
-    axes = [
-        axis
-        for axis, size in enumerate(shape)
-        if (bounds.begin[axis], bounds.end[axis], bounds.step[axis]) != (0, size, 1)
-    ]
+    bounds, shape = moving.bounds_of(site), site.shape()
+    rows = zip(bounds.begin, bounds.end, bounds.step, shape, strict=True)
+    axes = [axis for axis, (*row, size) in enumerate(rows) if row != [0, size, 1]]
     node = graph.get(site) if site.first else graph.source(site)
     if axes:
-        given = [[side[a] for a in axes] for side in (bounds.begin, bounds.end)]
-        steps = [bounds.step[a] for a in axes]
-        along = [TO_FIRST[3][axis] for axis in axes] if site.first else axes
-        node = graph.node("Slice", node, *(graph.whole(v) for v in (*given, along, steps)))
+        begin, end, step = (
+            graph.whole([side[axis] for axis in axes])
+            for side in (bounds.begin, bounds.end, bounds.step)
+        )
+        along = graph.whole([TO_FIRST[3][axis] for axis in axes] if site.first else axes)
+        node = graph.node("Slice", node, begin, end, along, step)
     if len(site.output_shape()) != len(shape):
         node = graph.reshape(node, site.output_shape())
     graph.put(site, node)
@@ -268,38 +246,30 @@ def _check_indices(site: Site, position: int) -> None:
 
 
 def _check_gather(site: Site) -> AccuracyClass:
-    require(site.attributes.integer("batch_dims") == 0, "a gather by batches")
     _check_indices(site, 1)
-    size = site.shape()[checks.gather_axis(site)]
-    if site.input(1).is_constant:
-        indices = site.integers(1, "its indexes")
-        require(all(0 <= i < size for i in indices), f"an index outside the {size} there are")
+    moving.require_inside(site)
     return moves(site, unscaled=True)
 
 
 @rule("GATHER", check=_check_gather)
 def emit_gather(graph: Graph, site: Site) -> None:
     """Indexes of any shape along one dimension."""
+    x, axis = graph.source(site), moving.gather_axis(site)
     if _gathers_all(site):
-        graph.put(site, graph.reshape(graph.source(site), site.output_shape()))
-        return
-    indices = _indices(graph, site, 1)
-    graph.put(
-        site, graph.node("Gather", graph.source(site), indices, axis=checks.gather_axis(site))
-    )
+        graph.put(site, graph.reshape(x, site.output_shape()))
+    else:
+        graph.put(site, graph.node("Gather", x, _indices(graph, site), axis=axis))
 
 
 def _gathers_all(site: Site) -> bool:
     """Whether the axis has size 1 and its only element is gathered."""
-    if not site.input(1).is_constant or site.shape()[checks.gather_axis(site)] != 1:
-        return False
-    return bool(np.array_equal(site.value(1, "its indexes").reshape(-1), [0]))
+    known, size = site.constant(1), site.shape()[moving.gather_axis(site)]
+    return known is not None and size == 1 and np.array_equal(known.reshape(-1), [0])
 
 
-def _indices(graph: Graph, site: Site, position: int) -> Value:
-    if site.input(position).is_constant:
-        return graph.constant(site.value(position, "its indexes").astype("int64"))
-    return graph.get(site, position)
+def _indices(graph: Graph, site: Site) -> Value:
+    known = site.constant(1)
+    return graph.get(site, 1) if known is None else graph.constant(known.astype("int64"))
 
 
 def _check_gather_nd(site: Site) -> AccuracyClass:
@@ -314,9 +284,9 @@ def _check_gather_nd(site: Site) -> AccuracyClass:
 
 @rule("GATHER_ND", check=_check_gather_nd)
 def emit_gather_nd(graph: Graph, site: Site) -> None:
-    indices = _indices(graph, site, 1)
+    indices = _indices(graph, site)
     if not site.input(1).is_constant:
-        indices = graph.node("Cast", indices, to=TARGETS[DType.INT64])
+        indices = graph.cast(indices, DType.INT64)
     graph.put(site, graph.node("GatherND", graph.source(site), indices))
 
 
@@ -335,14 +305,11 @@ def emit_one_hot(graph: Graph, site: Site) -> None:
     """An index outside the depth sets nothing. ONNX's OneHot would count negative indexes from the
     end.
     """
-    depth, axis = site.integers(1, "its depth")[0], site.attributes.integer("axis")
-    rank = len(site.shape())
+    (depth,), axis = site.integers(1, "its depth"), site.attributes.integer("axis")
+    shape, rank = site.shape(), len(site.shape())
     axis = rank if axis == -1 else axis
-    x = graph.get(site)
-    shape = site.shape()
-    x = graph.reshape(x, (*shape[:axis], 1, *shape[axis:]))
-    places = [1] * (rank + 1)
-    places[axis] = depth
+    x = graph.reshape(graph.get(site), (*shape[:axis], 1, *shape[axis:]))
+    places = [1] * axis + [depth] + [1] * (rank - axis)
     marks = np.arange(depth, dtype=site.input().dtype.numpy)
     known = graph.constant(marks.reshape(places))
     on, off = (graph.reshape(graph.get(site, p), ()) for p in (2, 3))
@@ -352,18 +319,15 @@ def emit_one_hot(graph: Graph, site: Site) -> None:
 def _check_top_k(site: Site) -> AccuracyClass:
     k, shape = site.integers(1, "its number"), site.shape()
     require(len(k) == 1 and len(shape) >= 1 and 1 <= k[0] <= shape[-1], f"the best {k}")
-    require(
-        site.input().dtype in {checks.F32, *WHOLE},
-        "only float32 and whole numbers are ordered here",
-    )
+    known = site.input().dtype in {checks.F32, *WHOLE}
+    require(known, "only float32 and whole numbers are ordered here")
     require(site.output(1).dtype is DType.INT32, "positions of another type")
     return "exact"
 
 
 @rule("TOPK_V2", check=_check_top_k)
 def emit_top_k(graph: Graph, site: Site) -> None:
-    k = graph.whole(site.integers(1, "its number"))
-    given = [graph.get(site), k]
+    given = [graph.get(site), graph.whole(site.integers(1, "its number"))]
     values, positions = graph.node_of("TopK", given, 2, axis=-1, largest=1, sorted=1)
     graph.put(site, values)
-    graph.put(site, graph.node("Cast", positions, to=TARGETS[DType.INT32]), 1)
+    graph.put(site, graph.cast(positions, DType.INT32), 1)

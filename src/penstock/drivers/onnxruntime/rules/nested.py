@@ -47,10 +47,8 @@ def emit_if(graph: Graph, site: Site) -> None:
             RULES[inner.operation.key].emit(branch, inner)
         branch.finish()
         made.append(branch)
-    then, otherwise = made
-    results = graph.node_of(
-        "If", [condition], len(site.outputs), then_branch=then, else_branch=otherwise
-    )
+    count = len(site.outputs)
+    results = graph.node_of("If", [condition], count, then_branch=made[0], else_branch=made[1])
     for at, value in enumerate(results):
         graph.put(site, value, at)
 
@@ -72,17 +70,13 @@ def _check_lstm(site: Site) -> AccuracyClass:
     hidden, size = site.shape(WEIGHTS)
     steps, batch, _ = _sizes(site)
     for gate in range(4):
-        for position, shape in (
-            (WEIGHTS, (hidden, size)),
-            (RECURRENT, (hidden, hidden)),
-            (BIASES, (hidden,)),
-        ):
+        weights: tuple[int, ...] = (hidden, size)
+        recurrent = (hidden, hidden)
+        for position, shape in ((WEIGHTS, weights), (RECURRENT, recurrent), (BIASES, (hidden,))):
             require(site.shape(position + gate) == shape, "gates of different sizes")
             site.value(position + gate, "a weight")
     for position in STATES:
         require(int(np.prod(site.shape(position))) == batch * hidden, "a state of another size")
-    for at in range(len(site.outputs)):
-        site.output_shape(at)
     require(site.shape()[-1] == size and steps > 0, "an input of another size")
     return activations(site)
 
@@ -96,19 +90,15 @@ def emit_lstm(graph: Graph, site: Site) -> None:
         np.concatenate([site.value(first + gate, "a weight") for gate in GATES])
         for first in (WEIGHTS, RECURRENT, BIASES)
     )
-    every, *states = graph.node_of(
-        "LSTM",
-        [
-            _steps_first(graph, x, site.shape(), major=major),
-            graph.constant(weights[np.newaxis]),
-            graph.constant(recurrent[np.newaxis]),
-            graph.constant(np.concatenate([bias, np.zeros_like(bias)])[np.newaxis]),
-            "",
-            *(graph.reshape(graph.get(site, p), (1, batch, hidden)) for p in STATES),
-        ],
-        3,
-        hidden_size=hidden,
-    )
+    given = [
+        _steps_first(graph, x, site.shape(), major=major),
+        graph.constant(weights[np.newaxis]),
+        graph.constant(recurrent[np.newaxis]),
+        graph.constant(np.concatenate([bias, np.zeros_like(bias)])[np.newaxis]),
+        "",
+        *(graph.reshape(graph.get(site, p), (1, batch, hidden)) for p in STATES),
+    ]
+    every, *states = graph.node_of("LSTM", given, 3, hidden_size=hidden)
     values: list[Value] = [every if major else graph.transpose(every, (2, 1, 0, 3)), *states]
     for at, _ in enumerate(site.outputs):
         graph.put(site, graph.reshape(values[at], site.output_shape(at)), at)

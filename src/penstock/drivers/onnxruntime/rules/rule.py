@@ -7,14 +7,15 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final
 
-from penstock.driverkit.checks import F32, moved_operands, one_scale
+from penstock.driverkit.checks import F32, one_scale
+from penstock.driverkit.moving import moved_operands
 from penstock.driverkit.rules import Rules
 from penstock.driverkit.site import QUANTIZED, Refused, Site, make_sites, require
 from penstock.driverkit.support import LEFT_OUT, answered, joined
 from penstock.driverkit.unrolling import flattened
 from penstock.drivers.onnxruntime.graph import Graph
 from penstock.hal import AccuracyClass, Support
-from penstock.ir import DType, Model, Operand
+from penstock.ir import DType, Model, Operand, Operation
 from penstock.ir.transforms import entered_from, has_control_flow
 from penstock.ir.types import static_shape
 from penstock.ir.validate import subgraph_references
@@ -102,16 +103,17 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
     grown, depth = in_branches(flat.model)
 
     def judged(site: Site) -> AccuracyClass:
-        require(
-            site.operation.type != "IF" or depth <= MOST_NESTED,
-            f"the model's branches are nested {depth} deep: "
-            f"ONNX Runtime reads {MOST_NESTED} at most",
-        )
-        require(
-            site.operation.type != "IF" or grown <= MOST_IN_BRANCHES,
-            f"the model's branches have {grown} operations and branches, each as often as it is "
-            f"written: ONNX Runtime is given {MOST_IN_BRANCHES} at most",
-        )
+        if site.operation.type == "IF":
+            require(
+                depth <= MOST_NESTED,
+                f"the model's branches are nested {depth} deep: "
+                f"ONNX Runtime reads {MOST_NESTED} at most",
+            )
+            require(
+                grown <= MOST_IN_BRANCHES,
+                f"the model's branches have {grown} operations and branches, each as often as it "
+                f"is written: ONNX Runtime is given {MOST_IN_BRANCHES} at most",
+            )
         return judge(site)
 
     return joined(model, flat, answered(make_sites(flat.model), judged, best))
@@ -121,17 +123,18 @@ def in_branches(model: Model) -> tuple[int, int]:
     """The number of operations and branches in the IFs of the entry subgraph, and their nesting
     depth. Nodes of an ONNX model cannot share a subgraph, so each use of a subgraph counts.
     """
-    written: dict[int, int] = {}
-    depths: dict[int, int] = {}
+    known: dict[int, tuple[int, int]] = {}
+
+    def counted(operations: Iterable[Operation]) -> tuple[int, int]:
+        entered = chain.from_iterable(map(subgraph_references, operations))
+        parts = [(1 + size, 1 + depth) for size, depth in map(known.__getitem__, entered)]
+        return sum(size for size, _ in parts), max((depth for _, depth in parts), default=0)
+
     for index in entered_from(model, model.main):
         operations = model.subgraphs[index].operations
-        entered = list(chain.from_iterable(map(subgraph_references, operations)))
-        written[index] = len(operations) + sum(1 + written[target] for target in entered)
-        depths[index] = max((1 + depths[target] for target in entered), default=0)
-    choosing = (o for o in model.operations if o.type == "IF")
-    entered = list(chain.from_iterable(map(subgraph_references, choosing)))
-    grown = sum(1 + written[target] for target in entered)
-    return grown, max((1 + depths[target] for target in entered), default=0)
+        grown, depth = counted(operations)
+        known[index] = len(operations) + grown, depth
+    return counted(o for o in model.operations if o.type == "IF")
 
 
 def constant_bytes(model: Model) -> int:

@@ -9,16 +9,9 @@ import numpy as np
 
 from penstock.driverkit import checks
 from penstock.driverkit.layout import Values, broadcasts, channels_last, follows
-from penstock.driverkit.site import QUANTIZED, Layout, Site, require
+from penstock.driverkit.site import QUANTIZED, Layout, Refused, Site, require
 from penstock.drivers.openvino.graph import Graph, Node, same_grid
-from penstock.drivers.openvino.rules.rounding import (
-    NOTHING,
-    away_from_zero,
-    define_rescaled,
-    rounded_twice,
-    rounds_alike,
-    step_ratio,
-)
+from penstock.drivers.openvino.rules import rounding
 from penstock.drivers.openvino.rules.rule import moved_or_plain, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
@@ -31,9 +24,6 @@ UNARY: Final = {
 }  # fmt: skip
 """OpenVINO's operation by operation type."""
 
-FLOAT_ONLY: Final = frozenset(
-    {"NEG", "SQUARE", "LOG", "SIN", "COS", "SIGN", "FLOOR", "CEIL", "ROUND", "POW", "GELU"}
-)
 CURVES: Final = frozenset({"LOGISTIC", "TANH"})
 """8-bit operations that TFLite evaluates in real arithmetic and rounds once, at the end."""
 
@@ -55,15 +45,19 @@ def _check_unary(site: Site) -> AccuracyClass:
     site.shape()
     if site.operation.type in OF_WHOLE and site.input().dtype is DType.INT32:
         return "exact"
-    if site.operation.type in FLOAT_ONLY:
-        require(site.input().dtype is checks.F32, "only float32 values are computed here")
+    if site.operation.type in checks.FLOAT_ONLY:
+        checks.require_float(site)
     accuracy = checks.activations(site, quantized="faithful")
     if site.is_quantized and site.operation.type not in CURVES:
-        ratio = step_ratio(site)
+        ratio = rounding.step_ratio(site)
         # OpenVINO applies the limits on the input's grid, TFLite on the output's grid.
         if site.operation.type in checks.CLAMPS and ratio > 1:
             return "relaxed"
-        return "faithful" if site.operation.type == "RELU" and rounds_alike(ratio) else "stepwise"
+        return (
+            "faithful"
+            if site.operation.type == "RELU" and rounding.rounds_alike(ratio)
+            else "stepwise"
+        )
     return accuracy
 
 
@@ -71,7 +65,7 @@ def _check_unary(site: Site) -> AccuracyClass:
 def emit_unary(graph: Graph, site: Site) -> None:
     x = graph.get(site)
     if site.is_quantized and site.operation.type == "RELU":
-        define_rescaled(graph, site, x, fused="RELU")
+        rounding.define_rescaled(graph, site, x, fused="RELU")
         return
     kind = site.operation.type
     others: dict[str, tuple[Any, ...]] = {
@@ -91,15 +85,8 @@ def emit_gelu(graph: Graph, site: Site) -> None:
 
 
 def _check_binary(site: Site) -> AccuracyClass:
-    site.shape(0), site.shape(1)
     kind, dtype = site.operation.type, site.input().dtype
-    if kind in FLOAT_ONLY:
-        require(dtype is checks.F32, "only float32 values are computed here")
-    if "fused_activation_function" in site.attributes:
-        fused = checks.activation(site, checks.ACTIVATIONS)
-        require(
-            fused == "NONE" or dtype is not DType.INT32, "whole numbers with a fused activation"
-        )
+    checks.check_pair(site, {DType.INT32})
     require(kind != "DIV" or dtype is not DType.INT32, "whole numbers are divided as float32")
     accuracy = checks.numbers(site, (DType.INT32,), "faithful" if kind in ROUNDED else "stepwise")
     if not site.is_quantized:
@@ -133,14 +120,13 @@ def _is_coarse(site: Site) -> bool:
 def emit_binary(graph: Graph, site: Site) -> None:
     a, b = (operand_of(graph, site, position) for position in (0, 1))
     node = getattr(graph.op, BINARY[site.operation.type])(a, b)
-    fused = site.activation
-    raised = NOTHING
+    raised = rounding.NOTHING
     if site.is_quantized and site.operation.type == "MUL":
-        product = checks.one_scale(site.input(0))[0] * checks.one_scale(site.input(1))[0]
-        ratio = np.array(product / checks.one_scale(site.output())[0])
-        node, raised = away_from_zero(graph, site, node, rounded_twice(site, ratio), fused)
+        one, other, made = (checks.one_scale(o)[0] for o in (*site.inputs, site.output()) if o)
+        distance = rounding.rounded_twice(site, np.array(one * other / made))
+        node, raised = rounding.away_from_zero(graph, site, node, distance, site.activation)
     else:
-        node = graph.activate(node, fused)
+        node = graph.activate(node, site.activation)
     graph.define(site, node, raised=raised)
 
 
@@ -162,9 +148,8 @@ def emit_leaky_relu(graph: Graph, site: Site) -> None:
 
 
 def _check_prelu(site: Site) -> AccuracyClass:
-    site.shape()
     site.value(1, "alpha")
-    return checks.activations(site)
+    return _check_leaky(site)
 
 
 @rule("PRELU", check=_check_prelu, layout=broadcasts)
@@ -172,27 +157,21 @@ def emit_prelu(graph: Graph, site: Site) -> None:
     """max(x, 0) + alpha min(x, 0), alpha broadcast as in TFLite."""
     x, alpha = (operand_of(graph, site, position) for position in (0, 1))
     op, zero = graph.op, graph.number(0.0)
-    node = op.add(op.relu(x), op.multiply(alpha, op.minimum(x, zero)))
-    graph.define(site, node)
+    graph.define(site, op.add(op.relu(x), op.multiply(alpha, op.minimum(x, zero))))
 
 
 EQUALITIES: Final = frozenset({"EQUAL", "NOT_EQUAL"})
-COMPARISONS: Final = (
-    "EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",
-)  # fmt: skip
+COMPARISONS: Final = (*EQUALITIES, "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
 """Operation types; OpenVINO uses the same names in lower case."""
 
 
 def _check_comparison(site: Site) -> AccuracyClass:
-    site.shape(0), site.shape(1)
-    dtype = site.input().dtype
-    if dtype is DType.INT32:
-        equal = site.operation.type in EQUALITIES
-        require(
-            equal, "whole numbers are put in order as float32, which does not tell large ones apart"
-        )
-    else:
-        require(dtype is checks.F32, "only float32 and int32 values are compared here")
+    site.shapes()
+    if site.input().dtype is not DType.INT32:
+        checks.require_float(site, "only float32 and int32 values are compared here")
+    elif site.operation.type not in EQUALITIES:
+        reason = "whole numbers are put in order as float32, which does not tell large ones apart"
+        raise Refused(reason)
     return "exact"
 
 
@@ -246,23 +225,19 @@ def _check_cast(site: Site) -> AccuracyClass:
     stored = source.dtype in QUANTIZED and source.quantization is None
     if target not in CONVERTED or (source.dtype not in CONVERTED and not stored):
         site.refuse_types()
-    require(
-        source.dtype is not checks.F32 or target is checks.F32, "a float32 cut to a whole number"
-    )
+    is_cut = source.dtype is checks.F32 and target is not checks.F32
+    require(not is_cut, "a float32 cut to a whole number")
     require(not (stored and source.is_constant), "a constant of 8 bits without a scale")
     return "exact"
 
 
 @rule("CAST", check=_check_cast, layout=follows)
 def emit_cast(graph: Graph, site: Site) -> None:
-    x = graph.get(site)
-    graph.define(site, graph.op.convert(x, CONVERTED[site.output().dtype]))
+    graph.define(site, graph.op.convert(graph.get(site), CONVERTED[site.output().dtype]))
 
 
 def _check_position(site: Site) -> AccuracyClass:
-    axes = site.integers(1, "its axis")
-    require(len(axes) == 1, f"{len(axes)} axes")
-    checks.axis_of(axes[0], len(site.shape()))
+    checks.one_axis(site)
     require(site.output().dtype is DType.INT32, "positions of another type")
     if site.input().dtype is checks.F32:
         return "exact"
@@ -275,14 +250,7 @@ def _check_position(site: Site) -> AccuracyClass:
 @rule("ARG_MAX", "ARG_MIN", check=_check_position)
 def emit_position(graph: Graph, site: Site) -> None:
     """The first of equal values: a stable sort puts it first."""
-    axis = checks.axis_of(site.integers(1, "its axis")[0], len(site.shape()))
-    node = graph.op.topk(
-        graph.get(site),
-        graph.op.constant(np.array(1, np.int32)),
-        axis,
-        "max" if site.operation.type == "ARG_MAX" else "min",
-        "value",
-        index_element_type="i32",
-        stable=True,
-    )
+    one, kind = graph.op.constant(np.array(1, np.int32)), site.operation.type[-3:].lower()
+    given = graph.get(site), one, checks.one_axis(site), kind, "value"
+    node = graph.op.topk(*given, index_element_type="i32", stable=True)
     graph.define(site, graph.reshape(node.output(1), site.output_shape()))

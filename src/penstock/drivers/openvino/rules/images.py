@@ -11,7 +11,7 @@ import numpy as np
 from penstock.driverkit import checks
 from penstock.driverkit.layout import channels_first
 from penstock.driverkit.site import Site
-from penstock.drivers.openvino.graph import Graph
+from penstock.drivers.openvino.graph import Graph, Node
 from penstock.drivers.openvino.rules.rule import check_moved, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
@@ -21,8 +21,7 @@ OPSET_OF_MAX_POOL: Final = "openvino.opset1"
 
 
 def _check_pool(site: Site) -> AccuracyClass:
-    checks.windows(site, site.shape()[1:3], checks.pool_extents(site))
-    checks.activation(site, checks.ACTIVATIONS)
+    checks.pool_windows(site), checks.activation(site)
     return checks.activations(site, quantized="faithful" if _is_rounded_alike(site) else "stepwise")
 
 
@@ -32,54 +31,47 @@ def _is_rounded_alike(site: Site) -> bool:
     They clamp an activation to quantised steps, and round halves of a mean to even. TFLite rounds
     halves away from zero. A mean of an odd number of values has no halves.
     """
-    if checks.activation(site, checks.ACTIVATIONS) not in {"NONE", "RELU"}:
+    if site.activation not in {"NONE", "RELU"}:
         return False
     if site.operation.type == "MAX_POOL_2D":
         return True
-    w = checks.windows(site, site.shape()[1:3], checks.pool_extents(site))
-    return bool(math.prod(checks.pool_extents(site)) % 2 and not any((*w.before, *w.after)))
+    w = checks.pool_windows(site)
+    return bool(math.prod(w.extents) % 2 and not any((*w.before, *w.after)))
 
 
 @rule("AVERAGE_POOL_2D", check=_check_pool, layout=channels_first)
 def emit_average_pool(graph: Graph, site: Site) -> None:
-    w = checks.windows(site, site.shape()[1:3], checks.pool_extents(site))
-    x = graph.get(site)
-    node = graph.op.avg_pool(x, w.strides, w.before, w.after, list(checks.pool_extents(site)), True)
-    node = graph.activate(node, checks.activation(site, checks.ACTIVATIONS))
-    graph.define(site, node)
+    w, x = checks.pool_windows(site), graph.get(site)
+    node = graph.op.avg_pool(x, w.strides, w.before, w.after, w.extents, True)
+    graph.define(site, graph.activate(node, site.activation))
 
 
 @rule("MAX_POOL_2D", check=_check_pool, layout=channels_first)
 def emit_max_pool(graph: Graph, site: Site) -> None:
-    w = checks.windows(site, site.shape()[1:3], checks.pool_extents(site))
+    w, x = checks.pool_windows(site), graph.get(site)
     op: Any = importlib.import_module(OPSET_OF_MAX_POOL)
-    x = graph.get(site)
-    node = op.max_pool(x, w.strides, w.before, w.after, list(checks.pool_extents(site)))
-    fused = checks.activation(site, checks.ACTIVATIONS)
-    node = graph.activate(node, fused)
-    if fused == "NONE":
+    node = op.max_pool(x, w.strides, w.before, w.after, w.extents)
+    if site.activation == "NONE":
         graph.move(site, node)
     else:
-        graph.define(site, node)
+        graph.define(site, graph.activate(node, site.activation))
 
 
-def _check_bilinear(site: Site) -> AccuracyClass:
-    checks.require_resizable(site)
-    return checks.activations(site, [0])
-
-
-@rule("RESIZE_BILINEAR", check=_check_bilinear, layout=channels_first)
-def emit_resize_bilinear(graph: Graph, site: Site) -> None:
-    node = graph.op.interpolate(
+def _interpolated(graph: Graph, site: Site, mode: str, coordinates: str) -> Node:
+    return graph.op.interpolate(
         graph.get(site),
         graph.whole(site.integers(1, "its size")),
-        "linear_onnx",
+        mode,
         "sizes",
         axes=graph.whole([2, 3]),
-        coordinate_transformation_mode=checks.coordinates(site),
+        coordinate_transformation_mode=coordinates,
         nearest_mode="floor",
     )
-    graph.define(site, node)
+
+
+@rule("RESIZE_BILINEAR", check=checks.check_bilinear, layout=channels_first)
+def emit_resize_bilinear(graph: Graph, site: Site) -> None:
+    graph.define(site, _interpolated(graph, site, "linear_onnx", checks.coordinates(site)))
 
 
 @rule("RESIZE_NEAREST_NEIGHBOR", check=check_moved, layout=channels_first)
@@ -87,26 +79,12 @@ def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
     """Resizing by OpenVINO's own kernel if the sizes are whole multiples. Otherwise rows, then
     columns, are gathered by the positions that TFLite computes in float32.
     """
-    node = graph.get(site)
-    sizes, outs = site.shape()[1:3], site.integers(1, "its size")
-    attributes = site.attributes
-    align, half = attributes.flag("align_corners"), attributes.flag("half_pixel_centers")
-    positions = [
-        checks.nearest(*pair, align=align, half=half) for pair in zip(sizes, outs, strict=True)
-    ]
+    sizes, positions = site.shape()[1:3], checks.nearest_positions(site)
     repeated = [_is_repeated(*each) for each in zip(positions, sizes, strict=True)]
-    if all(repeated) and list(sizes) != outs:
-        node = graph.op.interpolate(
-            node,
-            graph.whole(outs),
-            "nearest",
-            "sizes",
-            axes=graph.whole([2, 3]),
-            coordinate_transformation_mode="asymmetric",
-            nearest_mode="floor",
-        )
-        graph.move(site, node)
+    if all(repeated) and list(sizes) != site.integers(1, "its size"):
+        graph.move(site, _interpolated(graph, site, "nearest", "asymmetric"))
         return
+    node = graph.get(site)
     for axis, (size, each) in enumerate(zip(sizes, positions, strict=True), start=2):
         if not np.array_equal(each, np.arange(size)):
             node = graph.op.gather(node, graph.whole(each.tolist()), graph.whole([axis]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -38,14 +38,7 @@ def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
 
 
 def add_bias(
-    graph: Graph,
-    site: Site,
-    node: Node,
-    shape: tuple[int, ...],
-    *,
-    bias: int = 2,
-    data: int = 0,
-    weights: int = 1,
+    graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, bias: int = 2, data: int = 0
 ) -> Node:
     """*node* plus the bias in *shape*. An integer bias is in steps of input scale times weight
     scale.
@@ -57,20 +50,13 @@ def add_bias(
         return graph.op.add(node, graph.reshape(graph.get(site, bias), shape))
     value = site.value(bias, "its bias").reshape(-1)
     if operand.dtype is not checks.F32:
-        value = value.astype(np.float32) * _product_scales(site, data, weights)
+        value = value.astype(np.float32) * checks.product_scales(site, data)
     return graph.op.add(node, graph.constant(value.reshape(shape)))
-
-
-def _product_scales(site: Site, data: int, weights: int) -> NDArray:
-    quantization = site.input(weights).quantization
-    scales = np.array(quantization.scales if quantization else (1.0,), np.float32)
-    return scales * np.float32(checks.one_scale(site.input(data))[0])
 
 
 def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0) -> None:
     """Adds bias and activation, and names the output of a convolution, channels first."""
-    channels = site.output_shape()[3]
-    shape = (1, channels, 1, 1)
+    shape = (1, site.output_shape()[3], 1, 1)
     node = add_bias(graph, site, node, shape, bias=bias, data=data)
     node, raised = activated(graph, site, node, shape, data=data)
     graph.define(site, node, raised=raised)
@@ -82,14 +68,12 @@ def activated(
     """The sums of a layer after its activation, and an offset to add before rounding, so that they
     round as TFLite's. *shape* has their channels.
     """
-    fused = checks.activation(site, checks.ACTIVATIONS)
-    if not site.is_quantized:
+    fused = site.activation
+    # Below zero, the offset takes up to a third of the layer's time, and corrects one step in one
+    # of a thousand values.
+    if not site.is_quantized or not is_above_zero(site.output()):
         return graph.activate(node, fused), NOTHING
-    if not is_above_zero(site.output()):
-        # The offset takes up to a third of the layer's time, and corrects one step in one of a
-        # thousand values.
-        return graph.activate(node, fused), NOTHING
-    ratio = _product_scales(site, data, 1) / np.float64(checks.one_scale(site.output())[0])
+    ratio = checks.product_scales(site, data) / np.float64(checks.one_scale(site.output())[0])
     distance = rounded_twice(site, np.broadcast_to(ratio, math.prod(shape))).reshape(shape)
     if _is_grouped(site):
         node = graph.op.add(node, graph.constant(distance)) if distance.any() else node
@@ -108,29 +92,24 @@ def _is_grouped(site: Site) -> bool:
     return site.operation.type == "CONV_2D" and site.shape(0)[3] != site.shape(1)[3]
 
 
-def _image(graph: Graph, site: Site, w: checks.Windows) -> tuple[Node, list[int], list[int]]:
-    """The image of a convolution, channels first, and the padding before and after it. This
-    includes the padding of a preceding PAD: OpenVINO would copy the image for a separate PAD.
+def _windowed(graph: Graph, site: Site, weights: Node) -> tuple[Any, ...]:
+    """The arguments of a convolution with *weights*: the image channels first, and its windows.
+    Their padding includes that of a preceding PAD: OpenVINO would copy the image for it.
     """
-    image = graph.unpadded(site.input_indexes[0])
+    w, image = checks.conv_windows(site), graph.unpadded(site.input_indexes[0])
     before = [a + b for a, b in zip(w.before, image.before, strict=True)]
     after = [a + b for a, b in zip(w.after, image.after, strict=True)]
-    return graph.read(image.source, first=True), before, after
+    return graph.read(image.source, first=True), weights, w.strides, before, after, w.dilations
 
 
 def _check_conv(site: Site) -> AccuracyClass:
-    image, filters = site.shape(0), site.shape(1)
-    checks.windows(site, image[1:3], filters[1:3])
-    accuracy = _check_layer(site)
-    if site.is_quantized:
-        known = site.input(1).quantization
-        unsigned = (
-            site.input(1).dtype is DType.UINT8 and known is not None and not any(known.zero_points)
-        )
-        fits = not unsigned or checks.one_scale(site.input())[1] == 0
-        require(
-            fits, "OpenVINO has no kernel for a filter without a zero point on an image with one"
-        )
+    checks.conv_windows(site)
+    accuracy, filters = _check_layer(site), site.input(1)
+    if site.is_quantized and filters.dtype is DType.UINT8 and filters.quantization is not None:
+        bare = not any(filters.quantization.zero_points)
+        fits = not bare or checks.one_scale(site.input())[1] == 0
+        reason = "OpenVINO has no kernel for a filter without a zero point on an image with one"
+        require(fits, reason)
     return _of_pictures(site, accuracy)
 
 
@@ -149,30 +128,21 @@ def emit_conv_2d(graph: Graph, site: Site) -> None:
     is grouped.
     """
     image, filters = site.shape(0), site.shape(1)
-    w = checks.windows(site, image[1:3], filters[1:3])
-    order, outer = (0, 3, 1, 2), (filters[3], *filters[1:3])
     outputs, groups = filters[0], image[3] // filters[3]
-    x, before, after = _image(graph, site, w)
-    if groups == 1:
-        weights = graph.weights(site, 1, order, (outputs, *outer), (outputs, 1, 1, 1))
-        node = graph.op.convolution(x, weights, w.strides, before, after, w.dilations)
-    else:
-        split = (groups, outputs // groups)
-        weights = graph.weights(site, 1, order, (*split, *outer), (*split, 1, 1, 1))
-        node = graph.op.group_convolution(x, weights, w.strides, before, after, w.dilations)
-    finish(graph, site, node)
+    split = (outputs,) if groups == 1 else (groups, outputs // groups)
+    inner, places = (filters[3], *filters[1:3]), (*split, 1, 1, 1)
+    weights = graph.weights(site, 1, (0, 3, 1, 2), (*split, *inner), places)
+    convolve = graph.op.convolution if groups == 1 else graph.op.group_convolution
+    finish(graph, site, convolve(*_windowed(graph, site, weights)))
 
 
 @rule("DEPTHWISE_CONV_2D", check=_check_conv, layout=channels_first)
 def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
     """Filter [1, height, width, out]: consecutive `out` belong to one input channel."""
     image, filters = site.shape(0), site.shape(1)
-    w = checks.windows(site, image[1:3], filters[1:3])
     channels = (image[3], filters[3] // image[3], 1)
     weights = graph.weights(site, 1, (3, 0, 1, 2), (*channels, *filters[1:3]), (*channels, 1, 1))
-    x, before, after = _image(graph, site, w)
-    node = graph.op.group_convolution(x, weights, w.strides, before, after, w.dilations)
-    finish(graph, site, node)
+    finish(graph, site, graph.op.group_convolution(*_windowed(graph, site, weights)))
 
 
 def _check_transpose_conv(site: Site) -> AccuracyClass:
@@ -247,24 +217,22 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
     """Rows of the input times the transposed weights [units, depth]."""
     units, depth = site.shape(1)
     weights = graph.weights(site, 1, (0, 1), (units, depth), (units, 1))
-    x, rows = graph.get(site), -1
+    x = graph.get(site)
     if len(site.shape()) != 2 or site.shape()[1] != depth:
-        x = graph.reshape(x, (rows, depth))
+        x = graph.reshape(x, (-1, depth))
     node = graph.op.matmul(x, weights, False, True)
     node = add_bias(graph, site, node, (1, units))
     if len(site.output_shape()) != 2:
         node = graph.reshape(node, site.output_shape())
-    graph.define(site, graph.activate(node, checks.activation(site, checks.ACTIVATIONS)))
+    graph.define(site, graph.activate(node, site.activation))
 
 
 def _check_batch_matmul(site: Site) -> AccuracyClass:
-    site.shape(0), site.shape(1)
+    site.shapes()
     if site.input(0).dtype is DType.INT16:
         return _check_wide(site)
-    require(
-        all(site.input(p).dtype is checks.F32 for p in (0, 1)),
-        "only float32 matrices are multiplied",
-    )
+    real = all(site.input(p).dtype is checks.F32 for p in (0, 1))
+    require(real, "only float32 matrices are multiplied")
     return checks.activations(site)
 
 
@@ -274,10 +242,8 @@ def _check_wide(site: Site) -> AccuracyClass:
     if matrix.dtype is not DType.INT8 or site.output().dtype is not DType.INT16:
         site.refuse_types()
     site.value(1, "its quantised matrix")
-    require(
-        matrix.quantization is None or not matrix.quantization.per_channel,
-        "TFLite takes the scale of a matrix with one a channel for 0",
-    )
+    one = matrix.quantization is None or not matrix.quantization.per_channel
+    require(one, "TFLite takes the scale of a matrix with one a channel for 0")
     for operand in (site.input(0), matrix, site.output()):
         checks.one_scale(operand)
     return "relaxed"
@@ -286,19 +252,11 @@ def _check_wide(site: Site) -> AccuracyClass:
 @rule("BATCH_MATMUL", check=_check_batch_matmul)
 def emit_batch_matmul(graph: Graph, site: Site) -> None:
     a, b = (graph.get(site, position) for position in (0, 1))
-    attributes = site.attributes
-    node = graph.op.matmul(a, b, attributes.flag("adj_x"), attributes.flag("adj_y"))
-    graph.define(site, node)
+    adjoint = (site.attributes.flag(name) for name in ("adj_x", "adj_y"))
+    graph.define(site, graph.op.matmul(a, b, *adjoint))
 
 
-def _check_softmax(site: Site) -> AccuracyClass:
-    require(len(site.shape()) >= 1, "a scalar has no axis")
-    if site.is_quantized:
-        checks.require_shares(site.output())
-    return checks.activations(site, quantized="faithful")
-
-
-@rule("SOFTMAX", check=_check_softmax)
+@rule("SOFTMAX", check=checks.check_softmax)
 def emit_softmax(graph: Graph, site: Site) -> None:
     x, beta = graph.get(site), site.attributes.number("beta")
     if beta != 1.0:

@@ -7,19 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit import checks
-from penstock.driverkit.layout import (
-    TO_FIRST,
-    Values,
-    computed_axis,
-    follows,
-    follows_last_input,
-    in_computed_order,
-    is_renamed,
-    joins,
-    layout_of,
-    transposes,
-)
+from penstock.driverkit import checks, layout, moving
+from penstock.driverkit.layout import TO_FIRST, Values, computed_axis, follows
 from penstock.driverkit.site import Layout, Site, require
 from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, Node
 from penstock.drivers.openvino.rules.rule import check_moved, moved, moved_or_plain, moves, rule
@@ -31,17 +20,16 @@ SLICES: Final = ("SLICE", "STRIDED_SLICE")
 
 
 def _check_plain(site: Site) -> AccuracyClass:
-    operands = checks.moved_operands(site)
+    operands = moving.moved_operands(site)
     if site.operation.type in SLICES:
-        require(min(checks.bounds_of(site).step) > 0, "a slice that runs backwards")
+        require(min(moving.bounds_of(site).step) > 0, "a slice that runs backwards")
     return moved_or_plain(site, operands)
 
 
 def _reshape_layout(site: Site, values: Values) -> Layout:
     is_first = values.is_first(site.input_indexes[0])
-    if is_first:
-        is_first = _kept_order(site.shape(), site.output_shape()) is not None
-    return layout_of(site, is_first, [0], outputs=False)
+    is_first = is_first and _kept_order(site.shape(), site.output_shape()) is not None
+    return layout.layout_of(site, is_first, [0], outputs=False)
 
 
 @rule(*RESHAPES, check=_check_plain, layout=_reshape_layout)
@@ -72,25 +60,25 @@ def _kept_order(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None
 
 
 def _transpose_layout(site: Site, values: Values) -> Layout:
-    return transposes(site, values, checks.order_of(site), free=site.rank() == 4)
+    return layout.transposes(site, values, moving.order_of(site), free=site.rank() == 4)
 
 
 @rule("TRANSPOSE", check=check_moved, layout=_transpose_layout)
 def emit_transpose(graph: Graph, site: Site) -> None:
     x = graph.get(site)
-    graph.move(site, x if is_renamed(site) else graph.transpose(x, checks.order_of(site)))
+    graph.move(site, x if layout.is_renamed(site) else graph.transpose(x, moving.order_of(site)))
 
 
-@rule("CONCATENATION", check=_check_plain, layout=joins)
+@rule("CONCATENATION", check=_check_plain, layout=layout.joins)
 def emit_concatenation(graph: Graph, site: Site) -> None:
     parts = [graph.get(site, position) for position in range(len(site.inputs))]
-    node = graph.op.concat(parts, computed_axis(site, checks.join_axis(site)))
+    node = graph.op.concat(parts, computed_axis(site, moving.join_axis(site)))
     graph.move(site, node, range(len(parts)))
 
 
 @rule("PACK", check=_check_plain)
 def emit_pack(graph: Graph, site: Site) -> None:
-    shape, axis = list(site.output_shape()), checks.join_axis(site)
+    shape, axis = list(site.output_shape()), moving.join_axis(site)
     shape[axis] = 1
     parts = [graph.reshape(graph.get(site, p), shape) for p in range(len(site.inputs))]
     graph.move(site, graph.op.concat(parts, axis), range(len(parts)))
@@ -98,17 +86,17 @@ def emit_pack(graph: Graph, site: Site) -> None:
 
 @rule("UNPACK", check=check_moved)
 def emit_unpack(graph: Graph, site: Site) -> None:
-    _, axis = checks.split_of(site)
+    _, axis = moving.split_of(site)
     pieces = graph.op.split(graph.get(site), graph.op.constant(axis), len(site.outputs))
     for position, piece in enumerate(pieces.outputs()):
         node = graph.reshape(piece, site.output_shape(position))
         graph.move(site, node, output=position)
 
 
-@rule("SPLIT", check=check_moved, layout=follows_last_input)
+@rule("SPLIT", check=check_moved, layout=layout.follows_last_input)
 @rule("SPLIT_V", check=check_moved, layout=follows)
 def emit_split(graph: Graph, site: Site) -> None:
-    source, axis = checks.split_of(site)
+    source, axis = moving.split_of(site)
     sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
     along = graph.op.constant(computed_axis(site, axis))
     node: Node = graph.op.variadic_split(graph.get(site, source), along, graph.whole(sizes))
@@ -117,7 +105,7 @@ def emit_split(graph: Graph, site: Site) -> None:
 
 
 def _check_pad(site: Site) -> AccuracyClass:
-    operands = checks.moved_operands(site)
+    operands = moving.moved_operands(site)
     alike = all(operand.dtype is site.input().dtype for operand in operands)
     require(alike, "a padding value of another type")
     return moved(site, operands)
@@ -129,7 +117,7 @@ def emit_pad(graph: Graph, site: Site) -> None:
     if site.operation.type == "PADV2":
         value = graph.reshape(graph.get(site, 2), ())
     elif site.input().quantization == site.output().quantization:
-        before, after = checks.pads_of(site)
+        before, after = moving.pads_of(site)
         if len(before) == 4 and not any((before[0], after[0], before[3], after[3])):
             graph.note_padding(site, before[1:3], after[1:3])
     _emit_padding(graph, site, "constant", value)
@@ -141,7 +129,7 @@ def emit_mirror_pad(graph: Graph, site: Site) -> None:
 
 
 def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> None:
-    before, after = (in_computed_order(site, side) for side in checks.pads_of(site))
+    before, after = (layout.in_computed_order(site, side) for side in moving.pads_of(site))
     x = graph.get(site)
     if value is not None and len(before) == 1 and site.input().dtype in STEPPED:
         # OpenVINO (2026.4) pads a row in quantised steps, and mistakes the real padding value for a
@@ -169,34 +157,23 @@ def emit_shape(graph: Graph, site: Site) -> None:
 
 @rule(*SLICES, check=_check_plain)
 def emit_slice(graph: Graph, site: Site) -> None:
-    bounds, shape = checks.bounds_of(site), site.shape()
-    node = graph.op.slice(
-        graph.get(site),
-        graph.whole(bounds.begin),
-        graph.whole(bounds.end),
-        graph.whole(bounds.step),
-        graph.whole(range(len(shape))),
-    )
+    bounds, shape = moving.bounds_of(site), site.shape()
+    sides = (bounds.begin, bounds.end, bounds.step, range(len(shape)))
+    node = graph.op.slice(graph.get(site), *map(graph.whole, sides))
     if len(site.output_shape()) != len(shape):
         node = graph.reshape(node, site.output_shape())
     graph.move(site, node)
 
 
 def _check_gather(site: Site) -> AccuracyClass:
-    attributes = site.attributes
-    require(attributes.integer("batch_dims") == 0, "a gather by batches")
-    indices, axis = site.integers(1, "its indexes"), checks.gather_axis(site)
-    size = site.shape()[axis]
-    require(all(0 <= i < size for i in indices), f"an index outside the {size} there are")
+    site.value(1, "its indexes")
+    moving.require_inside(site)
     return moves(site)
 
 
 @rule("GATHER", check=_check_gather)
 def emit_gather(graph: Graph, site: Site) -> None:
     """Constant indexes of any shape along one dimension."""
-    node = graph.op.gather(
-        graph.get(site),
-        graph.whole(site.integers(1, "its indexes")),
-        graph.whole([checks.gather_axis(site)]),
-    )
+    indexes, axis = site.integers(1, "its indexes"), moving.gather_axis(site)
+    node = graph.op.gather(graph.get(site), graph.whole(indexes), graph.whole([axis]))
     graph.move(site, graph.reshape(node, site.output_shape()))

@@ -7,28 +7,25 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.checks import LEAST_LENGTH, activations, check_l2, check_local, reduced_axes
+from penstock.driverkit import checks
 from penstock.driverkit.layout import Values, channels_first, computed_axis, reduces
 from penstock.driverkit.site import Layout, Site, require
-from penstock.drivers.openvino.graph import Graph, Node, is_above_zero
+from penstock.drivers.openvino.graph import Graph, is_above_zero
 from penstock.drivers.openvino.rules.rounding import away_from_zero, rounded_twice, step_ratio
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.hal import AccuracyClass
 
 
 def _check(site: Site) -> AccuracyClass:
-    axes, _ = reduced_axes(site), site.output_shape()
-    accuracy = activations(site, [0], "faithful")
+    axes, _ = checks.reduced_axes(site), site.output_shape()
+    accuracy = checks.activations(site, [0], "faithful")
     if site.is_quantized and not axes and step_ratio(site) > 1:
         # No axis is reduced: the values are clamped to the output's limits on the input's grid.
         return "relaxed"
-    if not site.is_quantized or site.operation.type == "SUM" or _is_mean_above_zero(site):
+    kind = site.operation.type
+    if kind == "SUM" or not site.is_quantized:
         return accuracy
-    return "stepwise"
-
-
-def _is_mean_above_zero(site: Site) -> bool:
-    return site.operation.type == "MEAN" and is_above_zero(site.output())
+    return accuracy if kind == "MEAN" and is_above_zero(site.output()) else "stepwise"
 
 
 EXTREMES: Final = frozenset({"REDUCE_MAX", "REDUCE_MIN"})
@@ -38,39 +35,26 @@ PICTURE: Final = [2, 3]
 """The axes of height and width, channels first."""
 
 
-def _mean_of_picture(graph: Graph, site: Site, x: Node, *, keep: bool) -> Node:
-    """The mean of each channel, by a pool.
-
-    A reduction adds the channels beyond the last 8 or 16 in another order, so that equal channels
-    get different means.
-    """
-    window = list(site.shape()[1:3])
-    node = graph.op.avg_pool(x, [1, 1], [0, 0], [0, 0], window, True)
-    return node if keep else graph.op.squeeze(node, graph.whole(PICTURE))
-
-
 def _layout(site: Site, values: Values) -> Layout:
-    return reduces(site, values, reduced_axes(site))
+    return reduces(site, values, checks.reduced_axes(site))
 
 
 @rule("MEAN", "SUM", *EXTREMES, check=_check, layout=_layout)
 def emit_reduction(graph: Graph, site: Site) -> None:
-    axes = sorted(computed_axis(site, axis) for axis in reduced_axes(site))
-    reduce = {
-        "MEAN": graph.op.reduce_mean,
-        "SUM": graph.op.reduce_sum,
-        "REDUCE_MAX": graph.op.reduce_max,
-        "REDUCE_MIN": graph.op.reduce_min,
-    }[site.operation.type]
-    keep = site.attributes.flag("keep_dims")
-    x = graph.get(site)
-    if site.first and site.operation.type == "MEAN" and axes == PICTURE and not site.is_quantized:
-        node = _mean_of_picture(graph, site, x, keep=keep)
-    else:
-        node = reduce(x, graph.whole(axes), keep) if axes else x
-    if site.is_quantized and site.operation.type not in EXTREMES:
-        count = math.prod(site.shape()[a] for a in reduced_axes(site))
-        divided = count if site.operation.type == "MEAN" else 1
+    axes = sorted(computed_axis(site, axis) for axis in checks.reduced_axes(site))
+    keep, kind = site.attributes.flag("keep_dims"), site.operation.type
+    node = graph.get(site)
+    if site.first and kind == "MEAN" and axes == PICTURE and not site.is_quantized:
+        # A reduction adds the channels beyond the last 8 or 16 in another order, so that equal
+        # channels get different means. A pool does not.
+        node = graph.op.avg_pool(node, [1, 1], [0, 0], [0, 0], list(site.shape()[1:3]), True)
+        node = node if keep else graph.op.squeeze(node, graph.whole(PICTURE))
+    elif axes:
+        reduce = getattr(graph.op, f"reduce_{kind.removeprefix('REDUCE_').lower()}")
+        node = reduce(node, graph.whole(axes), keep)
+    if site.is_quantized and kind not in EXTREMES:
+        count = math.prod(site.shape()[a] for a in checks.reduced_axes(site))
+        divided = count if kind == "MEAN" else 1
         ratio = np.array(step_ratio(site))
         distance = rounded_twice(site, ratio, divided.bit_length() - 1)
         node, raised = away_from_zero(graph, site, node, distance)
@@ -80,17 +64,19 @@ def emit_reduction(graph: Graph, site: Site) -> None:
     graph.define(site, node)
 
 
-@rule("L2_NORMALIZATION", check=check_l2)
+@rule("L2_NORMALIZATION", check=checks.check_l2)
 def emit_l2(graph: Graph, site: Site) -> None:
     axis = graph.whole([len(site.shape()) - 1])
     x = graph.get(site)
     length = graph.op.sqrt(graph.op.reduce_sum(graph.op.multiply(x, x), axis, True))
-    graph.define(site, graph.op.divide(x, graph.op.maximum(length, graph.number(LEAST_LENGTH))))
+    graph.define(
+        site, graph.op.divide(x, graph.op.maximum(length, graph.number(checks.LEAST_LENGTH)))
+    )
 
 
 def _check_local(site: Site) -> AccuracyClass:
     require(site.attributes.number("bias") > 0, "a bias that is not positive")
-    return check_local(site)
+    return checks.check_local(site)
 
 
 @rule("LOCAL_RESPONSE_NORMALIZATION", check=_check_local, layout=channels_first)
@@ -103,14 +89,8 @@ def emit_local(graph: Graph, site: Site) -> None:
     attributes = site.attributes
     size = 2 * attributes.integer("radius") + 1
     bias, beta = attributes.number("bias"), float(attributes.number("beta"))
-    node = graph.op.lrn(
-        graph.get(site),
-        graph.whole([1]),
-        alpha=attributes.number("alpha") / bias * size,
-        beta=beta,
-        bias=1.0,
-        size=size,
-    )
+    alpha, axes = attributes.number("alpha") / bias * size, graph.whole([1])
+    node = graph.op.lrn(graph.get(site), axes, alpha=alpha, beta=beta, bias=1.0, size=size)
     if bias != 1.0:
         node = graph.op.multiply(node, graph.number(bias**-beta))
     graph.define(site, node)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from penstock.driverkit.checks import F32, moved_operands, one_scale
+from penstock.driverkit.checks import F32, one_scale
+from penstock.driverkit.moving import moved_operands
 from penstock.driverkit.rules import Rules
 from penstock.driverkit.site import QUANTIZED, Site, make_sites, require
 from penstock.driverkit.support import answered
