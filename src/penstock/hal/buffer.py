@@ -103,8 +103,8 @@ class OutOfProcessBuffer(Protocol):
 
 def loss_of(buffer: object) -> str:
     """How the process of *buffer* ended; empty while it runs, and for this process."""
-    told: str = getattr(buffer, "lost", "")
-    return told
+    loss: str = getattr(buffer, "lost", "")
+    return loss
 
 
 def needs_copy(buffer: Any, memory: Memory) -> bool:
@@ -222,19 +222,16 @@ def _checked(role: BufferRole, place: int, interface_of: InterfaceOf) -> Managed
     entry = model.entry
     indexes = entry.inputs if role.kind == "input" else entry.outputs
     if not 0 <= role.index < len(indexes):
-        raise InvalidArgument(
-            f"role {place} names {role.kind} {role.index}; the model has {len(indexes)}"
-        )
+        named = f"role {place} names {role.kind} {role.index}"
+        raise InvalidArgument(f"{named}; the model has {len(indexes)}")
     operand = entry.operands[indexes[role.index]]
     return ManagedRole(role.prepared, role.kind, role.index, operand, role.frequency)
 
 
 def _check_alike(operand: Operand, first: Operand, place: int) -> None:
-    if operand.dtype is not first.dtype:
-        raise InvalidArgument(
-            f"role {place} has elements of {operand.dtype.value}, role 0 of {first.dtype.value}"
-        )
-    if operand.quantization != first.quantization:
-        raise InvalidArgument(
-            f"role {place} is quantised by {operand.quantization}, role 0 by {first.quantization}"
-        )
+    kind, wanted = operand.dtype.value, first.dtype.value
+    if kind != wanted:
+        raise InvalidArgument(f"role {place} has elements of {kind}, role 0 of {wanted}")
+    scale, wanted_scale = operand.quantization, first.quantization
+    if scale != wanted_scale:
+        raise InvalidArgument(f"role {place} is quantised by {scale}, role 0 by {wanted_scale}")

@@ -91,13 +91,10 @@ def check_attributes(attributes: Iterable[ExtensionAttribute]) -> None:
     seen = set[tuple[str, int]]()
     for attribute in attributes:
         if type(attribute) is not ExtensionAttribute:
-            raise InvalidArgument(
-                f"an ExtensionAttribute is needed, not {type(attribute).__name__}"
-            )
-        fault = name_fault(attribute.extension) or code_fault(
-            attribute.code, f"the number of an attribute of {attribute.extension}"
-        )
-        if fault:
+            kind = type(attribute).__name__
+            raise InvalidArgument(f"an ExtensionAttribute is needed, not {kind}")
+        number = f"the number of an attribute of {attribute.extension}"
+        if fault := name_fault(attribute.extension) or code_fault(attribute.code, number):
             raise InvalidArgument(fault)
         where = f"attribute {attribute.code} of {attribute.extension}"
         value: object = attribute.value

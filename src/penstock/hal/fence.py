@@ -68,11 +68,7 @@ class EventFence:
 
     def signal(self, error: errors.DriverError | None = None) -> None:
         """Signals once. Raises `InputError` for an error that is no `DriverError`."""
-        check_kind(
-            error,
-            (errors.DriverError, NoneType),
-            "a fence fails with a DriverError, or None for success",
-        )
+        _check_failure(error)
         with self._lock:
             if self._event.is_set():
                 return
@@ -83,10 +79,7 @@ class EventFence:
             callback()
 
     def when_signalled(self, callback: Callable[[], None]) -> None:
-        """Calls *callback* once: on the signal, or now if it has signalled.
-
-        *callback* must not raise.
-        """
+        """Calls *callback*, which must not raise, once: on the signal, or now if it came before."""
         if not callable(callback):
             raise errors.InputError(f"a fence calls a function, not {type(callback).__name__}")
         with self._lock:
@@ -128,6 +121,11 @@ class MergedFence:
         return next((e for fence in self._fences if (e := fence.error()) is not None), None)
 
 
+def _check_failure(error: object) -> None:
+    wanted = "a fence fails with a DriverError, or None for success"
+    check_kind(error, (errors.DriverError, NoneType), wanted)
+
+
 def is_fence(value: object) -> bool:
     """Whether *value* can be waited for."""
     return callable(getattr(value, "wait", None)) and callable(getattr(value, "error", None))
@@ -136,9 +134,8 @@ def is_fence(value: object) -> bool:
 def check_fence(value: object) -> None:
     """Raises `InputError` for an argument that is no fence."""
     if not is_fence(value):
-        raise errors.InputError(
-            f"a fence is needed, with wait() and error(), not {type(value).__name__}"
-        )
+        kind = type(value).__name__
+        raise errors.InputError(f"a fence is needed, with wait() and error(), not {kind}")
 
 
 def check_wait(timeout_ns: object) -> None:
@@ -181,7 +178,7 @@ MAX_MESSAGE: Final = 1024
 MOST_MS: Final = (1 << 31) - 1
 """Milliseconds that `poll` waits at a time."""
 
-GONE: Final = "whoever was to signal this fence is gone"
+GONE: Final = "the end that signals this fence was closed without a signal"
 
 
 class DescriptorFence:
@@ -195,9 +192,8 @@ class DescriptorFence:
     def __init__(self, fd: int) -> None:
         self._fd = -1
         if type(fd) is not int:
-            raise errors.InvalidArgument(
-                f"a fence is made of a file descriptor, not {type(fd).__name__}"
-            )
+            kind = type(fd).__name__
+            raise errors.InvalidArgument(f"a fence is made of a file descriptor, not {kind}")
         try:
             self._fd = os.dup(fd)
         except OSError as error:
@@ -211,9 +207,7 @@ class DescriptorFence:
         return self._fd
 
     def status(self, timeout_ns: int | None = 0) -> FenceStatus:
-        """The status; waits up to *timeout_ns* while the fence is active.
-
-        None waits without a limit.
+        """The status; waits up to *timeout_ns* (None: without a limit) while the fence is active.
 
         Raises `InputError` if the timeout is no number of nanoseconds.
         """
@@ -228,9 +222,9 @@ class DescriptorFence:
         readable, failed = events
         if not readable:
             return FenceStatus.ERROR
-        told = _message(self._fd)
+        message = _message(self._fd)
         # A foreign descriptor only shows that it is readable.
-        failure = failed if told is None else told[0] is not errors.ErrorStatus.NONE
+        failure = failed if message is None else message[0] is not errors.ErrorStatus.NONE
         return FenceStatus.ERROR if failure else FenceStatus.SIGNALLED
 
     def wait(self, timeout_ns: int | None = None) -> bool:
@@ -242,10 +236,10 @@ class DescriptorFence:
                 return None
             case FenceStatus.UNKNOWN:
                 return errors.GeneralFailure("the fence's descriptor is closed, or none")
-        told = _message(self._fd)
-        if told is None:
+        message = _message(self._fd)
+        if message is None:
             return errors.GeneralFailure("the fence's descriptor reports an error")
-        status, text = told
+        status, text = message
         if status is errors.ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             return errors.OutputInsufficientSize(text)
         # The writer may have added data since the status was read.
@@ -262,10 +256,7 @@ class DescriptorFence:
 
 
 class FenceSignal:
-    """The end that signals a `DescriptorFence`.
-
-    If it is closed unsignalled, that fails: `DeadObject`.
-    """
+    """The end that signals a `DescriptorFence`. `close` fails it if unsignalled: `DeadObject`."""
 
     def __init__(self, end: socket.socket) -> None:
         self._fd = -1
@@ -280,11 +271,7 @@ class FenceSignal:
 
         Raises `InputError` for an error that is no `DriverError`.
         """
-        check_kind(
-            error,
-            (errors.DriverError, NoneType),
-            "a fence fails with a DriverError, or None for success",
-        )
+        _check_failure(error)
         status = errors.ErrorStatus.NONE if error is None else error.status
         text = b"" if error is None else str(error).encode("utf-8", "replace")
         head = MARK + int(status).to_bytes(2, "little")
@@ -391,10 +378,7 @@ def _poll(fd: int, timeout_ns: int | None) -> tuple[bool, bool] | None:
 
 
 def status_of(fence: Fence) -> FenceStatus:
-    """The status of any fence, without waiting.
-
-    Raises `InputError` for an argument that is no fence.
-    """
+    """The status of any fence, without waiting. Raises `InputError` for anything else."""
     check_fence(fence)
     if isinstance(fence, DescriptorFence):
         return fence.status()

@@ -69,7 +69,7 @@ def load_devices(
     try:
         return made_devices(driver, load, origin)
     except FOREIGN as error:  # a broken driver is a reason, never a crash
-        return [_invalid(driver, failed_to_load(error))]
+        return [InvalidDevice(driver, failed_to_load(error))]
 
 
 def made_devices(
@@ -87,14 +87,14 @@ def _made_devices(driver: str, load: Callable[[], Any]) -> list[Device]:
     made: Any = load()()
     if isinstance(made, type):
         reason = f"its driver made the class {made.__name__}; a device is an object of it"
-        return [_invalid(driver, reason)]
+        return [InvalidDevice(driver, reason)]
     if is_device(made):
         return [made]
     if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
         return [_no_device(driver, made)]
     several = list(islice(made, MAX_DEVICES + 1))
     if len(several) > MAX_DEVICES:
-        return [_invalid(driver, f"brings more than {MAX_DEVICES} devices")]
+        return [InvalidDevice(driver, f"brings more than {MAX_DEVICES} devices")]
     return [d if is_device(d) else _no_device(driver, d) for d in several]
 
 
@@ -106,10 +106,8 @@ def failed_to_load(error: BaseException) -> str:
 def is_device(value: object) -> bool:
     """Whether *value* has the methods of a device; False if looking at it raises."""
     try:
-        return all(
-            callable(getattr(value, member, None))
-            for member in ("prepare_model", "supported_operations")
-        )
+        members = ("prepare_model", "supported_operations")
+        return all(callable(getattr(value, member, None)) for member in members)
     except FOREIGN:  # a driver may raise anything
         return False
 
@@ -122,9 +120,6 @@ def describe(value: object) -> str:
         return f"{type(value).__name__} object"
 
 
-def _invalid(driver: str, reason: str) -> Device:
-    return InvalidDevice(driver, reason)
-
-
 def _no_device(driver: str, made: object) -> Device:
-    return _invalid(driver, f"its driver made {describe(made)}, which is no device and no devices")
+    reason = f"its driver made {describe(made)}, which is no device and no devices"
+    return InvalidDevice(driver, reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -35,6 +35,11 @@ from penstock.hal.request import (
 from penstock.ir import DType, Lifetime, Model, Operand, Subgraph
 from penstock.ir.types import is_static
 from penstock.ir.validate import subgraph_references
+
+CHOICES: Final[dict[str, Collection[str]]] = {
+    "preference": PREFERENCES, "priority": PRIORITIES, "accuracy": ACCURACY_RANK
+}  # fmt: skip
+"""The values of fields of a `PrepareConfig`."""
 
 IMAGE: Final = "hardware_buffer"
 """The kind of memory whose layout only its driver knows; it has no bytes to point into."""
@@ -74,9 +79,8 @@ def check_constants(model: Model, memory_kinds: Container[str]) -> None:
     for index, reason in _reasons(model, memory_kinds).items():
         raise GeneralFailure(f"operation {index} ({model.operations[index].key}): {reason}")
     foreign = _foreign_pools(model, memory_kinds)
-    for index in model.entry.outputs if foreign else ():
-        if (kind := _kind(model.operands[index], foreign)) is not None:
-            raise GeneralFailure(_reason(model.operands[index], index, kind))
+    if (fault := _read_by(model.entry, model.entry.outputs, foreign)) is not None:
+        raise GeneralFailure(fault)
 
 
 def _reasons(model: Model, memory_kinds: Container[str]) -> dict[int, str]:
@@ -128,20 +132,14 @@ def _out_of_reach(model: Model, foreign: dict[int, str]) -> dict[int, str]:
 
 
 def _read_by(subgraph: Subgraph, operands: Sequence[int], foreign: dict[int, str]) -> str | None:
+    """Why the first of *operands* in a *foreign* pool is out of reach; None if there is none."""
     for index in operands:
         operand = subgraph.operands[index]
-        if (kind := _kind(operand, foreign)) is not None:
-            return _reason(operand, index, kind)
+        if operand.location is not None and operand.location.pool in foreign:
+            name = repr(operand.name) if operand.name else f"operand {index}"
+            kind = foreign[operand.location.pool]
+            return f"constant {name} lies in {kind} memory, which this device does not map"
     return None
-
-
-def _kind(operand: Operand, foreign: dict[int, str]) -> str | None:
-    return None if operand.location is None else foreign.get(operand.location.pool)
-
-
-def _reason(operand: Operand, index: int, kind: str) -> str:
-    name = repr(operand.name) if operand.name else f"operand {index}"
-    return f"constant {name} lies in {kind} memory, which this device does not map"
 
 
 def validate_prepare(
@@ -175,16 +173,9 @@ def validate_prepare_config(config: PrepareConfig) -> None:
     """Checks a configuration alone, as for loading from cache."""
     if not isinstance(config, PrepareConfig):
         raise InvalidArgument(f"a PrepareConfig is needed, not {type(config).__name__}")
-    if config.preference not in PREFERENCES:
-        raise InvalidArgument(
-            f"preference {config.preference!r} is not one of {', '.join(PREFERENCES)}"
-        )
-    if config.priority not in PRIORITIES:
-        raise InvalidArgument(f"priority {config.priority!r} is not one of {', '.join(PRIORITIES)}")
-    if config.accuracy not in ACCURACY_RANK:
-        raise InvalidArgument(
-            f"accuracy {config.accuracy!r} is not one of {', '.join(ACCURACY_RANK)}"
-        )
+    for name, choices in CHOICES.items():
+        if (choice := getattr(config, name)) not in choices:
+            raise InvalidArgument(f"{name} {choice!r} is not one of {', '.join(choices)}")
     for label, value in (("token", config.token), ("binding", config.binding)):
         if len(value) != BYTE_SIZE_OF_CACHE_TOKEN:
             raise InvalidArgument(f"{label} has {len(value)} bytes, not {BYTE_SIZE_OF_CACHE_TOKEN}")
@@ -211,11 +202,9 @@ def validate_request(model: Model, request: Request, config: ExecutionConfig) ->
         raise InvalidArgument(f"a Request is needed, not {type(request).__name__}")
     entry = model.entry
     if len(request.inputs) != len(entry.inputs) or len(request.outputs) != len(entry.outputs):
-        raise InvalidArgument(
-            f"{counted(len(request.inputs), 'input')} and "
-            f"{counted(len(request.outputs), 'output')} given; "
-            f"the model has {len(entry.inputs)} and {len(entry.outputs)}"
-        )
+        given = [counted(len(request.inputs), "input"), counted(len(request.outputs), "output")]
+        has = f"the model has {len(entry.inputs)} and {len(entry.outputs)}"
+        raise InvalidArgument(f"{' and '.join(given)} given; {has}")
     operands = entry.operands
     for position, argument in enumerate(request.inputs):
         _check(operands[entry.inputs[position]], argument, request, "input", position)
@@ -233,10 +222,8 @@ def validate_fenced(model: Model) -> None:
     for position, index in enumerate(entry.outputs):
         operand = entry.operands[index]
         if not is_static(operand.shape):
-            raise InvalidArgument(
-                f"output {position} ({operand.name}) has an unknown shape; fenced execution needs "
-                "it known"
-            )
+            reason = "has an unknown shape; fenced execution needs it known"
+            raise InvalidArgument(f"output {position} ({operand.name}) {reason}")
 
 
 def _check(
@@ -252,119 +239,76 @@ def _check(
             and operand.dtype is not DType.STRING
         ):
             return
-        _check_host(operand, argument, kind, position)
+        fault = _fault_of_host(operand, argument, kind)
     elif type(argument) is PoolArgument:
-        _check_pool(operand, argument, request, kind, position)
+        fault = _fault_of_pool(operand, argument, request, kind)
     elif type(argument) is TokenArgument:
-        if argument.token <= 0:
-            raise InvalidArgument(f"{kind} {position}: token {argument.token} is not positive")
+        fault = "" if argument.token > 0 else f"token {argument.token} is not positive"
     elif type(argument) is NoValue:
-        if kind == "input" and operand.lifetime is not Lifetime.NO_VALUE:
-            raise InvalidArgument(f"input {position} ({operand.name}) is omitted, but not optional")
+        is_missing = kind == "input" and operand.lifetime is not Lifetime.NO_VALUE
+        fault = "it is omitted, but not optional" if is_missing else ""
     else:
-        raise InvalidArgument(
-            f"{kind} {position}: {type(argument).__name__} is not a request argument"
-        )
+        fault = f"{type(argument).__name__} is not a request argument"
+    if fault:
+        raise InvalidArgument(f"{kind} {position} ({operand.name}): {fault}")
 
 
-def _check_host(operand: Operand, argument: HostMemory, kind: str, position: int) -> None:
+def _fault_of_host(operand: Operand, argument: HostMemory, kind: str) -> str:
+    """What is wrong with memory of the caller for *operand*; empty if it is valid."""
     array = argument.array
     if not array.flags.c_contiguous:
-        raise InvalidArgument(
-            f"{_place(operand, kind, position)}: host memory must be C-contiguous"
-        )
+        return "host memory must be C-contiguous"
     if kind == "output" and not array.flags.writeable:
-        raise InvalidArgument(
-            f"{_place(operand, kind, position)}: host memory of an output must be writeable"
-        )
+        return "host memory of an output must be writeable"
     flat = array.ndim == 1 and array.dtype == "uint8"
     if operand.dtype is DType.STRING:
         if not flat:
-            raise InvalidArgument(
-                f"{_place(operand, kind, position)}: strings travel as flat uint8 in the "
-                "string-tensor layout"
-            )
-        if kind == "input":
-            if argument.dimensions is None:
-                raise InvalidArgument(
-                    f"{_place(operand, kind, position)}: strings need their dimensions"
-                )
-            _check_dimensions(operand, argument.dimensions, kind, position)
-        return
+            return "strings travel as flat uint8 in the string-tensor layout"
+        if kind == "output":
+            return ""
+        if argument.dimensions is None:
+            return "strings need their dimensions"
+        return _fault_of_dimensions(operand, argument.dimensions)
     if kind == "output" and flat and not is_static(operand.shape):
-        return
+        return ""
     if array.dtype != operand.dtype.numpy:
-        raise InvalidArgument(
-            f"{_place(operand, kind, position)}: dtype {array.dtype} given, {operand.dtype.value} "
-            "needed"
-        )
-    _check_dimensions(operand, array.shape, kind, position)
+        return f"dtype {array.dtype} given, {operand.dtype.value} needed"
+    return _fault_of_dimensions(operand, array.shape)
 
 
-def _check_pool(
-    operand: Operand, argument: PoolArgument, request: Request, kind: str, position: int
-) -> None:
+def _fault_of_pool(operand: Operand, argument: PoolArgument, request: Request, kind: str) -> str:
+    """What is wrong with an argument in a pool for *operand*; empty if it is valid."""
     at = argument.location
     if not 0 <= at.pool < len(request.pools):
-        raise InvalidArgument(
-            f"{_place(operand, kind, position)}: pool {at.pool} of {len(request.pools)}"
-        )
+        return f"pool {at.pool} of {len(request.pools)}"
     size = request.pools[at.pool].size
     if request.pools[at.pool].name == IMAGE:
-        if at.offset or at.length or argument.padding:
-            raise InvalidArgument(
-                f"{_place(operand, kind, position)}: an image is given whole, with offset, length "
-                "and padding 0"
-            )
-        return
-    if (
-        at.offset < 0
-        or at.length < 0
-        or argument.padding < 0
-        or at.offset + at.length + argument.padding > size
-    ):
-        raise InvalidArgument(
-            f"{_place(operand, kind, position)}: [{at.offset}, {at.offset + at.length}) of a pool "
-            f"of {size} bytes"
-        )
+        is_whole = not (at.offset or at.length or argument.padding)
+        return "" if is_whole else "an image is given whole, with offset, length and padding 0"
+    end = at.offset + at.length
+    if min(at.offset, at.length, argument.padding) < 0 or end + argument.padding > size:
+        return f"[{at.offset}, {end}) of a pool of {size} bytes"
     dimensions = argument.dimensions or operand.shape
-    if argument.dimensions:
-        _check_dimensions(operand, argument.dimensions, kind, position)
+    if argument.dimensions and (fault := _fault_of_dimensions(operand, argument.dimensions)):
+        return fault
     if dimensions is None or not is_static(dimensions):
-        if kind == "input":
-            raise InvalidArgument(
-                f"{_place(operand, kind, position)}: the shape of an input must be complete"
-            )
-        return
+        return "the shape of an input must be complete" if kind == "input" else ""
     if operand.dtype is DType.STRING:
-        return
+        return ""
     needed = math.prod(d or 0 for d in dimensions) * operand.dtype.numpy.itemsize
-    wrong = (
-        at.length != needed if kind == "input" else at.length < needed and is_static(operand.shape)
-    )
-    if wrong:
-        raise InvalidArgument(
-            f"{_place(operand, kind, position)}: {at.length} bytes given, {needed} needed"
-        )
+    fits = at.length == needed
+    if kind == "output":
+        fits = at.length >= needed or not is_static(operand.shape)
+    return "" if fits else f"{at.length} bytes given, {needed} needed"
 
 
-def _check_dimensions(operand: Operand, given: tuple[int, ...], kind: str, position: int) -> None:
+def _fault_of_dimensions(operand: Operand, given: tuple[int, ...]) -> str:
     shape = operand.shape
-    if given == shape:
-        return
     if min(given, default=0) < 0:
-        raise InvalidArgument(
-            f"{_place(operand, kind, position)}: shape {given} has a negative dimension"
-        )
-    if shape is None:
-        return
-    if len(shape) != len(given) or any(
-        d is not None and d != g for d, g in zip(shape, given, strict=True)
-    ):
-        raise InvalidArgument(
-            f"{_place(operand, kind, position)}: shape {given} given, {shape} needed"
-        )
-
-
-def _place(operand: Operand, kind: str, position: int) -> str:
-    return f"{kind} {position} ({operand.name})"
+        return f"shape {given} has a negative dimension"
+    if shape is None or given == shape:
+        return ""
+    fits = len(shape) == len(given) and all(
+        d is None or d == g for d, g in zip(shape, given, strict=True)
+    )
+    return "" if fits else f"shape {given} given, {shape} needed"

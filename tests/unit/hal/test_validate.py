@@ -142,11 +142,11 @@ def test_valid_request_is_accepted(
         (flat(9), flat(9), STRINGS, "strings need their dimensions"),
         (words(9, 3), flat(9), STRINGS, r"shape \(3,\) given"),
         (pool(9), pool(9), MANY_STRINGS, "must be complete"),
-        (hal.NO_VALUE_ARGUMENT, GOOD_OUT, None, r"input 0 \(x\) is omitted, but not optional"),
+        (hal.NO_VALUE_ARGUMENT, GOOD_OUT, None, "it is omitted, but not optional"),
         (hal.TokenArgument(0), GOOD_OUT, None, "token 0 is not positive"),
         (GOOD_IN, hal.TokenArgument(-5), None, "token -5"),
-        ("text", GOOD_OUT, None, "input 0: str is not a request argument"),
-        (GOOD_IN, None, None, "output 0: NoneType is not"),
+        ("text", GOOD_OUT, None, r"input 0 \(x\): str is not a request argument"),
+        (GOOD_IN, None, None, r"output 0 \(.*\): NoneType is not"),
     ],
 )
 def test_invalid_request_is_refused_with_its_fault(
