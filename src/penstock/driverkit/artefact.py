@@ -5,14 +5,18 @@ binary parts.
 from __future__ import annotations
 
 import struct
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
 from penstock.driverkit.site import QUANTIZED
-from penstock.errors import GeneralFailure
+from penstock.errors import GeneralFailure, OtherVersion
 from penstock.ir import DType, Lifetime, Model, Operand, Quantization, Subgraph
 from penstock.ir.types import static_shape
+
+if TYPE_CHECKING:
+    from penstock.sealed import LoadedEntry
 
 MAX_PORTS: Final = 1 << 16
 MAX_MANIFEST: Final = 1 << 24
@@ -20,9 +24,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Interface(msgspec.Struct, frozen=True):
-    """The inputs and outputs of a model. Requests to a model from the cache are checked against
-    them.
-    """
+    """The inputs and outputs of a model, against which requests to a cached model are checked."""
 
     entry: Subgraph
 
@@ -58,15 +60,18 @@ class Ports(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(Protocol):
-    """The fields that every manifest has."""
+    """The fields that every manifest has. *engine* is the version that wrote the artefact."""
 
     @property
     def schema(self) -> int: ...
+    @property
+    def engine(self) -> str: ...
     @property
     def ports(self) -> Ports: ...
 
 
 M = TypeVar("M", bound=Manifest)
+T = TypeVar("T")
 
 
 def interface_of(ports: Ports) -> Interface:
@@ -97,9 +102,7 @@ def framed(manifest: Manifest, *parts: bytes | memoryview) -> bytes:
 
 
 def unframed(content: memoryview, kind: type[M], schema: int) -> tuple[M, memoryview]:
-    """The manifest, decoded by *schema*, and the bytes behind it. Raises `GeneralFailure` for bytes
-    that `framed` cannot have produced.
-    """
+    """The manifest and the bytes behind it. Raises `GeneralFailure` for any other content."""
     if content.nbytes < _LENGTH.size:
         raise GeneralFailure("the artefact has no manifest")
     (size,) = _LENGTH.unpack(content[: _LENGTH.size])
@@ -119,6 +122,23 @@ def unframed(content: memoryview, kind: type[M], schema: int) -> tuple[M, memory
     if not known or not all(-1 <= i < len(ports.inputs) for i in ports.forwards):
         raise GeneralFailure("the artefact forwards inputs that it does not have")
     return manifest, body[size:]
+
+
+def opened(
+    entry: LoadedEntry, unpack: Callable[..., tuple[M, T]], version: Callable[[], str]
+) -> tuple[M, T]:
+    """What *unpack* returns for the files of a verified cache entry, whose private copies are then
+    released. Raises `OtherVersion` if the manifest is of another engine than *version* returns.
+    """
+    files = (*entry.model, *entry.data)
+    try:
+        manifest, contents = unpack(*files)
+    finally:
+        for file in files:
+            file.release()
+    if manifest.engine != (own := version()):
+        raise OtherVersion(f"the artefact is of {manifest.engine}, and this is {own}")
+    return manifest, contents
 
 
 def _port(operand: Operand) -> Port:

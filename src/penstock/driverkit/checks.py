@@ -83,9 +83,7 @@ def weight_scales(site: Site) -> NDArray:
 
 
 def product_scales(site: Site, data: int = 0) -> NDArray:
-    """The scales of a layer's sums, and of its integer bias: those of the filter at input 1, times
-    the scale of the image at input *data*.
-    """
+    """The scales of a layer's sums and integer bias: of its filter, times its image's at *data*."""
     return weight_scales(site) * np.float32(one_scale(site.input(data))[0])
 
 
@@ -137,9 +135,7 @@ FLOAT_ONLY: Final = frozenset(
 
 
 def check_pair(site: Site, whole: Collection[DType]) -> None:
-    """Refuses two operands of unknown shapes or unsupported types, and a fused activation of
-    integers: the types *whole*.
-    """
+    """Refuses two operands of unknown shapes or wrong types, and fused activations of *whole*."""
     site.shapes()
     if site.operation.type in FLOAT_ONLY:
         require_float(site)
@@ -197,9 +193,7 @@ def reduced_axes(site: Site) -> list[int]:
 
 
 def require_rows(site: Site) -> None:
-    """Refuses a FULLY_CONNECTED unless its weights are plain [units, depth] and its shapes are
-    known.
-    """
+    """Refuses a FULLY_CONNECTED unless its shapes are known, its weights plain [units, depth]."""
     attributes = site.attributes
     require(attributes.text("weights_format") == "DEFAULT", "shuffled weights are not read")
     require(not site.has(3) and len(site.outputs) == 1, "weights scaled by blocks are not read")
@@ -270,9 +264,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def one_axis(site: Site, position: int = 1, data: int = 0) -> int:
-    """The only axis, a constant at input *position*, as a number from 0. It is an axis of the shape
-    of input *data*.
-    """
+    """The constant axis at input *position*, one axis of input *data*, as a number from 0."""
     axes = site.integers(position, "its axis")
     require(len(axes) == 1, f"{len(axes)} axes")
     return axis_of(axes[0], len(site.shape(data)))

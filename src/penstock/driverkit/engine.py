@@ -62,9 +62,7 @@ class EngineDevice(HostBuffers, hal.DeviceBase):
         self._compiles = self._loads = 0
 
     def version_of_artefacts(self) -> str:
-        """Driver, engine and processor: everything that compiled models depend on besides the
-        model.
-        """
+        """Driver, engine and processor: all that compiled models depend on besides the model."""
         raise NotImplementedError
 
     def unusable(self) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,8 +12,11 @@ from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 from penstock import hal
 from penstock.driverkit.artefact import Ports, interface_of
 from penstock.driverkit.request_arrays import HostBuffers, bound_arrays, lent_arrays
-from penstock.errors import DeadObject, GeneralFailure
+from penstock.errors import DeadObject, DriverError, GeneralFailure
 from penstock.ir import Model, NDArray
+from penstock.logs import Log
+
+log = Log(__name__)
 
 Inputs: TypeAlias = Sequence[NDArray]
 Outputs: TypeAlias = Sequence[NDArray | None]
@@ -39,9 +44,44 @@ class Profiler(Protocol):
     """Makes the profiler of each run of an executable."""
 
     def start(self, began_ns: int) -> MeasuredRun | None:
-        """The profiler for the execution that began at *began_ns*; None if kernels are not
-        measured.
-        """
+        """The profiler of an execution that began at *began_ns*; None if none is measured."""
+
+
+M = TypeVar("M")
+
+
+class LazyProfiler(Generic[M]):
+    """A `Profiler` of at most *most* executions. Thread-safe.
+
+    *prepare* makes, before the first of them, what all of them need. *begin* gets it, the time when
+    the execution began, and whether it is the first. After an error of either no further execution
+    is measured.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[], M],
+        begin: Callable[[M, int, bool], MeasuredRun],
+        most: float = math.inf,
+    ) -> None:
+        self._prepare, self._begin, self._left = prepare, begin, most
+        self._lock = threading.Lock()
+        self._prepared: M | None = None
+
+    def start(self, began_ns: int) -> MeasuredRun | None:
+        """As `Profiler.start`."""
+        with self._lock:
+            if not self._left:
+                return None
+            self._left -= 1
+            try:
+                if is_first := self._prepared is None:
+                    self._prepared = self._prepare()
+                return self._begin(self._prepared, began_ns, is_first)
+            except (DriverError, OSError) as error:
+                log.debug("no kernels are measured: %s", error)
+                self._left = 0
+                return None
 
 
 class Run(Protocol):

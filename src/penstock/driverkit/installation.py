@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
+import platform
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,6 +18,7 @@ from msgspec.structs import replace
 from penstock.hal import Capabilities
 
 CPUINFO_BYTES: Final = 1 << 14
+DIGEST_DIGITS: Final = 16
 FEATURE_PREFIXES: Final = (
     "sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "sme", "fphp", "i8mm",
     "bf16",
@@ -88,8 +92,15 @@ def package_folder(package: str) -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def package_texts(package: str, folder: Path) -> tuple[str, str]:
-    """METADATA and RECORD of *package* in *folder*; empty if the files do not exist."""
+def version_and_record(package: str, folder: Path) -> tuple[str, str]:
+    """The version of *package* in *folder*, and its RECORD; empty if they are not known."""
+    described, record = _texts(package, folder)
+    found = re.search(r"(?m)^Version: *(\S+)", described)
+    return (found.group(1) if found else ""), record
+
+
+def _texts(package: str, folder: Path) -> tuple[str, str]:
+    """METADATA and RECORD; empty if the files do not exist."""
     beside = list(folder.parent.glob(f"{package}-*.dist-info"))
     if len(beside) == 1:
         with suppress(OSError, UnicodeDecodeError):
@@ -106,3 +117,21 @@ def package_texts(package: str, folder: Path) -> tuple[str, str]:
     except metadata.PackageNotFoundError:
         return "", ""
     return found.read_text("METADATA") or "", found.read_text("RECORD") or ""
+
+
+def digest_of(parts: Iterable[str]) -> str:
+    """The first `DIGEST_DIGITS` of a digest of *parts*."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:DIGEST_DIGITS]
+
+
+def described(adapter: int, engine: str, version: str, *parts: str) -> str:
+    """Everything that an artefact depends on besides the model: *adapter*, the version of the
+    driver, the *version* of *engine* ("": not installed), further *parts*, and the processor.
+    """
+    if not version:
+        return f"{adapter} ({engine} missing)"
+    processor = f"{platform.machine()} {processor_features()}"
+    return f"{adapter} ({'; '.join([f'{engine} {version}', *parts, processor])})"

@@ -179,9 +179,7 @@ def computed_axis(site: Site, axis: int) -> int:
 
 
 def in_computed_order(site: Site, sizes: Sequence[int]) -> list[int]:
-    """*sizes*, one for each axis of NHWC, in the axis order of the layout that the operation
-    computes in.
-    """
+    """*sizes* of the axes of NHWC, in the axis order that the operation computes in."""
     return [sizes[axis] for axis in TO_FIRST[4]] if site.first else list(sizes)
 
 

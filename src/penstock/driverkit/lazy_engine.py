@@ -113,9 +113,7 @@ class LeftInChildren:
 
 
 def leave(objects: Iterable[object]) -> None:
-    """Keeps *objects* from ever being destroyed, even when the interpreter exits. A list would not
-    prevent that.
-    """
+    """Keeps *objects* from ever being destroyed, even at the interpreter's exit, unlike a list."""
     from ctypes import py_object, pythonapi
 
     for each in objects:

@@ -109,9 +109,7 @@ def require_inside(site: Site) -> None:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The start, the stop and the step of each dimension. The step may be negative; a stop before
-    the first element is then below -size.
-    """
+    """Start, stop and step of each dimension. A stop before the first element is below -size."""
 
     begin: list[int]
     end: list[int]

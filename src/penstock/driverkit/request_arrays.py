@@ -170,9 +170,7 @@ class HostBuffers:
     def claimed(
         self, prepared: hal.PreparedModelBase, request: hal.Request
     ) -> AbstractContextManager[Claim | None]:
-        """The buffers that *request* names, as a context manager; None if the device has no
-        buffers.
-        """
+        """The buffers that *request* names, as a context manager; None if the device has none."""
         return nullcontext() if self.domain is None else self.domain.claim(prepared, request)
 
     def _interface_of(self, prepared: object) -> Model | None:
@@ -212,9 +210,7 @@ def _input(argument: hal.RequestArgument, operand: Operand, pools: Sequence[NDAr
 
 
 def _output_memory(argument: hal.RequestArgument, pools: Sequence[NDArray]) -> NDArray | None:
-    """The destination of an output: the caller's array, or flat bytes; None for a token or
-    `NoValue`.
-    """
+    """Where an output goes: the caller's array, or flat bytes; None for a token or `NoValue`."""
     match argument:
         case hal.HostMemory(array, _):
             return array

@@ -62,9 +62,7 @@ class Surroundings:
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Whether an operation computes channels *first* or last, and which of its operands are
-    channels first.
-    """
+    """Whether an operation computes channels *first*, and which operands are channels first."""
 
     first: bool = False
     inputs: tuple[bool, ...] = ()
@@ -171,9 +169,7 @@ class Site(msgspec.Struct, frozen=True):
         return self.model.constant(operand) if operand is not None and operand.is_constant else None
 
     def value(self, position: int, what: str) -> NDArray:
-        """The value of input *position*. Unless it is constant, raises `Refused` with the name
-        *what*.
-        """
+        """The value of input *position*. Unless it is constant, raises `Refused` about *what*."""
         operand = self.input(position)
         if not operand.is_constant:
             raise Refused(f"{what} is not constant")

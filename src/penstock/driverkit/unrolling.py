@@ -142,9 +142,7 @@ class _Writer:
         return len(self.operands) - 1
 
     def _known(self, value: NDArray | None, index: int) -> int:
-        """A constant operand if *value*, the value of operand *index*, is known and small;
-        otherwise *index*.
-        """
+        """A constant if the *value* of operand *index* is known and small; otherwise *index*."""
         if value is None or self.operands[index].is_constant or value.nbytes > MAX_COPIED_VALUE:
             return index
         return self._add(constant_of(value))
@@ -168,9 +166,7 @@ def _body(model: Model, operation: Operation) -> Subgraph:
 
 
 def _rounds(model: Model, operation: Operation, room: int) -> list[Values] | None:
-    """The known rounds of a loop; None if its values change type, shape or scale, or if unrolling
-    takes more than *room* operations.
-    """
+    """The known rounds of a loop of one type and shape; None if they take more than *room*."""
     body = _body(model, operation)
     rows = zip(
         (model.entry.operands[i] for i in operation.inputs),

@@ -1,6 +1,4 @@
-"""The null device: prepares every model and computes nothing, so that the overhead of the layers
-above it can be measured.
-"""
+"""The null device: prepares every model and computes nothing, to measure the layers above."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ __all__ = ["NullDevice", "create"]
 
 
 class NullDevice(hal.DeviceBase):
-    """A device that supports every operation and writes zeros for callers in this process. Used
-    only when the caller names it.
-    """
+    """A device that supports every operation and writes zeros. Used only when it is named."""
 
     name = "null"
     version = "1"

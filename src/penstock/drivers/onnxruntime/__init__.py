@@ -12,8 +12,6 @@ __all__ = ["OnnxRuntimeDevice", "create"]
 
 
 def create() -> list[OnnxRuntimeDevice]:
-    """The entry point of `penstock.drivers`: one device for each provider, or one device that
-    reports what is missing.
-    """
+    """The entry point: one device for each provider, or one device that reports what is missing."""
     installation = find_installation()
     return [OnnxRuntimeDevice(provider, installation) for provider in installation.providers]

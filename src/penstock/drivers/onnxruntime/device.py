@@ -20,9 +20,7 @@ PERFORMANCE: Final = {
     "int8": PerformanceInfo(execution_time=0.1, power_usage=0.1),
     "uint8": PerformanceInfo(execution_time=0.12, power_usage=0.12),
 }
-"""Measured on one thread of an x86-64 processor with AVX-512 and VNNI, over networks of the
-corpus.
-"""
+"""Measured over networks of the corpus, on one thread of x86-64 with AVX-512 and VNNI."""
 
 BRANCH: Final = PerformanceInfo(execution_time=0.3, power_usage=0.3)
 """Overhead of an IF without the operations of its branches, or of a loop without its rounds."""

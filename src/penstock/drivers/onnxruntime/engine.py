@@ -198,9 +198,7 @@ class _Run:
 
 
 class Executable(RunPool[_Run]):
-    """Runs of *session*. Inputs and outputs have the session's element types and shapes; int8
-    values are seen as bytes.
-    """
+    """Runs of *session*, with its element types and shapes. int8 values are seen as bytes."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(lambda: _Run(session), unusable)
@@ -209,9 +207,7 @@ class Executable(RunPool[_Run]):
 
 @contextmanager
 def _watched(options: Any, config: ExecutionConfig) -> Iterator[None]:
-    """A watchdog: terminates the run of *options* between two nodes once its deadline has passed or
-    it is cancelled.
-    """
+    """A watchdog: terminates the run of *options* between two nodes if it is late or cancelled."""
     over = threading.Event()
 
     def watch() -> None:
@@ -231,9 +227,7 @@ def _watched(options: Any, config: ExecutionConfig) -> Iterator[None]:
 
 
 class _Port:
-    """One input or output of a session, and the address that it is *bound* to. The caller keeps
-    that memory alive during a run.
-    """
+    """A session's input or output, and the address *bound* to it; the caller owns the memory."""
 
     __slots__ = ("_call", "_dtype", "_name", "_own", "_place", "_shape", "alignment", "bound")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 
 from penstock.driverkit.checks import CLAMPS, one_scale
@@ -27,9 +28,7 @@ BIAS: Final = 128
 """The offset that turns an int8 value into a stored uint8 value."""
 
 AWAY: Final = 1 - 2.0**-21
-"""A factor of scales that makes halves round away from zero. Its distance from 1 exceeds float32
-rounding errors.
-"""
+"""A factor of scales for rounding halves away from zero, beyond float32's rounding errors."""
 
 AWAY_ONCE: Final = 1 - 2.0**-23
 """The same factor if only the division by the scale is rounded."""
@@ -45,24 +44,17 @@ SHARED_BYTES: Final = 1024
 """Greatest size, in bytes, of constants that are shared if they are equal."""
 
 
-class Node:
+class Node(msgspec.Struct, eq=False):
     """One ONNX node, in plain Python until the model is written. *operation* is the number of the
     operation that it was made for; None for nodes of inputs and outputs.
     """
 
-    __slots__ = ("attributes", "domain", "inputs", "kind", "operation", "outputs")
-
-    def __init__(
-        self,
-        kind: str,
-        inputs: list[Value],
-        outputs: list[Value],
-        domain: str,
-        attributes: dict[str, Any],
-        operation: int | None = None,
-    ) -> None:
-        self.kind, self.inputs, self.outputs = kind, inputs, outputs
-        self.domain, self.attributes, self.operation = domain, attributes, operation
+    kind: str
+    inputs: list[Value]
+    outputs: list[Value]
+    domain: str = ""
+    attributes: dict[str, Any] = {}
+    operation: int | None = None
 
     def branches(self) -> Iterator[Graph]:
         """The graphs of the node's branches."""
@@ -128,13 +120,8 @@ class Graph(LaidOutGraph[Value]):
         """The graph of subgraph *index*. Its inputs are the values *given* of this graph. Both
         graphs share names and constants.
         """
-        made = Graph(
-            self.model,
-            wide=self.wide,
-            portable=self.portable,
-            relaxed=self.relaxed,
-            branch=index,
-        )
+        options = {"wide": self.wide, "portable": self.portable, "relaxed": self.relaxed}
+        made = Graph(self.model, **options, branch=index)
         made.around, made.operation = self, self.operation
         made.constants, made._shared, made._count = self.constants, self._shared, self._count
         for operand, value in zip(made.entry.inputs, given, strict=True):
@@ -143,9 +130,7 @@ class Graph(LaidOutGraph[Value]):
         return made
 
     def finish(self) -> None:
-        """Names the outputs of the entry subgraph that are not inputs. In a branch, names all
-        outputs.
-        """
+        """Names the outputs of the entry subgraph that are no inputs, or all of a branch."""
         if self.around is not None:
             named = set[Value]()
             for index in self.entry.outputs:
@@ -167,7 +152,7 @@ class Graph(LaidOutGraph[Value]):
             # inputs, which need no session.
             zero = np.zeros(1, np.float32)
             self.inputs = []
-            self.nodes = [Node("Identity", [self.constant(zero)], ["o0"], "", {})]
+            self.nodes = [Node("Identity", [self.constant(zero)], ["o0"])]
             self.outputs = [("o0", Operand(DType.FLOAT32, zero.shape))]
 
     def node(self, kind: str, *inputs: Value, domain: str = "", **attributes: Any) -> Value:
@@ -175,17 +160,11 @@ class Graph(LaidOutGraph[Value]):
         return self.node_of(kind, inputs, 1, domain=domain, **attributes)[0]
 
     def node_of(
-        self,
-        kind: str,
-        inputs: Sequence[Value],
-        outputs: int,
-        *,
-        domain: str = "",
-        **attributes: Any,
+        self, kind: str, inputs: Sequence[Value], outputs: int, *, domain: str = "", **named: Any
     ) -> list[Value]:
-        """A node with *outputs* outputs."""
+        """A node with *outputs* outputs and the attributes *named*."""
         made = [self._name() for _ in range(outputs)]
-        node = Node(kind, list(inputs), made, domain, attributes, self.operation)
+        node = Node(kind, list(inputs), made, domain, named, self.operation)
         self.nodes.append(node)
         self._makers.update(dict.fromkeys(made, node))
         return made
@@ -345,9 +324,7 @@ class Graph(LaidOutGraph[Value]):
         return self.node("Clip", value, self.number(low), self.number(high))
 
     def limit(self, value: Value, operand: Operand, fused: str) -> Value:
-        """A stored *value* clamped by a fused activation, whose limits are rounded to the grid as
-        in TFLite.
-        """
+        """A stored *value* clamped by a fused activation, with limits on the grid."""
         low, high = stored_limits(operand, fused)
         if (low, high) == (0, 255):
             return value
@@ -370,9 +347,7 @@ class Graph(LaidOutGraph[Value]):
         self.put_at(index, self._flip(name) if operand.dtype is DType.INT8 else name)
 
     def _output(self, index: int, names: dict[Value, Value]) -> None:
-        """Records the output's name for its value. A value that already has a name, or that no node
-        computes, is copied.
-        """
+        """Records the output's name for its value, or for a copy if that has a name or no node."""
         operand, value = self.entry.operands[index], self.read(index)
         name = f"o{len(self.outputs)}"
         self.outputs.append((name, operand))
@@ -381,7 +356,7 @@ class Graph(LaidOutGraph[Value]):
         if value in self._makers and value not in names:
             names[value] = name
         else:
-            self.nodes.append(Node("Identity", [value], [name], "", {}))
+            self.nodes.append(Node("Identity", [value], [name]))
 
     def _made(self, index: int, named: Container[Value]) -> Value:
         """Operand *index* as the result of a node of this graph that is not in *named*."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import platform
 import re
@@ -16,7 +15,12 @@ from typing import Final
 import msgspec
 
 from penstock.distribution import install_command
-from penstock.driverkit.installation import package_folder, processor_features
+from penstock.driverkit.installation import (
+    described,
+    digest_of,
+    package_folder,
+    processor_features,
+)
 from penstock.hal import DeviceType
 
 PACKAGE: Final = "onnxruntime"
@@ -24,15 +28,10 @@ INSTALL: Final = install_command("onnxruntime")
 DERIVED_WITH: Final = "1.31"
 """The release of ONNX Runtime that the accuracy classes were measured with."""
 ADAPTER_VERSION: Final = 2
-"""Increased when this driver builds another graph for the same model, or writes other cache
-files.
-"""
+"""Increased when this driver builds other graphs of the same models, or other cache files."""
 
-DIGEST_DIGITS: Final = 16
 DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})
-"""Processor features. An x86-64 processor without them saturates products of unsigned and signed
-bytes.
-"""
+"""Processor features without which x86-64 saturates products of unsigned and signed bytes."""
 
 
 class Provider(msgspec.Struct, frozen=True):
@@ -52,9 +51,7 @@ class Provider(msgspec.Struct, frozen=True):
 
     @property
     def simulated(self) -> bool:
-        """Whether the provider simulates its hardware on this processor. Qualcomm's library for x86
-        does.
-        """
+        """Whether the provider simulates its hardware here, as Qualcomm's library for x86 does."""
         return "hexagon" in self.families and platform.machine().lower() in {"x86_64", "amd64"}
 
 
@@ -91,12 +88,8 @@ class Installation(msgspec.Struct, frozen=True):
 
     def version_of(self, provider: Provider) -> str:
         """Everything that an artefact for *provider* depends on besides the model."""
-        if not self.version:
-            return f"{ADAPTER_VERSION} (onnxruntime missing)"
-        return (
-            f"{ADAPTER_VERSION} (onnxruntime {self.version} {self.digest}; {provider.name}; "
-            f"{platform.machine()} {processor_features()})"
-        )
+        version = self.version and f"{self.version} {self.digest}"
+        return described(ADAPTER_VERSION, PACKAGE, version, provider.name)
 
 
 @functools.cache
@@ -127,9 +120,7 @@ def providers_in(libraries: Path, package: str) -> list[Provider]:
 
 
 def saturates() -> bool:
-    """Whether ONNX Runtime's kernels saturate products of unsigned and signed bytes on this
-    processor.
-    """
+    """Whether ONNX Runtime's kernels saturate products of unsigned and signed bytes here."""
     if platform.machine().lower() not in {"x86_64", "amd64"}:
         return False
     return not DOT_PRODUCTS.intersection(processor_features().split())
@@ -150,20 +141,17 @@ def _metadata(folder: Path) -> tuple[str, str]:
 
 
 def _digest(folder: Path, libraries: Path) -> str:
-    """A digest of the engine's libraries: of the installer's hashes if they exist, otherwise of
-    size and modification time.
-    """
+    """A digest of the libraries, by the installer's hashes, otherwise by size and time."""
     recorded = _recorded(folder)
-    digest = hashlib.sha256()
+    parts = []
     for path in sorted(libraries.iterdir()):
-        if not re.search(r"\.(so|pyd|dll|dylib)", path.name):
-            continue
-        known = recorded.get(path.name)
-        if known is None:
-            status = path.stat()
-            known = f"{status.st_size} {status.st_mtime_ns}"
-        digest.update(f"{path.name} {known}".encode() + b"\0")
-    return digest.hexdigest()[:DIGEST_DIGITS]
+        if re.search(r"\.(so|pyd|dll|dylib)", path.name):
+            known = recorded.get(path.name)
+            if known is None:
+                status = path.stat()
+                known = f"{status.st_size} {status.st_mtime_ns}"
+            parts.append(f"{path.name} {known}")
+    return digest_of(parts)
 
 
 def _recorded(folder: Path) -> Mapping[str, str]:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.driverkit.artefact import Ports, framed, ports_of, unframed
+from penstock.driverkit.artefact import Ports, framed, opened, ports_of, unframed
 from penstock.driverkit.engine import check_limits, compiled_within, report_of
 from penstock.driverkit.engine_model import EngineModel
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.engine import Executable
 from penstock.drivers.onnxruntime.installation import saturates
 from penstock.drivers.onnxruntime.wire import build, serialize
-from penstock.errors import OtherVersion
 from penstock.hal import CacheReport, PrepareConfig
 from penstock.ir import Model
 from penstock.sealed import LoadedEntry
@@ -47,9 +46,7 @@ def pack(model: bytes, ports: Ports, version: str) -> bytes:
 
 
 def unpack(content: memoryview) -> tuple[Manifest, bytes]:
-    """The manifest and the model. Raises `GeneralFailure` for bytes that `pack` cannot have
-    produced.
-    """
+    """The manifest and the model. Raises `GeneralFailure` for bytes that `pack` cannot produce."""
     manifest, model = unframed(content, Manifest, SCHEMA)
     return manifest, bytes(model)
 
@@ -57,10 +54,8 @@ def unpack(content: memoryview) -> tuple[Manifest, bytes]:
 def prepare(
     device: OnnxRuntimeDevice, model: Model, config: PrepareConfig
 ) -> EngineModel[Executable]:
-    """Writes a model whose operations are all supported as ONNX, and saves the optimised model to
-    the cache handles.
-    """
-    from penstock.drivers.onnxruntime.profiling import Profiler
+    """Writes a supported model as ONNX, and saves the optimised model to the cache handles."""
+    from penstock.drivers.onnxruntime.profiling import profiler
 
     ports = ports_of(model)
 
@@ -89,28 +84,23 @@ def prepare(
             check_limits(config)
 
             def payloads() -> Payloads:
-                return [pack(path.read_bytes(), ports, engine.onnxruntime().__version__)], []
+                return [pack(path.read_bytes(), ports, _version())], []
 
             report = report_of(device.save(config, payloads))
-    profiler = Profiler(write, config.num_threads)
-    profilers = (lambda _: profiler) if device.measured else None
+    made = profiler(write, config.num_threads)
+    profilers = (lambda _: made) if device.measured else None
     return EngineModel(device, ports, report, Executable(session), profilers)
+
+
+def _version() -> str:
+    return str(engine.onnxruntime().__version__)
 
 
 def load(
     device: OnnxRuntimeDevice, entry: LoadedEntry, config: PrepareConfig
 ) -> EngineModel[Executable]:
-    """The session of a verified entry. Raises `OtherVersion` for an entry of another ONNX
-    Runtime.
-    """
-    try:
-        manifest, content = unpack(entry.model[0])
-    finally:
-        for held in (*entry.model, *entry.data):
-            held.release()
-    version = engine.onnxruntime().__version__
-    if manifest.engine != version:
-        raise OtherVersion(f"the artefact is of {manifest.engine}, and this is {version}")
+    """The session of a verified entry. Raises `OtherVersion` for another ONNX Runtime's entry."""
+    manifest, content = opened(entry, unpack, _version)
     check_limits(config)
     device.count(loads=1)
     session = engine.session_of(content, device.provider.name, config.num_threads, optimised=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,21 +15,19 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.driverkit.engine_model import Inputs, Outputs
+from penstock.driverkit.engine_model import Inputs, LazyProfiler, Outputs
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.engine import Executable
 from penstock.drivers.onnxruntime.graph import Graph
 from penstock.drivers.onnxruntime.wire import serialize
-from penstock.errors import DriverError, GeneralFailure
+from penstock.errors import GeneralFailure
 from penstock.hal import ExecutionConfig, OperationTiming
 from penstock.logs import Log
 
 log = Log(__name__)
 
 MOST_PROFILED: Final = 16
-"""Greatest number of measured runs of one prepared model. Each takes as long as loading the
-model.
-"""
+"""Greatest number of measured runs of a prepared model. Each takes as long as a load."""
 
 SETUP: Final = "making a session that is measured"
 NS_OF_US: Final = 1000
@@ -47,31 +44,13 @@ class Measurable(msgspec.Struct, frozen=True):
     operations: tuple[tuple[int, ...], ...]
 
 
-class Profiler:
-    """The measured runs of one prepared model. *write* builds its graph again. Thread-safe."""
-
-    def __init__(self, write: Callable[[], Graph], num_threads: int | None) -> None:
-        self._write, self._threads = write, num_threads
-        self._lock = threading.Lock()
-        self._left = MOST_PROFILED
-        self._model: Measurable | None = None
-
-    def start(self, began_ns: int) -> ProfiledRun | None:
-        """The profiler of the execution that began at *began_ns*; None after `MOST_PROFILED`
-        executions, or if ONNX Runtime rejects the model.
-        """
-        with self._lock:
-            if not self._left:
-                return None
-            self._left -= 1
-            try:
-                if self._model is None:
-                    self._model = optimised(self._write(), self._threads)
-                return ProfiledRun(self._model, self._threads, began_ns)
-            except (DriverError, OSError) as error:
-                log.debug("no kernels are measured: %s", error)
-                self._left = 0
-                return None
+def profiler(write: Callable[[], Graph], num_threads: int | None) -> LazyProfiler[Measurable]:
+    """The measured runs of one prepared model. *write* builds its graph again."""
+    return LazyProfiler(
+        lambda: optimised(write(), num_threads),
+        lambda model, began_ns, _: ProfiledRun(model, num_threads, began_ns),
+        MOST_PROFILED,
+    )
 
 
 class ProfiledRun:
@@ -85,12 +64,9 @@ class ProfiledRun:
         self._model, self._began = model, began_ns
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-onnxruntime-")
         try:
+            path = Path(self._folder.name) / "profile"
             self._session = engine.session_of(
-                model.content,
-                engine.CPU,
-                threads,
-                optimised=True,
-                profile_to=Path(self._folder.name) / "profile",
+                model.content, engine.CPU, threads, optimised=True, profile_to=path
             )
         except BaseException:
             self._folder.cleanup()
@@ -109,9 +85,7 @@ class ProfiledRun:
             self.timings = (setup, *kernels) if kernels else ()
 
     def _kernels(self, start_ns: int) -> list[OperationTiming]:
-        """The kernels of the last run, which began at *start_ns*; empty if the profile cannot be
-        read.
-        """
+        """The kernels of the last run, begun at *start_ns*; empty for an unreadable profile."""
         try:
             events = json.loads(Path(self._session.end_profiling()).read_bytes())
             runs = [event for event in events if event["name"] == RUN]
@@ -129,25 +103,17 @@ class ProfiledRun:
     def _timing(self, event: Mapping[str, Any], zero_ns: int) -> OperationTiming:
         name = event["name"].removesuffix(KERNEL)
         start = zero_ns + int(event["ts"]) * NS_OF_US
-        return OperationTiming(
-            self._model.operations[int(name)],
-            str(event["args"]["op_name"]),
-            max(0, start),
-            int(event["dur"]) * NS_OF_US,
-        )
+        operations, kind = self._model.operations[int(name)], str(event["args"]["op_name"])
+        return OperationTiming(operations, kind, max(0, start), int(event["dur"]) * NS_OF_US)
 
 
 def _is_kernel(name: str) -> bool:
-    """Whether an event of this name is the run of a numbered node; nodes of branches are not
-    numbered.
-    """
+    """Whether *name* is of a run of a numbered node; nodes of branches are not numbered."""
     return name.endswith(KERNEL) and name.removesuffix(KERNEL).isdigit()
 
 
 def optimised(graph: Graph, threads: int | None) -> Measurable:
-    """The optimised model of *graph*, for measured runs. Raises `GeneralFailure` with ONNX
-    Runtime's message.
-    """
+    """The optimised model of *graph*, for measured runs. Raises `GeneralFailure`."""
     onnx = engine.onnx()
     content = serialize(graph, onnx)
     with tempfile.TemporaryDirectory(prefix="penstock-onnxruntime-") as folder:
@@ -157,9 +123,8 @@ def optimised(graph: Graph, threads: int | None) -> Measurable:
             model = onnx.ModelProto.FromString(path.read_bytes())
         except ValueError as error:
             raise GeneralFailure(f"the optimised model cannot be read: {error}") from error
-    operations = operations_of(
-        [(node.name, node.input, node.output) for node in model.graph.node], graph
-    )
+    nodes = [(node.name, node.input, node.output) for node in model.graph.node]
+    operations = operations_of(nodes, graph)
     for index, node in enumerate(model.graph.node):
         node.name = str(index)
     return Measurable(model.SerializeToString(), operations)
@@ -179,7 +144,7 @@ def operations_of(
         [v for v in (*outputs, name.removesuffix(RENAMED)) if v in makers]
         for name, _, outputs in nodes
     ]
-    there = {value for values in made for value in values}
+    results = {value for values in made for value in values}
     found = []
     for values in made:
         members, pending, seen = set(), list(values), set(values)
@@ -187,7 +152,7 @@ def operations_of(
             node = makers[pending.pop()]
             if node.operation is not None:
                 members.add(node.operation)
-            behind = [v for v in node.inputs if v in makers and v not in there and v not in seen]
+            behind = [v for v in node.inputs if v in makers and v not in results and v not in seen]
             seen.update(behind)
             pending += behind
         found.append(tuple(sorted(members)))

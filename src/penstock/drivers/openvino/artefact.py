@@ -49,9 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 def pack(
     parts: Sequence[bytes], constants: Sequence[NDArray], ports: Ports, engine: str, form: str
 ) -> tuple[bytes, bytes]:
-    """The payloads of the model file and of the data file. The data file stores each constant
-    once.
-    """
+    """The payloads of the model file, and of the data file, which stores each constant once."""
     cuts: list[tuple[int, int, int]] = []
     kept: list[memoryview] = []
     moved: dict[int, int] = {}
@@ -93,9 +91,7 @@ def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]
 
 
 def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int, int]]:
-    """The occurrences of large constants in *part*: (offset, number of the constant), ascending,
-    not overlapping.
-    """
+    """Where large constants are in *part*: (offset, number of the constant), ascending, apart."""
     found: list[tuple[int, int]] = []
     end = 0
     for index, value in enumerate(constants):
@@ -120,9 +116,7 @@ def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int,
 
 
 def _find(part: bytes, content: memoryview, start: int) -> int:
-    """The offset of *content* in *part* at or after *start*; -1 if it is not found within
-    `MAX_TRIES`.
-    """
+    """The offset of *content* in *part* from *start* on; -1 if `MAX_TRIES` do not find it."""
     for _ in range(MAX_TRIES):
         start = part.find(content[:NEEDLE], start)
         if start < 0 or part[start : start + content.nbytes] == content:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from penstock.driverkit import artefact as kit
 from penstock.driverkit.artefact import Ports, ports_of
 from penstock.driverkit.engine import Limits, check_limits, compiled_within
 from penstock.driverkit.postponed_write import Payloads
@@ -16,7 +18,7 @@ from penstock.drivers.openvino.engine import Executable
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.profiling import name_nodes
 from penstock.drivers.openvino.rules import RULES
-from penstock.errors import GeneralFailure, OtherVersion, PenstockError
+from penstock.errors import GeneralFailure, PenstockError
 from penstock.hal import PrepareConfig
 from penstock.interrupts import polled
 from penstock.ir import Model, NDArray
@@ -49,65 +51,55 @@ class Compiled(msgspec.Struct, frozen=True):
         return [model], [data]
 
 
-class Source(Protocol):
-    """A source of a compiled model; it can be compiled more than once."""
-
-    ports: Ports
-    manner: engine.Manner
-
-    def compile(self, form: Form, limits: Limits) -> Compiled: ...
+Graphs: TypeAlias = Callable[[Limits], tuple[Any, Sequence[NDArray], object]]
+"""Makes OpenVINO's graph, its constants, and what must live as long as the compiled model."""
 
 
-class ModelSource:
-    """A model whose operations are all supported."""
-
-    def __init__(self, device: OpenVinoDevice, model: Model, config: PrepareConfig) -> None:
-        self.ports = ports_of(model)
-        self.manner = engine.Manner.of(config, quantized=self.ports.quantized)
-        self._device, self._model = device, model
-
-    def compile(self, form: Form, limits: Limits) -> Compiled:
-        """Builds OpenVINO's graph and compiles it. A baseline also stores the graph."""
-        check_limits(limits)
-        graph = build_graph(self._model)
-        built = graph.finish("penstock")
-        name_nodes(built, makers_of(graph))
-        check_limits(limits)
-        compiled = compiled_within(
-            limits, lambda: compile_graph(self._device, built, form, self.manner)
-        )
-        check_limits(limits)
-        kept = engine.serialize(built) if form == "baseline" else None
-        constants = graph.constants
-        return Compiled(Executable(compiled, constants), constants, self.ports, form, kept)
-
-
-class GraphSource:
-    """The graph of an artefact: XML and weights as returned by `engine.serialize`."""
+class Source:
+    """A source of models with *ports*, compiled in a *manner*, as often as it is asked."""
 
     def __init__(
-        self,
-        device: OpenVinoDevice,
-        ports: Ports,
-        xml: NDArray,
-        weights: NDArray,
-        manner: engine.Manner,
+        self, device: OpenVinoDevice, ports: Ports, manner: engine.Manner, make: Graphs
     ) -> None:
-        self.ports = ports
-        self.manner = manner
-        self._device, self._xml, self._weights = device, xml, weights
+        self.ports, self.manner = ports, manner
+        self._device, self._make = device, make
 
     def compile(self, form: Form, limits: Limits) -> Compiled:
-        """Compiles the graph. All its constants are one buffer, the weights."""
+        """Makes OpenVINO's graph and compiles it. A baseline also stores the graph."""
         check_limits(limits)
-        graph = engine.read_model(self._xml, self._weights)
+        graph, constants, keep = self._make(limits)
         compiled = compiled_within(
             limits, lambda: compile_graph(self._device, graph, form, self.manner)
         )
         check_limits(limits)
-        constants = constants_of(graph)
-        keep = (graph, self._weights)
-        return Compiled(Executable(compiled, keep), constants, self.ports, form)
+        kept = engine.serialize(graph) if form == "baseline" else None
+        return Compiled(Executable(compiled, keep), tuple(constants), self.ports, form, kept)
+
+
+def source_of_model(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Source:
+    """The source of a model whose operations are all supported."""
+
+    def make(limits: Limits) -> tuple[Any, Sequence[NDArray], object]:
+        graph = build_graph(model)
+        built = graph.finish("penstock")
+        name_nodes(built, makers_of(graph))
+        check_limits(limits)
+        return built, graph.constants, graph.constants
+
+    ports = ports_of(model)
+    return Source(device, ports, engine.Manner.of(config, quantized=ports.quantized), make)
+
+
+def source_of_graph(
+    device: OpenVinoDevice, ports: Ports, xml: NDArray, weights: NDArray, manner: engine.Manner
+) -> Source:
+    """The source of a graph in an artefact: XML and weights of `engine.serialize`."""
+
+    def make(_: Limits) -> tuple[Any, Sequence[NDArray], object]:
+        graph = engine.read_model(xml, weights)
+        return graph, constants_of(graph), (graph, weights)
+
+    return Source(device, ports, manner, make)
 
 
 def makers_of(graph: Graph) -> dict[str, int]:
@@ -136,16 +128,13 @@ def constants_of(graph: Any) -> tuple[NDArray, ...]:
 
 
 def build_graph(model: Model) -> Graph:
-    """OpenVINO's nodes for every operation of *model*. If an operation fails, raises
-    `GeneralFailure` with its name.
-    """
+    """The graph of *model*. Raises `GeneralFailure` with the name of an operation that fails."""
     engine.core()
     try:
         graph = Graph(model)
     except (PenstockError, RuntimeError, TypeError) as error:
-        raise GeneralFailure(
-            f"the inputs cannot be declared: {engine.message_from(error)}"
-        ) from error
+        text = f"the inputs cannot be declared: {engine.message_from(error)}"
+        raise GeneralFailure(text) from error
     RULES.emit(graph, enumerate(RULES.lay_out(make_sites(model))), engine.message_from)
     return graph
 
@@ -156,14 +145,8 @@ def opened(
     """The manifest and parts of a verified entry. Releases the entry's private copies. Raises
     `OtherVersion` for another build of OpenVINO, `GeneralFailure` for an unknown form.
     """
-    try:
-        manifest, parts = artefact.unpack(entry.model[0], entry.data[0])
-    finally:
-        for content in (*entry.model, *entry.data):
-            content.release()
-    build = engine.build_of(device.plugin.name)
-    if manifest.engine != build:
-        raise OtherVersion(f"the artefact is of {manifest.engine}, and this is {build}")
+    build = partial(engine.build_of, device.plugin.name)
+    manifest, parts = kit.opened(entry, artefact.unpack, build)
     if manifest.form not in FORMS:
         raise GeneralFailure(f"the artefact is of the form {manifest.form!r}, which is not known")
     return manifest, parts

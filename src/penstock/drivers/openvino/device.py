@@ -23,18 +23,14 @@ TYPES: Final = {
 }
 FAMILIES: Final = {"CPU": ("openvino",), "GPU": ("openvino", "opencl"), "NPU": ("openvino", "npu")}
 FLOATS: Final = hal.PerformanceInfo(execution_time=0.15, power_usage=0.2)
-"""Measured over ten float networks of up to 300 M multiply-accumulates, on one thread of an x86-64
-processor with AVX-512.
-"""
+"""Measured on ten float networks of up to 300 M MACs, on one thread of x86-64 with AVX-512."""
 
 FASTER: Final = hal.PerformanceInfo(execution_time=0.1, power_usage=0.2)
 UNSIGNED: Final = hal.PerformanceInfo(execution_time=0.13, power_usage=0.2)
 """Relative time of whole networks: six sevenths of the time of XNNPACK, which declares 0.15."""
 
 DISPATCH_NS: Final = 20_000
-"""Overhead of an infer request with its bindings. Measured on one operation of 16 values, on one
-thread of an x86-64 processor.
-"""
+"""Overhead of an infer request with its bindings, on one thread of an x86-64 processor."""
 
 
 class OpenVinoDevice(EngineDevice):
@@ -46,9 +42,7 @@ class OpenVinoDevice(EngineDevice):
     """
 
     files = (1, 1)
-    """A model file with the bytes that OpenVINO exports, and a data file with their large
-    constants.
-    """
+    """A model file of the bytes that OpenVINO exports, and a data file of their large constants."""
 
     def __init__(
         self,

@@ -1,6 +1,4 @@
-"""OpenVINO itself: imported when a model is first prepared, with one core a process; and its
-runs.
-"""
+"""OpenVINO itself, imported when a model is first prepared; one core a process; and its runs."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ def _made_core() -> Any:
 
 
 def message_from(error: BaseException) -> str:
-    """The last line of an OpenVINO exception. The lines before it name places in OpenVINO's
-    sources.
-    """
+    """The last line of an OpenVINO exception. Earlier lines name places in OpenVINO's sources."""
     return message_of(error, line=-1)
 
 
@@ -72,14 +68,14 @@ core: Final = _engine.get
 was in use when this process was forked: its threads exist only in the parent.
 """
 
+guarded: Final = _engine.guarded
+
 unusable: Final = _engine.unusable
 """Returns why this process cannot use the engine, as far as can be known without loading it."""
 
 
 class Manner(msgspec.Struct, frozen=True):
-    """How a model is computed: with *num_threads* (None: OpenVINO decides), and whether *reduced*
-    precision (bfloat16) may replace float32.
-    """
+    """Threads (None: OpenVINO decides), and whether bfloat16 may replace float32 (*reduced*)."""
 
     num_threads: int | None = None
     reduced: bool = False

@@ -41,9 +41,7 @@ def range_of(operand: Operand) -> tuple[float, float]:
 
 
 def same_grid(one: Operand, other: Operand) -> bool:
-    """Whether two operands have the same grid. int8 and uint8 with zero points that differ by 128
-    have the same grid.
-    """
+    """Whether operands have one grid, as int8 and uint8 with zero points 128 apart have."""
     if one.quantization == other.quantization and one.dtype is other.dtype:
         return True
     quantized = one.dtype in QUANTIZED and other.dtype in QUANTIZED
@@ -71,7 +69,8 @@ class Graph(LaidOutGraph[Node]):
         self.model, self.entry = model, model.entry
         self.ov = openvino()
         self.op: Any = importlib.import_module(OPSET)
-        self._constants: list[NDArray] = []
+        self.constants: list[NDArray] = []
+        """The constants as OpenVINO received them."""
         self._padded: dict[int, Padded] = {}
         self._rearranged: dict[int, tuple[int, Callable[[Node], Node]]] = {}
         self._layered = frozenset(
@@ -82,37 +81,23 @@ class Graph(LaidOutGraph[Node]):
         self.parameters = [self._parameter(index) for index in polled(self.entry.inputs)]
 
     def finish(self, name: str) -> Any:
-        """The OpenVINO model with the entry's inputs and outputs, in order. Outputs that are also
-        inputs are left out.
-        """
+        """The OpenVINO model of the entry's inputs, and of its outputs that are no inputs."""
         given = frozenset(self.entry.inputs)
-        results = [
-            self._result(index) for index in polled(self.entry.outputs) if index not in given
-        ]
+        results = [self._result(i) for i in polled(self.entry.outputs) if i not in given]
         return self.ov.Model(results, self.parameters, name)
 
     def name_of(self, index: int) -> str | None:
-        """OpenVINO's name of the node that computes operand *index*; None if there is no such
-        node.
-        """
+        """OpenVINO's name of the node that computes operand *index*; None if there is none."""
         value = self.holds(index)
         if value is None:
             return None
-        made = value.get_node() if hasattr(value, "get_node") else value
-        name: str = made.get_name()
+        name: str = _maker(value).get_name()
         return name
-
-    @property
-    def constants(self) -> tuple[NDArray, ...]:
-        """The constants as OpenVINO received them."""
-        return tuple(self._constants)
 
     def define(
         self, site: Site, node: Node, *, output: int = 0, raised: NDArray | None = None
     ) -> None:
-        """Registers *node*, plus *raised*, as an output of *site*. A quantised output is rounded to
-        its grid.
-        """
+        """Registers *node* plus *raised* as an output of *site*, on its grid if quantised."""
         operand = site.output(output)
         if operand.dtype in STEPPED:
             node = self._on_grid(node, operand, raised)
@@ -144,16 +129,12 @@ class Graph(LaidOutGraph[Node]):
             self._rearranged[index] = self._rearranged[source]
 
     def note_padding(self, site: Site, before: Sequence[int], after: Sequence[int]) -> None:
-        """Records that the output of *site* is its input image, padded with zeros above and left,
-        below and right.
-        """
+        """Records that *site* pads its input image with zeros above and left, below and right."""
         source, (above, left), (below, right) = site.input_indexes[0], before, after
         self._padded[site.output_indexes[0]] = Padded(source, (above, left), (below, right))
 
     def unpadded(self, index: int) -> Padded:
-        """The image of operand *index* without its padding, and the padding that a layer may apply
-        itself.
-        """
+        """The image of operand *index* without its padding, which a layer may apply itself."""
         return self._padded.get(index, Padded(index))
 
     def number(self, value: float) -> Node:
@@ -165,11 +146,9 @@ class Graph(LaidOutGraph[Node]):
         return self.op.constant(np.array(values, np.int64))
 
     def constant(self, value: NDArray) -> Node:
-        """A constant that shares *value*'s memory. The compiled model may keep using that
-        memory.
-        """
+        """A constant that shares *value*'s memory, which the compiled model may go on using."""
         array = np.require(value, requirements=["C", "A"])
-        self._constants.append(array)
+        self.constants.append(array)
         # Only this constructor of a tensor accepts read-only memory.
         tensor = self.ov.Tensor(array, list(array.shape), self.ov.Type(array.dtype))
         return self.ov.op.Constant(tensor, shared_memory=True).output(0)
@@ -230,12 +209,9 @@ class Graph(LaidOutGraph[Node]):
         node = parameter.output(0)
         if operand.dtype is DType.INT8 and index in self._layered:
             # Signed integers with a zero point would reach layers as float32.
-            low, high = (self.number(v) for v in range_of(operand))
-            least, most = self.number(-128), self.number(127)
-            node = self.op.fake_quantize(
-                self.op.convert(node, "f32"), least, most, low, high, LEVELS
-            )
-            self.put_at(index, node)
+            bounds = [self.number(v) for v in (-128, 127, *range_of(operand))]
+            node = self.op.convert(node, "f32")
+            self.put_at(index, self.op.fake_quantize(node, *bounds, LEVELS))
         else:
             self.put_at(index, self._real(node, operand))
         return parameter
@@ -253,9 +229,7 @@ class Graph(LaidOutGraph[Node]):
         return self.constant(value)
 
     def _real(self, node: Node, operand: Operand) -> Node:
-        """*node* dequantised. It stays unchanged if it has no scale: only conversions read such
-        values.
-        """
+        """*node* dequantised; unchanged without a scale: only conversions read such values."""
         if operand.dtype not in STEPPED or operand.quantization is None:
             return node
         scale, zero = one_scale(operand)
@@ -265,9 +239,7 @@ class Graph(LaidOutGraph[Node]):
         return self.op.multiply(node, self.number(scale))
 
     def _on_grid(self, node: Node, operand: Operand, raised: NDArray | None) -> Node:
-        """*node* plus *raised*, rounded to the grid of a quantised operand by a FakeQuantize node
-        or by arithmetic.
-        """
+        """*node* plus *raised*, rounded to the operand's grid by FakeQuantize or arithmetic."""
         low, high = range_of(operand)
         if operand.dtype is DType.INT16:
             # This grid may be finer than the precision of OpenVINO's arithmetic. Only outputs of
@@ -297,15 +269,13 @@ class Graph(LaidOutGraph[Node]):
         if operand.dtype is DType.INT16 or _is_misjudged(node):
             return self._in_steps(node, operand)
         limits = np.iinfo(operand.dtype.numpy)
-        low, high = (self.number(v) for v in range_of(operand))
-        least, most = self.number(int(limits.min)), self.number(int(limits.max))
-        node = self.op.fake_quantize(node, low, high, least, most, LEVELS)
+        stored = int(limits.min), int(limits.max)
+        bounds = [self.number(v) for v in (*range_of(operand), *stored)]
+        node = self.op.fake_quantize(node, *bounds, LEVELS)
         return self.op.convert(node, WHOLE[operand.dtype])
 
     def _in_steps(self, node: Node, operand: Operand) -> Node:
-        """*node* as quantised integers, by arithmetic. It is clamped after the conversion to
-        integers, because bfloat16 cannot represent 32767.
-        """
+        """*node* as quantised integers, clamped as integers: bfloat16 cannot represent 32767."""
         scale, zero = one_scale(operand)
         limits = np.iinfo(operand.dtype.numpy)
         steps = self.op.round(self.op.divide(node, self.number(scale)), "half_to_even")
@@ -323,17 +293,8 @@ LINEAR: Final = frozenset({"Add", "Subtract", "Multiply", "Divide"})
 CONVOLUTIONS: Final = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
 LAYERS: Final = frozenset({"Convolution", "GroupConvolution", "ConvolutionBackpropData", "MatMul"})
 MOVING: Final = frozenset(
-    {
-        "Concat",
-        "Gather",
-        "Pad",
-        "Reshape",
-        "SpaceToDepth",
-        "StridedSlice",
-        "Tile",
-        "Transpose",
-        "VariadicSplit",
-    }
+    {"Concat", "Gather", "Pad", "Reshape", "SpaceToDepth"}
+    | {"StridedSlice", "Tile", "Transpose", "VariadicSplit"}
 )
 MOST_LOOKED_AT: Final = 64
 
@@ -346,10 +307,10 @@ def _may_be_removed(node: Node) -> bool:
     the input range of the second differs from its output range: x + 1 + 1 becomes x + 1. Behind
     layers it does neither.
     """
-    made = node.get_node() if hasattr(node, "get_node") else node
+    made = _maker(node)
     if made.get_type_name() not in LINEAR:
         return False
-    sources = [port.get_source_output().get_node() for port in made.inputs()]
+    sources = _sources(made)
     if any(source.get_type_name() in LAYERS for source in sources):
         return False
     return any(map(_is_constant, sources))
@@ -362,7 +323,7 @@ def _is_misjudged(node: Node) -> bool:
     moving operation is between them, or if the constant before the rounding is not a scalar. Behind
     a DepthToSpace, values below the range become 0.
     """
-    made = node.get_node() if hasattr(node, "get_node") else node
+    made = _maker(node)
     if (rounded := _rounded(made)) is not None:
         ports = [port.get_source_output() for port in rounded.inputs()]
         return any(_is_constant(p.get_node()) and max(p.shape, default=1) > 1 for p in ports)
@@ -378,14 +339,17 @@ def _is_misjudged(node: Node) -> bool:
 
 
 def _rounded(made: Node) -> Node | None:
-    """The value that arithmetic rounds, if *made* is the last node of such a rounding; otherwise
-    None.
-    """
+    """The value that arithmetic rounds, if *made* is the last node of such a rounding, or None."""
     for kind in ("Multiply", "Round", "Divide", "Clamp"):
         if made.get_type_name() != kind:
             return None
         made = _sources(made)[0]
     return made
+
+
+def _maker(node: Node) -> Node:
+    """The node that has the output *node*; *node* itself if it is no output."""
+    return node.get_node() if hasattr(node, "get_node") else node
 
 
 def _sources(made: Node) -> list[Node]:
@@ -400,5 +364,5 @@ def _is_constant(node: Node) -> bool:
         seen += 1
         if each.get_type_name() == "Parameter" or seen > MOST_LOOKED_AT:
             return False
-        pending += [port.get_source_output().get_node() for port in each.inputs()]
+        pending += _sources(each)
     return True

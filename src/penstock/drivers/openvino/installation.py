@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import platform
 import re
 import sys
 from collections.abc import Mapping
@@ -15,24 +14,21 @@ from typing import Final
 import msgspec
 
 from penstock.distribution import install_command
-from penstock.driverkit.installation import package_folder, package_texts, processor_features
+from penstock.driverkit import installation
+from penstock.driverkit.installation import package_folder, processor_features
 
 PACKAGE: Final = "openvino"
 INSTALL: Final = install_command("openvino")
 DERIVED_WITH: Final = "2026.4"
 """The release of OpenVINO that the accuracy classes were measured with."""
 ADAPTER_VERSION: Final = 6
-"""Increased when this driver builds another graph for the same model, or writes other cache
-files.
-"""
+"""Increased when this driver builds other graphs of the same models, or other cache files."""
 
 ISA_LIMITS: Final = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")
 """Environment variables that limit the instruction sets that the engine uses."""
 
 VNNI: Final = frozenset({"avx512_vnni", "avx_vnni", "avx512vnni"})
 """The names of the VNNI feature on Linux and in NumPy."""
-
-DIGEST_DIGITS: Final = 16
 
 
 class Plugin(msgspec.Struct, frozen=True):
@@ -64,16 +60,9 @@ class Installation(msgspec.Struct, frozen=True):
         """Everything that an artefact of *plugin* depends on besides the model: driver, engine,
         libraries, processor features, and limits on those features.
         """
-        if not self.version:
-            return f"{ADAPTER_VERSION} (openvino missing)"
-        digest = library_digest(plugin.library, self.recorded)
-        limits = "".join(
-            f"; {name}={os.environ[name]}" for name in ISA_LIMITS if name in os.environ
-        )
-        return (
-            f"{ADAPTER_VERSION} (openvino {self.version}; {plugin.name} plugin {digest}; "
-            f"{platform.machine()} {processor_features()}{limits})"
-        )
+        parts = [f"{plugin.name} plugin {library_digest(plugin.library, self.recorded)}"]
+        parts += [f"{name}={os.environ[name]}" for name in ISA_LIMITS if name in os.environ]
+        return installation.described(ADAPTER_VERSION, PACKAGE, self.version, *parts)
 
 
 def sums_exactly() -> bool:
@@ -93,7 +82,8 @@ def find_installation() -> Installation:
     if folder is None:
         missing = f"OpenVINO is not installed: {INSTALL}"
         return Installation("", (Plugin("CPU", None, missing),))
-    version, recorded = _metadata(folder)
+    version, record = installation.version_and_record(PACKAGE, folder)
+    recorded = dict(re.findall(r"(?m)^\S*/libs/([^/,]+),([^,]+),", record))
     if not version:
         missing = f"{folder} has no package metadata: {INSTALL}"
         return Installation("", (Plugin("CPU", None, missing),))
@@ -118,33 +108,18 @@ def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
     """
     if library is None:
         return "missing"
-    engine = sorted(library.parent.glob("*openvino.*"))
-    digest = hashlib.sha256()
-    for path in (library, *engine):
-        digest.update((recorded.get(path.name) or _hash_of(path)).encode() + b"\0")
-    return digest.hexdigest()[:DIGEST_DIGITS]
+    files = (library, *sorted(library.parent.glob("*openvino.*")))
+    return installation.digest_of(recorded.get(f.name) or _hash_of(f) for f in files)
 
 
 def _missing_hardware(name: str) -> str:
-    """The reason why this machine has no such processor, by the system's device files; "" if it may
-    have one.
-    """
+    """Why the system's device files show no such processor; "" if there may be one."""
     if sys.platform != "linux":
         return ""
     pattern = {"GPU": "dri/renderD*", "NPU": "accel/accel*"}[name]
     if any(Path("/dev").glob(pattern)):
         return ""
     return f"no {name} here: /dev/{pattern} does not exist"
-
-
-def _metadata(folder: Path) -> tuple[str, Mapping[str, str]]:
-    """The version of the package in *folder* ("" if unknown), and its libraries' hashes in
-    RECORD.
-    """
-    described, record = package_texts(PACKAGE, folder)
-    version = re.search(r"(?m)^Version: *(\S+)", described)
-    lines = re.findall(r"(?m)^\S*/libs/([^/,]+),([^,]+),", record)
-    return (version.group(1) if version else ""), dict(lines)
 
 
 def _hash_of(path: Path) -> str:

@@ -1,6 +1,4 @@
-"""Preparing: compiling a model with OpenVINO, at once or later, or importing a verified
-artefact.
-"""
+"""Preparing: compiling a model with OpenVINO, now or later, or importing a verified artefact."""
 
 from __future__ import annotations
 
@@ -9,14 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.driverkit.artefact import Ports
 from penstock.driverkit.engine import Limits, check_limits, report_of
 from penstock.driverkit.engine_model import EngineModel, Profiler
 from penstock.driverkit.postponed_write import PostponedWrite
-from penstock.drivers.openvino.compiling import GraphSource, ModelSource, Source, imported, opened
+from penstock.drivers.openvino import compiling
+from penstock.drivers.openvino.compiling import Source, imported, opened
 from penstock.drivers.openvino.engine import Executable, Manner
+from penstock.drivers.openvino.profiling import profiler
 from penstock.errors import CacheError, ClosedError, DriverError, InputError, InvalidArgument
 from penstock.hal import CacheReport, ExecutionConfig, PrepareConfig
 from penstock.ir import Model
@@ -42,12 +43,7 @@ class DeferredCompilation:
     """
 
     def __init__(
-        self,
-        device: OpenVinoDevice,
-        source: Source,
-        writer: LateWriter | None,
-        *,
-        uses: int = 0,
+        self, device: OpenVinoDevice, source: Source, writer: LateWriter | None, *, uses: int = 0
     ) -> None:
         self._device, self._source, self._writer = device, source, writer
         self._left = uses
@@ -87,11 +83,8 @@ class DeferredCompilation:
             return None
 
     def close(self) -> None:
-        """Closes the handles. A write that is still pending is dropped. A second call does
-        nothing.
-        """
-        writer = self._writer
-        if writer is not None:
+        """Closes the handles, and drops a pending write. A second call does nothing."""
+        if (writer := self._writer) is not None:
             writer.close()
 
     def _loaded(self) -> Better | None:
@@ -114,10 +107,8 @@ class DeferredCompilation:
         if self._writer is None:
             return compiled.executable, CacheReport(artefact=compiled.form)
         spent = time.monotonic_ns() - began
-
-        write = PostponedWrite(
-            self._writer, lambda: compiled.payloads(self._device), compiled.form, spent
-        )
+        payloads = partial(compiled.payloads, self._device)
+        write = PostponedWrite(self._writer, payloads, compiled.form, spent)
         return compiled.executable, write
 
 
@@ -185,28 +176,23 @@ the optimised form after some runs.
 
 
 def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> OpenVinoPreparedModel:
-    """Compiles a model whose operations are all supported, at the time that `compilation` selects,
-    and saves it to the cache handles.
-    """
+    """Compiles a supported model when `compilation` says, and saves it to the cache handles."""
     try:
         mode = compilation()
     except InputError as error:
         raise InvalidArgument(str(error)) from error
-    source = ModelSource(device, model, config)
+    source = compiling.source_of_model(device, model, config)
     if mode == "first_run":
         return _prepare_later(device, source, config)
     compiled = source.compile("baseline" if mode == "staged" else "optimised", config)
-    saved = device.save(config, lambda: compiled.payloads(device))
-    profilers = _profilers(device, source.manner)
-    if mode == "now":
-        report = report_of(saved, compiled.form)
-        return OpenVinoPreparedModel(
-            device, source.ports, report, compiled.executable, profilers=profilers
-        )
-    entry = None if saved is None else saved.entry
-    writer = None if entry is None else device.seal.late_writer(config, expected=entry)
+    saved = device.save(config, partial(compiled.payloads, device))
+    writer = later = None
+    if mode == "staged":
+        if saved is not None and saved.entry is not None:
+            writer = device.seal.late_writer(config, expected=saved.entry)
+        later = DeferredCompilation(device, source, writer, uses=device.uses)
     report = report_of(saved, compiled.form, later=writer is not None)
-    later = DeferredCompilation(device, source, writer, uses=device.uses)
+    profilers = _profilers(device, source.manner)
     return OpenVinoPreparedModel(
         device, source.ports, report, compiled.executable, later, profilers
     )
@@ -224,7 +210,7 @@ def load(
     executable = imported(device, parts[0], manner)
     report, later = CacheReport(artefact=manifest.form), None
     if manifest.form != "optimised" and len(parts) > 1:
-        source = GraphSource(device, manifest.ports, parts[1], parts[2], manner)
+        source = compiling.source_of_graph(device, manifest.ports, parts[1], parts[2], manner)
         writer = device.seal.late_writer(config, expected=entry.entry)
         report = CacheReport(later=writer is not None, artefact=manifest.form)
         later = DeferredCompilation(device, source, writer, uses=device.uses)
@@ -233,7 +219,7 @@ def load(
 
 
 def _prepare_later(
-    device: OpenVinoDevice, source: ModelSource, config: PrepareConfig
+    device: OpenVinoDevice, source: Source, config: PrepareConfig
 ) -> OpenVinoPreparedModel:
     """Compiles nothing yet. Empties the cache files that the first run will write, so that an older
     entry in them is not mistaken for this model's.
@@ -260,12 +246,4 @@ def _prepare_later(
 
 def _profilers(device: OpenVinoDevice, manner: Manner) -> Callable[[Executable], Profiler] | None:
     """Makes profilers for executables. Only the CPU plugin runs kernels one at a time."""
-    if not device.measured:
-        return None
-
-    def make(executable: Executable) -> Profiler:
-        from penstock.drivers.openvino.profiling import Profiler
-
-        return Profiler(device, manner, executable)
-
-    return make
+    return partial(profiler, device, manner) if device.measured else None

@@ -7,7 +7,6 @@ the operation that the node was made for.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -15,17 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from penstock.driverkit.engine_model import Inputs, Outputs
+from penstock.driverkit.engine_model import Inputs, LazyProfiler, Outputs
 from penstock.drivers.openvino import engine
 from penstock.drivers.openvino.engine import Executable
-from penstock.errors import DriverError, GeneralFailure
 from penstock.hal import ExecutionConfig, OperationTiming
-from penstock.logs import Log
 
 if TYPE_CHECKING:
     from penstock.drivers.openvino.device import OpenVinoDevice
-
-log = Log(__name__)
 
 SETUP: Final = "importing the model to be measured"
 MARK: Final = "operation "
@@ -61,54 +56,29 @@ def _claim(owners: dict[str, int], node: Any, neighbours: Sequence[Any]) -> None
                 return
 
 
-class Profiler:
-    """The measured runs of *executable*. They use its export, imported again on first use.
-    Thread-safe.
-    """
+def profiler(
+    device: OpenVinoDevice, manner: engine.Manner, executable: Executable
+) -> LazyProfiler[Measured]:
+    """The measured runs of *executable*. They use its export, imported again on first use."""
 
-    def __init__(
-        self, device: OpenVinoDevice, manner: engine.Manner, executable: Executable
-    ) -> None:
-        self.executable = executable
-        self._device, self._manner = device, manner
-        self._lock = threading.Lock()
-        self._measured: Measured | None = None
-        self._failed = False
-
-    def start(self, began_ns: int) -> MeasuredRun | None:
-        """The profiler of the execution that began at *began_ns*; None if OpenVINO cannot import
-        its own export.
-        """
-        with self._lock:
-            is_first = self._measured is None
-            if is_first and not self._failed:
-                try:
-                    self._measured = self._imported()
-                except DriverError as error:
-                    log.debug("no kernels are measured: %s", error)
-                    self._failed = True
-            if self._measured is None:
-                return None
-            setup_ns = time.perf_counter_ns() - began_ns if is_first else 0
-            return MeasuredRun(self._measured, began_ns, setup_ns)
-
-    def _imported(self) -> Measured:
-        plugin = self._device.plugin.name
-        blob = self.executable.exported
+    def prepare() -> Measured:
+        plugin, blob = device.plugin.name, executable.exported
         if blob is None:
-            exported = engine.export_model(self.executable.compiled)
+            exported = engine.export_model(executable.compiled)
             blob = np.frombuffer(bytearray(exported), np.uint8)
-        chosen = engine.settings(plugin, self._manner) | {"PERF_COUNT": True}
-        self._device.count(loads=1)
+        chosen = engine.settings(plugin, manner) | {"PERF_COUNT": True}
+        device.count(loads=1)
         compiled = engine.import_model(blob, plugin, chosen)
-        try:
+        with engine.guarded("show the model"):
             nodes = compiled.get_runtime_model().get_ordered_ops()
             operations = {node.get_friendly_name(): _operations(node) for node in nodes}
-        except (RuntimeError, TypeError) as error:
-            raise GeneralFailure(
-                f"OpenVINO does not show the model: {engine.message_from(error)}"
-            ) from error
         return Measured(Executable(compiled, blob), operations)
+
+    def begin(measured: Measured, began_ns: int, is_first: bool) -> MeasuredRun:
+        setup_ns = time.perf_counter_ns() - began_ns if is_first else 0
+        return MeasuredRun(measured, began_ns, setup_ns)
+
+    return LazyProfiler(prepare, begin)
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -153,9 +123,7 @@ class MeasuredRun:
 
 
 def _operations(node: Any) -> tuple[int, ...]:
-    """The operations of a node of a compiled model, from the names of the nodes that were fused
-    into it.
-    """
+    """The operations of a compiled node, from the names of the nodes that were fused into it."""
     known = node.get_rt_info()
     names = str(known[ORIGINAL_NAMES].value) if ORIGINAL_NAMES in known else ""
     return tuple(sorted({int(number) for number in MARKED.findall(names)}))

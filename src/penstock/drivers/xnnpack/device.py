@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from collections.abc import Sequence
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock import hal
 from penstock.distribution import install_command
-from penstock.driverkit.installation import (
-    derived_with,
-    package_folder,
-    package_texts,
-    processor_features,
-)
+from penstock.driverkit import installation as kit
 from penstock.errors import DeviceUnavailable
 
 if TYPE_CHECKING:
@@ -42,9 +34,7 @@ BRANCH: Final = hal.PerformanceInfo(execution_time=0.1, power_usage=0.1)
 
 OTHER: Final = hal.PerformanceInfo(execution_time=0.9, power_usage=0.9)
 BUILTIN: Final = hal.PerformanceInfo(execution_time=0.5, power_usage=0.5)
-"""A rough figure for LiteRT's own kernels. Callers name that device for its results, not for
-speed.
-"""
+"""A rough figure for LiteRT's own kernels. Callers name that device for its results."""
 DISPATCH_NS: Final = 3_000
 
 
@@ -63,38 +53,24 @@ class Installation(msgspec.Struct, frozen=True):
     reason: str = ""
 
     def describe(self) -> str:
-        """What results depend on besides the model: versions of driver and engine, and the
-        processor's features.
-        """
-        if not self.version:
-            return f"{ADAPTER_VERSION} (litert missing)"
-        processor = f"{platform.machine()} {processor_features()}"
-        return f"{ADAPTER_VERSION} (litert {self.version}; {processor})"
+        """What results depend on besides the model: driver, engine and processor features."""
+        return kit.described(ADAPTER_VERSION, "litert", self.version)
 
 
 @cache
 def find_installation() -> Installation:
     """The installed LiteRT, read from its package's files. The engine is not imported."""
-    folder = package_folder(PACKAGE)
+    folder = kit.package_folder(PACKAGE)
     if folder is None:
         return Installation("", f"LiteRT is not installed: {INSTALL}")
-    version = _version_in(folder)
+    version, _ = kit.version_and_record(PACKAGE, folder)
     if not version:
         return Installation("", f"{folder} has no package metadata: {INSTALL}")
     return Installation(version)
 
 
-def _version_in(folder: Path) -> str:
-    """The version in the package's metadata, or ""."""
-    described, _ = package_texts(PACKAGE, folder)
-    found = re.search(r"(?m)^Version: *(\S+)", described)
-    return found.group(1) if found else ""
-
-
 class XnnpackDevice(hal.DeviceBase):
-    """The processor, through XNNPACK and LiteRT's own kernels. By default *installation* is the one
-    found on this machine.
-    """
+    """The processor, through XNNPACK and the kernels of LiteRT's *installation* (None: found)."""
 
     name = "xnnpack"
     type = hal.DeviceType.CPU
@@ -120,7 +96,7 @@ class XnnpackDevice(hal.DeviceBase):
     @cached_property
     def capabilities(self) -> hal.Capabilities:  # type: ignore[override]  # read later
         """`claims`, with the release of LiteRT that they were measured with."""
-        return derived_with(self.claims, "LiteRT", DERIVED_WITH, self._installation.version)
+        return kit.derived_with(self.claims, "LiteRT", DERIVED_WITH, self._installation.version)
 
     @cached_property
     def version(self) -> str:
@@ -149,9 +125,7 @@ class XnnpackDevice(hal.DeviceBase):
 
 
 class BuiltinDevice(XnnpackDevice):
-    """The processor, through LiteRT's own optimised kernels alone: LiteRT's
-    `BUILTIN_WITHOUT_DEFAULT_DELEGATES`.
-    """
+    """The processor, through LiteRT's kernels alone: its `BUILTIN_WITHOUT_DEFAULT_DELEGATES`."""
 
     name = "xnnpack-builtin"
     claims = hal.Capabilities(

@@ -94,9 +94,7 @@ def _interpreter_module() -> Any:
 
 
 def _create_first_delegate(litert: Any) -> None:
-    """Creates a delegate without output on stderr. LiteRT writes a line there for the first
-    delegate of a process.
-    """
+    """Creates a delegate without output on stderr, where LiteRT greets the first of a process."""
     if sys.platform != "linux":
         return
     thread = threading.Thread(target=_create_silently, args=(litert,), name="penstock-litert")

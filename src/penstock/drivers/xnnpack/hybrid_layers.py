@@ -50,27 +50,21 @@ with the numbers of each row.
 EDGES: Final[Edges] = (-128.0, 127.0)
 
 LEAST_REACH: Final = 1e-30
-"""The least range of a row. With it a row of zeros stays zero, and no step is a subnormal
-number.
-"""
+"""The least range of a row: a row of zeros stays zero, and no step is a subnormal number."""
 
 NO_ACTIVATION: Final = {"fused_activation_function": "NONE"}
 NON_NEGATIVE: Final = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "LOGISTIC", "ABS", "SOFTMAX"})
 PRESERVING: Final = frozenset(
     {"PAD", "RESHAPE", "SQUEEZE", "MAX_POOL_2D", "RESIZE_NEAREST_NEIGHBOR"}
 )
-"""Operations and activations whose results are not negative, and operations that only move
-values.
-"""
+"""Operations and activations with results of at least 0, and operations that move values."""
 
 CHANNELS: Final = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
 """Layers that can be expanded, and the dimension of their weights that is the output channel."""
 
 
 def can_expand(site: Site) -> bool:
-    """Whether the hybrid layer of *site* can be expanded: its sums stay exact, and each row lies
-    along the last axis.
-    """
+    """Whether the hybrid layer *site* can be expanded: exact sums, rows along the last axis."""
     kind, weights = site.operation.type, site.input(1)
     if kind not in CHANNELS or not is_static(weights.shape):
         return False
@@ -87,9 +81,7 @@ def can_expand(site: Site) -> bool:
 
 
 def _keeps_integers(kind: str, source: Operand) -> bool:
-    """Whether the layer keeps its int8 weights. The number of rows must be known, because columns
-    are added to each row.
-    """
+    """Whether the layer keeps its int8 weights: its rows are known, which get two more columns."""
     return kind == "FULLY_CONNECTED" and is_static(source.shape)
 
 
@@ -241,9 +233,7 @@ class _Expansion:
         return self._away_from_zero(scaled, self._shape), step, EDGES
 
     def _asymmetric(self) -> tuple[int, int, Edges]:
-        """Integers minus the row's offset, in a range of 255 around zero; the step of each row; and
-        the edges.
-        """
+        """Integers minus the row's offset, in a range of 255 around 0; the rows' steps; edges."""
         zero, row = self._number(0), self._row
         if self._non_negative:
             return self._from_zero()
@@ -266,9 +256,7 @@ class _Expansion:
         return self._make("MINIMUM", [whole, most], self._shape), step, (least, most)
 
     def _from_zero(self) -> tuple[int, int, Edges]:
-        """`_asymmetric` for a range that begins at zero: the offset is -128, no value exceeds
-        255.
-        """
+        """`_asymmetric` for a range from zero: the offset is -128, no value exceeds 255."""
         reach = self._over_rows("REDUCE_MAX", self._source)
         reach = self._make("MAXIMUM", [reach, self._number(LEAST_REACH)], self._row)
         step = self._make("DIV", [reach, self._number(255)], self._row)
@@ -367,9 +355,7 @@ def can_split_pixels(operation: Operation, operands: Sequence[Operand]) -> bool:
 
 
 def split_pixels(operands: list[Operand], operation: Operation) -> tuple[Operation, Operation]:
-    """A RESHAPE that halves the pixels, and *operation* with a 1x2 kernel. New operands are
-    appended to *operands*.
-    """
+    """A RESHAPE that halves pixels, and *operation* by a 1x2 kernel. Appends to *operands*."""
     source, weights, *bias = operation.inputs
     batch, height, width, channels = static_shape(operands[source].shape) or (1, 1, 1, 2)
     halved = (batch, height, 2 * width, channels // 2)

@@ -19,9 +19,7 @@ from penstock.ir import NDArray
 
 
 class File:
-    """The file of a segment: *content* for LiteRT, and the number of *threads*. *static* says that
-    its tensors never move.
-    """
+    """A segment's file, *content*, for *threads* of LiteRT. *static*: its tensors never move."""
 
     def __init__(self, segment: Segment, content: bytes, threads: int, *, static: bool) -> None:
         self.segment, self.content, self.threads, self.static = segment, content, threads, static
@@ -33,9 +31,7 @@ class File:
 
 
 class Runner:
-    """An interpreter whose tensors may move. Each tensor is looked up when it is written or
-    read.
-    """
+    """An interpreter whose tensors may move: each is looked up when it is written or read."""
 
     inputs: Sequence[NDArray] = ()
     """Views of the tensors of `Segment.all_inputs`; empty if tensors may move."""
@@ -63,9 +59,7 @@ class Runner:
         self._states = [named[s.name] for s in segment.states]
 
     def run(self, values: Mapping[int, NDArray]) -> dict[int, NDArray]:
-        """The outputs and new states by operand index, as views that are valid until the next
-        run.
-        """
+        """The outputs and new states by operand index, as views for use until the next run."""
         segment = self.segment
         try:
             self._resize([values[i].shape for i in segment.inputs])

@@ -34,9 +34,7 @@ from penstock.ir.transforms import referenced_by, renumber_references, renumbere
 from penstock.ir.types import Quantization, element_count, static_shape
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
-"""Operations whose kernels need a bias, and the dimension of their filters that has the bias's
-size.
-"""
+"""Operations whose kernels need a bias, and the filters' dimension that has the bias's size."""
 
 LEAST_VERSION: Final = {"BROADCAST_TO": 2}
 """The least version of operators whose first version LiteRT does not support."""
@@ -48,15 +46,11 @@ BROADCAST_TO: Final = 130
 HEAVY: Final = frozenset(
     {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"}
 )
-"""Operations that justify a change of the kernel set. Other operations use the kernel set of the
-operation before them.
-"""
+"""Operations worth a change of kernel set. Others use that of the operation before them."""
 
 
 class State(msgspec.Struct, frozen=True):
-    """Variable tensor *name* of a segment. It is written from operand *input* before a run, and
-    read as operand *output* after the run.
-    """
+    """Variable tensor *name*: operand *input* before a run, and *output* after it."""
 
     input: int
     output: int
@@ -91,9 +85,7 @@ class Segment(msgspec.Struct, frozen=True):
 def make_segments(
     model: Model, classes: Sequence[Classes | str], accuracy: AccuracyClass
 ) -> list[Segment]:
-    """The segments of *model*, in execution order. Raises `GeneralFailure` for an operation that is
-    not supported.
-    """
+    """The segments of *model*, in execution order. Raises `GeneralFailure` for a refusal."""
     entry = model.entry
     allowed = [_allowed(model, at, known, accuracy) for at, known in polled(enumerate(classes))]
     expanded = frozenset(
@@ -294,9 +286,7 @@ def _with_declared_shape(operand: Operand, accuracy: AccuracyClass) -> Operand:
 
 
 def _adapted(operands: list[Operand], operation: Operation) -> Operation:
-    """*operation* in the form that LiteRT's kernels need. A new constant is appended to
-    *operands*.
-    """
+    """*operation* as LiteRT's kernels need it. A new constant is appended to *operands*."""
     inputs, origin = operation.inputs, operation.origin
     has_bias = len(inputs) > 2 and operands[inputs[2]].has_value
     if operation.type in CHANNELS and not has_bias:
@@ -336,9 +326,7 @@ def _build(
     states: Sequence[State],
     accuracy: AccuracyClass,
 ) -> Model:
-    """A model of *operations*. States become variables, which the writer exports as variable
-    tensors.
-    """
+    """A model of *operations*. States become variables, which are exported as variable tensors."""
     kept = sorted({i for o in operations for i in (*o.inputs, *o.outputs)})
     # Other subgraphs of the model may use variables that the segment does not have.
     referenced = referenced_by(model, operations)

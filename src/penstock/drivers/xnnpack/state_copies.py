@@ -19,14 +19,10 @@ from penstock.hal import HostMemory, NoValue, PaddedBytes, RequestArgument
 from penstock.ir import Model, NDArray
 
 ALIGNMENT: Final = 64
-"""Each of LiteRT's tensors begins at a multiple of this many bytes. The bytes between the end of
-one and the next multiple are unused.
-"""
+"""LiteRT's tensors begin at multiples of this many bytes; the bytes between are unused."""
 
 MOST_BYTES: Final = 1 << 20
-"""Greatest size, in bytes, of arrays that are remembered for the next run. Remembering an array
-keeps it alive.
-"""
+"""Most bytes of arrays that are remembered for the next run, which keeps the arrays alive."""
 
 MOST_KNOWN: Final = 4
 """Greatest number of sets of arrays that are remembered. A double-buffered state has two."""
@@ -46,9 +42,7 @@ class AdjacentTensors:
         self._known: deque[tuple[tuple[HostMemory, ...], Pieces]] = deque(maxlen=MOST_KNOWN)
 
     def pieces(self, arguments: tuple[RequestArgument, ...]) -> Pieces | None:
-        """The copies to make for *arguments*, one argument for each place; None if one is not an
-        array.
-        """
+        """The copies for *arguments*, one for each place; None if one is not an array."""
         for known, pieces in self._known:
             if known == arguments:
                 return pieces
@@ -63,9 +57,7 @@ class AdjacentTensors:
 
 
 class _Run(NamedTuple):
-    """A pair of place and array: their addresses, their size, and the owner of the array's
-    bytes.
-    """
+    """A pair of place and array: addresses, size, and the owner of the array's bytes."""
 
     place: int
     array: int
@@ -117,9 +109,7 @@ def _follows(before: _Run, run: _Run) -> bool:
 
 
 def _owner(array: NDArray) -> PaddedBytes | None:
-    """The padded bytes that *array* is a view of; None if the bytes behind the array may be in
-    use.
-    """
+    """The padded bytes that *array* is a view of; None if bytes behind the array may be in use."""
     owner: PaddedBytes | None = None
     base: object = array
     while isinstance(base, np.ndarray):
@@ -203,9 +193,7 @@ class StateCopies:
 def _getter(
     positions: tuple[int, ...],
 ) -> Callable[[tuple[RequestArgument, ...]], tuple[RequestArgument, ...]]:
-    """A getter of the arguments at *positions*, at least two. It uses a slice, which is faster, if
-    the positions are consecutive.
-    """
+    """A getter of arguments at *positions*, at least two; a slice if they are consecutive."""
     first, last = positions[0], positions[-1]
     if positions == tuple(range(first, last + 1)):
         return itemgetter(slice(first, last + 1))

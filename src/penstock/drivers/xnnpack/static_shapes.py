@@ -1,6 +1,4 @@
-"""Static shapes: whether LiteRT allocates a segment's tensors only once, and folding of computed
-shapes to constants.
-"""
+"""Whether LiteRT allocates a segment's tensors only once, and folding of computed shapes."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ SHAPED_BY: Final[dict[str, tuple[int, ...]]] = {
     "TILE": (1,),
     "TOPK_V2": (1,),
 }
-"""Inputs whose values determine the shape of a result, by operation type. They may be computed at
-run time.
-"""
+"""Inputs whose values determine a result's shape, by operation type, also at run time."""
 
 
 def has_static_shapes(model: Model) -> bool:
@@ -41,9 +37,7 @@ def has_static_shapes(model: Model) -> bool:
 
 
 def has_static_result(operation: Operation, inputs: Sequence[Operand | None]) -> bool:
-    """Whether the shape of the result is independent of all values that *operation* reads at run
-    time.
-    """
+    """Whether the result's shape is independent of values that *operation* reads at run time."""
     for position in SHAPED_BY.get(operation.type, ()):
         operand = inputs[position] if position < len(inputs) else None
         if operand is not None and operand.has_value and not operand.is_constant:

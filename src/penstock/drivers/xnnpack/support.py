@@ -72,9 +72,7 @@ XNNPACK_ALONE: Final = "LiteRT's own kernels do not compute it, or are too far o
 
 
 def _answers(site: Site, index: int) -> list[tuple[Site, Classes | str]]:
-    """The operations of subgraph *index*, which *site* enters directly or indirectly, with their
-    answers.
-    """
+    """The operations of subgraph *index*, which *site* enters, with their answers."""
     key = "answers", index
     if key not in site.around.judged:
         site.around.judged[key] = [(inner, answer(inner)) for inner in polled(site.sites_of(index))]

@@ -56,9 +56,7 @@ def _from_bytes(graph: Graph, x: Value, source: DType, target: DType) -> Value:
 
 
 def _to_bytes(graph: Graph, x: Value, target: DType) -> Value:
-    """*x* truncated and clamped to *target*. Values that the network divided by a step and rounded
-    are quantised with that step.
-    """
+    """*x* cut and clamped to *target*, or quantised with the step that the network divided by."""
     x = _unlimited(graph, x, target)
     maker = graph.maker(x)
     if maker is not None and maker.kind == "Round":

@@ -176,9 +176,7 @@ def _added(graph: Graph, site: Site) -> Value:
 
 
 def _spread(graph: Graph, site: Site, position: int) -> Value:
-    """A stored input. A constant with short rows is broadcast here, because kernels restart with
-    each row.
-    """
+    """A stored input. A constant of short rows is broadcast: kernels restart with each row."""
     operand, shape = site.input(position), site.output_shape()
     if operand.is_constant and len(site.shape(position)) and len(shape):
         row = site.shape(position)[-1]
@@ -231,9 +229,7 @@ def emit_prelu(graph: Graph, site: Site) -> None:
 
 
 def _by_channel(site: Site, alpha: NDArray) -> bool:
-    """Whether the slope is one for each channel, and each slope is so small that the sum of two
-    products does not lose digits.
-    """
+    """Whether slopes are one a channel, and small: the sum of two products loses no digits."""
     channels = site.shape()[3]
     return (
         site.input().dtype is checks.F32
@@ -243,9 +239,7 @@ def _by_channel(site: Site, alpha: NDArray) -> bool:
 
 
 def _emit_by_channel(graph: Graph, site: Site, alpha: NDArray) -> None:
-    """Alpha x + (1 - alpha) max(x, 0), as depthwise convolutions. They keep the layout of the
-    layers around them.
-    """
+    """Alpha x + (1 - alpha) max(x, 0), as depthwise convolutions, which keep the layout."""
     x, channels = graph.get(site), alpha.size
     named: dict[str, Any] = {"group": channels, "kernel_shape": [1, 1]}
     parts = [

@@ -48,9 +48,7 @@ def emit_average_pool(graph: Graph, site: Site) -> None:
 
 
 def rounded(graph: Graph, mean: Value, site: Site) -> Value:
-    """A mean of stored values rounded to a stored value. Halves are rounded away from TFLite's
-    stored zero.
-    """
+    """A mean of stored values as a stored value. Halves round away from TFLite's stored zero."""
     half = graph.number(0.5)
     if site.input().dtype is DType.UINT8:
         return graph.cast(graph.node("Floor", graph.node("Add", mean, half)), DType.UINT8)

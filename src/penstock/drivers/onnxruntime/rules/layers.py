@@ -66,9 +66,7 @@ def _dequantized(value: NDArray, site: Site, position: int, channels: Sequence[i
 
 
 def real_bias(graph: Graph, site: Site, *, data: int = 0, bias: int = 2) -> list[Value]:
-    """The real bias in a list; an empty list if there is none. An integer bias is in steps of input
-    scale times weight scale.
-    """
+    """The real bias in a list, empty without one. An integer bias has the sums' scales."""
     if not site.has(bias):
         return []
     if site.input(bias).dtype is checks.F32:
@@ -136,9 +134,7 @@ def _check_conv(site: Site) -> AccuracyClass:
 
 @rule("CONV_2D", check=_check_conv, layout=first_if_real)
 def emit_conv_2d(graph: Graph, site: Site) -> None:
-    """Filter [out, height, width, in]. If `in` is less than the image's channels, the convolution
-    is grouped.
-    """
+    """Filter [out, height, width, in]. Grouped if `in` is less than the image's channels."""
     filters = site.shape(1)
     order, groups = (0, 3, 1, 2), site.shape()[3] // filters[3]
     shape = (filters[0], filters[3], *filters[1:3])
@@ -231,9 +227,7 @@ def _check_transpose_bias(site: Site) -> AccuracyClass:
 
 @rule("CUSTOM:Convolution2DTransposeBias", check=_check_transpose_bias, layout=channels_first)
 def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
-    """MediaPipe's operation: filter [out, height, width, in], a bias, SAME padding cropped on both
-    sides.
-    """
+    """MediaPipe's: filter [out, height, width, in], bias, SAME padding cropped on both sides."""
     x = graph.get(site)
     node = _transposed(graph, site, x, checks.cut_windows(site), [0, 0], [graph.get(site, 2)])
     graph.put(site, node)

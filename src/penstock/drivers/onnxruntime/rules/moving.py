@@ -15,9 +15,7 @@ from penstock.ir import DType
 
 
 def _reshape_layout(site: Site, values: Values) -> Layout:
-    """The layout of a RESHAPE: channels first if it removes an image's only row, or adds one to a
-    sequence.
-    """
+    """Channels first if a RESHAPE removes an image's only row, or adds one to a sequence."""
     shape, made = site.shape(), site.output_shape()
     loses_row = len(shape) == 4 and shape[1] == 1 and made == (shape[0], *shape[2:])
     gains_row = len(shape) == 3 and made == (shape[0], 1, *shape[1:])
@@ -27,9 +25,7 @@ def _reshape_layout(site: Site, values: Values) -> Layout:
 
 @rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=check_moved, layout=_reshape_layout)
 def emit_reshape(graph: Graph, site: Site) -> None:
-    """Reshapes. Engines convolve a sequence as an image of one row, channels first. A RESHAPE that
-    adds or removes that row keeps the layout.
-    """
+    """Reshapes. A sequence as an image of one row, or back, stays channels first."""
     if not site.first:
         graph.put(site, graph.reshape(graph.source(site), site.output_shape()))
         return
@@ -209,9 +205,7 @@ def _check_update(site: Site) -> AccuracyClass:
 
 
 def _update_of(site: Site) -> tuple[int, int, int] | None:
-    """The axis along which a part is replaced, and the begin and end of that part; None if the
-    block replaces everything.
-    """
+    """The axis, begin and end of the part that a block replaces; None if it replaces all."""
     whole, part = site.shape(0), site.shape(1)
     require(len(whole) == len(part), "a block of another rank")
     starts = site.integers(2, "where it begins")
@@ -302,9 +296,7 @@ def _check_one_hot(site: Site) -> AccuracyClass:
 
 @rule("ONE_HOT", check=_check_one_hot)
 def emit_one_hot(graph: Graph, site: Site) -> None:
-    """An index outside the depth sets nothing. ONNX's OneHot would count negative indexes from the
-    end.
-    """
+    """Indexes outside the depth set nothing; ONNX's OneHot counts negative ones from the end."""
     (depth,), axis = site.integers(1, "its depth"), site.attributes.integer("axis")
     shape, rank = site.shape(), len(site.shape())
     axis = rank if axis == -1 else axis

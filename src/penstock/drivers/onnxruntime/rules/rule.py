@@ -47,16 +47,12 @@ def judge(site: Site) -> AccuracyClass:
 
 
 def check_moved(site: Site) -> AccuracyClass:
-    """The accuracy class of an operation that moves values: exact, or stepwise if their scale
-    changes.
-    """
+    """The class of an operation that moves values: exact, or stepwise if their scale changes."""
     return moved(site, moved_operands(site), unscaled=site.operation.type not in SCALED)
 
 
 def moves(site: Site, position: int = 0, *, unscaled: bool = False) -> AccuracyClass:
-    """The accuracy class of an operation that moves the values of input *position* unchanged.
-    *unscaled* also allows 8-bit values without a scale.
-    """
+    """The class of a move of input *position*. *unscaled* allows 8-bit values without a scale."""
     return moved(site, [site.input(position)], unscaled=unscaled)
 
 
@@ -79,23 +75,17 @@ MAX_BYTES: Final = 1 << 31
 """The size limit of an ONNX model's wire format."""
 
 MOST_IN_BRANCHES: Final = 1 << 12
-"""Greatest number of operations and branches of all IFs of a model. ONNX Runtime takes 0.3 ms and
-20 KB for each branch.
-"""
+"""Most operations and branches of a model's IFs. A branch takes ONNX Runtime 0.3 ms and 20 KB."""
 
 MOST_NESTED: Final = 31
-"""Greatest nesting depth of branches. Protobuf reads messages nested 100 deep, and each branch
-takes three levels.
-"""
+"""Most nested branches: protobuf reads messages 100 deep, and each branch takes three levels."""
 
 ROOM: Final = 1 << 24
 """Bytes reserved for everything besides the constants."""
 
 
 def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
-    """One answer for each operation, limited to *best*, the class that the provider was measured to
-    meet.
-    """
+    """One answer an operation, limited to *best*, the class that was measured for the provider."""
     if (size := constant_bytes(model)) > MAX_BYTES - ROOM:
         reason = f"{size} bytes of constants; an ONNX model holds less than {MAX_BYTES}"
         return [Support(False, reason) for _ in model.operations]

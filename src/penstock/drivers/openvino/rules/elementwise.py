@@ -36,9 +36,7 @@ BINARY: Final = {
 
 EXTREMES: Final = frozenset({"MAXIMUM", "MINIMUM"})
 ROUNDED: Final = EXTREMES | {"MUL"}
-"""8-bit operations whose rounding equals TFLite's. For sums and differences, six results in 100,000
-differ.
-"""
+"""8-bit operations that round as TFLite's. Of sums and differences, six in 100,000 differ."""
 
 
 def _check_unary(site: Site) -> AccuracyClass:

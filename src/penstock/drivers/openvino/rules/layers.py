@@ -40,9 +40,7 @@ def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
 def add_bias(
     graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, bias: int = 2, data: int = 0
 ) -> Node:
-    """*node* plus the bias in *shape*. An integer bias is in steps of input scale times weight
-    scale.
-    """
+    """*node* plus the bias in *shape*. An integer bias is in steps of `product_scales`."""
     if not site.has(bias):
         return node
     operand = site.input(bias)
@@ -124,9 +122,7 @@ def _of_pictures(site: Site, accuracy: AccuracyClass) -> AccuracyClass:
 
 @rule("CONV_2D", check=_check_conv, layout=channels_first)
 def emit_conv_2d(graph: Graph, site: Site) -> None:
-    """Filter [out, height, width, in]. If `in` is less than the image's channels, the convolution
-    is grouped.
-    """
+    """Filter [out, height, width, in]. Grouped if `in` is less than the image's channels."""
     image, filters = site.shape(0), site.shape(1)
     outputs, groups = filters[0], image[3] // filters[3]
     split = (outputs,) if groups == 1 else (groups, outputs // groups)
@@ -169,9 +165,7 @@ def emit_transpose_conv(graph: Graph, site: Site) -> None:
 def _transposed(
     graph: Graph, site: Site, data: int, w: checks.Windows, beyond: Sequence[int]
 ) -> Node:
-    """The gradient with a filter [out, height, width, in] at input 1; *beyond* is its output
-    padding.
-    """
+    """The gradient with filter [out, height, width, in] at input 1 and output padding *beyond*."""
     filters = site.shape(1)
     shape = (filters[3], filters[0], *filters[1:3])
     weights = graph.weights(site, 1, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))
@@ -199,9 +193,7 @@ def _check_transpose_bias(site: Site) -> AccuracyClass:
 
 @rule("CUSTOM:Convolution2DTransposeBias", check=_check_transpose_bias, layout=channels_first)
 def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
-    """MediaPipe's operation: filter [out, height, width, in], a bias, SAME padding cropped on both
-    sides.
-    """
+    """MediaPipe's: filter [out, height, width, in], bias, SAME padding cropped on both sides."""
     node = _transposed(graph, site, 0, checks.cut_windows(site), [0, 0])
     node = add_bias(graph, site, node, (1, site.output_shape()[3], 1, 1))
     graph.define(site, node)

@@ -76,18 +76,14 @@ def step_ratio(site: Site) -> float:
 
 
 def define_rescaled(graph: Graph, site: Site, node: Node, fused: str = "NONE") -> None:
-    """Registers *node*, values on the grid of *site*'s input, activated by *fused*, as the site's
-    output, which has another grid.
-    """
+    """Registers *node*, on the grid of the input, and *fused*, as the output on another grid."""
     distance = rounded_twice(site, np.array(step_ratio(site)))
     node, raised = away_from_zero(graph, site, node, distance, fused)
     graph.define(site, node, raised=raised)
 
 
 def rounds_alike(ratio: float) -> bool:
-    """Whether TFLite's kernels and `away_from_zero` give the same step for *ratio* times every
-    difference of two 8-bit numbers.
-    """
+    """Whether TFLite and `away_from_zero` round *ratio* times any difference of bytes alike."""
     mantissa, exponent = math.frexp(ratio)
     left = max(exponent, 0)
     distance = 2.0 ** (exponent - 1) if exponent < 0 else 0.0

@@ -1,6 +1,4 @@
-"""The operations that LiteRT computes, and their accuracy. `RULES` has the check of each operation
-type.
-"""
+"""The operations that LiteRT computes, and their accuracy: `RULES` has their checks by type."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ PAIRS: Final = by_type(
 )
 SUMS: Final = frozenset({"ADD", "SUB"})
 MOST_STEPS: Final = 1024.0
-"""The greatest ratio of an operand's (or product's) scale to the output's. Above it LiteRT's
-kernels overflow, and may abort the process.
-"""
+"""Most that an operand's (or product's) scale is of the output's: beyond it LiteRT overflows."""
 
 LIKE_OTHERS: Final = frozenset({"MAXIMUM", "MINIMUM"})
 """Operations that compare stored values without rescaling."""
@@ -108,9 +106,7 @@ LARGEST: Final[dict[str, Callable[[float, float], float]]] = {
     "ELU": lambda _, most: most,
     "GELU": lambda _, most: most,
 }
-"""The largest result of operations that LiteRT computes with a table, by the least positive input
-and the greatest input.
-"""
+"""The largest result of LiteRT's tables, by the least positive and the greatest input."""
 
 
 @rule(*UNARY)

@@ -76,9 +76,7 @@ def _or_expanded(site: Site, classes: Classes) -> Classes:
 
 
 def _check_layer(site: Site, data: int, weights: int, bias: int) -> Classes:
-    """The accuracy classes of a layer: float32, float32 with int8 weights, or quantised with
-    constant weights.
-    """
+    """The classes of a layer: float32, with float32 or int8 weights, or quantised."""
     clamped(site)
     given, result, matrix = site.input(data), site.output(), site.input(weights)
     among(given, "float32 int8 uint8 int16")
@@ -119,9 +117,7 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> Classes:
 
 
 def _check_bias(site: Site) -> None:
-    """Checks the bias. LiteRT's kernels need one: the driver adds a bias of zeros, except for int16
-    activations.
-    """
+    """Checks that a bias exists, or can be added: LiteRT's kernels need one."""
     if not site.has(2):
         require(site.input().dtype is not DType.INT16, "int16 values without a bias")
         require((site.input(1).shape or (None,))[0] is not None, "its channels are not known")

@@ -96,9 +96,7 @@ def check_pad_value(site: Site) -> Classes:
 
 @rule("CONCATENATION")
 def check_concatenation(site: Site) -> Classes:
-    """XNNPACK leaves operands of several scales to LiteRT's own kernel, which requantises only
-    uint8.
-    """
+    """Operands of several scales go to LiteRT's own kernel, which requantises only uint8."""
     result = site.output()
     among(result, ALL)
     require(site.activation == "NONE", "it has a fused activation")

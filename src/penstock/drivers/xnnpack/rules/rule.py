@@ -82,9 +82,7 @@ def same_scale(first: Operand, *others: Operand) -> None:
 
 
 def scales_of(site: Site, positions: Iterable[int] = (0,)) -> list[tuple[float, int]]:
-    """Scale and zero point of the inputs at *positions*, and of the outputs. Refuses operands that
-    are not quantised per tensor.
-    """
+    """Scales and zero points of inputs *positions* and outputs. Refuses any other quantisation."""
     return [one_scale(o) for o in (*map(site.input, positions), *site.outputs)]
 
 

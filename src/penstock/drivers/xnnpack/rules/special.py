@@ -77,9 +77,7 @@ def check_mediapipe(site: Site) -> Classes:
 
 @rule("CUSTOM:TFLite_Detection_PostProcess")
 def check_detection(site: Site) -> Classes:
-    """LiteRT leaves memory behind the last detection uninitialised. The driver clears it, which is
-    possible only for outputs of the partition.
-    """
+    """The driver clears memory behind the last detection, which LiteRT leaves, in outputs only."""
     among(site.input(), "float32 uint8")
     outputs, readers = site.around.outputs, site.around.readers
     unread = all(i in outputs and not readers[i] for i in site.output_indexes)
