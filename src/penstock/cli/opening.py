@@ -17,7 +17,7 @@ from penstock import knobs
 from penstock.cli.failures import FileError, UsageError, os_reason
 from penstock.cli.options import Choices, parse_shapes, shaped, shapes_of, with_remedy
 from penstock.cli.output import compile_bar
-from penstock.errors import ModelError
+from penstock.errors import ModelError, PlacementError
 from penstock.hal import AccuracyClass
 from penstock.ir import Model
 from penstock.partitioning.policy import PlacementRule, Policy
@@ -71,7 +71,10 @@ class Opened:
     fed: Fed
 
     def compile(self, output: Output, *, tune: bool = False) -> tuple[CompiledModel, int]:
-        """As `compile_model`, with a progress bar."""
+        """As `compile_model`, with a progress bar. Raises `PlacementError` for a device that is
+        named and cannot be used.
+        """
+        check_devices(self.choices.device or (), usable=True)
         opened = replace(self.loaded, model=self.model)
         with compile_bar(output) as progress:
             return compile_model(
@@ -174,8 +177,9 @@ def warn_of_settings(output: Output) -> None:
     output.warnings(unknown_drivers(manager.drivers()))
 
 
-def check_devices(names: Iterable[str]) -> None:
-    """Raises `UsageError` for the first name that no device has.
+def check_devices(names: Iterable[str], *, usable: bool = False) -> None:
+    """Raises `UsageError` for the first name that no device has, and, if devices must be *usable*,
+    `PlacementError` with the reason of the first that is not.
 
     For a knob with an invalid value it raises `InputError` first: the knob may be the reason why a
     driver did not start.
@@ -184,9 +188,12 @@ def check_devices(names: Iterable[str]) -> None:
 
     knobs.check()
     found = penstock.devices()
-    known = {d.name for d in found}
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(unknown_device(unknown[0], found))
+    known = {d.name: d for d in found}
+    for name in names:
+        if name not in known:
+            raise UsageError(unknown_device(name, found))
+        if usable and not known[name].usable:
+            raise PlacementError(f"device {name!r} cannot be used", {name: known[name].reason})
 
 
 def policy_of(accuracy: str | None, placement: str | None = None) -> Policy | None:
