@@ -108,22 +108,52 @@ class Knob(Struct, Generic[T], frozen=True):
 class DriverSetting(Struct, frozen=True):
     """A setting that a driver owns: one `NAME=VALUE` of the knob `driver_settings`.
 
-    Call it to read its value. *name* begins with the driver's name; the first of *choices* is the
-    default.
+    Call it to read its value. *name* begins with the driver's name and an underscore; the first of
+    *choices* is the default.
     """
 
     name: str
     choices: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        _driver_settings.add(self.name)
+
     def __call__(self) -> str:
-        """The effective value. Raises `InputError` for a value that is not one of *choices*."""
+        """The effective value. Raises `InputError` for a value that is not one of *choices*.
+
+        Warns, once for each name, of settings of the driver that it does not have.
+        """
         pairs = (part.partition("=") for part in driver_settings().split(","))
         values = {name.strip(): value.strip() for name, _, value in pairs}
+        _warn_of_unknown(self.name, values.keys() - _driver_settings)
         value = values.get(self.name, self.choices[0])
         if value not in self.choices:
             wanted, shown = ", ".join(self.choices), repr(value[:SHOWN])
             raise InputError(f"driver setting {self.name} must be one of {wanted}, not {shown}")
         return value
+
+
+_driver_settings: Final[set[str]] = set()
+"""The names of the settings that drivers of this process have declared."""
+
+_warned: Final[set[str]] = set()
+"""Names of driver settings that were warned of."""
+
+
+def _warn_of_unknown(name: str, unknown: set[str]) -> None:
+    """Warns of those of the *unknown* settings that are meant for the driver of setting *name*."""
+    if not unknown:
+        return
+    import difflib
+    import warnings
+
+    driver = name.partition("_")[0]
+    for other in sorted(unknown - _warned):
+        if other.startswith(f"{driver}_") or difflib.get_close_matches(other, [name], cutoff=0.8):
+            _warned.add(other)
+            known = ", ".join(sorted(n for n in _driver_settings if n.startswith(f"{driver}_")))
+            text = f"knob driver_settings: {driver} has no setting {other!r}; it has {known}"
+            warnings.warn(text, stacklevel=3)
 
 
 def _is_anchored(path: str) -> bool:

@@ -208,6 +208,18 @@ def test_a_value_that_a_knob_cannot_have(values: dict[str, object], wanted: str)
         knobs.check()
 
 
+def test_misspelt_driver_settings_are_warned_of_once() -> None:
+    setting = knobs.DriverSetting("tiny_level", ("fast", "small"))
+    knobs.DriverSetting("tiny_mode", ("usual", "other"))
+    given = "tiny_level=small, tiny_mode=other, tiny_levl=fast, tny_level=fast, other_level=fast"
+    with override(driver_settings=given), pytest.warns(UserWarning, match="tiny has no") as caught:
+        assert [setting(), setting()] == ["small", "small"]
+    assert [str(warning.message) for warning in caught] == [
+        f"knob driver_settings: tiny has no setting {name!r}; it has tiny_level, tiny_mode"
+        for name in ("tiny_levl", "tny_level")
+    ]
+
+
 NUMBERS = [name for name, knob in KNOBS.items() if knob.kind in {int, float}]
 
 
