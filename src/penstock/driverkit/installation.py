@@ -127,11 +127,14 @@ def digest_of(parts: Iterable[str]) -> str:
     return digest.hexdigest()[:DIGEST_DIGITS]
 
 
-def described(adapter: int, engine: str, version: str, *parts: str) -> str:
+def described(
+    adapter: int, engine: str, version: str, *parts: str, limits: Iterable[str] = ()
+) -> str:
     """Everything that an artefact depends on besides the model: *adapter*, the version of the
-    driver, the *version* of *engine* ("": not installed), further *parts*, and the processor.
+    driver, the *version* of *engine* ("": not installed), further *parts*, the processor, and
+    *limits* of what the engine uses of it.
     """
     if not version:
         return f"{adapter} ({engine} missing)"
     processor = f"{platform.machine()} {processor_features()}"
-    return f"{adapter} ({'; '.join([f'{engine} {version}', *parts, processor])})"
+    return f"{adapter} ({'; '.join([f'{engine} {version}', *parts, processor, *limits])})"

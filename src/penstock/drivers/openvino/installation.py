@@ -60,9 +60,11 @@ class Installation(msgspec.Struct, frozen=True):
         """Everything that an artefact of *plugin* depends on besides the model: driver, engine,
         libraries, processor features, and limits on those features.
         """
-        parts = [f"{plugin.name} plugin {library_digest(plugin.library, self.recorded)}"]
-        parts += [f"{name}={os.environ[name]}" for name in ISA_LIMITS if name in os.environ]
-        return installation.described(ADAPTER_VERSION, PACKAGE, self.version, *parts)
+        library = f"{plugin.name} plugin {library_digest(plugin.library, self.recorded)}"
+        limits = [f"{name}={os.environ[name]}" for name in ISA_LIMITS if name in os.environ]
+        return installation.described(
+            ADAPTER_VERSION, PACKAGE, self.version, library, limits=limits
+        )
 
 
 def sums_exactly() -> bool:

@@ -23,8 +23,8 @@ import math
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.driverkit.site import Site
 from penstock.ir import DType, Lifetime, NDArray, Operand, Operation, Shape
@@ -72,9 +72,8 @@ def can_expand(site: Site) -> bool:
     if kind == "FULLY_CONNECTED" and (not shape or shape[-1] != (weights.shape or (0, 0))[1]):
         return False
     axes = tuple(i for i in range(len(weights.shape or ())) if i != CHANNELS[kind])
-    largest = int(
-        np.abs(site.model.constant(weights).astype(np.int64)).sum(axis=axes).max(initial=0)
-    )
+    sizes = np.abs(site.model.constant(weights).astype(np.int64))
+    largest = int(sizes.sum(axis=axes).max(initial=0))
     if _keeps_integers(kind, site.input(0)):
         return largest * MOST_SHIFTED <= MOST_INTEGER_SUM
     return largest * (255 if _is_asymmetric(site.operation, weights) else 127) <= MOST_SUM
@@ -107,11 +106,8 @@ def non_negative_operands(operations: Sequence[Operation]) -> frozenset[int]:
     found: set[int] = set()
     for operation in operations:
         kind, fused = operation.type, operation.attributes.get("fused_activation_function")
-        if (
-            kind in NON_NEGATIVE
-            or fused in NON_NEGATIVE
-            or (kind in PRESERVING and operation.inputs[0] in found)
-        ):
+        is_kept = kind in PRESERVING and operation.inputs[0] in found
+        if is_kept or not NON_NEGATIVE.isdisjoint({kind, fused}):
             found.update(operation.outputs)
     return frozenset(found)
 
@@ -182,17 +178,14 @@ class _Expansion:
         """The sums of products of integers between *edges* and *weights*, scaled by the weights."""
         leading = self._shape[:-1]
         columns = [
-            self._constant(np.full((*leading, 1), edge, np.float32))
-            if isinstance(edge, float)
-            else edge
-            for edge in edges
+            self._constant(np.full((*leading, 1), e, np.float32)) if isinstance(e, float) else e
+            for e in edges
         ]
         rows = (*leading, weights.shape[1] + len(edges))
-        whole = self._make(
-            "CONCATENATION", [whole, *columns], rows, {"axis": len(leading), **NO_ACTIVATION}
-        )
+        joined: dict[str, AttributeValue] = {"axis": len(leading), **NO_ACTIVATION}
+        whole = self._make("CONCATENATION", [whole, *columns], rows, joined)
         wider = np.pad(weights, ((0, 0), (0, len(edges))))
-        matrix = msgspec.structs.replace(
+        matrix = replace(
             self._operands[self._operation.inputs[1]],
             shape=wider.shape,
             lifetime=Lifetime.CONSTANT_COPY,
@@ -222,58 +215,62 @@ class _Expansion:
 
     def _symmetric(self) -> tuple[int, int, Edges]:
         """Integers up to 127, the step of each row, and the edges."""
-        source = self._source
-        size = source if self._non_negative else self._make("ABS", [source], self._shape)
-        reach = self._over_rows("REDUCE_MAX", size)
-        reach = self._make("MAXIMUM", [reach, self._number(LEAST_REACH)], self._row)
+        reach = self._reach(self._source if self._non_negative else self._all("ABS", self._source))
         greatest = self._number(127)
-        inverse = self._make("DIV", [greatest, reach], self._row)
-        step = self._make("DIV", [reach, greatest], self._row)
-        scaled = self._make("MUL", [self._source, inverse], self._shape)
+        inverse, step = self._rows("DIV", greatest, reach), self._rows("DIV", reach, greatest)
+        scaled = self._all("MUL", self._source, inverse)
         return self._away_from_zero(scaled, self._shape), step, EDGES
 
     def _asymmetric(self) -> tuple[int, int, Edges]:
         """Integers minus the row's offset, in a range of 255 around 0; the rows' steps; edges."""
-        zero, row = self._number(0), self._row
+        zero = self._number(0)
         if self._non_negative:
             return self._from_zero()
-        high = self._make("MAXIMUM", [self._over_rows("REDUCE_MAX", self._source), zero], row)
-        low = self._make("MINIMUM", [self._over_rows("REDUCE_MIN", self._source), zero], row)
-        reach = self._make("SUB", [high, low], row)
-        reach = self._make("MAXIMUM", [reach, self._number(LEAST_REACH)], row)
-        steps = self._number(255)
-        step = self._make("DIV", [reach, steps], row)
-        inverse = self._make("DIV", [self._number(1), step], row)
+        high = self._rows("MAXIMUM", self._over_rows("REDUCE_MAX", self._source), zero)
+        low = self._rows("MINIMUM", self._over_rows("REDUCE_MIN", self._source), zero)
+        reach = self._rows("SUB", high, low)
+        reach = self._rows("MAXIMUM", reach, self._number(LEAST_REACH))
+        step = self._rows("DIV", reach, self._number(255))
+        inverse = self._rows("DIV", self._number(1), step)
         # The number of steps below zero. The offset is this number minus 128.
-        share = self._make("DIV", [low, reach], row)
-        below = self._make("MUL", [share, self._number(-255)], row)
-        centred = self._away_from_zero(self._make("SUB", [below, self._number(128)], row), row)
-        least = self._make("SUB", [self._number(-128), centred], row)
-        most = self._make("SUB", [self._number(127), centred], row)
-        scaled = self._make("MUL", [self._source, inverse], self._shape)
-        whole = self._away_from_zero(scaled, self._shape)
-        whole = self._make("MAXIMUM", [whole, least], self._shape)
-        return self._make("MINIMUM", [whole, most], self._shape), step, (least, most)
+        below = self._rows("MUL", self._rows("DIV", low, reach), self._number(-255))
+        offset = self._rows("SUB", below, self._number(128))
+        centred = self._away_from_zero(offset, self._row)
+        least = self._rows("SUB", self._number(-128), centred)
+        most = self._rows("SUB", self._number(127), centred)
+        whole = self._away_from_zero(self._all("MUL", self._source, inverse), self._shape)
+        whole = self._all("MAXIMUM", whole, least)
+        return self._all("MINIMUM", whole, most), step, (least, most)
 
     def _from_zero(self) -> tuple[int, int, Edges]:
         """`_asymmetric` for a range from zero: the offset is -128, no value exceeds 255."""
-        reach = self._over_rows("REDUCE_MAX", self._source)
-        reach = self._make("MAXIMUM", [reach, self._number(LEAST_REACH)], self._row)
-        step = self._make("DIV", [reach, self._number(255)], self._row)
-        inverse = self._make("DIV", [self._number(1), step], self._row)
-        scaled = self._make("MUL", [self._source, inverse], self._shape)
+        step = self._rows("DIV", self._reach(self._source), self._number(255))
+        inverse = self._rows("DIV", self._number(1), step)
+        scaled = self._all("MUL", self._source, inverse)
         return self._away_from_zero(scaled, self._shape), step, (0.0, 255.0)
+
+    def _reach(self, sizes: int) -> int:
+        """The greatest of *sizes* in each row, at least `LEAST_REACH`."""
+        reach = self._over_rows("REDUCE_MAX", sizes)
+        return self._rows("MAXIMUM", reach, self._number(LEAST_REACH))
 
     def _away_from_zero(self, value: int, shape: Shape) -> int:
         """*value* rounded, halves away from zero: adds one half and truncates."""
         if self._non_negative:
-            return self._make(
-                "FLOOR", [self._make("ADD", [value, self._number(0.5)], shape)], shape
-            )
+            more = self._make("ADD", [value, self._number(0.5)], shape)
+            return self._make("FLOOR", [more], shape)
         size = self._make("ABS", [value], shape)
         more = self._make("ADD", [size, self._number(0.5)], shape)
         whole, sign = self._make("FLOOR", [more], shape), self._make("SIGN", [value], shape)
         return self._make("MUL", [whole, sign], shape)
+
+    def _rows(self, kind: str, *inputs: int) -> int:
+        """An operation with one result for each row."""
+        return self._make(kind, inputs, self._row)
+
+    def _all(self, kind: str, *inputs: int) -> int:
+        """An operation with one result for each activation."""
+        return self._make(kind, inputs, self._shape)
 
     def _over_rows(self, kind: str, value: int) -> int:
         axes = self._constant(np.array(self._axes, np.int32))
@@ -289,8 +286,7 @@ class _Expansion:
         row = OPERATIONS[kind]
         if attributes is None:
             attributes = dict(NO_ACTIVATION) if kind in {"ADD", "SUB", "MUL", "DIV"} else {}
-        self._operands.append(Operand(F32, shape))
-        made = len(self._operands) - 1
+        made = self._new(Operand(F32, shape))
         self._operations.append(Operation(kind, tuple(inputs), (made,), row.complete(attributes)))
         return made
 
@@ -304,8 +300,7 @@ class _Expansion:
     def _constant(self, value: NDArray) -> int:
         dtype = F32 if value.dtype == np.float32 else DType.INT32
         content = np.ascontiguousarray(value).tobytes()
-        self._operands.append(Operand(dtype, value.shape, Lifetime.CONSTANT_COPY, value=content))
-        return len(self._operands) - 1
+        return self._new(Operand(dtype, value.shape, Lifetime.CONSTANT_COPY, value=content))
 
 
 SUMMING: Final = frozenset(
@@ -360,24 +355,19 @@ def split_pixels(operands: list[Operand], operation: Operation) -> tuple[Operati
     batch, height, width, channels = static_shape(operands[source].shape) or (1, 1, 1, 2)
     halved = (batch, height, 2 * width, channels // 2)
     shape = np.array(halved, np.int32)
-    first = len(operands)
-    filters = operands[weights]
+    first, filters = len(operands), operands[weights]
+    outputs = (filters.shape or (None,))[0]
     operands += [
         Operand(DType.INT32, shape.shape, Lifetime.CONSTANT_COPY, value=shape.tobytes()),
-        Operand(DType.FLOAT32, halved),
-        msgspec.structs.replace(
-            filters, shape=((filters.shape or (None,))[0], 1, 2, channels // 2), origin=None
-        ),
+        Operand(F32, halved),
+        replace(filters, shape=(outputs, 1, 2, channels // 2), origin=None),
     ]
     reshaping = OPERATIONS["RESHAPE"].complete({})
     convolving = {**operation.attributes, "stride_w": 2, "padding": "VALID"}
+    inputs, attributes = (first + 1, first + 2, *bias), OPERATIONS["CONV_2D"].complete(convolving)
     return (
         Operation("RESHAPE", (source, first), (first + 1,), reshaping),
-        msgspec.structs.replace(
-            operation,
-            inputs=(first + 1, first + 2, *bias),
-            attributes=OPERATIONS["CONV_2D"].complete(convolving),
-        ),
+        replace(operation, inputs=inputs, attributes=attributes),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.drivers.xnnpack.engine import Kernels, forked_away, last_line, make_interpreter
+from penstock.drivers.xnnpack.engine import forked_away, last_line, make_interpreter
 from penstock.drivers.xnnpack.segments import Segment
 from penstock.drivers.xnnpack.state_copies import ALIGNMENT, AdjacentTensors
 from penstock.errors import GeneralFailure, ResourceExhaustedTransient
@@ -23,7 +23,6 @@ class File:
 
     def __init__(self, segment: Segment, content: bytes, threads: int, *, static: bool) -> None:
         self.segment, self.content, self.threads, self.static = segment, content, threads, static
-        self.kernels: Kernels = segment.kernels
 
     def open(self) -> Runner:
         """A new interpreter of the file. Raises `GeneralFailure` with LiteRT's message."""
@@ -45,7 +44,7 @@ class Runner:
     def __init__(self, file: File) -> None:
         segment = file.segment
         self.segment = segment
-        interpreter = make_interpreter(file.content, file.kernels, file.threads)
+        interpreter = make_interpreter(file.content, segment.kernels, file.threads)
         # LiteRT reads the file's bytes as long as the interpreter lives.
         self._content = file.content
         # LiteRT's own object: `Interpreter` refuses calls while a view of a tensor exists.
@@ -63,17 +62,13 @@ class Runner:
         segment = self.segment
         try:
             self._resize([values[i].shape for i in segment.inputs])
-            for tensor, index in zip(self._inputs, segment.inputs, strict=True):
+            tensors = (*self._inputs, *self._states)
+            for tensor, index in zip(tensors, segment.all_inputs, strict=True):
                 self._write(tensor, values[index])
-            for tensor, state in zip(self._states, segment.states, strict=True):
-                self._write(tensor, values[state.input])
             self.invoke()
-            found = {
-                index: self._read(tensor)
-                for tensor, index in zip(self._outputs, segment.outputs, strict=True)
-            }
-            for tensor, state in zip(self._states, segment.states, strict=True):
-                found[state.output] = self._read(tensor)
+            tensors = (*self._outputs, *self._states)
+            pairs = zip(segment.all_outputs, tensors, strict=True)
+            found = {index: self._read(tensor) for index, tensor in pairs}
         except MemoryError as error:
             raise ResourceExhaustedTransient("LiteRT found no memory for its tensors") from error
         except (RuntimeError, ValueError) as error:
@@ -113,16 +108,11 @@ class StaticRunner(Runner):
         try:
             wrapper.AllocateTensors()
             # LiteRT provides no view of a scalar, so scalars get memory here.
-            scalars = scalar_places(
-                {
-                    t: np.dtype(wrapper.TensorType(t, 0))
-                    for t in (*self._inputs, *self._outputs, *self._states)
-                    if not len(wrapper.TensorSize(t, 0))
-                }
-            )
+            tensors = (*self._inputs, *self._outputs, *self._states)
+            bare = [t for t in tensors if not len(wrapper.TensorSize(t, 0))]
+            scalars = scalar_places({t: np.dtype(wrapper.TensorType(t, 0)) for t in bare})
             places = {
-                t: scalars[t] if t in scalars else wrapper.tensor(wrapper, t, 0)
-                for t in (*self._inputs, *self._outputs, *self._states)
+                t: scalars[t] if t in scalars else wrapper.tensor(wrapper, t, 0) for t in tensors
             }
         except (RuntimeError, ValueError, MemoryError) as error:
             raise GeneralFailure(f"LiteRT did not prepare the model: {last_line(error)}") from error

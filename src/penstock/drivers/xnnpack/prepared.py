@@ -10,13 +10,8 @@ from typing import Final
 import msgspec
 
 from penstock import errors, hal
-from penstock.driverkit.request_arrays import (
-    input_arrays,
-    lent_arrays,
-    mapped_pools,
-    unknown_memory,
-    write_results,
-)
+from penstock.driverkit import request_arrays
+from penstock.driverkit.request_arrays import lent_arrays, unknown_memory
 from penstock.driverkit.unrolling import flattened
 from penstock.drivers.xnnpack import engine
 from penstock.drivers.xnnpack.engine import Kernels, last_line
@@ -70,9 +65,8 @@ def _written(segment: Segment) -> bytes:
         # order the tensors of a state are adjacent, and one copy moves them all (`state_copies`).
         return write(segment.model, outputs_first=True)
     except errors.PenstockError as error:
-        raise errors.GeneralFailure(
-            f"the model cannot be written for LiteRT: {last_line(error)}"
-        ) from error
+        text = f"the model cannot be written for LiteRT: {last_line(error)}"
+        raise errors.GeneralFailure(text) from error
 
 
 def _check(config: hal.PrepareConfig) -> None:
@@ -95,11 +89,8 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         entry = model.entry
         self._inputs = [entry.operands[i] for i in entry.inputs]
         self._outputs = [entry.operands[i] for i in entry.outputs]
-        self._constants = {
-            i: model.constant(entry.operands[i])
-            for i in entry.outputs
-            if entry.operands[i].is_constant
-        }
+        constant = [i for i in entry.outputs if entry.operands[i].is_constant]
+        self._constants = {i: model.constant(entry.operands[i]) for i in constant}
         self._detections = [o.outputs for o in entry.operations if o.key == DETECTION]
         self._direct = self._is_direct()
         read = files[0].segment.all_inputs if self._direct else ()
@@ -128,9 +119,8 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
                 arguments = request.inputs
                 if self._read is not None:
                     if lent_arrays(arguments) is None:
-                        raise unknown_memory(
-                            next(a for a in arguments if type(a) is not hal.HostMemory)
-                        )
+                        other = next(a for a in arguments if type(a) is not hal.HostMemory)
+                        raise unknown_memory(other)
                     arguments = tuple([arguments[k] for k in self._read])
                 for view, argument in zip(runner.inputs, arguments):  # noqa: B905  # checked above
                     if type(argument) is not hal.HostMemory:
@@ -191,8 +181,8 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         adds each segment's time to *timings*.
         """
         entry = self.model.entry
-        with mapped_pools(request) as pools:
-            arrays = input_arrays(request, self._inputs, pools)
+        with request_arrays.mapped_pools(request) as pools:
+            arrays = request_arrays.input_arrays(request, self._inputs, pools)
             values: dict[int, NDArray] = dict(zip(entry.inputs, arrays, strict=True))
             values.update(self._constants)
             for runner in runners:
@@ -206,9 +196,8 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
             for outputs in self._detections:
                 _clear_rest(values, outputs)
             results = [values[i] for i in entry.outputs]
-            return hal.ExecutionResult(
-                write_results(request, self._outputs, results, pools), hal.Timing()
-            )
+            shapes = request_arrays.write_results(request, self._outputs, results, pools)
+            return hal.ExecutionResult(shapes)
 
     def _open(self) -> list[Runner]:
         if self._closed:

@@ -11,17 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.driverkit.site import QUANTIZED
+from penstock.drivers.xnnpack import hybrid_layers
 from penstock.drivers.xnnpack.engine import Kernels
-from penstock.drivers.xnnpack.hybrid_layers import (
-    can_split_pixels,
-    expand,
-    is_quantized_alike,
-    non_negative_operands,
-    split_pixels,
-    summed_operands,
-)
 from penstock.drivers.xnnpack.rules.classes import Classes
 from penstock.errors import GeneralFailure
 from penstock.export.tflite.fields import state_positions
@@ -194,10 +188,9 @@ class _SegmentBuilder:
         self._accuracy: AccuracyClass = accuracy
         # Operands of the segments are appended to the model's list, so that no segment copies it.
         self._operands = [_with_declared_shape(o, accuracy) for o in entry.operands]
-        self._non_negative = non_negative_operands(entry.operations) if expanded else frozenset()
-        self._summed = (
-            summed_operands(entry.operations, entry.operands) if expanded else frozenset()
-        )
+        examined = entry.operations if expanded else ()
+        self._non_negative = hybrid_layers.non_negative_operands(examined)
+        self._summed = hybrid_layers.summed_operands(examined, entry.operands)
         self._makers = {i: at for at in constant for i in entry.operations[at].outputs}
         self._readers: dict[int, list[int]] = {}
         for at, operation in enumerate(entry.operations):
@@ -212,14 +205,14 @@ class _SegmentBuilder:
         operations = [o for at in polled(chosen) for o in self._operations(at, kernels)]
         written = {i for o in operations for i in o.outputs}
         read = {i for o in operations for i in o.inputs}
-        states = [
-            State(operation.inputs[position], output, f"state {number}")
-            for number, (operation, position, output) in enumerate(
-                (o, p, x)
-                for o in operations
-                for p, x in zip(state_positions(o.type, o.attributes), o.outputs[1:], strict=False)
+        kept = [
+            (o.inputs[position], output)
+            for o in operations
+            for position, output in zip(
+                state_positions(o.type, o.attributes), o.outputs[1:], strict=False
             )
         ]
+        states = [State(*ports, f"state {number}") for number, ports in enumerate(kept)]
         apart = {i for s in states for i in (s.input, s.output)}
         inputs = [
             i
@@ -241,13 +234,14 @@ class _SegmentBuilder:
         operation, operands = self._model.operations[at], self._operands
         if kernels != "xnnpack":
             return [_adapted(operands, operation)]
-        if at in self._expanded and not is_quantized_alike(operation, operands, self._summed):
+        alike = hybrid_layers.is_quantized_alike(operation, operands, self._summed)
+        if at in self._expanded and not alike:
             weights = self._model.constant(operands[operation.inputs[1]])
             non_negative = operation.inputs[0] in self._non_negative
-            return expand(operands, operation, weights, non_negative=non_negative)
-        if not can_split_pixels(operation, operands):
+            return hybrid_layers.expand(operands, operation, weights, non_negative=non_negative)
+        if not hybrid_layers.can_split_pixels(operation, operands):
             return [_adapted(operands, operation)]
-        reshape, operation = split_pixels(operands, operation)
+        reshape, operation = hybrid_layers.split_pixels(operands, operation)
         return [reshape, _adapted(operands, operation)]
 
     def _needed(self, members: Sequence[int]) -> set[int]:
@@ -282,7 +276,7 @@ def _with_declared_shape(operand: Operand, accuracy: AccuracyClass) -> Operand:
     """
     if operand.shape_declared or (accuracy != "relaxed" and operand.dtype in QUANTIZED):
         return operand
-    return msgspec.structs.replace(operand, shape_declared=True)
+    return replace(operand, shape_declared=True)
 
 
 def _adapted(operands: list[Operand], operation: Operation) -> Operation:
@@ -290,16 +284,15 @@ def _adapted(operands: list[Operand], operation: Operation) -> Operation:
     inputs, origin = operation.inputs, operation.origin
     has_bias = len(inputs) > 2 and operands[inputs[2]].has_value
     if operation.type in CHANNELS and not has_bias:
-        operands.append(
-            _zero_bias(operands[inputs[0]], operands[inputs[1]], CHANNELS[operation.type])
-        )
+        dimension = CHANNELS[operation.type]
+        operands.append(_zero_bias(operands[inputs[0]], operands[inputs[1]], dimension))
         inputs = (*inputs[:2], len(operands) - 1)
     elif operation.type == "TRANSPOSE_CONV" and not operands[inputs[-1]].has_value:
         inputs = inputs[:-1]
     least = LEAST_VERSION.get(operation.type)
     if least is not None and (origin is None or (origin.version or 1) < least):
         origin = Origin(0, 0, BROADCAST_TO, least)
-    return msgspec.structs.replace(operation, inputs=inputs, origin=origin)
+    return replace(operation, inputs=inputs, origin=origin)
 
 
 def _zero_bias(data: Operand, filters: Operand, dimension: int) -> Operand:
@@ -337,17 +330,14 @@ def _build(
     lifetimes = dict.fromkeys(given, Lifetime.SUBGRAPH_INPUT)
     lifetimes |= dict.fromkeys(made, Lifetime.SUBGRAPH_OUTPUT)
     vectors = _conditions(operations).intersection(inputs).difference(outputs)
-    shaped = [
-        msgspec.structs.replace(operands[i], shape=(1,)) if i in vectors else operands[i]
-        for i in kept
-    ]
+    shaped = [replace(operands[i], shape=(1,)) if i in vectors else operands[i] for i in kept]
     subgraph = Subgraph(
         tuple(
             _renamed(operand, names.get(i, ""), lifetimes.get(i))
             for i, operand in polled(zip(kept, shaped, strict=True))
         ),
         tuple(
-            msgspec.structs.replace(
+            replace(
                 renumber_references(o, referenced),
                 inputs=tuple(number[i] for i in o.inputs),
                 outputs=tuple(number[i] for i in o.outputs),
@@ -359,9 +349,7 @@ def _build(
         tuple(StatePort(k, number[s.input], number[s.output]) for k, s in enumerate(states)),
     )
     variables = tuple(_variable(operands[s.input], s.name) for s in states)
-    others = [
-        _adapted_subgraph(graph, accuracy) for graph in renumbered_subgraphs(model, referenced)
-    ]
+    others = [_adapted_subgraph(g, accuracy) for g in renumbered_subgraphs(model, referenced)]
     return Model((subgraph, *others), model.pools, variables)
 
 
@@ -369,7 +357,7 @@ def _adapted_subgraph(graph: Subgraph, accuracy: AccuracyClass) -> Subgraph:
     """A referenced subgraph with its operations in the form that LiteRT's kernels need."""
     operands = [_with_declared_shape(o, accuracy) for o in graph.operands]
     operations = tuple(_adapted(operands, operation) for operation in graph.operations)
-    return msgspec.structs.replace(graph, operands=tuple(operands), operations=operations)
+    return replace(graph, operands=tuple(operands), operations=operations)
 
 
 def _conditions(operations: Sequence[Operation]) -> set[int]:
@@ -385,7 +373,7 @@ def _renamed(operand: Operand, name: str, lifetime: Lifetime | None) -> Operand:
         lifetime = operand.lifetime
         if lifetime in {Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT}:
             lifetime = Lifetime.TEMPORARY_VARIABLE
-    return msgspec.structs.replace(operand, name=name, lifetime=lifetime, origin=None)
+    return replace(operand, name=name, lifetime=lifetime, origin=None)
 
 
 def _variable(operand: Operand, name: str) -> Variable:

@@ -27,6 +27,7 @@ MOST_BYTES: Final = 1 << 20
 MOST_KNOWN: Final = 4
 """Greatest number of sets of arrays that are remembered. A double-buffered state has two."""
 
+Arguments: TypeAlias = tuple[RequestArgument, ...]
 Pieces: TypeAlias = list[tuple[NDArray, NDArray]]
 """Pairs of a tensor's view and the array that is copied to or from that view."""
 
@@ -41,7 +42,7 @@ class AdjacentTensors:
         self._remembers = sum(p.nbytes for p in places) <= MOST_BYTES
         self._known: deque[tuple[tuple[HostMemory, ...], Pieces]] = deque(maxlen=MOST_KNOWN)
 
-    def pieces(self, arguments: tuple[RequestArgument, ...]) -> Pieces | None:
+    def pieces(self, arguments: Arguments) -> Pieces | None:
         """The copies for *arguments*, one for each place; None if one is not an array."""
         for known, pieces in self._known:
             if known == arguments:
@@ -149,32 +150,30 @@ class StateCopies:
         self._inputs = tuple([k for k in range(counts[0]) if k not in self._read])
         self._outputs = tuple([k for k in range(counts[1]) if k not in self._written])
 
-    def write_inputs(self, runner: Interpreter, arguments: tuple[RequestArgument, ...]) -> None:
+    def write_inputs(self, runner: Interpreter, arguments: Arguments) -> None:
         """Copies the arrays of *arguments* into the input tensors of *runner*."""
         views, positions = runner.inputs, self._inputs
         tensors = runner.state_tensors or self._state_tensors(runner)
         pieces = tensors[0].pieces(self._of_read(arguments))
         if pieces is None:
             positions = tuple(range(len(views)))
-        else:
-            for place, part in pieces:
-                place[...] = part
+        for place, part in pieces or ():
+            place[...] = part
         for k in positions:
             argument = arguments[k]
             if type(argument) is not HostMemory:
                 raise unknown_memory(argument)
             views[k][...] = argument.array
 
-    def read_outputs(self, runner: Interpreter, arguments: tuple[RequestArgument, ...]) -> None:
+    def read_outputs(self, runner: Interpreter, arguments: Arguments) -> None:
         """Copies the output tensors of *runner* into the arrays of *arguments*."""
         views, positions = runner.outputs, self._outputs
         tensors = runner.state_tensors or self._state_tensors(runner)
         pieces = tensors[1].pieces(self._of_written(arguments))
         if pieces is None:
             positions = tuple(range(len(views)))
-        else:
-            for place, part in pieces:
-                part[...] = place
+        for place, part in pieces or ():
+            part[...] = place
         for k in positions:
             wanted = arguments[k]
             if type(wanted) is HostMemory:
@@ -190,9 +189,7 @@ class StateCopies:
         return tensors
 
 
-def _getter(
-    positions: tuple[int, ...],
-) -> Callable[[tuple[RequestArgument, ...]], tuple[RequestArgument, ...]]:
+def _getter(positions: tuple[int, ...]) -> Callable[[Arguments], Arguments]:
     """A getter of arguments at *positions*, at least two; a slice if they are consecutive."""
     first, last = positions[0], positions[-1]
     if positions == tuple(range(first, last + 1)):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -24,13 +25,18 @@ from penstock.ir.operations.custom_options import dot_product_attention
 from penstock.ir.transforms import branches_of, entered_from
 from penstock.ir.types import is_static, static_shape
 
+T = TypeVar("T")
+
 DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
 
 def examine(model: Model, kernels: Sequence[Kernels]) -> list[Support]:
     """One answer for each operation, with the best accuracy class of the kernel sets *kernels*."""
     flat = flattened(model)
-    answers = [*map(_support, classify(flat.model, kernels))]
+    answers = [
+        Support(False, known) if isinstance(known, str) else Support(True, "", known.best)
+        for known in classify(flat.model, kernels)
+    ]
     if "xnnpack" not in kernels:
         # LiteRT computes unsteady operations with XNNPACK only. If other kernels compute their
         # inputs, the last bits of these differ.
@@ -39,12 +45,6 @@ def examine(model: Model, kernels: Sequence[Kernels]) -> list[Support]:
             if answers[at].supported and unsteady.intersection(operation.outputs):
                 answers[at] = Support(True, "", "relaxed", POSITIONS)
     return joined(model, flat, answers)
-
-
-def _support(known: Classes | str) -> Support:
-    if isinstance(known, str):
-        return Support(False, known)
-    return Support(True, "", known.best)
 
 
 def classify(
@@ -73,11 +73,11 @@ XNNPACK_ALONE: Final = "LiteRT's own kernels do not compute it, or are too far o
 
 def _answers(site: Site, index: int) -> list[tuple[Site, Classes | str]]:
     """The operations of subgraph *index*, which *site* enters, with their answers."""
-    key = "answers", index
-    if key not in site.around.judged:
-        site.around.judged[key] = [(inner, answer(inner)) for inner in polled(site.sites_of(index))]
-    found: list[tuple[Site, Classes | str]] = site.around.judged[key]
-    return found
+    return _once(
+        site,
+        ("answers", index),
+        lambda: [(inner, answer(inner)) for inner in polled(site.sites_of(index))],
+    )
 
 
 def answer(site: Site) -> Classes | str:
@@ -92,9 +92,8 @@ def answer(site: Site) -> Classes | str:
                 return "an operand whose rank is unknown before the run"
             if operand is not None and is_empty(operand):
                 return "an operand without elements"
-        if not is_static(site.outputs[0].shape) and not any(
-            o is not None and not o.is_constant for o in site.inputs
-        ):
+        varying = any(o is not None and not o.is_constant for o in site.inputs)
+        if not varying and not is_static(site.outputs[0].shape):
             return "a result of constants whose shape is not known"
         return _as_around(site, check(site))
     except Refused as refusal:
@@ -109,14 +108,13 @@ def _as_around(site: Site, classes: Classes) -> Classes:
     Moves of floats are `faithful`, like the arithmetic around them. As `exact` a move would be a
     partition by itself, and its operands would be copied in and out.
     """
-    floats = any(o.dtype.is_float for o in (*site.inputs, *site.outputs) if o is not None)
-    if not floats:
+    if not any(o.dtype.is_float for o in (*site.inputs, *site.outputs) if o is not None):
         return classes
-    return Classes(_capped(classes.xnnpack), _capped(classes.builtin), classes.expanded)
-
-
-def _capped(accuracy: AccuracyClass | None) -> AccuracyClass | None:
-    return "faithful" if accuracy == "exact" else accuracy
+    xnnpack, builtin = (
+        "faithful" if accuracy == "exact" else accuracy
+        for accuracy in (classes.xnnpack, classes.builtin)
+    )
+    return Classes(xnnpack, builtin, classes.expanded)
 
 
 ATTENTION: Final = "odml.scaled_dot_product_attention"
@@ -128,37 +126,41 @@ def check_composite(site: Site) -> Classes:
     """
     attributes = site.operation.attributes
     index = attributes.integer("decomposition_subgraph_index")
-    key = "composite", index
-    if key not in site.around.judged:
-        site.around.judged[key] = _refusal_of_parts(site, index)
-    require(not site.around.judged[key], site.around.judged[key])
+    _once(site, ("composite", index), partial(_check_parts, site, index))
     if attributes.text("name") == ATTENTION and not _attends_rightly(site):
         return Classes(None, "faithful")
     return FAITHFUL
 
 
-def _refusal_of_parts(site: Site, index: int) -> str:
-    """Why the subgraph of a composite is not supported; empty if it is supported."""
-    try:
-        _check_parts(site, index)
-    except Refused as refusal:
-        return str(refusal)
-    return ""
+def _once(site: Site, key: tuple[str, int], judge: Callable[[], T]) -> T:
+    """The result or refusal of *judge*, which is called once for each *key* of a model."""
+    judged = site.around.judged
+    if key not in judged:
+        try:
+            judged[key] = judge()
+        except Refused as refusal:
+            judged[key] = refusal
+    if isinstance(judged[key], Refused):
+        raise Refused(str(judged[key]))
+    found: T = judged[key]
+    return found
 
 
 def _check_parts(site: Site, index: int) -> None:
     for inner, found in _answers(site, index):
         if isinstance(found, str):
             raise Refused(f"its {inner.operation.key}: {found}")
-        require(
-            found.builtin in {"exact", "faithful"}, f"its {inner.operation.key} is XNNPACK's alone"
-        )
-        shapes = [o.shape for o in (*inner.inputs, *inner.outputs) if o is not None]
-        require(all(map(is_static, shapes)), "shapes in its subgraph are not known")
-        require(
-            has_static_result(inner.operation, inner.inputs),
-            "shapes in its subgraph depend on values",
-        )
+        is_shared = found.builtin in {"exact", "faithful"}
+        require(is_shared, f"its {inner.operation.key} is XNNPACK's alone")
+        _check_static(inner, "shapes in its subgraph")
+
+
+def _check_static(inner: Site, shapes: str) -> None:
+    """Refuses an operation of a subgraph whose *shapes* are unknown or depend on values."""
+    operands = (o for o in (*inner.inputs, *inner.outputs) if o is not None)
+    require(all(is_static(o.shape) for o in operands), f"{shapes} are not known")
+    static = has_static_result(inner.operation, inner.inputs)
+    require(static, f"{shapes} depend on values")
 
 
 def _attends_rightly(site: Site) -> bool:
@@ -169,12 +171,9 @@ def _attends_rightly(site: Site) -> bool:
     if query is None or query[0] != 1:
         return False
     try:
-        options = dot_product_attention(
-            Attributes(
-                custom_code=ATTENTION,
-                custom_options=site.operation.attributes.blob("composite_attributes"),
-            )
-        )
+        content = site.attributes.blob("composite_attributes")
+        given = Attributes(custom_code=ATTENTION, custom_options=content)
+        options = dot_product_attention(given)
     except ModelError:
         return False
     return options.scale is not None and float(np.float32(options.scale)) == options.scale
@@ -195,24 +194,15 @@ def check_if(site: Site) -> Classes:
         require(alike, "shapes in its branches are not known, or differ")
         distinct = len(set(graph.outputs)) == len(graph.outputs)
         require(distinct, "a branch outputs one value twice, which LiteRT confuses")
-        key = "branch", index
-        if key not in site.around.judged:
-            site.around.judged[key] = _as_branch(site, index)
-        branch: Classes | str = site.around.judged[key]
-        if isinstance(branch, str):
-            raise Refused(branch)
-        known.append(branch)
+        known.append(_once(site, ("branch", index), partial(_as_branch, site, index)))
     found = _all_of(known)
     require(found.xnnpack or found.builtin, "no kernel set computes all of its branches")
     return found
 
 
-def _as_branch(site: Site, index: int) -> Classes | str:
-    """The accuracy classes of a subgraph as the branch of an IF, or the reason for a refusal."""
-    try:
-        known = [_within(inner, found) for inner, found in _answers(site, index)]
-    except Refused as refusal:
-        return str(refusal)
+def _as_branch(site: Site, index: int) -> Classes:
+    """The accuracy classes of a subgraph as the branch of an IF."""
+    known = [_within(inner, found) for inner, found in _answers(site, index)]
     return _all_of([Classes(_worst([c.xnnpack, c.builtin]), c.builtin) for c in known])
 
 
@@ -229,9 +219,7 @@ def _within(inner: Site, found: Classes | str) -> Classes:
     kind = operation.key
     if isinstance(found, str):
         raise Refused(f"its {kind}: {found}")
-    shapes = [o.shape for o in (*inner.inputs, *inner.outputs) if o is not None]
-    require(all(map(is_static, shapes)), "shapes in its branches are not known")
-    require(has_static_result(operation, inner.inputs), "shapes in its branches depend on values")
+    _check_static(inner, "shapes in its branches")
     varying = any(o is not None and not o.is_constant for o in inner.inputs)
     require(varying, f"its {kind} is of constants alone")
     states = state_positions(operation.type, operation.attributes)
