@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -19,6 +20,9 @@ from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.operand import split_key
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.types import is_masked
+
+if TYPE_CHECKING:
+    from penstock.memory.domain import Claim
 
 CLIPS: Final[Mapping[str, tuple[float | None, float | None]]] = {
     "NONE": (None, None),
@@ -136,6 +140,12 @@ class KernelDevice(hal.DeviceBase):
         hal.validate_support(model, [self._support(site) for site in sites])
         return PreparedKernels(self, model, sites)
 
+    def claimed(
+        self, prepared: hal.PreparedModelBase, request: hal.Request
+    ) -> AbstractContextManager[Claim | None]:
+        """The buffers that *request* names; None: the device has none. As in `HostBuffers`."""
+        return nullcontext()
+
     def compute(self, site: Site, inputs: Sequence[NDArray | None]) -> list[NDArray]:
         """The results of one operation, after its fused activation. Raises `GeneralFailure` if a
         kernel returns anything but arrays.
@@ -205,7 +215,7 @@ class PreparedKernels(hal.PreparedModelBase):
     """A prepared model whose operations all have a kernel. Immutable."""
 
     def __init__(self, device: KernelDevice, model: Model, sites: Sequence[Site]) -> None:
-        self.model, self._device, self._sites = model, device, tuple(sites)
+        self.model, self.device, self._sites = model, device, tuple(sites)
         entry = model.entry
         self._inputs = [entry.operands[i] for i in entry.inputs]
         self._outputs = [entry.operands[i] for i in entry.outputs]
@@ -217,15 +227,21 @@ class PreparedKernels(hal.PreparedModelBase):
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         hal.validate_request(self.model, request, config)
+        takes_arrays = self.device.capabilities.accepts_host_memory
+        arguments = () if takes_arrays else (*request.inputs, *request.outputs)
+        if any(type(argument) is hal.HostMemory for argument in arguments):
+            raise errors.InvalidArgument(f"{self.device.name} takes pools only, not HostMemory")
         began = time.perf_counter_ns()
         entry = self.model.entry
-        with mapped_pools(request) as pools:
-            given = map(_read_only, input_arrays(request, self._inputs, pools))
+        with ExitStack() as held:
+            claim = held.enter_context(self.device.claimed(self, request))
+            pools = held.enter_context(mapped_pools(request))
+            given = list(map(_read_only, input_arrays(request, self._inputs, pools, claim)))
             values = self._constants | dict(zip(entry.inputs, given, strict=True))
             for site in self._sites:
                 self._step(site, values, config)
             results = [values[i] for i in entry.outputs]
-            shapes = write_results(request, self._outputs, results, pools)
+            shapes = write_results(request, self._outputs, results, pools, claim, given)
         spent = time.perf_counter_ns() - began
         timing = hal.Timing(in_driver_ns=spent) if config.measure else NO_TIMING
         return hal.ExecutionResult(shapes, timing)
@@ -238,7 +254,7 @@ class PreparedKernels(hal.PreparedModelBase):
         if config.attributes:
             site = replace(site, hints=(*site.hints, *config.attributes))
         inputs = [values.get(i) for i in site.operation.inputs]
-        results = self._device.compute(site, inputs)
+        results = self.device.compute(site, inputs)
         values.update(zip(site.operation.outputs, map(_read_only, results), strict=True))
 
 
