@@ -57,14 +57,6 @@ def require_shares(output: Operand) -> None:
     require(expected, "shares that are not in the scale TFLite has for them")
 
 
-def one_scale_a_channel(site: Site, weights: int) -> None:
-    """Refuses weights at input *weights* unless they have one scale, or one per output channel."""
-    quantization = site.input(weights).quantization
-    if quantization is not None:
-        count = len(quantization.scales)
-        require(count in {1, site.output_shape()[-1]}, f"{count} scales of weights")
-
-
 def _check_multiplier(given: Sequence[Operand], made: Sequence[Operand]) -> None:
     """Refuses scales so far apart that TFLite's fixed-point arithmetic overflows. Engines do not
     overflow there, so their results would differ.
@@ -82,8 +74,14 @@ def weight_scales(site: Site) -> NDArray:
     return np.array(quantization.scales if quantization else (1.0,), np.float32)
 
 
-def product_scales(site: Site, data: int = 0) -> NDArray:
-    """The scales of a layer's sums and integer bias: of its filter, times its image's at *data*."""
+def layer_inputs(site: Site) -> tuple[int, int]:
+    """The positions of a layer's image and bias. Its filter is input 1."""
+    return (2, 3) if site.operation.type == "TRANSPOSE_CONV" else (0, 2)
+
+
+def product_scales(site: Site) -> NDArray:
+    """The scales of a layer's sums and integer bias: its image's scale times its filter's."""
+    data, _ = layer_inputs(site)
     return weight_scales(site) * np.float32(one_scale(site.input(data))[0])
 
 
@@ -201,28 +199,32 @@ def require_rows(site: Site) -> None:
     require(len(site.shape(1)) == 2, "weights of another rank than 2")
 
 
-def check_layer(
-    site: Site, quantized: AccuracyClass, *, data: int = 0, weights: int = 1, bias: int = 2
-) -> AccuracyClass:
-    """The accuracy class of a layer.
+def check_layer(site: Site, quantized: AccuracyClass) -> AccuracyClass:
+    """The accuracy class of a CONV_2D, DEPTHWISE_CONV_2D, TRANSPOSE_CONV or FULLY_CONNECTED.
 
     Three kinds are supported. All float32. 8-bit data with constant 8-bit weights and a constant
     int32 bias: the class is *quantized*. Float32 data with constant 8-bit weights: TFLite quantises
     the data at run time, and engines do not.
     """
+    known = {"TRANSPOSE_CONV": check_transposed, "FULLY_CONNECTED": require_rows}
+    known.get(site.operation.type, conv_windows)(site)
     activation(site)
+    data, bias = layer_inputs(site)
+    weights = site.input(1)
     accuracy = activations(site, [data], quantized)
     is_quantized = site.input(data).dtype is not F32
     if not is_quantized:
         is_real = not site.has(bias) or site.input(bias).dtype is F32
         require(is_real, "a bias that is not float32")
-        if site.input(weights).dtype is F32:
+        if weights.dtype is F32:
             return accuracy
-    site.value(weights, "its quantised filter")
-    if site.input(weights).dtype not in QUANTIZED:
+    site.value(1, "its quantised filter")
+    if weights.dtype not in QUANTIZED:
         site.refuse_types()
-    require(site.input(weights).quantization is not None, "quantised weights without a scale")
-    one_scale_a_channel(site, weights)
+    if weights.quantization is None:
+        raise Refused("quantised weights without a scale")
+    count = len(weights.quantization.scales)
+    require(count in {1, site.output_shape()[-1]}, f"{count} scales of weights")
     if is_quantized and site.has(bias):
         site.value(bias, "its quantised bias")
         require(site.input(bias).dtype is DType.INT32, "a bias that is not int32")

@@ -15,6 +15,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
+from penstock.driverkit.checks import reduced_axes
 from penstock.driverkit.site import Layout, Site
 from penstock.interrupts import polled
 
@@ -69,11 +70,7 @@ def lay_out(
 
 
 def layout_of(
-    site: Site,
-    first: bool,
-    inputs: Sequence[int] | None = None,
-    *,
-    outputs: bool | None = None,
+    site: Site, first: bool, inputs: Sequence[int] | None = None, *, outputs: bool | None = None
 ) -> Layout:
     """A layout that computes channels *first*, or channels last.
 
@@ -137,14 +134,14 @@ def joins(site: Site, values: Values) -> Layout:
     return layout_of(site, any(_is_image(site, values, p) for p in range(len(site.inputs))))
 
 
-def reduces(site: Site, values: Values, axes: Sequence[int]) -> Layout:
-    """The layout of a reduction over *axes* of input 0.
+def reduces(site: Site, values: Values) -> Layout:
+    """The policy of a reduction of input 0.
 
     If both height and width are reduced, NHWC and NCHW are the same. Such a result counts as
     channels last.
     """
     keep = site.attributes.flag("keep_dims")
-    is_first = _is_image(site, values) and (keep or list(axes) == [1, 2])
+    is_first = _is_image(site, values) and (keep or reduced_axes(site) == [1, 2])
     return layout_of(site, is_first, [0], outputs=is_first and keep)
 
 

@@ -73,7 +73,6 @@ class Buffer(Protocol):
         Raises `GeneralFailure` while uninitialised, `InvalidArgument` if sizes differ. After any
         other error *destination* may hold some, all or none of the bytes.
         """
-        ...
 
     def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
         """Copies the content in.
@@ -81,11 +80,9 @@ class Buffer(Protocol):
         *dimensions* must be complete unless the allocation's were. Raises `InvalidArgument` if
         sizes or dimensions do not fit; the buffer is then uninitialised.
         """
-        ...
 
     def close(self) -> None:
         """Frees the allocation and its token. A second call does nothing."""
-        ...
 
 
 class OutOfProcessBuffer(Protocol):
@@ -94,11 +91,9 @@ class OutOfProcessBuffer(Protocol):
     @property
     def lost(self) -> str:
         """How the process ended; empty while it runs."""
-        ...
 
     def carries(self, memory: Memory) -> bool:
         """Whether a copy to or from *memory* needs a second copy: the process would not map it."""
-        ...
 
 
 def loss_of(buffer: object) -> str:

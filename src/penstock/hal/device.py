@@ -39,12 +39,10 @@ class Device(Protocol):
     @property
     def name(self) -> str:
         """Unique in a process, stable across runs, one line of printable characters."""
-        ...
 
     @property
     def version(self) -> str:
         """One printable line, not empty; changes if compiled artefacts could change."""
-        ...
 
     @property
     def type(self) -> DeviceType: ...
@@ -52,7 +50,6 @@ class Device(Protocol):
     @property
     def feature_level(self) -> int:
         """NNAPI feature level that the driver supports, 1 to 8."""
-        ...
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -60,11 +57,9 @@ class Device(Protocol):
     @property
     def hal_version(self) -> int:
         """The `HAL_VERSION` the driver was written for."""
-        ...
 
     def check(self) -> str | None:
         """Why the device cannot be used on this system, or None. Cheap: opens no device."""
-        ...
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
         """One answer for each operation of the entry subgraph, in order. A rejection has a reason.
@@ -73,14 +68,12 @@ class Device(Protocol):
         accepted, `prepare_model` must accept it too, in any combination of accepted operations.
         Control flow is supported only if every operation in its subgraphs is.
         """
-        ...
 
     def cache_files_needed(self) -> tuple[int, int]:
         """How many (model, data) cache files a compilation needs, each 0 to 32.
 
         Constant for the device's life. (0, 0) means that the device does not cache.
         """
-        ...
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
         """Compiles *model*, and saves to the cache handles of *config* if there are any.
@@ -90,7 +83,6 @@ class Device(Protocol):
         `Cancelled`. No fault of the cache makes it fail: if the number of handles is wrong, or a
         handle cannot be written, it compiles without saving.
         """
-        ...
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
         """Loads what `prepare_model` saved.
@@ -98,7 +90,6 @@ class Device(Protocol):
         Raises `InvalidArgument` for a wrong number of handles. Raises `GeneralFailure` for anything
         except exactly what was saved for this token, device and version; the caller then compiles.
         """
-        ...
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
         """Allocates driver-managed memory for *roles*. Returns (token, buffer).
@@ -107,11 +98,9 @@ class Device(Protocol):
         contradict each other or *desc*, `GeneralFailure` if the driver has no memory domains,
         `ResourceExhausted*` if it has no room.
         """
-        ...
 
     def close(self) -> None:
         """Releases the device's resources. A second call does nothing."""
-        ...
 
 
 class DeviceBase:
@@ -152,7 +141,6 @@ class OutOfProcessDevice(Protocol):
     @property
     def isolated(self) -> bool:
         """True."""
-        ...
 
 
 class UnavailableDevice(OutOfProcessDevice, Protocol):
@@ -161,11 +149,9 @@ class UnavailableDevice(OutOfProcessDevice, Protocol):
     @property
     def is_placeholder(self) -> bool:
         """True."""
-        ...
 
     def is_available(self) -> bool:
         """Whether the driver can be reached now. Raises `DriverError` or `Cancelled`."""
-        ...
 
 
 def is_isolated(device: object) -> bool:

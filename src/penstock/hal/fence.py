@@ -50,11 +50,9 @@ class Fence(Protocol):
 
     def wait(self, timeout_ns: int | None = None) -> bool:
         """Blocks until signalled (True) or for *timeout_ns* (False). Does not raise the error."""
-        ...
 
     def error(self) -> errors.DriverError | None:
         """The error it was signalled with; None while active or after success."""
-        ...
 
 
 class EventFence:

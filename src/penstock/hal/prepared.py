@@ -25,7 +25,6 @@ class Burst(Protocol):
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         """As `PreparedModel.execute`; `GeneralFailure` if another run of this burst is active."""
-        ...
 
     def close(self) -> None: ...
 
@@ -72,7 +71,6 @@ class PreparedModel(Protocol):
     @property
     def cache_report(self) -> CacheReport:
         """State of the cache files of its preparation."""
-        ...
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         """Runs once, in the calling thread, and returns when every output is written.
@@ -84,7 +82,6 @@ class PreparedModel(Protocol):
         After any error the content of the outputs is undefined. A driver need not notice a deadline
         or a cancellation within an operation.
         """
-        ...
 
     def execute_fenced(
         self,
@@ -98,22 +95,18 @@ class PreparedModel(Protocol):
         If an input fence fails, the execution and its fence fail with `GeneralFailure`. Outputs of
         unknown shape raise `InvalidArgument`. Nothing is written after the returned fence signals.
         """
-        ...
 
     def configure_burst(self) -> Burst:
         """A new burst on this model."""
-        ...
 
     def create_reusable_execution(self, request: Request) -> ReusableExecution:
         """Validates and binds *request* for many runs."""
-        ...
 
     def close(self) -> None:
         """Releases the driver's resources, with its bursts and executions.
 
         A second call does nothing.
         """
-        ...
 
 
 class PreparedModelBase:
@@ -163,7 +156,6 @@ class OutOfProcessModel(Protocol):
 
     def retain(self, model: Model) -> None:
         """Keeps a reference to the source model; a model that was loaded from a cache has none."""
-        ...
 
 
 def retain_model(prepared: Any, model: Model) -> None:

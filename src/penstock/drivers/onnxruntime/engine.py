@@ -42,25 +42,18 @@ def _load() -> Any:
     """
     if PACKAGE in sys.modules:
         return importlib.import_module(PACKAGE)
-    with _without_telemetry():
+    before = os.environ.get(NO_TELEMETRY)
+    os.environ[NO_TELEMETRY] = "1"
+    try:
         package = importlib.import_module(PACKAGE)
+    finally:
+        os.environ.pop(NO_TELEMETRY, None)
+        if before is not None:
+            os.environ[NO_TELEMETRY] = before
     package.set_default_logger_severity(SILENT)
     # Some builds do not read the variable.
     package.disable_telemetry_events()
     return package
-
-
-@contextmanager
-def _without_telemetry() -> Iterator[None]:
-    before = os.environ.get(NO_TELEMETRY)
-    os.environ[NO_TELEMETRY] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(NO_TELEMETRY, None)
-        else:
-            os.environ[NO_TELEMETRY] = before
 
 
 def message_from(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from penstock.drivers.onnxruntime.graph import ELEMENTS, MICROSOFT, Graph
 from penstock.drivers.onnxruntime.rules import RULES
 from penstock.errors import GeneralFailure, PenstockError
 from penstock.interrupts import polled
-from penstock.ir import DType, Model, NDArray, Operand
+from penstock.ir import DType, Model, Operand
 
 OPSET: Final = 21
 IR_VERSION: Final = 10
@@ -58,7 +58,9 @@ def serialize(graph: Graph, onnx: Any) -> bytes:
     model.opset_import.add(domain=MICROSOFT, version=1)
     made = model.graph
     for name, value in graph.constants.items():
-        _tensor(made.initializer.add(), name, value)
+        tensor = made.initializer.add(name=name, data_type=ELEMENTS[value.dtype.name])
+        tensor.dims.extend(value.shape)
+        tensor.raw_data = np.ascontiguousarray(value).tobytes()
     _write(made, graph, onnx)
     try:
         data: bytes = model.SerializeToString()
@@ -83,13 +85,6 @@ def _write(made: Any, graph: Graph, onnx: Any) -> None:
                 _write(attribute.g, value, onnx)
             else:
                 proto.attribute.append(onnx.helper.make_attribute(name, value))
-
-
-def _tensor(proto: Any, name: str, value: NDArray) -> None:
-    proto.name = name
-    proto.data_type = ELEMENTS[value.dtype.name]
-    proto.dims.extend(value.shape)
-    proto.raw_data = np.ascontiguousarray(value).tobytes()
 
 
 def _port(proto: Any, name: str, operand: Operand) -> None:

@@ -16,8 +16,9 @@ from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 
 
-def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
-    accuracy = checks.check_layer(site, "stepwise", data=data, bias=bias)
+def _check_layer(site: Site) -> AccuracyClass:
+    accuracy = checks.check_layer(site, "stepwise")
+    data, bias = checks.layer_inputs(site)
     quantization = site.input(1).quantization
     if site.input(data).dtype is not checks.F32 and quantization is not None:
         require(min(quantization.scales) > 0, "a filter with a scale of zero")
@@ -65,14 +66,15 @@ def _dequantized(value: NDArray, site: Site, position: int, channels: Sequence[i
     return real
 
 
-def real_bias(graph: Graph, site: Site, *, data: int = 0, bias: int = 2) -> list[Value]:
+def real_bias(graph: Graph, site: Site) -> list[Value]:
     """The real bias in a list, empty without one. An integer bias has the sums' scales."""
+    _, bias = checks.layer_inputs(site)
     if not site.has(bias):
         return []
     if site.input(bias).dtype is checks.F32:
         return [graph.get(site, bias)]
     value = site.value(bias, "its bias").reshape(-1).astype(np.float32)
-    return [graph.constant(value * checks.product_scales(site, data))]
+    return [graph.constant(value * checks.product_scales(site))]
 
 
 def stored_weights(
@@ -100,11 +102,11 @@ def stored_weights(
     return weights, steps, graph.constant(zeros.astype(value.dtype))
 
 
-def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
+def stored_bias(site: Site, channels: int) -> NDArray:
     """The int32 bias; zeros if there is none."""
-    if not site.has(bias):
+    if not site.has(2):
         return np.zeros(channels, np.int32)
-    return site.value(bias, "its bias").reshape(-1)
+    return site.value(2, "its bias").reshape(-1)
 
 
 def rounded_up(site: Site, bias: NDArray) -> NDArray:
@@ -127,12 +129,7 @@ def rounded_up(site: Site, bias: NDArray) -> NDArray:
     return bias + is_lower.astype(np.int32)
 
 
-def _check_conv(site: Site) -> AccuracyClass:
-    checks.conv_windows(site)
-    return _check_layer(site)
-
-
-@rule("CONV_2D", check=_check_conv, layout=first_if_real)
+@rule("CONV_2D", check=_check_layer, layout=first_if_real)
 def emit_conv_2d(graph: Graph, site: Site) -> None:
     """Filter [out, height, width, in]. Grouped if `in` is less than the image's channels."""
     filters = site.shape(1)
@@ -141,7 +138,7 @@ def emit_conv_2d(graph: Graph, site: Site) -> None:
     _emit(graph, site, order, shape, groups)
 
 
-@rule("DEPTHWISE_CONV_2D", check=_check_conv, layout=first_if_real)
+@rule("DEPTHWISE_CONV_2D", check=_check_layer, layout=first_if_real)
 def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
     """Filter [1, height, width, out]: consecutive `out` belong to one input channel."""
     filters = site.shape(1)
@@ -159,7 +156,7 @@ def _emit(
         graph.round(site, graph.activate(node, fused))
         return
     value = graph.model.constant(site.input(1)).transpose(order).reshape(shape)
-    bias = stored_bias(site, 2, shape[0])
+    bias = stored_bias(site, shape[0])
     node = graph.node(
         "QLinearConv",
         graph.get(site),
@@ -186,11 +183,11 @@ def attributes(w: checks.Windows, groups: int = 1) -> dict[str, Any]:
 
 
 def _check_transpose_conv(site: Site) -> AccuracyClass:
-    checks.check_transposed(site)
+    accuracy = _check_layer(site)
     w, beyond = checks.transposed_windows(site)
     reached = all(b < s or b == 0 for b, s in zip(beyond, w.strides, strict=True))
     require(reached, "an output that goes beyond what its input reaches")
-    return _check_layer(site, data=2, bias=3)
+    return accuracy
 
 
 def _transposed_layout(site: Site, _: Values) -> Layout:
@@ -204,7 +201,7 @@ def emit_transpose_conv(graph: Graph, site: Site) -> None:
     """
     w, beyond = checks.transposed_windows(site)
     x = graph.real(site, 2)
-    node = _transposed(graph, site, x, w, beyond, real_bias(graph, site, data=2, bias=3))
+    node = _transposed(graph, site, x, w, beyond, real_bias(graph, site))
     node = graph.activate(node, site.activation)
     graph.round(site, graph.transpose(node, TO_LAST[4]) if site.is_quantized else node)
 
@@ -254,12 +251,7 @@ def emit_conv_3d(graph: Graph, site: Site) -> None:
     graph.put(site, graph.transpose(graph.activate(node, site.activation), (0, 2, 3, 4, 1)))
 
 
-def _check_fully_connected(site: Site) -> AccuracyClass:
-    checks.require_rows(site)
-    return _check_layer(site)
-
-
-@rule("FULLY_CONNECTED", check=_check_fully_connected)
+@rule("FULLY_CONNECTED", check=_check_layer)
 def emit_fully_connected(graph: Graph, site: Site) -> None:
     """Rows of the input times the transposed weights [units, depth]."""
     units, depth = site.shape(1)
@@ -270,7 +262,7 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
     if not real:
         value = np.ascontiguousarray(graph.model.constant(site.input(1)).T)
         given = (x, *graph.grid(site.input()), *stored_weights(graph, site, 1, value))
-        bias = graph.constant(stored_bias(site, 2, units))
+        bias = graph.constant(stored_bias(site, units))
         node = graph.node("QGemm", *given, bias, *graph.grid(site.output()), domain=MICROSOFT)
         node = graph.limit(node, site.output(), site.activation)
     else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from penstock.driverkit import checks
-from penstock.driverkit.layout import Values, channels_first, computed_axis, reduces
-from penstock.driverkit.site import QUANTIZED, Layout, Site, require
+from penstock.driverkit.layout import channels_first, computed_axis, reduces
+from penstock.driverkit.site import QUANTIZED, Site, require
 from penstock.drivers.onnxruntime.graph import Graph
 from penstock.drivers.onnxruntime.rules.rule import WHOLE, moves, rule
 from penstock.hal import AccuracyClass
@@ -38,11 +38,7 @@ def _check(site: Site) -> AccuracyClass:
     return checks.activations(site, [0])
 
 
-def _layout(site: Site, values: Values) -> Layout:
-    return reduces(site, values, checks.reduced_axes(site))
-
-
-@rule(*REDUCTIONS, check=_check, layout=_layout)
+@rule(*REDUCTIONS, check=_check, layout=reduces)
 def emit_reduction(graph: Graph, site: Site) -> None:
     axes, kind = checks.reduced_axes(site), site.operation.type
     keep = site.attributes.flag("keep_dims")

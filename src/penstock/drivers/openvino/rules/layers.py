@@ -22,10 +22,11 @@ MUCH: Final = 1 << 30
 """The least bias for which the range of sums is computed."""
 
 
-def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
-    accuracy = checks.check_layer(site, "faithful", data=data, bias=bias)
+def _check_layer(site: Site) -> AccuracyClass:
+    accuracy = checks.check_layer(site, "faithful")
     if not site.is_quantized:
         return accuracy
+    data, bias = checks.layer_inputs(site)
     checks.one_scale(site.input(data))
     if site.has(bias):
         largest = int(np.abs(site.value(bias, "its bias").astype(np.int64)).max(initial=0))
@@ -37,10 +38,9 @@ def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
     return accuracy if site.input(1).dtype is DType.INT8 else "stepwise"
 
 
-def add_bias(
-    graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, bias: int = 2, data: int = 0
-) -> Node:
+def add_bias(graph: Graph, site: Site, node: Node, shape: tuple[int, ...]) -> Node:
     """*node* plus the bias in *shape*. An integer bias is in steps of `product_scales`."""
+    _, bias = checks.layer_inputs(site)
     if not site.has(bias):
         return node
     operand = site.input(bias)
@@ -48,21 +48,19 @@ def add_bias(
         return graph.op.add(node, graph.reshape(graph.get(site, bias), shape))
     value = site.value(bias, "its bias").reshape(-1)
     if operand.dtype is not checks.F32:
-        value = value.astype(np.float32) * checks.product_scales(site, data)
+        value = value.astype(np.float32) * checks.product_scales(site)
     return graph.op.add(node, graph.constant(value.reshape(shape)))
 
 
-def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0) -> None:
+def finish(graph: Graph, site: Site, node: Node) -> None:
     """Adds bias and activation, and names the output of a convolution, channels first."""
     shape = (1, site.output_shape()[3], 1, 1)
-    node = add_bias(graph, site, node, shape, bias=bias, data=data)
-    node, raised = activated(graph, site, node, shape, data=data)
+    node = add_bias(graph, site, node, shape)
+    node, raised = activated(graph, site, node, shape)
     graph.define(site, node, raised=raised)
 
 
-def activated(
-    graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, data: int = 0
-) -> tuple[Node, NDArray]:
+def activated(graph: Graph, site: Site, node: Node, shape: tuple[int, ...]) -> tuple[Node, NDArray]:
     """The sums of a layer after its activation, and an offset to add before rounding, so that they
     round as TFLite's. *shape* has their channels.
     """
@@ -71,7 +69,7 @@ def activated(
     # of a thousand values.
     if not site.is_quantized or not is_above_zero(site.output()):
         return graph.activate(node, fused), NOTHING
-    ratio = checks.product_scales(site, data) / np.float64(checks.one_scale(site.output())[0])
+    ratio = checks.product_scales(site) / np.float64(checks.one_scale(site.output())[0])
     distance = rounded_twice(site, np.broadcast_to(ratio, math.prod(shape))).reshape(shape)
     if _is_grouped(site):
         node = graph.op.add(node, graph.constant(distance)) if distance.any() else node
@@ -101,7 +99,6 @@ def _windowed(graph: Graph, site: Site, weights: Node) -> tuple[Any, ...]:
 
 
 def _check_conv(site: Site) -> AccuracyClass:
-    checks.conv_windows(site)
     accuracy, filters = _check_layer(site), site.input(1)
     if site.is_quantized and filters.dtype is DType.UINT8 and filters.quantization is not None:
         bare = not any(filters.quantization.zero_points)
@@ -142,8 +139,7 @@ def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
 
 
 def _check_transpose_conv(site: Site) -> AccuracyClass:
-    checks.check_transposed(site)
-    accuracy = _check_layer(site, data=2, bias=3)
+    accuracy = _check_layer(site)
     # OpenVINO uses its integer kernel only for images whose zero point is 0. Some of its results
     # are wrong by hundreds of steps.
     bare = site.is_quantized and checks.one_scale(site.input(2))[1] == 0
@@ -159,7 +155,7 @@ def _transposed_layout(site: Site, _: Values) -> Layout:
 def emit_transpose_conv(graph: Graph, site: Site) -> None:
     """The gradient of a convolution with respect to its input: filter [out, height, width, in]."""
     node = _transposed(graph, site, 2, *checks.transposed_windows(site))
-    finish(graph, site, node, bias=3, data=2)
+    finish(graph, site, node)
 
 
 def _transposed(
@@ -199,12 +195,7 @@ def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
     graph.define(site, node)
 
 
-def _check_fully_connected(site: Site) -> AccuracyClass:
-    checks.require_rows(site)
-    return _check_layer(site)
-
-
-@rule("FULLY_CONNECTED", check=_check_fully_connected)
+@rule("FULLY_CONNECTED", check=_check_layer)
 def emit_fully_connected(graph: Graph, site: Site) -> None:
     """Rows of the input times the transposed weights [units, depth]."""
     units, depth = site.shape(1)

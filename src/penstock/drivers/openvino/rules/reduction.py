@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from penstock.driverkit import checks
-from penstock.driverkit.layout import Values, channels_first, computed_axis, reduces
-from penstock.driverkit.site import Layout, Site, require
+from penstock.driverkit.layout import channels_first, computed_axis, reduces
+from penstock.driverkit.site import Site, require
 from penstock.drivers.openvino.graph import Graph, is_above_zero
 from penstock.drivers.openvino.rules.rounding import away_from_zero, rounded_twice, step_ratio
 from penstock.drivers.openvino.rules.rule import rule
@@ -35,11 +35,7 @@ PICTURE: Final = [2, 3]
 """The axes of height and width, channels first."""
 
 
-def _layout(site: Site, values: Values) -> Layout:
-    return reduces(site, values, checks.reduced_axes(site))
-
-
-@rule("MEAN", "SUM", *EXTREMES, check=_check, layout=_layout)
+@rule("MEAN", "SUM", *EXTREMES, check=_check, layout=reduces)
 def emit_reduction(graph: Graph, site: Site) -> None:
     axes = sorted(computed_axis(site, axis) for axis in checks.reduced_axes(site))
     keep, kind = site.attributes.flag("keep_dims"), site.operation.type
