@@ -289,23 +289,19 @@ def coordinates(site: Site) -> str:
     return "half_pixel" if attributes.flag("half_pixel_centers") else "asymmetric"
 
 
-def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
-    """The source position in *size* positions for each of *out* positions: int64."""
-    scale = np.float32(size) / np.float32(out)
-    if align and out > 1:
-        scale = np.float32(size - 1) / np.float32(out - 1)
-    at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0)) * scale
-    # TFLite rounds halves away from zero; positions are not negative.
-    whole = np.floor(at + np.float32(0.5)) if align else np.floor(at)
-    found: NDArray = np.minimum(whole.astype(np.int64), size - 1)
-    return found
-
-
 def nearest_positions(site: Site) -> list[NDArray]:
-    """As `nearest`, for height and width of a RESIZE_NEAREST_NEIGHBOR."""
+    """The rows and the columns that a RESIZE_NEAREST_NEIGHBOR reads for its result: int64."""
     align, half = (site.attributes.flag(f) for f in ("align_corners", "half_pixel_centers"))
-    pairs = zip(site.shape()[1:3], site.integers(1, "its size"), strict=True)
-    return [nearest(size, out, align=align, half=half) for size, out in pairs]
+    found: list[NDArray] = []
+    for size, out in zip(site.shape()[1:3], site.integers(1, "its size"), strict=True):
+        scale = np.float32(size) / np.float32(out)
+        if align and out > 1:
+            scale = np.float32(size - 1) / np.float32(out - 1)
+        at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0)) * scale
+        # TFLite rounds halves away from zero; positions are not negative.
+        whole = np.floor(at + np.float32(0.5)) if align else np.floor(at)
+        found.append(np.minimum(whole.astype(np.int64), size - 1))
+    return found
 
 
 class Windows(msgspec.Struct, frozen=True):
@@ -326,10 +322,8 @@ def windows(site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str 
     (NNAPI section 8.1).
     """
     attributes = site.attributes
-    require(
-        len(sizes) == len(extents) == len(axes),
-        "an image or a window whose shape lacks an axis that the window slides along",
-    )
+    fits = len(sizes) == len(extents) == len(axes)
+    require(fits, "an image or a window whose shape lacks an axis that the window slides along")
     strides = [attributes.integer(f"stride_{a}") for a in axes]
     dilations = [int(str(attributes.get(f"dilation_{a}_factor", 1))) for a in axes]
     least = min(*strides, *dilations, *extents)
@@ -360,24 +354,24 @@ def transposed_windows(site: Site) -> tuple[Windows, list[int]]:
     """The windows of a TRANSPOSE_CONV of the image at input 2 and the filter [out, height, width,
     in] at input 1, and the output padding.
     """
-    image, filters, output = site.shape(2), site.shape(1), site.output_shape()
-    w = windows(site, output[1:3], filters[1:3])
-    after, beyond = [], []
-    for axis in (0, 1):
-        spread = (image[axis + 1] - 1) * w.strides[axis] + filters[axis + 1]
-        behind = spread - w.before[axis] - output[axis + 1]
-        after.append(max(0, behind))
-        beyond.append(max(0, -behind))
+    output = site.output_shape()[1:3]
+    w = windows(site, output, site.shape(1)[1:3])
+    sides = zip(_spread(site, 2, w.strides), w.before, output, strict=True)
+    behind = [spread - before - size for spread, before, size in sides]
+    after, beyond = [max(0, n) for n in behind], [max(0, -n) for n in behind]
     return Windows(w.extents, w.strides, [1, 1], w.before, after), beyond
+
+
+def _spread(site: Site, data: int, strides: Sequence[int]) -> list[int]:
+    """Height and width that the filter at input 1 reaches, spread from the image at *data*."""
+    sides = zip(site.shape(data)[1:3], site.shape(1)[1:3], strides, strict=True)
+    return [(size - 1) * stride + extent for size, extent, stride in sides]
 
 
 def cut_windows(site: Site) -> Windows:
     """The windows of MediaPipe's Convolution2DTransposeBias, which crops its output."""
-    image, filters, output = site.shape(), site.shape(1), site.output_shape()
-    options = transpose_conv_bias(site.attributes)
-    strides, before, after = [options.stride_h, options.stride_w], [], []
-    for axis in (0, 1):
-        cut = (image[axis + 1] - 1) * strides[axis] + filters[axis + 1] - output[axis + 1]
-        before.append(cut // 2)
-        after.append(cut - cut // 2)
-    return Windows(list(filters[1:3]), strides, [1, 1], before, after)
+    options, output = transpose_conv_bias(site.attributes), site.output_shape()[1:3]
+    strides = [options.stride_h, options.stride_w]
+    cut = [a - b for a, b in zip(_spread(site, 0, strides), output, strict=True)]
+    before, after = [n // 2 for n in cut], [n - n // 2 for n in cut]
+    return Windows(list(site.shape(1)[1:3]), strides, [1, 1], before, after)

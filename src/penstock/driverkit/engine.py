@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import ClassVar, Final, Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Literal, Protocol, TypeVar
 
 from penstock import errors, hal
 from penstock.distribution import current_origin, made_by
@@ -51,15 +51,15 @@ class EngineDevice(HostBuffers, hal.DeviceBase):
         loads = own.load is not EngineDevice.load
         overrides = own.prepare_model_from_cache is not EngineDevice.prepare_model_from_cache
         if self.files != (0, 0) and not (loads or overrides):
-            raise errors.InputError(
-                f"{own.__name__}: files is {self.files}, but nothing loads them; implement "
-                "load(entry, config), or set files to (0, 0) for a device without a cache"
-            )
+            fault = f"{own.__name__}: files is {self.files}, but nothing loads them"
+            remedy = "load(entry, config), or set files to (0, 0) for a device without a cache"
+            raise errors.InputError(f"{fault}; implement {remedy}")
         self.name, self.type, self.capabilities = name, kind, capabilities
         self._reason, self._given_seal = reason, seal
         self._origin = current_origin()
         self._lock = threading.Lock()
-        self._compiles = self._loads = 0
+        self.compiles = self.loads = 0
+        """Numbers of models that the engine has compiled and loaded for this device."""
 
     def version_of_artefacts(self) -> str:
         """Driver, engine and processor: all that compiled models depend on besides the model."""
@@ -87,21 +87,11 @@ class EngineDevice(HostBuffers, hal.DeviceBase):
     def version(self) -> str:
         return self.version_of_artefacts()
 
-    @property
-    def compiles(self) -> int:
-        """Number of models that the engine has compiled for this device."""
-        return self._compiles
-
-    @property
-    def loads(self) -> int:
-        """Number of compiled models that the engine has loaded for this device."""
-        return self._loads
-
     def count(self, *, compiles: int = 0, loads: int = 0) -> None:
         """Adds to the counters. Called just before the engine compiles or loads."""
         with self._lock:
-            self._compiles += compiles
-            self._loads += loads
+            self.compiles += compiles
+            self.loads += loads
 
     def check(self) -> str | None:
         return self._reason or self.unusable()
@@ -150,14 +140,8 @@ class EngineDevice(HostBuffers, hal.DeviceBase):
             model, data = payloads()
         except (OSError, errors.DriverError) as error:
             return SaveReport(reason=f"{type(error).__name__}: {error}")
-        return self.seal.save(
-            config.model_cache,
-            config.data_cache,
-            config.token,
-            config.binding,
-            model=model,
-            data=data,
-        )
+        files = config.model_cache, config.data_cache
+        return self.seal.save(*files, config.token, config.binding, model=model, data=data)
 
     def _refuse_unusable(self) -> None:
         if (reason := self.check()) is not None:
@@ -170,9 +154,8 @@ def report_of(
     """The report of a save; None if no save was requested."""
     if saved is None:
         return hal.CacheReport(later=later, artefact=artefact)
-    return hal.CacheReport(
-        "saved" if saved.saved else "failed", saved.reason or "", later, artefact
-    )
+    outcome: Literal["saved", "failed"] = "saved" if saved.saved else "failed"
+    return hal.CacheReport(outcome, saved.reason or "", later, artefact)
 
 
 class Limits(Protocol):
@@ -192,13 +175,6 @@ def check_limits(limits: Limits) -> None:
     hal.check_deadline(limits.deadline_ns)
 
 
-class _Outcome(Generic[T]):
-    def __init__(self) -> None:
-        self.over = threading.Event()
-        self.result: T | None = None
-        self.error: BaseException | None = None
-
-
 def compiled_within(limits: Limits, compile_it: Callable[[], T]) -> T:
     """Calls *compile_it*, and returns its result or raises its error. Raises earlier if *limits*
     end first.
@@ -209,22 +185,22 @@ def compiled_within(limits: Limits, compile_it: Callable[[], T]) -> T:
     """
     if limits.deadline_ns is None and limits.cancel is None:
         return compile_it()
-    outcome: _Outcome[T] = _Outcome()
+    over, made, raised = threading.Event(), list[T](), list[BaseException]()
     context = contextvars.copy_context()
 
     def run() -> None:
         try:
-            outcome.result = context.run(compile_it)
+            made.append(context.run(compile_it))
         except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
-            outcome.error = error
-        outcome.over.set()
+            raised.append(error)
+        over.set()
 
     threading.Thread(target=run, name="penstock-compile", daemon=True).start()
-    while not outcome.over.wait(_poll_seconds(limits)):
+    while not over.wait(_poll_seconds(limits)):
         check_limits(limits)
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.result  # type: ignore[return-value]  # what the call returned
+    if raised:
+        raise raised[0]
+    return made[0]
 
 
 def _poll_seconds(limits: Limits) -> float | None:

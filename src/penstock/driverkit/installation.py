@@ -62,12 +62,9 @@ def processor_features() -> str:
                 if key.strip() in {"flags", "Features"}:
                     flags = set(value.split())
                     break
-    return " ".join(sorted(filter(_matters, flags or _numpy_features()))) or "baseline"
-
-
-def _matters(flag: str) -> bool:
-    """Whether an engine may choose kernels by *flag*. (The flag smep is no kind of sme.)"""
-    return flag.startswith(FEATURE_PREFIXES) and flag != "smep"
+    # The flag smep is no kind of sme.
+    known = (flags or _numpy_features()) - {"smep"}
+    return " ".join(sorted(f for f in known if f.startswith(FEATURE_PREFIXES))) or "baseline"
 
 
 def _numpy_features() -> set[str]:

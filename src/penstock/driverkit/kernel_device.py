@@ -66,11 +66,9 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
     operations = list(OPERATIONS)
     for kind in types:
         if not kind.startswith(CUSTOM) and split_key(kind) is None and kind not in operations:
-            near = difflib.get_close_matches(kind.upper(), operations)
-            raise errors.InputError(
-                f"kernel: no operation is named {kind!r}"
-                + (f"; near it: {', '.join(near)}" if near else "")
-            )
+            near = ", ".join(difflib.get_close_matches(kind.upper(), operations))
+            remedy = f"; near it: {near}" if near else ""
+            raise errors.InputError(f"kernel: no operation is named {kind!r}{remedy}")
     if isinstance(dtypes, str):
         raise errors.InputError(f"kernel: dtypes is a list of element types: dtypes=[{dtypes!r}]")
     if unknown := [d for d in dtypes if d not in known]:
@@ -156,18 +154,14 @@ class KernelDevice(hal.DeviceBase):
             if made is None:
                 raise errors.GeneralFailure(f"the kernel {name!r} returned None, not its result")
             results = list(made) if isinstance(made, tuple | list) else [made]
-            if len(results) != len(site.outputs):
-                raise errors.GeneralFailure(
-                    f"the kernel gave {len(results)} results, not {len(site.outputs)}"
-                )
+            if (count := len(results)) != (wanted := len(site.outputs)):
+                raise errors.GeneralFailure(f"the kernel gave {count} results, not {wanted}")
             if any(map(is_masked, results)):
-                raise errors.GeneralFailure(
-                    "the kernel gave a masked array, and nothing heeds masks; return its filled()"
-                )
+                fault = "the kernel gave a masked array, and nothing heeds masks"
+                raise errors.GeneralFailure(f"{fault}; return its filled()")
             clip = CLIPS[site.activation]
-            arrays = [
-                np.asarray(r) if clip == CLIPS["NONE"] else np.clip(r, *clip) for r in results
-            ]
+            plain = clip == CLIPS["NONE"]
+            arrays = [np.asarray(r) if plain else np.clip(r, *clip) for r in results]
             for array, operand in zip(arrays, site.outputs, strict=True):
                 _check(array, operand)
         except (errors.Cancelled, errors.DriverError) as error:
@@ -177,10 +171,8 @@ class KernelDevice(hal.DeviceBase):
         except MemoryError as error:
             raise errors.ResourceExhaustedTransient(f"{_place(site)}: no memory left") from error
         except errors.FOREIGN as error:
-            text = str(error)[:MAX_MESSAGE]
-            raise errors.GeneralFailure(
-                f"{_place(site)}: {type(error).__name__}: {text}"
-            ) from error
+            text = f"{type(error).__name__}: {str(error)[:MAX_MESSAGE]}"
+            raise errors.GeneralFailure(f"{_place(site)}: {text}") from error
         return arrays
 
     def _support(self, site: Site) -> hal.Support:
@@ -204,10 +196,8 @@ class KernelDevice(hal.DeviceBase):
             return f"the fused activation {activation} is computed on floats only"
         reason: object = self.refuse(site)
         if not isinstance(reason, str):
-            raise errors.InputError(
-                f"{_place(site)}: refuse gave {reason!r}; "
-                "it returns a text, empty where nothing is against it"
-            )
+            wanted = "it returns a text, empty where nothing is against it"
+            raise errors.InputError(f"{_place(site)}: refuse gave {reason!r}; {wanted}")
         return reason
 
 
@@ -268,9 +258,8 @@ def _check(array: NDArray, operand: Operand) -> None:
     )
     if array.dtype != wanted or not fits:
         shape = "any shape" if declared is None else list(declared)
-        raise errors.GeneralFailure(
-            f"the kernel gave {array.dtype}{list(array.shape)}, not {wanted} of {shape}"
-        )
+        made = f"{array.dtype}{list(array.shape)}"
+        raise errors.GeneralFailure(f"the kernel gave {made}, not {wanted} of {shape}")
 
 
 def _read_only(array: NDArray) -> NDArray:

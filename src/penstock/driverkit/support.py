@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.driverkit.checks import F32
@@ -52,7 +52,22 @@ def answered(
     depends on are relaxed: there, a float32 rounding error changes which values move where.
     """
     unsteady = read_by_unsteady([site.operation for site in sites])
-    return [_answer(site, judge, _known(site, unsteady, best)) for site in polled(sites)]
+
+    def answer(site: Site) -> Support:
+        try:
+            accuracy = judge(site)
+        except Refused as refusal:
+            return Support(False, str(refusal))
+        except STUMBLES as error:
+            return Support(False, f"not computable as it stands: {error}")
+        known = POSITIONS if unsteady.intersection(site.output_indexes) else ""
+        known = NEVER_MEASURED if best == "relaxed" else known
+        if known and not class_fault(Support(True, "", accuracy)):
+            return Support(True, "", "relaxed", known)
+        distance = STEPS if accuracy == "stepwise" else ""
+        return Support(True, "", accuracy, distance_of(site) if accuracy == "relaxed" else distance)
+
+    return [answer(site) for site in polled(sites)]
 
 
 def read_by_unsteady(operations: Sequence[Operation]) -> set[int]:
@@ -62,27 +77,6 @@ def read_by_unsteady(operations: Sequence[Operation]) -> set[int]:
         if operation.key in UNSTEADY or reached.intersection(operation.outputs):
             reached.update(operation.inputs)
     return reached
-
-
-def _known(site: Site, unsteady: Collection[int], best: AccuracyClass) -> str:
-    """Why an operation is relaxed whatever its own class is; "" if it is not."""
-    if best == "relaxed":
-        return NEVER_MEASURED
-    return POSITIONS if any(i in unsteady for i in site.output_indexes) else ""
-
-
-def _answer(site: Site, judge: Callable[[Site], AccuracyClass], known: str) -> Support:
-    try:
-        accuracy = judge(site)
-    except Refused as refusal:
-        return Support(False, str(refusal))
-    except STUMBLES as error:
-        return Support(False, f"not computable as it stands: {error}")
-    if known and not class_fault(Support(True, "", accuracy)):
-        return Support(True, "", "relaxed", known)
-    if accuracy == "stepwise":
-        return Support(True, "", accuracy, STEPS)
-    return Support(True, "", accuracy, distance_of(site) if accuracy == "relaxed" else "")
 
 
 def distance_of(site: Site) -> str:
@@ -105,14 +99,11 @@ def joined(model: Model, flat: Unrolled, answers: Iterable[Support]) -> list[Sup
     `flattened` form of *model*.
     """
     parts: list[list[tuple[str, Support]]] = [[] for _ in model.operations]
-    for origin, operation, answer in polled(
-        zip(flat.origins, flat.model.operations, answers, strict=True)
-    ):
+    rows = zip(flat.origins, flat.model.operations, answers, strict=True)
+    for origin, operation, answer in polled(rows):
         parts[origin].append((operation.key, answer))
-    return [
-        _joined(operation.key, given)
-        for operation, given in polled(zip(model.operations, parts, strict=True))
-    ]
+    pairs = polled(zip(model.operations, parts, strict=True))
+    return [_joined(operation.key, given) for operation, given in pairs]
 
 
 def _joined(kind: str, answers: Sequence[tuple[str, Support]]) -> Support:

@@ -261,21 +261,12 @@ def least_class(answers: Iterable[Support]) -> AccuracyClass:
     return least or "faithful"
 
 
-_DEFAULTS: Final = Capabilities()
-_ONE: Final = PerformanceInfo()
-
-
 def checked(capabilities: Capabilities) -> Capabilities:
     """*capabilities* with every type as declared, and NumPy's numbers converted to Python's.
 
     The struct checks nothing when it is made. Raises `msgspec.ValidationError`, which names the
     field, and `TypeError` for an unknown class.
     """
-    if capabilities.extensions == () and all(
-        _is_alike(getattr(capabilities, name), getattr(_DEFAULTS, name))
-        for name in Capabilities.__struct_fields__
-    ):
-        return capabilities
     return msgspec.convert(msgspec.to_builtins(capabilities, enc_hook=float), Capabilities)
 
 
@@ -307,22 +298,5 @@ def _costs(capabilities: Capabilities) -> Iterator[tuple[str, PerformanceInfo]]:
     for dtype, cost in capabilities.performance.items():
         yield f"performance of {dtype!r}", cost
     for name in ("default_performance", "if_performance", "while_performance"):
-        if (one := getattr(capabilities, name)) is not None and one is not _ONE:
+        if (one := getattr(capabilities, name)) is not None:
             yield name, one
-
-
-def _is_alike(value: object, default: object) -> bool:
-    """Whether *value* certainly has the type of the field that has this *default*."""
-    if isinstance(default, dict):
-        return type(value) is dict and all(
-            type(name) is str and _is_alike(cost, _ONE) for name, cost in value.items()
-        )
-    if value is None:
-        return default is _DEFAULTS.default_performance
-    if isinstance(default, PerformanceInfo):
-        return type(value) is PerformanceInfo and all(
-            type(part) is float for part in (value.execution_time, value.power_usage)
-        )
-    if isinstance(default, tuple):
-        return type(value) is tuple and all(type(word) is str for word in value)
-    return type(value) is type(default)

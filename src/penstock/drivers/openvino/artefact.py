@@ -79,7 +79,8 @@ def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]
     manifest, body = unframed(model, Manifest, SCHEMA)
     _check(manifest, body.nbytes, data.nbytes)
     total = sum(manifest.parts)
-    whole, source, constants = _aligned(total), np.frombuffer(body, np.uint8), _flat(data)
+    whole = _aligned(total)
+    source, constants = (np.frombuffer(content, np.uint8) for content in (body, data))
     read = at = 0
     for offset, place, length in (*manifest.cuts, (total, 0, 0)):
         whole[at:offset] = source[read : read + offset - at]
@@ -142,11 +143,6 @@ def _check(manifest: Manifest, model_bytes: int, data_bytes: int) -> None:
 
 def _bytes_of(value: NDArray) -> memoryview:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
-
-
-def _flat(data: memoryview) -> NDArray:
-    flat: NDArray = np.frombuffer(data, np.uint8)
-    return flat
 
 
 def _aligned(length: int) -> NDArray:

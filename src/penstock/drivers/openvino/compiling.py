@@ -68,9 +68,10 @@ class Source:
         """Makes OpenVINO's graph and compiles it. A baseline also stores the graph."""
         check_limits(limits)
         graph, constants, keep = self._make(limits)
-        compiled = compiled_within(
-            limits, lambda: compile_graph(self._device, graph, form, self.manner)
-        )
+        plugin = self._device.plugin.name
+        chosen = engine.settings(plugin, self.manner, quickly=form == "baseline")
+        self._device.count(compiles=1)
+        compiled = compiled_within(limits, partial(engine.compile_model, graph, plugin, chosen))
         check_limits(limits)
         kept = engine.serialize(graph) if form == "baseline" else None
         return Compiled(Executable(compiled, keep), tuple(constants), self.ports, form, kept)
@@ -97,7 +98,8 @@ def source_of_graph(
 
     def make(_: Limits) -> tuple[Any, Sequence[NDArray], object]:
         graph = engine.read_model(xml, weights)
-        return graph, constants_of(graph), (graph, weights)
+        nodes = (node for node in graph.get_ordered_ops() if node.get_type_name() == "Constant")
+        return graph, [node.data for node in nodes], (graph, weights)
 
     return Source(device, ports, manner, make)
 
@@ -110,21 +112,6 @@ def makers_of(graph: Graph) -> dict[str, int]:
             if (name := graph.name_of(output)) is not None:
                 makers.setdefault(name, index)
     return makers
-
-
-def compile_graph(device: OpenVinoDevice, graph: Any, form: Form, manner: engine.Manner) -> Any:
-    """OpenVINO's compiled model of *graph*. Increases the counter of compiles."""
-    plugin = device.plugin.name
-    chosen = engine.settings(plugin, manner, quickly=form == "baseline")
-    device.count(compiles=1)
-    return engine.compile_model(graph, plugin, chosen)
-
-
-def constants_of(graph: Any) -> tuple[NDArray, ...]:
-    """The constants of an OpenVINO graph, in the graph's order, as views of its memory."""
-    return tuple(
-        node.data for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"
-    )
 
 
 def build_graph(model: Model) -> Graph:

@@ -94,16 +94,11 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
 
     def judged(site: Site) -> AccuracyClass:
         if site.operation.type == "IF":
-            require(
-                depth <= MOST_NESTED,
-                f"the model's branches are nested {depth} deep: "
-                f"ONNX Runtime reads {MOST_NESTED} at most",
-            )
-            require(
-                grown <= MOST_IN_BRANCHES,
-                f"the model's branches have {grown} operations and branches, each as often as it "
-                f"is written: ONNX Runtime is given {MOST_IN_BRANCHES} at most",
-            )
+            nested = f"the model's branches are nested {depth} deep: ONNX Runtime reads"
+            require(depth <= MOST_NESTED, f"{nested} {MOST_NESTED} at most")
+            each = f"{grown} operations and branches, each as often as it is written"
+            limit = f"ONNX Runtime is given {MOST_IN_BRANCHES} at most"
+            require(grown <= MOST_IN_BRANCHES, f"the model's branches have {each}: {limit}")
         return judge(site)
 
     return joined(model, flat, answered(make_sites(flat.model), judged, best))
