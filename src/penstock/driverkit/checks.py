@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.driverkit.site import ACTIVATION, QUANTIZED, Refused, Site, require
 from penstock.hal import AccuracyClass
-from penstock.ir import DType, NDArray, Operand
+from penstock.ir import DType, NDArray, Operand, Quantization
 from penstock.ir.operations.custom_options import transpose_conv_bias
 
 F32: Final = DType.FLOAT32
@@ -72,6 +72,18 @@ def weight_scales(site: Site) -> NDArray:
     """The scales of the filter at input 1: one scale, or one for each channel. float32."""
     quantization = site.input(1).quantization
     return np.array(quantization.scales if quantization else (1.0,), np.float32)
+
+
+def filter_scales(
+    quantization: Quantization, channels: Sequence[int], rank: int
+) -> tuple[NDArray, NDArray]:
+    """Scales and zero points, float32, that broadcast over a filter of *rank* dimensions, in which
+    the scales of several channels have the shape *channels*.
+    """
+    places = tuple(channels) if quantization.per_channel else (1,) * rank
+    pair = (quantization.scales, quantization.zero_points)
+    scales, zeros = (np.array(values, np.float32).reshape(places) for values in pair)
+    return scales, zeros
 
 
 def layer_inputs(site: Site) -> tuple[int, int]:

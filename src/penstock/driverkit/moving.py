@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -56,22 +57,8 @@ def moved_operands(site: Site) -> list[Operand]:
     if kind in {"SPLIT", "SPLIT_V", "UNPACK"}:
         data, _ = split_of(site)
     site.shape(data)
-    if kind == "TRANSPOSE":
-        order_of(site)
-    elif kind in {"PAD", "PADV2"}:
-        pads_of(site)
-    elif kind == "MIRROR_PAD":
-        require_mirrored(site)
-    elif kind in {"SLICE", "STRIDED_SLICE"}:
-        bounds_of(site)
-    elif kind in {"TILE", "BROADCAST_TO"}:
-        site.integers(1, "its second input")
-    elif kind == "REVERSE_V2":
-        reversed_axes(site)
-    elif kind in {"SPACE_TO_DEPTH", "DEPTH_TO_SPACE"}:
-        require(len(site.shape()) == 4, "an image of another rank")
-    elif kind == "RESIZE_NEAREST_NEIGHBOR":
-        checks.require_resizable(site)
+    if (check := ARGUMENTS.get(kind)) is not None:
+        check(site)
     if kind == "PADV2":
         require(site.value(2, "its value").size == 1, "a padding of several values")
         return [site.input(0), site.input(2)]
@@ -164,3 +151,24 @@ def _along(
     first, last, step = slice(None if open_begin else begin, stop, stride).indices(size)
     require(len(range(first, last, step)) > 0, "a slice without elements")
     return first, last if last >= 0 else -size - 1, step
+
+
+def _second_input(site: Site) -> list[int]:
+    return site.integers(1, "its second input")
+
+
+def _require_image(site: Site) -> None:
+    require(len(site.shape()) == 4, "an image of another rank")
+
+
+ARGUMENTS: Final[dict[str, Callable[[Site], object]]] = {
+    "TRANSPOSE": order_of,
+    "MIRROR_PAD": require_mirrored,
+    "REVERSE_V2": reversed_axes,
+    "RESIZE_NEAREST_NEIGHBOR": checks.require_resizable,
+    **dict.fromkeys(("PAD", "PADV2"), pads_of),
+    **dict.fromkeys(("SLICE", "STRIDED_SLICE"), bounds_of),
+    **dict.fromkeys(("TILE", "BROADCAST_TO"), _second_input),
+    **dict.fromkeys(("SPACE_TO_DEPTH", "DEPTH_TO_SPACE"), _require_image),
+}
+"""The check of what an operation moves, by operation type."""

@@ -91,10 +91,12 @@ def write_results(
     Returns the shapes of the results, or nothing if all shapes were known before. Results may be
     views of *inputs*, or constants. Raises `OutputInsufficientSize` if a result does not fit.
     """
-    contents = [
-        _packed(result) if operand.dtype is DType.STRING else result
-        for result, operand in zip(results, operands, strict=True)
-    ]
+    contents = list(results)
+    for at, operand in enumerate(operands):
+        if operand.dtype is DType.STRING:
+            from penstock.ir.builder import pack_strings
+
+            contents[at] = np.frombuffer(pack_strings(results[at]), np.uint8)
     targets = [_output_memory(argument, pools) for argument in request.outputs]
     fits = [t is None or t.nbytes >= c.nbytes for t, c in zip(targets, contents, strict=True)]
     if not all(fits):
@@ -174,12 +176,8 @@ class HostBuffers:
         return nullcontext() if self.domain is None else self.domain.claim(prepared, request)
 
     def _interface_of(self, prepared: object) -> Model | None:
-        model: Model | None = None
-        if (
-            isinstance(prepared, hal.PreparedModelBase)
-            and getattr(prepared, "device", None) is self
-        ):
-            model = prepared.model
+        is_own = getattr(prepared, "device", None) is self
+        model: Model | None = getattr(prepared, "model", None) if is_own else None
         return model
 
 
@@ -231,15 +229,8 @@ def _viewed(content: NDArray, operand: Operand, shape: tuple[int, ...]) -> NDArr
     return array
 
 
-def _packed(strings: NDArray) -> NDArray:
-    from penstock.ir.builder import pack_strings
-
-    return np.frombuffer(pack_strings(strings), np.uint8)
-
-
 def _owned(result: NDArray, inputs: Sequence[NDArray]) -> NDArray:
     """*result* for a buffer to keep: the same array if it owns its memory, otherwise a copy."""
     is_own = result.flags.owndata and result.flags.c_contiguous
-    return (
-        result if is_own and not any(result is i for i in inputs) else np.array(result, order="C")
-    )
+    is_own = is_own and not any(result is array for array in inputs)
+    return result if is_own else np.array(result, order="C")

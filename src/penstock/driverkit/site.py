@@ -200,10 +200,6 @@ class Site(msgspec.Struct, frozen=True):
         given = ", ".join(o.dtype.value for o in self.inputs if o is not None)
         raise Refused(f"{given} to {self.output().dtype.value} is not computed here")
 
-    def sites_of(self, index: int) -> list[Site]:
-        """The operations of subgraph *index* of the same model."""
-        return make_sites(self.model, index, judged=self.around.judged)
-
 
 def known_shape(operand: Operand, what: str) -> tuple[int, ...]:
     """The shape of *operand*. Raises `Refused` unless it is known and has elements."""

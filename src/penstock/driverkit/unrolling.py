@@ -70,7 +70,7 @@ def unroll(model: Model) -> Unrolled:
             writer.operations.append(operation)
             needed.update(operation.inputs)
         else:
-            body = _body(model, operation)
+            body = model.subgraphs[branches_of(operation)[1]]
             room -= (len(rounds) - 1) * len(body.operations)
             written.add(index)
             writer.loop(operation, body, rounds)
@@ -120,22 +120,19 @@ class _Writer:
                 if all(index in folded for index in inner.outputs):
                     continue
                 for index in inner.outputs:
-                    made = replace(
-                        body.operands[index], lifetime=Lifetime.TEMPORARY_VARIABLE, origin=None
-                    )
-                    number[index] = self._add(made)
-                self.operations.append(
-                    replace(
-                        inner,
-                        inputs=tuple(number[i] for i in inner.inputs),
-                        outputs=tuple(number[i] for i in inner.outputs),
-                    )
-                )
+                    lifetime, made = Lifetime.TEMPORARY_VARIABLE, body.operands[index]
+                    number[index] = self._add(replace(made, lifetime=lifetime, origin=None))
+                ports = [tuple(number[i] for i in ids) for ids in (inner.inputs, inner.outputs)]
+                self.operations.append(replace(inner, inputs=ports[0], outputs=ports[1]))
             current = [number[i] for i in body.outputs]
         for at, output in enumerate(operation.outputs):
-            self.operations.append(
-                _same(self._known(rounds[-1].get(at), current[at]), output, self.operands[output])
+            source, shape = (
+                self._known(rounds[-1].get(at), current[at]),
+                self.operands[output].shape,
             )
+            copy = Operation("RESHAPE", (source,), (output,), Attributes())
+            new_shape = {"new_shape": static_shape(shape) or ()}
+            self.operations.append(replace(copy, attributes=spec_of(copy).complete(new_shape)))
 
     def _add(self, operand: Operand) -> int:
         self.operands.append(operand)
@@ -154,20 +151,9 @@ def constant_of(value: NDArray) -> Operand:
     return Operand(dtype, value.shape, Lifetime.CONSTANT_COPY, value=value.tobytes())
 
 
-def _same(source: int, target: int, operand: Operand) -> Operation:
-    """A RESHAPE that copies *source* to *target*."""
-    spec = spec_of(Operation("RESHAPE", (source,), (target,), Attributes()))
-    shape = static_shape(operand.shape) or ()
-    return Operation("RESHAPE", (source,), (target,), spec.complete({"new_shape": shape}))
-
-
-def _body(model: Model, operation: Operation) -> Subgraph:
-    return model.subgraphs[branches_of(operation)[1]]
-
-
 def _rounds(model: Model, operation: Operation, room: int) -> list[Values] | None:
     """The known rounds of a loop of one type and shape; None if they take more than *room*."""
-    body = _body(model, operation)
+    body = model.subgraphs[branches_of(operation)[1]]
     rows = zip(
         (model.entry.operands[i] for i in operation.inputs),
         (body.operands[i] for i in body.inputs),

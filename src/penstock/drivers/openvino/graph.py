@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from penstock.driverkit.checks import CLAMPS, one_scale
+from penstock.driverkit.checks import CLAMPS, filter_scales, one_scale
 from penstock.driverkit.layout import TO_FIRST, TO_LAST, LaidOutGraph
 from penstock.driverkit.site import QUANTIZED, Site, known_shape
 from penstock.drivers.openvino.engine import openvino
@@ -71,7 +71,8 @@ class Graph(LaidOutGraph[Node]):
         self.op: Any = importlib.import_module(OPSET)
         self.constants: list[NDArray] = []
         """The constants as OpenVINO received them."""
-        self._padded: dict[int, Padded] = {}
+        self.padded: dict[int, Padded] = {}
+        """Images that a PAD pads with zeros, by its output. A layer may apply the padding."""
         self._rearranged: dict[int, tuple[int, Callable[[Node], Node]]] = {}
         self._layered = frozenset(
             operation.inputs[0]
@@ -128,15 +129,6 @@ class Graph(LaidOutGraph[Node]):
         if source in self._rearranged:
             self._rearranged[index] = self._rearranged[source]
 
-    def note_padding(self, site: Site, before: Sequence[int], after: Sequence[int]) -> None:
-        """Records that *site* pads its input image with zeros above and left, below and right."""
-        source, (above, left), (below, right) = site.input_indexes[0], before, after
-        self._padded[site.output_indexes[0]] = Padded(source, (above, left), (below, right))
-
-    def unpadded(self, index: int) -> Padded:
-        """The image of operand *index* without its padding, which a layer may apply itself."""
-        return self._padded.get(index, Padded(index))
-
     def number(self, value: float) -> Node:
         """A float32 scalar."""
         return self.op.constant(np.array(value, np.float32))
@@ -154,38 +146,31 @@ class Graph(LaidOutGraph[Node]):
         return self.ov.op.Constant(tensor, shared_memory=True).output(0)
 
     def weights(
-        self,
-        site: Site,
-        position: int,
-        order: Sequence[int],
-        shape: Sequence[int],
-        channels: Sequence[int],
+        self, site: Site, order: Sequence[int], shape: Sequence[int], channels: Sequence[int]
     ) -> Node:
-        """The real filter at input *position*, its dimensions in *order*, then reshaped to *shape*.
+        """The real filter at input 1, its dimensions in *order*, then reshaped to *shape*.
 
         A constant filter is laid out here. A quantised filter keeps its integers. The graph
         multiplies them by the scales, one for each channel in the layout *channels*.
         """
-        operand = site.input(position)
+        operand = site.input(1)
         if not operand.is_constant:
-            node = self.get(site, position)
+            node = self.get(site, 1)
             if list(order) != sorted(order):
                 node = self.transpose(node, order)
-            laid_out = [site.shape(position)[axis] for axis in order]
+            laid_out = [site.shape(1)[axis] for axis in order]
             return node if laid_out == list(shape) else self.reshape(node, shape)
         value = self.model.constant(operand).transpose(order).reshape(shape)
-        node, quantization = self.constant(value), operand.quantization
+        node = self.constant(value)
         if operand.dtype is DType.FLOAT32:
             return node
         node = self.op.convert(node, "f32")
-        if quantization is None:
+        if operand.quantization is None:
             return node
-        places = tuple(channels) if quantization.per_channel else (1,) * value.ndim
-        zeros = np.array(quantization.zero_points, np.float32)
-        scales = np.array(quantization.scales, np.float32)
+        scales, zeros = filter_scales(operand.quantization, channels, value.ndim)
         if zeros.any():
-            node = self.op.subtract(node, self.op.constant(zeros.reshape(places)))
-        return self.op.multiply(node, self.op.constant(scales.reshape(places)))
+            node = self.op.subtract(node, self.op.constant(zeros))
+        return self.op.multiply(node, self.op.constant(scales))
 
     def reshape(self, node: Node, shape: Sequence[int]) -> Node:
         return self.op.reshape(node, self.whole(shape), special_zero=False)

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-from penstock.driverkit.artefact import Ports
 from penstock.driverkit.engine import Limits, check_limits, report_of
 from penstock.driverkit.engine_model import EngineModel, Profiler
 from penstock.driverkit.postponed_write import PostponedWrite
@@ -119,18 +118,13 @@ class OpenVinoPreparedModel(EngineModel[Executable]):
     otherwise once the model has run often enough.
     """
 
-    def __init__(
-        self,
-        device: OpenVinoDevice,
-        ports: Ports,
-        report: CacheReport,
-        executable: Executable | None,
-        later: DeferredCompilation | None = None,
-        profilers: Callable[[Executable], Profiler] | None = None,
-    ) -> None:
-        super().__init__(device, ports, report, executable, profilers)
+    _later: DeferredCompilation | None = None
+    _write: PostponedWrite | None = None
+
+    def improved_by(self, later: DeferredCompilation | None) -> Self:
+        """The model itself, with *later*, which improves its executable."""
         self._later = later
-        self._write: PostponedWrite | None = None
+        return self
 
     @property
     def cache_report(self) -> CacheReport:  # type: ignore[override]  # a late write changes it
@@ -193,9 +187,8 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
         later = DeferredCompilation(device, source, writer, uses=device.uses)
     report = report_of(saved, compiled.form, later=writer is not None)
     profilers = _profilers(device, source.manner)
-    return OpenVinoPreparedModel(
-        device, source.ports, report, compiled.executable, later, profilers
-    )
+    made = OpenVinoPreparedModel(device, source.ports, report, compiled.executable, profilers)
+    return made.improved_by(later)
 
 
 def load(
@@ -215,7 +208,8 @@ def load(
         report = CacheReport(later=writer is not None, artefact=manifest.form)
         later = DeferredCompilation(device, source, writer, uses=device.uses)
     profilers = _profilers(device, manner)
-    return OpenVinoPreparedModel(device, manifest.ports, report, executable, later, profilers)
+    made = OpenVinoPreparedModel(device, manifest.ports, report, executable, profilers)
+    return made.improved_by(later)
 
 
 def _prepare_later(
@@ -239,9 +233,9 @@ def _prepare_later(
                 device.seal.file_system.truncate(handle.fd, 0)
         writer = device.seal.late_writer(config, expected=None)
         report = CacheReport(later=True)
-    later = DeferredCompilation(device, source, writer)
     profilers = _profilers(device, source.manner)
-    return OpenVinoPreparedModel(device, source.ports, report, None, later, profilers)
+    made = OpenVinoPreparedModel(device, source.ports, report, None, profilers)
+    return made.improved_by(DeferredCompilation(device, source, writer))
 
 
 def _profilers(device: OpenVinoDevice, manner: Manner) -> Callable[[Executable], Profiler] | None:

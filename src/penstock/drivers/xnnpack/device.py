@@ -18,13 +18,8 @@ if TYPE_CHECKING:
     from penstock.drivers.xnnpack.prepared import XnnpackPreparedModel
     from penstock.ir import Model
 
-PERFORMANCE: Final = {
-    "float32": hal.PerformanceInfo(execution_time=0.15, power_usage=0.15),
-    "int8": hal.PerformanceInfo(execution_time=0.05, power_usage=0.05),
-    "uint8": hal.PerformanceInfo(execution_time=0.15, power_usage=0.15),
-    "int16": hal.PerformanceInfo(execution_time=1.75, power_usage=1.75),
-    "int32": hal.PerformanceInfo(execution_time=0.05, power_usage=0.05),
-}
+COSTS: Final = {"float32": 0.15, "int8": 0.05, "uint8": 0.15, "int16": 1.75, "int32": 0.05}
+PERFORMANCE: Final = {kind: hal.PerformanceInfo(cost, cost) for kind, cost in COSTS.items()}
 """Measured on one thread of an x86-64 processor with AVX-512: int16 and int32 on single operations,
 other types on networks. LiteRT's int16 layers are plain loops, up to 8 times slower.
 """

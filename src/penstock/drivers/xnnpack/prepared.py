@@ -110,7 +110,9 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         try:
             runners = self._free.pop()
         except IndexError:
-            runners = self._open()
+            if self._closed:
+                raise errors.GeneralFailure("the prepared model is closed") from None
+            runners = [file.open() for file in self._files]
         if self._direct and not request.pools:
             runner = runners[0]
             if self._state is not None:
@@ -198,11 +200,6 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
             results = [values[i] for i in entry.outputs]
             shapes = request_arrays.write_results(request, self._outputs, results, pools)
             return hal.ExecutionResult(shapes)
-
-    def _open(self) -> list[Runner]:
-        if self._closed:
-            raise errors.GeneralFailure("the prepared model is closed")
-        return [file.open() for file in self._files]
 
 
 def _timing(runner: Runner, start_ns: int, duration_ns: int) -> hal.OperationTiming:

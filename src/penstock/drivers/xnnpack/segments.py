@@ -226,8 +226,52 @@ class _SegmentBuilder:
             for i in _in_order(made - apart, self._outputs)
             if i in self._outputs or not inside.issuperset(self._readers.get(i, ()))
         ]
-        built = _build(self._model, operands, operations, inputs, outputs, states, self._accuracy)
+        built = self._build(operations, inputs, outputs, states)
         return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states), tuple(chosen))
+
+    def _build(
+        self,
+        operations: Sequence[Operation],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        states: Sequence[State],
+    ) -> Model:
+        """A model of *operations*. States become variables, exported as variable tensors."""
+        operands = self._operands
+        kept = sorted({i for o in operations for i in (*o.inputs, *o.outputs)})
+        # Other subgraphs of the model may use variables that the segment does not have.
+        referenced = referenced_by(self._model, operations)
+        number = {old: new for new, old in enumerate(kept)}
+        names = {s.input: s.name for s in states}
+        given = [*inputs, *(s.input for s in states)]
+        made = [*outputs, *(s.output for s in states)]
+        lifetimes = dict.fromkeys(given, Lifetime.SUBGRAPH_INPUT)
+        lifetimes |= dict.fromkeys(made, Lifetime.SUBGRAPH_OUTPUT)
+        vectors = _conditions(operations).intersection(inputs).difference(outputs)
+        shaped = [replace(operands[i], shape=(1,)) if i in vectors else operands[i] for i in kept]
+        subgraph = Subgraph(
+            tuple(
+                _renamed(operand, names.get(i, ""), lifetimes.get(i))
+                for i, operand in polled(zip(kept, shaped, strict=True))
+            ),
+            tuple(
+                replace(
+                    renumber_references(o, referenced),
+                    inputs=tuple(number[i] for i in o.inputs),
+                    outputs=tuple(number[i] for i in o.outputs),
+                )
+                for o in polled(operations)
+            ),
+            tuple(number[i] for i in given),
+            tuple(number[i] for i in made),
+            tuple(StatePort(k, number[s.input], number[s.output]) for k, s in enumerate(states)),
+        )
+        variables = tuple(_variable(operands[s.input], s.name) for s in states)
+        others = [
+            _adapted_subgraph(g, self._accuracy)
+            for g in renumbered_subgraphs(self._model, referenced)
+        ]
+        return Model((subgraph, *others), self._model.pools, variables)
 
     def _operations(self, at: int, kernels: Kernels) -> list[Operation]:
         """The operations that *kernels* get for operation *at*. Their new operands are appended."""
@@ -308,49 +352,6 @@ def _zero_bias(data: Operand, filters: Operand, dimension: int) -> Operand:
         quantization = Quantization(scales, (0,) * len(scales), 0 if len(scales) > 1 else None)
     value = bytes(count * dtype.numpy.itemsize)
     return Operand(dtype, (count,), Lifetime.CONSTANT_COPY, quantization=quantization, value=value)
-
-
-def _build(
-    model: Model,
-    operands: Sequence[Operand],
-    operations: Sequence[Operation],
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    states: Sequence[State],
-    accuracy: AccuracyClass,
-) -> Model:
-    """A model of *operations*. States become variables, which are exported as variable tensors."""
-    kept = sorted({i for o in operations for i in (*o.inputs, *o.outputs)})
-    # Other subgraphs of the model may use variables that the segment does not have.
-    referenced = referenced_by(model, operations)
-    number = {old: new for new, old in enumerate(kept)}
-    names = {s.input: s.name for s in states}
-    given = [*inputs, *(s.input for s in states)]
-    made = [*outputs, *(s.output for s in states)]
-    lifetimes = dict.fromkeys(given, Lifetime.SUBGRAPH_INPUT)
-    lifetimes |= dict.fromkeys(made, Lifetime.SUBGRAPH_OUTPUT)
-    vectors = _conditions(operations).intersection(inputs).difference(outputs)
-    shaped = [replace(operands[i], shape=(1,)) if i in vectors else operands[i] for i in kept]
-    subgraph = Subgraph(
-        tuple(
-            _renamed(operand, names.get(i, ""), lifetimes.get(i))
-            for i, operand in polled(zip(kept, shaped, strict=True))
-        ),
-        tuple(
-            replace(
-                renumber_references(o, referenced),
-                inputs=tuple(number[i] for i in o.inputs),
-                outputs=tuple(number[i] for i in o.outputs),
-            )
-            for o in polled(operations)
-        ),
-        tuple(number[i] for i in given),
-        tuple(number[i] for i in made),
-        tuple(StatePort(k, number[s.input], number[s.output]) for k, s in enumerate(states)),
-    )
-    variables = tuple(_variable(operands[s.input], s.name) for s in states)
-    others = [_adapted_subgraph(g, accuracy) for g in renumbered_subgraphs(model, referenced)]
-    return Model((subgraph, *others), model.pools, variables)
 
 
 def _adapted_subgraph(graph: Subgraph, accuracy: AccuracyClass) -> Subgraph:

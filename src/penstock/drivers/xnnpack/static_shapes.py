@@ -56,8 +56,10 @@ def fold_shapes(flat: Unrolled) -> Unrolled:
     wanted = {
         i
         for operation in entry.operations
-        for i in _shape_inputs(operation)
-        if entry.operands[i].has_value and not entry.operands[i].is_constant
+        for position, i in enumerate(operation.inputs)
+        if position in SHAPED_BY.get(operation.type, ())
+        and entry.operands[i].has_value
+        and not entry.operands[i].is_constant
     }
     if not wanted:
         return flat
@@ -75,12 +77,6 @@ def fold_shapes(flat: Unrolled) -> Unrolled:
     return Unrolled(
         replace(flat.model, subgraphs=tuple(subgraphs)), tuple(flat.origins[i] for i in kept)
     )
-
-
-def _shape_inputs(operation: Operation) -> list[int]:
-    """The operands of *operation* whose values determine the shape of its result."""
-    inputs = operation.inputs
-    return [inputs[p] for p in SHAPED_BY.get(operation.type, ()) if p < len(inputs)]
 
 
 def _with_constants(operation: Operation, constants: Mapping[int, int]) -> Operation:

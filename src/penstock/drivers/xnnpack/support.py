@@ -59,13 +59,14 @@ def classify(
         for index in entered_from(model, model.main):
             _answers(sites[0], index)
     found = [answer(site) for site in polled(sites)]
-    return found if "xnnpack" in kernels else [_without_xnnpack(known) for known in found]
-
-
-def _without_xnnpack(known: Classes | str) -> Classes | str:
-    if isinstance(known, str):
-        return known
-    return XNNPACK_ALONE if known.builtin is None else Classes(None, known.builtin)
+    if "xnnpack" in kernels:
+        return found
+    return [
+        (Classes(None, known.builtin) if known.builtin else XNNPACK_ALONE)
+        if isinstance(known, Classes)
+        else known
+        for known in found
+    ]
 
 
 XNNPACK_ALONE: Final = "LiteRT's own kernels do not compute it, or are too far off: XNNPACK does"
@@ -76,7 +77,10 @@ def _answers(site: Site, index: int) -> list[tuple[Site, Classes | str]]:
     return _once(
         site,
         ("answers", index),
-        lambda: [(inner, answer(inner)) for inner in polled(site.sites_of(index))],
+        lambda: [
+            (inner, answer(inner))
+            for inner in polled(make_sites(site.model, index, judged=site.around.judged))
+        ],
     )
 
 

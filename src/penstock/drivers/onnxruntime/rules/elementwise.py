@@ -126,7 +126,7 @@ def _binary_layout(site: Site, values: Values) -> Layout:
 def emit_binary(graph: Graph, site: Site) -> None:
     kind, fused = site.operation.type, site.activation
     if site.is_quantized and not graph.portable and kind in {"ADD", "SUB", "MUL"}:
-        node = _multiplied(graph, site) if kind == "MUL" else _added(graph, site)
+        node = _added(graph, site) if kind != "MUL" else _multiplied(graph, site)
         graph.put(site, graph.limit(node, site.output(), fused))
         return
     if site.is_quantized and kind in EXTREMES and _one_grid(site):

@@ -29,41 +29,27 @@ def _check_layer(site: Site) -> AccuracyClass:
 
 
 def real_weights(
-    graph: Graph,
-    site: Site,
-    position: int,
-    order: Sequence[int],
-    shape: Sequence[int],
-    channels: Sequence[int],
+    graph: Graph, site: Site, order: Sequence[int], shape: Sequence[int], channels: Sequence[int]
 ) -> Value:
-    """The real filter at input *position*, its dimensions in *order*, then reshaped to *shape*.
+    """The real filter at input 1, its dimensions in *order*, then reshaped to *shape*.
 
     A constant filter is laid out here. A quantised filter is dequantised, with one scale for each
     channel in the layout *channels*: here, or in a portable graph by a node, so that a provider
     sees the integers.
     """
-    operand, known = site.input(position), site.constant(position)
+    operand, known = site.input(1), site.constant(1)
     if known is None:
-        known = graph.known(site.input_indexes[position])
+        known = graph.known(site.input_indexes[1])
     if known is None:
-        return graph.reshape(graph.transpose(graph.get(site, position), order), shape)
+        return graph.reshape(graph.transpose(graph.get(site, 1), order), shape)
     value = np.ascontiguousarray(known.transpose(order).reshape(shape))
     if graph.portable and operand.dtype in QUANTIZED:
         axis = next((at for at, size in enumerate(channels) if size > 1), 0)
-        given = stored_weights(graph, site, position, value)
-        return graph.node("DequantizeLinear", *given, axis=axis)
-    return graph.constant(_dequantized(value, site, position, channels))
-
-
-def _dequantized(value: NDArray, site: Site, position: int, channels: Sequence[int]) -> NDArray:
-    quantization = site.input(position).quantization
-    if site.input(position).dtype is checks.F32 or quantization is None:
-        return value
-    places = tuple(channels) if quantization.per_channel else (1,) * value.ndim
-    zeros = np.array(quantization.zero_points, np.float32).reshape(places)
-    scales = np.array(quantization.scales, np.float32).reshape(places)
-    real: NDArray = (value.astype(np.float32) - zeros) * scales
-    return real
+        return graph.node("DequantizeLinear", *stored_weights(graph, site, value), axis=axis)
+    if operand.dtype is not checks.F32 and operand.quantization is not None:
+        scales, zeros = checks.filter_scales(operand.quantization, channels, value.ndim)
+        value = (value.astype(np.float32) - zeros) * scales
+    return graph.constant(value)
 
 
 def real_bias(graph: Graph, site: Site) -> list[Value]:
@@ -77,13 +63,11 @@ def real_bias(graph: Graph, site: Site) -> list[Value]:
     return [graph.constant(value * checks.product_scales(site))]
 
 
-def stored_weights(
-    graph: Graph, site: Site, position: int, value: NDArray
-) -> tuple[Value, Value, Value]:
+def stored_weights(graph: Graph, site: Site, value: NDArray) -> tuple[Value, Value, Value]:
     """An 8-bit filter *value* with its scales and zero points. It is signed, which is fastest with
     unsigned data, or unsigned if the processor's products would saturate.
     """
-    operand = site.input(position)
+    operand = site.input(1)
     if operand.dtype is DType.INT8 and graph.wide:
         value, shift = raised(value), 128
     elif operand.dtype is DType.UINT8 and not graph.wide:
@@ -151,7 +135,7 @@ def _emit(
     named, fused = attributes(checks.conv_windows(site), groups), site.activation
     if graph.portable or site.input().dtype not in QUANTIZED:
         x = graph.real(site)
-        weights = real_weights(graph, site, 1, order, shape, (shape[0], 1, 1, 1))
+        weights = real_weights(graph, site, order, shape, (shape[0], 1, 1, 1))
         node = graph.node("Conv", x, weights, *real_bias(graph, site), **named)
         graph.round(site, graph.activate(node, fused))
         return
@@ -161,7 +145,7 @@ def _emit(
         "QLinearConv",
         graph.get(site),
         *graph.grid(site.input()),
-        *stored_weights(graph, site, 1, np.ascontiguousarray(value)),
+        *stored_weights(graph, site, np.ascontiguousarray(value)),
         *graph.grid(site.output()),
         graph.constant(bias if graph.relaxed else rounded_up(site, bias)),
         domain=MICROSOFT,
@@ -211,7 +195,7 @@ def _transposed(
 ) -> Value:
     filters = site.shape(1)
     shape = (filters[3], filters[0], *filters[1:3])
-    weights = real_weights(graph, site, 1, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))
+    weights = real_weights(graph, site, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))
     bounds = {"output_padding": beyond, **attributes(w)}
     return graph.node("ConvTranspose", x, weights, *bias, **bounds)
 
@@ -245,7 +229,7 @@ def emit_conv_3d(graph: Graph, site: Site) -> None:
     filters = site.shape(1)
     w = checks.windows(site, site.shape()[1:4], filters[:3], "dhw")
     shape = (filters[4], filters[3], *filters[:3])
-    weights = real_weights(graph, site, 1, (4, 3, 0, 1, 2), shape, ())
+    weights = real_weights(graph, site, (4, 3, 0, 1, 2), shape, ())
     x = graph.transpose(graph.get(site), (0, 4, 1, 2, 3))
     node = graph.node("Conv", x, weights, *real_bias(graph, site), **attributes(w))
     graph.put(site, graph.transpose(graph.activate(node, site.activation), (0, 2, 3, 4, 1)))
@@ -261,12 +245,12 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
         x = graph.reshape(x, (-1, depth))
     if not real:
         value = np.ascontiguousarray(graph.model.constant(site.input(1)).T)
-        given = (x, *graph.grid(site.input()), *stored_weights(graph, site, 1, value))
+        given = (x, *graph.grid(site.input()), *stored_weights(graph, site, value))
         bias = graph.constant(stored_bias(site, units))
         node = graph.node("QGemm", *given, bias, *graph.grid(site.output()), domain=MICROSOFT)
         node = graph.limit(node, site.output(), site.activation)
     else:
-        weights = real_weights(graph, site, 1, (0, 1), (units, depth), (units, 1))
+        weights = real_weights(graph, site, (0, 1), (units, depth), (units, 1))
         node = graph.node("Gemm", x, weights, *real_bias(graph, site), transB=1)
         node = graph.activate(node, site.activation)
     if len(site.output_shape()) != 2:

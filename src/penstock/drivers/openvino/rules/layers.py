@@ -11,7 +11,7 @@ import numpy as np
 from penstock.driverkit import checks
 from penstock.driverkit.layout import Values, channels_first, layout_of
 from penstock.driverkit.site import Layout, Site, require
-from penstock.drivers.openvino.graph import Graph, Node, is_above_zero
+from penstock.drivers.openvino.graph import Graph, Node, Padded, is_above_zero
 from penstock.drivers.openvino.rules.rounding import NOTHING, away_from_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.hal import AccuracyClass
@@ -92,7 +92,10 @@ def _windowed(graph: Graph, site: Site, weights: Node) -> tuple[Any, ...]:
     """The arguments of a convolution with *weights*: the image channels first, and its windows.
     Their padding includes that of a preceding PAD: OpenVINO would copy the image for it.
     """
-    w, image = checks.conv_windows(site), graph.unpadded(site.input_indexes[0])
+    w, image = (
+        checks.conv_windows(site),
+        graph.padded.get(site.input_indexes[0], Padded(site.input_indexes[0])),
+    )
     before = [a + b for a, b in zip(w.before, image.before, strict=True)]
     after = [a + b for a, b in zip(w.after, image.after, strict=True)]
     return graph.read(image.source, first=True), weights, w.strides, before, after, w.dilations
@@ -124,7 +127,7 @@ def emit_conv_2d(graph: Graph, site: Site) -> None:
     outputs, groups = filters[0], image[3] // filters[3]
     split = (outputs,) if groups == 1 else (groups, outputs // groups)
     inner, places = (filters[3], *filters[1:3]), (*split, 1, 1, 1)
-    weights = graph.weights(site, 1, (0, 3, 1, 2), (*split, *inner), places)
+    weights = graph.weights(site, (0, 3, 1, 2), (*split, *inner), places)
     convolve = graph.op.convolution if groups == 1 else graph.op.group_convolution
     finish(graph, site, convolve(*_windowed(graph, site, weights)))
 
@@ -134,7 +137,7 @@ def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
     """Filter [1, height, width, out]: consecutive `out` belong to one input channel."""
     image, filters = site.shape(0), site.shape(1)
     channels = (image[3], filters[3] // image[3], 1)
-    weights = graph.weights(site, 1, (3, 0, 1, 2), (*channels, *filters[1:3]), (*channels, 1, 1))
+    weights = graph.weights(site, (3, 0, 1, 2), (*channels, *filters[1:3]), (*channels, 1, 1))
     finish(graph, site, graph.op.group_convolution(*_windowed(graph, site, weights)))
 
 
@@ -164,7 +167,7 @@ def _transposed(
     """The gradient with filter [out, height, width, in] at input 1 and output padding *beyond*."""
     filters = site.shape(1)
     shape = (filters[3], filters[0], *filters[1:3])
-    weights = graph.weights(site, 1, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))
+    weights = graph.weights(site, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))
     return graph.op.convolution_backprop_data(
         graph.get(site, data),
         weights,
@@ -199,7 +202,7 @@ def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
 def emit_fully_connected(graph: Graph, site: Site) -> None:
     """Rows of the input times the transposed weights [units, depth]."""
     units, depth = site.shape(1)
-    weights = graph.weights(site, 1, (0, 1), (units, depth), (units, 1))
+    weights = graph.weights(site, (0, 1), (units, depth), (units, 1))
     x = graph.get(site)
     if len(site.shape()) != 2 or site.shape()[1] != depth:
         x = graph.reshape(x, (-1, depth))

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.driverkit import checks, layout, moving
 from penstock.driverkit.layout import TO_FIRST, Values, computed_axis, follows
 from penstock.driverkit.site import Layout, Site, require
-from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, Node
+from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, Node, Padded
 from penstock.drivers.openvino.rules.rule import check_moved, moved, moved_or_plain, moves, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
@@ -119,7 +119,9 @@ def emit_pad(graph: Graph, site: Site) -> None:
     elif site.input().quantization == site.output().quantization:
         before, after = moving.pads_of(site)
         if len(before) == 4 and not any((before[0], after[0], before[3], after[3])):
-            graph.note_padding(site, before[1:3], after[1:3])
+            (above, left), (below, right) = before[1:3], after[1:3]
+            padded = Padded(site.input_indexes[0], (above, left), (below, right))
+            graph.padded[site.output_indexes[0]] = padded
     _emit_padding(graph, site, "constant", value)
 
 

@@ -88,13 +88,9 @@ def examine(
     answers = answered(sites, judge, best)
     if sums_exactly:
         return answers
-    return [
-        Support(True, "", "relaxed", SATURATING)
-        if answer.supported and answer.accuracy in {"faithful", "stepwise"} and _is_stepped(site)
-        else answer
-        for site, answer in zip(sites, answers, strict=True)
-    ]
-
-
-def _is_stepped(site: Site) -> bool:
-    return any(o is not None and o.dtype in QUANTIZED for o in (*site.inputs, *site.outputs))
+    for at, (site, answer) in enumerate(zip(sites, answers, strict=True)):
+        types = {o.dtype for o in (*site.inputs, *site.outputs) if o is not None}
+        is_close = answer.supported and answer.accuracy in {"faithful", "stepwise"}
+        if is_close and not types.isdisjoint(QUANTIZED):
+            answers[at] = Support(True, "", "relaxed", SATURATING)
+    return answers
