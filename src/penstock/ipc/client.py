@@ -24,35 +24,13 @@ MOST_CHARACTERS: Final = 1024
 
 
 class Described:
-    """The properties of a device whose `description` has been received."""
+    """The properties of a device whose *description* has been received."""
 
-    @property
-    def description(self) -> wire.Description:
-        raise NotImplementedError
-
-    @property
-    def name(self) -> str:
-        return self.description.name
-
-    @property
-    def version(self) -> str:
-        return self.description.version
-
-    @property
-    def type(self) -> hal.DeviceType:
-        return self.description.device_type
-
-    @property
-    def feature_level(self) -> int:
-        return self.description.feature_level
-
-    @property
-    def capabilities(self) -> hal.Capabilities:
-        return self.description.capabilities
-
-    @property
-    def hal_version(self) -> int:
-        return self.description.hal_version
+    def __init__(self, description: wire.Description) -> None:
+        d = description
+        self.name, self.version, self.type = d.name, d.version, d.device_type
+        self.feature_level, self.hal_version = d.feature_level, d.hal_version
+        self.capabilities, self.description = d.capabilities, d
 
 
 class RemoteDevice(Described):
@@ -77,10 +55,6 @@ class RemoteDevice(Described):
                     f"not {text[:MOST_CHARACTERS]!r}"
                 )
         channel.prefer(preferred_memory(self))
-
-    @property
-    def description(self) -> wire.Description:
-        return self._description
 
     def check(self) -> str | None:
         return remote.ask(self.channel, lambda _: wire.Check(), wire.Reason).reason

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from penstock import errors, hal, knobs
 from penstock.hal.fence import remaining_seconds
-from penstock.ipc import wire
 from penstock.ipc.channel import UNANSWERED, DeviceChannel, Session
 from penstock.ipc.client import Described, RemoteDevice, RemotePreparedModel
 from penstock.ipc.crash_records import Underway
@@ -46,10 +45,7 @@ class IsolatedDevice(Described):
         self._changed = ""
         self._host = supervisor.connection()
         self._remote = RemoteDevice(self._host.session.channel(index))
-
-    @property
-    def description(self) -> wire.Description:
-        return self._remote.description
+        super().__init__(self._remote.description)
 
     @property
     def pid(self) -> int | None:

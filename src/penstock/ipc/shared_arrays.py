@@ -75,13 +75,7 @@ class Staging:
         Raises `WireError` for an array that cannot be an operand, `TimeoutError` if sharing misses
         the deadline.
         """
-        staged = Staged(self, arrays, deadline_ns, unit)
-        try:
-            staged.place()
-        except BaseException:
-            staged.give_back()
-            raise
-        return staged
+        return Staged(self, arrays, deadline_ns, unit)
 
     def close(self) -> None:
         """Closes the pools; pools in use are closed when they are returned."""
@@ -163,30 +157,30 @@ class Staged:
     """The arrays of one call. *copies* lists what was copied, by the number of the array."""
 
     def __init__(
-        self,
-        staging: Staging,
-        arrays: Sequence[NDArray],
-        deadline_ns: int | None = None,
-        unit: int = ALIGNMENT,
+        self, staging: Staging, arrays: Sequence[NDArray], deadline_ns: int | None, unit: int
     ) -> None:
-        self._deadline_ns, self._unit = deadline_ns, unit
         self._staging, self._arrays = staging, arrays
         self._pool: _Pool | None = None
         self._copied: list[tuple[int, int]] = []
         self.forms: list[wire.ArrayForm] = []
         self.copies: list[hal.ArgumentCopy] = []
+        try:
+            self._place(deadline_ns, unit)
+        except BaseException:
+            self.give_back()
+            raise
 
-    def place(self) -> None:
+    def _place(self, deadline_ns: int | None, unit: int) -> None:
         """Places every array in a pool, and copies in those that will be read there."""
         needed, places = 0, []
         for array in self._arrays:
             check(array)
-            known = self._staging.number_of(array, self._deadline_ns)
+            known = self._staging.number_of(array, deadline_ns)
             places.append((known, needed))
             if known is None:
-                needed += array.nbytes + -array.nbytes % self._unit
+                needed += array.nbytes + -array.nbytes % unit
         if needed or any(known is None for known, _ in places):
-            self._pool = self._staging.take(needed, self._deadline_ns)
+            self._pool = self._staging.take(needed, deadline_ns)
         for index, (array, (known, at)) in enumerate(zip(self._arrays, places, strict=True)):
             writable = bool(array.flags.writeable)
             if known is not None:
