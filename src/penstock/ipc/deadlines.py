@@ -1,7 +1,5 @@
-"""Deadlines of calls to host processes.
-
-Nested calls get the deadline of their outer call, such as a compile. A call ends early if its host
-process was stopped by `SIGSTOP`.
+"""Deadlines of calls to host processes: a nested call has that of its outer call, such as a
+compile, and a call ends early if its host process was stopped by `SIGSTOP`.
 """
 
 from __future__ import annotations

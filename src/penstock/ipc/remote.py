@@ -144,10 +144,8 @@ def ask(
     *,
     may_end_early: bool = False,
 ) -> R:
-    """Sends the message of *call* and returns the reply, which must be a *kind*.
-
-    Raises the error of the reply. *deadline_ns* is used for a message without one; *may_end_early*
-    as in `Frame`.
+    """The reply to the message of *call*, which must be a *kind*, or its error. *deadline_ns* is
+    for a message without one; *may_end_early* as in `Frame`.
     """
     return reply_in(answer_to(channel, call, deadline_ns, may_end_early=may_end_early), kind)
 

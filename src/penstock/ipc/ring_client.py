@@ -65,10 +65,8 @@ class Pace:
 
 
 class RingClient:
-    """Requests and answers by number; for one thread at a time.
-
-    *life_fd*, closed with it, is readable when the other process has ended. *end_reason* also
-    detects a process that hangs.
+    """Numbered requests and their answers; for one thread at a time. It closes *life_fd*, which is
+    readable once the other process ended; *end_reason* also detects a process that hangs.
     """
 
     def __init__(

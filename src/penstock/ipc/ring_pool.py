@@ -30,10 +30,8 @@ REFUSED_SECONDS: Final = 1.0
 
 
 class Rings:
-    """The rings to the device behind *channel*. Thread-safe.
-
-    The last used ring is reused first. A ring with an abandoned run is not used until that has
-    ended.
+    """The rings to the device behind *channel*; thread-safe. The last used one is reused first, one
+    with an abandoned run not before that has ended.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -185,10 +183,8 @@ class RingBurst:
         self._closed = False
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        """As `Burst.execute`, and `ClosedError` after `close`.
-
-        After `MissedDeadline*` or `Cancelled`, outputs in pools may be written until the next call
-        of this burst returns.
+        """As `Burst.execute`; `ClosedError` after `close`. After a missed deadline or `Cancelled`,
+        outputs in pools may be written until the next call of this burst returns.
         """
         if not self._running.acquire(blocking=False):
             raise GeneralFailure("this burst is executing already")

@@ -199,10 +199,8 @@ class _SharedPool(NamedTuple):
 
 
 class Ring:
-    """One ring to the device behind *channel*, for one thread at a time.
-
-    A memory is shared with the device's side while a bound request uses it and this process keeps
-    it.
+    """One ring to the device behind *channel*, for one thread at a time. It shares a memory while a
+    bound request uses it and this process keeps it.
     """
 
     def __init__(self, channel: Channel, client: RingClient, remote: RemoteObject) -> None:

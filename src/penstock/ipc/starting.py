@@ -318,10 +318,8 @@ def _end(process: int, place: Place) -> bool:
 def _greeted(
     connection: Connection, sock: socket.socket, place: Place, patience: float | None
 ) -> Received:
-    """The answer to a greeting.
-
-    Raises `DeviceUnavailable` without one in the time of a start; `_Silent` if a stopped process of
-    this user does not answer for *patience*.
+    """The answer to a greeting. `DeviceUnavailable` without one in the time of a start; `_Silent`
+    if a stopped process of this user does not answer for *patience*.
     """
     limit = knobs.driver_start_ms()
     until = time.monotonic_ns() + limit * 1_000_000

@@ -210,10 +210,8 @@ class Supervisor:
 
     @contextmanager
     def recording(self, call: Underway, deadline_ns: int | None = None) -> Iterator[None]:
-        """A block in which a crash record names *call*.
-
-        The record is complete at the block's end, unless the deadline is first. `DeadObject` then
-        describes how the process ended.
+        """A block in which a crash record names *call*. At its end, unless the deadline is first,
+        the record is complete, and `DeadObject` says how the process ended.
         """
         key = id(call)
         self.underway[key] = call

@@ -265,10 +265,8 @@ def start_thread_or_run(work: Callable[..., object], *arguments: Any) -> None:
 
 
 class PatientThread(threading.Thread):
-    """A daemon thread whose `start` waits until it runs, at most *seconds*.
-
-    After that time, or without room for a thread, it raises `RuntimeError`. The thread may still
-    run later.
+    """A daemon thread whose `start` waits until it runs. `RuntimeError` after *seconds*, or without
+    room for a thread; the thread may still run later.
     """
 
     def __init__(self, work: Callable[..., object], *arguments: Any, name: str) -> None:

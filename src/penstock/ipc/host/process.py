@@ -1,7 +1,5 @@
-"""A driver's process from start to end.
-
-It makes the devices, serves the clients that its parent (`broker`) sends, and ends after the last
-of them.
+"""A driver's process: makes the devices, serves the clients that the broker sends, and ends after
+the last of them.
 """
 
 from __future__ import annotations

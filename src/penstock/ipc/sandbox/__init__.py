@@ -25,10 +25,8 @@ __all__ = [
 
 
 def enter_view(policy: SandboxPolicy) -> SandboxPolicy:
-    """Restricts this process, in its own namespaces, to the files of *policy*.
-
-    It drops all capabilities too. Returns the policy there. Raises `OSError`; the process is
-    unusable then.
+    """Restricts this process, in its own namespaces, to the files of *policy*, without
+    capabilities. Returns the policy there. Raises `OSError`; the process is unusable then.
     """
     written = view.enter(policy.shown(), policy.listed(), policy.write)
     kernel.drop_capabilities()

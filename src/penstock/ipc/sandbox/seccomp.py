@@ -121,10 +121,8 @@ def _answer(value: int) -> list[Instruction]:
 
 
 def apply(hand_over: Callable[[int], None] | None = None) -> Measure:
-    """Permanently filters the calls of every thread of this process.
-
-    With *hand_over*, which sends a descriptor, another process lists rejected calls; this process
-    then has one thread.
+    """Permanently filters the calls of every thread of this process. With *hand_over*, which sends
+    a descriptor, another process lists rejected calls; this one then has one thread.
     """
     architecture = kernel.architecture()
     if architecture is None:

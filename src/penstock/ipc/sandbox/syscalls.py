@@ -14,10 +14,8 @@ Numbers = tuple[int | None, int | None]
 
 
 class Architecture(NamedTuple):
-    """Numbers of one architecture.
-
-    *audit* is the kernel's number (`AUDIT_ARCH_*`), *column* its place in the tables, *last* the
-    newest call in them: C libraries accept `ENOSYS` for newer ones.
+    """One architecture: *audit* is the kernel's number (`AUDIT_ARCH_*`), *column* its place in the
+    tables, *last* the newest call in them: C libraries accept `ENOSYS` for newer ones.
     """
 
     audit: int
