@@ -98,7 +98,7 @@ class Rings:
             return None
         with self._lock:
             if self._behind:
-                for ring in [r for r in self._behind if not r.is_behind]:
+                for ring in [r for r in self._behind if not r.client.is_behind]:
                     self._behind.remove(ring)
                     self._idle.append(ring)
             if self._idle:
@@ -121,9 +121,9 @@ class Rings:
         now = time.monotonic()
         with self._lock:
             dropped = []
-            if self._closed or used.broken:
+            if self._closed or used.client.broken is not None:
                 dropped.append(used)
-            elif used.is_behind:
+            elif used.client.is_behind:
                 self._behind.append(used)
             else:
                 used.idle_since = now
@@ -208,7 +208,7 @@ class RingBurst:
     def ping(self) -> None:
         """Sends one empty request and waits for its answer: the round trip alone."""
         with self._running:
-            self._ring.ping()
+            self._ring.client.call(ring.EMPTY)
 
     def close(self) -> None:
         """Closes the burst. Waits for a run in another thread. A second call does nothing."""
@@ -218,5 +218,5 @@ class RingBurst:
             self._closed = True
             self._latest = None
             self._ring.close()
-            if not self._ring.is_inherited:
+            if not self._ring.client.is_inherited:
                 self._remote.close()

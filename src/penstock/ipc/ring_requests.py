@@ -204,7 +204,7 @@ class Ring:
     """
 
     def __init__(self, channel: Channel, client: RingClient, remote: RemoteObject) -> None:
-        self._channel, self._client, self._remote = channel, client, remote
+        self._channel, self.client, self._remote = channel, client, remote
         self._bound: OrderedDict[Any, BoundRequest] = OrderedDict()
         self._latest: dict[int, BoundRequest] = {}
         self._free = list(range(MOST_BOUND))
@@ -213,21 +213,6 @@ class Ring:
         self._freed: deque[int] = deque()
         self._staging: MemoryPool | None = None
         self.idle_since = 0.0
-
-    @property
-    def broken(self) -> bool:
-        """Whether the ring is unusable: the device's process has ended, or broke the protocol."""
-        return self._client.broken is not None
-
-    @property
-    def is_inherited(self) -> bool:
-        """Whether `fork` copied this ring into a child process."""
-        return self._client.is_inherited
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the device still executes an abandoned request, and may write its outputs."""
-        return self._client.is_behind
 
     def bind(
         self,
@@ -285,7 +270,7 @@ class Ring:
         for position, view in bound.incoming:
             copies.append(_copied(position, view, _array(request.inputs[position]), out=False))
         try:
-            result = self._client.call(bound.kind, bound.number, config, bound.payload, pace)
+            result = self.client.call(bound.kind, bound.number, config, bound.payload, pace)
         except BaseException as error:
             self._failed(bound, error)
             if isinstance(error, DriverError):
@@ -298,10 +283,6 @@ class Ring:
             copies.append(_copied(position, _array(request.outputs[position]), view, out=True))
         return hal.RemoteResult(result.output_shapes, result.timing, tuple(copies))
 
-    def ping(self) -> None:
-        """Sends one empty request and waits for its answer: the round trip alone."""
-        self._client.call(ring.EMPTY)
-
     def forget(self, target: int) -> None:
         """Drops the bindings to *target*, which is closed."""
         for key in [key for key in self._bound if key[0] == target]:
@@ -309,24 +290,24 @@ class Ring:
 
     def close(self) -> None:
         """Releases everything. A child made by `fork` only closes its copies."""
-        self._client.close()
+        self.client.close()
         self._bound.clear()
         self._latest.clear()
         self._staging = None
         shared, self._pools = self._pools, {}
         for each in shared.values():
             each.close()
-        if not self.is_inherited:
+        if not self.client.is_inherited:
             self._remote.forget()
 
     def _failed(self, bound: BoundRequest, error: BaseException) -> None:
         """After a call failed: drops the state that the failure may have invalidated."""
-        if self._client.broken is not None:
+        if self.client.broken is not None:
             # A ring shows that a process ended before the connection does. A process that breaks
             # the protocol has to end.
             self._channel.end(str(error))
             return
-        behind = self._client.is_behind
+        behind = self.client.is_behind
         if bound.kind == ring.BIND or (behind and bound.is_staged):
             # The device's side may have been unable to map it, or may still write to it.
             for key in [key for key, each in self._bound.items() if each is bound]:

@@ -362,7 +362,7 @@ def test_alarms_without_an_answer_end_the_ring(
 
     def shake() -> None:
         while not stop.wait(0.001):
-            burst._ring._client._to_client.ring()
+            burst._ring.client._to_client.ring()
 
     thread = threading.Thread(target=shake)
     thread.start()

@@ -198,9 +198,9 @@ def test_a_run_that_nobody_waits_for_keeps_no_other(here: Counting) -> None:
         prepared.execute(host(four(-4.0), late), within(1.0))
     check(prepared, 0.001)
     assert rings_of(prepared)._count == 2
-    assert any(r.is_behind for r in rings_of(prepared)._behind)
+    assert any(r.client.is_behind for r in rings_of(prepared)._behind)
     # Its ring is used again once the run has ended.
-    assert eventually(lambda: not any(r.is_behind for r in rings_of(prepared)._behind))
+    assert eventually(lambda: not any(r.client.is_behind for r in rings_of(prepared)._behind))
     busy = threading.Thread(target=check, args=(prepared, 0.2))
     busy.start()
     check(prepared, 0.1)
@@ -418,7 +418,7 @@ class TestTheDevicesSide:
     def bind(here: Counting, target: int, pools: tuple[int, ...] = ()) -> Callable[[int], object]:
         made = opened(here, here.exit_fd())
         form = wire.RingRequest(target, (), (), pools)
-        return lambda kind: made._client.call(
+        return lambda kind: made.client.call(
             kind, 0, PLAIN, encode(form) if kind == ring.BIND else b""
         )
 

@@ -41,7 +41,27 @@ def main() -> None:
     broker = os.getpid()
 
     def drive(apart: Measure, ready: Callable[[], None]) -> NoReturn:
-        _drive(wanted, given, asking, broker, apart, ready)
+        import faulthandler
+
+        faulthandler.enable()
+        # In a mount namespace of its own, it cannot see the PID that other processes know it by.
+        own = os.path.basename(os.readlink("/proc/self"))
+        from penstock.ipc import sandbox
+
+        policy = sandbox.host_policy()
+        if apart.holds:
+            policy = sandbox.enter_view(policy)
+        ready()
+        hand_over = partial(give, given) if knobs.sandbox_log() else None
+        report = sandbox.apply(policy, apart, hand_over)
+        from penstock.ipc.host.process import Host
+        from penstock.ipc.host.sealing import ParentKeeper
+        from penstock.sealed.entry import kept_by
+
+        kept_by(ParentKeeper(asking, wanted.origin))
+        place = wanted.name, wanted.value, wanted.origin
+        processes = int(own), broker
+        Host(place, given, processes, report.lines(), service=wanted.service).run()
 
     # Before anything starts a thread, as NumPy does, and before the driver's code or the key is in
     # memory.
@@ -74,38 +94,6 @@ def _wanted(arguments: list[str]) -> Wanted:
     own = frozenset({current_user()})
     first = socket.socket(fileno=FIRST)
     return Wanted(name, value, origin, first, others, own, service=False)
-
-
-def _drive(
-    wanted: Wanted,
-    guests: socket.socket,
-    asking: socket.socket,
-    broker: int,
-    apart: Measure,
-    ready: Callable[[], None],
-) -> NoReturn:
-    import faulthandler
-
-    faulthandler.enable()
-    # In a mount namespace of its own, the process cannot see the PID that other processes know it
-    # by.
-    own = os.path.basename(os.readlink("/proc/self"))
-    from penstock.ipc import sandbox
-
-    policy = sandbox.host_policy()
-    if apart.holds:
-        policy = sandbox.enter_view(policy)
-    ready()
-    hand_over = partial(give, guests) if knobs.sandbox_log() else None
-    report = sandbox.apply(policy, apart, hand_over)
-    from penstock.ipc.host.process import Host
-    from penstock.ipc.host.sealing import ParentKeeper
-    from penstock.sealed.entry import kept_by
-
-    kept_by(ParentKeeper(asking, wanted.origin))
-    place = wanted.name, wanted.value, wanted.origin
-    processes = int(own), broker
-    Host(place, guests, processes, report.lines(), service=wanted.service).run()
 
 
 if __name__ == "__main__":
