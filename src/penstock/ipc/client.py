@@ -41,9 +41,8 @@ class RemoteDevice(Described):
         self.channel = channel
         self._closed = False
         self._rings = Rings(channel)
-        self._description = remote.ask(
-            channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description, deadline_ns
-        )
+        call = wire.Describe(wire.WIRE_VERSION)
+        super().__init__(remote.ask(channel, lambda _: call, wire.Description, deadline_ns))
         can = self.capabilities
         extensions = (extension.name for extension in can.extensions)
         names = (*can.families, *can.memory_kinds, *can.performance, *extensions)
