@@ -32,9 +32,7 @@ Stage: TypeAlias = Literal["compile", "execute", "verify", "crash"]
 
 
 class Environment(Struct, frozen=True):
-    """The environment of the failure: versions of *packages*, and *knobs* that differ from
-    defaults.
-    """
+    """Versions of *packages*, and *knobs* that differ from their defaults."""
 
     python: Text
     implementation: Text
@@ -302,9 +300,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 def _members(content: bytes) -> dict[str, bytes]:
-    """The members of the archive, which must not be compressed. Checks the directory's
-    size first.
-    """
+    """The members of the archive, uncompressed. Checks the directory's size first."""
     if len(content) > MOST_BYTES:
         raise CapsuleError(f"it is longer than {MOST_BYTES} bytes")
     if len(content) < _END.size:

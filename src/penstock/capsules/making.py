@@ -53,9 +53,7 @@ class Case(Struct, frozen=True, eq=False):
 
 
 class FailureDetails(Struct, frozen=True):
-    """The failure: *operations* of *model* at *stage*, and the driver's error or the
-    error's size.
-    """
+    """*operations* of *model* that failed at *stage*: the error, or the error's size."""
 
     stage: Stage
     model: Model
@@ -118,9 +116,7 @@ def make(
 
 
 def _exported(case: Case, *, names: bool) -> tuple[bytes, Case]:
-    """The step as a file, and *case* with the arrays and shapes of that file's inputs and
-    outputs.
-    """
+    """The step as a file, and *case* with the arrays of that file's inputs and outputs."""
     from penstock.export.tflite import write
     from penstock.export.tflite.state import named, positions_in_file, with_state
 

@@ -28,9 +28,7 @@ LEAST_DIVIDED: Final = 9216
 """The least number of multiply-accumulates that OpenBLAS divides: a matrix times a vector."""
 
 POSIX_THREADS: Final = 1
-"""The result of `openblas_get_parallel` for an OpenBLAS that creates threads itself, also on
-Windows.
-"""
+"""`openblas_get_parallel` of an OpenBLAS that creates threads itself, also on Windows."""
 
 MULTIPLYING: Final = frozenset(
     key
@@ -43,9 +41,7 @@ MULTIPLYING: Final = frozenset(
 
 
 def may_divide(model: Model) -> bool:
-    """Whether BLAS may divide a product of *model*. Small networks skip the calls that set the
-    limit.
-    """
+    """Whether BLAS may divide a product of *model*; small networks need no limit."""
     return any(
         operation.key in MULTIPLYING and _bound(subgraph, operation) >= LEAST_DIVIDED
         for subgraph in model.subgraphs
@@ -54,9 +50,7 @@ def may_divide(model: Model) -> bool:
 
 
 def _bound(subgraph: Subgraph, operation: Operation) -> float:
-    """An upper bound of the multiply-accumulates of any product of *operation*; infinite if a shape
-    is unknown.
-    """
+    """The most multiply-accumulates of a product of *operation*; infinite for an unknown shape."""
     inputs, outputs = (
         max((_count(subgraph.operands[i]) for i in indexes), default=0.0)
         for indexes in (operation.inputs, operation.outputs)
@@ -149,9 +143,7 @@ def find_pool() -> Pool | None:
 
 
 def _libraries() -> list[Path]:
-    """Files that may contain the functions of NumPy's BLAS: a library in NumPy's wheel, or the
-    library that NumPy is linked with.
-    """
+    """Files that may contain NumPy's BLAS: its wheel's library, or the one it is linked with."""
     package = Path(np.__file__).parent
     folders = package.with_name("numpy.libs"), package / ".dylibs"
     brought = [each for folder in folders for each in sorted(folder.glob("*openblas*"))]

@@ -22,9 +22,7 @@ from penstock.ir import NDArray
 
 @kernel("IF")
 def if_else(site: Site) -> Kernel:
-    """Runs one of two subgraphs, selected by the condition's first element. Its inputs are those
-    after the condition.
-    """
+    """Runs the subgraph that the condition's first element selects, on the other inputs."""
     then = site.subgraphs(site.attributes.integer("then_subgraph_index"))
     otherwise = site.subgraphs(site.attributes.integer("else_subgraph_index"))
 
@@ -63,9 +61,7 @@ def while_loop(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_CASE")
 def case(site: Site) -> Kernel:
-    """Runs one of several subgraphs, selected by the index. If the index is out of range, the last
-    one runs.
-    """
+    """Runs the subgraph that the index selects; the last one if it is out of range."""
     branches = [site.subgraphs(i) for i in site.attributes.integers("branch_subgraph_indices")]
     require(bool(branches), "STABLEHLO_CASE without branches")
 

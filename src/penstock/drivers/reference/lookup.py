@@ -155,9 +155,7 @@ def hashtable_lookup(site: Site, inputs: Inputs) -> Outputs:
 
 
 def _halve(keys: NDArray, queries: NDArray) -> NDArray:
-    """The position that a binary search of *keys* finds for each query; -1 if the key is
-    missing.
-    """
+    """Where a binary search of *keys* finds each query; -1 if it is missing."""
     low, high = np.zeros(len(queries), np.int64), np.full(len(queries), len(keys))
     found = np.full(len(queries), -1)
     for _ in range(len(keys).bit_length()):
@@ -251,9 +249,7 @@ def skip_gram(site: Site, inputs: Inputs) -> Outputs:
 
 
 def _words(text: bytes) -> list[bytes]:
-    """The words between spaces. As in TFLite's kernel, a word after a leading space is not
-    counted.
-    """
+    """The words between spaces. As in TFLite, one after a leading space does not count."""
     words: list[bytes] = []
     start = 0
     for at, character in enumerate(text):

@@ -1,6 +1,4 @@
-"""Programs: the operations of a subgraph as kernels, in order. Each operand is freed after its last
-use.
-"""
+"""Programs: kernels of a subgraph, in order. Operands are freed after their last use."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ def examine(
     later: Mapping[int, Sums] | None = None,
     made: dict[int, Kernel | str] | None = None,
 ) -> list[Kernel | str]:
-    """The kernel of each operation of subgraph *index*, or the reason why there is none. *later* is
-    as of `sums_of`, *made* as of `make_sites`.
-    """
+    """The kernel of each operation of a subgraph, or why there is none; as `make_sites`."""
     return [_examine(site) for site in polled(make_sites(model, index, later, made))]
 
 

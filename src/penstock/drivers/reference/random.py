@@ -66,17 +66,13 @@ def words(key: int, stream: int, position: int, count: int) -> NDArray:
 
 
 def uniforms(bits: NDArray) -> NDArray:
-    """float32 in [0, 1), one for each word. The word's lowest 23 bits are the fraction of a number
-    in [1, 2), from which 1 is subtracted.
-    """
+    """float32 in [0, 1): a word's lowest 23 bits as the fraction of a number in [1, 2), less 1."""
     fraction = (bits & np.uint32(0x7FFFFF)) | np.uint32(127 << 23)
     return np.asarray(fraction.view(np.float32) - np.float32(1))
 
 
 def wide_uniforms(bits: NDArray) -> NDArray:
-    """float64 in [0, 1), one for each pair of words: 20 bits of the first word and all of the
-    second are the fraction.
-    """
+    """float64 in [0, 1): 20 bits of a word and all of the next one are the fraction."""
     pairs = bits.reshape(-1, 2).astype(np.uint64)
     fraction = ((pairs[:, 0] & np.uint64(0xFFFFF)) << HALF) | pairs[:, 1]
     return np.asarray((fraction | np.uint64(1023 << 52)).view(np.float64) - 1.0)
@@ -100,25 +96,19 @@ AT_ONCE: Final = 1 << 20
 """Greatest number of numbers that are generated, or compared with classes, in one step."""
 
 BLOCKS_PER_SAMPLE: Final = 512
-"""Number of blocks that MULTINOMIAL reserves for each sample; samples of a row are rounded up to a
-multiple of 4.
-"""
+"""Blocks that MULTINOMIAL reserves for a sample; a row's samples are a multiple of 4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """The *seeds* of one operation; None if the model has none. *place* distinguishes the operation
-    from others.
-    """
+    """The *seeds* of an operation, or None. *place* distinguishes it from others."""
 
     seeds: tuple[int, int] | None
     place: int
 
     @classmethod
     def of(cls, site: Site) -> Generator:
-        """The generator of an operation. TFLite reads the lower 32 bits of a seed, with their
-        sign.
-        """
+        """The generator of an operation. TFLite reads 32 bits of a seed, with their sign."""
         pair = [_signed(site.attributes.integer(name)) for name in ("seed", "seed2")]
         seeds = (pair[0] & MASK, pair[1] & MASK) if any(pair) else None
         origin = site.operation.origin
@@ -171,9 +161,7 @@ def _count(position: NDArray | None) -> int:
 
 
 def _results(site: Site, value: NDArray, position: NDArray | None, blocks: int) -> list[NDArray]:
-    """The outputs: *value*, and, if there is a second output, the position *blocks* later, which
-    wraps.
-    """
+    """The outputs: *value*, and perhaps the position *blocks* later, which wraps."""
     if len(site.outputs) < 2:
         return [value]
     after = (_count(position) + blocks + 2**63) % 2**64 - 2**63
@@ -298,18 +286,14 @@ def threefry(key: NDArray, counter: NDArray) -> Words:
 
 
 def _advanced(state: NDArray, blocks: int) -> tuple[NDArray, NDArray]:
-    """The low words of the counters of *blocks* blocks, and the state after them; a carry is
-    dropped.
-    """
+    """The low words of *blocks* counters, and the state after them, without a carry."""
     after = state.copy()
     after[1:2] += np.uint64(blocks)
     return state[1] + np.arange(blocks, dtype=np.uint64), after
 
 
 def _philox_bits(state: NDArray, words: int) -> tuple[Words, NDArray]:
-    """*words* words of bits, and the next state. A state of two words has its key as the counter's
-    high word.
-    """
+    """Bits, and the next state. The key of a state of two words is the counter's high word."""
     if state.shape not in {(2,), (3,)}:
         raise ShapeMismatch(f"a Philox state of shape {state.shape}")
     counters, after = _advanced(state, -(-words // 4))

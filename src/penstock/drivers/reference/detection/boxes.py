@@ -23,15 +23,11 @@ BLOCK: Final = 128
 """Number of candidates compared at a time with each other and with the boxes chosen before."""
 
 PART: Final = 2048
-"""Number of chosen boxes that candidates are compared with at a time: their overlaps stay in the
-cache.
-"""
+"""Number of chosen boxes compared at a time: their overlaps stay in the cache."""
 
 
 def check_boxes(boxes: NDArray, what: str) -> None:
-    """Raises `InputError` unless x1 <= x2 and y1 <= y2 in each of *boxes* [..., 4]; NaN fails
-    too.
-    """
+    """Raises `InputError` unless x1 <= x2 and y1 <= y2 in each of *boxes* [..., 4], without NaN."""
     good = (boxes[..., :2] <= boxes[..., 2:]).all(axis=-1)
     if not good.all():
         place = tuple(int(i) for i in np.argwhere(~good)[0])

@@ -128,9 +128,7 @@ class Chooser(Struct, frozen=True):
         return self._decay(boxes[order], scores[order], order)
 
     def _decay(self, boxes: NDArray, scores: NDArray, order: NDArray) -> tuple[NDArray, NDArray]:
-        """Repeatedly chooses the best remaining box, which lowers the scores of the others, until
-        no box remains.
-        """
+        """Chooses the best remaining box, and lowers the others' scores, until none remains."""
         factors, least = self._factors(), np.float32(self.nms_score_threshold)
         room = len(boxes) if self.max_boxes < 0 else min(self.max_boxes, len(boxes))
         places: list[int] = []

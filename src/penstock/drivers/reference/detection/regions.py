@@ -96,15 +96,11 @@ class Regions:
 
 
 MOST_POINTS: Final = 4096
-"""The greatest number of sampling points of a cell along one axis. More points take time and hardly
-change results.
-"""
+"""The most sampling points of a cell along an axis: more hardly change results."""
 
 
 class Taps(NamedTuple):
-    """Along one axis, for each region and cell: pixels and their weights, both [regions, cells,
-    taps].
-    """
+    """Along one axis, pixels and their weights, both [regions, cells, taps]."""
 
     pixels: NDArray
     weights: NDArray
@@ -112,9 +108,7 @@ class Taps(NamedTuple):
 
 @kernel("ROI_ALIGN")
 def roi_align(site: Site) -> Kernel:
-    """Points beyond the last pixel take its value. 0 sampling points means one a pixel,
-    rounded up.
-    """
+    """Points beyond the last pixel take its value. 0 points mean one a pixel, rounded up."""
     source, target = site.input(0), site.output()
     site.require_types(source.dtype is target.dtype and source.dtype in FLOATING | STORED)
     regions = Regions.of(site)
@@ -219,9 +213,7 @@ def roi_pooling(site: Site) -> Kernel:
 def _cells(
     first: NDArray, last: NDArray, count: int, size: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Starts and ends of *count* cells of each region from pixel *first* to *last*, within *size*
-    pixels.
-    """
+    """Starts and ends of regions' *count* cells from *first* to *last*, within *size* pixels."""
     step = (np.maximum(last - first + np.float32(1), np.float32(1)) / np.float32(count))[:, None]
     edges = np.arange(count + 1, dtype=np.float32)
     places = step * edges + first[:, None]

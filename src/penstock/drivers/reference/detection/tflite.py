@@ -97,9 +97,7 @@ _NOTHING: Final = np.empty(0, np.float32)
 def _lowered(
     score: float, shared: NDArray, iou: np.float32, least: np.float32, decay: np.float32
 ) -> float | None:
-    """The score after these overlaps, latest choice first; None if one overlap is too large. Stops
-    once the score is at most *least*.
-    """
+    """The score after these overlaps, latest choice first; None if one is too large."""
     value = np.float32(score)
     for overlap in shared:
         if overlap >= iou:

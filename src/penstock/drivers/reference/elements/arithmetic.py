@@ -60,9 +60,7 @@ def _is_quantized(site: Site) -> bool:
 
 
 def _plain(site: Site, function: Pair) -> Kernel:
-    """Real or unquantised arithmetic, clamped to the activation's bounds. Integers wrap; infinities
-    become the greatest number of the type.
-    """
+    """Real or unquantised arithmetic, clamped. Integers wrap; real results stay finite."""
     low, high = activation_bounds(site.attributes.text("fused_activation_function"))
     dtype = site.output().dtype
     if dtype.is_float:
@@ -94,9 +92,7 @@ def _truncated_quotient(a: NDArray, b: NDArray) -> NDArray:
 
 @dataclass(frozen=True, slots=True)
 class _Quantizations:
-    """Scales (as float32) and zero points of a, b and the result, and the clamping range of the
-    result.
-    """
+    """Scales and zero points of a, b and the result, and the result's clamping range."""
 
     a: Quantization
     b: Quantization
@@ -150,9 +146,7 @@ def _quantized_sum(site: Site, subtract: bool) -> Kernel:
 def scaled(
     dtype: DType, zero_point: int, left: int, real: float, *, negate: bool = False
 ) -> Callable[[NDArray], NDArray]:
-    """A function that multiplies stored values by 2**left * *real*, and by -1 on request; 8-bit
-    values use a table.
-    """
+    """Multiplies stored values by 2**left * *real*, and by -1 on request; 8 bits by a table."""
     multiplier = fixed_point.quantize_multiplier(real)
 
     def scale(stored: NDArray) -> NDArray:
@@ -261,9 +255,7 @@ def _whole(compute: Pair, a: NDArray, b: NDArray) -> NDArray:
 
 
 def check_types(site: Site, types: Collection[DType]) -> DType:
-    """The common type of both inputs and the output. Raises `Unsupported` unless it is one of
-    *types*.
-    """
+    """The type of both inputs and the output. Raises `Unsupported` unless it is in *types*."""
     dtypes = {site.input(0).dtype, site.input(1).dtype, site.output().dtype}
     site.require_types(len(dtypes) == 1 and dtypes <= set(types))
     return site.output().dtype

@@ -157,9 +157,7 @@ def _integer_power(a: NDArray, b: NDArray) -> NDArray:
 
 @kernel("FLOOR_DIV", "FLOOR_MOD")
 def floor_div(site: Site) -> Kernel:
-    """`floor(a / b)`, or its remainder, with the sign of `b`. Division by zero raises, but for the
-    remainder of floats.
-    """
+    """`floor(a / b)`, or its remainder. Division by zero raises, except `mod` of floats."""
     remainder = site.operation.type == "FLOOR_MOD"
     dtype = check_types(site, types("int8 int16 int32 float32" + " int64" * remainder))
     divide = np.mod if remainder else np.floor_divide

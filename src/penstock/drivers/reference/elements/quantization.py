@@ -174,9 +174,7 @@ def _requantize(source: Operand, target: Operand) -> Kernel:
 
 
 LEAST_TOLERANCE: Final = 0.1
-"""The least tolerance at which a difference fails the run. With a smaller tolerance, differences
-are only returned.
-"""
+"""The least tolerance that fails the run; below it, differences are only returned."""
 
 
 @kernel("CUSTOM:NumericVerify")

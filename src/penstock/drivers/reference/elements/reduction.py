@@ -70,9 +70,7 @@ def _mean(x: NDArray, axes: Axes) -> NDArray:
 
 
 def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
-    """The sum of values minus the zero point, rescaled; the mean's divisor is part of the
-    multiplier.
-    """
+    """The rescaled sum of values minus the zero point; a mean's multiplier is divided."""
     given = site.quantization(0)
     made = site.output_quantization()
     mantissa, shift = fixed_point.quantize_multiplier(given.scale / made.scale)

@@ -65,9 +65,7 @@ def leaky_relu(site: Site) -> Kernel:
 
 @kernel("PRELU")
 def prelu(site: Site) -> Kernel:
-    """`x` if it is not negative, otherwise `alpha * x`, with alpha broadcast. int16 inputs have
-    int8 slopes.
-    """
+    """`x`, or `alpha * x` if negative; alpha broadcasts. int16 inputs have int8 slopes."""
     dtype, sloped_by = site.input(0).dtype, site.input(1).dtype
     site.require_types(sloped_by is (DType.INT8 if dtype is DType.INT16 else dtype))
     if dtype is DType.FLOAT32:
@@ -145,9 +143,7 @@ def _doubling_high_mul_16(a: NDArray, b: int) -> NDArray:
 
 
 def _divide_16(x: NDArray, exponent: int) -> NDArray:
-    """`rounding_divide_by_pot` of int16 values in 16 bits: for more than 15 places the result is 1
-    or -1.
-    """
+    """`rounding_divide_by_pot` in 16 bits: beyond 15 places the result is 1 or -1."""
     if exponent > 15:
         return np.where(x >= 0, 1, -1)
     return fixed_point.rounding_divide_by_pot(x, exponent)

@@ -171,9 +171,7 @@ def _steps(multiplier: int, shift: int, stored: NDArray) -> NDArray:
 
 
 def _interpolated(size: NDArray, bits: int) -> NDArray:
-    """The table interpolated at *size* / 2**bits, times 2**bits. Callers handle sizes beyond the
-    table.
-    """
+    """The table at *size* / 2**bits, times 2**bits, for sizes within the table."""
     points, index = _logistic_points(), np.minimum(size >> bits, 254)
     low = points[index]
     return np.asarray((low << bits) + (size & ((1 << bits) - 1)) * (points[index + 1] - low))

@@ -49,9 +49,7 @@ def softmax(site: Site) -> Kernel:
 
 @kernel("LOG_SOFTMAX")
 def log_softmax(site: Site) -> Kernel:
-    """The logarithm of softmax. Quantised outputs have the scale 1/16 and the greatest zero
-    point.
-    """
+    """The logarithm of softmax. Quantised: scale 1/16 and the greatest zero point."""
     given = site.input(0).dtype
     site.require_types(given is site.output().dtype)
     if given is DType.FLOAT32:
@@ -229,9 +227,7 @@ LEAST_NORM = np.float32(1e-6)
 
 @kernel("L2_NORMALIZATION")
 def l2_normalization(site: Site) -> Kernel:
-    """Vectors divided by their length. Quantised outputs have the scale 1/128 and the zero point in
-    the middle of the range.
-    """
+    """Vectors over their length. Quantised: scale 1/128, zero point in mid-range."""
     dtype, activation = site.input(0).dtype, site.attributes.text("fused_activation_function")
     require(activation == "NONE", f"L2_NORMALIZATION with {activation}")
     if dtype is DType.FLOAT32:
@@ -294,9 +290,7 @@ def local_response_normalization(site: Site, inputs: Inputs) -> Outputs:
     ),
 )
 def instance_normalization(site: Site, inputs: Inputs) -> Outputs:
-    """(x - mean) * gamma / sqrt(variance + epsilon) + beta (Ulyanov et al., 2016), computed in
-    float64.
-    """
+    """(x - mean) * gamma / sqrt(variance + epsilon) + beta (Ulyanov et al., 2016), in float64."""
     dtype = site.output().dtype
     gamma, beta, epsilon = (site.attributes.number(name) for name in ("gamma", "beta", "epsilon"))
     axes = (2, 3) if channels_first(site) else (1, 2)

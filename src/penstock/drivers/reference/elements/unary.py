@@ -130,9 +130,7 @@ FUNCTIONS: Final[dict[str, tuple[Function, str]]] = {
     "CEIL": (np.ceil, "float32"),
     "ROUND": (np.rint, "float32 float16 bfloat16"),
 }
-"""Functions of stored values, and the types that they accept. TFLite negates the stored values of
-quantised operands too.
-"""
+"""Functions of stored values, also of quantised ones as in TFLite, and their types."""
 
 
 @kernel(*FUNCTIONS)

@@ -43,9 +43,7 @@ Windows: TypeAlias = Callable[[NDArray, NDArray], Window]
 
 
 def blocks(outputs: Sequence[int], nbytes: int) -> Iterator[tuple[int | slice, ...]]:
-    """Contiguous parts of *outputs* positions of *nbytes* each, whose work memory is about
-    `TILE_BYTES`.
-    """
+    """Parts of *outputs* positions of *nbytes* each, of about `TILE_BYTES` together."""
     if not outputs:
         yield ()
         return
@@ -252,9 +250,7 @@ class Grouping(Struct, frozen=True):
         return self.stride_h, self.stride_w
 
     def windows(self, image: NDArray, filters: NDArray) -> Window:
-        """The windows over an NHWC *image*. Raises `ShapeMismatch` if the channels do not divide
-        evenly.
-        """
+        """The windows over an NHWC *image*. Raises `ShapeMismatch` if the channels do not fit."""
         depth, outputs = filters.shape[3], len(filters)
         if image.shape[3] != depth * self.groups or outputs % self.groups or not depth:
             raise ShapeMismatch(

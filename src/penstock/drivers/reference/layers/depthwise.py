@@ -1,6 +1,4 @@
-"""DEPTHWISE_CONV_2D over NHWC images. Filters are [1, height, width, out]: each input channel has
-out / in filters.
-"""
+"""DEPTHWISE_CONV_2D: images NHWC, filters [1, height, width, out], out / in a channel."""
 
 from __future__ import annotations
 

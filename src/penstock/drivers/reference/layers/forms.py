@@ -27,9 +27,7 @@ ONE: Final = np.ones(1, np.float32)
 
 
 class Part(NamedTuple):
-    """Images of a batch that share a `Finish`: their indexes, their numbers, and the number
-    that stands for zero.
-    """
+    """Images that share a `Finish`: indexes, values, and the value that stands for zero."""
 
     images: slice
     values: NDArray

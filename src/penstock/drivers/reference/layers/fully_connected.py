@@ -41,9 +41,7 @@ from penstock.ir.operations.custom_options import dot_product_attention, hadamar
 
 @kernel("FULLY_CONNECTED")
 def fully_connected(site: Site) -> Kernel:
-    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid; shuffled
-    uint8 weights.
-    """
+    """Float, quantised (weights of 8 bits or fewer) and hybrid; shuffled uint8 weights."""
     source, weights, target = site.input(0), site.input(1), site.output()
     if site.attributes.text("weights_format") == "SHUFFLED4x16INT8":
         return shuffled_layer(site)
@@ -136,9 +134,7 @@ INTEGER = frozenset({DType.INT8, DType.INT16, DType.UINT8})
 
 @kernel("BATCH_MATMUL")
 def batch_matmul(site: Site) -> Kernel:
-    """Float, int32, quantised (int8, int16) and hybrid products, and int8 products with int32
-    results.
-    """
+    """Float, integer, quantised and hybrid products, and int8 products as int32."""
     a, b, target = site.input(0), site.input(1), site.output()
     if a.dtype.is_float and b.dtype is a.dtype is target.dtype:
         return _float(site)
@@ -180,9 +176,7 @@ def _plain_integers(site: Site) -> Kernel:
 
 
 def _stored_values(site: Site) -> Kernel:
-    """Products of int8 as int32: TFLite's kernel multiplies stored values and ignores the
-    scales.
-    """
+    """Products of int8 as int32. As in TFLite, stored values are multiplied without scales."""
 
     def run(inputs: Inputs) -> Outputs:
         a, b = _operands(site, inputs)
@@ -290,9 +284,7 @@ def _hybrid(site: Site) -> Kernel:
 
 @kernel("CUSTOM:aeq.hadamard_rotation")
 def hadamard_rotation(site: Site) -> Kernel:
-    """The fast Walsh-Hadamard transform of every group of elements, divided by the root of its
-    size.
-    """
+    """The fast Walsh-Hadamard transform of each group, divided by the root of its size."""
     size = hadamard_size(site.attributes)
     site.require_types(site.input(0).dtype is DType.FLOAT32)
     factor = np.float32(1 / math.sqrt(size))

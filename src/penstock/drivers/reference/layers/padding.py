@@ -26,9 +26,7 @@ windows occur only in hostile files.
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A window along one dimension: *outputs* positions, *before* and *after* elements of
-    padding.
-    """
+    """A window along one dimension, *outputs* positions; *before* and *after* are padding."""
 
     size: int
     extent: int
@@ -49,9 +47,7 @@ class Axis:
         return (self.extent - 1) * self.dilation + 1
 
     def trimmed(self) -> Axis:
-        """The same window without elements that are padding in every position. Only for windows
-        without dilation.
-        """
+        """The same window without elements that are always padding. Without dilation only."""
         front = max(0, self.before - (self.outputs - 1) * self.stride)
         back = max(0, self.extent - self.before - self.size)
         extent = self.extent - front - back
@@ -112,9 +108,7 @@ def check_padded(elements: int, before: int) -> None:
 
 
 def pad(image: NDArray, window: Window, value: float) -> NDArray:
-    """*image* with padding of *value*, cropped to the elements that windows read. A view if nothing
-    is padded.
-    """
+    """*image* padded with *value*, cropped to what windows read. A view if nothing is padded."""
     image = image[(slice(None), *[slice(axis.size + min(axis.after, 0)) for axis in window])]
     sizes = image.shape[1:-1]
     edges = [(axis.before, axis.before + n) for axis, n in zip(window, sizes, strict=True)]

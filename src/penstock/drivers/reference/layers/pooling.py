@@ -144,9 +144,7 @@ def _require_float(site: Site) -> None:
 
 @kernel("CUSTOM:Convolution2DTransposeBias")
 def convolution_transpose_bias(site: Site) -> Kernel:
-    """A transposed convolution with filters [out, height, width, in], plus a bias for each
-    channel.
-    """
+    """A transposed convolution with filters [out, height, width, in], plus a bias."""
     _require_float(site)
     options = transpose_conv_bias(site.attributes)
     steps = Steps((options.stride_h, options.stride_w), (1, 1), options.padding)
@@ -201,9 +199,7 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
 
 @kernel("CUSTOM:MaxUnpooling2D")
 def max_unpooling(site: Site) -> Kernel:
-    """Writes each value at its position in its window of the output. All other elements are
-    zero.
-    """
+    """Writes each value at its position in its window of the output, else zeros."""
     _require_float(site)
     options = windowed_pool(site.attributes)
     tall, wide = options.filter_height, options.filter_width

@@ -18,9 +18,7 @@ ONE: Final = 1 << FRACTION_BITS
 
 
 class Axis(NamedTuple):
-    """For each output position along one dimension: the two adjacent input positions, and the
-    distance from the lower one.
-    """
+    """For output positions: the adjacent input positions, and the distance from the lower."""
 
     lower: NDArray
     upper: NDArray
@@ -159,9 +157,7 @@ def _mixed(
     dtype: Any,
     mix: Callable[[NDArray, NDArray, Any, NDArray], None],
 ) -> NDArray:
-    """Images whose rows *mix* interpolates, from two rows of *picture* and the distance from the
-    first row.
-    """
+    """Images whose rows *mix* interpolates from two rows and the distance from the first."""
     batch, _, _, channels = picture.shape
     out = np.empty((batch, len(rows.lower), len(columns.lower), channels), dtype)
     for image, made in zip(picture, out, strict=True):

@@ -1,3 +1,1 @@
-"""Shared by the operations: fixed-point and real arithmetic, scales, products, parts of large
-arrays.
-"""
+"""Shared arithmetic: fixed-point and real numbers, scales, products, parts of arrays."""

@@ -23,9 +23,7 @@ INT32_MIN: Final = -(2**31)
 
 
 def quantize_multiplier(real: float | np.floating[Any]) -> tuple[int, int]:
-    """(mantissa, shift) of a multiplier >= 0; (0, 0) for multipliers below 2**-32 and for numbers
-    that are not finite.
-    """
+    """(mantissa, shift) of a multiplier >= 0; (0, 0) below 2**-32 and if it is not finite."""
     mantissas, shifts = quantize_multipliers([float(real)])
     return int(mantissas[0]), int(shifts[0])
 
@@ -51,9 +49,7 @@ def wrapped(values: NDArray) -> NDArray:
 
 
 def round_half_away(real: float) -> float:
-    """Rounds to the nearest integer, halves away from zero. This is C's round(), which Python and
-    NumPy do not have.
-    """
+    """Rounds halves away from zero: C's round(), which Python and NumPy do not have."""
     whole = math.floor(abs(real))
     return math.copysign(whole + (abs(real) - whole >= 0.5), real)
 
@@ -81,9 +77,7 @@ def doubling_high_mul(a: NDArray, b: NDArray | int, width: int = 32) -> NDArray:
 
 
 def rounding_divide_by_pot(x: NDArray, exponent: NDArray | int) -> NDArray:
-    """Quotient of *x* and 2**exponent to the nearest, halves away from zero; *x* is an int64 array,
-    *exponent* >= 0.
-    """
+    """int64 *x* over 2**exponent to the nearest, halves away from zero; *exponent* >= 0."""
     # Half of the divisor, minus one for negative x: x >> 63 is -1 for negative x. For an exponent
     # of 0, 1 << e >> 1 is 0.
     exponent = np.asarray(exponent, np.int64)
@@ -192,9 +186,7 @@ def _exp_near_zero(x: NDArray, width: int) -> NDArray:
 
 
 def twice_the_reciprocal(x: NDArray, width: int = 32) -> NDArray:
-    """2 / (1 + x) in Q2 of 0 <= x < 1 in Q0, numbers of *width* bits that wrap: three
-    Newton-Raphson steps.
-    """
+    """2 / (1 + x) in Q2 of 0 <= x < 1 in Q0, *width* bits: three Newton-Raphson steps."""
     dtype = np.int32 if width == 32 else np.int16
     half_denominator = (x + (1 << (width - 1))) >> 1
     first = doubling_high_mul(half_denominator, _constant(-1010580540, width), width)

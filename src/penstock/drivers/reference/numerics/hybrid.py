@@ -35,9 +35,7 @@ NARROW: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Quantised rows: *values* [rows, length] int8, and for each row a float32 scale and an integer
-    offset.
-    """
+    """Quantised rows: *values* [rows, length] int8, a float32 scale and an offset for each."""
 
     values: NDArray
     scales: NDArray
@@ -157,9 +155,7 @@ def _limit(values: NDArray, low: Numbers, high: Numbers) -> None:
 
 
 def weight_values(values: NDArray, operand: Operand) -> NDArray:
-    """Integer weights, int64. Hybrid weights are symmetric. uint8 weights are the bytes of int8
-    weights.
-    """
+    """Integer weights, symmetric, as int64. uint8 weights are the bytes of int8 weights."""
     if operand.dtype is DType.UINT8:
         return values.view(np.int8).astype(np.int64)
     return values.astype(np.int64)

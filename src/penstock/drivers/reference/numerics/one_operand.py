@@ -27,9 +27,7 @@ def stored_values(dtype: DType) -> NDArray:
 
 
 def by_bits(values: NDArray, dtype: DType) -> NDArray:
-    """*values*, one for each of `stored_values`, reordered for lookup. The index is the bits of a
-    stored value as an unsigned number.
-    """
+    """*values* of `stored_values`, in the order of the stored bits as unsigned numbers."""
     return np.roll(values, integer_range(dtype)[0])
 
 
@@ -98,9 +96,7 @@ def interpolation_table(
     function: Callable[[NDArray], NDArray],
     real: type[np.floating[Any]],
 ) -> NDArray:
-    """The 513 points of an int16 table for (scale, zero point) of input and output, computed in
-    *real*.
-    """
+    """The 513 points of an int16 table for (scale, zero point) pairs, computed in *real*."""
     (in_scale, in_zero), (out_scale, out_zero) = given, made
     low, high = integer_range(DType.INT16)
     # Arrays of one element, so that every step is rounded to *real*.
@@ -136,18 +132,14 @@ FLOATING: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 STORED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 
 Read: TypeAlias = "Callable[[NDArray | None], NDArray]"
-"""Converts the stored values of an input to float32 values. The caller must not write to the
-result.
-"""
+"""Converts stored values to float32. The caller must not write to the result."""
 
 Write: TypeAlias = Callable[[NDArray], NDArray]
 """Converts float32 values to the stored values of an output."""
 
 
 def reader(operand: Operand, role: str) -> Read:
-    """A function that reads *operand* as float32. Raises `Unsupported` for types without real
-    values.
-    """
+    """Reads *operand* as float32. Raises `Unsupported` for types without real values."""
     if operand.dtype in FLOATING:
         return lambda value: given(value).astype(np.float32, copy=False)
     _require_stored(operand, role)
@@ -162,9 +154,7 @@ def reader(operand: Operand, role: str) -> Read:
 
 
 def writer(operand: Operand, role: str) -> Write:
-    """A function that stores real values as *operand*, rounded once, halves away from zero, and
-    saturated. NaN becomes the zero point.
-    """
+    """Stores real values as *operand*: rounded halves away, saturated, NaN as zero point."""
     dtype = operand.dtype.numpy
     if operand.dtype in FLOATING:
         return lambda real: real.astype(dtype, copy=False)
@@ -194,9 +184,7 @@ Index: TypeAlias = "tuple[int | slice, ...]"
 
 
 def by_parts(compute: Callable[..., NDArray], *operands: NDArray) -> NDArray:
-    """*compute* of arrays that broadcast, part by part. An element of the result depends only on
-    the elements at its own position.
-    """
+    """*compute* of arrays that broadcast, part by part: a function of each position alone."""
     for operand in operands:
         if operand.size > BLOCK:
             break
@@ -210,9 +198,7 @@ def by_parts(compute: Callable[..., NDArray], *operands: NDArray) -> NDArray:
 
 
 def by_rows(compute: Callable[[NDArray], NDArray], x: NDArray) -> NDArray:
-    """*compute* of an array, part by part. The result has the same shape and depends only on the
-    row along the last dimension.
-    """
+    """*compute* of an array, part by part: each row depends on itself only."""
     if x.size <= BLOCK or x.ndim < 2:
         return np.asarray(compute(x))
     rows = x.reshape(-1, x.shape[-1])
@@ -234,9 +220,7 @@ def _filled(
 
 
 def parts(shape: tuple[int, ...]) -> Iterator[Index]:
-    """Indexes of parts of about `BLOCK` elements that together are an array of *shape*, in
-    order.
-    """
+    """Indexes of parts of about `BLOCK` elements of an array of *shape*, in order."""
     if 0 in shape:
         return
     inner, axis = 1, len(shape)
@@ -257,9 +241,7 @@ SHORT_FLOATS: Final = frozenset({"float16", "bfloat16"})
 
 
 def elementwise(function: Callable[[NDArray], NDArray]) -> kernel.Kernel:
-    """The kernel of a function of each element of one operand. 16-bit floats are computed as
-    float32 and rounded.
-    """
+    """The kernel of an elementwise function. 16-bit floats are computed as float32."""
 
     def compute(x: NDArray) -> NDArray:
         if x.dtype.name in SHORT_FLOATS:

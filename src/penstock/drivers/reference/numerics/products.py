@@ -166,9 +166,7 @@ def multiply_rows(
 
 
 def tiles(count: int, nbytes: int) -> Iterator[slice]:
-    """Slices of *count* items of *nbytes* each. Each slice has at most `TILE_BYTES`, but at least
-    one item.
-    """
+    """Slices of *count* items of *nbytes*: at most `TILE_BYTES`, at least one item each."""
     step = max(1, TILE_BYTES // max(1, nbytes))
     for start in watched(range(0, count, step)):
         yield slice(start, min(start + step, count))

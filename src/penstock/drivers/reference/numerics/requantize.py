@@ -19,14 +19,10 @@ from penstock.interrupts import watched
 from penstock.ir import DType, NDArray, Quantization
 
 BLOCK: Final = 1 << 15
-"""Number of elements processed at a time, so that every pass after the first reads from the
-cache.
-"""
+"""Number of elements processed at a time, so that later passes read from the cache."""
 
 PERIOD: Final = 1 << 11
-"""The least length of per-channel vectors. Vectors of few channels are repeated, because NumPy
-needs long inner loops.
-"""
+"""The least length of per-channel vectors: NumPy needs long inner loops."""
 
 
 class Requantizer:
@@ -62,9 +58,7 @@ class Requantizer:
             self._prepare(np.asarray(bound, np.float64))
 
     def __call__(self, accumulators: NDArray, out: NDArray) -> None:
-        """Fills *out* [rows, channels] from *accumulators* of the same shape, whose numeric type
-        must represent them exactly.
-        """
+        """Fills *out* [rows, channels] from *accumulators*, whose type must be exact."""
         if not out.size:
             return
         rows = max(1, BLOCK // self._channels)
@@ -196,9 +190,7 @@ class RealRequantizer:
         self._wraps = bool(np.any(reach >= (2.0**63 if wide else 2.0**31)))
 
     def __call__(self, accumulators: NDArray, out: NDArray) -> None:
-        """Fills *out* [rows, channels] from *accumulators* of the same shape, which contain
-        integers.
-        """
+        """Fills *out* [rows, channels] from *accumulators*, which contain integers."""
         if self._wraps:
             whole = accumulators.astype(np.int64) + self._bias.astype(np.int64)
             real = (whole if self._wide else fixed_point.wrapped(whole)).astype(np.float64)
@@ -229,9 +221,7 @@ GREATEST: Final = np.finfo(np.float32).max
 
 
 def activation_bounds(activation: str) -> tuple[float | None, float | None]:
-    """The real bounds of a fused activation. Raises `Unsupported` for one that TFLite does not
-    have.
-    """
+    """The real bounds of a fused activation. Raises `Unsupported` if TFLite has none such."""
     if activation not in BOUNDS:
         raise Unsupported(f"{activation} is not an activation that can be fused")
     return BOUNDS[activation]
@@ -255,9 +245,7 @@ def clamp_in_place(values: NDArray, activation: str) -> NDArray:
 
 
 def clamp_to_finite(values: NDArray, activation: str) -> NDArray:
-    """`clamp_in_place` of float32 values, which also replaces infinities by the greatest floats, as
-    TFLite's layers and pooling do.
-    """
+    """`clamp_in_place` that also makes infinities the greatest floats, as TFLite's layers."""
     low, high = activation_bounds(activation)
     least = -GREATEST if low is None else np.float32(low)
     return np.clip(values, least, GREATEST if high is None else np.float32(high), out=values)

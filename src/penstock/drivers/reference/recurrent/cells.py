@@ -243,9 +243,7 @@ def _diagonal(weights: NDArray) -> Product:
 
 
 def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -> Product:
-    """The product of rows that are quantised at run time. Sums are multiplied by the row's scale
-    times the weights' scale.
-    """
+    """The product of rows quantised at run time, times the row's and the weights' scale."""
     values = [hybrid.weight_values(w, o) for w, o in zip(weights, operands, strict=True)]
     columns = Columns(np.concatenate(values), hybrid.reach_of(asymmetric=asymmetric)).values
     across = np.ascontiguousarray(columns.T)

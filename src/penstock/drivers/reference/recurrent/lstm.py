@@ -95,9 +95,7 @@ def _numbers(site: Site, name: str) -> Sequence[float]:
 
 
 def _check_types(site: Site) -> None:
-    """Requires int8 activations and weights, int32 biases, and int16 cell state, peepholes and
-    normalisation.
-    """
+    """Requires int8, but int32 biases and int16 cell state, peepholes and normalisation."""
     wide = {*range(9, 12), *range(20, 24), STATES[1]}
     for position, operand in enumerate(site.inputs):
         wanted = DType.INT8
@@ -118,9 +116,7 @@ BIDIRECTIONAL_STATES = (35, 36, 37, 38)
 
 @kernel("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM")
 def lstm(site: Site) -> Kernel:
-    """Float, hybrid, and integer with int8 activations and an int16 cell state; one step, or a
-    sequence.
-    """
+    """Float, hybrid and integer (int8, with an int16 cell state); a step or a sequence."""
     if site.attributes.get("kernel_type") == "BASIC":
         return basic_lstm(site)
     if site.input(0).dtype is DType.INT8:

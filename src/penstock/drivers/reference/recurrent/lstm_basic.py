@@ -49,9 +49,7 @@ def logistic_q3() -> NDArray:
 
 @cache
 def tanh_of(integer_bits: int) -> NDArray:
-    """The hyperbolic tangent in Q0 of every value of Q*integer_bits*, which is 0 to
-    `MOST_INTEGER_BITS`.
-    """
+    """The hyperbolic tangent in Q0 of Q*integer_bits*, which is 0 to `MOST_INTEGER_BITS`."""
     x = stored_values(DType.INT16)
     half = _twice_the_reciprocal(-np.abs(x), integer_bits + 1)
     size = fixed_point.shift_left_saturating(half - _ONE_Q2, 2, 16)

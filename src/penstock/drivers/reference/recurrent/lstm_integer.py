@@ -289,9 +289,7 @@ class Norm:
         )
 
     def __call__(self, sums: NDArray) -> NDArray:
-        """int16 sums [batch, cells] to int16 gates in Q3; products with the coefficients wrap at 32
-        bits.
-        """
+        """int16 sums [batch, cells] to int16 gates in Q3; weighted terms wrap at 32 bits."""
         cells = sums.shape[1]
         mean = _quotient(sums.sum(axis=1) * RESOLUTION, cells)
         squares = np.square(sums).sum(axis=1) * (RESOLUTION**2 // cells)
@@ -313,9 +311,7 @@ def _quotient(a: NDArray, b: int) -> NDArray:
 
 @dataclass(frozen=True, slots=True)
 class Intermediates8:
-    """Scales and zero points for each gate in turn: of the sum, the input's product and the
-    recurrent product.
-    """
+    """For each gate, of the sum and of the input's and the recurrent product."""
 
     scales: tuple[np.float32, ...]
     zero_points: tuple[int, ...]

@@ -178,9 +178,7 @@ class RealMemory:
         return outputs, (hidden, cell)
 
     def _sums(self, source: NDArray, auxiliary: NDArray | None) -> NDArray:
-        """The terms that the inputs add to every gate at every step, with biases unless they follow
-        the normalisation.
-        """
+        """The inputs' terms of every gate and step, with biases if there is no normalisation."""
         sums = self._input(rows_of(real_array(source)))
         if self._norm is None:
             sums += self._bias.reshape(-1)

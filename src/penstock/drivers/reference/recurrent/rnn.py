@@ -130,9 +130,7 @@ def svdf(site: Site) -> Kernel:
 
 
 def _slide(state: NDArray, newest: NDArray, memory: int) -> NDArray:
-    """The state [batch, filters, memory] without the oldest values, and with *newest* at the
-    end.
-    """
+    """The state [batch, filters, memory] with *newest* in place of the oldest values."""
     batch, filters = newest.shape
     before = state.reshape(batch, filters, memory)
     return np.concatenate([before[:, :, 1:], newest[:, :, None].astype(state.dtype)], axis=2)

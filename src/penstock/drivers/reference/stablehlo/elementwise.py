@@ -54,9 +54,7 @@ def elementwise(dtype: DType, function: Function) -> Kernel:
 
 
 def one_type(site: Site, types: frozenset[DType]) -> DType:
-    """The common type of all operands and the result. Raises `Unsupported` unless it is one of
-    *types*.
-    """
+    """The type of all operands and the result. Raises `Unsupported` unless in *types*."""
     dtype = site.output().dtype
     if dtype not in types or any(o is None or o.dtype is not dtype for o in site.inputs):
         raise site.unsupported_types()
@@ -64,9 +62,7 @@ def one_type(site: Site, types: frozenset[DType]) -> DType:
 
 
 def larger(a: NDArray, b: NDArray) -> NDArray:
-    """The larger of two; complex numbers in lexicographic order; the first if they are
-    unordered.
-    """
+    """The larger of two, complex numbers lexicographically; the first if unordered."""
     return np.asarray(np.where(a < b, b, a))
 
 
@@ -172,9 +168,7 @@ ORDERINGS: Final[dict[str, Function]] = {
 
 @kernel("STABLEHLO_COMPARE")
 def compare(site: Site) -> Kernel:
-    """Compares two operands. The total order of floats is -NaN < -Inf < ... < -0 < +0 < ... <
-    NaN.
-    """
+    """Compares. The total order of floats is -NaN < -Inf < ... < -0 < +0 < ... < NaN."""
     direction = site.attributes.text("comparison_direction").rpartition("_")[2]
     total = site.attributes.text("compare_type").endswith("TOTAL_ORDER")
     order, dtype = ORDERINGS[direction], site.input(0).dtype

@@ -1,6 +1,4 @@
-"""StableHLO's gather and scatter: slices of an operand at index vectors are read, or combined with
-updates.
-"""
+"""StableHLO's gather and scatter: slices are read, or combined with updates, by index."""
 
 from __future__ import annotations
 
@@ -19,18 +17,14 @@ from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
 
 Combination: TypeAlias = Callable[[NDArray, NDArray, NDArray], None]
-"""Combines values, its last argument, with the elements of a flat array at indices, one after
-another.
-"""
+"""Combines values (last) with elements of a flat array at indices, one after another."""
 
 UFUNCS: Final[dict[str, Any]] = {"STABLEHLO_ADD": np.add, "STABLEHLO_MULTIPLY": np.multiply}
 """Functions of regions that NumPy can apply one index after another."""
 
 
 def index_vectors(indices: NDArray, axis: int) -> NDArray:
-    """Index vectors [batch dimensions ..., length]. *axis* is their dimension, which may be one
-    past the last.
-    """
+    """Index vectors [batch ..., length] along *axis*, which may be one past the last."""
     if axis == indices.ndim:
         return indices[..., np.newaxis]
     if not 0 <= axis < indices.ndim:
@@ -106,9 +100,7 @@ class Slices:
 
 
 def _interleaved(batch: int, places: Sequence[int], rank: int) -> list[int]:
-    """The order of dimensions that puts the dimensions after the first *batch* at *places* of the
-    result.
-    """
+    """The order that puts dimensions after the first *batch* at *places* of the result."""
     _distinct(places, rank, "slice dimensions")
     first, rest = iter(range(batch)), iter(range(batch, rank))
     order = {place: next(rest) for place in places}

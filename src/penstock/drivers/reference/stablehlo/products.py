@@ -35,9 +35,7 @@ def _sum_dtype(site: Site) -> np.dtype[Any]:
 
 
 def product(left: NDArray, right: NDArray) -> NDArray:
-    """The matrix products of the last two dimensions; integer products through BLAS if that is
-    exact.
-    """
+    """Products of the last two dimensions; of integers through BLAS if that is exact."""
     if left.dtype == np.int64:
         reach = _magnitude(left) * _magnitude(right) * left.shape[-1]
         if reach < EXACT:
@@ -57,9 +55,7 @@ def multiply(left: NDArray, columns: NDArray) -> NDArray:
 
 @kernel("STABLEHLO_DOT_GENERAL")
 def dot_general(site: Site) -> Kernel:
-    """Products summed over contracting dimensions: [batching ..., free left ..., free right
-    ...].
-    """
+    """Products summed: [batching ..., free left ..., free right ...]."""
     attributes, target, wide = site.attributes, site.output().dtype.numpy, _sum_dtype(site)
     batch = [attributes.integers(f"{side}_batching_dimensions") for side in ("lhs", "rhs")]
     inner = [attributes.integers(f"{side}_contracting_dimensions") for side in ("lhs", "rhs")]

@@ -71,9 +71,7 @@ def is_scalar_region(graph: Subgraph) -> bool:
 
 
 def combiner(graph: Subgraph) -> Combine | None:
-    """The single function of two elements that *graph* computes, in either order of operands;
-    otherwise None.
-    """
+    """The single function of two elements that *graph* computes, in either order, or None."""
     if len(graph.operations) != 1 or len(graph.inputs) != 2:
         return None
     (operation,) = graph.operations
@@ -156,9 +154,7 @@ def halved(rows: list[NDArray], apply: Apply) -> list[NDArray]:
 
 
 def _operand_count(site: Site) -> int:
-    """The operands of an operation whose inputs are operands, followed by an equal number of
-    initial values.
-    """
+    """The number of operands, which as many initial values follow."""
     count = len(site.outputs)
     require(count > 0 and len(site.inputs) == 2 * count, f"{len(site.inputs)} inputs")
     return count

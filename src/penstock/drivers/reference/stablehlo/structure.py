@@ -103,9 +103,7 @@ def dynamic_slice(site: Site, inputs: Inputs) -> Outputs:
     check=lambda s: require(len(s.inputs) >= 2, "STABLEHLO_DYNAMIC_UPDATE_SLICE without an update"),
 )
 def dynamic_update_slice(_: Site, inputs: Inputs) -> Outputs:
-    """The operand with a block replaced at start indices, which are clamped so that the block
-    fits.
-    """
+    """The operand with a block replaced at start indices, clamped so that it fits."""
     result, update = np.array(inputs[0]), np.asarray(inputs[1])
     result[_block(result, update.shape, inputs[2:])] = update
     return (result,)

@@ -55,9 +55,7 @@ def densify_levels(site: Site, inputs: Inputs) -> Outputs:
 
 
 def read_levels(inputs: Inputs) -> tuple[list[Level], int]:
-    """The levels in order, and the rank of the dense tensor. Raises `InputError` if they contradict
-    each other.
-    """
+    """The levels in order, and the dense rank. Raises `InputError` for a contradiction."""
     order, formats, sizes = (given(inputs[i]).reshape(-1).tolist() for i in (1, 3, 4))
     blocks = inputs[2].reshape(-1).tolist() if inputs[2] is not None else []
     rank = len(order) - len(blocks)

@@ -47,9 +47,7 @@ def _check_indices(indices: NDArray, size: int) -> None:
 
 
 def _split_indices(indices: NDArray, shape: tuple[int, ...]) -> tuple[NDArray, ...]:
-    """The index vectors along the last dimension, one array for each of the first dimensions of
-    *shape*.
-    """
+    """The index vectors, one array for each of the first dimensions of *shape*."""
     depth = indices.shape[-1] if indices.ndim else 1
     if depth > len(shape):
         raise ShapeMismatch(f"indexes of {depth} numbers into a shape {shape}")
@@ -135,9 +133,7 @@ def where(site: Site, inputs: Inputs) -> Outputs:
 
 @direct("UNIQUE")
 def unique(site: Site, inputs: Inputs) -> Outputs:
-    """The distinct elements of a vector, in order of first occurrence, and the position of each
-    element among them.
-    """
+    """The distinct elements, in order of first occurrence, and each element's position."""
     dtype = site.output(1).dtype.numpy
     x = np.asarray(inputs[0]).reshape(-1)
     values, first, places = np.unique(x, return_index=True, return_inverse=True)
@@ -152,9 +148,7 @@ def unique(site: Site, inputs: Inputs) -> Outputs:
     check=lambda s: require(s.input(0).dtype is s.output().dtype, "TOPK_V2 to another type"),
 )
 def top_k(site: Site, inputs: Inputs) -> Outputs:
-    """The k largest elements of the last dimension, largest first, and their indexes; equal
-    elements keep their order.
-    """
+    """The k largest of the last dimension, in a stable order, and their indexes."""
     dtype = site.output(1).dtype.numpy
     x, (k,) = np.asarray(inputs[0]), dimensions(inputs[1])
     if x.ndim == 0 or not 0 <= k <= x.shape[-1]:

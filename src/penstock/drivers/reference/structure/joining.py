@@ -40,9 +40,7 @@ def concatenation(site: Site) -> Kernel:
 
 
 def _rescaler(site: Site, index: int) -> Callable[[NDArray], NDArray] | None:
-    """A function that rescales an input to the output's scale and zero point; None if they are
-    equal.
-    """
+    """Rescales an input to the output's scale and zero point; None if they are equal."""
     given, made = site.input(index).quantization, site.output().quantization
     dtype = site.output().dtype
     if dtype not in {DType.UINT8, DType.INT8} or given == made:

@@ -49,9 +49,7 @@ def pad(site: Site, inputs: Inputs) -> Outputs:
 
 
 def _zero(operand: Operand) -> int:
-    """The stored value of 0. Quantisation is ignored for types that kernels do not quantise, and if
-    it is per channel.
-    """
+    """The stored value of 0; 0 for types that kernels do not quantise, and per channel."""
     quantization = operand.quantization
     if operand.dtype not in QUANTIZED or quantization is None or quantization.per_channel:
         return 0
@@ -102,9 +100,7 @@ def tile(_: Site, inputs: Inputs) -> Outputs:
 
 @direct("DILATE", inputs=3)
 def dilate(_: Site, inputs: Inputs) -> Outputs:
-    """Inserts copies of a scalar between adjacent elements along each dimension. Their number is
-    the dilation minus one.
-    """
+    """Inserts dilation - 1 copies of a scalar between adjacent elements."""
     x, factors = np.asarray(inputs[0]), dimensions(inputs[1])
     if len(factors) != x.ndim or min(factors, default=1) < 1:
         raise ShapeMismatch(f"dilations {factors} of an input of shape {x.shape}")
@@ -125,9 +121,7 @@ def reverse(_: Site, inputs: Inputs) -> Outputs:
 
 @direct("REVERSE_SEQUENCE")
 def reverse_sequence(site: Site, inputs: Inputs) -> Outputs:
-    """For each index i of one dimension, reverses the first lengths[i] elements along another
-    one.
-    """
+    """For each index i of a dimension, reverses the first lengths[i] elements of another."""
     along, batch = site.attributes.integer("seq_dim"), site.attributes.integer("batch_dim")
     x, lengths = np.asarray(inputs[0]), np.asarray(inputs[1]).reshape(-1, 1)
     axes = normal_axis(along, x.ndim), normal_axis(batch, x.ndim)

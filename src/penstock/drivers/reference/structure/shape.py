@@ -36,9 +36,7 @@ def dimensions(value: NDArray | None) -> tuple[int, ...]:
 
 
 def scalar(value: NDArray | None, what: str) -> NDArray:
-    """The single element of an input, with no dimensions. Raises `ShapeMismatch` if it has another
-    number of elements.
-    """
+    """The single element of an input, without dimensions. Raises `ShapeMismatch` otherwise."""
     array = np.asarray(value)
     if array.size != 1:
         raise ShapeMismatch(f"{what} of shape {array.shape}, where one element is needed")
