@@ -13,12 +13,12 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from penstock import knobs
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, types
 from penstock.drivers.reference.numerics.one_operand import reader
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import checked, dimensions, scalar
@@ -116,27 +116,16 @@ class Generator:
             return cls(seeds, site.operation.outputs[0])
         return cls(seeds, origin.subgraph << 32 | origin.index)
 
-    def reals(self, position: NDArray | None, count: int) -> NDArray:
-        """*count* float64 in [0, 1), starting at block *position*."""
-        return self._numbers(position, count, wide_uniforms, np.dtype(np.float64))
-
-    def singles(
+    def numbers(
         self, position: NDArray | None, count: int, make: Callable[[NDArray], NDArray]
     ) -> NDArray:
-        """*count* float32, each made by *make* of one word, starting at block *position*."""
-        return self._numbers(position, count, make, np.dtype(np.float32))
-
-    def _numbers(
-        self,
-        position: NDArray | None,
-        count: int,
-        make: Callable[[NDArray], NDArray],
-        dtype: np.dtype[Any],
-    ) -> NDArray:
-        """Raises `LimitExceeded` for more than `MOST_NUMBERS`, before memory is allocated."""
+        """*count* numbers that *make* makes of words, from block *position* on. Each takes as many
+        words as it has. Raises `LimitExceeded` for more than `MOST_NUMBERS`.
+        """
         if count > MOST_NUMBERS:
             raise LimitExceeded(f"{count} random numbers at once; {MOST_NUMBERS} is the limit")
         key, stream = self.seeds or self._own_seeds()
+        dtype = np.dtype(np.float64 if make is wide_uniforms else np.float32)
         each = dtype.itemsize // 4
         numbers = np.empty(count + -count % WORDS, dtype)
         for start in range(0, len(numbers), AT_ONCE):
@@ -182,7 +171,7 @@ def fill(site: Site, inputs: Inputs) -> Outputs:
     size = math.prod(shape)
     blocks = -(-size // WORDS)
     position = inputs[1] if len(inputs) > 1 else None
-    numbers = generator.singles(position, size, make)
+    numbers = generator.numbers(position, size, make)
     return _results(site, numbers.reshape(shape), position, blocks)
 
 
@@ -199,7 +188,7 @@ def multinomial(site: Site, inputs: Inputs) -> Outputs:
         raise ShapeMismatch(f"{samples} samples of logits of shape {logits.shape}")
     rows = len(logits)
     position = inputs[2] if len(inputs) > 2 else None
-    drawn = generator.reals(position, rows * samples)
+    drawn = generator.numbers(position, rows * samples, wide_uniforms)
     result = np.empty((rows, samples), dtype)
     step = max(1, AT_ONCE // max(1, samples * logits.shape[1]))
     for start in range(0, rows, step):
@@ -244,7 +233,7 @@ def random_multinomial(site: Site) -> Kernel:
         sums = _running_sums(logits)
         first, second = (int(s) & MASK for s in seeds)
         generator = Generator((first, second) if first or second else None, place)
-        drawn = generator.reals(None, count).reshape(shape)
+        drawn = generator.numbers(None, count, wide_uniforms).reshape(shape)
         result = np.empty(shape, np.int32)
         for row, part, out in zip(sums, drawn, result, strict=True):
             out[:] = np.searchsorted(row, part * row[-1], "right")
@@ -285,50 +274,42 @@ def threefry(key: NDArray, counter: NDArray) -> Words:
     return [a, b]
 
 
-def _advanced(state: NDArray, blocks: int) -> tuple[NDArray, NDArray]:
-    """The low words of *blocks* counters, and the state after them, without a carry."""
-    after = state.copy()
-    after[1:2] += np.uint64(blocks)
-    return state[1] + np.arange(blocks, dtype=np.uint64), after
+def _philox_bits(state: NDArray, counters: NDArray) -> Words:
+    """The key of a state of two words is the counter's high word too."""
+    return philox(state[0], counters, np.full_like(counters, state[2 if state.size == 3 else 0]))
 
 
-def _philox_bits(state: NDArray, words: int) -> tuple[Words, NDArray]:
-    """Bits, and the next state. The key of a state of two words is the counter's high word."""
-    if state.shape not in {(2,), (3,)}:
-        raise ShapeMismatch(f"a Philox state of shape {state.shape}")
-    counters, after = _advanced(state, -(-words // 4))
-    high = np.full_like(counters, state[2 if state.size == 3 else 0])
-    return philox(state[0], counters, high), after
+def _threefry_bits(state: NDArray, counters: NDArray) -> Words:
+    return threefry(state[0], counters)
 
 
-def _threefry_bits(state: NDArray, words: int) -> tuple[Words, NDArray]:
-    if state.shape != (2,):
-        raise ShapeMismatch(f"a Threefry state of shape {state.shape}")
-    counters, after = _advanced(state, -(-words // 2))
-    return threefry(state[0], counters), after
-
-
-ALGORITHMS: Final[dict[str, Callable[[NDArray, int], tuple[Words, NDArray]]]] = {
-    "DEFAULT": _philox_bits,
-    "PHILOX": _philox_bits,
-    "THREEFRY": _threefry_bits,
+ALGORITHMS: Final[dict[str, tuple[Callable[[NDArray, NDArray], Words], int, set[int]]]] = {
+    "DEFAULT": (_philox_bits, 4, {2, 3}),
+    "PHILOX": (_philox_bits, 4, {2, 3}),
+    "THREEFRY": (_threefry_bits, 2, {2}),
 }
+"""A generator, the words of its blocks, and the lengths that its state may have."""
 
 
 @kernel("STABLEHLO_RNG_BIT_GENERATOR")
 def rng_bit_generator(site: Site) -> Kernel:
     """The state after the bits, and random bits of 32 or 64 an element; the default is Philox."""
-    bits = ALGORITHMS[site.attributes.text("algorithm")]
+    name = site.attributes.text("algorithm")
+    bits, each, lengths = ALGORITHMS[name]
     shape, dtype = static_shape(site.output(1).shape), site.output(1).dtype
-    numbers = {DType.INT32, DType.UINT32, DType.INT64, DType.UINT64}
-    if site.input(0).dtype is not DType.UINT64 or dtype not in numbers or shape is None:
-        raise site.unsupported_types()
-    full = checked(shape, "random bits")
+    whole = dtype in types("int32 uint32 int64 uint64")
+    site.require_types(site.input(0).dtype is DType.UINT64 and whole and shape is not None)
+    full = checked(shape or (), "random bits")
     words = math.prod(full) * ((dtype.bits or 0) // 32)
 
     def run(inputs: Inputs) -> Outputs:
-        blocks, after = bits(given(inputs[0]), words)
-        stream = np.stack(blocks, axis=-1).astype("<u4").reshape(-1)[:words]
+        state = given(inputs[0])
+        if state.ndim != 1 or state.size not in lengths:
+            raise ShapeMismatch(f"a {name} state of shape {state.shape}")
+        blocks, after = -(-words // each), state.copy()
+        after[1:2] += np.uint64(blocks)
+        counters = state[1] + np.arange(blocks, dtype=np.uint64)
+        stream = np.stack(bits(state, counters), axis=-1).astype("<u4").reshape(-1)[:words]
         return after, stream.view(dtype.numpy.newbyteorder("<")).astype(dtype.numpy).reshape(full)
 
     return run

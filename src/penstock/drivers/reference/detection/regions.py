@@ -20,7 +20,6 @@ from penstock.drivers.reference.kernel import (
     Kernel,
     Outputs,
     Site,
-    Unsupported,
     kernel,
     require,
     tensor_quantization,
@@ -116,8 +115,7 @@ def roi_align(site: Site) -> Kernel:
         site.attributes.integer(f"sampling_points_{side}") for side in ("height", "width")
     )
     require(min(points) >= 0, f"{points} sampling points")
-    if max(points) > MOST_POINTS:
-        raise Unsupported(f"{points} sampling points; {MOST_POINTS} is the limit")
+    require(max(points) <= MOST_POINTS, f"{points} sampling points; {MOST_POINTS} is the limit")
     read, write = reader(source, "an image"), writer(target, "a result")
 
     def fill(image: NDArray, corners: NDArray, batches: NDArray, out: NDArray) -> None:
@@ -127,16 +125,10 @@ def roi_align(site: Site) -> Kernel:
         starts = corners[:, 1::-1]
         for count in np.unique(counts, axis=0):
             alike = np.flatnonzero((counts == count).all(axis=1))
-            axes = [
-                taps(
-                    starts[alike, axis],
-                    steps[alike, axis],
-                    regions.size[axis],
-                    int(count[axis]),
-                    image.shape[1 + axis],
-                )
-                for axis in (0, 1)
-            ]
+            axes = []
+            for at, (cells, points_each) in enumerate(zip(regions.size, count, strict=True)):
+                size = image.shape[1 + at]
+                axes.append(taps(starts[alike, at], steps[alike, at], cells, points_each, size))
             nbytes = axes[0].pixels[0].size * axes[1].pixels[0].size * image.shape[3] * 4
             for part in tiles(len(alike), nbytes):
                 rows, columns = (Taps(t.pixels[part], t.weights[part]) for t in axes)

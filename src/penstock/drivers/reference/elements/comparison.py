@@ -51,8 +51,7 @@ def compare(site: Site) -> Kernel:
         pair = [(site.quantization(i), site.input(i).dtype) for i in (0, 1)]
         first, second = (scaled(kind, q.zero_point, 8, q.scale) for q, kind in pair)
         return with_pair(lambda a, b: function(first(a), second(b)))
-    if dtype not in ORDERED and not (equality and dtype in {DType.BOOL, DType.STRING}):
-        raise site.unsupported_types()
+    site.require_types(dtype in ORDERED or (equality and dtype in types("bool string")))
     return with_pair(lambda a, b: function(a, b).astype(bool))
 
 

@@ -71,8 +71,7 @@ def _mean(x: NDArray, axes: Axes) -> NDArray:
 
 def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
     """The rescaled sum of values minus the zero point; a mean's multiplier is divided."""
-    given = site.quantization(0)
-    made = site.output_quantization()
+    given, made = site.quantizations()
     mantissa, shift = fixed_point.quantize_multiplier(given.scale / made.scale)
     dtype = site.output().dtype
     limits = integer_range(dtype)
@@ -142,8 +141,7 @@ def product(site: Site) -> Kernel:
 
 
 def _quantized_product(site: Site) -> Reduce:
-    given = site.quantization(0)
-    made = site.output_quantization()
+    given, made = site.quantizations()
     dtype = site.output().dtype
 
     def reduce(x: NDArray, axes: Axes) -> NDArray:

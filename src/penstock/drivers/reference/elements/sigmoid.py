@@ -81,8 +81,7 @@ def _by_type(
     site.require_types(given is site.output().dtype)
     if given in one_operand.QUANTIZED_8:
         return one_operand.tabulated_reals(site, rounded)
-    if given is not DType.FLOAT32 and given.value not in short:
-        raise site.unsupported_types()
+    site.require_types(given is DType.FLOAT32 or given.value in short)
 
     def convert(x: NDArray) -> NDArray:
         return function(x.astype(np.float32, copy=False)).astype(x.dtype, copy=False)

@@ -5,7 +5,6 @@ and NNAPI's INSTANCE_NORMALIZATION.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -35,9 +34,9 @@ def softmax(site: Site) -> Kernel:
     given, made = site.input(0).dtype, site.output().dtype
     beta = site.attributes.number("beta")
     if given is made is DType.FLOAT32:
-        return _rows(lambda x: _float_softmax(x, np.float32(beta)))
+        return one_operand.rowwise(lambda x: _float_softmax(x, np.float32(beta)))
     if given is made is DType.FLOAT16:
-        return _rows(
+        return one_operand.rowwise(
             lambda x: _float_softmax(x.astype(np.float32), np.float32(beta)).astype(x.dtype)
         )
     if given is made is DType.INT16:
@@ -53,20 +52,10 @@ def log_softmax(site: Site) -> Kernel:
     given = site.input(0).dtype
     site.require_types(given is site.output().dtype)
     if given is DType.FLOAT32:
-        return _rows(_float_log_softmax)
+        return one_operand.rowwise(_float_log_softmax)
     if given in one_operand.QUANTIZED_8:
         return _log_softmax_8(site)
     raise site.unsupported_types()
-
-
-def _rows(compute: Callable[[NDArray], NDArray]) -> Kernel:
-    def run(inputs: Inputs) -> Outputs:
-        x = np.asarray(inputs[0])
-        if x.size == 0:
-            return (x,)
-        return (one_operand.by_rows(compute, x),)
-
-    return run
 
 
 def _float_softmax(x: NDArray, beta: np.float32) -> NDArray:
@@ -133,13 +122,12 @@ def _softmax_8(site: Site, beta: float) -> Kernel:
         )
         return np.asarray(np.clip(results, least, greatest).astype(made.numpy))
 
-    return _rows(compute)
+    return one_operand.rowwise(compute)
 
 
 def _softmax_8_to(site: Site, beta: float) -> Kernel:
     """8-bit inputs to int16 of any scale and zero point, in float32."""
-    given = site.quantization(0)
-    made = site.output_quantization()
+    given, made = site.quantizations()
     powers = np.exp(DISTANCES.astype(np.float32) * np.float32(-beta * given.scale))
     inverse = np.float32(1) / np.float32(made.scale)
 
@@ -150,7 +138,7 @@ def _softmax_8_to(site: Site, beta: float) -> Kernel:
         results = np.rint(shares * inverse) + made.zero_point
         return np.asarray(np.clip(results, *integer_range(DType.INT16)).astype(np.int16))
 
-    return _rows(compute)
+    return one_operand.rowwise(compute)
 
 
 @cache
@@ -167,8 +155,7 @@ def _tables_16() -> tuple[NDArray, NDArray]:
 
 
 def _softmax_16(site: Site, beta: float) -> Kernel:
-    given = site.quantization(0)
-    made = site.output_quantization()
+    given, made = site.quantizations()
     require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
     require(abs(made.scale * 2**15 - 1) <= 1e-3, "SOFTMAX to another int16 scale than 1/32768")
     real = np.float64(np.float32(given.scale) * np.float32(beta)) / (10.0 / 65535.0)
@@ -193,13 +180,12 @@ def _softmax_16(site: Site, beta: float) -> Kernel:
         results = (terms * inverse + (np.int64(1) << (shift - 1))) >> shift
         return np.asarray(np.clip(results, 0, high).astype(np.int16))
 
-    return _rows(compute)
+    return one_operand.rowwise(compute)
 
 
 def _log_softmax_8(site: Site) -> Kernel:
     dtype = site.input(0).dtype
-    given = site.quantization(0)
-    made = site.output_quantization()
+    given, made = site.quantizations()
     least, greatest = integer_range(dtype)
     require(made.scale == 1 / 16, "LOG_SOFTMAX to another scale than 1/16")
     require(made.zero_point == greatest, "LOG_SOFTMAX with this output zero point")
@@ -219,7 +205,7 @@ def _log_softmax_8(site: Site) -> Kernel:
         )
         return np.where(counted, np.clip(results, least, greatest), least).astype(dtype.numpy)
 
-    return _rows(compute)
+    return one_operand.rowwise(compute)
 
 
 LEAST_NORM = np.float32(1e-6)
@@ -231,7 +217,7 @@ def l2_normalization(site: Site) -> Kernel:
     dtype, activation = site.input(0).dtype, site.attributes.text("fused_activation_function")
     require(activation == "NONE", f"L2_NORMALIZATION with {activation}")
     if dtype is DType.FLOAT32:
-        return lambda inputs: (one_operand.by_rows(_l2_float, np.asarray(inputs[0])),)
+        return one_operand.rowwise(_l2_float)
     site.require_types(dtype in one_operand.QUANTIZED_8 and dtype is site.output().dtype)
     zero_point = site.quantization(0).zero_point
     made = site.output_quantization()
@@ -248,7 +234,7 @@ def l2_normalization(site: Site) -> Kernel:
             scaled = fixed_point.rescale(x, mantissas, shifts + 7)
         return np.asarray(np.clip(scaled + middle, least, least + 255).astype(dtype.numpy))
 
-    return lambda inputs: (one_operand.by_rows(compute, np.asarray(inputs[0])),)
+    return one_operand.rowwise(compute)
 
 
 def _l2_float(x: NDArray) -> NDArray:

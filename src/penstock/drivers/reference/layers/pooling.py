@@ -14,7 +14,14 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, Unsupported, kernel
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.layers.forms import float_finish
 from penstock.drivers.reference.layers.padding import Steps, Window, pad, patches
 from penstock.drivers.reference.layers.transpose_convolution import spread
@@ -29,29 +36,15 @@ QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 Reduce: TypeAlias = Callable[[NDArray, Window], NDArray]
 
 
-@kernel("MAX_POOL_2D")
-def max_pool_2d(site: Site) -> Kernel:
-    return _pool(site, _maximum)
-
-
-@kernel("AVERAGE_POOL_2D")
-def average_pool_2d(site: Site) -> Kernel:
-    return _pool(site, _average)
-
-
-@kernel("L2_POOL_2D")
-def l2_pool_2d(site: Site) -> Kernel:
-    site.require_types(site.input(0).dtype.is_float)
-    return _pool(site, _root_mean_square)
-
-
-def _pool(site: Site, reduce: Reduce) -> Kernel:
+@kernel("MAX_POOL_2D", "AVERAGE_POOL_2D", "L2_POOL_2D")
+def pool(site: Site) -> Kernel:
+    reduce = REDUCTIONS[site.operation.type]
+    site.require_types(reduce is not _root_mean_square or site.input(0).dtype.is_float)
     dtype, quantization = site.output().dtype, site.output().quantization
     site.require_types(site.input(0).dtype is dtype and (dtype.is_float or dtype in QUANTIZED))
     steps = Steps.of(site.attributes)
     extents = site.attributes.integer("filter_height"), site.attributes.integer("filter_width")
-    if min(extents) < 1:
-        raise Unsupported(f"a pooling window of {extents}")
+    require(min(extents) > 0, f"a pooling window of {extents}")
     activation = requantize.fused_activation(site)
     limits = None
     if not dtype.is_float and activation != "NONE":
@@ -92,18 +85,12 @@ def _combine(image: NDArray, axes: Window, function: np.ufunc) -> NDArray:
 
 def _counts(axes: Window) -> NDArray:
     """The number of elements of the image in each window: int64 [height, width, 1]."""
-    rows, across = (
-        np.array(
-            [
-                min(start + axis.extent, axis.size) - max(start, 0)
-                for start in range(
-                    -axis.before, axis.outputs * axis.stride - axis.before, axis.stride
-                )
-            ],
-            np.int64,
-        )
-        for axis in axes
-    )
+    counts = []
+    for axis in axes:
+        starts = np.arange(axis.outputs, dtype=np.int64) * axis.stride - axis.before
+        ends = np.minimum(starts + axis.extent, axis.size)
+        counts.append(ends - np.maximum(starts, 0))
+    rows, across = counts
     return np.asarray(rows[:, None, None] * across[:, None])
 
 
@@ -137,9 +124,15 @@ def _root_mean_square(image: NDArray, axes: Window) -> NDArray:
     return np.sqrt(squares, out=squares)
 
 
+REDUCTIONS: Final[dict[str, Reduce]] = {
+    "MAX_POOL_2D": _maximum,
+    "AVERAGE_POOL_2D": _average,
+    "L2_POOL_2D": _root_mean_square,
+}
+
+
 def _require_float(site: Site) -> None:
-    if any(o is not None and o.dtype is not DType.FLOAT32 for o in site.inputs):
-        raise site.unsupported_types()
+    site.require_types(all(o is None or o.dtype is DType.FLOAT32 for o in site.inputs))
 
 
 @kernel("CUSTOM:Convolution2DTransposeBias")

@@ -59,8 +59,7 @@ def tabulated_reals(site: kernel.Site, function: Callable[[NDArray], NDArray]) -
     *function* maps float32 to float32. For 8 bits the table has every result. For int16 it has 512
     steps of input, each corrected by half its error in the middle, and results are interpolated.
     """
-    given = site.quantization(0)
-    made = site.output_quantization()
+    given, made = site.quantizations()
     if site.input(0).dtype is DType.INT16:
         steps = interpolation_table(_affine(given), _affine(made), function, np.float32)
         return tabulated(site, lambda stored: interpolate(steps, stored))
@@ -207,6 +206,16 @@ def by_rows(compute: Callable[[NDArray], NDArray], x: NDArray) -> NDArray:
     return np.concatenate(made).reshape(x.shape)
 
 
+def rowwise(compute: Callable[[NDArray], NDArray]) -> kernel.Kernel:
+    """The kernel of a function of each row of one operand, as of `by_rows`."""
+
+    def run(inputs: kernel.Inputs) -> kernel.Outputs:
+        x = np.asarray(inputs[0])
+        return (by_rows(compute, x) if x.size else x,)
+
+    return run
+
+
 def _filled(
     compute: Callable[..., NDArray], operands: list[NDArray], shape: tuple[int, ...]
 ) -> NDArray:
@@ -258,8 +267,7 @@ def in_double(function: Callable[[NDArray], NDArray]) -> Callable[[NDArray], NDA
 
 def input_and_output(site: kernel.Site) -> tuple[Quantization, Quantization]:
     """The quantisation of the first input and the output; int16 must be symmetric."""
-    given = site.quantization(0)
-    made = site.output_quantization()
+    given, made = site.quantizations()
     if site.input(0).dtype is DType.INT16:
         kernel.require(
             given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0"

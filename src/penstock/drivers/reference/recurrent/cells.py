@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, Unsupported
+from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, require
 from penstock.drivers.reference.numerics import hybrid
 from penstock.drivers.reference.numerics.products import Columns
 from penstock.drivers.reference.numerics.requantize import BOUNDS, clamp_in_place
@@ -50,8 +50,7 @@ def activation_function(name: str) -> Activation:
     """The fused activation of this name. Raises `Unsupported` for an unknown one."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
-    if name not in BOUNDS:
-        raise Unsupported(f"the fused activation {name}")
+    require(name in BOUNDS, f"the fused activation {name}")
     return lambda values: clamp_in_place(values, name)
 
 
@@ -175,8 +174,7 @@ def with_parameters(
 def check_real(site: Site, *positions: int) -> None:
     """Raises `Unsupported` unless the inputs at *positions* and all outputs are real."""
     operands = [*(site.input(i) for i in positions), *site.outputs]
-    if any(o.dtype not in REAL for o in operands):
-        raise site.unsupported_types()
+    site.require_types(all(o.dtype in REAL for o in operands))
 
 
 def real_results(site: Site, results: Sequence[NDArray]) -> list[NDArray]:
@@ -203,8 +201,8 @@ def real_values(array: NDArray, operand: Operand) -> NDArray:
         return hybrid.weight_values(array, operand).astype(np.float32) * hybrid.weight_scales(
             operand, 0
         )
-    if operand.dtype not in REAL:
-        raise Unsupported(f"parameters of type {operand.dtype.value} beside real activations")
+    kind = operand.dtype
+    require(kind in REAL, f"parameters of type {kind.value} beside real activations")
     return real_array(array)
 
 
@@ -230,9 +228,8 @@ def real_product(
 def _product(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -> Product:
     if operands[0].dtype in HYBRID:
         return _hybrid(weights, operands, asymmetric)
-    for operand in operands:
-        if operand.dtype not in REAL:
-            raise Unsupported(f"weights of type {operand.dtype.value} beside real activations")
+    for kind in (operand.dtype for operand in operands):
+        require(kind in REAL, f"weights of type {kind.value} beside real activations")
     stacked = np.concatenate([real_array(w) for w in weights])
     columns = np.ascontiguousarray(stacked.T)
     return lambda rows: np.matmul(rows, columns)

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Site, Unsupported
+from penstock.drivers.reference.kernel import Site, require
 from penstock.drivers.reference.recurrent.cells import (
     Arrays,
     Product,
@@ -95,28 +95,23 @@ def gates_of(site: Site, positions: Positions, arrays: Arrays) -> list[int]:
     for gate in gates:
         for position in (positions.weights(gate), positions.recurrent(gate), positions.bias(gate)):
             site.input(position)
-    if coupled and any(site.has(i) for i in (positions.recurrent(INPUT), positions.bias(INPUT))):
-        raise Unsupported("parameters of an input gate without its input weights")
-    _all_or_none(site, [positions.peephole(g) for g in gates], "peephole weights")
-    _all_or_none(site, [positions.norm(g) for g in gates], "layer normalisation coefficients")
-    if site.has(positions.projection_bias) and not site.has(positions.projection):
-        raise Unsupported("a projection bias without projection weights")
+    rest = any(site.has(i) for i in (positions.recurrent(INPUT), positions.bias(INPUT)))
+    require(not (coupled and rest), "parameters of an input gate without its input weights")
+    peepholes = {site.has(at) for g in gates if (at := positions.peephole(g)) is not None}
+    require(len(peepholes) == 1, "peephole weights of some gates only")
+    norms = {site.has(positions.norm(g)) for g in gates}
+    require(len(norms) == 1, "layer normalisation coefficients of some gates only")
+    projected = site.has(positions.projection) or not site.has(positions.projection_bias)
+    require(projected, "a projection bias without projection weights")
     if not coupled and not arrays[positions.weights(INPUT)].size:
         gates.remove(INPUT)
     return gates
 
 
-def _all_or_none(site: Site, positions: list[int | None], what: str) -> None:
-    given = {site.has(i) for i in positions if i is not None}
-    if len(given) > 1:
-        raise Unsupported(f"{what} of some gates only")
-
-
 def clip_of(site: Site, name: str) -> float:
     """An upper bound of magnitudes; 0 means no bound. Raises `Unsupported` for a negative one."""
     clip = site.attributes.number(name)
-    if not clip >= 0:
-        raise Unsupported(f"a {name} of {clip}")
+    require(clip >= 0, f"a {name} of {clip}")
     return clip
 
 

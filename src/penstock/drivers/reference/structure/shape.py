@@ -101,16 +101,11 @@ def expand_dims(_: Site, inputs: Inputs) -> Outputs:
     return (np.expand_dims(x, normal_axis(axis, x.ndim + 1)),)
 
 
-@kernel("SHAPE")
-def shape_of(site: Site) -> Kernel:
-    dtype = site.output().dtype.numpy
-    return lambda inputs: (np.array(np.asarray(inputs[0]).shape, dtype),)
-
-
-@kernel("RANK")
-def rank_of(site: Site) -> Kernel:
-    dtype = site.output().dtype.numpy
-    return lambda inputs: (np.array(np.asarray(inputs[0]).ndim, dtype),)
+@direct("SHAPE", "RANK")
+def shape_of(site: Site, inputs: Inputs) -> Outputs:
+    x = np.asarray(inputs[0])
+    found = x.shape if site.operation.type == "SHAPE" else x.ndim
+    return (np.array(found, site.output().dtype.numpy),)
 
 
 @direct("BROADCAST_TO", inputs=2)
@@ -120,13 +115,11 @@ def broadcast_to(_: Site, inputs: Inputs) -> Outputs:
     return (np.broadcast_to(np.asarray(inputs[0]), target).copy(),)
 
 
-@kernel("BROADCAST_ARGS")
-def broadcast_args(site: Site) -> Kernel:
+@direct("BROADCAST_ARGS")
+def broadcast_args(site: Site, inputs: Inputs) -> Outputs:
     """The shape that two shapes broadcast to."""
-    dtype = site.output().dtype.numpy
-    return lambda inputs: (
-        np.array(np.broadcast_shapes(*(dimensions(shape) for shape in inputs)), dtype),
-    )
+    found = np.broadcast_shapes(*map(dimensions, inputs))
+    return (np.array(found, site.output().dtype.numpy),)
 
 
 @kernel("DENSIFY")
@@ -146,8 +139,7 @@ def cast(site: Site) -> Kernel:
     Floats beyond an integer type become its least or greatest value; NaN becomes the greatest.
     """
     given, made = site.input(0).dtype, site.output().dtype
-    if {given, made} & OPAQUE:
-        raise site.unsupported_types()
+    site.require_types(not {given, made} & OPAQUE)
     real = given.value.startswith("complex") and not made.value.startswith("complex")
     saturates = (given.is_float or real) and made.is_integer
 
@@ -175,10 +167,9 @@ def _saturated(values: NDArray, made: DType) -> NDArray:
 def bitcast(site: Site) -> Kernel:
     """The same bytes read as the output's type; another width adds or removes a last dimension."""
     given, made = site.input(0).dtype, site.output().dtype
-    if {given, made} & OPAQUE:
-        raise site.unsupported_types()
+    site.require_types(not {given, made} & OPAQUE)
     if {given, made} & PACKED:
-        return _bitcast_packed(given, made)
+        return partial(_bitcast_packed, given, made)
     target, narrower = made.numpy, (made.bits or 0) < (given.bits or 0)
 
     def run(inputs: Inputs) -> Outputs:
@@ -195,35 +186,29 @@ def bitcast(site: Site) -> Kernel:
     return run
 
 
-def _bitcast_packed(given: DType, made: DType) -> Kernel:
+def _bitcast_packed(given: DType, made: DType, inputs: Inputs) -> Outputs:
     """BITCAST from or to elements of less than a byte: the first element has the lowest bits."""
     source, target = given.bits or 8, made.bits or 8
-
-    def run(inputs: Inputs) -> Outputs:
-        x = np.asarray(inputs[0])
-        if given in PACKED:
-            stored = x.astype(np.int8).view(np.uint8)[..., np.newaxis]
-        else:
-            stored = np.ascontiguousarray(x)[..., np.newaxis].view(np.uint8)
-        bits = np.unpackbits(stored, axis=-1, bitorder="little")[..., :source]
-        if target > source:
-            if not x.ndim or x.shape[-1] * source != target:
-                raise ShapeMismatch(f"elements of shape {x.shape} do not make {made.value}")
-            groups = bits.reshape(*x.shape[:-1], target)
-        else:
-            groups = bits.reshape(*x.shape, source // target, target)
-            groups = groups if source > target else groups[..., 0, :]
-        whole = np.packbits(groups, axis=-1, bitorder="little")
-        if made not in PACKED:
-            return (whole.view(made.numpy)[..., 0],)
-        if made is DType.UINT4:
-            return (whole[..., 0].astype(made.numpy),)
-        sign = 1 << (target - 1)
-        return (
-            ((whole[..., 0] ^ np.uint8(sign)).astype(np.int8) - np.int8(sign)).astype(made.numpy),
-        )
-
-    return run
+    x = np.asarray(inputs[0])
+    if given in PACKED:
+        stored = x.astype(np.int8).view(np.uint8)[..., np.newaxis]
+    else:
+        stored = np.ascontiguousarray(x)[..., np.newaxis].view(np.uint8)
+    bits = np.unpackbits(stored, axis=-1, bitorder="little")[..., :source]
+    if target > source:
+        if not x.ndim or x.shape[-1] * source != target:
+            raise ShapeMismatch(f"elements of shape {x.shape} do not make {made.value}")
+        groups = bits.reshape(*x.shape[:-1], target)
+    else:
+        groups = bits.reshape(*x.shape, source // target, target)
+        groups = groups if source > target else groups[..., 0, :]
+    whole = np.packbits(groups, axis=-1, bitorder="little")
+    if made not in PACKED:
+        return (whole.view(made.numpy)[..., 0],)
+    if made is DType.UINT4:
+        return (whole[..., 0].astype(made.numpy),)
+    sign = 1 << (target - 1)
+    return (((whole[..., 0] ^ np.uint8(sign)).astype(np.int8) - np.int8(sign)).astype(made.numpy),)
 
 
 @direct("FILL")
