@@ -9,7 +9,7 @@ import numpy as np
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
 from penstock.drivers.reference.numerics import fixed_point, one_operand
 from penstock.drivers.reference.numerics.requantize import integer_range
-from penstock.ir import DType, NDArray, Quantization
+from penstock.ir import DType, NDArray
 
 BOUNDS: Final = {
     "RELU": (0.0, np.inf),
@@ -25,7 +25,7 @@ def relu(site: Site) -> Kernel:
     low, high = BOUNDS[site.operation.type]
     if site.input(0).dtype is DType.FLOAT32:
         return one_operand.elementwise(lambda x: np.clip(x, np.float32(low), np.float32(high)))
-    given, made = _quantizations(site, one_operand.QUANTIZED)
+    given, made = one_operand.input_and_output(site, one_operand.QUANTIZED)
     multiplier = fixed_point.quantize_multiplier(np.float32(given.scale) / np.float32(made.scale))
     least, greatest = integer_range(site.output().dtype)
     least = max(least, made.zero_point + _steps(low, made.scale))
@@ -47,7 +47,7 @@ def leaky_relu(site: Site) -> Kernel:
         if 0 < alpha <= 1:
             return one_operand.elementwise(lambda x: np.maximum(x, x * alpha))
         return one_operand.elementwise(lambda x: np.where(x > 0, x, x * alpha))
-    given, made = _quantizations(site, one_operand.QUANTIZED)
+    given, made = one_operand.input_and_output(site, one_operand.QUANTIZED)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
     identity = fixed_point.quantize_multiplier(float(scale / out_scale))
     slope = float(scale * alpha / out_scale)
@@ -70,7 +70,7 @@ def prelu(site: Site) -> Kernel:
     site.require_types(sloped_by is (DType.INT8 if dtype is DType.INT16 else dtype))
     if dtype is DType.FLOAT32:
         return _float_prelu
-    given, made = _quantizations(site, one_operand.QUANTIZED)
+    given, made = one_operand.input_and_output(site, one_operand.QUANTIZED)
     slopes = site.quantization(1)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
     identity = fixed_point.quantize_multiplier(float(scale / out_scale))
@@ -98,7 +98,7 @@ def _float_prelu(inputs: Inputs) -> Outputs:
 def hard_swish(site: Site) -> Kernel:
     if site.input(0).dtype is DType.FLOAT32:
         return one_operand.elementwise(_hard_swish)
-    given, made = _quantizations(site, one_operand.QUANTIZED_8)
+    given, made = one_operand.input_and_output(site, one_operand.QUANTIZED_8)
     fine = np.float32(1 / 128) * np.float32(given.scale)
     mantissa, exponent = fixed_point.quantize_multiplier(float(fine / np.float32(made.scale)))
     require(exponent <= 0, "HARD_SWISH to a scale that is under 1/128 of the input's")
@@ -151,9 +151,3 @@ def _divide_16(x: NDArray, exponent: int) -> NDArray:
 
 def _steps(real: float, scale: float) -> int:
     return int(fixed_point.round_half_away(float(np.float32(real) / np.float32(scale))))
-
-
-def _quantizations(site: Site, types: frozenset[DType]) -> tuple[Quantization, Quantization]:
-    """As `input_and_output`. Raises `Unsupported` unless both have one type out of *types*."""
-    site.require_types(site.input(0).dtype in types and site.input(0).dtype is site.output().dtype)
-    return one_operand.input_and_output(site)

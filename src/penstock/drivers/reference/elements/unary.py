@@ -26,6 +26,8 @@ from penstock.ir import DType, NDArray, Quantization
 
 Function = Callable[[NDArray], NDArray]
 
+SIGNED: Final = types("int8 int16")
+
 
 @kernel("ABS")
 def absolute(site: Site) -> Kernel:
@@ -34,7 +36,7 @@ def absolute(site: Site) -> Kernel:
     if not quantized:
         site.require_types(dtype in {DType.FLOAT32, DType.INT16, DType.INT32})
         return one_operand.elementwise(np.abs)
-    given, made = one_operand.input_and_output(site)
+    given, made = one_operand.input_and_output(site, SIGNED)
     same = given.scale == made.scale
     multiplier = fixed_point.quantize_multiplier(np.float32(given.scale) / np.float32(made.scale))
 
@@ -68,8 +70,7 @@ def rsqrt(site: Site) -> Kernel:
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
         return one_operand.elementwise(lambda x: np.float32(1) / np.sqrt(x))
-    site.require_types(dtype in {DType.INT8, DType.INT16})
-    given, made = one_operand.input_and_output(site)
+    given, made = one_operand.input_and_output(site, SIGNED)
     greatest = np.float32(2**15 - 1) * np.float32(made.scale)
     if dtype is DType.INT16:
         inner = one_operand.tabulated_reals(
@@ -108,8 +109,7 @@ def sqrt(site: Site) -> Kernel:
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
         return one_operand.elementwise(np.sqrt)
-    site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
-    given, made = one_operand.input_and_output(site)
+    given, made = one_operand.input_and_output(site, SIGNED)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
 
     def compute(stored: NDArray) -> NDArray:
@@ -144,7 +144,7 @@ def _real(site: Site, function: Function, rounded: Function) -> Kernel:
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
         return one_operand.elementwise(function)
-    site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
+    site.require_types(dtype in SIGNED and dtype is site.output().dtype)
     return one_operand.tabulated_reals(site, rounded)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from penstock.drivers.reference.kernel import (
     Unsupported,
     kernel,
     require,
-    tensor_quantization,
+    types,
 )
 from penstock.drivers.reference.layers.forms import Form, float_form, quantized_form
 from penstock.drivers.reference.layers.weight_formats import block_scaled, shuffled_layer
@@ -58,28 +60,21 @@ def fully_connected(site: Site) -> Kernel:
     raise site.unsupported_types()
 
 
-def _output(site: Site) -> Callable[[NDArray, NDArray], NDArray]:
-    """Computes the output, which is allocated empty, from an input and weights."""
-    keep, dtype = site.attributes.flag("keep_num_dims"), site.output().dtype.numpy
-
-    def make(source: NDArray, weights: NDArray) -> NDArray:
-        units, depth = weights.shape
-        if keep:
-            return np.empty((*source.shape[:-1], units), dtype)
-        return np.empty((source.size // depth if depth else 0, units), dtype)
-
-    return make
+def _output(site: Site, source: NDArray, weights: NDArray) -> NDArray:
+    """The output, empty."""
+    (units, depth), dtype = weights.shape, site.output().dtype.numpy
+    if site.attributes.flag("keep_num_dims"):
+        return np.empty((*source.shape[:-1], units), dtype)
+    return np.empty((source.size // depth if depth else 0, units), dtype)
 
 
 def _dense(site: Site, form: Form) -> Prepare:
-    make = _output(site)
-
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         units, depth = weights.shape
         columns, parts, multiply = form(weights, bias)
 
         def layer(source: NDArray) -> NDArray:
-            out = make(source, weights)
+            out = _output(site, source, weights)
             for _, values, _, finish in parts(source) if out.size else ():
                 rows, results = values.reshape(-1, depth), out.reshape(-1, units)
                 products.multiply_rows(rows, columns, results, finish, multiply)
@@ -97,9 +92,7 @@ def _hybrid_layer(site: Site) -> Prepare:
     activation = requantize.fused_activation(site)
     unclamped = activation in {"TANH", "SIGN_BIT"}
     asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
-    operand = site.input(1)
-    scaling = hybrid.weight_scales(operand, axis=0)
-    make = _output(site)
+    operand, scaling = site.input(1), hybrid.weight_scales(site.input(1), axis=0)
 
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         depth = weights.shape[1]
@@ -108,14 +101,13 @@ def _hybrid_layer(site: Site) -> Prepare:
         offset = None if bias is None else bias.reshape(-1)
 
         def layer(source: NDArray) -> NDArray:
-            out = make(source, weights)
+            out = _output(site, source, weights)
             if not out.size:
                 return out
             rows, steps = hybrid.centred_rows(source.reshape(-1, depth), asymmetric=asymmetric)
             sums = np.matmul(rows.astype(columns.dtype, copy=False), columns.T)
-            real = np.multiply(
-                sums.astype(np.float32, copy=False), scaling, out=out.reshape(sums.shape)
-            )
+            wide = sums.astype(np.float32, copy=False)
+            real = np.multiply(wide, scaling, out=out.reshape(sums.shape))
             real *= steps
             if offset is not None:
                 real += offset
@@ -129,7 +121,7 @@ def _hybrid_layer(site: Site) -> Prepare:
     return prepare
 
 
-INTEGER = frozenset({DType.INT8, DType.INT16, DType.UINT8})
+INTEGER: Final = types("int8 int16 uint8")
 
 
 @kernel("BATCH_MATMUL")
@@ -137,11 +129,11 @@ def batch_matmul(site: Site) -> Kernel:
     """Float, integer, quantised and hybrid products, and int8 products as int32."""
     a, b, target = site.input(0), site.input(1), site.output()
     if a.dtype.is_float and b.dtype is a.dtype is target.dtype:
-        return _float(site)
+        return _product(site, partial(_float, site.output().dtype.numpy))
     if a.dtype is b.dtype is target.dtype and a.dtype in {DType.INT32, DType.INT64}:
-        return _plain_integers(site)
+        return _product(site, np.matmul)
     if a.dtype is b.dtype is DType.INT8 and target.dtype is DType.INT32:
-        return _stored_values(site)
+        return _product(site, _stored_values)
     if a.dtype in INTEGER and b.dtype in INTEGER | hybrid.NARROW and target.dtype is a.dtype:
         return _quantized(site)
     if a.dtype is target.dtype is DType.FLOAT32 and b.dtype in hybrid.NARROW:
@@ -149,41 +141,27 @@ def batch_matmul(site: Site) -> Kernel:
     raise site.unsupported_types()
 
 
-def _operands(site: Site, inputs: Inputs) -> tuple[NDArray, NDArray]:
-    """The two operands, transposed by the attributes."""
-    a, b = given(inputs[0]), given(inputs[1])
-    if site.attributes.flag("adj_x"):
-        a = a.swapaxes(-1, -2)
-    if site.attributes.flag("adj_y"):
-        b = b.swapaxes(-1, -2)
-    return a, b
-
-
-def _float(site: Site) -> Kernel:
-    dtype = site.output().dtype.numpy
+def _product(site: Site, compute: Callable[[NDArray, NDArray], NDArray]) -> Kernel:
+    """The kernel that computes a product of both operands, transposed by the attributes."""
+    left, right = site.attributes.flag("adj_x"), site.attributes.flag("adj_y")
 
     def run(inputs: Inputs) -> Outputs:
-        a, b = _operands(site, inputs)
-        wide = np.float64 if dtype == np.float64 else np.float32
-        product = np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False))
-        return (product.astype(dtype, copy=False),)
+        a, b = given(inputs[0]), given(inputs[1])
+        return (compute(a.swapaxes(-1, -2) if left else a, b.swapaxes(-1, -2) if right else b),)
 
     return run
 
 
-def _plain_integers(site: Site) -> Kernel:
-    return lambda inputs: (np.matmul(*_operands(site, inputs)),)
+def _float(dtype: np.dtype[Any], a: NDArray, b: NDArray) -> NDArray:
+    wide = np.float64 if dtype == np.float64 else np.float32
+    product = np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False))
+    return np.asarray(product.astype(dtype, copy=False))
 
 
-def _stored_values(site: Site) -> Kernel:
+def _stored_values(a: NDArray, b: NDArray) -> NDArray:
     """Products of int8 as int32. As in TFLite, stored values are multiplied without scales."""
-
-    def run(inputs: Inputs) -> Outputs:
-        a, b = _operands(site, inputs)
-        dtype = products.exact_dtype(float(hybrid.MAGNITUDE * hybrid.MAGNITUDE * a.shape[-1]))
-        return (np.matmul(a.astype(dtype), b.astype(dtype)).astype(np.int32),)
-
-    return run
+    dtype = products.exact_dtype(float(hybrid.MAGNITUDE * hybrid.MAGNITUDE * a.shape[-1]))
+    return np.asarray(np.matmul(a.astype(dtype), b.astype(dtype)).astype(np.int32))
 
 
 def _magnitude(operand: Operand, zero_point: int) -> int:
@@ -200,49 +178,37 @@ def _quantized(site: Site) -> Kernel:
     operand as 0. Every product is then zero, and none is computed.
     """
     a, b, target = site.input(0), site.input(1), site.output()
-    left, right = tensor_quantization(a, "a factor"), b.quantization
+    left, right = site.quantization(0), b.quantization
     if right is None:
         raise Unsupported(f"a right side of type {b.dtype.value} without a scale")
-    quantization = tensor_quantization(target, "an output")
+    quantization = site.output_quantization()
     if right.per_channel:
-        return _zeros(site, quantization.zero_point)
+        return _product(site, partial(_zeros, target.dtype.numpy, quantization.zero_point))
     product = float(np.float32(left.scale) * np.float32(right.scale))
     each = _magnitude(a, left.zero_point) * _magnitude(b, right.zero_point)
     limits = requantize.integer_range(target.dtype)
 
-    def run(inputs: Inputs) -> Outputs:
-        x, y = _operands(site, inputs)
+    def compute(x: NDArray, y: NDArray) -> NDArray:
         bound = float(each * x.shape[-1])
         dtype = products.exact_dtype(bound)
         sums = np.matmul(_centred(x, left.zero_point, dtype), _centred(y, right.zero_point, dtype))
         out = np.empty(sums.shape, target.dtype.numpy)
         columns = sums.shape[-1]
-        requantizer = requantize.Requantizer(
-            [product / quantization.scale],
-            columns,
-            bound,
-            target.dtype,
-            quantization.zero_point,
-            limits,
-            wide=a.dtype is DType.INT16,
-        )
+        finish = requantize.Requantizer(
+            [product / quantization.scale], columns, bound, target.dtype, quantization.zero_point,
+            limits, wide=a.dtype is DType.INT16,
+        )  # fmt: skip
         if out.size:
-            requantizer(sums.reshape(-1, columns), out.reshape(-1, columns))
-        return (out,)
+            finish(sums.reshape(-1, columns), out.reshape(-1, columns))
+        return out
 
-    return run
+    return _product(site, compute)
 
 
-def _zeros(site: Site, zero_point: int) -> Kernel:
+def _zeros(dtype: np.dtype[Any], zero_point: int, a: NDArray, b: NDArray) -> NDArray:
     """The stored value of 0, in the shape of the product."""
-    dtype = site.output().dtype.numpy
-
-    def run(inputs: Inputs) -> Outputs:
-        a, b = _operands(site, inputs)
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        return (np.full((*batch, a.shape[-2], b.shape[-1]), zero_point, dtype),)
-
-    return run
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return np.full((*batch, a.shape[-2], b.shape[-1]), zero_point, dtype)
 
 
 def _centred(values: NDArray, zero_point: int, dtype: np.dtype[np.generic]) -> NDArray:
@@ -264,22 +230,20 @@ def _hybrid(site: Site) -> Kernel:
     every = np.array(b.quantization.scales, np.float32)
     asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
 
-    def run(inputs: Inputs) -> Outputs:
-        a, y = _operands(site, inputs)
+    def compute(a: NDArray, y: NDArray) -> NDArray:
         scales = every[: y.shape[-1]] if every.size > 1 else every
         if every.size > 1 and scales.size < y.shape[-1]:
             raise ShapeMismatch(f"{every.size} scales for {y.shape[-1]} columns of a product")
         weights = hybrid.weight_values(y, b)
         dtype = products.exact_dtype(float(2 * hybrid.MAGNITUDE * 128 * a.shape[-1]))
-        rows = hybrid.quantize_rows(
-            np.ascontiguousarray(a).reshape(-1, a.shape[-1]), asymmetric=asymmetric
-        )
+        flat = np.ascontiguousarray(a).reshape(-1, a.shape[-1])
+        rows = hybrid.quantize_rows(flat, asymmetric=asymmetric)
         left = rows.values.astype(dtype) - rows.offsets.astype(dtype)[:, None]
         sums = np.matmul(left.reshape(a.shape), weights.astype(dtype)).astype(np.float32)
         sums *= rows.scales.reshape(*a.shape[:-1], 1) * scales
-        return (sums,)
+        return np.asarray(sums)
 
-    return run
+    return _product(site, compute)
 
 
 @kernel("CUSTOM:aeq.hadamard_rotation")

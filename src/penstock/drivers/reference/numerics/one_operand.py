@@ -265,11 +265,15 @@ def in_double(function: Callable[[NDArray], NDArray]) -> Callable[[NDArray], NDA
     return lambda x: function(x.astype(np.float64)).astype(np.float32)
 
 
-def input_and_output(site: kernel.Site) -> tuple[Quantization, Quantization]:
-    """The quantisation of the first input and the output; int16 must be symmetric."""
+def input_and_output(
+    site: kernel.Site, accepted: frozenset[DType]
+) -> tuple[Quantization, Quantization]:
+    """The quantisation of the first input and the output; int16 must be symmetric. Raises
+    `Unsupported` unless both have the same *accepted* type.
+    """
+    dtype = site.input(0).dtype
+    site.require_types(dtype in accepted and dtype is site.output().dtype)
     given, made = site.quantizations()
-    if site.input(0).dtype is DType.INT16:
-        kernel.require(
-            given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0"
-        )
+    symmetric = dtype is not DType.INT16 or given.zero_point == made.zero_point == 0
+    kernel.require(symmetric, "int16 with a zero point other than 0")
     return given, made

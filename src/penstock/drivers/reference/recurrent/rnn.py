@@ -10,8 +10,8 @@ Each run shifts it by one place, then stores the newest values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -43,42 +43,28 @@ from penstock.drivers.reference.recurrent.cells import (
 )
 from penstock.ir import DType, NDArray
 
+SINGLE: Final = (1, 2, 3)
+FORWARD: Final = (1, 2, 3, 10)
+BACKWARD: Final = (5, 6, 7, 11)
+"""Positions of weights, recurrent weights, bias, and the weights of an auxiliary input."""
 
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """Positions of inputs: weights, recurrent weights and bias from *first* on, *state*, and the
-    weights of an auxiliary input.
-    """
-
-    first: int
-    state: int
-    auxiliary: int | None = None
-
-    def parameters(self) -> list[int]:
-        more = [] if self.auxiliary is None else [self.auxiliary]
-        return [*range(self.first, self.first + 3), *more]
-
-
-SINGLE = Positions(first=1, state=4)
-FORWARD = Positions(first=1, state=4, auxiliary=10)
-BACKWARD = Positions(first=5, state=8, auxiliary=11)
-AUXILIARY = 9
+STATE: Final = 4
+STATES: Final = (4, 8)
+AUXILIARY: Final = 9
 
 
 class Cell:
     """One direction with its parameters prepared."""
 
-    def __init__(self, site: Site, positions: Positions, arrays: Arrays) -> None:
+    def __init__(self, site: Site, positions: Sequence[int], arrays: Arrays) -> None:
         asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
-        weights, recurrent, bias = positions.parameters()[:3]
+        weights, recurrent, bias, *auxiliary = positions
         self._input = real_product(site, [weights], arrays, asymmetric=asymmetric)
         self._recurrent = real_product(site, [recurrent], arrays, asymmetric=asymmetric)
         self._bias = real_values(arrays[bias], site.input(bias))
         self._auxiliary = None
-        if positions.auxiliary is not None and site.has(positions.auxiliary):
-            self._auxiliary = real_product(
-                site, [positions.auxiliary], arrays, asymmetric=asymmetric
-            )
+        if auxiliary and site.has(auxiliary[0]):
+            self._auxiliary = real_product(site, auxiliary, arrays, asymmetric=asymmetric)
         self._activate = activation_function(site.attributes.text("fused_activation_function"))
 
     def run(
@@ -102,21 +88,18 @@ class Cell:
 
 @kernel("RNN", "UNIDIRECTIONAL_SEQUENCE_RNN")
 def rnn(site: Site) -> Kernel:
-    check_real(site, 0, SINGLE.state)
-    cell = partial(Cell, site, SINGLE)
-    return single_direction(site, "RNN", SINGLE.parameters(), [SINGLE.state], cell)
+    check_real(site, 0, STATE)
+    return single_direction(site, "RNN", SINGLE, [STATE], partial(Cell, site, SINGLE))
 
 
 @kernel("BIDIRECTIONAL_SEQUENCE_RNN")
 def bidirectional_rnn(site: Site) -> Kernel:
-    states = [FORWARD.state, BACKWARD.state]
-    check_real(site, 0, *states)
-    parameters = [*FORWARD.parameters(), *BACKWARD.parameters()]
+    check_real(site, 0, *STATES)
 
     def make(arrays: Arrays) -> tuple[Cell, Cell]:
         return Cell(site, FORWARD, arrays), Cell(site, BACKWARD, arrays)
 
-    return both_directions(site, parameters, states, AUXILIARY, site.has(10), make)
+    return both_directions(site, FORWARD + BACKWARD, STATES, AUXILIARY, site.has(10), make)
 
 
 @kernel("SVDF")

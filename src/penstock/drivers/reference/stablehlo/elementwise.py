@@ -119,7 +119,7 @@ def reciprocal_root(x: NDArray) -> NDArray:
     return np.asarray(x.dtype.type(1) / np.sqrt(x))
 
 
-UNARY: Final[dict[str, tuple[Function, frozenset[DType]]]] = {
+NAMED: Final[dict[str, tuple[Function, frozenset[DType]]]] = {
     "ABS": (np.abs, FLOATS | SIGNED),
     "NEGATE": (np.negative, ARITHMETIC),
     "CBRT": (cube_root, ANALYTIC),
@@ -130,8 +130,6 @@ UNARY: Final[dict[str, tuple[Function, frozenset[DType]]]] = {
     "LOGISTIC": (logistic, ANALYTIC),
     "RSQRT": (reciprocal_root, ANALYTIC),
     "TANH": (np.tanh, ANALYTIC),
-}
-BINARY: Final[dict[str, tuple[Function, frozenset[DType]]]] = {
     "ADD": (np.add, ANY),
     "SUBTRACT": (np.subtract, ARITHMETIC),
     "MULTIPLY": (np.multiply, ANY),
@@ -146,7 +144,7 @@ BINARY: Final[dict[str, tuple[Function, frozenset[DType]]]] = {
 }
 """Functions with the types they accept. Sum and product of booleans are OR and AND."""
 
-FUNCTIONS: Final = {f"STABLEHLO_{name}": row for name, row in {**UNARY, **BINARY}.items()}
+FUNCTIONS: Final = {f"STABLEHLO_{name}": row for name, row in NAMED.items()}
 
 
 @kernel(*FUNCTIONS)

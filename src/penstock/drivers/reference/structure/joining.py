@@ -9,11 +9,11 @@ import numpy as np
 
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.numerics import one_operand
-from penstock.drivers.reference.numerics.requantize import integer_range
+from penstock.drivers.reference.numerics.requantize import saturated
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.structure.shape import dimensions, normal_axis
 from penstock.errors import ShapeMismatch
-from penstock.ir import Attributes, DType, NDArray, Quantization
+from penstock.ir import Attributes, DType, NDArray
 
 
 @kernel("CONCATENATION")
@@ -29,12 +29,9 @@ def concatenation(site: Site) -> Kernel:
     rescalers = [_rescaler(site, at) for at in range(len(site.inputs))]
 
     def run(inputs: Inputs) -> Outputs:
-        parts = (np.asarray(x) for x in inputs)
-        return (
-            np.concatenate(
-                [p if r is None else r(p) for p, r in zip(parts, rescalers, strict=True)], axis
-            ),
-        )
+        pairs = zip(map(np.asarray, inputs), rescalers, strict=True)
+        parts = [x if rescale is None else rescale(x) for x, rescale in pairs]
+        return (np.concatenate(parts, axis),)
 
     return run
 
@@ -50,24 +47,18 @@ def _rescaler(site: Site, index: int) -> Callable[[NDArray], NDArray] | None:
     if (given.scale, given.zero_point) == (made.scale, made.zero_point):
         return None
     require(dtype is DType.UINT8, f"CONCATENATION of {dtype.value} of another scale or zero point")
-    table = one_operand.by_bits(
-        _rescaled(one_operand.stored_values(dtype), given, made), dtype
-    ).astype(np.uint8)
+    scale = np.float32(given.scale) * (np.float32(1) / np.float32(made.scale))
+    bias = np.float32(-given.zero_point) * scale
+    reals = one_operand.stored_values(dtype).astype(np.float32) * scale + bias
+    stored = saturated(one_operand.round_half_away(reals) + made.zero_point, dtype)
+    table = one_operand.by_bits(stored, dtype)
     return lambda x: one_operand.look_up(table, x)
 
 
-def _rescaled(stored: NDArray, given: Quantization, made: Quantization) -> NDArray:
-    scale = np.float32(given.scale) * (np.float32(1) / np.float32(made.scale))
-    bias = np.float32(-given.zero_point) * scale
-    scaled = one_operand.round_half_away(stored.astype(np.float32) * scale + bias) + made.zero_point
-    return np.asarray(np.clip(scaled, *integer_range(DType.UINT8)))
-
-
-@kernel("PACK")
-def pack(site: Site) -> Kernel:
+@direct("PACK")
+def pack(site: Site, inputs: Inputs) -> Outputs:
     """Stacks inputs of one shape along a new axis."""
-    axis = site.attributes.integer("axis")
-    return lambda inputs: (np.stack([np.asarray(x) for x in inputs], axis),)
+    return (np.stack([np.asarray(x) for x in inputs], site.attributes.integer("axis")),)
 
 
 @direct("UNPACK")

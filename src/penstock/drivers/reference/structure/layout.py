@@ -173,12 +173,8 @@ def space_to_batch(site: Site, inputs: Inputs) -> Outputs:
     inner = [2 + 2 * i for i in range(len(blocks))]
     outer = [1 + 2 * i for i in range(len(blocks))]
     x = x.transpose(*inner, 0, *outer, *range(1 + 2 * len(blocks), x.ndim))
-    return (x.reshape(-1, *x.shape[1 + len(blocks) :]) if x.size else _empty(x, len(blocks)),)
-
-
-def _empty(x: NDArray, count: int) -> NDArray:
-    batches = int(np.prod(x.shape[: count + 1]))
-    return x.reshape(batches, *x.shape[count + 1 :])
+    batches = int(np.prod(x.shape[: len(blocks) + 1]))
+    return (x.reshape(batches, *x.shape[len(blocks) + 1 :]),)
 
 
 @direct("BATCH_TO_SPACE_ND", inputs=3)
