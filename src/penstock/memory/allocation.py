@@ -41,30 +41,29 @@ class RoleUser(Protocol):
         ...
 
 
-class InputRole(Struct, frozen=True, eq=False):
+class _Role(Struct, frozen=True, eq=False):
+    compiled: Any
+    name: str | int
+    frequency: float = 1.0
+
+    def __post_init__(self) -> None:
+        given: object = self.frequency
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
+            raise errors.InputError(
+                f"the frequency of a role is above 0 and at most 1, not {given!r}"
+            )
+
+
+class InputRole(_Role, frozen=True, eq=False):
     """The buffer is to be input *name* (or position) of *compiled*.
 
     *frequency* is the share of its runs that use the buffer, in (0, 1]. Raises `InputError` for
     another frequency.
     """
 
-    compiled: Any
-    name: str | int
-    frequency: float = 1.0
 
-    def __post_init__(self) -> None:
-        _check_frequency(self.frequency)
-
-
-class OutputRole(Struct, frozen=True, eq=False):
+class OutputRole(_Role, frozen=True, eq=False):
     """The buffer is to be output *name* (or position) of *compiled*."""
-
-    compiled: Any
-    name: str | int
-    frequency: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_frequency(self.frequency)
 
 
 def allocate(
@@ -107,11 +106,6 @@ def allocate(
     return DeviceBuffer(allocation, _stored(allocation, desc, managed, steps, fallback), name)
 
 
-def _check_frequency(given: object) -> None:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
-        raise errors.InputError(f"the frequency of a role is above 0 and at most 1, not {given!r}")
-
-
 def _use_of(role: object, place: int) -> RoleUse:
     if not isinstance(role, InputRole | OutputRole):
         raise errors.InputError(
@@ -133,23 +127,19 @@ def _stored(
     steps: Sequence[tuple[StepUse, ...]],
     fallback: bool,
 ) -> Storage:
-    devices: dict[int, Device] = {id(u.device): u.device for uses in steps for u in uses}
-    if len(devices) != 1:
+    devices = {id(u.device): u.device for uses in steps for u in uses}
+    device, reason = next(iter(devices.values()), None), ""
+    if device is None:
+        reason = "no device's step uses it"
+    elif len(devices) > 1:
         names = ", ".join(sorted(d.name for d in devices.values()))
-        reason = (
-            f"its uses are on several devices ({names})" if devices else "no device's step uses it"
-        )
-        if not fallback:
-            raise errors.PlacementError(f"no device can allocate the buffer: {reason}")
-        return _in_pool(allocation, reason)
-    (device,) = devices.values()
-    if (level := device.feature_level) < DOMAINS_FROM_LEVEL:
-        reason = (
-            f"device {device.name} has feature level {level}; memory of its own needs "
-            f"{DOMAINS_FROM_LEVEL}"
-        )
-        if not fallback:
-            raise errors.PlacementError(f"no device can allocate the buffer: {reason}")
+        reason = f"its uses are on several devices ({names})"
+    elif (level := device.feature_level) < DOMAINS_FROM_LEVEL:
+        needed = f"memory of its own needs {DOMAINS_FROM_LEVEL}"
+        reason = f"device {device.name} has feature level {level}; {needed}"
+    if reason and not fallback:
+        raise errors.PlacementError(f"no device can allocate the buffer: {reason}")
+    if device is None or reason:
         return _in_pool(allocation, reason)
     asked: dict[tuple[int, str, int], BufferRole] = {}
     for role, uses in zip(managed, steps, strict=True):
@@ -174,12 +164,12 @@ def _asked_of(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> 
         raise
     except errors.FOREIGN as error:
         raise errors.GeneralFailure(f"it failed in allocate: {error!r}") from error
-    told: object = buffer
-    if type(token) is not int or token <= 0 or told is None:
-        if told is not None:
+    answer: object = buffer
+    if type(token) is not int or token <= 0 or answer is None:
+        if answer is not None:
             buffer.close()
         raise errors.GeneralFailure(
-            f"it answered with the token {token!r} and {type(told).__name__}"
+            f"it answered with the token {token!r} and {type(answer).__name__}"
         )
     return token, buffer
 

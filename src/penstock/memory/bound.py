@@ -132,12 +132,9 @@ class BoundPool(BoundMemory):
     def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
         """As `BoundMemory.argument`; `GeneralFailure` if the device does not map this memory."""
         self.check(use.device)
-        if self._memory in pools:
-            at = pools.index(self._memory)
-        else:
-            at = len(pools)
+        if self._memory not in pools:
             pools.append(self._memory)
-        place = DataLocation(at, self._offset, self._nbytes)
+        place = DataLocation(pools.index(self._memory), self._offset, self._nbytes)
         return PoolArgument(place, self.shape or ())
 
     def check(self, device: Device) -> None:
@@ -233,8 +230,7 @@ def extent_of(memory: Memory, kind: Kind, operand: Operand) -> tuple[tuple[int, 
     if needed > memory.size:
         raise InputError(
             f"{place_of(kind, operand)} takes {needed} bytes ({operand.dtype.value} of shape "
-            f"{shape}), "
-            f"{memory.size} bytes of {memory.name} memory were given"
+            f"{shape}), {memory.size} bytes of {memory.name} memory were given"
         )
     return shape, needed
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
@@ -31,7 +31,7 @@ from penstock.hal.buffer import (
     validate_allocate,
 )
 from penstock.ir import DType, NDArray, Shape
-from penstock.ir.types import is_static
+from penstock.ir.types import agrees, is_static
 from penstock.memory.limits import check_bytes
 from penstock.memory.mapping import map_memory
 
@@ -187,11 +187,12 @@ class ManagedBuffer:
             with map_memory(source) as mapping:
                 array = mapping.array.view(self.dtype.numpy).reshape(shape)
                 self.publish(self._domain.encode(array), shape, "copy_from ok")
-        except (errors.DriverError, MemoryError) as error:
+        except errors.DriverError:
             self.lose("copy_from failed")
-            if isinstance(error, MemoryError) and not isinstance(error, errors.DriverError):
-                raise errors.ResourceExhaustedTransient("no memory for a device buffer") from error
             raise
+        except MemoryError as error:
+            self.lose("copy_from failed")
+            raise errors.ResourceExhaustedTransient("no memory for a device buffer") from error
 
     def close(self) -> None:
         """As `penstock.hal.Buffer.close`. Executions that use it continue."""
@@ -253,7 +254,7 @@ class ManagedBuffer:
 
     def check_fits(self, shape: tuple[int, ...]) -> None:
         """`GeneralFailure` for an output of another shape than the buffer's (NNAPI section 6.5)."""
-        if not _agree(self.shape, shape):
+        if not agrees(self.shape, shape):
             raise errors.GeneralFailure(
                 f"an output of shape {shape} does not fit a buffer of {self.shape}"
             )
@@ -261,7 +262,7 @@ class ManagedBuffer:
     def _shape_from(self, dimensions: tuple[int, ...]) -> tuple[int, ...]:
         if not dimensions and is_static(self.shape):
             return tuple(d or 0 for d in self.shape or ())
-        if not _agree(self.shape, dimensions) or not is_static(dimensions):
+        if not agrees(self.shape, dimensions) or not is_static(dimensions):
             raise errors.InvalidArgument(f"dimensions {dimensions} for a buffer of {self.shape}")
         if any(type(d) is not int or d < 0 for d in dimensions) or (
             not dimensions and self.shape is None
@@ -296,7 +297,7 @@ class Claim:
                     raise errors.InvalidArgument(
                         f"the buffer {argument.token} was not allocated for {kind} {position}"
                     )
-                if argument.dimensions and not _agree(buffer.shape, argument.dimensions):
+                if argument.dimensions and not agrees(buffer.shape, argument.dimensions):
                     raise errors.InvalidArgument(
                         f"{kind} {position}: {argument.dimensions} for a buffer of {buffer.shape}"
                     )
@@ -315,13 +316,9 @@ class Claim:
         self._results[position] = content, shape
 
     @property
-    def outputs(self) -> tuple[int, ...]:
-        """Positions of the outputs that are buffers."""
-        return tuple(self._written)
-
-    def shape_of(self, position: int) -> Shape:
-        """Known shape of the buffer at output *position*."""
-        return self._written[position].shape
+    def outputs(self) -> Mapping[int, ManagedBuffer]:
+        """The buffers to be written, by position of the output."""
+        return self._written
 
     def room(self, position: int, shape: tuple[int, ...]) -> NDArray:
         """Memory for output *position*, to be written and then `put`."""
@@ -337,19 +334,18 @@ class Claim:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._let_go()
-        if kind is not None:
-            self._lose()
-            return
+        self._end_reads()
+        is_published = False
         try:
-            for position, buffer in self._written.items():
+            for position, buffer in self._written.items() if kind is None else ():
                 if position not in self._results:
                     raise errors.GeneralFailure(f"output {position} was not computed")
-                content, shape = self._results[position]
-                buffer.publish(content, shape, "output ok")
-        except BaseException:
-            self._lose()
-            raise
+                buffer.publish(*self._results[position], "output ok")
+            is_published = kind is None
+        finally:
+            if not is_published:
+                for buffer in self._written.values():
+                    buffer.lose("output failed")
 
     def _hold(self, request: Request) -> None:
         try:
@@ -362,16 +358,12 @@ class Claim:
                         f"input {position}: {given} for a value of shape {value.shape}"
                     )
         except BaseException:
-            self._let_go()
+            self._end_reads()
             raise
 
-    def _let_go(self) -> None:
+    def _end_reads(self) -> None:
         for position, value in self.inputs.items():
             self._read[position].end(value)
-
-    def _lose(self) -> None:
-        for buffer in self._written.values():
-            buffer.lose("output failed")
 
 
 def has_tokens(request: Request) -> bool:
@@ -391,10 +383,3 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
     start = -raw.ctypes.data % ALIGNMENT
     array: NDArray = raw[start : start + nbytes].view(dtype).reshape(shape)
     return array
-
-
-def _agree(declared: Shape, given: Sequence[int | None]) -> bool:
-    return declared is None or (
-        len(declared) == len(given)
-        and all(d is None or d == g for d, g in zip(declared, given, strict=True))
-    )

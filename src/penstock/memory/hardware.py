@@ -5,9 +5,11 @@ The bytes are in dma-bufs, or in memory that stands in for them.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -49,25 +51,19 @@ ROW_ALIGNMENT: Final = 64
 """Rows of allocated images are a multiple of this many bytes, if whole pixels allow it."""
 
 BITS_PER_PIXEL: Final[dict[int, int]] = {
-    Format.BLOB: 8,
-    Format.R8G8B8A8_UNORM: 32,
-    Format.R8G8B8X8_UNORM: 32,
-    Format.R8G8B8_UNORM: 24,
-    Format.R5G6B5_UNORM: 16,
-    Format.R16G16B16A16_FLOAT: 64,
-    Format.R10G10B10A2_UNORM: 32,
-    Format.D16_UNORM: 16,
-    Format.D24_UNORM: 32,
-    Format.D24_UNORM_S8_UINT: 32,
-    Format.D32_FLOAT: 32,
-    Format.D32_FLOAT_S8_UINT: 64,
-    Format.S8_UINT: 8,
-    Format.Y8CB8CR8_420: 12,
-    Format.YCBCR_P010: 24,
-    Format.R8_UNORM: 8,
-    Format.R16_UINT: 16,
-    Format.R16G16_UINT: 32,
-    Format.R10G10B10A10_UNORM: 64,
+    kind: bits
+    for bits, kinds in {
+        8: (Format.BLOB, Format.S8_UINT, Format.R8_UNORM),
+        12: (Format.Y8CB8CR8_420,),
+        16: (Format.R5G6B5_UNORM, Format.D16_UNORM, Format.R16_UINT),
+        24: (Format.R8G8B8_UNORM, Format.YCBCR_P010),
+        32: (
+            *(Format.R8G8B8A8_UNORM, Format.R8G8B8X8_UNORM, Format.R10G10B10A2_UNORM),
+            *(Format.D24_UNORM, Format.D24_UNORM_S8_UINT, Format.D32_FLOAT, Format.R16G16_UINT),
+        ),
+        64: (Format.R16G16B16A16_FLOAT, Format.D32_FLOAT_S8_UINT, Format.R10G10B10A10_UNORM),
+    }.items()
+    for kind in kinds
 }
 """Bits of one pixel with its share of every plane, by format."""
 
@@ -112,7 +108,7 @@ class HardwareBuffer(Closing, DescribedBuffer):
         stride = width if format == Format.BLOB else _stride(width, bits)
         description = HardwareBufferDescription(format, width, height, layers, stride, usage)
         nbytes = _needed(description)
-        fd, backing = dmabuf.allocate(nbytes, _memfd)
+        fd, backing = dmabuf.allocate(nbytes, partial(anonymous_fd, name="hardware-buffer"))
         return cls(_shared(fd, description, nbytes), backing)
 
     @classmethod
@@ -233,10 +229,6 @@ class HardwareBuffer(Closing, DescribedBuffer):
         raise TypeError("a hardware buffer cannot be pickled; send its descriptor instead")
 
 
-def _memfd(nbytes: int) -> int:
-    return anonymous_fd(nbytes, "hardware-buffer")
-
-
 def _shared(fd: int, description: HardwareBufferDescription, nbytes: int) -> SharedMemory:
     name = HARDWARE_BUFFER_BLOB if description.is_blob else HARDWARE_BUFFER
     return SharedMemory(fd, Memory(name, HardwareBufferHandle(fd, description), nbytes))
@@ -244,8 +236,6 @@ def _shared(fd: int, description: HardwareBufferDescription, nbytes: int) -> Sha
 
 def _stride(width: int, bits: int) -> int:
     """Pixels from one row to the next: the fewest that make rows of whole `ROW_ALIGNMENT`s."""
-    import math
-
     unit = ROW_ALIGNMENT * 8 // math.gcd(ROW_ALIGNMENT * 8, bits)
     return -(-width // unit) * unit
 
@@ -263,8 +253,7 @@ def _needed(description: HardwareBufferDescription) -> int:
     if min(d.width, d.height, d.layers) < 1 or d.stride < 0 or d.usage < 0:
         raise InputError(
             "a hardware buffer has a width, height and layers of 1 or more, and a stride and usage "
-            "of 0 or more, not "
-            f"{d.width}, {d.height}, {d.layers}, {d.stride} and {d.usage}"
+            f"of 0 or more, not {d.width}, {d.height}, {d.layers}, {d.stride} and {d.usage}"
         )
     if d.is_blob:
         if d.height != 1 or d.layers != 1:
@@ -302,19 +291,18 @@ def map_image(memory: Memory) -> Mapping:
     them. Raises `GeneralFailure` for other memory, a wrong description, and formats without plain
     numbers.
     """
-    description: object = None
     match memory.name, memory.handle:
-        case "hardware_buffer", (int(fd), HardwareBufferDescription() as description):
+        case "hardware_buffer", (int(fd), HardwareBufferDescription() as d):
             pass
         case _:
             raise GeneralFailure(
                 f"{memory.name!r} with the handle {memory.handle!r} is no {HARDWARE_BUFFER}"
             )
-    if description.format not in PIXELS:
-        raise GeneralFailure(f"images of format {description.format:#x} cannot be read here")
-    name, numbers = PIXELS[description.format]
+    if d.format not in PIXELS:
+        raise GeneralFailure(f"images of format {d.format:#x} cannot be read here")
+    name, numbers = PIXELS[d.format]
     kind: np.dtype[np.generic] = np.dtype(name)
-    d, stride = description, description.stride or description.width
+    stride = d.stride or d.width
     if min(d.width, d.height, d.layers) < 1 or stride < d.width:
         raise GeneralFailure(f"{d} describes no image")
     needed = d.layers * d.height * stride * numbers * kind.itemsize

@@ -124,10 +124,7 @@ def array_nbytes(operand: Operand) -> int | None:
 
 
 def _lowest_gap(
-    placed: list[tuple[int, int, ArenaRequest]],
-    request: ArenaRequest,
-    reserved: int,
-    alignment: int,
+    placed: list[tuple[int, int, ArenaRequest]], request: ArenaRequest, reserved: int, step: int
 ) -> int:
     """Lowest offset that fits *request* among *placed*, which is in order of offsets.
 
@@ -139,7 +136,7 @@ def _lowest_gap(
             continue
         if offset + reserved <= start:
             break
-        offset = max(offset, _round_up(end, alignment))
+        offset = max(offset, _round_up(end, step))
     return offset
 
 
@@ -229,20 +226,17 @@ class PoolLayout:
     @classmethod
     def for_operands(cls, wanted: Sequence[tuple[Operand, MemoryPreference]]) -> PoolLayout:
         """The layout of one value for each operand, in order; raises `InputError` as `of` does."""
-        names = [operand.name for operand, _ in wanted]
-        if len(set(names)) != len(names):
-            twice = next(n for n in names if names.count(n) > 1)
-            raise InputError(f"two values are named {twice!r}; lay them out apart")
-        shapes = [_shape(operand) for operand, _ in wanted]
-        sizes = [
-            math.prod(shape) * operand.dtype.numpy.itemsize
-            for shape, (operand, _) in zip(shapes, wanted, strict=True)
-        ]
         plans: dict[str, PoolPlan] = {}
         end = 0
-        for (operand, preference), shape, nbytes in zip(wanted, shapes, sizes, strict=True):
+        for operand, preference in wanted:
+            name, dtype, shape = operand.name, operand.dtype, static_shape(operand.shape)
+            if name in plans:
+                raise InputError(f"two values are named {name!r}; lay them out apart")
+            if shape is None or dtype is DType.STRING or dtype.bits is None:
+                raise InputError(f"{name!r} has no size that is known before a run")
+            nbytes = math.prod(shape) * dtype.numpy.itemsize
             ((offset, padding),), end = lay_out([nbytes], preference, end)
-            plans[operand.name] = PoolPlan(offset, nbytes, padding, operand.dtype, shape)
+            plans[name] = PoolPlan(offset, nbytes, padding, dtype, shape)
         return cls(plans, end)
 
     def pool(self) -> MemoryPool:
@@ -261,18 +255,8 @@ class PoolLayout:
 
 def strictest(preferences: Iterable[MemoryPreference]) -> MemoryPreference:
     """The greatest alignment and padding of all preferences, at least 16 and 1."""
-    alignment, padding = PLAIN.alignment, PLAIN.padding
-    for preference in preferences:
-        alignment = max(alignment, preference.alignment)
-        padding = max(padding, preference.padding)
-    return MemoryPreference(alignment, padding)
-
-
-def _shape(operand: Operand) -> tuple[int, ...]:
-    shape = static_shape(operand.shape)
-    if shape is None or operand.dtype is DType.STRING or operand.dtype.bits is None:
-        raise InputError(f"{operand.name!r} has no size that is known before a run")
-    return shape
+    every = [PLAIN, *preferences]
+    return MemoryPreference(max(p.alignment for p in every), max(p.padding for p in every))
 
 
 def check_names(label: str, names: object) -> None:

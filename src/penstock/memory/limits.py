@@ -18,8 +18,7 @@ from penstock.errors import LimitExceeded
 MIB: Final = 1 << 20
 BEYOND_FILE_LIMIT: Final = (
     "it does not fit into the limit that this process has for the size of files, which holds for "
-    "memory shared by descriptor "
-    "too: raise it with 'ulimit -f'"
+    "memory shared by descriptor too: raise it with 'ulimit -f'"
 )
 UNKNOWN_MEMORY: Final = 8192 * MIB
 """Bytes assumed if the system does not report its memory."""
@@ -62,15 +61,13 @@ def of_cgroup(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> i
     for _, controllers, path in (line for line in lines if len(line) == 3):
         if controllers not in {"", "memory"}:
             continue
-        top, name = (
-            f"{root}/{controllers}",
-            "memory.limit_in_bytes" if controllers else "memory.max",
-        )
-        # In a container, the cgroup may be the visible root, or have the name that the host gave
-        # it.
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        # In a container, the cgroup may be the visible root, or have the host's name for it.
         parts = [part for part in path.split("/") if part]
-        upwards = range(len(parts) + 1)
-        found += [_number("/".join([top, *parts[:depth], name])) for depth in upwards]
+        found += [
+            _number("/".join([root, controllers, *parts[:depth], name]))
+            for depth in range(len(parts) + 1)
+        ]
     return min(found)
 
 

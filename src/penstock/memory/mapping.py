@@ -360,17 +360,11 @@ def size_of(fd: int) -> int:
 
 
 def _check_blob(memory: Memory) -> None:
-    from penstock.memory.mapping import HardwareBufferDescription
-
-    description = memory.handle[1]
-    if (
-        not isinstance(description, HardwareBufferDescription)
-        or not description.is_blob
-        or description.width < memory.size
-    ):
+    claimed = memory.handle[1]
+    is_blob = isinstance(claimed, HardwareBufferDescription) and claimed.is_blob
+    if not is_blob or claimed.width < memory.size:
         raise GeneralFailure(
-            f"a hardware_buffer_blob of {memory.size} bytes cannot have the description "
-            f"{description}"
+            f"a hardware_buffer_blob of {memory.size} bytes cannot have the description {claimed}"
         )
 
 
@@ -396,18 +390,16 @@ def _region(memory: Memory, fd: int, offset: int, protection: int, *, fall_back:
     kinds = [mmap.ACCESS_WRITE] if protection & PROT_WRITE else []
     if fall_back or not kinds:
         kinds += [mmap.ACCESS_READ, mmap.ACCESS_COPY]
-    # Keeps only the message: a stored error keeps its frames and their objects until the next
-    # garbage collection.
-    told = ""
+    what, reason = f"descriptor {fd} of a {memory.name} memory", ""
     for kind in kinds:
         try:
             return map_region(fd, memory.size, kind, offset).array
         except PermissionError as error:
-            # Before Linux 6.7 a region sealed against writing can only be mapped privately.
-            told = str(error)
+            # Before Linux 6.7 a region sealed against writing can only be mapped privately. A
+            # stored error would keep its frames and their objects until the next collection.
+            reason = str(error)
         except (OSError, ValueError, OverflowError) as error:
-            told = f"descriptor {fd} of a {memory.name} memory: {error}"
             if getattr(error, "errno", None) in OUT_OF_ROOM:
-                raise ResourceExhaustedTransient(told) from None
-            raise GeneralFailure(told) from None
-    raise GeneralFailure(f"descriptor {fd} of a {memory.name} memory: {told}")
+                raise ResourceExhaustedTransient(f"{what}: {error}") from None
+            raise GeneralFailure(f"{what}: {error}") from None
+    raise GeneralFailure(f"{what}: {reason}")

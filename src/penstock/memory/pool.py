@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -162,13 +163,9 @@ class MemoryPool(Closing):
         several = isinstance(shape, Iterable) and not isinstance(shape, str)
         dimensions: tuple[Any, ...] = tuple(shape) if several else (shape,)  # type: ignore[arg-type]  # as asked above
         if any(not isinstance(d, int | np.integer) for d in (*dimensions, offset)):
-            raise InputError(
-                f"a view has whole numbers for its shape and offset, not {dimensions} and "
-                f"{offset!r}"
-            )
-        needed = kind.itemsize
-        for dimension in dimensions:
-            needed *= dimension
+            given = f"{dimensions} and {offset!r}"
+            raise InputError(f"a view has whole numbers for its shape and offset, not {given}")
+        needed = kind.itemsize * math.prod(map(int, dimensions))
         if min(dimensions, default=0) < 0 or offset < 0 or offset + needed > size:
             raise InputError(
                 f"{kind.name} of shape {dimensions} at byte {offset} "
@@ -285,15 +282,13 @@ def _flat(content: object) -> memoryview:
 
 def _open(file: str | os.PathLike[str] | int, prot: int) -> int:
     """A separate descriptor."""
+    made_of = "a memory pool is made of a path (str or PathLike) or a descriptor (int)"
     if isinstance(file, bool) or not isinstance(file, str | os.PathLike | int):
-        raise InputError(
-            "a memory pool is made of a path (str or PathLike) or a descriptor (int), not of "
-            f"{file!r}"
-        )
+        raise InputError(f"{made_of}, not of {file!r}")
     if isinstance(file, int):
         return duplicate(file, "a memory pool")
     flags = os.O_RDWR if prot & PROT_WRITE else os.O_RDONLY
-    path = path_of(file, "a memory pool is made of a path (str or PathLike) or a descriptor (int)")
+    path = path_of(file, made_of)
     return os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
 
 

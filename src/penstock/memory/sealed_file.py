@@ -52,7 +52,8 @@ def open_file(name: str) -> io.FileIO:
         mode = os.fstat(file.fileno()).st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             raise OSError(errno.EINVAL, "is a device, not a file", name)
-        if stat.S_ISFIFO(mode) and not _is_descriptor(name):
+        places = os.path.abspath(name), os.path.realpath(name)
+        if stat.S_ISFIFO(mode) and not any(p.startswith(_DESCRIPTORS) for p in places):
             raise OSError(
                 errno.EINVAL,
                 "is a named pipe, not a regular file; pipe what it gives through /dev/stdin",
@@ -68,10 +69,6 @@ def open_file(name: str) -> io.FileIO:
 
 def _without_waiting(name: str, flags: int) -> int:
     return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _is_descriptor(name: str) -> bool:
-    return any(p.startswith(_DESCRIPTORS) for p in (os.path.abspath(name), os.path.realpath(name)))
 
 
 class SealedFile:
@@ -181,8 +178,7 @@ class _Bound:
         if self._left < 0:
             raise LimitExceeded(
                 f"what it is read from gave more than {self._stream} bytes (knob "
-                "stream_limit_mib): more is read from a "
-                "regular file"
+                "stream_limit_mib): more is read from a regular file"
             )
         return count
 
@@ -209,12 +205,10 @@ def _rest_of(file: BinaryIO) -> int | None:
 
 
 def _read_head(file: BinaryIO) -> bytes:
-    parts: list[bytes] = []
-    wanted = HEAD
-    while wanted and (part := file.read(wanted)):
-        parts.append(part)
-        wanted -= len(part)
-    return b"".join(parts)
+    head = b""
+    while part := file.read(HEAD - len(head)):
+        head += part
+    return head
 
 
 def _gather(chunks: Iterator[bytes | memoryview]) -> SealedFile:

@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -155,8 +156,9 @@ def sealed_fd(content: memoryview, name: str) -> int:
         return _sealed_fd(content, name)
     except OSError as error:
         if error.errno == errno.EFAULT:
-            told = "constants cannot be read any more: the file that they lie in has become shorter"
-            raise GeneralFailure(told) from error
+            raise GeneralFailure(
+                "constants cannot be read any more: the file that they lie in has become shorter"
+            ) from error
         raise ResourceExhaustedTransient(
             f"no pool of {content.nbytes} bytes: {explained(error)}"
         ) from error
@@ -174,25 +176,21 @@ if sys.platform == "linux":
 
     _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
-    def _anonymous_fd(nbytes: int, name: str) -> int:
+    def _memfd(name: str, fill: Callable[[int], object], seals: int) -> int:
         fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            fill(fd)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         except BaseException:
             os.close(fd)
             raise
         return fd
 
+    def _anonymous_fd(nbytes: int, name: str) -> int:
+        return _memfd(name, lambda fd: os.ftruncate(fd, nbytes), _SEALS)
+
     def _sealed_fd(content: memoryview, name: str) -> int:
-        fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            write_all(fd, content)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_WRITE)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+        return _memfd(name, lambda fd: write_all(fd, content), _SEALS | fcntl.F_SEAL_WRITE)
 
     def is_write_sealed(fd: int) -> bool:
         """Whether *fd* is memory that nobody can write any more."""

@@ -166,12 +166,12 @@ class InPool:
         with map_memory(memory) as mapping:
             if self._known is None:
                 made = self._made(shape)
-                _fill(made[1], mapping.array)
+                made[1].reshape(-1).view(np.uint8)[:] = mapping.array
                 with self._lock:
                     # The previous pool is released, and unmapped when its last view is freed.
                     self._held = made
             else:
-                _fill(self._content()[1], mapping.array)
+                self._content()[1].reshape(-1).view(np.uint8)[:] = mapping.array
         return 1
 
     def close(self) -> None:
@@ -252,7 +252,3 @@ def memory_of(value: Any, verb: str) -> Memory:
     if memory.name == HARDWARE_BUFFER:
         raise errors.InputError(f"an image has no bytes to {verb}; only a BLOB hardware buffer has")
     return memory
-
-
-def _fill(array: NDArray, content: NDArray) -> None:
-    array.reshape(-1).view(np.uint8)[:] = content

@@ -80,7 +80,7 @@ class DomainModel(hal.PreparedModelBase):
         results: dict[int, NDArray] = {}
         for at in claim.outputs:
             operand = entry.operands[entry.outputs[at]]
-            shape = static_shape(claim.shape_of(at)) or ()
+            shape = static_shape(claim.outputs[at].shape) or ()
             results[at] = in_pool(shape, operand.dtype.numpy)
             outputs[at] = _lent(results[at], pools, ())
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -124,24 +125,14 @@ def domains() -> Device:
     return DomainDevice(device, "domains")
 
 
-def lab_tiles() -> Device:
-    """A device with its own data layout."""
-    return LabDevice(layout="tiles")
-
-
-def lab_first_run() -> Device:
-    """A device that compiles at the first run."""
-    return LabDevice(mode="first_run")
-
-
-def lab_staged() -> Device:
-    """A device that compiles an optimised form after some runs."""
-    return LabDevice(mode="staged", uses=2)
-
-
-def lab_data_files() -> Device:
-    """A device that caches in data files only."""
-    return LabDevice(files=(0, 3))
+lab_tiles = partial(LabDevice, layout="tiles")
+"""A device with its own data layout."""
+lab_first_run = partial(LabDevice, mode="first_run")
+"""A device that compiles at the first run."""
+lab_staged = partial(LabDevice, mode="staged", uses=2)
+"""A device that compiles an optimised form after some runs."""
+lab_data_files = partial(LabDevice, files=(0, 3))
+"""A device that caches in data files only."""
 
 
 def faulty() -> Device:

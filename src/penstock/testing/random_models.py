@@ -141,13 +141,8 @@ def _reshape(growth: Growth) -> None:
 
 
 RECIPES: Final[dict[str, Recipe]] = {
-    "ADD": _binary("ADD"),
-    "SUB": _binary("SUB"),
-    "MAXIMUM": _binary("MAXIMUM"),
-    "MINIMUM": _binary("MINIMUM"),
-    "RELU": _unary("RELU"),
-    "NEG": _unary("NEG"),
-    "ABS": _unary("ABS"),
+    **{kind: _binary(kind) for kind in ("ADD", "SUB", "MAXIMUM", "MINIMUM")},
+    **{kind: _unary(kind) for kind in ("RELU", "NEG", "ABS")},
     "SPLIT": _split,
     "CONCATENATION": _concatenation,
     "RESHAPE": _reshape,
@@ -185,7 +180,12 @@ def random_model(
     growth = Growth(random)
     for _ in range(random.randint(1, 3)):
         growth.give((random.choice(SIDES), random.choice(SIDES)))
-    before = _begin_state(growth) if random.random() < state else None
+    before: Value | None = None
+    if random.random() < state:
+        shape = growth.values[0].shape
+        operand = Operand(F32, shape, Lifetime.SUBGRAPH_INPUT, "before")
+        growth.start(growth.builder.operand(operand), shape)
+        before = growth.values[-1]
     for _ in range(random.randint(*operations)):
         random.choice(list(recipes.values()))(growth)
     produced = [v.operand for v in growth.values if v.operand not in growth.given]
@@ -193,7 +193,11 @@ def random_model(
     outputs = list(dict.fromkeys([*unread, *(o for o in produced if random.random() < 0.2)]))
     random.shuffle(outputs)
     if before is not None:
-        _end_state(growth, before, "ADD" if "ADD" in recipes else "RELU")
+        adds = "ADD" in recipes
+        read = [before.operand, *([growth.partner(before.shape).operand] if adds else [])]
+        kind, b = "ADD" if adds else "RELU", growth.builder
+        (after,) = b.operation(kind, read, [(F32, before.shape)])
+        b.state(b.variable("state", F32, before.shape), before.operand, after)
     return RandomModel(growth.builder.build(outputs), tuple(growth.arrays))
 
 
@@ -233,22 +237,6 @@ def integers(random: Random, shape: tuple[int, ...]) -> NDArray:
     """A float32 array of integers from -8 to 8."""
     count = int(np.prod(shape))
     return np.array([random.randint(-8, 8) for _ in range(count)], np.float32).reshape(shape)
-
-
-def _begin_state(growth: Growth) -> Value:
-    shape = growth.values[0].shape
-    before = growth.builder.operand(Operand(F32, shape, Lifetime.SUBGRAPH_INPUT, "before"))
-    growth.start(before, shape)
-    return growth.values[-1]
-
-
-def _end_state(growth: Growth, before: Value, kind: str) -> None:
-    inputs = [before.operand]
-    if kind == "ADD":
-        inputs.append(growth.partner(before.shape).operand)
-    (after,) = growth.builder.operation(kind, inputs, [(F32, before.shape)])
-    variable = growth.builder.variable("state", F32, before.shape)
-    growth.builder.state(variable, before.operand, after)
 
 
 def _supports(device: Device, recipe: Recipe) -> bool:

@@ -57,7 +57,6 @@ class Message(msgspec.Struct, frozen=True):
     """A message of the process: first the labels of all cases, then an answer for each case."""
 
     labels: tuple[str, ...] | None = None
-    index: int = -1
     data: bytes = b""
     error: str = ""
 
@@ -242,5 +241,5 @@ def work(
             faulthandler.dump_traceback_later(limit, file=file)
             data = cases[index][1]()
             faulthandler.cancel_dump_traceback_later()
-            pipe.send_bytes(msgspec.msgpack.encode(Message(index=index, data=data)))
+            pipe.send_bytes(msgspec.msgpack.encode(Message(data=data)))
         pipe.close()

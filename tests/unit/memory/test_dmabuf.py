@@ -18,7 +18,7 @@ import pytest
 
 from penstock.errors import ResourceExhaustedTransient
 from penstock.memory import HardwareBuffer, dmabuf, map_memory
-from penstock.memory.hardware import _memfd
+from penstock.memory.shared import anonymous_fd
 from penstock.testing.resources import Resources
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="dma-bufs are Linux's")
@@ -273,7 +273,7 @@ def test_udmabuf_is_asked_where_no_heap_opens(
     memory: list[int] = []
 
     def make(nbytes: int) -> int:
-        memory.append(_memfd(nbytes))
+        memory.append(anonymous_fd(nbytes, "hardware-buffer"))
         seals = fcntl.fcntl(memory[0], fcntl.F_GET_SEALS)
         # What the driver wants, and what it refuses.
         assert seals & fcntl.F_SEAL_SHRINK

@@ -118,7 +118,7 @@ def test_an_execution_publishes_what_it_put_and_loses_what_it_did_not() -> None:
     domain = domain_of(prepared)
     token, buffer = domain.allocate(BufferDesc(), every_role(prepared))
     with domain.claim(prepared, request(None, None, token)) as claim:
-        assert claim.outputs == (0,)
+        assert tuple(claim.outputs) == (0,)
         room = claim.room(0, (2, 3))
         room[...] = VALUE
         claim.put(0, room, (2, 3))

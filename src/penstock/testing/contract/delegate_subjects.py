@@ -81,13 +81,10 @@ def _layer(
     **options: Any,
 ) -> bytes:
     """A 3x2 window over [1, 6, 5, 2], to 4 channels (depthwise: 2)."""
-    attributes = LAYER | options
-    shape = (1, 3, 2, 2) if kind == "DEPTHWISE_CONV_2D" else (4, 3, 2, depth)
+    attributes, shape, units = LAYER | options, (4, 3, 2, depth), 4
     if kind == "DEPTHWISE_CONV_2D":
-        attributes["depth_multiplier"] = 1
-    units = 2 if kind == "DEPTHWISE_CONV_2D" else 4
-    dtype = DType.INT8 if quantized else DType.FLOAT32
-    grid = GRID if quantized else None
+        attributes["depth_multiplier"], shape, units = 1, (1, 3, 2, 2), 2
+    dtype, grid = (DType.INT8, GRID) if quantized else (DType.FLOAT32, None)
     b = ModelBuilder()
     x = b.input(dtype, (1, 6, 5, 2), "x", grid)
     if quantized:
@@ -98,9 +95,8 @@ def _layer(
         filters, offset = b.constant(_values(*shape), "filters"), b.constant(_values(units), "bias")
     size = [_size(n, k, axis, attributes) for n, k, axis in ((6, 3, "h"), (5, 2, "w"))]
     out = (dtype, (1, *size, units), Quantization((8.0,), (3,)) if quantized else None)
-    return write(
-        b.build(b.operation(kind, [x, filters, offset if bias else None], [out], attributes))
-    )
+    inputs = [x, filters, offset if bias else None]
+    return write(b.build(b.operation(kind, inputs, [out], attributes)))
 
 
 def _size(length: int, window: int, axis: str, options: dict[str, Any]) -> int:
@@ -129,19 +125,13 @@ def _mean(*, keep_dims: bool, quantized: bool = False) -> bytes:
     x = b.input(dtype, (1, 4, 3, 2), "x", grid)
     axes = b.constant(np.array([1, -2], np.int32), "axes")
     shape = (1, 1, 1, 2) if keep_dims else (1, 2)
-    return write(
-        b.build(b.operation("MEAN", [x, axes], [(dtype, shape, grid)], {"keep_dims": keep_dims}))
-    )
+    options = {"keep_dims": keep_dims}
+    return write(b.build(b.operation("MEAN", [x, axes], [(dtype, shape, grid)], options)))
 
 
 def _pool(kind: str, padding: str) -> bytes:
-    options: dict[str, Any] = {
-        "padding": padding,
-        "stride_h": 2,
-        "stride_w": 2,
-        "filter_height": 3,
-        "filter_width": 2,
-    }
+    options: dict[str, Any] = {"padding": padding, "stride_h": 2, "stride_w": 2}
+    options |= {"filter_height": 3, "filter_width": 2}
     b = ModelBuilder()
     x = b.input(DType.FLOAT32, (1, 6, 5, 2), "x")
     size = [_size(n, k, axis, options) for n, k, axis in ((6, 3, "h"), (5, 2, "w"))]

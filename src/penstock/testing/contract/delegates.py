@@ -88,13 +88,8 @@ class Bench:
                 close = np.array_equal(x, y)
             else:
                 rule = self.subject
-                close = np.allclose(
-                    x.astype("c16" if x.dtype.kind == "c" else "f8"),
-                    y.astype("c16" if y.dtype.kind == "c" else "f8"),
-                    rtol=rule.rtol,
-                    atol=rule.atol,
-                    equal_nan=True,
-                )
+                x, y = (v.astype("c16" if v.dtype.kind == "c" else "f8") for v in (x, y))
+                close = np.allclose(x, y, rule.rtol, rule.atol, equal_nan=True)
             require(close, f"{subject}: output {position} is {x.flat[:4]}, not {y.flat[:4]}")
 
     def close(self) -> None:
@@ -109,6 +104,11 @@ def interpreter(content: bytes, delegates: list[Delegate]) -> Interpreter:
     )
     made.allocate_tensors()
     return made
+
+
+def nodes_of(on: Interpreter) -> int:
+    """The number of nodes of its graph."""
+    return len(on._get_ops_details())  # noqa: SLF001  # LiteRT's own name for it
 
 
 def run(on: Interpreter, inputs: Sequence[NDArray]) -> list[Any]:
@@ -145,7 +145,7 @@ def bench(subject: Subject) -> Iterator[Bench]:
     """
     at_work = Bench(subject)
     try:
-        if len(at_work.delegated._get_ops_details()) == len(at_work.plain._get_ops_details()):  # noqa: SLF001  # LiteRT's own name for it
+        if nodes_of(at_work.delegated) == nodes_of(at_work.plain):
             raise NotCovered("the delegate takes no node of this file")
         yield at_work
     finally:
@@ -176,10 +176,8 @@ def check_inputs_are_only_read(subject: Subject) -> None:
         run(b.delegated, b.inputs)
         for detail, value in zip(b.delegated.get_input_details(), b.inputs, strict=True):
             kept = np.asarray(b.delegated.get_tensor(detail["index"]))
-            require(
-                np.array_equal(kept, value, equal_nan=value.dtype.kind == "f"),
-                f"{detail['name']!r} has changed",
-            )
+            same = np.array_equal(kept, value, equal_nan=value.dtype.kind == "f")
+            require(same, f"{detail['name']!r} has changed")
 
 
 def check_results_belong_to_the_caller(subject: Subject) -> None:
@@ -189,9 +187,8 @@ def check_results_belong_to_the_caller(subject: Subject) -> None:
         copies = [np.array(v) for v in before]
         run(b.delegated, [np.zeros_like(v) for v in b.inputs])
         b.delegated.close()
-        require(
-            all(map(np.array_equal, before, copies)), "an array that was handed out has changed"
-        )
+        same = all(map(np.array_equal, before, copies))
+        require(same, "an array that was handed out has changed")
 
 
 def check_outputs_may_stay_in_buffers(subject: Subject) -> None:
@@ -291,10 +288,10 @@ def check_it_goes_without_close(subject: Subject) -> None:
 def check_a_second_time_is_refused_or_harmless(subject: Subject) -> None:
     """A delegate that is added twice is in the graph once."""
     with bench(subject) as b:
-        nodes = len(b.delegated._get_ops_details())  # noqa: SLF001  # LiteRT's own name for it
+        nodes = nodes_of(b.delegated)
         with suppress(DelegateError):
             b.delegated.modify_graph_with_delegate(b.delegate)
-        require(len(b.delegated._get_ops_details()) == nodes, "it has taken nodes twice")  # noqa: SLF001  # LiteRT's own name for it
+        require(nodes_of(b.delegated) == nodes, "it has taken nodes twice")
         b.compare(b.inputs, "after it was added again")
 
 
@@ -318,16 +315,16 @@ def run_delegate_contract(
     subject: Subject, checks: Sequence[DelegateCheck] = CHECKS
 ) -> list[CheckResult]:
     """The outcome of each check; nothing is raised."""
-    return [_run(subject, check) for check in checks]
-
-
-def _run(subject: Subject, check: DelegateCheck) -> CheckResult:
-    began = time.perf_counter()
-    outcome, message = judge(partial(check, subject))
-    name = getattr(subject.make, "__name__", "")
-    seconds = time.perf_counter() - began
-    rule = " ".join((check.__doc__ or "").split())
-    return CheckResult("delegates", check.__name__, outcome, message, seconds, name, rule)
+    results = []
+    for check in checks:
+        began = time.perf_counter()
+        outcome, message = judge(partial(check, subject))
+        name, seconds = getattr(subject.make, "__name__", ""), time.perf_counter() - began
+        rule = " ".join((check.__doc__ or "").split())
+        results.append(
+            CheckResult("delegates", check.__name__, outcome, message, seconds, name, rule)
+        )
+    return results
 
 
 class Handles(Delegate):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Final, TypeAlias
 
@@ -16,8 +16,16 @@ from penstock.hal.capabilities import fault_of_extensions
 from penstock.ir import AttributeValue, DType, ExtensionType, Model, ModelBuilder, NDArray, Operand
 from penstock.ir.operand import MAX_CODE
 from penstock.testing.contract.cases import Case, renamed, unheard_of
-from penstock.testing.contract.promise import NotCovered, Suite, describe, refused, require
-from penstock.testing.contract.trial import Trial, kinds
+from penstock.testing.contract.promise import (
+    NotCovered,
+    Suite,
+    Violation,
+    allowed,
+    describe,
+    refused,
+    require,
+)
+from penstock.testing.contract.trial import PreparedCase, Trial, prepare
 
 SUITE: Final = Suite("extensions", "extensions", "Extension")
 
@@ -106,10 +114,10 @@ def check_supported_extension_operations_run(device: hal.Device) -> None:
     """
     succeeded = 0
     for case in _supported(device):
-        for prepared in _prepared(device, case, hal.PrepareConfig()):
-            for inputs, kind in product((case.inputs, _ones(case)), kinds(device)):
-                with Trial(case, kind, inputs=inputs) as trial:
-                    succeeded += _check_runs(trial, prepared)
+        with _prepared(device, case) as on:
+            for inputs in (case.inputs, _ones(case)):
+                for trial in on.trials(inputs=inputs):
+                    succeeded += _check_runs(trial)
     if not succeeded:
         raise NotCovered("it refuses the values that this suite makes up")
 
@@ -123,11 +131,13 @@ def check_attributes_are_checked(device: hal.Device) -> None:
     case = _supported(device)[0]
     (extension, *_) = _offered(device)
     odd = tuple(hal.ExtensionAttribute(extension.name, code, NONSENSE) for code in (0, 1, MAX_CODE))
-    for prepared in _prepared(device, case, hal.PrepareConfig(attributes=odd)):
-        with Trial(case, kinds(device)[0]) as trial:
-            wanted = _outcome(trial, prepared, hal.ExecutionConfig())
-            got = _outcome(trial, prepared, hal.ExecutionConfig(attributes=odd))
-            require(type(got) is type(wanted), f"{case.name}: attributes of no sense change a run")
+    with _prepared(device, case, odd) as on, on.trial() as trial:
+        outcomes = set()
+        for attributes in ((), odd):
+            with allowed(case.name, DriverError) as errors:
+                trial.run(on.prepared, hal.ExecutionConfig(attributes=attributes))
+            outcomes.add(tuple(map(type, errors)))
+        require(len(outcomes) == 1, f"{case.name}: attributes of no sense change a run")
     for name, bad in (
         ("an attribute twice", (odd[0], odd[0])),
         ("an attribute without a value", (replace(odd[0], value=b""),)),
@@ -176,25 +186,21 @@ def _supported(device: hal.Device) -> list[Case]:
 
 def _ones(case: Case) -> list[NDArray]:
     """Inputs like the case's: numbers are 1, extension elements a little-endian 1."""
-    made = []
-    for zeros, operand in zip(case.inputs, case.model.inputs, strict=True):
-        array = np.ones_like(zeros)
+    made = [np.ones_like(zeros) for zeros in case.inputs]
+    for array, operand in zip(made, case.model.inputs, strict=True):
         if operand.extension is not None:
             array[..., 1:] = 0
-        made.append(array)
     return made
 
 
-def _check_runs(trial: Trial, prepared: hal.PreparedModel) -> bool:
+def _check_runs(trial: Trial) -> bool:
     """Whether its runs succeed. Raises `Violation` if they differ."""
     name = trial.case.name
     found: list[list[NDArray]] = []
     for _ in range(2):
         trial.fill()
-        try:
-            found.append(trial.run(prepared))
-        except DriverError:
-            continue
+        with suppress(DriverError):
+            found.append(trial.run(trial.on.prepared))
     require(len(found) != 1, f"{name}: of two equal runs one failed")
     if found:
         same = all(map(np.array_equal, *found))
@@ -240,42 +246,27 @@ def _model(
     builder = ModelBuilder()
     outputs = []
     for at, ((taken, given, dimensions), code) in enumerate(zip(signatures, codes, strict=True)):
-        inputs = [_input(builder, k, dimensions, f"x{at}_{n}") for n, k in enumerate(taken)]
-        made = Operand(*_form(given, dimensions), name=f"y{at}", extension=_extension(given))
+        inputs = []
+        for n, kind in enumerate(taken):
+            x = _operand(kind, dimensions, f"x{at}_{n}")
+            inputs.append(builder.input(x.dtype, x.shape, x.name, extension=x.extension))
+        made = _operand(given, dimensions, f"y{at}")
         attributes: dict[str, AttributeValue] = {"extension": extension.name, "code": code}
         outputs += builder.operation("EXTENSION", inputs, [made], attributes)
     return builder.build(outputs), list(signatures)
 
 
-def _input(builder: ModelBuilder, kind: Kind, dimensions: tuple[int, ...], name: str) -> int:
-    return builder.input(*_form(kind, dimensions), name, extension=_extension(kind))
-
-
-def _form(kind: Kind, dimensions: tuple[int, ...]) -> tuple[DType, tuple[int, ...]]:
+def _operand(kind: Kind, dimensions: tuple[int, ...], name: str) -> Operand:
     if isinstance(kind, DType):
-        return kind, dimensions
-    return DType.UINT8, (*(dimensions if kind.is_tensor else ()), kind.byte_size)
-
-
-def _extension(kind: Kind) -> ExtensionType | None:
-    return None if isinstance(kind, DType) else kind
+        return Operand(kind, dimensions, name=name)
+    shape = (*(dimensions if kind.is_tensor else ()), kind.byte_size)
+    return Operand(DType.UINT8, shape, name=name, extension=kind)
 
 
 def _prepared(
-    device: hal.Device, case: Case, config: hal.PrepareConfig
-) -> Iterator[hal.PreparedModel]:
+    device: hal.Device, case: Case, attributes: tuple[hal.ExtensionAttribute, ...] = ()
+) -> PreparedCase:
     try:
-        made = device.prepare_model(case.model, config)
+        return prepare(device, case, hal.PrepareConfig(attributes=attributes))
     except DriverError as error:
-        require(False, f"{case.name}: said yes, then {describe(error)}")
-        return
-    with closing(made):
-        yield made
-
-
-def _outcome(trial: Trial, prepared: hal.PreparedModel, config: hal.ExecutionConfig) -> object:
-    """The result of a run: its outputs or its error."""
-    try:
-        return trial.run(prepared, config)
-    except DriverError as error:
-        return error
+        raise Violation(f"{case.name}: said yes, then {describe(error)}") from error
