@@ -32,7 +32,8 @@ def find_devices(driver: str) -> list[Device]:
         made: Any = entry.load()()
     except FOREIGN as error:
         raise PlacementError(f"driver {driver!r} cannot be loaded: {error!r}") from error
-    devices = [made] if is_device(made) else _several(made)
+    is_one = is_device(made) or not isinstance(made, Iterable)
+    devices = [made] if is_one else list(islice(made, MAX_DEVICES))
     for device in devices:
         if not is_device(device):
             raise PlacementError(
@@ -65,10 +66,6 @@ def some_usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]
     if not devices:
         raise PlacementError("; ".join(sentence for _, sentence in unusable))
     return devices, unusable
-
-
-def _several(made: Any) -> list[Any]:
-    return list(islice(made, MAX_DEVICES)) if isinstance(made, Iterable) else [made]
 
 
 def _named(name: str, drivers: Iterable[str]) -> Device:

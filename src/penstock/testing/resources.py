@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -52,15 +52,10 @@ class Resources:
 
     def more_than(self, before: Resources) -> list[str]:
         """The counts that exceed those in *before*, in words."""
-        pairs = (
-            ("descriptors", self.descriptors, before.descriptors),
-            ("child processes", self.children, before.children),
-            ("threads", self.threads, before.threads),
-            ("mapped pools", self.mappings, before.mappings),
-        )
+        names = "descriptors", "child processes", "threads", "mapped pools"
         return [
             f"{now - then} {name}"
-            for name, now, then in pairs
+            for name, now, then in zip(names, astuple(self), astuple(before), strict=True)
             if now is not None and then is not None and now > then
         ]
 

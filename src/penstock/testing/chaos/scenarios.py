@@ -21,24 +21,10 @@ from msgspec import Struct
 from penstock.errors import ErrorStatus, InputError
 from penstock.hal import Device
 from penstock.runtime.comparison import compare
+from penstock.testing import doubles
 from penstock.testing.chaos.trial import Favoured, Graph, attempt, end_in_time, graphs_for, scratch
-from penstock.testing.contract.promise import (
-    PAGE,
-    NotCovered,
-    Outcome,
-    Violation,
-    judge,
-    require,
-)
+from penstock.testing.contract import promise
 from penstock.testing.devices import some_usable_devices
-from penstock.testing.doubles import (
-    LIES,
-    FaultyDevice,
-    Lie,
-    LyingDevice,
-    RecordingDevice,
-    SlowDevice,
-)
 from penstock.testing.resources import Resources
 from penstock.testing.supervised import Answer, Case, collect
 
@@ -58,7 +44,7 @@ LIMIT: Final = 120.0
 """Time limit of one scenario in the command, in seconds."""
 GRAPHS: Final = 3
 MAKER: Final = f"{__name__}:cases"
-READ: Final = f"{PAGE}#chaos"
+READ: Final = f"{promise.PAGE}#chaos"
 
 
 class Scenario(Struct, frozen=True):
@@ -73,7 +59,7 @@ class Result(Struct, frozen=True):
     """The result of one scenario on *device*. *message* says why it failed or was not covered."""
 
     scenario: str
-    outcome: Outcome
+    outcome: promise.Outcome
     message: str
     seconds: float
     device: str = ""
@@ -86,92 +72,84 @@ class Result(Struct, frozen=True):
         return f"{self.scenario:52}"
 
 
+def _tries(graphs: Sequence[Graph]) -> Iterator[tuple[Graph, bool]]:
+    """Each graph, with and without fallback."""
+    return itertools.product(graphs, (True, False))
+
+
 def _no_fault(device: Device, graphs: Sequence[Graph]) -> None:
-    for graph, fall_back in itertools.product(graphs, (True, False)):
+    for graph, fall_back in _tries(graphs):
         made = attempt(graph, device, fall_back=fall_back)
-        require(not made.errors, f"{graph.name}: {made.errors[:1]} without a fault")
+        promise.require(not made.errors, f"{graph.name}: {made.errors[:1]} without a fault")
 
 
-def _fails(method: str, error: ErrorStatus | Callable[[str], Exception]) -> Trouble:
+def _fails(
+    method: str,
+    error: ErrorStatus | Callable[[str], Exception],
+    device: Device,
+    graphs: Sequence[Graph],
+) -> None:
     """*method* fails at its first call, then at its second, ..., until there is no such call."""
-
-    def trouble(device: Device, graphs: Sequence[Graph]) -> None:
-        reached = False
-        for graph, fall_back in itertools.product(graphs, (True, False)):
-            for call in range(1, MAX_CALLS + 1):
-                with scratch() as directory:
-                    cache = Path(directory) if method == "prepare_model_from_cache" else None
-                    if cache is not None:
-                        attempt(graph, device, fall_back=fall_back, cache=cache)
-                    faulty = FaultyDevice(device, {method: call}, error)
-                    attempt(graph, faulty, fall_back=fall_back, cache=cache)
-                if faulty.calls[method] < call:
-                    break
-                reached = True
-        if not reached:
-            raise NotCovered(f"{method} is never called")
-
-    return trouble
+    reached = False
+    for graph, fall_back in _tries(graphs):
+        for call in range(1, MAX_CALLS + 1):
+            with scratch() as directory:
+                cache = Path(directory) if method == "prepare_model_from_cache" else None
+                if cache is not None:
+                    attempt(graph, device, fall_back=fall_back, cache=cache)
+                faulty = doubles.FaultyDevice(device, {method: call}, error)
+                attempt(graph, faulty, fall_back=fall_back, cache=cache)
+            if faulty.calls[method] < call:
+                break
+            reached = True
+    if not reached:
+        raise promise.NotCovered(f"{method} is never called")
 
 
-def _always_fails(method: str) -> Trouble:
+def _always_fails(method: str, device: Device, graphs: Sequence[Graph]) -> None:
     """*method* always fails. With fallback: the reference's answer or an error; else an error."""
-
-    def trouble(device: Device, graphs: Sequence[Graph]) -> None:
-        for graph, fall_back in itertools.product(graphs, (True, False)):
-            faulty = FaultyDevice(device, {method: "always"})
-            made = attempt(graph, faulty, fall_back=fall_back, again=fall_back)
-            if faulty.calls[method] == 0:
-                raise NotCovered(f"{method} is never called")
-            require(
-                made.errors or fall_back, f"{graph.name}: it ran, although {method} always fails"
-            )
-
-    return trouble
+    for graph, fall_back in _tries(graphs):
+        faulty = doubles.FaultyDevice(device, {method: "always"})
+        made = attempt(graph, faulty, fall_back=fall_back, again=fall_back)
+        if faulty.calls[method] == 0:
+            raise promise.NotCovered(f"{method} is never called")
+        what = f"{graph.name}: it ran, although {method} always fails"
+        promise.require(made.errors or fall_back, what)
 
 
-def _delays(method: str) -> Trouble:
-    def trouble(device: Device, graphs: Sequence[Graph]) -> None:
-        for graph in graphs:
-            made = attempt(graph, SlowDevice(device, {method: DELAY}), fall_back=True)
-            require(not made.errors, f"{graph.name}: {made.errors[:1]} of a delay")
-
-    return trouble
+def _delays(method: str, device: Device, graphs: Sequence[Graph]) -> None:
+    for graph in graphs:
+        made = attempt(graph, doubles.SlowDevice(device, {method: DELAY}), fall_back=True)
+        promise.require(not made.errors, f"{graph.name}: {made.errors[:1]} of a delay")
 
 
-def _hangs(method: str, *, cancelled: bool) -> Trouble:
+def _hangs(method: str, cancelled: bool, device: Device, graphs: Sequence[Graph]) -> None:
     """*method* never returns, but reacts to its deadline and cancel token."""
-
-    def trouble(device: Device, graphs: Sequence[Graph]) -> None:
-        slow = SlowDevice(device, {method: ENDLESS})
-        for graph in graphs[:1]:
-            end_in_time(graph, slow, SHORT, cancelled=cancelled)
-
-    return trouble
+    slow = doubles.SlowDevice(device, {method: ENDLESS})
+    for graph in graphs[:1]:
+        end_in_time(graph, slow, SHORT, cancelled=cancelled)
 
 
-def _lies(lie: Lie) -> Trouble:
-    """The runtime corrects or reports wrong shapes and counts. `compare` finds wrong values."""
+def _lies(lie: doubles.Lie, device: Device, graphs: Sequence[Graph]) -> None:
+    """The runtime corrects or reports wrong shapes and counts."""
+    for graph, fall_back in _tries(graphs):
+        attempt(graph, doubles.LyingDevice(device, lie), fall_back=fall_back, again=False)
 
-    def trouble(device: Device, graphs: Sequence[Graph]) -> None:
-        for graph, fall_back in itertools.product(graphs, (True, False)):
-            attempt(graph, LyingDevice(device, lie), fall_back=fall_back, again=False)
 
-    def wrong_values(device: Device, graphs: Sequence[Graph]) -> None:
-        for graph in graphs:
-            liar = LyingDevice(device, lie, name=f"lying-{device.name}")
-            found = compare(graph.model, graph.inputs, liar, accuracy=graph.accuracy)
-            require(
-                found.departure is not None and found.departure.operations[0] == 0,
-                f"{graph.name}: wrong values of its first operation were not found: {found.show()}",
-            )
-
-    return wrong_values if lie == "values" else trouble
+def _wrong_values(device: Device, graphs: Sequence[Graph]) -> None:
+    """`compare` finds them."""
+    for graph in graphs:
+        liar = doubles.LyingDevice(device, "values", name=f"lying-{device.name}")
+        found = compare(graph.model, graph.inputs, liar, accuracy=graph.accuracy)
+        promise.require(
+            found.departure is not None and found.departure.operations[0] == 0,
+            f"{graph.name}: wrong values of its first operation were not found: {found.show()}",
+        )
 
 
 def _threads(device: Device, graphs: Sequence[Graph]) -> None:
     """Every third execution fails. Several threads run at once, each with its own model."""
-    faulty = FaultyDevice(device, {"execute": range(0, 10_000, 3)})
+    faulty = doubles.FaultyDevice(device, {"execute": range(0, 10_000, 3)})
     problems: list[Exception] = []
 
     def work(graph: Graph, fall_back: bool) -> None:
@@ -180,7 +158,7 @@ def _threads(device: Device, graphs: Sequence[Graph]) -> None:
         except Exception as error:  # noqa: BLE001  # raised below, in the calling thread
             problems.append(error)
 
-    jobs = itertools.islice(itertools.cycle(itertools.product(graphs, (True, False))), THREADS)
+    jobs = itertools.islice(itertools.cycle(_tries(graphs)), THREADS)
     threads = [threading.Thread(target=work, args=job) for job in jobs]
     for thread in threads:
         thread.start()
@@ -193,10 +171,10 @@ def _threads(device: Device, graphs: Sequence[Graph]) -> None:
 def _calls_are_seen(device: Device, graphs: Sequence[Graph]) -> None:
     """Verifies that the device runs every graph; otherwise no fault is tried."""
     for graph in graphs:
-        seen = RecordingDevice(Favoured(device))
+        seen = doubles.RecordingDevice(Favoured(device))
         attempt(graph, seen, fall_back=True)
         if not seen.count("execute"):
-            raise Violation(f"{graph.name}: the runtime never executed it on this device")
+            raise promise.Violation(f"{graph.name}: the runtime never executed it on this device")
 
 
 def _every() -> Iterator[tuple[str, str, Trouble]]:
@@ -206,20 +184,21 @@ def _every() -> Iterator[tuple[str, str, Trouble]]:
         for status in ErrorStatus:
             if status is not ErrorStatus.NONE:
                 rule = f"Each call of {method} that fails with {status.name} in turn is survived."
-                yield f"{method}: {status.name}", rule, _fails(method, status)
+                yield f"{method}: {status.name}", rule, partial(_fails, method, status)
         rule = f"Each call of {method} that raises something else in turn is survived."
-        yield f"{method}: an exception", rule, _fails(method, RuntimeError)
+        yield f"{method}: an exception", rule, partial(_fails, method, RuntimeError)
     for method in ("prepare_model", "execute"):
         rule = f"A device whose {method} always fails is replaced, or named."
-        yield f"{method}: always", rule, _always_fails(method)
+        yield f"{method}: always", rule, partial(_always_fails, method)
     for method in CALLED:
-        yield f"{method}: delay", f"A slow {method} changes nothing.", _delays(method)
+        yield f"{method}: delay", f"A slow {method} changes nothing.", partial(_delays, method)
     for method in INTERRUPTIBLE:
         for word, cancelled in (("deadline", False), ("cancellation", True)):
             rule = f"A {method} without end ends with its {word}."
-            yield f"{method}: {word}", rule, _hangs(method, cancelled=cancelled)
-    for lie in LIES:
-        yield f"lie: {lie}", "A lie is repaired, named, or found by comparing.", _lies(lie)
+            yield f"{method}: {word}", rule, partial(_hangs, method, cancelled)
+    for lie in doubles.LIES:
+        trouble = _wrong_values if lie == "values" else partial(_lies, lie)
+        yield f"lie: {lie}", "A lie is repaired, named, or found by comparing.", trouble
     yield "threads", "Faults in one thread do not reach another.", _threads
 
 
@@ -289,7 +268,7 @@ def try_scenario(scenario: Scenario, device: Device, graphs: Callable[[], list[G
         with Resources.unchanged(scenario.name):
             scenario.trouble(device, subjects)
 
-    outcome, message = judge(work)
+    outcome, message = promise.judge(work)
     seconds = time.perf_counter() - began
     return Result(scenario.name, outcome, message, seconds, device.name, scenario.rule)
 

@@ -13,23 +13,13 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock import ir
 from penstock.hal import Device
-from penstock.ir import (
-    AttributeValue,
-    DType,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    NDArray,
-    Operand,
-    Quantization,
-    Shape,
-)
 from penstock.ir.builder import SubgraphBuilder
 from penstock.testing.contract.promise import NotCovered
 
-F32: Final = DType.FLOAT32
-UNIT: Final = Quantization((1.0,), (0,))
+F32: Final = ir.DType.FLOAT32
+UNIT: Final = ir.Quantization((1.0,), (0,))
 UNHEARD_OF: Final = "penstock-contract-unheard-of"
 
 
@@ -37,9 +27,9 @@ class Case(Struct, frozen=True):
     """A model, one set of inputs, and the expected outputs."""
 
     name: str
-    model: Model
-    inputs: tuple[NDArray, ...]
-    outputs: tuple[NDArray, ...]
+    model: ir.Model
+    inputs: tuple[ir.NDArray, ...]
+    outputs: tuple[ir.NDArray, ...]
 
     @property
     def is_dynamic(self) -> bool:
@@ -50,7 +40,7 @@ class Case(Struct, frozen=True):
         )
 
 
-def _numbers(*shape: int, start: int = -5) -> NDArray:
+def _numbers(*shape: int, start: int = -5) -> ir.NDArray:
     count = int(np.prod(shape))
     return ((np.arange(count) * 7 + start) % 13 - 6).astype(np.float32).reshape(shape)
 
@@ -58,20 +48,20 @@ def _numbers(*shape: int, start: int = -5) -> NDArray:
 def _single(
     name: str,
     kind: str,
-    inputs: Sequence[NDArray],
-    answer: NDArray,
-    constants: Sequence[NDArray | None] = (),
-    attributes: Mapping[str, AttributeValue] | None = None,
-    quantization: Quantization | None = None,
+    inputs: Sequence[ir.NDArray],
+    answer: ir.NDArray,
+    constants: Sequence[ir.NDArray | None] = (),
+    attributes: Mapping[str, ir.AttributeValue] | None = None,
+    quantization: ir.Quantization | None = None,
 ) -> Case:
     """One operation of *inputs*, followed by *constants* (None: omitted)."""
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     given: list[int | None] = [
-        b.input(DType(a.dtype.name), a.shape, name, quantization)
+        b.input(ir.DType(a.dtype.name), a.shape, name, quantization)
         for a, name in zip(inputs, "xy", strict=False)
     ]
     given += [None if k is None else b.constant(k, f"k{i}") for i, k in enumerate(constants)]
-    output = (DType(answer.dtype.name), answer.shape, quantization)
+    output = (ir.DType(answer.dtype.name), answer.shape, quantization)
     model = b.build(b.operation(kind, given, [output], attributes))
     return Case(name, model, tuple(inputs), (answer,))
 
@@ -107,7 +97,7 @@ def _singles() -> Iterator[Case]:
     # A 1x1 convolution: a matrix product at every pixel.
     x, w, k = _numbers(1, 4, 5, 3), _numbers(6, 1, 1, 3, start=2), _numbers(6)
     answer = np.einsum("bhwi,oi->bhwo", x, w[:, 0, 0]) + k
-    steps: dict[str, AttributeValue] = {"stride_w": 1, "stride_h": 1, "padding": "VALID"}
+    steps: dict[str, ir.AttributeValue] = {"stride_w": 1, "stride_h": 1, "padding": "VALID"}
     yield _single("conv_2d", "CONV_2D", [x], answer.astype(np.float32), [w, k], steps)
     # The probabilities are powers of two, exact in every engine. Values far below the largest have
     # probability 0.
@@ -119,13 +109,13 @@ def _singles() -> Iterator[Case]:
     answer = np.array([127, -128, -2, 0], np.int8)
     yield _single("add_int8", "ADD", [u, v], answer, (), None, UNIT)
     u, v, answer = ((a.astype(np.int16) + 128).astype(np.uint8) for a in (u, v, answer))
-    yield _single("add_uint8", "ADD", [u, v], answer, (), None, Quantization((1.0,), (128,)))
+    yield _single("add_uint8", "ADD", [u, v], answer, (), None, ir.Quantization((1.0,), (128,)))
     u = np.array([[1, -2], [70000, 4]], np.int32)
     yield _single("add_int32", "ADD", [u, u], u * 2)
 
 
 def chain() -> Case:
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x = b.input(F32, (4, 4), "x")
     for index in range(6):
         (x,) = b.operation("RELU" if index % 2 else "ADD", [x] * (2 - index % 2), [(F32, (4, 4))])
@@ -135,7 +125,7 @@ def chain() -> Case:
 
 def diamond() -> Case:
     """A model with two outputs; the model itself also reads one of them."""
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x = b.input(F32, (3, 4), "x")
     (r,) = b.operation("RELU", [x], [(F32, (3, 4))])
     (s,) = b.operation("ADD", [r, x], [(F32, (3, 4))])
@@ -147,7 +137,7 @@ def diamond() -> Case:
 
 def passthrough() -> Case:
     """A model whose outputs include an input and a constant."""
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x, k = b.input(F32, (3,), "x"), b.constant(_numbers(3, start=4), "k")
     (y,) = b.operation("ADD", [x, k], [(F32, (3,))])
     v, c = _numbers(3), _numbers(3, start=4)
@@ -156,9 +146,9 @@ def passthrough() -> Case:
 
 def state() -> Case:
     """A counter: the state input plus the input is output and state output."""
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x = b.input(F32, (2,), "x")
-    before = b.operand(Operand(F32, (2,), Lifetime.SUBGRAPH_INPUT, "before"))
+    before = b.operand(ir.Operand(F32, (2,), ir.Lifetime.SUBGRAPH_INPUT, "before"))
     (after,) = b.operation("ADD", [before, x], [(F32, (2,))])
     (shown,) = b.operation("RELU", [after], [(F32, (2,))])
     b.state(b.variable("count", F32, (2,)), before, after)
@@ -168,8 +158,8 @@ def state() -> Case:
 
 def dynamic() -> Case:
     """The number of rows is known only at run time."""
-    b = ModelBuilder()
-    shape: Shape = (None, 3)
+    b = ir.ModelBuilder()
+    shape: ir.Shape = (None, 3)
     x = b.input(F32, shape, "x")
     (y,) = b.operation("ADD", [x, x], [(F32, shape)])
     (z,) = b.operation("RELU", [y], [(F32, shape)])
@@ -181,7 +171,7 @@ def branch() -> Case:
     """IF: the sum of x and x, or RELU of x."""
     x = _numbers(3)
     inputs = np.array(False), x
-    return Case("branch", branching(ModelBuilder(), "RELU"), inputs, (np.maximum(x, 0),))
+    return Case("branch", branching(ir.ModelBuilder(), "RELU"), inputs, (np.maximum(x, 0),))
 
 
 def loop() -> Case:
@@ -202,7 +192,7 @@ def counted() -> Case:
     return Case("counted", looping(step=1.0, start=2.0), (x,), (x * 8,))
 
 
-def branching(b: ModelBuilder, otherwise: str) -> Model:
+def branching(b: ir.ModelBuilder, otherwise: str) -> ir.Model:
     """IF: x + x, or one operation *otherwise* (RELU, or CUSTOM with an unknown code) of x."""
     attributes = {"custom_code": UNHEARD_OF} if otherwise == "CUSTOM" else None
     return choosing(
@@ -214,12 +204,12 @@ def branching(b: ModelBuilder, otherwise: str) -> Model:
 
 
 def choosing(
-    b: ModelBuilder,
+    b: ir.ModelBuilder,
     shape: tuple[int, ...],
     *branches: Callable[[SubgraphBuilder, int], Sequence[int]],
-) -> Model:
+) -> ir.Model:
     """IF on float32 values of *shape*; each branch adds the operations on its input."""
-    chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(F32, shape, "x")
+    chosen, x = b.input(ir.DType.BOOL, (), "chosen"), b.input(F32, shape, "x")
     targets = []
     for name, branch in zip(("then", "else"), branches, strict=True):
         inner = b.subgraph(name)
@@ -228,12 +218,12 @@ def choosing(
     return b.build(b.operation("IF", [chosen, x], [(F32, shape)], references))
 
 
-def looping(step: float, start: float | None = None) -> Model:
+def looping(step: float, start: float | None = None) -> ir.Model:
     """WHILE a counter, incremented by *step*, is below 5: x + x. With step 0 it never ends.
 
     The counter is an input and an output. With *start* it starts at that constant instead.
     """
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     if start is None:
         counter = b.input(F32, (1,), "counter")
     else:
@@ -242,7 +232,7 @@ def looping(step: float, start: float | None = None) -> Model:
     condition = b.subgraph("condition")
     i, _ = condition.input(F32, (1,), "i"), condition.input(F32, (2, 2), "x")
     limit = condition.constant(np.array([5], np.float32))
-    at_limit = condition.operation("LESS", [i, limit], [(DType.BOOL, (1,))])
+    at_limit = condition.operation("LESS", [i, limit], [(ir.DType.BOOL, (1,))])
     body = b.subgraph("body")
     i, y = body.input(F32, (1,), "i"), body.input(F32, (2, 2), "x")
     raised = body.operation("ADD", [i, body.constant(np.array([step], np.float32))], [(F32, (1,))])
@@ -256,16 +246,16 @@ def looping(step: float, start: float | None = None) -> Model:
     return b.build(made if start is None else made[1:])
 
 
-def unheard_of() -> Model:
+def unheard_of() -> ir.Model:
     """A model of one custom operation that no driver implements."""
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x = b.input(F32, (2,), "x")
     return b.build(b.operation("CUSTOM", [x], [(F32, (2,))], {"custom_code": UNHEARD_OF}))
 
 
 def empty() -> Case:
     """Tensors with no rows."""
-    b = ModelBuilder()
+    b = ir.ModelBuilder()
     x, k = b.input(F32, (0, 3), "x"), b.constant(_numbers(3), "k")
     (y,) = b.operation("ADD", [x, k], [(F32, (0, 3))])
     out = b.operation("RELU", [y], [(F32, (0, 3))])
@@ -331,7 +321,7 @@ def one_case(device: Device) -> Case:
     return static_cases(device)[0]
 
 
-def with_other_inputs(case: Case, seed: int) -> tuple[NDArray, ...]:
+def with_other_inputs(case: Case, seed: int) -> tuple[ir.NDArray, ...]:
     """Inputs for *case* of the same shapes, with other values.
 
     They are rolled by *seed*; an odd seed also negates signed ones.
@@ -340,7 +330,7 @@ def with_other_inputs(case: Case, seed: int) -> tuple[NDArray, ...]:
     return tuple(-a if seed % 2 and a.dtype.kind in "fi" else a for a in rolled)
 
 
-def renamed(model: Model, prefix: str) -> Model:
+def renamed(model: ir.Model, prefix: str) -> ir.Model:
     """*model* with other operand names: equal, but a different object."""
     entry = model.entry
     operands = tuple(replace(o, name=prefix + o.name) for o in entry.operands)

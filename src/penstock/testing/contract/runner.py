@@ -26,23 +26,13 @@ from penstock.testing.contract import (
     memory_domain_runs,
     memory_kinds,
     prepare,
+    promise,
     support,
-)
-from penstock.testing.contract.promise import (
-    VALUE_CHECKS,
-    Check,
-    NotCovered,
-    Outcome,
-    Report,
-    Suite,
-    describe,
-    judge,
-    rule_of,
 )
 from penstock.testing.devices import some_usable_devices
 from penstock.testing.supervised import Answer, Case, collect
 
-_SUITES: Final[Mapping[str, Suite]] = {
+_SUITES: Final[Mapping[str, promise.Suite]] = {
     suite.name: suite
     for suite in (
         support.SUITE,
@@ -62,12 +52,12 @@ _SUITES: Final[Mapping[str, Suite]] = {
     )
 }
 
-SUITES: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
+SUITES: Final[Mapping[str, tuple[promise.Check, ...]]] = MappingProxyType(
     {name: suite.checks for name, suite in _SUITES.items()}
 )
 """Every check, by suite, in the order in which they run."""
 
-CHECKS: Final[tuple[Check, ...]] = tuple(c for checks in SUITES.values() for c in checks)
+CHECKS: Final[tuple[promise.Check, ...]] = tuple(c for checks in SUITES.values() for c in checks)
 
 LIMIT: Final = 60.0
 """Time limit of one check in the command, in seconds."""
@@ -87,7 +77,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 
     suite: str
     check: str
-    outcome: Outcome
+    outcome: promise.Outcome
     message: str
     seconds: float
     device: str = ""
@@ -114,7 +104,7 @@ def computes(device: Device) -> bool:
 
 
 def run_check(
-    device: Device, check: Check, suite: str = "", *, limit: float | None = None
+    device: Device, check: promise.Check, suite: str = "", *, limit: float | None = None
 ) -> CheckResult:
     """Runs one check and returns its outcome; raises nothing.
 
@@ -123,12 +113,12 @@ def run_check(
     because it runs each driver in a process.
     """
     began = time.perf_counter()
-    found: list[tuple[Outcome, str]] = []
+    found: list[tuple[promise.Outcome, str]] = []
     if limit is None:
-        found.append(judge(partial(_try, device, check)))
+        found.append(promise.judge(partial(_try, device, check)))
     else:
         thread = threading.Thread(
-            target=lambda: found.append(judge(partial(_try, device, check))),
+            target=lambda: found.append(promise.judge(partial(_try, device, check))),
             name=check.__name__,
             daemon=True,
         )
@@ -136,13 +126,13 @@ def run_check(
         thread.join(limit)
     outcome, message = found[0] if found else ("failed", f"it did not end within {limit:g} s")
     seconds = time.perf_counter() - began
-    name, rule = _name_of(device), rule_of(check)
+    name, rule = _name_of(device), promise.rule_of(check)
     return CheckResult(suite, check.__name__, outcome, message, seconds, name, rule, reading(suite))
 
 
-def _try(device: Device, check: Check) -> None:
-    if check.__name__ in VALUE_CHECKS and not computes(device):
-        raise NotCovered("the device claims no performance and computes nothing")
+def _try(device: Device, check: promise.Check) -> None:
+    if check.__name__ in promise.VALUE_CHECKS and not computes(device):
+        raise promise.NotCovered("the device claims no performance and computes nothing")
     check(device)
 
 
@@ -150,7 +140,7 @@ def _name_of(device: Device) -> str:
     try:
         return str(device.name)
     except FOREIGN as error:  # a check says what is wrong with the name
-        return f"({describe(error)})"
+        return f"({promise.describe(error)})"
 
 
 def run_contract(
@@ -172,7 +162,7 @@ def run_contract(
     return results
 
 
-def every_check() -> Iterator[tuple[str, Check]]:
+def every_check() -> Iterator[tuple[str, promise.Check]]:
     """(suite, check) for every check."""
     return ((suite, check) for suite, checks in SUITES.items() for check in checks)
 
@@ -184,7 +174,7 @@ def run(
 
     Raises `GeneralFailure` if the driver or device does not exist, or no device is usable.
     """
-    rules = {check.__name__: rule_of(check) for check in CHECKS}
+    rules = {check.__name__: promise.rule_of(check) for check in CHECKS}
 
     def lost(answer: Answer) -> CheckResult:
         device, suite, check = answer.label.split("\t")
@@ -213,7 +203,7 @@ def cases(driver: str) -> list[Case]:
     return made
 
 
-def _answer(device: Device, check: Check, suite: str) -> bytes:
+def _answer(device: Device, check: promise.Check, suite: str) -> bytes:
     return msgspec.msgpack.encode(run_check(device, check, suite))
 
 
@@ -225,7 +215,7 @@ def _closing(device: Device, answer: Callable[[], bytes]) -> bytes:
 
 def summary(driver: str, results: Sequence[CheckResult]) -> str:
     """The last line of a table. If few checks were covered, it says why."""
-    report = Report.of(results)
+    report = promise.Report.of(results)
     line = report.summary(driver)
     if report.not_covered < MOSTLY * len(results):
         return line

@@ -11,16 +11,15 @@ from penstock.errors import DriverError, GeneralFailure, InvalidArgument
 from penstock.hal import ACCURACY_RANK, HAL_VERSION, Device, DeviceType, PrepareConfig, Support
 from penstock.hal.capabilities import fault_of
 from penstock.ir import ModelBuilder
-from penstock.testing.contract.cases import (
-    branch,
-    branching,
-    every_case,
-    is_supported,
-    renamed,
-    supported_cases,
-    unheard_of,
+from penstock.testing.contract import cases
+from penstock.testing.contract.promise import (
+    NotCovered,
+    Suite,
+    Violation,
+    describe,
+    refused,
+    require,
 )
-from penstock.testing.contract.promise import NotCovered, Suite, require
 
 SUITE: Final = Suite("support", "saying-no-with-a-reason", "Device.supported_operations")
 
@@ -94,7 +93,7 @@ def check_check_gives_a_reason(device: Device) -> None:
 
 @SUITE.check
 def check_support_has_one_answer_per_operation(device: Device) -> None:
-    for case in every_case():
+    for case in cases.every_case():
         answers = device.supported_operations(case.model)
         require(
             len(answers) == len(case.model.operations),
@@ -107,7 +106,7 @@ def check_support_has_one_answer_per_operation(device: Device) -> None:
 @SUITE.check
 def check_support_gives_reasons(device: Device) -> None:
     """A rejection has a reason. An acceptance has none, and names an accuracy class."""
-    for model in [*(c.model for c in every_case()), unheard_of()]:
+    for model in [*(c.model for c in cases.every_case()), cases.unheard_of()]:
         for answer in device.supported_operations(model):
             require(answer.supported or answer.reason, "a no without a reason")
             require(not answer.supported or not answer.reason, f"a yes with {answer.reason!r}")
@@ -117,22 +116,20 @@ def check_support_gives_reasons(device: Device) -> None:
 @SUITE.check
 def check_support_is_pure(device: Device) -> None:
     """Equal models, whatever their names, get equal answers, and are not changed."""
-    for case in every_case():
+    for case in cases.every_case():
         digest = case.model.digest
         first = list(device.supported_operations(case.model))
         require(first == list(device.supported_operations(case.model)), f"{case.name}: two answers")
-        again = device.supported_operations(renamed(case.model, "other_"))
-        same = [(a.supported, a.accuracy) for a in first] == [
-            (a.supported, a.accuracy) for a in again
-        ]
-        require(same, f"{case.name}: an equal model gets another answer")
+        again = device.supported_operations(cases.renamed(case.model, "other_"))
+        one, other = ([(a.supported, a.accuracy) for a in answers] for answers in (first, again))
+        require(one == other, f"{case.name}: an equal model gets another answer")
         require(replace(case.model).digest == digest, f"{case.name}: the model was changed")
 
 
 @SUITE.check
 def check_support_from_many_threads(device: Device) -> None:
     """Answers do not depend on other threads' calls."""
-    models = [case.model for case in every_case()]
+    models = [case.model for case in cases.every_case()]
     alone = [list(device.supported_operations(m)) for m in models]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda m: list(device.supported_operations(m)), models * 8))
@@ -142,33 +139,29 @@ def check_support_from_many_threads(device: Device) -> None:
 @SUITE.check
 def check_supported_models_prepare(device: Device) -> None:
     """A model whose every operation is supported can be prepared."""
-    for case in supported_cases(device):
-        failure: DriverError | None = None
+    for case in cases.supported_cases(device):
         try:
             device.prepare_model(case.model, PrepareConfig()).close()
         except DriverError as error:
-            failure = error
-        require(failure is None, f"{case.name}: said yes, then {type(failure).__name__}: {failure}")
+            raise Violation(f"{case.name}: said yes, then {describe(error)}") from error
 
 
 @SUITE.check
 def check_refused_models_do_not_prepare(device: Device) -> None:
     """A model with an unsupported operation is rejected, and the error names the operation."""
     refusing = 0
-    for model in [*(c.model for c in every_case()), unheard_of()]:
+    for model in [*(c.model for c in cases.every_case()), cases.unheard_of()]:
         answers = device.supported_operations(model)
         wanted = [o for o, a in zip(model.operations, answers, strict=True) if not a.supported]
         if not wanted:
             continue
         refusing += 1
-        try:
+        what = f"{wanted[0].type}, which its answer refuses,"
+        with refused(what, InvalidArgument, GeneralFailure) as refusals:
             device.prepare_model(model, PrepareConfig()).close()
-        except (InvalidArgument, GeneralFailure) as error:
-            names = {o.type for o in wanted}
-            named = any(n in str(error) for n in names)
-            require(named, f"the refusal of {', '.join(sorted(names))} does not name it: {error}")
-        else:
-            require(False, f"{wanted[0].type} was refused by its answer, and then prepared")
+        names, error = {o.type for o in wanted}, refusals[0]
+        named = any(n in str(error) for n in names)
+        require(named, f"the refusal of {', '.join(sorted(names))} does not name it: {error}")
     if not refusing:
         raise NotCovered("it supports everything")
 
@@ -176,9 +169,9 @@ def check_refused_models_do_not_prepare(device: Device) -> None:
 @SUITE.check
 def check_control_flow_needs_its_subgraphs(device: Device) -> None:
     """An IF with an unsupported branch is rejected, even if the device supports IF."""
-    if not is_supported(device, branch()):
+    if not cases.is_supported(device, cases.branch()):
         raise NotCovered("it does not support IF")
-    if any(answer.supported for answer in device.supported_operations(unheard_of())):
+    if any(answer.supported for answer in device.supported_operations(cases.unheard_of())):
         raise NotCovered("it supports everything")
-    (answer,) = device.supported_operations(branching(ModelBuilder(), "CUSTOM"))
+    (answer,) = device.supported_operations(cases.branching(ModelBuilder(), "CUSTOM"))
     require(not answer.supported, "an IF is supported, one of whose branches cannot run")

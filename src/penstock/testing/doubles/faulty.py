@@ -36,7 +36,11 @@ class FaultyDevice(InterceptingDevice):
     ) -> None:
         super().__init__(device, name)
         _check_methods(raise_on, "raise_on")
-        self.raise_on, self.error = dict(raise_on), _maker(error)
+        if error is errors.ErrorStatus.NONE:
+            raise errors.InputError("the status NONE is no failure")
+        if isinstance(error, errors.ErrorStatus):
+            error = errors.driver_error_classes()[error]
+        self.raise_on, self.error = dict(raise_on), error
         self.calls = dict.fromkeys(METHODS, 0)
         self._lock = threading.Lock()
 
@@ -44,7 +48,8 @@ class FaultyDevice(InterceptingDevice):
         with self._lock:
             self.calls[method] += 1
             count = self.calls[method]
-        if _is_meant(self.raise_on.get(method, ()), count):
+        when = self.raise_on.get(method, ())
+        if when == "always" or count in ((when,) if isinstance(when, int) else when):
             raise self.error(f"{self.name}: {method} fails at call {count}, as told")
         return proceed()
 
@@ -55,20 +60,6 @@ def _check_methods(given: Mapping[str, object], what: str) -> None:
         raise errors.InputError(
             f"no method of a device is named {', '.join(sorted(map(str, unknown)))}"
         )
-
-
-def _maker(error: errors.ErrorStatus | Callable[[str], Exception]) -> Callable[[str], Exception]:
-    if not isinstance(error, errors.ErrorStatus):
-        return error
-    if error is errors.ErrorStatus.NONE:
-        raise errors.InputError("the status NONE is no failure")
-    return errors.driver_error_classes()[error]
-
-
-def _is_meant(when: When, count: int) -> bool:
-    if when == "always":
-        return True
-    return count == when if isinstance(when, int) else count in when
 
 
 class SlowDevice(InterceptingDevice):
@@ -96,9 +87,8 @@ class SlowDevice(InterceptingDevice):
         self._sleep, self._clock_ns = sleep, clock_ns
 
     def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
-        configs = [a for a in arguments if isinstance(a, ExecutionConfig | PrepareConfig)]
-        if self.heedless:
-            configs = []
+        kinds = () if self.heedless else (ExecutionConfig, PrepareConfig)
+        configs = [a for a in arguments if isinstance(a, kinds)]
         end = self._clock_ns() + self.seconds.get(method, 0.0) * 1e9
         while self._clock_ns() < end:
             for config in configs:

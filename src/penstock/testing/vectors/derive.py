@@ -169,23 +169,13 @@ def inputs_as_internal(run: Run, indexes: tuple[int, ...]) -> Run:
     listed = list(main.inputs)
     leading: list[NnapiOperation] = []
     for index in indexes:
-        old = operands[index]
-        zero = np.array([old.zero_point], old.type.dtype.numpy)
-        none = NnapiOperand(
-            OperandType.INT32, (), NnapiLifetime.CONSTANT_COPY, value=bytes(4), name="activation"
-        )
-        new = len(operands)
-        operands += [
-            old,
-            replace(
-                old,
-                dimensions=(1,),
-                lifetime=NnapiLifetime.CONSTANT_COPY,
-                value=zero.tobytes(),
-                name="zero",
-            ),
-            none,
-        ]
+        old, new = operands[index], len(operands)
+        copied = NnapiLifetime.CONSTANT_COPY
+        value = np.array([old.zero_point], old.type.dtype.numpy).tobytes()
+        zero = replace(old, dimensions=(1,), lifetime=copied, value=value, name="zero")
+        int32 = OperandType.INT32
+        none = NnapiOperand(int32, (), copied, value=bytes(4), name="activation")
+        operands += [old, zero, none]
         operands[index] = replace(old, lifetime=NnapiLifetime.TEMPORARY_VARIABLE)
         leading.append(NnapiOperation("ADD", (new, new + 1, new + 2), (index,)))
         listed[listed.index(index)] = new
