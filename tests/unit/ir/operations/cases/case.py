@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.ir import Shape
 from penstock.ir.operation import AttributeValue
@@ -20,6 +21,23 @@ class Case:
     attributes: dict[str, AttributeValue]
     expected: list[Shape] | None
     """None: the shapes contradict each other."""
+
+
+def window(
+    padding: str, *strides: int, size: tuple[int, int] | None = None, **more: AttributeValue
+) -> dict[str, Any]:
+    """Attributes of a window: *strides* along width, height and depth, and *size* (width, height)
+    of a pool's filter.
+    """
+    names = "stride_w", "stride_h", "stride_d"
+    attributes: dict[str, Any] = {
+        "padding": padding,
+        **dict(zip(names, strides, strict=False)),
+        **more,
+    }
+    if size is not None:
+        attributes |= {"filter_width": size[0], "filter_height": size[1]}
+    return attributes
 
 
 def agreed(

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from penstock.ir import DType, NDArray
-from tests.unit.ir.operations.cases.case import agreed, refused
+from tests.unit.ir.operations.cases.case import agreed, refused, window
 from tests.unit.ir.operations.single import INT, ints, scalar, x
 
 
@@ -35,65 +35,12 @@ CASES: Final = (
     refused("ARG_MAX", [x(2, 3, 4), scalar(3)], outputs=[INT], output_type="INT32"),
     agreed("CUMSUM", [x(2, 3), scalar(1)], (2, 3)),
     refused("CUMSUM", [x(2, 3), scalar(5)]),
-    agreed(
-        "AVERAGE_POOL_2D",
-        [x(1, 5, 5, 2)],
-        (1, 2, 2, 2),
-        padding="VALID",
-        stride_w=2,
-        stride_h=2,
-        filter_width=3,
-        filter_height=2,
-    ),
-    agreed(
-        "AVERAGE_POOL_2D",
-        [x(1, 5, 5, 2)],
-        (1, 3, 3, 2),
-        stride_w=2,
-        stride_h=2,
-        padding="SAME",
-        filter_width=3,
-        filter_height=2,
-    ),
-    agreed(
-        "MAX_POOL_2D",
-        [x(1, 5, 5, 2)],
-        (1, 1, 4, 2),
-        padding="VALID",
-        stride_w=1,
-        stride_h=1,
-        filter_width=2,
-        filter_height=5,
-    ),
-    agreed(
-        "MAX_POOL_2D",
-        [x(1, 5, 5, 2)],
-        (1, 0, 0, 2),
-        padding="VALID",
-        stride_w=2,
-        stride_h=2,
-        filter_width=8,
-        filter_height=8,
-    ),
-    refused(
-        "MAX_POOL_2D",
-        [x(5, 5, 2)],
-        padding="VALID",
-        stride_w=2,
-        stride_h=2,
-        filter_width=2,
-        filter_height=2,
-    ),
-    agreed(
-        "L2_POOL_2D",
-        [x(2, 6, 4, 1)],
-        (2, 3, 2, 1),
-        padding="VALID",
-        stride_w=2,
-        stride_h=2,
-        filter_width=2,
-        filter_height=2,
-    ),
+    agreed("AVERAGE_POOL_2D", [x(1, 5, 5, 2)], (1, 2, 2, 2), **window("VALID", 2, 2, size=(3, 2))),
+    agreed("AVERAGE_POOL_2D", [x(1, 5, 5, 2)], (1, 3, 3, 2), **window("SAME", 2, 2, size=(3, 2))),
+    agreed("MAX_POOL_2D", [x(1, 5, 5, 2)], (1, 1, 4, 2), **window("VALID", 1, 1, size=(2, 5))),
+    agreed("MAX_POOL_2D", [x(1, 5, 5, 2)], (1, 0, 0, 2), **window("VALID", 2, 2, size=(8, 8))),
+    refused("MAX_POOL_2D", [x(5, 5, 2)], **window("VALID", 2, 2, size=(2, 2))),
+    agreed("L2_POOL_2D", [x(2, 6, 4, 1)], (2, 3, 2, 1), **window("VALID", 2, 2, size=(2, 2))),
     agreed(
         "REDUCE_WINDOW",
         [x(4, 6), scalar(0, np.float32), longs(2, 2), longs(1, 2), longs(1, 1)],
