@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support_programs import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,15 +81,7 @@ class Machine:
             # Nothing but the rules of names keeps them out.
             "PENSTOCK_ISOLATE": ",".join(f"{name}=no" for name in DRIVERS),
         }
-        ran = subprocess.run(
-            [sys.executable, *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=ROOT,
-            timeout=240,
-        )
+        ran = run_python(*arguments, env=environment, cwd=ROOT)
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
 

@@ -12,12 +12,13 @@ import json
 import os
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+from tests.support_programs import run_python
 
 LIBRARY: Final = ctypes.CDLL(None, use_errno=True)
 REMOVE: Final = 0
@@ -119,19 +120,12 @@ def main() -> None:
         listen(str(home / "datagrams"), heard)
         listen(b"\0penstock-probe", heard)
         before = state(home)
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "tests.attacks.probes",
-                home,
-                str(os.getpid()),
-                json.dumps(queues),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
+        done = run_python(
+            "-m",
+            "tests.attacks.probes",
+            home,
+            str(os.getpid()),
+            json.dumps(queues),
             env={**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{home / 'library'}"},
         )
         after = state(home)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support_programs import run_python
 
 
 def run(source: str, *search: Path) -> str:
     """What a program prints in a process of its own; *search* goes before every other directory."""
     first = f"import sys; sys.path[:0] = {[str(p) for p in search]}\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", first + source],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_python("-W", "error", "-c", first + source)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from tests.compat.divergences import DIVERGENCES
 from tests.compat.observe import SCENARIOS, observe
 from tests.compat.scenarios import load_all
 from tests.conftest import ROOT
+from tests.support_programs import run_python
 
 load_all()
 
@@ -40,13 +39,13 @@ def litert(
     names = [name for name in SCENARIOS if name in asked]
     recorder = Path(__file__).with_name("recorder.py")
     directory = tmp_path_factory.mktemp("litert")
-    done = subprocess.run(
-        [sys.executable, str(recorder), "ai_edge_litert.interpreter", str(directory), *names],
+    done = run_python(
+        recorder,
+        "ai_edge_litert.interpreter",
+        directory,
+        *names,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr

@@ -4,12 +4,12 @@ caller.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.support_programs import run_python
 
 Result = tuple[int, str, str]
 
@@ -44,15 +44,7 @@ PROGRAMS: dict[str, str | bytes] = {
 
 
 def run(*arguments: str | Path, directory: Path) -> Result:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        input="abc\n",
-        check=False,
-        timeout=120,
-    )
+    done = run_python(*arguments, cwd=directory, input="abc\n")
     return done.returncode, done.stdout, done.stderr
 
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support_programs import run_python
 
 PROGRAMS = Path(__file__).with_name("programs")
 
@@ -60,12 +60,9 @@ DETAIL = {"classify.py": ("--digits", "4"), "detect.py": (), "listen.py": ("--ev
 def run(corpus: Path, *command: str | Path) -> str:
     """What a program prints. It may write nothing else to standard error than LiteRT's own log."""
     models = corpus / "models"
-    done = subprocess.run(
-        [sys.executable, *(str(models / c) if (models / c).exists() else str(c) for c in command)],
+    done = run_python(
+        *(str(models / c) if (models / c).exists() else str(c) for c in command),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr

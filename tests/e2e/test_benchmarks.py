@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -30,6 +29,7 @@ from penstock.ir import NDArray
 from penstock.runtime.measuring import Rest
 from penstock.testing.operations import OperationCase
 from tests.conftest import ROOT
+from tests.support_programs import run_python
 
 
 def test_subjects_take_turns_and_no_one_is_always_first() -> None:
@@ -65,13 +65,8 @@ def test_a_row_knows_whether_its_limit_holds(
 
 
 def test_the_table_and_the_json_say_the_same(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "overhead", "--quick", "--json", tmp_path / "b.json"],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
+    result = run_python(
+        "-m", "benchmarks", "overhead", "--quick", "--json", tmp_path / "b.json", cwd=ROOT
     )
     written = json.loads((tmp_path / "b.json").read_text("utf-8"))
     assert result.returncode == (1 if any(r["met"] is False for r in written["rows"]) else 0), (
@@ -100,14 +95,7 @@ def test_operations_are_compared_with_those_of_litert(
 
 
 def test_a_name_that_is_no_benchmark_is_refused() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "flying"],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-    )
+    result = run_python("-m", "benchmarks", "flying", cwd=ROOT)
     assert result.returncode == 2
     assert "flying" in result.stderr
 

@@ -22,6 +22,7 @@ from examples.camera.producer import HEIGHT, WIDTH, StandIn, open_source, serve,
 from penstock.testing import assert_no_copies
 from penstock.testing.resources import Resources
 from tests.conftest import ROOT
+from tests.support_programs import run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are passed on Linux")
 
@@ -116,14 +117,7 @@ def test_page_of_the_camera_example_shows_its_output() -> None:
     page = (ROOT / "examples" / "camera" / "README.md").read_text("utf-8")
     command, _, rest = page.partition("$ python -m examples.camera.consumer --frames 3\n")
     assert command != page
-    result = subprocess.run(
-        [sys.executable, "-m", "examples.camera.consumer", "--frames", "3"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    result = run_python("-m", "examples.camera.consumer", "--frames", "3", cwd=ROOT, check=True)
     assert result.stderr == ""
     assert rest.startswith(result.stdout)
 

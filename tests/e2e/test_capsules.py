@@ -15,6 +15,7 @@ import pytest
 from penstock.export.tflite import write
 from penstock.ir import DType, ModelBuilder, Operand
 from tests.e2e.conftest import Program
+from tests.support_programs import run_python
 
 DRIVER = """
 from penstock.drivers.sample import create as sample
@@ -120,17 +121,10 @@ def test_an_oversized_file_is_refused_without_being_read(program: Program, tmp_p
 def test_a_program_that_ends_at_once_still_finds_the_fault_if_it_closes(
     program: Program, place: Path, environment: dict[str, str]
 ) -> None:
-    import subprocess
-    import sys
 
     source = PROGRAM + "compiled.close()\n"
-    ran = subprocess.run(
-        [sys.executable, "-c", source, str(place / "secret_network.tflite")],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | environment,
+    ran = run_python(
+        "-c", source, str(place / "secret_network.tflite"), env=os.environ | environment
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     doctor = program("doctor", "--json", **environment)
@@ -151,21 +145,14 @@ def test_a_program_that_ends_at_once_still_finds_the_fault_if_it_closes(
 def test_a_program_that_ends_without_closing_does_not_wait(
     place: Path, environment: dict[str, str]
 ) -> None:
-    import subprocess
-    import sys
 
     slow = DRIVER.replace(
         'WrongDevice(sample(), "ADD", name="wrong")',
         'SlowDevice(WrongDevice(sample(), "ADD", name="wrong"), {"execute": 0.2})',
     ).replace("import WrongDevice", "import SlowDevice, WrongDevice")
     (place / "site" / "wrong_driver.py").write_text(slow)
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(place / "secret_network.tflite")],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | environment,
+    ran = run_python(
+        "-c", PROGRAM, str(place / "secret_network.tflite"), env=os.environ | environment
     )
     assert (ran.returncode, ran.stderr) == (0, "")
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.support_programs import run_python
 
 TEMPLATE: Final = ROOT / "examples" / "driver-package"
 TIMEOUT: Final = 300
@@ -84,15 +83,7 @@ class Installed:
         self.environment = {**kept, "PYTHONPATH": os.pathsep.join(paths)}
 
     def __call__(self, *words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *words],
-            cwd=self.source,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=TIMEOUT,
-        )
+        done = run_python(*words, cwd=self.source, env=self.environment, timeout=TIMEOUT)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

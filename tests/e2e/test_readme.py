@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 
 from penstock.cli.main import app
 from tests.conftest import ROOT
+from tests.support_programs import run_python
 
 README = (ROOT / "README.md").read_text("utf-8")
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
@@ -16,14 +15,8 @@ TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 
 def run(code: str) -> str:
     """What the *code* prints."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PENSTOCK_DEVICES": "reference"},
-        timeout=120,
+    return run_python(
+        "-c", code, check=True, cwd=ROOT, env=os.environ | {"PENSTOCK_DEVICES": "reference"}
     ).stdout
 
 

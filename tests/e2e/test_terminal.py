@@ -5,12 +5,12 @@ nothing behind.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support_programs import run_python
 from tests.support_terminal import on_terminal
 
 if sys.platform == "win32":
@@ -54,7 +54,5 @@ def test_json_on_a_terminal_is_still_one_object(digits: Path) -> None:
 
 def test_help_needs_neither_numpy_nor_pillow() -> None:
     code = "import sys, penstock.cli.main; print(*sorted({'numpy', 'PIL'} & set(sys.modules)))"
-    result = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
+    result = run_python("-c", code, check=True)
     assert result.stdout == "\n"

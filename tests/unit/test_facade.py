@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 
 import pytest
+
+from tests.support_programs import run_python
 
 PACKAGES = ("penstock.execution", "penstock.hal", "penstock.ir")
 
@@ -30,5 +30,5 @@ def test_package_loads_submodules_on_first_use() -> None:
         "import sys; from penstock.ir import DType;"
         "print('penstock.ir.types' in sys.modules, 'penstock.ir.model' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     assert done.stdout.split() == ["True", "False"]

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from penstock.logs import Log, keep_quiet
+from tests.support_programs import run_python
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning"])
@@ -51,7 +52,7 @@ def test_quiet_once_is_quiet() -> None:
 )
 def test_process_prints_warnings_to_stderr(program: str, printed: str) -> None:
     code = f"import penstock; from penstock.logs import Log; LOG = Log('penstock.here'); {program}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     assert (done.stdout, done.stderr.strip()) == ("", printed)
 
 

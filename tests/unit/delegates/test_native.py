@@ -9,7 +9,6 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from penstock.delegates import DelegateNotLoaded, NativeDelegate
 from penstock.errors import DelegateError, NotAvailable
 from penstock.testing.contract.delegates import Subject, run_delegate_contract
 from tests.support_forks import in_child
+from tests.support_programs import run_python
 from tests.unit.delegates import graphs
 from tests.unit.loaders.files import FileBuilder, accumulator, svdf
 
@@ -298,7 +298,7 @@ made.invoke()
 assert made.get_tensor(1).tolist() == [1.0, 4.0], made.get_tensor(1)
 again = load_delegate({library!r})
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -21,6 +19,7 @@ from penstock.hal import HostMemory, Request
 from penstock.ir import DType, Model, ModelBuilder, NDArray
 from tests import support_onnxruntime, support_openvino
 from tests.support_operations import F32
+from tests.support_programs import run_python
 
 
 class Engine(NamedTuple):
@@ -133,14 +132,7 @@ MODEL: Final = (
 
 def words_of(program: str) -> list[str]:
     """What *program* prints in a process of its own, by words."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env=os.environ,
-    )
+    done = run_python("-W", "ignore", "-c", program, env=os.environ)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
 
 import pytest
 
 from penstock.driverkit.lazy_engine import LeftInChildren
+from tests.support_programs import run_python
 
 PROGRAM = """
 import gc, os, sys
@@ -43,9 +42,7 @@ del known
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 def test_a_child_destroys_none_of_them_even_when_it_ends() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_python("-c", PROGRAM, check=True)
     assert sorted(done.stdout.split("\n")) == ["", "known parent", "late child", "other child",
         "other parent"]  # fmt: skip
 

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ import penstock
 from penstock import errors
 from penstock.hal import CancelToken, Capabilities, ExecutionConfig, HostMemory, Request
 from penstock.ir import NDArray
+from tests.support_programs import run_python
 from tests.unit.execution.fakes import NumpyDevice, accumulator, add_relu, f32
 
 
@@ -335,13 +335,7 @@ class TestLifetime:
     def test_after_fork_the_child_gets_an_error_at_once(self) -> None:
         # In a process of its own: what other tests left running has no part in the fork.
         code = "from tests.unit.execution.test_compiled import _use_after_fork; _use_after_fork()"
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = run_python("-W", "ignore::DeprecationWarning", "-c", code)
         assert (done.returncode, done.stdout) == (0, "StateError,StateError"), done.stderr
 
     def test_pickles_as_a_recipe(self) -> None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from typing import Any
 
 import pytest
+
+from tests.support_programs import run_python
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="drivers run in processes of their own on Linux only"
@@ -46,13 +47,7 @@ print(json.dumps([os.WIFSIGNALED(status), status]))
 
 def launched(how: str, end: str = "7") -> tuple[list[Any], list[Any]]:
     """What the driver's process says of itself, and its parent of its end."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, how, end],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", PROGRAM, how, end)
     assert done.returncode == 0, done.stderr
     said, ended = map(json.loads, done.stdout.splitlines())
     return said, ended

@@ -4,7 +4,6 @@ its deadline.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ipc.system import PatientThread
+from tests.support_programs import run_python
 
 CLIENT = """
 import os, resource, sys, time
@@ -55,14 +55,7 @@ def test_a_client_without_memory_has_an_error_by_the_deadline(tmp_path: Path) ->
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", CLIENT, env=environment)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 

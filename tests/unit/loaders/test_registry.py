@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import gc
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from penstock.errors import InputError, NotAModel
 from penstock.loaders import Source
 from penstock.memory import sealed_file
 from tests.conftest import open_descriptors
+from tests.support_programs import run_python
 from tests.unit.loaders.files import FileBuilder
 
 WEIGHTS = np.arange(40_000, dtype=np.float32)
@@ -74,13 +73,7 @@ def test_truncating_a_loaded_file_changes_nothing(path: Path) -> None:
         "print(int(model.constant(model.operands[1]).sum()), model.digest.hex()[:8])\n"
     )
     expected = f"{int(WEIGHTS.sum())} {loaders.load(path).digest.hex()[:8]}"
-    done = subprocess.run(
-        [sys.executable, "-c", program, path],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", program, path)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, expected, "")
 
 

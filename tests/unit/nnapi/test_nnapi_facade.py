@@ -6,13 +6,12 @@ import importlib
 import inspect
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from penstock import nnapi
+from tests.support_programs import run_python
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "nnapi.md"
 
@@ -20,9 +19,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "nnapi.md"
 def loaded(code: str) -> list[str]:
     """The modules that are there after *code*, in a process of its own."""
     program = f"import sys\n{code}\nprint(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program, check=True)
     return done.stdout.split()
 
 

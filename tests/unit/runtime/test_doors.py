@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 import tracemalloc
 
@@ -14,6 +12,7 @@ import pytest
 import penstock
 from penstock import errors
 from penstock.ir import DType, ModelBuilder, Operand, Signature
+from tests.support_programs import run_python
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
 
 
@@ -124,7 +123,7 @@ def test_the_library_prints_nothing_and_logs_under_its_name() -> None:
         "def_ = penstock.compile(add_relu(), devices=[NumpyDevice()]);"
         "x = np.ones((2, 3), np.float32); def_(x, x).receipt; def_.close()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     assert (done.stdout, done.stderr) == ("", "")
     handlers = logging.getLogger("penstock").handlers
     assert any(isinstance(h, logging.NullHandler) for h in handlers)

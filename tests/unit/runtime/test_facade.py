@@ -3,10 +3,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import subprocess
 import sys
 
 import penstock
+from tests.support_programs import run_python
 
 ENGINES = ("openvino", "onnxruntime", "ai_edge_litert", "llvmlite", "typer", "rich", "PIL")
 
@@ -21,7 +21,7 @@ def test_every_public_name_is_what_the_facade_bound() -> None:
 
 def printed_by(code: str) -> str:
     """What a program of its own prints, whose modules are those that *code* loads."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     return done.stdout.strip()
 
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from penstock.errors import RegistryMissing, SealBroken
 from penstock.sealed import FileKeyStore, FileRegistry, LoadedEntry, MemoryKeyStore, Seal
 from penstock.testing.doubles import QUICK_FILES, FaultyFiles, failing
+from tests.support_programs import run_python
 from tests.support_sealed import BINDING, TOKEN, Rig
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
@@ -277,10 +276,5 @@ assert all(Process(root).hits(folder) for folder in ("cache", "more", "most"))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform does not fork")
 def test_a_forked_child_and_its_parent_stay_of_one_key(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(tmp_path), str(Path(__file__).parents[3])],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", FORKING, tmp_path, str(Path(__file__).parents[3]))
     assert done.returncode == 0, done.stderr

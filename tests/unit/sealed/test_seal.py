@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +28,7 @@ from penstock.sealed import (
     state_directory,
 )
 from penstock.testing.doubles import FaultyFiles, failing
+from tests.support_programs import run_python
 from tests.support_sealed import BINDING, PROGRAM, TOKEN, Opened, Rig
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
@@ -398,13 +398,7 @@ def test_a_hit_does_not_import_what_saving_needs(tmp_path: Path) -> None:
     rig = Rig(tmp_path, program=PROGRAM[:1], weights=())
     assert rig.saved()
     root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", HIT, str(rig.state), str(rig.paths()[0])],
-        capture_output=True,
-        text=True,
-        cwd=root,
-        check=False,
-    )
+    done = run_python("-c", HIT, str(rig.state), str(rig.paths()[0]), cwd=root)
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
@@ -413,9 +407,7 @@ def test_importing_it_loads_neither_numpy_nor_a_key_store_nor_the_blob_cache() -
         "import sys, penstock.sealed; "
         "print(sorted({'numpy', 'keyring', 'penstock.blobcache'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", script, check=True)
     assert done.stdout == "[]\n"
 
 

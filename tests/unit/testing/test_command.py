@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from penstock.testing import __main__ as command, contract, supervised
 from penstock.testing.contract.promise import PAGE, rule_of, show
 from penstock.testing.contract.runner import reading, summary
 from penstock.testing.devices import find_devices
+from tests.support_programs import run_python
 
 
 def test_json_is_one_object_of_counts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,13 +267,7 @@ def test_wrong_usage_is_exit_code_2(
 
 
 def test_the_module_runs() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock.testing", "contract", "null", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    done = run_python("-m", "penstock.testing", "contract", "null", "--json", check=True)
     assert json.loads(done.stdout)["failed"] == 0
     assert done.stderr == ""
 

@@ -4,8 +4,6 @@ without a cache.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +14,7 @@ import penstock
 from penstock.testing.lab import LabDevice
 from penstock.testing.lab.device import Mode
 from tests.support_lab import small
+from tests.support_programs import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 CASE = small()
@@ -50,14 +49,7 @@ print(*start(Path(sys.argv[1]), LabDevice(mode=sys.argv[2], uses=2), int(sys.arg
 
 
 def start_process(cache: Path, mode: Mode, runs: int) -> Start:
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(cache), mode, str(runs)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    done = run_python("-c", CHILD, cache, mode, runs, cwd=ROOT, check=True)
     prepared, compiles, said = done.stdout.split(maxsplit=2)
     return Start(int(prepared), int(compiles), said.strip())
 

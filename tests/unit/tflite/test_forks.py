@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Final
 
 import pytest
 
 import penstock
+from tests.support_programs import run_python
 
 ENGINES: Final = ("xnnpack", "onnxruntime-cpu", "openvino-cpu")
 
@@ -20,13 +19,7 @@ def test_a_child_goes_on(engine: str) -> None:
     usable = {d.name for d in penstock.devices() if d.usable}
     if engine not in usable:
         pytest.skip(f"{engine} cannot be used here")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.unit.tflite.forked", engine],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_python("-W", "ignore", "-m", "tests.unit.tflite.forked", engine)
     assert done.stdout.split("\n") == [
         "engine True True", "refused True", "interpreter True", "named True", "anew True",
             "child 0", "parent True", "",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from penstock.drivers.onnxruntime.rules import rule
 from penstock.ir import DType, ModelBuilder
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_operations import F32
+from tests.support_programs import run_python
 from tests.unit.driverkit.engines import ONNXRUNTIME, relu
 
 TELEMETRY = "ORT_DISABLE_TELEMETRY"
@@ -144,9 +143,7 @@ def test_telemetry_and_log_are_off_unless_the_program_came_first(imported: bool)
         "engine.onnxruntime()\n"
         "print(calls)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program, check=True)
     assert done.stdout.strip() == ("[]" if imported else "['log 4', 'telemetry']")
     assert done.stderr == ""
 
@@ -204,14 +201,7 @@ def test_onnxruntime_writes_no_user_file_and_sends_no_telemetry(
     )
     given = {k: v for k, v in os.environ.items() if k != TELEMETRY}
     given |= dict.fromkeys(HOMES, str(tmp_path)) | ({} if said is None else {TELEMETRY: said})
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-        env=given,
-    )
+    done = run_python("-W", "ignore", "-c", program, check=True, env=given)
     assert done.stdout.split("\n") == ["True", ""]
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from penstock.drivers.openvino.installation import Installation, Plugin
 from penstock.hal import PrepareConfig
 from penstock.threads import allowed_processors
 from tests.support_openvino import cpu, needs_openvino
+from tests.support_programs import run_python
 from tests.unit.driverkit.engines import relu
 
 
@@ -67,9 +66,7 @@ def test_the_engine_does_not_report_that_it_was_loaded() -> None:
         "named = [name for name in sys.modules if name.startswith('openvino_telemetry')]\n"
         "print(named, threading.active_count(), hasattr(engine.openvino(), 'convert_model'))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program, check=True)
     assert done.stdout.strip() == "[] 1 True"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +17,7 @@ from penstock.drivers.reference.program import Instruction, Program, compile_sub
 from penstock.hal import CancelToken, ExecutionConfig
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.memory.limits import MIB, check_bytes, most_bytes
+from tests.support_programs import run_python
 from tests.unit.ir_core.samples import branching_twice
 
 ONE = np.ones(2, np.float32)
@@ -189,5 +188,5 @@ def test_only_the_modules_of_a_models_operations_are_imported() -> None:
         "prefix = 'penstock.drivers.reference.'\n"
         "print([m for m in MODULES if prefix + m in sys.modules], 'ml_dtypes' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
     assert done.stdout.strip() == "['elements.relu'] False"

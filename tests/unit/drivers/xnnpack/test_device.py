@@ -19,6 +19,7 @@ from penstock.drivers.xnnpack.device import ADAPTER_VERSION, Installation, find_
 from penstock.errors import DeviceUnavailable, GeneralFailure, PlacementError
 from penstock.hal import PrepareConfig
 from penstock.ir import DType, Model
+from tests.support_programs import run_python
 from tests.support_xnnpack import F32, device, needs_litert, one, q
 
 ABSENT = Installation("", "LiteRT is not installed: pip install 'penstock-nn[xnnpack]'")
@@ -54,13 +55,7 @@ def test_the_device_is_found_by_its_entry_point() -> None:
 
 
 def python(program: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=timeout,
-    )
+    return run_python("-W", "ignore", "-c", program, check=True, timeout=timeout)
 
 
 MODEL = (
@@ -205,7 +200,5 @@ assert sys.modules["ai_edge_litert.interpreter"] is tflite
 
 
 def test_litert_is_found_behind_the_penstock_launcher() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALIASED], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = run_python("-c", ALIASED)
     assert (done.returncode, done.stdout.strip()) == (0, "xnnpack True"), done.stderr

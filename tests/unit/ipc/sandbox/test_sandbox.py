@@ -21,6 +21,7 @@ from penstock.errors import PenstockError
 from penstock.ipc import sandbox
 from penstock.ipc.sandbox import kernel, seccomp
 from penstock.ipc.sandbox.syscalls import ALLOWED, ARCHITECTURES, CHECKED, OF_ITSELF
+from tests.support_programs import run_python
 from tests.support_ring import ROOT
 
 if sys.platform != "linux":
@@ -95,14 +96,12 @@ def foreign(what: str) -> str:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tests.unit.ipc.sandbox.trying", *map(str, arguments)],
+    return run_python(
+        "-m",
+        "tests.unit.ipc.sandbox.trying",
+        *arguments,
         cwd=ROOT,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
 

@@ -17,6 +17,7 @@ if sys.platform == "win32":
     pytest.skip("descriptors of directories are Unix's", allow_module_level=True)
 
 from penstock.ipc.sandbox.policy import empty
+from tests.support_programs import run_python
 
 DEPTH: Final = 1500
 """Deeper than Python's recursion and the kernel's paths go."""
@@ -103,14 +104,12 @@ def test_a_host_starts_after_one_that_left_a_deep_tree(tmp_path: Path) -> None:
     )
 
     def start() -> str:
-        return subprocess.run(
-            [sys.executable, "-c", program],
+        return run_python(
+            "-c",
+            program,
             env={**os.environ, "PENSTOCK_STATE_DIR": str(tmp_path)},
             input="",
-            capture_output=True,
-            text=True,
             check=True,
-            timeout=60,
         ).stdout.strip()
 
     scratch = Path(start())

@@ -7,12 +7,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.support_programs import run_python
 
 ROOT: Final = Path(__file__).resolve().parents[4]
 PAGE: Final = ROOT / "docs" / "add-an-operation.md"
@@ -42,14 +42,7 @@ print(delegates.BuiltinOperator["SOFTSIGN"].value)
 
 def in_copy(copy: Path, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(copy / "src"), str(copy)))}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=copy,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(*arguments, cwd=copy, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
