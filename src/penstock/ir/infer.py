@@ -162,7 +162,7 @@ class _Inference:
         call = subgraph, tuple(inputs)
         if call not in self.known.shapes:
             if not 0 <= subgraph < len(self.model.subgraphs):
-                raise InvalidOperation(f"runs subgraph {subgraph}, which there is not")
+                raise InvalidOperation(f"runs subgraph {subgraph}, which does not exist")
             target = self.model.subgraphs[subgraph]
             if len(inputs) != len(target.inputs):
                 raise InvalidOperation(

@@ -22,7 +22,7 @@ from msgspec.structs import force_setattr, replace
 
 from penstock.arguments import check_kind
 from penstock.errors import UnknownSignature, counted
-from penstock.ir.operand import ExtensionType, Lifetime, Operand, plain_dimensions
+from penstock.ir.operand import Lifetime, Operand, plain_dimensions
 from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.subgraph import (
     NO_METADATA,
@@ -143,15 +143,9 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
         return hash(self.digest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (
-            self.subgraphs,
-            self.pools,
-            self.variables,
-            dict(self.signatures),
-            self.metadata,
-            self.main,
-        )
-        return Model, fields
+        signatures = dict(self.signatures)
+        parts = (self.subgraphs, self.pools, self.variables, signatures, self.metadata, self.main)
+        return Model, parts
 
 
 def show_model(model: ModelParts, digest: str) -> str:
@@ -238,9 +232,14 @@ def show_shape(shape: Shape) -> str:
 
 
 def show_operand(operand: Operand) -> str:
-    """`float32[1, ?, 3]`, with the scale and zero point of a quantised operand."""
+    """`float32[1, ?, 3]`, with the scale and zero point of a quantised operand; an operand of an
+    extension as `com.example.fibonacci:1[10] of 8 bytes, data <16 bytes>`.
+    """
     if operand.extension is not None:
-        return _show_extension(operand, operand.extension)
+        kind = operand.extension
+        data = f", data <{len(kind.data)} bytes>" if kind.data else ""
+        dimensions = show_shape(plain_dimensions(operand))
+        return f"{kind.name}{dimensions} of {kind.byte_size} bytes{data}"
     text = operand.dtype.value + show_shape(operand.shape)
     q = operand.quantization
     if q is None:
@@ -250,27 +249,22 @@ def show_operand(operand: Operand) -> str:
     return f"{text} ({q.scale:.6g}, {q.zero_point})"
 
 
-def _show_extension(operand: Operand, kind: ExtensionType) -> str:
-    """`com.example.fibonacci:1[10] of 8 bytes, data <16 bytes>`."""
-    data = f", data <{len(kind.data)} bytes>" if kind.data else ""
-    return f"{kind.name}{show_shape(plain_dimensions(operand))} of {kind.byte_size} bytes{data}"
-
-
 def _subgraph(subgraph: Subgraph) -> list[str]:
-    operands = subgraph.operands
-    lines = [
-        f"  input  %{i} {operands[i].name!r}: {show_operand(operands[i])}"
-        for i in subgraph.ordinary_inputs
+    def ends(kind: str, indexes: Iterable[int]) -> list[str]:
+        operands = ((i, subgraph.operands[i]) for i in indexes)
+        return [f"  {kind} %{i} {o.name!r}: {show_operand(o)}" for i, o in operands]
+
+    states = [
+        f"  state  variable {port.variable}: "
+        + " -> ".join("-" if i is None else f"%{i}" for i in (port.input, port.output))
+        for port in subgraph.states
     ]
-    for port in subgraph.states:
-        ends = " -> ".join("-" if i is None else f"%{i}" for i in (port.input, port.output))
-        lines.append(f"  state  variable {port.variable}: {ends}")
-    lines += [_operation(subgraph, operation) for operation in subgraph.operations]
-    lines += [
-        f"  output %{i} {operands[i].name!r}: {show_operand(operands[i])}"
-        for i in subgraph.ordinary_outputs
+    return [
+        *ends("input ", subgraph.ordinary_inputs),
+        *states,
+        *(_operation(subgraph, operation) for operation in subgraph.operations),
+        *ends("output", subgraph.ordinary_outputs),
     ]
-    return lines
 
 
 def _operation(subgraph: Subgraph, operation: Operation) -> str:
@@ -278,17 +272,13 @@ def _operation(subgraph: Subgraph, operation: Operation) -> str:
         operand = subgraph.operands[index]
         if operand.lifetime is Lifetime.NO_VALUE:
             return "-"
-        return f"{show_operand(operand)}" if operand.is_constant else f"%{index}"
+        return show_operand(operand) if operand.is_constant else f"%{index}"
+
+    def value(given: AttributeValue) -> str:
+        return f"<{len(given)} bytes>" if isinstance(given, bytes) else str(given)
 
     results = ", ".join(f"%{i}: {show_operand(subgraph.operands[i])}" for i in operation.outputs)
-    arguments = ", ".join(reference(i) for i in operation.inputs)
-    attributes = ", ".join(f"{k}={_value(v)}" for k, v in operation.attributes.items())
-    return f"  {results} = {operation.type}({arguments})" + (
-        f" {{{attributes}}}" if attributes else ""
-    )
-
-
-def _value(value: AttributeValue) -> str:
-    if isinstance(value, bytes):
-        return f"<{len(value)} bytes>"
-    return str(value)
+    arguments = ", ".join(map(reference, operation.inputs))
+    attributes = ", ".join(f"{k}={value(v)}" for k, v in operation.attributes.items())
+    suffix = f" {{{attributes}}}" if attributes else ""
+    return f"  {results} = {operation.type}({arguments}){suffix}"

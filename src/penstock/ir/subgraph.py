@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from penstock.errors import InvalidOperand
-from penstock.ir.operand import DataLocation, Lifetime, Operand
+from penstock.ir.operand import DataLocation, Operand
 from penstock.ir.operation import Operation
 from penstock.ir.types import (
     PACKED,
@@ -235,10 +235,3 @@ def unpack_strings(data: memoryview, shape: tuple[int, ...]) -> NDArray:
     flat.flags.writeable = False
     array: NDArray = flat.reshape(shape)
     return array
-
-
-def input_operand(
-    dtype: DType, shape: Shape, name: str = "", quantization: Quantization | None = None
-) -> Operand:
-    """A SUBGRAPH_INPUT operand."""
-    return Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, name, quantization)

@@ -7,11 +7,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.errors import DriverError, InputError, ModelError, PlacementError, StateError
 from penstock.execution.series import BoundRun

@@ -46,7 +46,6 @@ from penstock.ipc.ring import Doorbell, Layout
 from penstock.ipc.ring_server import LentPool, RingServer
 from penstock.ipc.transport import Connection
 from penstock.ir.operand import Lifetime, Operand
-from penstock.ir.subgraph import input_operand
 from penstock.ir.validate import MAX_RANK, _check_signature
 from penstock.memory import MemoryPool
 from tests import support_isolated as support
@@ -79,7 +78,7 @@ def of_any_rank() -> ir.Model:
 def endless() -> ir.Model:
     """A WHILE whose condition is true."""
     true = Operand(ir.DType.BOOL, (1,), Lifetime.CONSTANT_COPY, value=b"\1")
-    x = input_operand(ir.DType.FLOAT32, (1,), "x")
+    x = ir.Operand(ir.DType.FLOAT32, (1,), ir.Lifetime.SUBGRAPH_INPUT, "x")
     loop = ir.Operation(
         "WHILE", (0,), (1,), ir.Attributes(cond_subgraph_index=1, body_subgraph_index=2)
     )
@@ -410,7 +409,9 @@ def test_indexes_in_shared_memory_are_read_once(kind: ir.DType) -> None:
     """
     lent = np.zeros(4, kind.numpy)
     request = hal.Request((hal.HostMemory(lent),), ())
-    (bound,) = input_arrays(request, [input_operand(kind, (4,), "x")], [], copy_integers=True)
+    (bound,) = input_arrays(
+        request, [ir.Operand(kind, (4,), ir.Lifetime.SUBGRAPH_INPUT, "x")], [], copy_integers=True
+    )
     assert np.shares_memory(bound, lent) == kind.is_float
 
 

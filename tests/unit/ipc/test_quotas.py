@@ -19,7 +19,6 @@ from penstock.ipc.codec import Frame
 from penstock.ipc.quotas import MOST_THREADS, Account, Lease, Preparations, threads_of_all
 from penstock.ir import ConstantPool, DataLocation, DType, Model, Operation, Subgraph
 from penstock.ir.operand import Lifetime, Operand
-from penstock.ir.subgraph import input_operand
 from tests import support_isolated as support
 from tests.checked import does_not_raise
 from tests.unit.ipc.test_hostile_sizes import Local
@@ -75,7 +74,7 @@ def with_constants(pool: ConstantPool, *places: tuple[int, int]) -> Model:
         )
         for offset, length in places
     ]
-    x = input_operand(DType.FLOAT32, (1,), "x")
+    x = Operand(DType.FLOAT32, (1,), Lifetime.SUBGRAPH_INPUT, "x")
     made = Operand(DType.FLOAT32, (1,), Lifetime.SUBGRAPH_OUTPUT)
     graph = Subgraph((x, made, *operands), (Operation("NEG", (0,), (1,)),), (0,), (1,))
     return Model((graph,), (pool,))

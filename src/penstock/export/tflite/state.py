@@ -83,8 +83,8 @@ def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
                 or not starts_at_zero(model, model.variables[port.variable])
             ):
                 raise NotExportable(
-                    f"TFLite's {operation.type} keeps its state to itself, from zeros on; "
-                    "here it is made or used elsewhere",
+                    f"TFLite's {operation.type} keeps its state to itself, from zeros on; another "
+                    "operation of the model makes or uses this state",
                     where=where,
                 )
             if own is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.errors import NotExportable, Place
 from penstock.export.tflite.encoding import Buffers
 from penstock.export.tflite.fields import BLOCK_SCALED, OPTIONS_OF_OPERATOR, TFLITE, Field, Kind
-from penstock.export.tflite.state import SubgraphState, plan_state
+from penstock.export.tflite.state import SubgraphState, plan_state, ports_by_variable
 from penstock.interrupts import polled
 from penstock.ir.builder import pack_strings
 from penstock.ir.model import Model
@@ -117,11 +117,23 @@ def blockwise(scales: int, size: int) -> dict[str, Any]:
 OMITTED: Final = -1
 
 
+class FileParts:
+    """What the subgraphs of one file share. *numbers* has the file's index of each subgraph in
+    *order*.
+    """
+
+    def __init__(self, model: Model, order: Sequence[int]) -> None:
+        self.model = model
+        self.numbers = {index: at for at, index in enumerate(order)}
+        self.codes, self.buffers = OperatorCodes(), Buffers(model)
+        self.ports = ports_by_variable(model)
+
+
 class _Graph:
     """Tensors and operators of one subgraph of the file."""
 
-    def __init__(self, model: Model, codes: OperatorCodes, buffers: Buffers) -> None:
-        self.model, self.codes, self.buffers = model, codes, buffers
+    def __init__(self, parts: FileParts) -> None:
+        self.model, self.codes, self.buffers = parts.model, parts.codes, parts.buffers
         self.tensors: list[Values] = []
         self.operators: list[Values] = []
 
@@ -155,23 +167,13 @@ class _Graph:
 
 
 class SubgraphWriter(_Graph):
-    """Writes subgraph *index* of *model*. *numbers* has the file's index of each subgraph, *shared*
-    is `ports_by_variable`.
-    """
+    """Writes subgraph *index* of the model."""
 
-    def __init__(
-        self,
-        model: Model,
-        index: int,
-        numbers: Mapping[int, int],
-        codes: OperatorCodes,
-        buffers: Buffers,
-        shared: Counter[int],
-    ) -> None:
-        super().__init__(model, codes, buffers)
-        self.index, self.numbers = index, numbers
-        self.subgraph = model.subgraphs[index]
-        self.state: SubgraphState = plan_state(model, index, shared)
+    def __init__(self, parts: FileParts, index: int) -> None:
+        super().__init__(parts)
+        self.index, self.numbers = index, parts.numbers
+        self.subgraph = parts.model.subgraphs[index]
+        self.state: SubgraphState = plan_state(parts.model, index, parts.ports)
         self.known: dict[int, int] = {}
         self.hashtables: dict[tuple[int, int | None], int] = {}
 
@@ -394,11 +396,9 @@ def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Va
     return table
 
 
-def initial_values(
-    model: Model, writers: list[SubgraphWriter], codes: OperatorCodes, buffers: Buffers
-) -> Values:
+def initial_values(parts: FileParts, writers: list[SubgraphWriter]) -> Values:
     """A subgraph that assigns the initial value to each resource variable that has one, once."""
-    graph = _Graph(model, codes, buffers)
+    graph, model, buffers = _Graph(parts), parts.model, parts.buffers
     for index in dict.fromkeys(
         p.variable for w in writers for p in w.state.resources if has_initial_value(model, p)
     ):

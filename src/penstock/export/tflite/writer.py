@@ -10,8 +10,7 @@ from typing import Any, Final
 from penstock.errors import NotExportable
 from penstock.export.tflite.encoding import Buffers, encode
 from penstock.export.tflite.fields import TFLITE
-from penstock.export.tflite.state import ports_by_variable
-from penstock.export.tflite.subgraphs import OperatorCodes, SubgraphWriter, Values, initial_values
+from penstock.export.tflite.subgraphs import FileParts, SubgraphWriter, Values, initial_values
 from penstock.interrupts import polled
 from penstock.ir.model import Model
 from penstock.ir.validate import reachable
@@ -33,22 +32,19 @@ def write(model: Model, *, inline_limit: int = INLINE_LIMIT, outputs_first: bool
     have.
     """
     order = reachable(model, [model.main, *(s.subgraph for s in model.signatures.values())])
-    numbers = {index: at for at, index in enumerate(order)}
-    codes, buffers = OperatorCodes(), Buffers(model)
-    shared = ports_by_variable(model)
-    writers = [
-        SubgraphWriter(model, index, numbers, codes, buffers, shared) for index in polled(order)
-    ]
+    parts = FileParts(model, order)
+    buffers = parts.buffers
+    writers = [SubgraphWriter(parts, index) for index in polled(order)]
     init = len(order) if any(w.has_initial_values for w in writers) else None
     subgraphs: list[Values] = [w.table(init, outputs_first=outputs_first) for w in writers]
     if init is not None:
-        subgraphs.append(initial_values(model, writers, codes, buffers))
+        subgraphs.append(initial_values(parts, writers))
     root: dict[str, Any] = {
         "version": SCHEMA_VERSION,
-        "operator_codes": codes.tables,
+        "operator_codes": parts.codes.tables,
         "subgraphs": subgraphs,
         "description": "Penstock",
-        "signature_defs": _signatures(model, numbers, writers),
+        "signature_defs": _signatures(parts, writers),
         "metadata": [
             {"name": n, "buffer": buffers.blob(content)}
             for n, content in model.metadata.entries.items()
@@ -62,21 +58,19 @@ def write(model: Model, *, inline_limit: int = INLINE_LIMIT, outputs_first: bool
     return _with_files(file, model.metadata.files)
 
 
-def _signatures(
-    model: Model, numbers: Mapping[int, int], writers: list[SubgraphWriter]
-) -> list[Values]:
+def _signatures(parts: FileParts, writers: list[SubgraphWriter]) -> list[Values]:
     tables: list[Values] = []
-    for name, signature in model.signatures.items():
-        writer = writers[numbers[signature.subgraph]]
+    for name, signature in parts.model.signatures.items():
+        index = parts.numbers[signature.subgraph]
         inputs, outputs = (
-            [{"name": label, "tensor_index": writer.tensor_of(i)} for label, i in named]
+            [{"name": label, "tensor_index": writers[index].tensor_of(i)} for label, i in named]
             for named in (signature.inputs, signature.outputs)
         )
         tables.append({
             "inputs": inputs,
             "outputs": outputs,
             "signature_key": name,
-            "subgraph_index": numbers[signature.subgraph],
+            "subgraph_index": index,
         })  # fmt: skip
     return tables
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from penstock.errors import InvalidAttribute, InvalidOperation
-from penstock.ir.operand import EXTENSION, Lifetime, Operand
+from penstock.ir.operand import EXTENSION, Operand
 from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.types import DType, NDArray, Shape
 
@@ -140,46 +140,42 @@ class OperationSpec(Struct, frozen=True):
         written = [operands[i] for i in operation.outputs]
         if self.name not in OPAQUE:
             _check_plain(self.name, given, written)
-        self._check_ports("input", self.inputs, given)
-        self._check_ports("output", self.outputs, written)
-        self._check_vars(given, written)
+        bound: dict[str, DType] = {}
+        self._check_ports("input", self.inputs, given, bound)
+        self._check_ports("output", self.outputs, written, bound)
         self._check_attributes(operation.attributes)
         if self.require is not None:
             self.require(operation, given, written)
 
-    def _check_ports(self, kind: str, ports: tuple[Port, ...], operands: Sequence[Operand]) -> None:
+    def _check_ports(
+        self,
+        kind: str,
+        ports: tuple[Port, ...],
+        operands: Sequence[Operand],
+        bound: dict[str, DType],
+    ) -> None:
+        """*bound* has the element type of each letter, and gets those of these ports."""
         if not (ports and ports[-1].variadic) and len(operands) > len(ports):
             raise InvalidOperation(
                 f"{self.name} takes {len(ports)} {kind}s at most, not {len(operands)}"
             )
         for index, port in enumerate(ports):
-            if port.variadic:
-                break
-            missing = index >= len(operands) or operands[index].lifetime is Lifetime.NO_VALUE
-            if missing and not port.optional:
+            missing = index >= len(operands) or not operands[index].has_value
+            if missing and not port.optional and not port.variadic:
                 raise InvalidOperation(f"{self.name} needs {kind} {index} ({port.name})")
         for index, operand in enumerate(operands):
-            port = ports[min(index, len(ports) - 1)]
-            if port.types is not None and operand.dtype not in port.types and operand.has_value:
+            if not operand.has_value:
+                continue
+            port, dtype = ports[min(index, len(ports) - 1)], operand.dtype
+            if port.types is not None and dtype not in port.types:
                 raise InvalidOperation(
-                    f"{kind} {index} ({port.name}) of {self.name} cannot be {operand.dtype.value}"
+                    f"{kind} {index} ({port.name}) of {self.name} cannot be {dtype.value}"
                 )
-
-    def _check_vars(self, given: Sequence[Operand], written: Sequence[Operand]) -> None:
-        bound: dict[str, DType] = {}
-        for kind, ports, operands in (
-            ("input", self.inputs, given),
-            ("output", self.outputs, written),
-        ):
-            for index, operand in enumerate(operands):
-                port = ports[min(index, len(ports) - 1)]
-                if not port.var or not operand.has_value:
-                    continue
-                if bound.setdefault(port.var, operand.dtype) is not operand.dtype:
-                    raise InvalidOperation(
-                        f"{kind} {index} ({port.name}) of {self.name} is {operand.dtype.value}, "
-                        f"where {bound[port.var].value} is needed"
-                    )
+            if port.var and bound.setdefault(port.var, dtype) is not dtype:
+                raise InvalidOperation(
+                    f"{kind} {index} ({port.name}) of {self.name} is {dtype.value}, "
+                    f"where {bound[port.var].value} is needed"
+                )
 
     def _check_attributes(self, attributes: Mapping[str, AttributeValue]) -> None:
         known = {spec.name: spec for spec in self.attributes}

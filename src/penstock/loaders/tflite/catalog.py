@@ -7,10 +7,11 @@ lowered, renamed or left out. Only content that cannot be shown is rejected.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock import errors
 from penstock.faults import Fault, FaultCode
@@ -34,8 +35,7 @@ OPERATOR_ENTRY_MEMORY: Final = 256
 SIGNATURE_MEMORY: Final = 512
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QuantizationEntry:
+class QuantizationEntry(Struct, frozen=True, eq=False):
     """Quantisation as the file has it: *scales* float32 [n], *zero_points* int64 [n]."""
 
     scales: NDArray
@@ -47,8 +47,7 @@ class QuantizationEntry:
 NOT_QUANTIZED: Final = QuantizationEntry(np.empty(0, np.float32), np.empty(0, np.int64))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LevelEntry:
+class LevelEntry(Struct, frozen=True, eq=False):
     """One level of a sparse tensor: dense of *dense_size*, or compressed by *segments* and
     *indices*.
     """
@@ -58,8 +57,7 @@ class LevelEntry:
     indices: NDArray | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SparsityEntry:
+class SparsityEntry(Struct, frozen=True, eq=False):
     """The positions of a sparse tensor's stored values (TFLite schema, `SparsityParameters`)."""
 
     traversal_order: tuple[int, ...]
@@ -67,8 +65,7 @@ class SparsityEntry:
     levels: tuple[LevelEntry, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorEntry:
+class TensorEntry(Struct, frozen=True, eq=False):
     """One tensor. *signature* is its `shape_signature` (-1: unknown) or None. *data* is the place
     of its constant value in the file; None if it has no value.
     """
@@ -93,8 +90,7 @@ class TensorEntry:
         return constant_array((pool,), operand)
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorEntry:
+class OperatorEntry(Struct, frozen=True):
     """One operator: its name (for a custom operator, its own name) and tensor indexes, -1 for an
     omitted input. *resource* is the name of VAR_HANDLE's resource.
     """
@@ -106,8 +102,7 @@ class OperatorEntry:
     resource: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SubgraphEntry:
+class SubgraphEntry(Struct, frozen=True):
     """One subgraph, tensors by index."""
 
     name: str
@@ -117,8 +112,7 @@ class SubgraphEntry:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SignatureEntry:
+class SignatureEntry(Struct, frozen=True):
     """One signature: names to tensor indexes of *subgraph*, in the order of their names."""
 
     subgraph: int
@@ -126,8 +120,7 @@ class SignatureEntry:
     outputs: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Catalog:
+class Catalog(Struct, frozen=True, eq=False):
     """A whole file. Signatures are in the file's order, including those that `load` omits."""
 
     pool: ConstantPool

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock import errors, knobs
 from penstock.export.tflite.fields import TFLITE
@@ -196,18 +197,17 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
         quantization = read_quantization(
             tensor["quantization"], dtype, full if is_declared else None
         )
-        origin = Origin(subgraph, index)
-        name = tensor["name"] or ""
+        operand = Operand(
+            dtype,
+            full,
+            Lifetime.CONSTANT_COPY,
+            tensor["name"] or "",
+            quantization,
+            origin=Origin(subgraph, index),
+        )
         if place is None or tensor["sparsity"] is not None:
-            return Operand(
-                dtype,
-                _signature(tensor, full),
-                Lifetime.TEMPORARY_VARIABLE,
-                name,
-                quantization,
-                origin=origin,
-                shape_declared=is_declared,
-            )
+            lifetime, shape = Lifetime.TEMPORARY_VARIABLE, _signature(tensor, full)
+            return replace(operand, lifetime=lifetime, shape=shape, shape_declared=is_declared)
         file.charge(min(place.length, MAX_COPIED_VALUE))
         if tensor["is_variable"]:
             raise errors.InvalidOperand("a variable tensor cannot have a buffer")
@@ -215,13 +215,8 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
     except errors.ModelError as error:
         raise error.at(tensor_place(subgraph, index, tensor)) from None
     if place.length <= MAX_COPIED_VALUE:
-        value = bytes(file.bytes_at(place))
-        return Operand(
-            dtype, full, Lifetime.CONSTANT_COPY, name, quantization, value, origin=origin
-        )
-    return Operand(
-        dtype, full, Lifetime.CONSTANT_POOL, name, quantization, location=place, origin=origin
-    )
+        return replace(operand, value=bytes(file.bytes_at(place)))
+    return replace(operand, lifetime=Lifetime.CONSTANT_POOL, location=place)
 
 
 def quantization_fault(

@@ -15,7 +15,6 @@ from penstock.errors import GeneralFailure
 from penstock.hal import PrepareConfig
 from penstock.ir import Attributes, DType, Model, ModelBuilder, Operation, Subgraph
 from penstock.ir.operand import Lifetime, Operand
-from penstock.ir.subgraph import input_operand
 from tests.support_nesting import nested as chained
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_operations import run_on
@@ -25,7 +24,8 @@ pytestmark = needs_onnxruntime
 
 def nested(depth: int) -> Model:
     """Both branches of each IF are the next subgraph; the last one negates."""
-    flag, x = input_operand(DType.BOOL, (1,), "flag"), input_operand(DType.FLOAT32, (2,), "x")
+    flag = Operand(DType.BOOL, (1,), Lifetime.SUBGRAPH_INPUT, "flag")
+    x = Operand(DType.FLOAT32, (2,), Lifetime.SUBGRAPH_INPUT, "x")
     y = Operand(DType.FLOAT32, (2,), Lifetime.SUBGRAPH_OUTPUT)
     graphs = []
     for inner in range(1, depth + 1):
