@@ -342,26 +342,31 @@ class Borrower:
         dtype = DTYPES.get(form.dtype)
         if dtype is None:
             raise WireError(f"a lent array of the type {form.dtype[:40]!r}")
-        pool, offset, length = form.location.pool, form.location.offset, form.location.length
-        if min(form.shape, default=0) < 0:
-            raise WireError(f"a lent array of the shape {form.shape}")
-        if length != math.prod(form.shape) * dtype.itemsize:
-            raise WireError(
-                f"a lent array of {dtype.name} and shape {form.shape} in {length} bytes"
-            )
+        pool, shape, length = form.location.pool, form.shape, form.location.length
+        if length != math.prod(shape) * dtype.itemsize:
+            raise WireError(f"a lent array of {dtype.name} and shape {shape} in {length} bytes")
         if not 0 <= pool < len(self._regions):
             raise WireError(f"pool {pool} of {len(self._regions)} for a lent array")
         if pool not in self._mapped:
             self._mapped[pool] = self._regions[pool]()
-        region = self._mapped[pool]
-        if offset < 0 or offset + length > region.nbytes:
-            raise WireError(
-                f"a lent array at [{offset}, {offset + length}) of {region.nbytes} bytes"
-            )
-        array: NDArray = region[offset : offset + length].view(dtype).reshape(form.shape)
-        if not writeable:
-            array.flags.writeable = False
-        return hal.HostMemory(array, form.dimensions)
+        place = self._mapped[pool], form.location.offset
+        return hal.HostMemory(array_in(*place, dtype, shape, writeable), form.dimensions)
+
+
+def array_in(
+    memory: NDArray, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], writeable: bool
+) -> NDArray:
+    """The array at byte *offset* of *memory*. Raises `WireError` if it is not inside."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or offset < 0 or offset + nbytes > memory.nbytes:
+        raise WireError(f"an array of shape {shape}: {nbytes} bytes at {offset} of {memory.nbytes}")
+    try:
+        array: NDArray = memory[offset : offset + nbytes].view(dtype).reshape(shape)
+    except (ValueError, OverflowError) as error:
+        raise WireError(f"an array of the shape {shape}: {error}") from None
+    if not writeable:
+        array.flags.writeable = False
+    return array
 
 
 def _form(

@@ -24,6 +24,7 @@ from penstock.ipc.dispatch import Dispatcher, refusal
 from penstock.ipc.host.waiting import ClientFence, Disconnection
 from penstock.ipc.pools import mapped
 from penstock.ipc.quotas import LEAST_COUNTED, NOTHING, Account, Charge, Lease
+from penstock.ipc.shared_arrays import array_in
 from penstock.ipc.system import FUSE_DESCRIPTOR, SHRINK, is_sealed, start_thread
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
@@ -372,21 +373,10 @@ class Client:
         if isinstance(memory, errors.WireError | errors.DriverError):
             raise type(memory)(str(memory))
         dtype = form.dtype.numpy
-        if dtype.hasobject or min(form.shape, default=0) < 0 or len(form.shape) > 32:
-            raise errors.WireError(f"an array of {form.dtype.value} and shape {form.shape}")
-        nbytes = dtype.itemsize
-        for dimension in form.shape:
-            nbytes *= dimension
-        if form.offset < 0 or form.offset % dtype.alignment or form.offset + nbytes > memory.size:
-            raise errors.WireError(f"an array of {nbytes} bytes at {form.offset} of {memory.size}")
-        flat = memory[form.offset : form.offset + nbytes].view(dtype)
-        try:
-            array: NDArray = flat.reshape(form.shape)
-        except (ValueError, OverflowError) as error:
-            raise errors.WireError(f"an array of the shape {form.shape}: {error}") from None
-        if not form.writable:
-            array.flags.writeable = False
-        return array
+        if dtype.hasobject or len(form.shape) > 32 or form.offset % dtype.alignment:
+            what = f"an array of {form.dtype.value} and shape {form.shape} at {form.offset}"
+            raise errors.WireError(f"{what} cannot be viewed")
+        return array_in(memory, form.offset, dtype, form.shape, form.writable)
 
     def _report(self, call: wire.CallId, event: ProgressEvent) -> None:
         # A client that does not read must not block the driver, which may hold locks others wait
