@@ -15,6 +15,7 @@ from benchmarks.measuring import ROOT, Row, interleaved, medians, seconds, worke
 from penstock.hal import CacheHandle
 from penstock.sealed import (
     SYSTEM_FILES,
+    EntryFiles,
     FileKeyStore,
     FileRecord,
     FileRegistry,
@@ -91,7 +92,7 @@ def save(rounds: int) -> Row:
     with entry(bytes(1024)) as (seal, handle, _):
         fill(seal, MANY_ROWS)
         values = [
-            seconds(lambda: seal.save([], [handle], TOKEN, TOKEN, data=[bytes(1024)]))
+            seconds(lambda: seal.save(EntryFiles([], [handle], TOKEN, TOKEN), data=[bytes(1024)]))
             for _ in range(rounds)
         ]
     measure = f"save of 1 KiB over another, {MANY_ROWS} rows"
@@ -109,7 +110,7 @@ def importing(rounds: int) -> Row:
 
 
 def loading(seal: Seal, handle: CacheHandle) -> Callable[[], object]:
-    return lambda: seal.load([], [handle], TOKEN, TOKEN)
+    return lambda: seal.load(EntryFiles([], [handle], TOKEN, TOKEN))
 
 
 def fill(seal: Seal, count: int) -> None:
@@ -147,7 +148,7 @@ def entry(content: bytes) -> Iterator[tuple[Seal, CacheHandle, Path]]:
         seal = Seal("bench", "1", files=(0, 1), registry=registry, keys=keys)
         handle = CacheHandle(open_cache_file(directory / "data", create=True))
         stack.callback(os.close, handle.fd)
-        report = seal.save([], [handle], TOKEN, TOKEN, data=[content])
+        report = seal.save(EntryFiles([], [handle], TOKEN, TOKEN), data=[content])
         if not report.saved:
             raise RuntimeError(report.reason)
         yield seal, handle, directory / "data"

@@ -166,7 +166,9 @@ class Bench:
         with lease.create(NEEDED) as files:
             *model, data = payloads_of(text)
             report = self.seal().save(
-                files.model, files.data, token, self.binding, model=model, data=[data]
+                sealed.EntryFiles(files.model, files.data, token, self.binding),
+                model=model,
+                data=[data],
             )
             if not report.saved:
                 lease.discard(files)
@@ -193,11 +195,9 @@ class Bench:
                     raise Unsaved("nothing can be written later without a lock")
                 writer = sealed.LateWriter(
                     self.seal(),
-                    files.model,
-                    files.data,
-                    token,
-                    self.binding,
-                    lock=files.lock,
+                    sealed.EntryFiles(
+                        files.model, files.data, token, self.binding, lock=files.lock
+                    ),
                     expected=None,
                 )
                 stack.callback(writer.close)
@@ -210,7 +210,9 @@ class Bench:
         try:
             directory = self.directory
             with directory.open(token, NEEDED) as files:
-                loaded = self.seal().load(files.model, files.data, token, self.binding)
+                loaded = self.seal().load(
+                    sealed.EntryFiles(files.model, files.data, token, self.binding)
+                )
             directory.touch(token)
         except CacheError as error:
             return type(error)

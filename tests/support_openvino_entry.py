@@ -115,9 +115,7 @@ class OpenVinoEntry:
         with self.opened() as (device, config):
             handles = (*config.model_cache, *config.data_cache)
             for number, bit in bits:
-                loaded = device.seal.load(
-                    config.model_cache, config.data_cache, config.token, config.binding
-                )
+                loaded = device.seal.load(config)
                 assert loaded.model[0].nbytes > 0
                 flip(handles[number].fd, bit)
                 assert refusal(device, config) == kind.__name__, (number, bit)

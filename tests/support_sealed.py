@@ -182,7 +182,7 @@ class Rig:
         with self.handles(folder, create=True) as (model, data), self.lock(folder) as lock:
             seal = seal or self.seal(files)
             writer = sealed.LateWriter(
-                seal, model, data, token, binding, lock=lock, expected=expected
+                seal, sealed.EntryFiles(model, data, token, binding, lock=lock), expected=expected
             )
         try:
             yield writer
@@ -223,7 +223,9 @@ class Rig:
     ) -> sealed.SaveReport:
         with self.handles(folder, create=True) as (model, data):
             return self.seal(files).save(
-                model, data, token, binding, model=self.program, data=self.weights
+                sealed.EntryFiles(model, data, token, binding),
+                model=self.program,
+                data=self.weights,
             )
 
     def load(
@@ -235,7 +237,7 @@ class Rig:
         files: sealed.FileSystem = doubles.QUICK_FILES,
     ) -> sealed.LoadedEntry:
         with self.handles(folder) as (model, data):
-            return self.seal(files).load(model, data, token, binding)
+            return self.seal(files).load(sealed.EntryFiles(model, data, token, binding))
 
     def hits(self, folder: str = "cache", **named: Any) -> bool:
         """Whether the entry loads, with the very payloads that were saved."""

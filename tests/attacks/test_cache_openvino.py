@@ -15,6 +15,7 @@ import pytest
 import penstock
 from penstock import errors, knobs
 from penstock.cache.info import CacheInfo
+from penstock.sealed import EntryFiles
 from tests.support_attacks import exchange, expected, given, layer
 from tests.support_openvino import cpu, needs_openvino
 from tests.support_openvino_entry import OpenVinoEntry, refusal
@@ -91,12 +92,11 @@ def seal_by_another_version(entry: OpenVinoEntry) -> None:
     device = cpu()
     older = Seal(device.name, f"{device.version} older", files=(1, 1))
     with CacheDirectory(entry.directory).open(entry.config.token, (1, 1)) as files:
-        mine = device.seal.load(files.model, files.data, entry.config.token, entry.config.binding)
+        mine = device.seal.load(
+            EntryFiles(files.model, files.data, entry.config.token, entry.config.binding)
+        )
         report = older.save(
-            files.model,
-            files.data,
-            entry.config.token,
-            entry.config.binding,
+            EntryFiles(files.model, files.data, entry.config.token, entry.config.binding),
             model=mine.model,
             data=mine.data,
         )

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock import errors
-from penstock.sealed import HEADER_BYTES, LEAF_BYTES, Header, Seal, open_cache_file
+from penstock.sealed import HEADER_BYTES, LEAF_BYTES, EntryFiles, Header, Seal, open_cache_file
 from penstock.testing.doubles import FaultyFiles
 from tests.support_sealed import BINDING, PROGRAM, TOKEN, WEIGHTS, MemoryRegistry, Opened, Rig
 
@@ -57,7 +57,7 @@ def refusal(
 ) -> type:
     """The class that a load is refused with; None's where it is a hit, with what was saved."""
     try:
-        loaded = seal.load(model, data, token, binding)
+        loaded = seal.load(EntryFiles(model, data, token, binding))
     except errors.CacheError as error:
         return type(error)
     assert tuple(map(bytes, loaded.model)) == PROGRAM
@@ -225,10 +225,7 @@ def test_a_hard_link_is_not_written_through(rig: Rig) -> None:
         rig.paths()[1].hardlink_to(victim)
         with victim.open("r+b") as linked:
             report = rig.seal().save(
-                [model[0], Opened(linked.fileno())],
-                data,
-                TOKEN,
-                BINDING,
+                EntryFiles([model[0], Opened(linked.fileno())], data, TOKEN, BINDING),
                 model=rig.program,
                 data=rig.weights,
             )
@@ -253,7 +250,9 @@ def test_a_handle_of_the_wrong_access_mode(rig: Rig, number: int, mode: int) -> 
             if mode == os.O_WRONLY:
                 assert refusal(seal, model, data) is errors.Unreadable
             else:
-                report = seal.save(model, data, TOKEN, BINDING, model=rig.program, data=rig.weights)
+                report = seal.save(
+                    EntryFiles(model, data, TOKEN, BINDING), model=rig.program, data=rig.weights
+                )
                 assert report.reason is not None
                 assert report.reason.startswith("Unreadable: ")
                 # All files are looked at before the first byte is written: nothing is lost.
@@ -267,10 +266,12 @@ def test_offsets_of_handles_do_not_matter(rig: Rig) -> None:
     with rig.handles(create=True) as (model, data):
         for handle in (*model, *data):
             os.write(handle.fd, b"xx" * 5000)
-        report = rig.seal().save(model, data, TOKEN, BINDING, model=rig.program, data=rig.weights)
+        report = rig.seal().save(
+            EntryFiles(model, data, TOKEN, BINDING), model=rig.program, data=rig.weights
+        )
         assert report.saved
         os.lseek(model[0].fd, 1, os.SEEK_SET)
-        assert rig.seal().load(model, data, TOKEN, BINDING).model[0] == rig.program[0]
+        assert rig.seal().load(EntryFiles(model, data, TOKEN, BINDING)).model[0] == rig.program[0]
         assert os.lseek(model[0].fd, 0, os.SEEK_CUR) == 1
 
 
@@ -280,12 +281,12 @@ def test_wrong_number_of_handles_is_refused(rig: Rig, models: int, datas: int) -
     with opened(rig) as (seal, model, data):
         more_models, more_datas = (model * 2)[:models], (data * 2)[:datas]
         report = seal.save(
-            more_models, more_datas, TOKEN, BINDING, model=rig.program, data=rig.weights
+            EntryFiles(more_models, more_datas, TOKEN, BINDING), model=rig.program, data=rig.weights
         )
         assert report.reason is not None
         assert report.reason.startswith("InvalidArgument: ")
         with pytest.raises(errors.InvalidArgument):
-            seal.load(more_models, more_datas, TOKEN, BINDING)
+            seal.load(EntryFiles(more_models, more_datas, TOKEN, BINDING))
     assert rig.hits()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from penstock import errors
-from penstock.sealed import FileKeyStore, FileRegistry, MemoryKeyStore, Registry
+from penstock.sealed import EntryFiles, FileKeyStore, FileRegistry, MemoryKeyStore, Registry
 from penstock.sealed.registry import HEAD_BYTES, MOST_BYTES, Contents
 from penstock.testing.doubles import QUICK_FILES
 from tests.support_sealed import TOKEN, Rig, put_private
@@ -130,14 +130,14 @@ def test_process_detects_a_roll_back_without_a_count(rig: Rig) -> None:
     old = snapshot(rig, "old")
     with rig.handles() as (model, data):
         seal = rig.seal()
-        arguments = (model, data, TOKEN, bytes(range(100, 132)))
-        assert seal.save(*arguments, model=rig.program, data=rig.weights).saved
+        entry = EntryFiles(model, data, TOKEN, bytes(range(100, 132)))
+        assert seal.save(entry, model=rig.program, data=rig.weights).saved
         shutil.copytree(old / "cache", rig.root / "cache", dirs_exist_ok=True)
         shutil.copyfile(old / "registry", rig.registry_file)
         with pytest.raises(errors.RolledBack, match="RolledBack: the registry stands at change 1"):
-            seal.load(*arguments)
-        assert seal.save(*arguments, model=rig.program, data=rig.weights).saved
-        assert bytes(seal.load(*arguments).model[0]) == rig.program[0]
+            seal.load(entry)
+        assert seal.save(entry, model=rig.program, data=rig.weights).saved
+        assert bytes(seal.load(entry).model[0]) == rig.program[0]
 
 
 def test_rolled_back_files_alone_are_refused(rig: Rig) -> None:

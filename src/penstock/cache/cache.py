@@ -18,6 +18,7 @@ from penstock.cache.info import checked_directory, default_directory
 from penstock.errors import CacheError, InputError, NoEntry, Unreadable
 from penstock.hal import Device, PrepareConfig
 from penstock.ir import Model
+from penstock.sealed import EntryFiles
 from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ class Cache:
     ) -> CacheError | None:
         try:
             with self._cache.open(token, needed) as files:
-                loaded = seal.load(files.model, files.data, token, binding)
+                loaded = seal.load(EntryFiles(files.model, files.data, token, binding))
         except CacheError as error:
             return error
         for payload in (*loaded.model, *loaded.data):

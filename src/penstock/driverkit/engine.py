@@ -118,9 +118,7 @@ class EngineDevice(HostBuffers, hal.DeviceBase):
         hal.validate_prepare_config(config)
         self._refuse_unusable()
         try:
-            entry = self.seal.load(
-                config.model_cache, config.data_cache, config.token, config.binding
-            )
+            entry = self.seal.load(config)
             return self.load(entry, config)
         except errors.CacheError as error:
             raise errors.GeneralFailure(str(error)) from error
@@ -140,8 +138,7 @@ class EngineDevice(HostBuffers, hal.DeviceBase):
             model, data = payloads()
         except (OSError, errors.DriverError) as error:
             return SaveReport(reason=f"{type(error).__name__}: {error}")
-        files = config.model_cache, config.data_cache
-        return self.seal.save(*files, config.token, config.binding, model=model, data=data)
+        return self.seal.save(config, model=model, data=data)
 
     def _refuse_unusable(self) -> None:
         if (reason := self.check()) is not None:

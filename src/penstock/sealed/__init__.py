@@ -8,7 +8,7 @@ docs/cache-format.md; the attacks that seals prevent are in docs/threat-model.md
 from typing import TYPE_CHECKING
 
 from penstock.facade import lazily
-from penstock.sealed.entry import LoadedEntry, SaveReport, read_header
+from penstock.sealed.entry import CacheConfig, EntryFiles, LoadedEntry, SaveReport, read_header
 from penstock.sealed.files import (
     SYSTEM_FILES,
     FileStatus,
@@ -25,13 +25,14 @@ from penstock.sealed.seal import Seal
 
 if TYPE_CHECKING:
     from penstock.sealed.file_registry import FileRegistry
-    from penstock.sealed.late import CacheConfig, LateWriter
+    from penstock.sealed.late import LateWriter
 
 __all__ = [
     "HEADER_BYTES",
     "LEAF_BYTES",
     "SYSTEM_FILES",
     "CacheConfig",
+    "EntryFiles",
     "FileKeyStore",
     "FileRecord",
     "FileRegistry",
@@ -57,4 +58,4 @@ __all__ = [
     "state_directory",
 ]
 
-__getattr__ = lazily(__name__, {"late": "CacheConfig LateWriter", "file_registry": "FileRegistry"})
+__getattr__ = lazily(__name__, {"late": "LateWriter", "file_registry": "FileRegistry"})

@@ -135,33 +135,49 @@ class CacheFile(Struct, frozen=True):
         return f"{self.kind.word} file {self.number}"
 
 
+class CacheConfig(Protocol):
+    """The cache fields of a preparation's configuration: `hal.PrepareConfig` has them."""
+
+    @property
+    def model_cache(self) -> Sequence[Handle]: ...
+    @property
+    def data_cache(self) -> Sequence[Handle]: ...
+    @property
+    def token(self) -> bytes: ...
+    @property
+    def binding(self) -> bytes: ...
+    @property
+    def lock(self) -> Handle | None: ...
+
+
 class EntryFiles(Struct, frozen=True):
-    """The open files of one entry that a runtime passes, and what they are sealed for."""
+    """A `CacheConfig`: the open files of one entry, and what they are sealed for."""
 
     model_cache: Sequence[Handle]
     data_cache: Sequence[Handle]
     token: bytes
     binding: bytes
+    lock: Handle | None = None
 
-    def cache_files(self, needed: tuple[int, int]) -> list[CacheFile]:
-        """The files, model files first. Raises `InvalidArgument` for wrong counts or lengths."""
-        models, datas = self.model_cache, self.data_cache
-        if (len(models), len(datas)) != needed:
-            raise errors.InvalidArgument(
-                f"{len(models)} model and {len(datas)} data cache files were given, "
-                f"and {needed[0]} and {needed[1]} are needed"
-            )
-        if not any(needed):
-            raise errors.InvalidArgument("the driver has no cache files")
-        if len(self.token) != TOKEN_BYTES or len(self.binding) != TOKEN_BYTES:
-            raise errors.InvalidArgument(
-                f"token and binding have {len(self.token)} and {len(self.binding)} bytes, not 32 "
-                "each"
-            )
-        return [
-            *(CacheFile(handle.fd, Kind.MODEL, i) for i, handle in enumerate(models)),
-            *(CacheFile(handle.fd, Kind.DATA, i) for i, handle in enumerate(datas)),
-        ]
+
+def cache_files(given: CacheConfig, needed: tuple[int, int]) -> list[CacheFile]:
+    """The files, model files first. Raises `InvalidArgument` for wrong counts or lengths."""
+    models, datas = given.model_cache, given.data_cache
+    if (len(models), len(datas)) != needed:
+        raise errors.InvalidArgument(
+            f"{len(models)} model and {len(datas)} data cache files were given, "
+            f"and {needed[0]} and {needed[1]} are needed"
+        )
+    if not any(needed):
+        raise errors.InvalidArgument("the driver has no cache files")
+    if len(given.token) != TOKEN_BYTES or len(given.binding) != TOKEN_BYTES:
+        raise errors.InvalidArgument(
+            f"token and binding have {len(given.token)} and {len(given.binding)} bytes, not 32 each"
+        )
+    return [
+        *(CacheFile(handle.fd, Kind.MODEL, i) for i, handle in enumerate(models)),
+        *(CacheFile(handle.fd, Kind.DATA, i) for i, handle in enumerate(datas)),
+    ]
 
 
 def read_header(handle: Handle, *, file_system: FileSystem = SYSTEM_FILES) -> Header | None:
@@ -210,7 +226,7 @@ def naming(file: CacheFile, act: str) -> Renaming:
     return unreadable(f"{file.place} cannot be {act}")
 
 
-def load_entry(trust: Trust, files: Sequence[CacheFile], given: EntryFiles) -> LoadedEntry:
+def load_entry(trust: Trust, files: Sequence[CacheFile], given: CacheConfig) -> LoadedEntry:
     """The entry in *files*. Raises a subclass of `CacheError` with the reason."""
     try:
         found = [read_first(trust.files, file) for file in files]

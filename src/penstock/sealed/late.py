@@ -12,24 +12,16 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from penstock.errors import ClosedError, NoEntry, PenstockError, StateError, Unreadable
-from penstock.sealed.entry import LoadedEntry, Payload, SaveReport, reason_of
-from penstock.sealed.files import FileSystem, Handle
+from penstock.sealed.entry import (
+    CacheConfig,
+    EntryFiles,
+    LoadedEntry,
+    Payload,
+    SaveReport,
+    reason_of,
+)
+from penstock.sealed.files import FileSystem
 from penstock.sealed.locks import locked
-
-
-class CacheConfig(Protocol):
-    """The cache fields of a preparation's configuration: `hal.PrepareConfig` has them."""
-
-    @property
-    def model_cache(self) -> Sequence[Handle]: ...
-    @property
-    def data_cache(self) -> Sequence[Handle]: ...
-    @property
-    def token(self) -> bytes: ...
-    @property
-    def binding(self) -> bytes: ...
-    @property
-    def lock(self) -> Handle | None: ...
 
 
 class Sealing(Protocol):
@@ -69,8 +61,8 @@ class LateWriter:
 
     Runs call both methods, so neither waits for the lock by default: if it is taken, they do
     nothing. Write after the preparation has returned: during it the runtime itself may hold the
-    lock. *lock* is the entry's lock file. Its open file description must not be shared with the
-    runtime or with another late writer. The constructor never raises; if no descriptors are left
+    lock. The open file description of the lock in *config* must not be shared with the runtime or
+    with another late writer. The constructor never raises; if no descriptors are left
     for duplicates, each write reports that. Thread-safe. A forked child cannot use it.
 
         writer = seal.late_writer(config, expected=None)
@@ -81,17 +73,13 @@ class LateWriter:
     def __init__(
         self,
         seal: Sealing,
-        model_cache: Sequence[Handle],
-        data_cache: Sequence[Handle],
-        token: bytes,
-        binding: bytes,
+        config: CacheConfig,
         *,
-        lock: Handle,
         expected: bytes | None,
     ) -> None:
         self._seal, self._files = seal, seal.file_system
-        self._token, self._binding, self._expected = token, binding, expected
-        self._models = len(model_cache)
+        self._token, self._binding, self._expected = config.token, config.binding, expected
+        self._models = len(config.model_cache)
         self._process = os.getpid()
         self._mutex = threading.Lock()
         self._closing = threading.Event()
@@ -100,8 +88,9 @@ class LateWriter:
         self._handles: list[_Duplicate] = []
         self._release = weakref.finalize(self, _close_all, self._files, self._handles)
         self._release.atexit = False
+        assert config.lock is not None
         try:
-            for handle in (lock, *model_cache, *data_cache):
+            for handle in (config.lock, *config.model_cache, *config.data_cache):
                 self._handles.append(_Duplicate(self._files.duplicate(handle.fd)))
         except OSError as error:
             self._failure = f"the cache handles cannot be kept: {error.strerror or error}"
@@ -139,12 +128,8 @@ class LateWriter:
         try:
             with self._mutex:
                 self._found_taken = False
-                models, datas = self._usable()
                 report = self._seal.replace(
-                    models,
-                    datas,
-                    self._token,
-                    self._binding,
+                    self._usable(),
                     expected=self._expected,
                     guard=self._locked(timeout, exclusive=True),
                     model=model,
@@ -164,9 +149,9 @@ class LateWriter:
         `ClosedError` after `close`.
         """
         with self._mutex:
-            models, datas = self._usable()
+            entry = self._usable()
             with self._locked(timeout, exclusive=False):
-                loaded = self._seal.load(models, datas, self._token, self._binding)
+                loaded = self._seal.load(entry)
             self._expected = loaded.entry
             return loaded
 
@@ -176,7 +161,7 @@ class LateWriter:
         with self._mutex:
             self._release()
 
-    def _usable(self) -> tuple[list[_Duplicate], list[_Duplicate]]:
+    def _usable(self) -> EntryFiles:
         if self._closing.is_set():
             raise ClosedError("the late writer is closed")
         if self._failure:
@@ -184,7 +169,9 @@ class LateWriter:
         if os.getpid() != self._process:
             # It shares its parent's lock, which would exclude neither.
             raise StateError("the late writer is its parent process's")
-        return self._handles[1 : 1 + self._models], self._handles[1 + self._models :]
+        end = 1 + self._models
+        models, datas = self._handles[1:end], self._handles[end:]
+        return EntryFiles(models, datas, self._token, self._binding)
 
     @contextmanager
     def _locked(self, timeout: float, *, exclusive: bool) -> Iterator[None]:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from penstock.distribution import current_origin
 from penstock.errors import InputError
 from penstock.sealed.entry import (
+    CacheConfig,
     CacheFile,
-    EntryFiles,
     KeySigner,
     LoadedEntry,
     Payload,
     SaveReport,
     Signer,
     Trust,
+    cache_files,
     entry_of,
     keeper,
     load_entry,
@@ -29,7 +30,7 @@ from penstock.sealed.places import registry_path, sealed_directory, state_direct
 from penstock.sealed.registry import MOST_FILES, Owner, Registry
 
 if TYPE_CHECKING:
-    from penstock.sealed.late import CacheConfig, LateWriter
+    from penstock.sealed.late import LateWriter
 
 
 class Seal:
@@ -43,10 +44,8 @@ class Seal:
     file stays open between calls.
 
         seal = Seal("sample", VERSION, files=(1, 0))
-        report = seal.save(
-            config.model_cache, config.data_cache, config.token, config.binding, model=[program]
-        )
-        loaded = seal.load(config.model_cache, config.data_cache, config.token, config.binding)
+        report = seal.save(config, model=[program])
+        loaded = seal.load(config)
     """
 
     def __init__(
@@ -79,28 +78,22 @@ class Seal:
 
     def save(
         self,
-        model_cache: Sequence[Handle],
-        data_cache: Sequence[Handle],
-        token: bytes,
-        binding: bytes,
+        config: CacheConfig,
         *,
         model: Sequence[Payload] = (),
         data: Sequence[Payload] = (),
     ) -> SaveReport:
-        """Writes one payload into each file and records their hashes.
+        """Writes one payload into each cache file of *config* and records their hashes.
 
         Never raises, so that a compile continues. The files' offsets and contents do not matter. No
         other process may write the files meanwhile. After a failure they are empty or unchanged. An
         older entry of the token is dropped.
         """
-        return self._save(EntryFiles(model_cache, data_cache, token, binding), (model, data))
+        return self._save(config, (model, data))
 
     def replace(
         self,
-        model_cache: Sequence[Handle],
-        data_cache: Sequence[Handle],
-        token: bytes,
-        binding: bytes,
+        config: CacheConfig,
         *,
         expected: bytes | None,
         guard: AbstractContextManager[object],
@@ -112,8 +105,7 @@ class Seal:
         *guard* is entered before the payloads are hashed, and left once files and registry agree,
         to exclude other writers. If entering it raises, nothing is written.
         """
-        given = EntryFiles(model_cache, data_cache, token, binding)
-        return self._save(given, (model, data), (expected,), guard)
+        return self._save(config, (model, data), (expected,), guard)
 
     def late_writer(self, config: CacheConfig, *, expected: bytes | None) -> LateWriter | None:
         """A writer into the cache files of *config*, for use after the preparation.
@@ -128,31 +120,16 @@ class Seal:
             from penstock.sealed.late import LateWriter
         except Exception:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
             return None
-        return LateWriter(
-            self,
-            config.model_cache,
-            config.data_cache,
-            config.token,
-            config.binding,
-            lock=config.lock,
-            expected=expected,
-        )
+        return LateWriter(self, config, expected=expected)
 
-    def load(
-        self,
-        model_cache: Sequence[Handle],
-        data_cache: Sequence[Handle],
-        token: bytes,
-        binding: bytes,
-    ) -> LoadedEntry:
-        """The entry's payloads, copied into private memory and verified there.
+    def load(self, config: CacheConfig) -> LoadedEntry:
+        """The payloads in the cache files of *config*, copied to private memory and verified there.
 
         Raises `InvalidArgument` for a wrong number of handles or length of token. Any other error
         is a subclass of `CacheError`, whose text a driver passes on in its `GeneralFailure`.
         """
-        given = EntryFiles(model_cache, data_cache, token, binding)
-        files = given.cache_files(self._needed)
-        return load_entry(self._trust(), files, given)
+        files = cache_files(config, self._needed)
+        return load_entry(self._trust(), files, config)
 
     def entry_of(self, handle: Handle, token: bytes) -> bytes | None:
         """The id of the entry of *token* that the open file belongs to; None if it belongs to none.
@@ -167,7 +144,7 @@ class Seal:
 
     def _save(
         self,
-        given: EntryFiles,
+        given: CacheConfig,
         payloads: tuple[Sequence[Payload], Sequence[Payload]],
         expected: tuple[bytes | None] | None = None,
         guard: AbstractContextManager[object] | None = None,

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from penstock.errors import CacheError, ForeignEntry, InvalidArgument, WrongLength
 from penstock.sealed.entry import (
+    CacheConfig,
     CacheFile,
-    EntryFiles,
     Payload,
     SaveReport,
     Trust,
+    cache_files,
     entry_of,
     naming,
     reason_of,
@@ -37,7 +38,7 @@ class _Emptied(Exception):
 def save_entry(
     find_trust: Callable[[], Trust],
     needed: tuple[int, int],
-    given: EntryFiles,
+    given: CacheConfig,
     payloads: tuple[Sequence[Payload], Sequence[Payload]],
     expected: Expected | None = None,
     guard: AbstractContextManager[object] | None = None,
@@ -48,7 +49,7 @@ def save_entry(
     they and the registry agree.
     """
     try:
-        files = given.cache_files(needed)
+        files = cache_files(given, needed)
         if (len(payloads[0]), len(payloads[1])) != needed:
             raise InvalidArgument(
                 f"{len(payloads[0])} model and {len(payloads[1])} data payloads for {needed} files"
@@ -93,7 +94,7 @@ def _replaced(
 def _seal(
     trust: Trust,
     files: Sequence[CacheFile],
-    given: EntryFiles,
+    given: CacheConfig,
     payloads: Sequence[Payload],
     roots: Sequence[bytes],
     replaced: set[bytes],
@@ -129,7 +130,7 @@ def _seal(
 def _headers(
     trust: Trust,
     files: Sequence[CacheFile],
-    given: EntryFiles,
+    given: CacheConfig,
     entry: bytes,
     lengths: Sequence[int],
     roots: Sequence[bytes],

@@ -21,6 +21,7 @@ from penstock.cache.directory import CacheDirectory
 from penstock.cache.store import _ends_with_a_seal
 from penstock.distribution import BY_THE_PROGRAM
 from penstock.hal import CacheHandle, CancelToken
+from penstock.sealed import EntryFiles
 from penstock.sealed.locks import lock, unlock
 from penstock.testing.doubles import FaultyFiles, ReadOnlyFiles, failing
 from tests.support_cache import NEEDED, OWNER, Bench, payloads_of, token_of
@@ -101,7 +102,9 @@ def test_open_entry_stays_readable_after_its_replacement(bench: Bench) -> None:
             old = [os.pread(handle.fd, 4096, 0) for handle in found.handles]
             kept = [CacheHandle(os.dup(handle.fd)) for handle in found.handles]
         *model, data = payloads_of("new")
-        bench.seal().save(files.model, files.data, TOKEN, bench.binding, model=model, data=[data])
+        bench.seal().save(
+            EntryFiles(files.model, files.data, TOKEN, bench.binding), model=model, data=[data]
+        )
         lease.publish(files, bench.record(TOKEN))
     assert [os.pread(handle.fd, 4096, 0) for handle in kept] == old
     assert {os.fstat(handle.fd).st_nlink for handle in kept} == {0}
@@ -236,7 +239,9 @@ def published_while_read(bench: Bench, **limits: Any) -> None:
     assert lease is not None
     with lease, lease.create(NEEDED) as files:
         *model, data = payloads_of("new")
-        bench.seal().save(files.model, files.data, TOKEN, bench.binding, model=model, data=[data])
+        bench.seal().save(
+            EntryFiles(files.model, files.data, TOKEN, bench.binding), model=model, data=[data]
+        )
         with locked_elsewhere(bench, exclusive=False):
             lease.publish(files, bench.record(TOKEN), **limits)
 
@@ -487,11 +492,13 @@ def test_the_users_own_key_and_registries_serve_where_none_are_given(tmp_path: P
         assert lease is not None
         *model, data = payloads_of("old")
         with lease, lease.create(NEEDED) as files:
-            seal.save(files.model, files.data, TOKEN, bench.binding, model=model, data=[data])
+            seal.save(
+                EntryFiles(files.model, files.data, TOKEN, bench.binding), model=model, data=[data]
+            )
             lease.publish(files, bench.record(TOKEN, structure="1"))
         assert directory.nearest({}) == directory.record(TOKEN)
         with directory.open(TOKEN, NEEDED) as files:
-            loaded = seal.load(files.model, files.data, TOKEN, bench.binding)
+            loaded = seal.load(EntryFiles(files.model, files.data, TOKEN, bench.binding))
         assert [bytes(view) for view in (*loaded.model, *loaded.data)] == [*model, data]
         assert len(seal.registry.rows()) == 1
 
@@ -622,7 +629,9 @@ def test_a_stale_index_never_explains_a_new_entry(bench: Bench) -> None:
     with lease, lease.create(NEEDED) as files:
         *model, data = payloads_of("new")
         good = Bench(bench.root, registries=bench.registries)
-        good.seal().save(files.model, files.data, TOKEN, bench.binding, model=model, data=[data])
+        good.seal().save(
+            EntryFiles(files.model, files.data, TOKEN, bench.binding), model=model, data=[data]
+        )
         lease.publish(files, bench.record(TOKEN, structure="2"))
     assert bench.load(TOKEN, TEXTS) == "new"
     assert bench.directory.record(TOKEN) is None

@@ -21,7 +21,7 @@ from penstock.distribution import made_by
 from penstock.errors import ForeignEntry, RolledBack, SealBroken, Unreadable
 from penstock.ipc.host import sealing
 from penstock.ipc.host.sealing import ParentKeeper, Sealer
-from penstock.sealed import FileRecord, Owner, Row, Seal, entry as keepers
+from penstock.sealed import EntryFiles, FileRecord, Owner, Row, Seal, entry as keepers
 from penstock.sealed.header import HEADER_BYTES, Header
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="hosts need Unix sockets")
@@ -82,21 +82,21 @@ def test_entry_sealed_by_the_parent_loads_in_both_processes(
 ) -> None:
     keepers.kept_by(started(OWN))
     seal = Seal("d", "1", files=(1, 0))
-    assert seal.save([handle], [], TOKEN, BINDING, model=[b"program"]).saved
-    loaded = seal.load([handle], [], TOKEN, BINDING)
+    assert seal.save(EntryFiles([handle], [], TOKEN, BINDING), model=[b"program"]).saved
+    loaded = seal.load(EntryFiles([handle], [], TOKEN, BINDING))
     assert bytes(loaded.model[0]) == b"program"
     assert [row.entry for row in seal.registry.rows()] == [loaded.entry]
     keepers._keepers.clear()
-    assert sealed_here(OWN).load([handle], [], TOKEN, BINDING).entry == loaded.entry
+    assert sealed_here(OWN).load(EntryFiles([handle], [], TOKEN, BINDING)).entry == loaded.entry
     with pytest.raises(ForeignEntry):
-        sealed_here(OTHER).load([handle], [], TOKEN, BINDING)
+        sealed_here(OTHER).load(EntryFiles([handle], [], TOKEN, BINDING))
 
 
 def test_parent_seals_for_the_origin_of_the_driver(
     started: Callable[[str], ParentKeeper], handle: Held
 ) -> None:
     genuine = sealed_here(OWN)
-    assert genuine.save([handle], [], TOKEN, BINDING, model=[b"program"]).saved
+    assert genuine.save(EntryFiles([handle], [], TOKEN, BINDING), model=[b"program"]).saved
     liar = started(OTHER)
     registry, signer = liar.trust(Owner("d", "1", OWN))
     header = Header.unpack(os.pread(handle.fd, HEADER_BYTES, 0))
@@ -106,7 +106,7 @@ def test_parent_seals_for_the_origin_of_the_driver(
     assert registry.rows() == ()
     assert registry.find(header.token, header.entry) is None
     registry.remove(header.token, header.entry)
-    assert genuine.load([handle], [], TOKEN, BINDING).entry == header.entry
+    assert genuine.load(EntryFiles([handle], [], TOKEN, BINDING)).entry == header.entry
 
 
 def test_driver_cannot_take_the_name_of_another(
@@ -114,10 +114,10 @@ def test_driver_cannot_take_the_name_of_another(
 ) -> None:
     keepers.kept_by(started(OTHER))
     poisoned = sealed_here(OWN)
-    assert poisoned.save([handle], [], TOKEN, BINDING, model=[b"poison"]).saved
+    assert poisoned.save(EntryFiles([handle], [], TOKEN, BINDING), model=[b"poison"]).saved
     keepers._keepers.clear()
     with pytest.raises(ForeignEntry):
-        sealed_here(OWN).load([handle], [], TOKEN, BINDING)
+        sealed_here(OWN).load(EntryFiles([handle], [], TOKEN, BINDING))
 
 
 def test_an_altered_file_is_refused_by_name(
@@ -125,15 +125,15 @@ def test_an_altered_file_is_refused_by_name(
 ) -> None:
     keepers.kept_by(started(OWN))
     seal = Seal("d", "1", files=(1, 0))
-    assert seal.save([handle], [], TOKEN, BINDING, model=[b"program"]).saved
+    assert seal.save(EntryFiles([handle], [], TOKEN, BINDING), model=[b"program"]).saved
     os.pwrite(handle.fd, b"\xff", 100)
     with pytest.raises(SealBroken, match="header of model file 0"):
-        seal.load([handle], [], TOKEN, BINDING)
+        seal.load(EntryFiles([handle], [], TOKEN, BINDING))
     os.truncate(handle.fd, 0)
-    assert seal.save([handle], [], TOKEN, BINDING, model=[b"program"]).saved
+    assert seal.save(EntryFiles([handle], [], TOKEN, BINDING), model=[b"program"]).saved
     os.pwrite(handle.fd, b"\xff", HEADER_BYTES)
     with pytest.raises(SealBroken, match="payload"):
-        seal.load([handle], [], TOKEN, BINDING)
+        seal.load(EntryFiles([handle], [], TOKEN, BINDING))
 
 
 def test_an_entry_that_was_forgotten_is_refused(
@@ -141,11 +141,11 @@ def test_an_entry_that_was_forgotten_is_refused(
 ) -> None:
     keepers.kept_by(started(OWN))
     seal = Seal("d", "1", files=(1, 0))
-    report = seal.save([handle], [], TOKEN, BINDING, model=[b"program"])
+    report = seal.save(EntryFiles([handle], [], TOKEN, BINDING), model=[b"program"])
     assert report.entry is not None
     seal.forget(TOKEN, report.entry)
     with pytest.raises(RolledBack):
-        seal.load([handle], [], TOKEN, BINDING)
+        seal.load(EntryFiles([handle], [], TOKEN, BINDING))
 
 
 def test_every_call_of_a_registry_goes_to_the_parent(
@@ -189,7 +189,7 @@ def test_without_the_parent_nothing_is_sealed_and_nothing_raw_is_raised(handle: 
     keepers.kept_by(ParentKeeper(ours, OWN))
     seal = Seal("d", "1", files=(1, 0))
     for _ in range(2):
-        reason = seal.save([handle], [], TOKEN, BINDING, model=[b"program"]).reason
+        reason = seal.save(EntryFiles([handle], [], TOKEN, BINDING), model=[b"program"]).reason
         assert reason is not None
         assert reason.startswith("Unreadable: the process that holds the key does not answer")
     ours.close()

@@ -20,7 +20,7 @@ from penstock.errors import (
     Unreadable,
     WrongLength,
 )
-from penstock.sealed import FileRecord, FileRegistry, Registry, Row, SaveReport
+from penstock.sealed import EntryFiles, FileRecord, FileRegistry, Registry, Row, SaveReport
 from penstock.testing.doubles import Crash, FaultyFiles, SteppedFiles, crash
 from tests.support_sealed import BINDING, FAULTS, TOKEN, Rig
 
@@ -213,7 +213,9 @@ def test_a_process_that_dies_at_any_file_operation_leaves_a_registry_that_is_who
 
     def act(registry: FileRegistry) -> None:
         with rig.handles() as (model, data):
-            rig.seal_with(registry).save(model, data, TOKEN, BINDING, model=NEW[0], data=NEW[1])
+            rig.seal_with(registry).save(
+                EntryFiles(model, data, TOKEN, BINDING), model=NEW[0], data=NEW[1]
+            )
 
     counts = []
     copies = moments(rig, act)

@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 from penstock import knobs
-from penstock.sealed import Seal
+from penstock.sealed import EntryFiles, Seal
 from tests.support_sealed import BINDING, TOKEN, Rig
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "cache-format.md"
@@ -29,7 +29,9 @@ def test_an_entry_is_verified_by_the_document_alone(tmp_path: Path) -> None:
         rig.handles(create=True) as (model, data),
     ):
         seal = Seal(NAME, VERSION, files=(2, 1))
-        report = seal.save(model, data, TOKEN, BINDING, model=rig.program, data=rig.weights)
+        report = seal.save(
+            EntryFiles(model, data, TOKEN, BINDING), model=rig.program, data=rig.weights
+        )
     assert report.entry is not None
     folder = tmp_path / "home" / "seals"
     key = (folder / "key").read_bytes()

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import RegistryMissing, SealBroken
-from penstock.sealed import FileKeyStore, FileRegistry, LoadedEntry, MemoryKeyStore, Seal
+from penstock.sealed import (
+    EntryFiles,
+    FileKeyStore,
+    FileRegistry,
+    LoadedEntry,
+    MemoryKeyStore,
+    Seal,
+)
 from penstock.testing.doubles import QUICK_FILES, FaultyFiles, failing
 from tests.support_programs import run_python
 from tests.support_sealed import BINDING, TOKEN, Rig
@@ -41,14 +48,14 @@ class Process:
         rig = self.rig
         with rig.handles(folder, create=True) as (model, data):
             report = self.seal.save(
-                model, data, token(folder), BINDING, model=rig.program, data=rig.weights
+                EntryFiles(model, data, token(folder), BINDING), model=rig.program, data=rig.weights
             )
         assert report.saved, report.reason
         return True
 
     def load(self, folder: str = "cache") -> LoadedEntry:
         with self.rig.handles(folder) as (model, data):
-            return self.seal.load(model, data, token(folder), BINDING)
+            return self.seal.load(EntryFiles(model, data, token(folder), BINDING))
 
     def hits(self, folder: str = "cache") -> bool:
         loaded = self.load(folder)
@@ -185,7 +192,9 @@ def test_no_registry_is_made_with_a_key_that_cannot_be_kept(tmp_path: Path) -> N
     files.at, files.fault = len(files.log), failing(13)
     rig = process.rig
     with rig.handles() as (model, data):
-        report = process.seal.save(model, data, TOKEN, BINDING, model=rig.program, data=rig.weights)
+        report = process.seal.save(
+            EntryFiles(model, data, TOKEN, BINDING), model=rig.program, data=rig.weights
+        )
     assert (report.reason or "").startswith("Unreadable: the key file")
     newer = Process(tmp_path)
     assert newer.saves()

@@ -18,7 +18,7 @@ import pytest
 
 from penstock.errors import CacheError, ClosedError, NoEntry, NotYetWritten, Unreadable
 from penstock.hal import CacheHandle, PrepareConfig
-from penstock.sealed import FileRegistry, FileSystem, LateWriter, SaveReport
+from penstock.sealed import EntryFiles, FileRegistry, FileSystem, LateWriter, SaveReport
 from penstock.sealed.locks import lock, locked, unlock
 from penstock.testing.doubles import Crash, FaultyFiles, QuickFiles, SteppedFiles, failing
 from tests.conftest import open_descriptors
@@ -209,7 +209,9 @@ def test_closing_ends_a_wait_for_the_lock(old: Rig, new: Rig) -> None:
 
 def test_a_writer_that_is_forgotten_holds_no_descriptors(new: Rig) -> None:
     with new.handles(create=True) as (model, data), new.lock() as opened:
-        writer = LateWriter(new.seal(), model, data, TOKEN, BINDING, lock=opened, expected=None)
+        writer = LateWriter(
+            new.seal(), EntryFiles(model, data, TOKEN, BINDING, lock=opened), expected=None
+        )
         held = open_descriptors()
         del writer
         gc.collect()
@@ -233,10 +235,14 @@ def test_wrong_payloads_and_wrong_handles_are_a_reason(old: Rig, new: Rig) -> No
         assert dropped(writer.write(model=text, data=NEW[1]), "TypeError: ")
         assert found(new) == OLD
     with new.handles() as (model, data), new.lock() as opened:
-        writer = LateWriter(new.seal(), model, [], TOKEN, BINDING, lock=opened, expected=None)
+        writer = LateWriter(
+            new.seal(), EntryFiles(model, [], TOKEN, BINDING, lock=opened), expected=None
+        )
         assert dropped(new.write(writer), "InvalidArgument: 2 model and 0 data cache files")
         writer.close()
-        writer = LateWriter(new.seal(), model, data, b"", BINDING, lock=opened, expected=None)
+        writer = LateWriter(
+            new.seal(), EntryFiles(model, data, b"", BINDING, lock=opened), expected=None
+        )
         assert dropped(new.write(writer), "InvalidArgument: token and binding have 0 and 32")
         writer.close()
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import knobs
 from penstock.errors import RegistryMissing, SealBroken
-from penstock.sealed import FileKeyStore, Seal, places
+from penstock.sealed import EntryFiles, FileKeyStore, Seal, places
 from penstock.sealed.places import sealed_directory
 from tests.support_sealed import BINDING, TOKEN, Rig
 
@@ -49,11 +49,11 @@ def test_entry_sealed_with_the_former_key_is_refused(state: Path, tmp_path: Path
     seal = Seal("lab", "1", files=(2, 1))
     with rig.handles() as (model, data):
         with pytest.raises(RegistryMissing):
-            seal.load(model, data, TOKEN, BINDING)
+            seal.load(EntryFiles(model, data, TOKEN, BINDING))
         name = f"lab-{seal.owner.digits}-file.registry"
         rig.registry_file.rename(state / "seals" / name)
         with pytest.raises(SealBroken):
-            seal.load(model, data, TOKEN, BINDING)
+            seal.load(EntryFiles(model, data, TOKEN, BINDING))
 
 
 def test_foreign_files_beside_the_former_key_stay(state: Path) -> None:

@@ -19,6 +19,7 @@ from penstock import knobs
 from penstock.errors import InputError, RolledBack, Unreadable
 from penstock.hal import CacheHandle, PrepareConfig
 from penstock.sealed import (
+    EntryFiles,
     FileRegistry,
     Header,
     Kind,
@@ -74,7 +75,7 @@ def test_no_driver_has_other_numbers_of_files(files: tuple[int, int]) -> None:
 
 
 def test_a_driver_without_files_has_no_cache() -> None:
-    report = Seal("lab", "1", files=(0, 0)).save([], [], TOKEN, BINDING)
+    report = Seal("lab", "1", files=(0, 0)).save(EntryFiles([], [], TOKEN, BINDING))
     assert report.reason == "InvalidArgument: the driver has no cache files"
 
 
@@ -169,12 +170,16 @@ def test_a_save_never_raises(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     payload: Any = "not bytes"
     with rig.handles(create=True) as (model, data):
-        report = rig.seal().save(model, data, TOKEN, BINDING, model=[payload] * 2, data=rig.weights)
+        report = rig.seal().save(
+            EntryFiles(model, data, TOKEN, BINDING), model=[payload] * 2, data=rig.weights
+        )
         assert (report.reason or "").startswith("TypeError: ")
-        report = rig.seal().save(model, data, TOKEN, BINDING, model=[b""], data=rig.weights)
+        report = rig.seal().save(
+            EntryFiles(model, data, TOKEN, BINDING), model=[b""], data=rig.weights
+        )
         assert report.reason == "InvalidArgument: 1 model and 1 data payloads for (2, 1) files"
         report = rig.seal().save(
-            [Opened(-1)] * 2, data, TOKEN, BINDING, model=rig.program, data=rig.weights
+            EntryFiles([Opened(-1)] * 2, data, TOKEN, BINDING), model=rig.program, data=rig.weights
         )
         assert (report.reason or "").startswith("Unreadable: model file 0 cannot be read: ")
         assert rig.registry().rows() == ()
@@ -188,7 +193,7 @@ def test_save_rejects_one_file_given_twice(tmp_path: Path) -> None:
         try:
             for models in ([model[0], model[0]], [model[0], Opened(again)]):
                 report = rig.seal().save(
-                    models, data, TOKEN, BINDING, model=rig.program, data=rig.weights
+                    EntryFiles(models, data, TOKEN, BINDING), model=rig.program, data=rig.weights
                 )
                 assert (
                     report.reason == "InvalidArgument: model file 0 and model file 1 are one file"
@@ -206,7 +211,7 @@ def test_a_file_opened_to_append_is_refused(tmp_path: Path) -> None:
     rig.paths()[0].touch()
     fd = os.open(rig.paths()[0], os.O_RDWR | os.O_APPEND)
     try:
-        report = rig.seal().save([Opened(fd)], [], TOKEN, BINDING, model=rig.program)
+        report = rig.seal().save(EntryFiles([Opened(fd)], [], TOKEN, BINDING), model=rig.program)
     finally:
         os.close(fd)
     assert not report.saved
@@ -226,7 +231,9 @@ def test_an_entry_of_which_one_file_cannot_be_written_stays_as_it_is(tmp_path: P
             again = os.open(f"/proc/self/fd/{handle.fd}", flag)
             os.dup2(again, handle.fd)
             os.close(again)
-        report = rig.seal().save(models, datas, TOKEN, BINDING, model=rig.program, data=rig.weights)
+        report = rig.seal().save(
+            EntryFiles(models, datas, TOKEN, BINDING), model=rig.program, data=rig.weights
+        )
     assert report.reason is not None
     assert report.reason.startswith("Unreadable: model file")
     assert not report.emptied
@@ -271,7 +278,7 @@ def test_a_state_directory_that_cannot_be_written_is_a_reason(tmp_path: Path) ->
         rig.handles(create=True) as (model, data),
     ):
         report = Seal("lab", "1", files=(2, 1)).save(
-            model, data, TOKEN, BINDING, model=rig.program, data=rig.weights
+            EntryFiles(model, data, TOKEN, BINDING), model=rig.program, data=rig.weights
         )
     assert (report.reason or "").startswith("Unreadable: ")
 
@@ -284,9 +291,9 @@ def test_everything_lies_where_the_knob_says_and_is_its_owner_s_alone(tmp_path: 
     ):
         for version in ("1", "2"):
             seal = Seal("a driver/..", version, files=(2, 1))
-            arguments = (model, data, TOKEN, BINDING)
-            assert seal.save(*arguments, model=rig.program, data=rig.weights).saved
-            assert bytes(seal.load(*arguments).data[0]) == rig.weights[0]
+            entry = EntryFiles(model, data, TOKEN, BINDING)
+            assert seal.save(entry, model=rig.program, data=rig.weights).saved
+            assert bytes(seal.load(entry).data[0]) == rig.weights[0]
             assert isinstance(seal.registry, FileRegistry)
     folder = tmp_path / "chosen" / "seals"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -368,7 +375,7 @@ def test_the_facade_lists_its_names() -> None:
         for name, value in vars(penstock.sealed).items()
         if not name.startswith("_") and not isinstance(value, ModuleType)
     }
-    late = {"CacheConfig", "FileRegistry", "LateWriter"}
+    late = {"FileRegistry", "LateWriter"}
     assert public - {"TYPE_CHECKING", "lazily"} - late == set(penstock.sealed.__all__) - late
     for name in late:
         assert getattr(penstock.sealed, name).__name__ == name
@@ -380,7 +387,8 @@ def test_the_facade_lists_its_names() -> None:
 HIT = """
 import sys
 from pathlib import Path
-from penstock.sealed import FileKeyStore, FileRegistry, Owner, Seal, open_cache_file, registry_path
+from penstock.sealed import EntryFiles, FileKeyStore, FileRegistry, Owner, Seal
+from penstock.sealed import open_cache_file, registry_path
 from tests.support_sealed import BINDING, PROGRAM, TOKEN, Opened
 state, path = map(Path, sys.argv[1:])
 keys = FileKeyStore(state / "key")
@@ -388,7 +396,7 @@ owner = Owner("lab", "1")
 registry = FileRegistry(registry_path(state, owner, keys), owner, keys)
 handle = Opened(open_cache_file(path))
 seal = Seal("lab", "1", files=(1, 0), registry=registry, keys=keys)
-loaded = seal.load([handle], [], TOKEN, BINDING)
+loaded = seal.load(EntryFiles([handle], [], TOKEN, BINDING))
 assert bytes(loaded.model[0]) == PROGRAM[0]
 print({"penstock.sealed.writing", "penstock.sealed.replacing"} & set(sys.modules))
 """
@@ -429,15 +437,12 @@ def test_the_hal_s_handles_are_handles(tmp_path: Path) -> None:
         config = PrepareConfig(token=TOKEN, binding=BINDING, model_cache=models, data_cache=datas)
         seal = rig.seal()
         report = seal.save(
-            config.model_cache,
-            config.data_cache,
-            config.token,
-            config.binding,
+            config,
             model=rig.program,
             data=rig.weights,
         )
         assert report.saved
-        loaded = seal.load(config.model_cache, config.data_cache, config.token, config.binding)
+        loaded = seal.load(config)
         assert bytes(loaded.data[0]) == rig.weights[0]
 
 

@@ -80,14 +80,11 @@ def forged(entry: Entry, number: int, place: int, new: bytes) -> None:
     """Changes one payload of *entry*, and seals it again, as only the driver can."""
     seal = LabDevice().seal
     with entry.opened() as config:
-        loaded = seal.load(config.model_cache, config.data_cache, config.token, config.binding)
+        loaded = seal.load(config)
         payloads = [bytearray(p) for p in (*loaded.model, *loaded.data)]
         payloads[number][place : place + len(new)] = new
         report = seal.save(
-            config.model_cache,
-            config.data_cache,
-            config.token,
-            config.binding,
+            config,
             model=payloads[:2],
             data=payloads[2:],
         )
@@ -122,8 +119,7 @@ def test_device_executes_the_content_of_its_files(
     with entry.opened() as config:
         device.prepare_model(case.model, config).close()
     with entry.opened() as config:
-        names = config.model_cache, config.data_cache, config.token, config.binding
-        loaded = device.seal.load(*names)
+        loaded = device.seal.load(config)
     payload = bytes([*loaded.model, *loaded.data][number])
     forged(entry, number, payload.index(old), new)
     with entry.opened() as config, closing(device.prepare_model_from_cache(config)) as prepared:

@@ -79,9 +79,7 @@ class SampleDevice(HostBuffers, KernelDevice):
     def prepare_model_from_cache(self, config: hal.PrepareConfig) -> PreparedKernels:
         hal.validate_prepare_config(config)
         try:
-            loaded = self._seal.load(
-                config.model_cache, config.data_cache, config.token, config.binding
-            )
+            loaded = self._seal.load(config)
         except errors.CacheError as error:
             raise errors.GeneralFailure(str(error)) from error
         return super().prepare_model(decode(*loaded.model, *loaded.data), config)
@@ -89,10 +87,7 @@ class SampleDevice(HostBuffers, KernelDevice):
     def _save(self, model: Model, config: hal.PrepareConfig) -> hal.CacheReport:
         """Saves the model. If that fails, the report says so and preparing goes on."""
         program, constants = encode(model)
-        files = config.model_cache, config.data_cache
-        return report_of(
-            self._seal.save(*files, config.token, config.binding, model=[program], data=[constants])
-        )
+        return report_of(self._seal.save(config, model=[program], data=[constants]))
 
 
 def create() -> SampleDevice:

@@ -95,10 +95,7 @@ def test_a_program_of_operations_that_it_lacks_is_refused(tmp_path: Path) -> Non
     device = SampleDevice()
     with entry.opened() as config:
         device._seal.save(
-            config.model_cache,
-            config.data_cache,
-            config.token,
-            config.binding,
+            config,
             model=[program],
             data=[constants],
         )
