@@ -236,7 +236,10 @@ class PoolCopy:
         while at < end:
             part = [self._content[at:end].data]
             try:
-                moved = (os.pwritev if out else os.preadv)(self._fd, part, self._offset + at)
+                if out:
+                    moved = os.pwritev(self._fd, part, self._offset + at)
+                else:
+                    moved = os.preadv(self._fd, part, self._offset + at)
             except OSError as error:
                 raise GeneralFailure(f"a pool cannot be copied for a driver: {error}") from None
             if not moved:
