@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import msgspec
 import typer
 
-from penstock.cli import files
+from penstock.cli import failures, files
 from penstock.cli.cache.directory import when
 from penstock.cli.compare import DEFAULT_CLASS, comparing
-from penstock.cli.failures import FileError, OutputError, Unfinished, UsageError, os_reason
+from penstock.cli.failures import Unfinished, UsageError
 from penstock.cli.options import Accuracy, Choices, option
 from penstock.cli.output import Output, output_of, shortened
 from penstock.errors import CacheError, CapsuleError, counted
@@ -161,10 +161,7 @@ def write_capsule(output: Output, name: str, wanted: Reproduction) -> None:
         made = _brought_about(output, model, device, wanted)
         capsule = with_crash(made) or made
         source = "brought about now"
-    try:
-        capsules.write(target, capsule)
-    except OSError as error:
-        raise OutputError(target, os_reason(error)) from None
+    files.write(target, lambda: capsules.write(target, capsule))
     output.line(capsule.show())
     output.line(f"written: {target} ({counted(target.stat().st_size, 'byte')}; {source})")
     case = capsule.manifest.case
@@ -199,12 +196,8 @@ def _last() -> tuple[Capsule, str]:
     from penstock.capsules.making import with_crash
 
     path = evidence.last()
-    try:
+    with failures.opening(path, CapsuleError):
         found = with_crash(None if path is None else capsules.read(path))
-    except OSError as error:
-        raise FileError(path, os_reason(error)) from None
-    except CapsuleError as error:
-        raise FileError(path, str(error)) from error
     if found is None:
         why = "" if knobs.keep_failures() else " (the knob keep_failures is off)"
         raise Unfinished(
@@ -310,12 +303,16 @@ def replay(
 
     Exit code 0 when it does not, 1 when it does, or the step cannot be run.
     """
+    from penstock import capsules
     from penstock.cli import opening
     from penstock.runtime.departures import distance_to_builtins
     from penstock.runtime.reproducing import replay as run_again
 
     output = output_of(context)
-    capsule = read(file)
+    if not file:
+        raise UsageError("FILE is empty; it must be the name of a capsule")
+    with failures.opening(file, CapsuleError):
+        capsule = capsules.read(file)
     failed = capsule.manifest.failure.device.name
     try:
         opening.check_devices([failed if device is None else device])
@@ -330,24 +327,10 @@ def replay(
     try:
         found = run_again(capsule, device, tries=runs, timeout=timeout)
     except CapsuleError as error:
-        raise FileError(file, str(error)) from error
+        raise failures.FileError(file, str(error)) from error
     output.line(found.show(), "red" if found.repeats else "")
     data = msgspec.structs.asdict(found)
     data["distance"] = None if found.distance is None else distance_to_builtins(found.distance)
     output.json({**data, "capsule": describe(capsule)})
     if found.repeats:
         raise Unfinished(f"the failure repeats on {found.device}")
-
-
-def read(file: str) -> Capsule:
-    """The capsule in *file*. Raises `FileError` if it is none."""
-    from penstock import capsules
-
-    if not file:
-        raise UsageError("FILE is empty; it must be the name of a capsule")
-    try:
-        return capsules.read(file)
-    except OSError as error:
-        raise FileError(file, os_reason(error)) from None
-    except CapsuleError as error:
-        raise FileError(file, str(error)) from error

@@ -96,6 +96,17 @@ def name(error: BaseException) -> str:
 
 
 @contextmanager
+def opening(path: object, *defects: type[errors.PenstockError]) -> Iterator[None]:
+    """A block that converts an `OSError`, and *defects* of the file, to a `FileError`."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(path, os_reason(error)) from None
+    except defects as error:
+        raise FileError(path, str(error)) from error
+
+
+@contextmanager
 def reading(path: object, unreadable: str) -> Iterator[None]:
     """A block that converts any exception of a library about a damaged file to a `FileError`.
 

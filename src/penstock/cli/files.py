@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.failures import FileError, OutputError, UsageError, os_reason
+from penstock.cli.failures import FileError, OutputError, UsageError, opening, os_reason
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, Outputs
@@ -66,11 +66,8 @@ def read_labels(path: Path) -> tuple[str, ...]:
     # The import loads NumPy, which a command without labels does not need.
     from penstock.memory.sealed_file import open_file
 
-    try:
-        with BufferedReader(open_file(str(path))) as stream:
-            content = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise FileError(path, os_reason(error)) from None
+    with opening(path), BufferedReader(open_file(str(path))) as stream:
+        content = stream.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise FileError(path, f"more than {MAX_BYTES:,} bytes; no list of labels is that long")
     try:

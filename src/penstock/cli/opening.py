@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import penstock
 from penstock import knobs
-from penstock.cli.failures import FileError, UsageError, os_reason
+from penstock.cli import failures
+from penstock.cli.failures import FileError, UsageError
 from penstock.cli.options import Choices, parse_shapes, shaped, shapes_of, with_remedy
 from penstock.cli.output import compile_bar
 from penstock.errors import ModelError, PlacementError
@@ -46,12 +47,8 @@ def load(path: str) -> Loaded:
         raise UsageError("MODEL is empty; it must be the name of a model file")
     read = penstock.load
     began = time.perf_counter_ns()
-    try:
+    with failures.opening(path, ModelError):
         model = read(path)
-    except OSError as error:
-        raise FileError(path, os_reason(error)) from None
-    except ModelError as error:
-        raise FileError(path, str(error)) from error
     return Loaded(model, path, time.perf_counter_ns() - began, began)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock.cache.info import CacheInfo
@@ -131,8 +132,7 @@ class Compilation(Closing, Ported):
         model does, or answers may be another model's (`docs/nnapi.md` explains how to choose one).
         """
         self._check_open()
-        if directory is None:
-            raise codes.unexpected_null("the cache directory")
+        parameters.given(directory, "the cache directory")
         given = _token(token)
         trusted = parameters.flag(trust_token, "trust_token")
         try:
@@ -308,8 +308,7 @@ class Compilation(Closing, Ported):
 
 
 def _token(token: object) -> bytes:
-    if token is None:
-        raise codes.unexpected_null("the cache token")
+    parameters.given(token, "the cache token")
     data = bytes(token) if isinstance(token, bytes | bytearray | memoryview) else None
     if data is None or len(data) != BYTE_SIZE_OF_CACHE_TOKEN:
         found = type(token).__name__ if data is None else len(data)
@@ -337,22 +336,21 @@ class Burst(Closing):
         with codes.translated():
             self._burst = compilation.compiled.burst()
 
-    def enter(self, compilation: Compilation) -> CompiledBurst:
-        """Begins an execution of *compilation*, which `leave` ends. Raises BAD_DATA for another
-        compilation than the burst's, BAD_STATE if the burst is executing or closed.
+    @contextmanager
+    def executing(self, compilation: Compilation) -> Iterator[CompiledBurst]:
+        """A block that executes *compilation*. Raises BAD_DATA for another compilation than the
+        burst's, BAD_STATE if the burst is executing or closed.
         """
         if compilation is not self.compilation:
             raise codes.bad_data("the burst is another compilation's")
         if not self._running.acquire(blocking=False):
             raise codes.bad_state("the burst is executing already")
-        if self._burst is None:
+        try:
+            if self._burst is None:
+                raise codes.bad_state("the burst is closed")
+            yield self._burst
+        finally:
             self._running.release()
-            raise codes.bad_state("the burst is closed")
-        return self._burst
-
-    def leave(self) -> None:
-        """Ends what `enter` began."""
-        self._running.release()
 
     def close(self) -> None:
         """Frees it, after an execution in flight. A second call has no effect."""

@@ -147,8 +147,7 @@ def with_attribute(
     """
     name = parameters.text(given[0], "the extension's name")
     code = parameters.code_within(given[1], "the number of the attribute")
-    if given[2] is None:
-        raise codes.unexpected_null("the value of the attribute")
+    parameters.given(given[2], "the value of the attribute")
     value = parameters.extension_bytes(given[2], given[3], "the value of the attribute")
     with codes.translated():
         offered = {extension.name for extension in device.capabilities.extensions}
@@ -166,8 +165,7 @@ def with_attribute(
 
 def operand_type(value: object) -> AnyType:
     """An operand type by its member or number; an extension's by its number in this process."""
-    if value is None:
-        raise codes.unexpected_null("the operand's type")
+    parameters.given(value, "the operand's type")
     if isinstance(value, OperandType):
         return value
     if isinstance(value, ExtensionType):

@@ -213,11 +213,8 @@ class Execution(Closing):
         BAD_STATE if it is busy.
         """
         used = parameters.instance(burst, Burst, "the burst")
-        entered = used.enter(self.compilation)
-        try:
+        with used.executing(self.compilation) as entered:
             self._carry_out(self._begin(), entered)
-        finally:
-            used.leave()
 
     def get_output_operand_rank(self, index: int) -> int:
         """The rank of output *index* in the last run, even if the output did not fit.

@@ -100,8 +100,7 @@ class MemoryDesc(Closing):
 
     def _add(self, compilation: object, kind: Kind, index: object, frequency: object) -> None:
         self._check_open()
-        if compilation is None:
-            raise codes.unexpected_null("the compilation")
+        parameters.given(compilation, "the compilation")
         if not isinstance(compilation, Ported) or not compilation.is_finished:
             raise codes.bad_data("a role needs a finished compilation")
         port = compilation.port(kind, index)

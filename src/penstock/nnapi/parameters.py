@@ -20,10 +20,16 @@ MAX_LISTED: Final = 1 << 20
 """Greatest length of a caller's list. Real models stay far below it."""
 
 
-def instance(value: object, kind: type[Handle], what: str) -> Handle:
-    """*value*, which must be a *kind*."""
+def given(value: Handle | None, what: str) -> Handle:
+    """*value*; UNEXPECTED_NULL for None."""
     if value is None:
         raise unexpected_null(what)
+    return value
+
+
+def instance(value: object, kind: type[Handle], what: str) -> Handle:
+    """*value*, which must be a *kind*."""
+    value = given(value, what)
     if not isinstance(value, kind):
         name = (
             f"penstock.{'memory' if kind.__name__ == 'HardwareBuffer' else 'nnapi'}.{kind.__name__}"
@@ -34,8 +40,7 @@ def instance(value: object, kind: type[Handle], what: str) -> Handle:
 
 def whole(value: object, what: str, low: int = -(2**31), high: int = 2**32 - 1) -> int:
     """A whole number from *low* to *high*."""
-    if value is None:
-        raise unexpected_null(what)
+    given(value, what)
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # anything may be passed
     except TypeError:
@@ -52,9 +57,7 @@ def nanoseconds(value: object, what: str) -> int:
 
 def real(value: object, what: str) -> float:
     """A number; the type of its operand limits the range."""
-    if value is None:
-        raise unexpected_null(what)
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(given(value, what), bool) or not isinstance(value, Real):
         raise bad_data(f"{what} must be a number, not {type(value).__name__}")
     try:
         return float(value)
@@ -64,8 +67,7 @@ def real(value: object, what: str) -> float:
 
 def listed(values: object, what: str) -> list[object]:
     """The entries of a list."""
-    if values is None:
-        raise unexpected_null(what)
+    given(values, what)
     if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
         raise bad_data(f"{what} must be a list, not {type(values).__name__}")
     found: list[object] = []
@@ -141,8 +143,7 @@ def code(kind: type[Code], value: object, what: str) -> Code:
 
 def flag(value: object, what: str) -> bool:
     """True or false, also given as 1 or 0."""
-    if value is None:
-        raise unexpected_null(what)
+    given(value, what)
     if isinstance(value, bool):
         return value
     if isinstance(value, int) and value in {0, 1}:
@@ -152,8 +153,7 @@ def flag(value: object, what: str) -> bool:
 
 def text(value: object, what: str) -> str:
     """A string."""
-    if value is None:
-        raise unexpected_null(what)
+    given(value, what)
     if not isinstance(value, str):
         raise bad_data(f"{what} must be text, not {type(value).__name__}")
     return value

@@ -67,8 +67,7 @@ def constant_pool(memory: object) -> ConstantPool:
     Raises UNEXPECTED_NULL for None, BAD_DATA for device memory, hardware buffers that are not BLOBs
     and other objects, UNMAPPABLE if it cannot be mapped.
     """
-    if memory is None:
-        raise unexpected_null("the memory")
+    parameters.given(memory, "the memory")
     if isinstance(memory, Memory):
         memory.rules.check_constant((0, memory.size))
         memory.store.content()

@@ -239,13 +239,14 @@ class Warmed:
         if self.error is not None:
             text = message(self.error)
             return [text if text.startswith(self.model) else f"{self.model}: {text}"]
+        steps = [(f"{self.model}: step {index}", step) for index, step in enumerate(self.steps)]
         return [
-            f"{self.model}: step {index} on {step.device} {not_saved(step, self.model)}"
-            for index, step in enumerate(self.steps)
+            f"{name} on {step.device} {not_saved(step, self.model)}"
+            for name, step in steps
             if step.cache.not_saved
         ] + [
-            f"{self.model}: step {index} fell back from {step.fallback_from}: {step.error}"
-            for index, step in enumerate(self.steps)
+            f"{name} fell back from {step.fallback_from}: {step.error}"
+            for name, step in steps
             if step.fallback_from is not None
         ]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.cli.failures import FileError, UsageError, os_reason
+from penstock.cli.failures import FileError, UsageError, opening
 from penstock.cli.feed.files import InputFile, input_file, random_array, read_npy, read_npz
 from penstock.cli.feed.model_inputs import Slot
 from penstock.cli.feed.normalization import SCHEMES, Normalization, store
@@ -219,11 +219,8 @@ def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None
 
 def kind_of(path: InputFile) -> Kind:
     """The kind by suffix, otherwise by first bytes, otherwise a picture. Raises `FileError`."""
-    try:
-        with path.open("rb") as stream:
-            beginning = stream.read(12)
-    except OSError as error:
-        raise FileError(path, os_reason(error)) from None
+    with opening(path), path.open("rb") as stream:
+        beginning = stream.read(12)
     if (known := SUFFIXES.get(path.suffix.lower())) is not None:
         return known
     if beginning.startswith(b"RIFF") and beginning[8:] == b"WAVE":

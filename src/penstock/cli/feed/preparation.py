@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from penstock.cli.feed.normalization import F255, IMAGENET, PM1, UNIT, Normaliza
 from penstock.ir import DType, Model, Operand, TensorMetadata
 
 Source = Literal["option", "metadata", "quantization", "arithmetic", "type", "indications", ""]
+
+Statement: TypeAlias = tuple[Normalization, Source, str]
+"""A scheme, what states it, and why in words."""
 
 TOLERANCE: Final = 0.02
 """How far a range may differ from a usual one, as a share of its width."""
@@ -117,9 +120,9 @@ def _check_requested(operand: Operand, requested: Normalization) -> None:
 
 def _statements(
     operand: Operand, channels: int, metadata: TensorMetadata | None, first: FirstOperations
-) -> list[tuple[Normalization, Source, str]]:
+) -> list[Statement]:
     """The statements of the file, each with its source and in words. The first has priority."""
-    found: list[tuple[Normalization, Source, str]] = []
+    found: list[Statement] = []
     said = metadata_scheme(metadata, channels)
     if said is not None:
         found.append((said, "metadata", f"the metadata says {said.formula}"))
@@ -140,11 +143,11 @@ def _statements(
 
 
 def _objections(
-    stated: Sequence[tuple[Normalization, Source, str]],
+    stated: Sequence[Statement],
     channels: int,
     first: FirstOperations,
     model: Model,
-) -> list[tuple[Normalization, Source, str]]:
+) -> list[Statement]:
     """The schemes that the file allows, if they exclude that of a first quantisation alone."""
     if [source for _, source, _ in stated] != ["quantization"]:
         return []
