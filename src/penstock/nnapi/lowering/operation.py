@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 import numpy as np
@@ -300,25 +300,32 @@ class OperationLowering:
         for place, result in enumerate(self.emit_many(kind, inputs, types, **attributes)):
             self.bind(place, result)
 
-    def pass_through(self, kind: str = "", /, **changed: AttributeValue) -> None:
-        """Finishes with the IR operation *kind*, by default of the same name.
+    def passed(
+        self, changed: Mapping[str, AttributeValue], omitted: Collection[str] = ()
+    ) -> tuple[list[int], dict[str, AttributeValue]]:
+        """The form's tensors in order, and its scalars as attributes, except those in *changed*.
 
-        The form's tensors in order are its inputs; the scalars are its attributes, except those in
-        *changed*. An `activation` becomes the fused one, `nchw` the data layout.
+        An `activation` becomes the fused one, `nchw` the data layout. *omitted* are left out.
         """
         inputs: list[int] = []
-        attributes: dict[str, AttributeValue] = {}
+        attributes: dict[str, AttributeValue] = {**changed}
         for argument in self.match.form.inputs:
             name = argument.name
             if argument.kind not in SCALARS:
-                inputs.append(self.tensor(name))
+                inputs.append(self.graph.omitted() if name in omitted else self.tensor(name))
             elif name == "activation":
-                attributes["fused_activation_function"] = self.activation()
+                if "fused_activation_function" not in changed:
+                    attributes["fused_activation_function"] = self.activation()
             elif name == "nchw":
                 attributes["data_layout"] = self.layout
             elif name not in changed:
                 attributes[name] = self._scalar(name)
-        self.finish(kind or self.type, inputs, **attributes, **changed)
+        return inputs, attributes
+
+    def pass_through(self, kind: str = "", /, **changed: AttributeValue) -> None:
+        """Finishes with the IR operation *kind*, by default of the same name, as `passed` says."""
+        inputs, attributes = self.passed(changed)
+        self.finish(kind or self.type, inputs, **attributes)
 
     def bind(self, at: int | str, result: int) -> None:
         """Binds the IR operand *result* to an output of the NNAPI operation, given by place or

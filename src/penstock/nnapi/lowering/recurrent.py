@@ -5,7 +5,7 @@ States are inputs and outputs of the operations, in the IR as in NNAPI; only SVD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from penstock.errors import InvalidQuantization, NotLowerable, ShapeMismatch
@@ -52,25 +52,11 @@ def arguments(
     return " ".join(map(argument, names))
 
 
-def _limits(op: OperationLowering) -> dict[str, AttributeValue]:
-    """The attributes of the arguments `LIMITS`."""
-    return {
-        "fused_activation_function": op.choice("activation", ACTIVATIONS),
-        **{name: op.real(name) for name in ("cell_clip", "proj_clip")},
-    }
+def check_parameters(op: OperationLowering, prefix: str = "") -> list[str]:
+    """Checks that one direction's dependent weights and biases are given together.
 
-
-def _cell(op: OperationLowering) -> list[int]:
-    """The IR operands that a cell and its sequence form share."""
-    states = ("output_state", "cell_state", *NORMS)
-    return [op.tensor("input"), *parameters(op), *op.named_tensors(states)]
-
-
-def parameters(op: OperationLowering, prefix: str = "") -> list[int]:
-    """The IR operands of one direction's weights and biases.
-
-    Checks that dependent tensors are given together: without an input gate there is no peephole
-    into it.
+    Returns the names that the IR's operation omits: without an input gate there is no peephole into
+    it.
     """
 
     def given(name: str) -> bool:
@@ -93,21 +79,29 @@ def parameters(op: OperationLowering, prefix: str = "") -> list[int]:
     )
     if together(*NORMS[1:]):
         op.require(given(NORMS[0]) == has_gate, "input_norm must be given where an input gate is")
-    found = op.named_tensors(PARAMETERS, prefix)
-    if not has_gate:
-        found[PARAMETERS.index("cell_to_input")] = op.graph.omitted()
-    return found
+    return [] if has_gate else [f"{prefix}cell_to_input"]
 
 
-def _lstm(op: OperationLowering, **attributes: AttributeValue) -> list[int]:
-    """The operation with the arguments that LSTM and its sequence form share: 3 results."""
-    return op.emit_many(
-        op.type, _cell(op), [op.result_type("output")] * 3, **_limits(op), **attributes
-    )
+def _emit(
+    op: OperationLowering,
+    names: Sequence[str],
+    omitted: Collection[str] = (),
+    **changed: AttributeValue,
+) -> None:
+    """Appends the IR operation of the same name, whose results *names* all have the type of
+    `output`; binds those that the NNAPI operation has.
+    """
+    inputs, attributes = op.passed(changed, omitted)
+    types = [op.result_type("output")] * len(names)
+    op.bind_wanted(names, op.emit_many(op.type, inputs, types, **attributes))
 
 
 STATES: Final = "output_state:T/2 cell_state:T/2"
 LIMITS: Final = "activation:i cell_clip:real>=0 proj_clip:real>=0"
+
+
+def _lstm_activation(op: OperationLowering) -> str:
+    return op.choice("activation", ACTIVATIONS)
 
 
 @lowers(
@@ -116,25 +110,22 @@ LIMITS: Final = "activation:i cell_clip:real>=0 proj_clip:real>=0"
     f" [{arguments(NORMS, level='@3')}] -> scratch:T new_output_state:T new_cell_state:T output:T",
     T=TYPES,
 )
-def lstm(op: OperationLowering) -> None:
-    """The scratch buffer, undefined in NNAPI, is set to zero."""
-    op.bind_wanted(("output", "new_output_state", "new_cell_state"), _lstm(op))
-    gates = len(GATES) if op.given("input_to_input") else len(GATES) - 1
-    state = op.tensor("cell_state")
-    size = op.compute("SHAPE", [state], (DType.INT32, None), out_type="INT32")
-    scratch = op.compute("MUL", [size, op.integers([1, gates])])
-    op.bind("scratch", op.emit("FILL", [scratch, op.number(0, state)], op.value_type(state)))
-
-
 @lowers(
     "UNIDIRECTIONAL_SEQUENCE_LSTM",
     f"input:T/3 {arguments(PARAMETERS)} {STATES} {LIMITS} time_major:b {arguments(NORMS)}"
     " -> output:T [new_output_state:T@4 new_cell_state:T@4]",
     T=TYPES,
 )
-def unidirectional_sequence_lstm(op: OperationLowering) -> None:
-    results = _lstm(op, time_major=op.flag("time_major"))
-    op.bind_wanted(("output", "new_output_state", "new_cell_state"), results)
+def lstm(op: OperationLowering) -> None:
+    """The scratch buffer, undefined in NNAPI, is set to zero."""
+    names, omitted = ("output", "new_output_state", "new_cell_state"), check_parameters(op)
+    _emit(op, names, omitted, fused_activation_function=_lstm_activation(op))
+    if op.wants("scratch"):
+        gates = len(GATES) if op.given("input_to_input") else len(GATES) - 1
+        state = op.tensor("cell_state")
+        size = op.compute("SHAPE", [state], (DType.INT32, None), out_type="INT32")
+        scratch = op.compute("MUL", [size, op.integers([1, gates])])
+        op.bind("scratch", op.emit("FILL", [scratch, op.number(0, state)], op.value_type(state)))
 
 
 def _bidirectional(inputs: str, states: Iterable[str]) -> tuple[str, ...]:
@@ -146,9 +137,9 @@ def _bidirectional(inputs: str, states: Iterable[str]) -> tuple[str, ...]:
 
 def _emit_bidirectional(
     op: OperationLowering,
-    inputs: list[int],
     states: Iterable[str],
-    **attributes: AttributeValue,
+    omitted: Collection[str] = (),
+    **changed: AttributeValue,
 ) -> None:
     """Appends the operation and binds its outputs. The IR's operation always has the states."""
     merged = op.flag("merge_outputs")
@@ -157,16 +148,7 @@ def _emit_bidirectional(
         "there are two outputs where merge_outputs is false, one where it is true, and states",
     )
     outputs = ["output"] if merged else ["output", "backward_output"]
-    names = [*outputs, *(f"new_{name}" for name in states)]
-    results = op.emit_many(
-        op.type,
-        inputs,
-        [op.result_type("output")] * len(names),
-        time_major=op.flag("time_major"),
-        merge_outputs=merged,
-        **attributes,
-    )
-    op.bind_wanted(names, results)
+    _emit(op, [*outputs, *(f"new_{name}" for name in states)], omitted, **changed)
 
 
 _LSTM_STATES: Final = tuple(f"{d}{s}_state" for d in DIRECTIONS for s in ("output", "cell"))
@@ -185,13 +167,9 @@ _AUXILIARY: Final = tuple(f"{d}auxiliary_to_{gate}" for d in DIRECTIONS for gate
     T=TYPES,
 )
 def bidirectional_sequence_lstm(op: OperationLowering) -> None:
-    inputs = [op.tensor("input")]
-    for direction in DIRECTIONS:
-        inputs += parameters(op, direction)
-    inputs += op.named_tensors((*_LSTM_STATES, "auxiliary", *_AUXILIARY))
-    for direction in DIRECTIONS:
-        inputs += op.named_tensors(NORMS, direction)
-    _emit_bidirectional(op, inputs, _LSTM_STATES, **_limits(op))
+    omitted = [name for prefix in DIRECTIONS for name in check_parameters(op, prefix)]
+    activation = _lstm_activation(op)
+    _emit_bidirectional(op, _LSTM_STATES, omitted, fused_activation_function=activation)
 
 
 CELL: Final = "weights:T/2 recurrent_weights:T/2 bias:T/1 hidden_state:T/2"
@@ -205,18 +183,10 @@ CELL: Final = "weights:T/2 recurrent_weights:T/2 bias:T/1 hidden_state:T/2"
 )
 def _rnn(op: OperationLowering) -> None:
     """RNN and its sequence form, whose `time_major` is an integer, 0 or 1."""
-    attributes: dict[str, AttributeValue] = {}
+    changed: dict[str, AttributeValue] = {}
     if "time_major" in op.match.inputs:
-        attributes["time_major"] = op.choice("time_major", {0: "no", 1: "yes"}) == "yes"
-    names = ("input", "weights", "recurrent_weights", "bias", "hidden_state")
-    results = op.emit_many(
-        op.type,
-        op.named_tensors(names),
-        [op.result_type("output")] * 2,
-        fused_activation_function=op.activation(),
-        **attributes,
-    )
-    op.bind_wanted(("output", "new_hidden_state"), results)
+        changed["time_major"] = op.choice("time_major", {0: "no", 1: "yes"}) == "yes"
+    _emit(op, ("output", "new_hidden_state"), (), **changed)
 
 
 _BOTH_CELLS: Final = tuple(
@@ -242,8 +212,7 @@ def bidirectional_sequence_rnn(op: OperationLowering) -> None:
         weighted[0] == weighted[1] and (given or not weighted[0]),
         "auxiliary weights must be given for both directions, beside an auxiliary input",
     )
-    inputs = op.named_tensors(("input", *_BOTH_CELLS, *auxiliary))
-    _emit_bidirectional(op, inputs, _HIDDEN_STATES, fused_activation_function=op.activation())
+    _emit_bidirectional(op, _HIDDEN_STATES)
 
 
 @lowers(
@@ -325,10 +294,5 @@ _SCALES: Final = tuple(f"{gate}_intermediate_scale" for gate in GATES)
 )
 def quantized_lstm(op: OperationLowering) -> None:
     op.require_same_quantization("cell_state", "new_cell_state")
-    reals = ("cell_clip", "proj_clip", "hidden_state_scale", *_SCALES)
-    op.finish(
-        "QUANTIZED_LSTM",
-        _cell(op),
-        hidden_state_zero_point=op.integer("hidden_state_zero_point"),
-        **{name: op.real(name) for name in reals},
-    )
+    inputs, attributes = op.passed({}, check_parameters(op))
+    op.finish("QUANTIZED_LSTM", inputs, **attributes)
