@@ -156,9 +156,7 @@ class PreparedStep(Struct, frozen=True):
             branch.stop_compiling(end)
 
     def close(self) -> None:
-        """Closes the model, after its background compile. Logs errors. A second call does
-        nothing.
-        """
+        """Closes the model, after its background compile. A second call does nothing."""
         if self.pending is not None:
             self.pending.close()
         close_all(self.branches)

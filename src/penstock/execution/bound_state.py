@@ -69,9 +69,7 @@ class BoundState:
 
     @contextmanager
     def _held(self, name: str, state: State | None) -> Iterator[tuple[DeviceBuffer, State]]:
-        """The buffer with the present value, and its state. No run replaces the buffer in this
-        block.
-        """
+        """The buffer with the present value, which no run replaces in this block; its state."""
         loop = self._feedback.find(name)
         own = self._state(state)
         with self._executable.gate, own.lock:

@@ -216,9 +216,7 @@ class Kept(Places):
         """Whether the last run can be repeated unchanged, into outputs of the series."""
 
     def place(self, out: Sequence[NDArray | None] | None) -> None:
-        """Directs outputs to *out* from now on; those without an array go to arrays of the
-        series.
-        """
+        """Directs outputs to *out* from now on, or else to arrays of the series."""
         if out is self._out or self._is_as_before(out):
             return
         self._out, self.results = out, []
@@ -233,9 +231,7 @@ class Kept(Places):
             self.results.append(view if array is None and view is not None else target)
 
     def take(self, inputs: Sequence[NDArray], run: Run) -> None:
-        """Reads *inputs* from now on; an input inside an output of the series is copied at each
-        run.
-        """
+        """Reads *inputs* from now on; one inside an output of the series is copied each time."""
         aliased, bound, series = False, self._bound, self._series
         for at, array in enumerate(inputs):
             if array is bound[at]:
@@ -317,9 +313,7 @@ class BoundRun:
             return executable.exchange.deliver(results, False, [])
 
     def close(self) -> None:
-        """Releases what drivers have bound. Must not be called during a run. A second call does
-        nothing.
-        """
+        """Releases what drivers have bound, not during a run. A second call does nothing."""
         series, self._series = self._series, None
         if series is not None:
             series.close()

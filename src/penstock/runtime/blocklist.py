@@ -59,9 +59,7 @@ class BlocklistedDevice:
 
 
 class SubstituteDevice:
-    """*device*, which the caller did not name, for operations that are blocklisted on
-    *blocklisted*.
-    """
+    """*device*, which the caller did not name, for what is blocklisted on *blocklisted*."""
 
     def __init__(self, device: Device, blocklisted: Sequence[BlocklistedDevice]) -> None:
         self._device, self._blocklisted = device, tuple(blocklisted)
@@ -81,11 +79,9 @@ def substitute_for(
 ) -> Device | None:
     """*device* as the substitute for operations blocklisted on *named*; None if there are none."""
     blocklisted = [d for d in with_blocklist(named, accuracy) if isinstance(d, BlocklistedDevice)]
-    return (
-        cast("Device", SubstituteDevice(device, blocklisted))
-        if blocklisted and device is not None
-        else None
-    )
+    if not blocklisted or device is None:
+        return None
+    return cast("Device", SubstituteDevice(device, blocklisted))
 
 
 def with_blocklist(devices: Sequence[Device], accuracy: AccuracyClass) -> list[Device]:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, TypeAlias
 
 from msgspec.structs import replace
@@ -59,13 +60,14 @@ class Manager:
         self._find = find
         self._begin()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_Renewal(self))
+            begin = weakref.WeakMethod(self._begin)
+            os.register_at_fork(after_in_child=partial(_call, begin))
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._drivers: list[_Driver] | None = None
         self._found: dict[bool | None, list[Found]] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def infos(self, isolate: bool | None = None) -> list[DeviceInfo]:
         """Every device found, usable or not, the fallback device last."""
@@ -94,20 +96,18 @@ class Manager:
         if isolate is not False:
             self._check_settings(deadline_ns)
         if wanted is None and (names := knobs.devices()):
+            knob = f"knob devices (PENSTOCK_DEVICES) is {names!r}"
             if not (named := [n.strip() for n in names.split(",") if n.strip()]):
                 raise InputError(
-                    f"knob devices (PENSTOCK_DEVICES) is {names!r}, which names no device: give "
-                    "names with commas "
-                    "between them, or nothing for every usable device"
+                    f"{knob}, which names no device: give names with commas between them, or "
+                    "nothing for every usable device"
                 )
             try:
                 return self.choose(named, isolate, deadline_ns, absent=absent)
             except PlacementError as error:
-                told = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error.message}"
-                raise PlacementError(told, error.refusals) from error
+                raise PlacementError(f"the {knob}: {error.message}", error.refusals) from error
             except InputError as error:
-                told = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error}"
-                raise InputError(told) from error
+                raise InputError(f"the {knob}: {error}") from error
         if wanted is None:
             everything = self._discover(isolate, deadline_ns)
             usable = [f for f in everything if f.info.usable and not f.info.only_when_named]
@@ -159,10 +159,10 @@ class Manager:
             from penstock.runtime.isolation import check_settings, unknown_drivers
 
             check_settings()
-            for told in unknown_drivers(self.drivers(deadline_ns)):
-                if told not in self._told:
-                    self._told.add(told)
-                    log.warning("%s", told)
+            for text in unknown_drivers(self.drivers(deadline_ns)):
+                if text not in self._warned:
+                    self._warned.add(text)
+                    log.warning("%s", text)
 
     def _one(
         self,
@@ -175,10 +175,10 @@ class Manager:
         if isinstance(wanted, str | DeviceInfo):
             name = wanted if isinstance(wanted, str) else wanted.name
             return self._named(name, isolate, deadline_ns, absent=absent)
-        kind = type(wanted).__name__
         if isinstance(wanted, type):
             name = wanted.__name__
             raise InputError(f"{name} is a class; a device is an object of it: {name}()")
+        kind = type(wanted).__name__
         if not is_device(wanted):
             raise InputError(f"{kind} is neither a device nor a device's name")
         found = examined(wanted, kind)
@@ -225,11 +225,9 @@ class Manager:
         """The drivers that may have the device of that name: best match first, Penstock's first."""
         drivers = [driver for driver in self._all_drivers() if not driver.refused]
         of_others = {d.distribution for d in drivers if d.distribution != DISTRIBUTION}
-        kin = [
-            driver
-            for driver in drivers
-            if driver.kinship(name) and (driver.distribution == DISTRIBUTION or len(of_others) < 2)
-        ]
+        if len(of_others) > 1:
+            drivers = [driver for driver in drivers if driver.distribution == DISTRIBUTION]
+        kin = [driver for driver in drivers if driver.kinship(name)]
         return sorted(kin, key=lambda d: (d.distribution != DISTRIBUTION, -d.kinship(name)))
 
     def _absent(self, name: str, isolate: bool | None, everything: Sequence[Found]) -> Found | None:
@@ -275,40 +273,25 @@ class Manager:
 
 
 class _Driver:
-    """One entry point, with its devices in this process and in a host process, discovered on
-    demand.
-    """
+    """One entry point, with its devices here and in a host process, discovered on demand."""
 
     def __init__(self, entry: DriverEntry, source: Source, refused: str) -> None:
-        self._entry = entry
-        self.source, self.refused = source, refused
-        self._told: set[str] = set()
+        self._entry, self.name = entry, entry.name
+        self.source, self.distribution, self.refused = source, source.distribution, refused
+        self.kinship = partial(_kinship, entry.name)
+        self._warned: set[str] = set()
         self._devices: dict[bool, list[Found]] = {}
         self._look_at = 0.0
         self._absent: Found | None = None
 
-    @property
-    def name(self) -> str:
-        return self._entry.name
-
-    def warn(self, told: str) -> None:
+    def warn(self, text: str) -> None:
         """Logs a warning once."""
-        if told not in self._told:
-            self._told.add(told)
-            log.warning("%s", told)
-
-    @property
-    def distribution(self) -> str:
-        return self.source.distribution
-
-    def kinship(self, device: str) -> int:
-        """See the module's `_kinship`."""
-        return _kinship(self._entry.name, device)
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", text)
 
     def devices(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
-        """The driver's devices. Starting its host process may take half of the time to the
-        deadline.
-        """
+        """The driver's devices. Its host process may start until half of the time has passed."""
         isolated = not self.refused and _is_isolated(self._entry, isolate)
         known = self._devices.get(isolated)
         if known is not None and (
@@ -316,24 +299,20 @@ class _Driver:
         ):
             return known
         if isolated:
-            found = self._elsewhere(deadline_ns)
+            found = self._isolated_devices(deadline_ns)
+        elif self.refused:
+            from penstock.hal import InvalidDevice
+
+            invalid = InvalidDevice(self.name, self.refused)
+            found = [examined(invalid, self.name, source=self.source)]
         else:
-            found = [
-                examined(device, self._entry.name, source=self.source) for device in self._here()
-            ]
+            devices = load_devices(self.name, self._entry.load, self.source.origin)
+            found = [examined(device, self.name, source=self.source) for device in devices]
         self._devices[isolated] = found
         for one in found:
             if not one.info.usable and not (isolated and self._absent):
                 _log_unusable(one.info)
         return found
-
-    def _here(self) -> list[Device]:
-        name = self._entry.name
-        if self.refused:
-            from penstock.hal import InvalidDevice
-
-            return [InvalidDevice(name, self.refused)]
-        return load_devices(name, self._entry.load, self.source.origin)
 
     def absent(self, isolate: bool | None) -> Found | None:
         """The placeholder, if the host process was unavailable at the last check."""
@@ -341,15 +320,14 @@ class _Driver:
             return None
         return self._absent if _is_isolated(self._entry, isolate) else None
 
-    def _elsewhere(self, deadline_ns: int | None) -> list[Found]:
+    def _isolated_devices(self, deadline_ns: int | None) -> list[Found]:
         from penstock.ipc.deadlines import deadline_context, halfway_to
         from penstock.runtime.isolation import isolated_devices, present
 
         began, before = time.monotonic(), self._absent
-        name = self._entry.name
         with deadline_context(halfway_to(deadline_ns)):
             found = [
-                present(examined(device, name, isolated=True, source=self.source))
+                present(examined(device, self.name, isolated=True, source=self.source))
                 for device in isolated_devices(self._entry, deadline_ns)
             ]
         for one in found:
@@ -359,14 +337,12 @@ class _Driver:
             now = time.monotonic()
             self._look_at = now + max(LOOK_SECONDS, LOOK_SHARE * (now - began))
             if before is None:
-                log.warning("driver %s is unavailable: %s", name, self._absent.info.reason)
+                log.warning("driver %s is unavailable: %s", self.name, self._absent.info.reason)
         return found
 
 
 def unknown_device(name: str, found: Sequence[DeviceInfo]) -> str:
-    """The error text for an unknown device *name*, with the reason of the driver it may
-    belong to.
-    """
+    """The error text for an unknown device, with the reason of the driver it may belong to."""
     known = ", ".join(info.name for info in found) or "none"
     # A driver that does not start, or fails to load, is listed under its own name.
     reasons = [
@@ -378,9 +354,7 @@ def unknown_device(name: str, found: Sequence[DeviceInfo]) -> str:
 
 
 def _kinship(driver: str, device: str) -> int:
-    """The length of the driver's name if the device's name equals it or begins with it as
-    a word.
-    """
+    """The length of the driver's name if the device's name begins with it as a word, else 0."""
     own = device.startswith(driver) and not device[len(driver) : len(driver) + 1].isalnum()
     return len(driver) if own else 0
 
@@ -404,9 +378,7 @@ def _usable(name: str, everything: Sequence[Found]) -> Found | None:
 
 
 def _drivers_of(entries: Sequence[DriverEntry]) -> list[_Driver]:
-    """A driver for each entry point. One whose name belongs to another distribution is never
-    loaded.
-    """
+    """A driver for each entry point; one whose name another distribution owns is not loaded."""
     sources = [source_of(entry) for entry in entries]
     drivers = []
     for entry, source in zip(entries, sources, strict=True):
@@ -422,9 +394,7 @@ def _drivers_of(entries: Sequence[DriverEntry]) -> list[_Driver]:
 def _named_apart(
     drivers: Sequence[_Driver], isolate: bool | None, deadline_ns: int | None
 ) -> list[Found]:
-    """Every driver's devices. Of each name one stays usable: by `holder`, then kinship,
-    then order.
-    """
+    """Every driver's devices. Of a name one stays usable: by `holder`, then kinship, then order."""
     every = [
         (driver, found) for driver in drivers for found in driver.devices(isolate, deadline_ns)
     ]
@@ -462,15 +432,9 @@ def _unnamed(driver: _Driver, found: Found, claims: Sequence[Source], has_it: st
     return Found(found.device, info)
 
 
-class _Renewal:
-    """Fork handler of the child process. It renews the manager with a new lock."""
-
-    def __init__(self, owner: Manager) -> None:
-        self._owner = weakref.ref(owner)
-
-    def __call__(self) -> None:
-        if (owner := self._owner()) is not None:
-            owner._begin()  # noqa: SLF001  # private to the manager and its fork handler
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    if (found := method()) is not None:
+        found()
 
 
 def _refuse_unusable(info: DeviceInfo) -> None:

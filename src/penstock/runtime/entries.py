@@ -21,6 +21,7 @@ from penstock.distribution import BY_THE_PROGRAM, DISTRIBUTION
 from penstock.errors import InputError
 
 ENTRY_POINT_GROUP: Final = "penstock.drivers"
+KNOB: Final = "the knob driver_sources (PENSTOCK_DRIVER_SOURCES)"
 
 
 class DriverEntry(Protocol):
@@ -30,10 +31,7 @@ class DriverEntry(Protocol):
     def name(self) -> str: ...
 
     def load(self) -> Any:
-        """Imports and returns the object that the entry point refers to; import errors
-        propagate.
-        """
-        ...
+        """Imports and returns what the entry point refers to; import errors propagate."""
 
 
 class Source(Struct, frozen=True):
@@ -95,14 +93,10 @@ def source_of(entry: DriverEntry) -> Source:
 
 
 def installed_entries() -> Sequence[DriverEntry]:
-    """The entry points `penstock.drivers`; of each distribution name, the first on `sys.path`
-    counts.
-    """
+    """The entry points `penstock.drivers`, of each distribution the first on `sys.path`."""
     try:
         if _is_ordinary():
-            return tuple(
-                e for name, version, text in _texts() for e in _entries(text, name, version)
-            )
+            return tuple(entry for found in _texts() for entry in _entries(*found))
     except NotADirectoryError:  # a zip file
         pass
     from importlib.metadata import entry_points
@@ -128,9 +122,9 @@ def _texts() -> Iterator[tuple[str, str, str]]:
         directory = place or "."
         try:
             names = os.listdir(directory)
-        except NotADirectoryError:
-            raise
-        except OSError:
+        except OSError as error:
+            if isinstance(error, NotADirectoryError):
+                raise
             continue
         for name in names:
             if not name.lower().endswith((".dist-info", ".egg-info")):
@@ -164,7 +158,7 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
-def _entries(text: str, distribution: str = "", version: str = "") -> Iterator[Entry]:
+def _entries(distribution: str, version: str, text: str) -> Iterator[Entry]:
     section = ""
     for line in map(str.strip, text.splitlines()):
         if line.startswith("[") and line.endswith("]"):
@@ -179,25 +173,18 @@ def named_sources() -> dict[str, str]:
 
     Raises `InputError` for an invalid knob.
     """
-    told: dict[str, str] = {}
+    named: dict[str, str] = {}
     for part in filter(None, map(str.strip, knobs.driver_sources().split(","))):
         name, _, distribution = map(str.strip, part.partition("="))
         if not name or not distribution:
-            raise InputError(
-                f"the knob driver_sources (PENSTOCK_DRIVER_SOURCES) has {part!r}: NAME=DISTRIBUTION"
-            )
-        if told.setdefault(name, normalized(distribution)) != normalized(distribution):
-            raise InputError(
-                "the knob driver_sources (PENSTOCK_DRIVER_SOURCES) has two distributions for "
-                f"{name!r}"
-            )
-    return told
+            raise InputError(f"{KNOB} has {part!r}: NAME=DISTRIBUTION")
+        if named.setdefault(name, normalized(distribution)) != normalized(distribution):
+            raise InputError(f"{KNOB} has two distributions for {name!r}")
+    return named
 
 
 def holder(name: str, claimed: Iterable[str]) -> str | None:
-    """The distribution that owns *name*: Penstock's, else the knob's, else the only one,
-    or None.
-    """
+    """The distribution that owns *name*: Penstock's, else the knob's, else the only one."""
     every = set(claimed)
     if len(every) == 1 and not knobs.driver_sources():
         return every.pop()
@@ -212,12 +199,11 @@ def why_refused(name: str, own: Source, sources: Sequence[Source]) -> str:
     """Why the driver of *own* may not use the name, which all of *sources* claim."""
     if (winner := next((s for s in sources if s.distribution == DISTRIBUTION), None)) is not None:
         return f"{own} claims the name {name!r}, which is Penstock's: {winner} is used"
-    knob = "the knob driver_sources (PENSTOCK_DRIVER_SOURCES)"
     if (chosen := named_sources().get(name)) is not None:
-        return f"{knob} has {name}={chosen}, and this one is {own}"
+        return f"{KNOB} has {name}={chosen}, and this one is {own}"
     several = " and ".join(sorted({str(source) for source in sources}))
     remedies = " or ".join(sorted({f"{name}={source.distribution}" for source in sources}))
     return (
-        f"the name {name!r} is claimed by {several}: none of them is used until {knob} says "
+        f"the name {name!r} is claimed by {several}: none of them is used until {KNOB} says "
         f"whose it is, by {remedies}"
     )

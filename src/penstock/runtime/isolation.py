@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from penstock import errors, knobs
 from penstock.compilation.failing import with_last_crash
 from penstock.distribution import BY_THE_PROGRAM, DISTRIBUTION
-from penstock.execution.availability import note_unavailable, refuse_unavailable
+from penstock.execution.availability import note_unavailable
 from penstock.hal import Device, Support
 from penstock.hal.device import NO_VERSION
 from penstock.hal.loading import RefusingDevice
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.compilation.prepared import Compilation
     from penstock.execution.availability import UnavailableDevices
     from penstock.ipc.supervision import Supervisor
-    from penstock.partitioning.plan import ExecutionPlan
     from penstock.runtime.entries import DriverEntry
     from penstock.runtime.examination import Found
 
@@ -81,20 +80,11 @@ class IsolatedCompile:
         self._restarts: dict[str, str] = {}
 
     @contextmanager
-    def placing(self) -> Iterator[None]:
-        """A block that plans: devices must answer within half of the time to the deadline."""
-        with deadline_context(halfway_to(self._deadline_ns)), collecting_restarts(self._restarts):
+    def answering(self, *, in_half: bool = False) -> Iterator[None]:
+        """A block in which devices must answer by the deadline, or *in_half* of the time to it."""
+        until = halfway_to(self._deadline_ns) if in_half else self._deadline_ns
+        with deadline_context(until), collecting_restarts(self._restarts):
             yield
-
-    @contextmanager
-    def compiling(self) -> Iterator[None]:
-        """A block that compiles: devices must answer by the deadline."""
-        with deadline_context(self._deadline_ns), collecting_restarts(self._restarts):
-            yield
-
-    def check(self, plan: ExecutionPlan) -> None:
-        """Raises `PlacementError` if a device was unavailable; no fallback is allowed."""
-        refuse_unavailable(plan)
 
     def with_notes(
         self, compilation: Compilation, devices: Mapping[str, Device]
@@ -159,26 +149,24 @@ def isolated_names() -> dict[str, bool]:
 
     Raises `InputError` for an invalid knob.
     """
-    told = {}
+    named = {}
     for part in filter(None, map(str.strip, knobs.isolate().split(","))):
         name, equals, word = map(str.strip, part.partition("="))
         if not name or (equals and word.lower() not in NO | YES):
-            raise errors.InputError(
-                f"the knob isolate (PENSTOCK_ISOLATE) has {part!r}: NAME, NAME=yes or NAME=no"
-            )
-        told[name] = not equals or word.lower() in YES
-    return told
+            text = f"the knob isolate (PENSTOCK_ISOLATE) has {part!r}: NAME, NAME=yes or NAME=no"
+            raise errors.InputError(text)
+        named[name] = not equals or word.lower() in YES
+    return named
 
 
 def unknown_drivers(drivers: Sequence[str]) -> list[str]:
     """A sentence for each name in the knob `isolate` that matches none of *drivers*."""
-    source = knobs.isolate.source()[1]
-    wanted = [name for name, told in isolated_names().items() if told and name not in drivers]
+    knob = f"knob isolate ({knobs.isolate.source()[1]})"
     return [
-        f"knob isolate ({source}) names {name!r}, which no installed driver is named: nothing is "
-        "isolated by it; "
+        f"{knob} names {name!r}, which no installed driver is named: nothing is isolated by it; "
         f"{_nearest(name, drivers)}"
-        for name in wanted
+        for name, is_isolated in isolated_names().items()
+        if is_isolated and name not in drivers
     ]
 
 
@@ -200,7 +188,6 @@ def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list
     `InvalidDevice`.
     """
     from penstock.hal import InvalidDevice
-    from penstock.ipc.deadlines import halfway_to
     from penstock.ipc.resilient import IsolatedDevice
 
     try:
@@ -264,9 +251,7 @@ def supervisors() -> list[Supervisor]:
 
 
 def forgive(device: Device) -> None:
-    """Lets the host process of *device* restart without backoff, for callers that kill it on
-    purpose.
-    """
+    """Lets the host process of *device* restart without backoff, if its caller kills it."""
     from penstock.ipc.resilient import IsolatedDevice
 
     if isinstance(device, IsolatedDevice):
@@ -283,9 +268,7 @@ def close_hosts() -> None:
 
 
 def leave_hosts() -> None:
-    """Runs `close_hosts` at exit. A second interrupt ends the process at once, which also closes
-    them.
-    """
+    """Runs `close_hosts` at exit; a second interrupt ends the process, which closes them too."""
     with suppress(KeyboardInterrupt):
         close_hosts()
 

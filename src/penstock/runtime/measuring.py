@@ -44,10 +44,11 @@ class EnergyCounter:
         try:
             zones = sorted(root.glob("intel-rapl:*"))
             for zone in zones:
+                name = (zone / "name").read_text(encoding="ascii").strip()
                 # intel-rapl:0 is a package; intel-rapl:0:1 is a part of it.
-                if zone.name.count(":") != 1 or not _is_package(zone):
-                    continue
-                domains.append(_Domain(zone / "energy_uj", _number(zone / "max_energy_range_uj")))
+                if zone.name.count(":") == 1 and name.startswith("package"):
+                    most = _number(zone / "max_energy_range_uj")
+                    domains.append(_Domain(zone / "energy_uj", most))
             return cls(tuple(domains)) if domains else None
         except (OSError, ValueError):
             return None
@@ -60,10 +61,6 @@ class EnergyCounter:
             self._total += gone if gone >= 0 else gone + domain.range_uj
             self._last[index] = now
         return self._total
-
-
-def _is_package(zone: Path) -> bool:
-    return (zone / "name").read_text(encoding="ascii").strip().startswith("package")
 
 
 def _number(path: Path) -> int:
@@ -245,21 +242,23 @@ def measure(
     returns when the previous engine has released the processors. Short runs are then repeated for
     *warm_ns* before they are timed.
     """
-    every = [
-        Series(contender, by_energy=energy is not None, warm_ns=warm_ns) for contender in contenders
-    ]
+    by_energy = energy is not None
+    every = [Series(one, by_energy=by_energy, warm_ns=warm_ns) for one in contenders]
     for series in every:
         rest()
         _warm_up(series, clock, energy)
-    _leave_out(every)
+    ran = [series for series in every if series.error is None]
+    best = min((series.run_ns for series in ran), default=0)
+    for series in ran:
+        # A long run very far behind the best one ends the candidate before the rounds.
+        series.out = series.run_ns > max(VERY_FAR * best, LONG_NS)
     _free(every)
     began = clock()
     for turn in range(MOST_ROUNDS):
         check()
         racing = [series for series in every if series.races]
-        if not racing or (turn >= LEAST_ROUNDS and clock() - began > BUDGET_NS):
-            break
-        if turn >= LEAST_ROUNDS and len(racing) == 1:
+        may_end = turn >= LEAST_ROUNDS and (len(racing) == 1 or clock() - began > BUDGET_NS)
+        if not racing or may_end:
             break
         start = turn % len(racing)
         order = [*racing[start:], *racing[:start]]
@@ -313,9 +312,7 @@ def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
 
 
 def _best(every: Sequence[Series]) -> Series:
-    """The candidate with the smallest median share of a round's total time, over all
-    shared rounds.
-    """
+    """The candidate with the smallest median share of the rounds' total times."""
     rounds = min(len(series.values) for series in every)
     sums = [sum(series.values[turn] for series in every) or 1.0 for turn in range(rounds)]
     return min(
@@ -333,9 +330,7 @@ def _compared(one: Series, other: Series) -> tuple[float, float]:
 
 
 def _warm_up(series: Series, clock: Callable[[], int], energy: Counter | None) -> None:
-    """Runs twice; the second run decides the number of runs in a sample. Short runs are
-    warmed up.
-    """
+    """Runs twice, short runs more often; the second decides the number of runs in a sample."""
     try:
         series.run()
         before = energy.read() if energy else 0
@@ -365,14 +360,6 @@ def _run_warm(series: Series, clock: Callable[[], int]) -> list[int]:
     while clock() - began < series.warm_ns:
         taken.append(_timed(series, clock))
     return taken
-
-
-def _leave_out(every: Sequence[Series]) -> None:
-    """Drops candidates whose long run was very far behind the best."""
-    ran = [series for series in every if series.error is None]
-    best = min((series.run_ns for series in ran), default=0)
-    for series in ran:
-        series.out = series.run_ns > max(VERY_FAR * best, LONG_NS)
 
 
 def _drop(racing: Sequence[Series], rounds: int) -> None:

@@ -69,9 +69,7 @@ class OperationCase(Struct, frozen=True, eq=False):
         return tuple(self.expected[k] for k in self.positions()[1])
 
     def positions(self, *, as_file: bool = True) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The positions of *inputs* and *expected* in the file of `tflite`; all without
-        *as_file*.
-        """
+        """The positions of *inputs* and *expected* in the file of `tflite`, or all of them."""
         if as_file:
             return positions_in_file(self.model)
         entry = self.model.entry
@@ -195,15 +193,10 @@ def exposed(model: Model) -> Model:
     for index in written:
         if operands[index].lifetime is Lifetime.TEMPORARY_VARIABLE:
             operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
-    subgraphs = [_stateless(subgraph) for subgraph in model.subgraphs]
-    subgraphs[model.main] = replace(
-        entry, operands=tuple(operands), outputs=tuple(written), states=()
-    )
+    subgraphs = [replace(s, states=()) if s.states else s for s in model.subgraphs]
+    exposing = {"operands": tuple(operands), "outputs": tuple(written)}
+    subgraphs[model.main] = replace(subgraphs[model.main], **exposing)
     return Model(tuple(subgraphs), model.pools, main=model.main)
-
-
-def _stateless(subgraph: Subgraph) -> Subgraph:
-    return replace(subgraph, states=()) if subgraph.states else subgraph
 
 
 def _frees(entry: Subgraph) -> list[list[int]]:

@@ -128,7 +128,7 @@ class Session:
             occasion = Occasion(
                 self.model, model, shapes, self.chosen, devices, self.policy, config, directory
             )
-            with isolated.placing() if isolated else nullcontext():
+            with isolated.answering(in_half=True) if isolated else nullcontext():
                 plan = self._placed(occasion)
         left: list[str] = []
         if planning.may_be_long(plan, config):
@@ -141,7 +141,9 @@ class Session:
                 devices = planning.CompileDevices(chosen, manager, apart=True)
                 isolated = isolated or self._isolated_compile(until, chosen)
         if isolated and not self.allow:
-            isolated.check(plan)
+            from penstock.execution.availability import refuse_unavailable
+
+            refuse_unavailable(plan)
         amounts = counted(len(plan.operations), "operation"), counted(len(plan.steps), "step")
         log.info("compiling %s in %s", *amounts)
         caching = self._caching(shapes, plan)
@@ -151,7 +153,7 @@ class Session:
             meanwhile = manager.by_name(FALLBACK_DEVICE)
         uncached = arguments.uncached if arguments.cache is None else FILES_GIVEN_BACK
         options = CompileOptions(self.allow, caching, meanwhile, recorder, uncached=uncached)
-        with isolated.compiling() if isolated else nullcontext(), _ending(plan, devices):
+        with isolated.answering() if isolated else nullcontext(), _ending(plan, devices):
             compilation = compile_plan(plan, devices, config, options)
         log.info(
             "compiled %d operations in %d steps in %.3f s, %d driver compiles: %s",
