@@ -14,14 +14,12 @@ from penstock.compilation.step_receipt import Failure
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DriverError, MissedDeadline, MissedDeadlineTransient
 from penstock.execution.results import copied, copy_over
-from penstock.execution.run import InnerSteps, Run, StepTrace, fold_copies
+from penstock.execution.run import Alternatives, InnerSteps, Run, StepTrace, fold_copies
 from penstock.hal import DONE, Priority
 from penstock.ir import NDArray
-from penstock.partitioning.plan import ports_of
 
 if TYPE_CHECKING:
     from penstock.execution.recovery import Recovery
-    from penstock.execution.step import Alternatives
 
 BETWEEN: Final = ("host", "host")
 
@@ -127,10 +125,12 @@ class ControlStep:
     def _repeat(self, run: Run, began: int) -> bool:
         """Whether the device of last resort ran the whole step."""
         if self._recovery is None:
+            from penstock.execution.recovery import Recovery
+
             step = replace(
                 self.prepared.step, device="", fallbacks=(FALLBACK_DEVICE,), control=None
             )
-            self._recovery = self._alternatives.recovery_of(step, ports_of(step))
+            self._recovery = Recovery(step, self._alternatives)
         return self._recovery.repeat(run, began)
 
     def _run(

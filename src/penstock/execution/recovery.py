@@ -1,13 +1,10 @@
-"""Fallback during a run, after a step failed (NNAPI section 4.6).
-
-`Recovery` retries the step on the fallback devices of its plan, and saves its first failure for a
-capsule. If all devices fail, `WholeModel` runs the whole model on the reference device.
-"""
+"""Fallback during a run, after a step failed (NNAPI section 4.6)."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from time import perf_counter_ns
 from typing import Final
 
@@ -22,13 +19,13 @@ from penstock.compilation.step_receipt import Failure, Span
 from penstock.errors import DriverError
 from penstock.execution.adapters import scheduled
 from penstock.execution.priority import QUEUES, DeviceQueue
-from penstock.execution.run import Run, StepTrace, note_lost, note_remote
+from penstock.execution.run import Alternatives, Run, StepTrace, note_lost, note_remote
 from penstock.execution.transfer import transfer
-from penstock.hal import Device, PrepareConfig
+from penstock.hal import Device
 from penstock.logs import Log
 from penstock.memory.copies import CopyReceipt
-from penstock.partitioning.fallback import WHOLE, whole_step
-from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Ports, ports_of
+from penstock.partitioning.fallback import WHOLE
+from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, ports_of
 
 log = Log(__name__)
 
@@ -36,25 +33,15 @@ KEPT: Final = "kept for a capsule of the failure"
 
 
 class Recovery:
-    """The fallback devices of one step, which is compiled for a device when first needed.
+    """Runs *step* on its fallback devices, compiled for a device when first needed. Thread-safe.
 
-    *devices* maps names to the available devices. If *allowed* is False, no fallback runs. If
-    *plan* is given, the first failure of the step is saved for a capsule. Thread-safe.
+    The first failure of the step is saved for a capsule. The whole model is such a *step* too.
     """
 
-    def __init__(
-        self,
-        step: ExecutionStep,
-        ports: Ports,
-        devices: Mapping[str, Device],
-        config: PrepareConfig,
-        *,
-        allowed: bool = True,
-        plan: ExecutionPlan | None = None,
-    ) -> None:
-        self._step, self._ports, self._devices, self._config = step, ports, devices, config
-        self._allowed = allowed
-        self._plan = plan
+    def __init__(self, step: ExecutionStep, alternatives: Alternatives) -> None:
+        self._step, self._ports = step, ports_of(step)
+        self._devices, self._config, self._allowed, _ = alternatives
+        self._plan: ExecutionPlan | None = alternatives.plan
         self._found: tuple[tuple[Device, ExecutionStep], ...] | None = None
         self._prepared: dict[str, PreparedStep] = {}
         # Keeps each device's queue alive while this object may run on the device.
@@ -72,18 +59,14 @@ class Recovery:
         failures: list[Failure] = []
         plan, self._plan = self._plan, None
         evidence = () if plan is None else self._noted(run, failed, error)
+        attempt = partial(self._execute, run=run, began=began, failures=failures)
+        bound, ports = run.bound or {}, (*self._ports.inputs, *self._ports.outputs)
+        # Device memory that the step reads or writes may be lost with its device.
+        lost = any(i in bound and bound[i].gone() is not None for i, _ in ports)
+        limits = {"allowed": self._allowed, "lost": lost}
+        step, device, others = self._step, failed.device.name, self._fallbacks()
         try:
-            recover(
-                self._step,
-                error,
-                failed.device.name,
-                self._fallbacks(),
-                lambda device, step: self._execute(device, step, run, began, failures),
-                failures,
-                self._warn,
-                allowed=self._allowed,
-                lost=self._has_lost(run),
-            )
+            recover(step, error, device, others, attempt, failures, self._warn, **limits)
         except BaseException:
             run.failures = tuple(failures)
             raise
@@ -93,21 +76,17 @@ class Recovery:
                     keep_soon(failure, plan, run.receipt().to_json, self._config.accuracy)
 
     def repeat(self, run: Run, began: int, only: str | None = None) -> bool:
-        """Runs the step on a fallback device, or on the device *only*; returns whether one
-        succeeded.
+        """Runs the step on a fallback device, or on *only* that one; returns whether it succeeded.
 
-        If none succeeded, `run.failures` lists every failure.
+        Values are read from those of *run*, and put there. If no device succeeded, `run.failures`
+        lists every failure.
         """
         if not self._allowed:
             return False
         failures = [*run.failures]
         others = ((d, step) for d, step in self._fallbacks() if only in {None, d.name})
-        done = first_success(
-            others,
-            lambda device, step: self._execute(device, step, run, began, failures),
-            failures,
-            self._warn,
-        )
+        attempt = partial(self._execute, run=run, began=began, failures=failures)
+        done = first_success(others, attempt, failures, self._warn)
         run.failures = () if done else tuple(failures)
         return done is not None
 
@@ -169,12 +148,6 @@ class Recovery:
             text = "%s: %s failed to run it, falling back to %s: %s"
             log.warning(text, what, failure.device, device.name, failure.error)
 
-    def _has_lost(self, run: Run) -> bool:
-        """Whether the step reads or writes device memory that was lost with its device."""
-        bound = run.bound or {}
-        used = (i for i, _ in (*self._ports.inputs, *self._ports.outputs) if i in bound)
-        return any(bound[i].gone() is not None for i in used)
-
     def _noted(self, run: Run, failed: PreparedStep, error: DriverError) -> tuple[StepFailure, ...]:
         """The evidence of the failure for a capsule: the error and copies of the step's inputs.
 
@@ -191,24 +164,3 @@ class Recovery:
                     CopyReceipt(array.nbytes, *route, KEPT, at, operand, began, spent)
                 )
         return found
-
-
-class WholeModel:
-    """Runs the whole model of *plan* on the reference device, after a step had no fallback."""
-
-    def __init__(
-        self, plan: ExecutionPlan, devices: Mapping[str, Device], config: PrepareConfig
-    ) -> None:
-        step = whole_step(plan.model)
-        self._recovery = Recovery(step, ports_of(step), devices, config)
-
-    def repeat(self, run: Run) -> bool:
-        """Runs the model; returns whether it succeeded.
-
-        Inputs and state are read from the values of *run*, and outputs are put there.
-        """
-        return self._recovery.repeat(run, perf_counter_ns())
-
-    def close(self) -> None:
-        """Closes the prepared model."""
-        self._recovery.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import monotonic_ns, perf_counter_ns
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -41,7 +41,22 @@ from penstock.memory.copies import CopyReceipt
 from penstock.partitioning.fallback import WHOLE
 
 if TYPE_CHECKING:
+    from penstock.hal import Device, PrepareConfig
     from penstock.memory.bound import BoundMemory
+    from penstock.partitioning.plan import ExecutionPlan
+
+
+class Alternatives(NamedTuple):
+    """The fallback devices of one compiled form, and how to compile for them.
+
+    *devices* maps names to devices, prepared with *config*. *allowed* says whether the compile
+    allows a fallback. The first failure of each step is saved with the *plan*.
+    """
+
+    devices: Mapping[str, Device]
+    config: PrepareConfig
+    allowed: bool
+    plan: ExecutionPlan
 
 
 NO_VALUES: Final[dict[int, NDArray]] = {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from numpy import empty
 
@@ -16,7 +16,7 @@ from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
 from penstock.execution.arena import allocate, is_sized
 from penstock.execution.priority import QueueUser
 from penstock.execution.results import breach_of, check_result
-from penstock.execution.run import Run, StepTrace
+from penstock.execution.run import Alternatives, Run, StepTrace
 from penstock.hal import ExecutionConfig, ExecutionResult, HostMemory, ProvenRequest, Request
 from penstock.ir import DType
 from penstock.ir.types import is_static, static_shape
@@ -24,29 +24,7 @@ from penstock.partitioning.plan import ports_of
 
 if TYPE_CHECKING:
     from penstock.execution.recovery import Recovery
-    from penstock.hal import Device, PrepareConfig, RequestArgument
-    from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Ports
-
-
-class Alternatives(NamedTuple):
-    """The fallback devices of one compiled form, and how to compile for them.
-
-    *devices* maps names to devices, prepared with *config*. *allowed* says whether the compile
-    allows a fallback. The first failure of each step is saved with the *plan*.
-    """
-
-    devices: Mapping[str, Device]
-    config: PrepareConfig
-    allowed: bool
-    plan: ExecutionPlan
-
-    def recovery_of(self, step: ExecutionStep, ports: Ports) -> Recovery:
-        """The `Recovery` of *step*, whose arguments are *ports*. Made when the step first fails."""
-        from penstock.execution.recovery import Recovery
-
-        return Recovery(
-            step, ports, self.devices, self.config, allowed=self.allowed, plan=self.plan
-        )
+    from penstock.hal import RequestArgument
 
 
 class Step(QueueUser):
@@ -55,22 +33,12 @@ class Step(QueueUser):
     The way to pass arguments is chosen once, here. Arrays are lent without a copy if the device
     shares the host's memory and accepts host memory. No operand may hold strings, and every
     output's size must be known before the run. Otherwise `transfer` passes the arguments.
-
-    *placed* are the operands that have a slot in the arena. *dynamic* are values between steps
-    whose size is known only during the run. *states* are operands whose value comes from a `State`.
     """
 
-    def __init__(
-        self,
-        prepared: PreparedStep,
-        alternatives: Alternatives,
-        placed: Container[int] = (),
-        dynamic: Container[int] = (),
-        states: Container[int] = (),
-    ) -> None:
+    def __init__(self, prepared: PreparedStep, alternatives: Alternatives) -> None:
         self.prepared, self.ports = prepared, ports_of(prepared.step)
+        self._alternatives, plan = alternatives, alternatives.plan
         ports = self.ports
-        self._alternatives = alternatives
         self._recovery: Recovery | None = None
         every = (*ports.inputs, *ports.outputs)
         capabilities = prepared.device.capabilities
@@ -89,18 +57,17 @@ class Step(QueueUser):
             (i, static_shape(o.shape) or (), o.dtype.numpy) for i, o in ports.outputs
         )
         self._operands = tuple(o for _, o in ports.outputs)
-        self._enclosed = all(i in placed for i in self._touched)
+        self._enclosed = all(i in plan.temporaries.offsets for i in self._touched)
+        states = {port.input for port in plan.model.entry.states}
         self._fed = tuple(i for i in self.inputs if i in states)
         # `ProvenRequest` skips validation. It is used after the device accepted one execution, and
         # only if every shape is known.
         self._request: type[Request] = Request
         known = all(is_static(o.shape) for _, o in every)
         self._proven = ProvenRequest if known else Request
-        self._learned = tuple(
-            i
-            for i in self.inputs
-            if i in dynamic and alternatives.allowed and FALLBACK_DEVICE in prepared.step.fallbacks
-        )
+        can_move = alternatives.allowed and FALLBACK_DEVICE in prepared.step.fallbacks
+        # The inputs that may turn out to be empty.
+        self._learned = tuple(i for i in self.inputs if can_move and i in plan.temporaries.dynamic)
         self.is_direct = self._lends and known and not self._learned
         """Whether each execution is one driver call with arrays of known shapes."""
         self.call: Callable[[Request, ExecutionConfig], ExecutionResult] = prepared.prepared.execute
@@ -216,7 +183,9 @@ class Step(QueueUser):
 
     def _recovered(self) -> Recovery:
         """The step's `Recovery`, made on the first failure."""
+        from penstock.execution.recovery import Recovery
+
         with self._lock:
             if self._recovery is None:
-                self._recovery = self._alternatives.recovery_of(self.prepared.step, self.ports)
+                self._recovery = Recovery(self.prepared.step, self._alternatives)
             return self._recovery

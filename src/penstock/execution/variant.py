@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.compilation.prepared import Compilation, PreparedStep
@@ -16,18 +17,18 @@ from penstock.errors import (
 )
 from penstock.execution.arena import Arena, StateBuffers, buffered_variables, slots_of
 from penstock.execution.priority import QUEUES, DeviceQueue
-from penstock.execution.run import Run
-from penstock.execution.step import Alternatives, Step
+from penstock.execution.run import Alternatives, Run
+from penstock.execution.step import Step
 from penstock.hal import Device, PrepareConfig, Priority
 from penstock.hal.device import is_isolated
 from penstock.ir import NDArray
 from penstock.ir.types import is_static
-from penstock.partitioning.fallback import may_run_whole
+from penstock.partitioning.fallback import may_run_whole, whole_step
 
 if TYPE_CHECKING:
     from penstock.execution.availability import UnavailableDevices
     from penstock.execution.control import ControlStep
-    from penstock.execution.recovery import WholeModel
+    from penstock.execution.recovery import Recovery
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
     from penstock.memory.bound import BoundMemory
@@ -61,9 +62,8 @@ class Variant:
         self.compilation = compilation
         self.model = plan.model
         entry = self.model.entry
-        self.devices, self.config, self.allow_fallback = devices, config, allow_fallback
-        self._alternatives = Alternatives(devices, config, allow_fallback, plan)
-        self._fed = frozenset(p.input for p in entry.states if p.input is not None)
+        self.config = config
+        self.alternatives = Alternatives(devices, config, allow_fallback, plan)
         self.slots = slots_of(self.model, plan.temporaries)
         self._lanes: dict[str, DeviceQueue] = {}
         self.steps = [self.step_of(step) for step in compilation.steps]
@@ -97,7 +97,7 @@ class Variant:
         )
         self._arenas: list[Arena] = []
         self._lock = threading.Lock()
-        self._whole: WholeModel | None = None
+        self._whole: Recovery | None = None
         self.replaced: list[Step | ControlStep] = []
         """Steps that ran during a background compile and were then replaced."""
 
@@ -199,23 +199,22 @@ class Variant:
             run.check_end()
 
     def repeat_whole(self, run: Run, error: DriverError) -> None:
-        """Runs the whole model on the reference device, after a step without fallback failed with
-        *error*.
+        """Runs the whole model on the reference device, after a step without fallback failed.
 
         The values of *run* must be the initial ones (NNAPI section 4.6). Raises *error* if the
         reference device cannot run the model. Raises `MissedDeadline*`, `Cancelled`.
         """
-        if isinstance(error, MissedDeadline) or not self.allow_fallback:
+        if isinstance(error, MissedDeadline) or not self.alternatives.allowed:
             raise error
-        from penstock.execution.recovery import WholeModel
+        from penstock.execution.recovery import Recovery
 
         plan = self.compilation.plan
         with self._lock:
             if self._whole is None:
                 if not may_run_whole(plan):
                     raise error
-                self._whole = WholeModel(plan, self.devices, self.config)
-        if not self._whole.repeat(run):
+                self._whole = Recovery(whole_step(plan.model), self.alternatives)
+        if not self._whole.repeat(run, perf_counter_ns()):
             raise error
         run.check_end()
 
@@ -233,14 +232,11 @@ class Variant:
         if prepared.branches:
             from penstock.execution.control import ControlStep
 
-            made = (self.devices, self.config, self.allow_fallback)
+            made = self.alternatives[:3]
             is_loop = prepared.step.control is not None and prepared.step.control.kind == "WHILE"
             branches = [Variant(b, *made, lends=is_loop) for b in prepared.branches]
-            return ControlStep(prepared, branches, self._alternatives)
-        temporaries = self.compilation.plan.temporaries
-        step = Step(
-            prepared, self._alternatives, temporaries.offsets, temporaries.dynamic, self._fed
-        )
+            return ControlStep(prepared, branches, self.alternatives)
+        step = Step(prepared, self.alternatives)
         name = prepared.device.name
         if name not in self._lanes:
             self._lanes[name] = QUEUES.of(prepared.device)
