@@ -305,7 +305,7 @@ def replay(
     """
     from penstock import capsules
     from penstock.cli import opening
-    from penstock.runtime.departures import distance_to_builtins
+    from penstock.runtime.comparison import distance_to_builtins
     from penstock.runtime.reproducing import replay as run_again
 
     output = output_of(context)

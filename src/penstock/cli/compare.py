@@ -19,7 +19,7 @@ from penstock.errors import NotExportable, ShapeMismatch
 if TYPE_CHECKING:
     from penstock.hal import AccuracyClass
     from penstock.ir import NDArray
-    from penstock.runtime.departures import Departure
+    from penstock.runtime.comparison import Departure
 
 DEFAULT_CLASS: Final = "faithful"
 
@@ -143,7 +143,7 @@ def write_case(path: Path, departure: Departure) -> list[str]:
     """
     import numpy as np
 
-    from penstock.runtime.departures import case_arrays
+    from penstock.runtime.comparison import case_arrays
 
     arrays = path.with_suffix(".npz")
     written = [path, arrays]

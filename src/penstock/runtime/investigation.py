@@ -21,8 +21,7 @@ from penstock.ir.digest import form_of
 from penstock.logs import Log
 from penstock.partitioning.plan import ports_of
 from penstock.partitioning.policy import Policy
-from penstock.runtime.comparison import AMPLIFIED, Search
-from penstock.runtime.departures import Departure
+from penstock.runtime.comparison import AMPLIFIED, Departure, Search
 from penstock.runtime.distance import Distance, distances_of
 from penstock.runtime.session import compile_alone
 

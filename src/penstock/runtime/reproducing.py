@@ -24,14 +24,13 @@ from penstock.ir import Model, NDArray
 from penstock.loaders import load
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
-from penstock.runtime.comparison import compare
-from penstock.runtime.departures import Comparison, Departure
+from penstock.runtime.comparison import Comparison, Departure, compare
 from penstock.runtime.discovery import AnyDevice, manager
 from penstock.runtime.distance import Distance, distance_of
-from penstock.runtime.examples import example
 from penstock.runtime.isolation import forgive
 from penstock.runtime.operations import distance, run_alone, run_case
 from penstock.runtime.session import compile_alone
+from penstock.runtime.tuning import example
 
 TRIES: Final = 3
 """Comparisons before a failure counts as not repeatable; some failures are intermittent."""
@@ -216,7 +215,7 @@ def replay(
 
     *device* None selects the device that failed. A driver that can be isolated is isolated. The
     reference computes the expected results if the capsule does not have them. For a capsule without
-    input data, each run uses other random inputs (`runtime.examples`) of the recorded shapes.
+    input data, each run uses other random inputs (`runtime.tuning`) of the recorded shapes.
     *timeout*, in seconds, is the deadline of each run, also of the reference's.
 
     Raises `CapsuleError` for a capsule without a step, and for a step that is no valid model, does

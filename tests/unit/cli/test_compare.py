@@ -88,11 +88,11 @@ def test_ok_where_nothing_departs(run: Run, model: Path) -> None:
 def test_accumulated_rounding_is_a_note_and_no_failure(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.runtime import comparison, departures
+    from penstock.runtime import comparison
 
     measured = comparison.compare
 
-    def drifting(*args: Any, **kwargs: Any) -> departures.Comparison:
+    def drifting(*args: Any, **kwargs: Any) -> comparison.Comparison:
         found = measured(*args, **kwargs)
         return replace(found, outputs=Distance("relative", 1.35, 2e-4, output=9))
 

@@ -16,8 +16,7 @@ from penstock.drivers.sample import create as sample
 from penstock.errors import GeneralFailure, InputError, PlacementError
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.ir.types import is_static
-from penstock.runtime.comparison import compare
-from penstock.runtime.departures import Comparison, case_arrays
+from penstock.runtime.comparison import Comparison, case_arrays, compare
 from penstock.runtime.operations import cases_of
 from penstock.testing.contract.cases import branch, state
 from penstock.testing.doubles import (

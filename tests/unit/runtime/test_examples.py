@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.ir import DType, Operand, Quantization
-from penstock.runtime.examples import example
+from penstock.runtime.tuning import example
 
 GRID: Final = Quantization((0.5,), (0,))
 
