@@ -86,7 +86,9 @@ class Knob(Struct, Generic[T], frozen=True):
             if self.kind in {int, float} and (beyond := self._beyond(float(value))):
                 wanted = f"{wanted}, {beyond}"
                 raise ValueError(value)
-            if self.directory and not _is_anchored(str(value)):
+            path = str(value)
+            # It must be the same directory from any working directory. Empty is the default.
+            if self.directory and path and not (path.startswith("~") or os.path.isabs(path)):
                 wanted = "an absolute path"
                 raise ValueError(value)
             if self.pairs and not all("=" in p for p in str(value).split(",") if p.strip()):
@@ -154,11 +156,6 @@ def _warn_of_unknown(name: str, unknown: set[str]) -> None:
             known = ", ".join(sorted(n for n in _driver_settings if n.startswith(f"{driver}_")))
             text = f"knob driver_settings: {driver} has no setting {other!r}; it has {known}"
             warnings.warn(text, stacklevel=3)
-
-
-def _is_anchored(path: str) -> bool:
-    """Whether *path* is the same directory from any working directory. Empty is the default."""
-    return not path or path.startswith("~") or os.path.isabs(path)
 
 
 def _to_bool(raw: object) -> bool:

@@ -26,7 +26,6 @@ from penstock.compilation.receipt import Receipt
 from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, fault_of
 from penstock.errors import DriverError, MissedDeadline, NotYetWritten, Refusal, RefusalCode
 from penstock.logs import Log
-from penstock.partitioning.placements import Placement
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 
 if TYPE_CHECKING:
@@ -114,20 +113,17 @@ def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionP
     for step in moved:
         answers = answers_for(step.device, step.step)
         for position, index in enumerate(step.step.operations):
-            accuracy = answers[position].accuracy if answers else operations[index].accuracy
-            operations[index] = _moved(operations[index], step, accuracy)
+            before, name = operations[index], step.device.name
+            accuracy = answers[position].accuracy if answers else before.accuracy
+            refusals = {n: why for n, why in before.refusals.items() if n != name}
+            for failure in step.receipt.failures:
+                words = f"failed to compile: {failure.error}"
+                refusals[failure.device] = Refusal(RefusalCode.FAILED, words, failure.status)
+            operations[index] = replace(before, device=name, refusals=refusals, accuracy=accuracy)
     steps = tuple(
         before if step.pending else step.step for before, step in zip(plan.steps, done, strict=True)
     )
     return replace(plan, devices=devices, steps=steps, operations=tuple(operations))
-
-
-def _moved(placement: Placement, step: PreparedStep, accuracy: hal.AccuracyClass) -> Placement:
-    refusals = {n: why for n, why in placement.refusals.items() if n != step.device.name}
-    for failure in step.receipt.failures:
-        words = f"failed to compile: {failure.error}"
-        refusals[failure.device] = Refusal(RefusalCode.FAILED, words, failure.status)
-    return replace(placement, device=step.device.name, refusals=refusals, accuracy=accuracy)
 
 
 def _keep(

@@ -155,7 +155,10 @@ def _publish(
         return fault_of(errors.Unreadable(words))
     if report.save == "failed" or not (written or report.later):
         lease.discard(files)
-        return _placed(report.reason, entry)
+        fault = fault_in(report.reason or f"device {entry.device.name} wrote nothing")
+        if fault.code is CacheCode.UNREADABLE:
+            fault = fault._replace(words=f"{report.reason} (in {entry.directory.path})")
+        return fault
     try:
         lease.publish(
             files,
@@ -176,14 +179,6 @@ def _compile_without_saving(entry: Entry, reason: CacheFault, why: CacheFault) -
         "miss", reason.words, not_saved=why.words, code=reason.code, not_saved_code=why.code
     )
     return compiled(entry.device, entry.step, bare, outcome, entry.recorder)
-
-
-def _placed(reason: str, entry: Entry) -> CacheFault:
-    """The driver's *reason*; adds the cache directory if the system failed with a file there."""
-    fault = fault_in(reason or f"device {entry.device.name} wrote nothing")
-    if fault.code is not CacheCode.UNREADABLE:
-        return fault
-    return fault._replace(words=f"{reason} (in {entry.directory.path})")
 
 
 def explained(entry: Entry, error: errors.CacheError | errors.DriverError) -> CacheFault:

@@ -49,7 +49,7 @@ def in_order(arrays: Sequence[NDArray], interface: Interface) -> list[NDArray]:
     found: dict[int, int] = {}
     for place, position in enumerate(interface.input_positions):
         first = found.setdefault(position, place)
-        if first != place and not _same(arrays[first], arrays[place]):
+        if first != place and not same(arrays[first], arrays[place]):
             names = interface.input_names
             raise InputError(
                 f"{names[first]!r} and {names[place]!r} are the same input and were given "
@@ -58,7 +58,8 @@ def in_order(arrays: Sequence[NDArray], interface: Interface) -> list[NDArray]:
     return [arrays[found[position]] for position in sorted(found)]
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
+    """Whether two arrays are equal bit for bit, or two arguments the same memory."""
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
         return getattr(a, "owner", a) is getattr(b, "owner", b)
     if a is b or a.dtype.hasobject:
@@ -121,7 +122,10 @@ def quantize(value: NDArray, quantization: Quantization, dtype: DType) -> NDArra
     the sum is clamped to the type's range. Infinities saturate; NaN becomes the zero point.
     """
     scales, zero_points = _parameters(quantization, value.ndim)
-    least, greatest = _limits(dtype)
+    bits, signed = dtype.bits or 0, not dtype.value.startswith("u")
+    # The smallest and the largest float64 value in the range of the type.
+    least, beyond = -(2.0 ** (bits - 1)) if signed else 0.0, 2.0 ** (bits - signed)
+    greatest = min(beyond - 1, math.nextafter(beyond, 0))
     with np.errstate(all="ignore"):
         real = np.asarray(value.astype(np.float32, copy=False) / scales)
         # Adding 0.5 would round the largest float below 0.5 up to 1.
@@ -152,15 +156,6 @@ def _parameters(quantization: Quantization, rank: int) -> tuple[NDArray, NDArray
     return scales, np.array(quantization.zero_points, np.int64).reshape(scales.shape)
 
 
-def _limits(dtype: DType) -> tuple[float, float]:
-    """The smallest and the largest float64 value in the range of an integer type."""
-    bits = dtype.bits or 0
-    signed = not dtype.value.startswith("u")
-    least = -(2.0 ** (bits - 1)) if signed else 0.0
-    beyond = 2.0 ** (bits - signed)
-    return least, min(beyond - 1, math.nextafter(beyond, 0))
-
-
 def _check_shape(array: NDArray, operand: Operand, position: int) -> None:
     if array.shape != operand.shape and not fits(array.shape, operand.shape):
         raise InputError(
@@ -186,7 +181,10 @@ def _check_channels(
 def _import(value: Any, operand: Operand, position: int) -> NDArray:
     plain = isinstance(value, list | tuple | dict | str | int | float | complex | None)
     if plain and operand.dtype is not DType.STRING and not hasattr(value, "__array__"):
-        raise InputError(f"{_needed(value, operand, position)}; {_remedy(value)}")
+        remedy = "make one with numpy.array"
+        if isinstance(value, list | tuple) and any(isinstance(v, np.ndarray) for v in value):
+            remedy = "a call takes an argument for each input, run() one list of them"
+        raise InputError(f"{_needed(value, operand, position)}; {remedy}")
     if is_masked(value):
         raise InputError(
             f"{_label(operand, position)} is a masked array, and no device heeds masks; "
@@ -207,13 +205,6 @@ def _import(value: Any, operand: Operand, position: int) -> NDArray:
 def _needed(value: Any, operand: Operand, position: int) -> str:
     needed = f"an array ({operand.dtype.value} of shape {_shape(operand)})"
     return f"{_label(operand, position)} needs {needed}, not {type(value).__name__}"
-
-
-def _remedy(value: Any) -> str:
-    """The advice in an error about a Python value: what to pass instead."""
-    if isinstance(value, list | tuple) and any(isinstance(v, np.ndarray) for v in value):
-        return "a call takes an argument for each input, run() one list of them"
-    return "make one with numpy.array"
 
 
 def _other_elements(array: NDArray, operand: Operand, position: int) -> InputError:

@@ -296,13 +296,20 @@ def execution_config(
         priority = plain.priority
     elif priority not in PRIORITIES:
         raise InputError(f"priority {priority!r} is not one of {', '.join(PRIORITIES)}")
+    loop_timeout_ns = plain.loop_timeout_ns
+    if loop_timeout is not None:
+        if not is_number(loop_timeout) or loop_timeout <= 0:
+            text = f"loop_timeout must be a number of seconds above 0, not {loop_timeout!r}"
+            raise InputError(text)
+        # None: only the run's deadline limits loops.
+        loop_timeout_ns = int(loop_timeout * 1e9) if loop_timeout <= LONGEST_SECONDS else None
     return replace(
         plain,
         deadline_ns=deadline_of(timeout, monotonic_ns()),
         measure=measure,
         cancel=cancel,
         priority=priority,
-        loop_timeout_ns=_loop_timeout(loop_timeout, plain.loop_timeout_ns),
+        loop_timeout_ns=loop_timeout_ns,
         attributes=checked_attributes(extension_attributes),
     )
 
@@ -322,15 +329,6 @@ def checked_attributes(attributes: Sequence[ExtensionAttribute]) -> tuple[Extens
         except InvalidArgument as error:
             raise InputError(f"extension_attributes: {error}") from None
     return tuple(attributes)
-
-
-def _loop_timeout(seconds: object, default: int | None) -> int | None:
-    """The limit of each loop in nanoseconds; None if only the run's deadline limits loops."""
-    if seconds is None:
-        return default
-    if not is_number(seconds) or seconds <= 0:
-        raise InputError(f"loop_timeout must be a number of seconds above 0, not {seconds!r}")
-    return int(seconds * 1e9) if seconds <= LONGEST_SECONDS else None
 
 
 def note_lost(prepared: PreparedStep, error: DriverError, run: Run) -> None:

@@ -217,7 +217,9 @@ class Kept(Places):
 
     def place(self, out: Sequence[NDArray | None] | None) -> None:
         """Directs outputs to *out* from now on, or else to arrays of the series."""
-        if out is self._out or self._is_as_before(out):
+        if out is self._out:
+            return
+        if out and self._out and all(a is b for a, b in zip(out, self._out, strict=True)):
             return
         self._out, self.results = out, []
         given = out or [None] * len(self._own)
@@ -255,13 +257,6 @@ class Kept(Places):
         for step in self._users.get(operand, ()):
             if step in requests:
                 del requests[step]
-
-    def _is_as_before(self, out: Sequence[NDArray | None] | None) -> bool:
-        return (
-            out is not None
-            and bool(self._out)
-            and all(a is b for a, b in zip(out, self._out or (), strict=True))
-        )
 
 
 class BoundRun:

@@ -294,13 +294,18 @@ class Variant:
         return [self._result(i, k, values, out, run.copies) for k, i in enumerate(self.outputs)]
 
     def _replace(self, state: State, values: dict[int, NDArray], copies: list[CopyReceipt]) -> None:
-        state.replace(
-            {
-                p.variable: self._owned(p.output, values, copies)
-                for p in self.states
-                if p.output is not None
-            }
-        )
+        found: dict[int, NDArray] = {}
+        for port in self.states:
+            if (operand := port.output) is None:
+                continue
+            # It must share no memory with the caller's arrays.
+            constant = operand in self._constants
+            value = self._constants[operand] if constant else values[operand]
+            if constant or operand in self.outputs or operand in self.model.entry.inputs:
+                why = "a new state is also something else"
+                value = _copied(value, operand, copies, "state", why)
+            found[port.variable] = value
+        state.replace(found)
 
     def values(
         self,
@@ -384,16 +389,6 @@ class Variant:
                     f"variable {self.model.variables[variable].name!r} is read before any value "
                     "was assigned to it"
                 )
-
-    def _owned(
-        self, operand: int, values: dict[int, NDArray], copies: list[CopyReceipt]
-    ) -> NDArray:
-        """A state value that shares no memory with the caller's arrays."""
-        constant = operand in self._constants
-        value = self._constants[operand] if constant else values[operand]
-        if constant or operand in self.outputs or operand in self.model.entry.inputs:
-            return _copied(value, operand, copies, "state", "a new state is also something else")
-        return value
 
     def take_arena(self) -> Arena:
         """An arena for the temporaries of one run; return it with `give_back`."""

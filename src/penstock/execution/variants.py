@@ -102,7 +102,12 @@ class Variants:
             with self._lock:
                 self._ready[shapes] = variant
                 self._users[variant] = 1
-                dropped = self._drop()
+                dropped = []
+                while len(self._ready) > MAX_VARIANTS:
+                    _, old = self._ready.popitem(last=False)
+                    # One in use is closed when it is given back.
+                    if old not in self._users:
+                        dropped.append(old)
         except BaseException as error:
             with self._lock:
                 del self._pending[shapes]
@@ -114,15 +119,6 @@ class Variants:
         for old in dropped:
             old.close()
         return variant
-
-    def _drop(self) -> list[Variant]:
-        """Evicts variants above the limit; one in use is closed when it is given back."""
-        dropped = []
-        while len(self._ready) > MAX_VARIANTS:
-            _, variant = self._ready.popitem(last=False)
-            if variant not in self._users:
-                dropped.append(variant)
-        return dropped
 
     def give_back(self, variant: Variant) -> None:
         """Ends one use of *variant*."""

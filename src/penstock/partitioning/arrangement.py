@@ -17,16 +17,8 @@ from msgspec.structs import replace
 
 from penstock.errors import PlacementError, Refusal, RefusalCode
 from penstock.interrupts import polled
+from penstock.partitioning import greedy
 from penstock.partitioning.dynamic import cheapest, is_chain
-from penstock.partitioning.greedy import (
-    NO_REFUSAL,
-    complaint_of,
-    followers_of,
-    handle_users,
-    on_one_device,
-    partitions_of,
-    require_homes,
-)
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import UNDECLARED, Judge, Prices
 from penstock.partitioning.show import duration
@@ -64,7 +56,7 @@ def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrang
 
     Raises `PlacementError` if an operation has no device, or if the limits cannot be met.
     """
-    require_homes(table)
+    greedy.require_homes(table)
     if (found := _within_limits(table, judge, policy)) is not None:
         return found
     words = f"min_coverage={policy.min_coverage:g} keeps it elsewhere"
@@ -81,7 +73,7 @@ def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrang
         found = _within_limits(covered, judge, lax)
     except PlacementError:
         found = _within_limits(table, judge, lax)
-    return found or on_one_device(table, judge.prices.operations, lax, "", NO_REFUSAL)
+    return found or greedy.on_one_device(table, judge.prices.operations, lax, "", greedy.NO_REFUSAL)
 
 
 def arrange_as(
@@ -137,7 +129,7 @@ def _legal(
     table: SupportTable, judge: Judge, assignment: Sequence[int], policy: Policy
 ) -> Arrangement | None:
     proposal = _judged(table, judge, assignment)
-    if complaint_of(table, proposal.partitions, policy)[0]:
+    if greedy.complaint_of(table, proposal.partitions, policy)[0]:
         return None
     covers = _coverage(table, proposal.assignment) >= policy.min_coverage
     return Arrangement(table, proposal.assignment, proposal.partitions) if covers else None
@@ -163,19 +155,19 @@ def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrange
     """
     asked = table
     best: tuple[float, Arrangement | None] = (math.inf, None)
-    complaint, refusal = "", NO_REFUSAL
+    complaint, refusal = "", greedy.NO_REFUSAL
     while True:
         proposals = _covered(table, _propose(table, judge, policy), policy)
         if not proposals:
             break
-        complaint, refusal, victims = complaint_of(table, proposals[0].partitions, policy)
+        complaint, refusal, victims = greedy.complaint_of(table, proposals[0].partitions, policy)
         if complaint and table is asked:
             more = _with_fewer_steps(table, judge, policy)
             proposals = [proposals[0], *_covered(table, [*proposals[1:], *more], policy)]
         for proposal in proposals:
             if proposal.cost >= best[0]:
                 break
-            if not complaint_of(table, proposal.partitions, policy)[0]:
+            if not greedy.complaint_of(table, proposal.partitions, policy)[0]:
                 arrangement = Arrangement(table, proposal.assignment, proposal.partitions)
                 best = proposal.cost, arrangement
         if not victims:
@@ -184,7 +176,7 @@ def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrange
             table = table.refuse(victim.operations, victim.device, refusal)
     if best[1] is not None or not complaint:
         return best[1]
-    return on_one_device(asked, judge.prices.operations, policy, complaint, refusal)
+    return greedy.on_one_device(asked, judge.prices.operations, policy, complaint, refusal)
 
 
 def _covered(table: SupportTable, proposals: Iterable[Proposal], policy: Policy) -> list[Proposal]:
@@ -254,10 +246,10 @@ def _judged(table: SupportTable, judge: Judge, assignment: Sequence[int]) -> Pro
         partitions = (Partition(used.pop(), tuple(range(len(assignment)))),)
         return Proposal(tuple(assignment), partitions, judge.plan(partitions))
     if judge.followers is None:
-        judge.followers = followers_of(table.model)
+        judge.followers = greedy.followers_of(table.model)
     count = len(table.candidates)
     drawn = [
-        partitions_of(table.model, assignment, count, first=first, followers=judge.followers)
+        greedy.partitions_of(table.model, assignment, count, first=first, followers=judge.followers)
         for first in (False, True)
     ]
     costs = [judge.plan(partitions) for partitions in drawn]
@@ -329,7 +321,7 @@ class Reasons:
         self._prices: Prices = judge.prices
         self._judge, self._energy = judge, energy
         operations = self._table.model.operations
-        self._handles = frozenset(handle_users(self._table.model))
+        self._handles = frozenset(greedy.handle_users(self._table.model))
         self._partition = {
             i: at for at, p in enumerate(arrangement.partitions) for i in p.operations
         }

@@ -187,8 +187,11 @@ def require_homes(table: SupportTable) -> None:
         if not table.candidates:
             message += "; no device is given"
         refusals = table.refusals(homeless[0])
-        if any(why.code is RefusalCode.SHAPE_UNKNOWN for why in refusals.values()):
-            message += _open_inputs(table)
+        entry = table.model.entry
+        given = [entry.operands[i] for i in entry.ordinary_inputs]
+        hints = [f"{o.name!r}: {o.shape}" for o in given if static_shape(o.shape) is None]
+        if hints and any(w.code is RefusalCode.SHAPE_UNKNOWN for w in refusals.values()):
+            message += f"; shapes={{name: shape}} makes shapes known: {', '.join(hints)}"
         message += laxer_class(table, homeless)
         raise PlacementError(message, refusals, place_of(table, homeless[0]))
 
@@ -212,14 +215,6 @@ def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
     exact = any(c.name == "reference" for c in table.candidates)
     also = "" if exact else ", and the device 'reference' (-d reference) is exact"
     return f"; accuracy={accuracy!r} (--accuracy {accuracy}) permits what is refused for that{also}"
-
-
-def _open_inputs(table: SupportTable) -> str:
-    """The inputs for which a caller may give shapes, in words."""
-    entry = table.model.entry
-    given = [entry.operands[i] for i in entry.ordinary_inputs]
-    hints = [f"{o.name!r}: {o.shape}" for o in given if static_shape(o.shape) is None]
-    return f"; shapes={{name: shape}} makes shapes known: {', '.join(hints)}" if hints else ""
 
 
 def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> list[int]:

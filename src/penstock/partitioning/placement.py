@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -16,20 +16,13 @@ from penstock.hal import PREFERENCES, Device, Preference
 from penstock.interrupts import polled
 from penstock.ir import Model, Subgraph
 from penstock.memory.layout import ArenaLayout
+from penstock.partitioning import support
 from penstock.partitioning.fallback import permit_fallback
 from penstock.partitioning.placements import Alternative, Placement, Worst
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import Judge, price, whole
 from penstock.partitioning.split import Cutter
-from penstock.partitioning.support import (
-    Arrangement,
-    Candidate,
-    Partition,
-    SupportTable,
-    collect_support,
-    live_operations,
-)
 
 if TYPE_CHECKING:
     from penstock.partitioning.arrangement import Proposal
@@ -74,7 +67,7 @@ def place(
     unknown preference, an object that is no device, two devices of one name, and policy keys that
     match nothing in this model.
     """
-    ground = _ground(collect_support(model, devices, policy), policy, preference)
+    ground = _ground(support.collect_support(model, devices, policy), policy, preference)
     if assignment is not None and len(assignment) == len(model.operations) and ground.live:
         from penstock.partitioning.arrangement import arrange_as
 
@@ -99,7 +92,7 @@ def candidates(
     """
     from penstock.partitioning.arrangement import arrangements
 
-    ground = _ground(collect_support(model, devices, policy), policy, preference)
+    ground = _ground(support.collect_support(model, devices, policy), policy, preference)
     if not ground.live:
         return []
     return [
@@ -111,9 +104,9 @@ def candidates(
 class _Ground(Struct, frozen=True):
     """The answers for all operations (*asked*) and live ones (*table*), prices, control flow."""
 
-    asked: SupportTable
+    asked: support.SupportTable
     live: tuple[int, ...]
-    table: SupportTable
+    table: support.SupportTable
     policy: Policy
     preference: Preference
     time: Judge
@@ -129,14 +122,17 @@ class _Ground(Struct, frozen=True):
         return tuple(candidate.name for candidate in self.table.candidates)
 
     def plan(
-        self, arrangement: Arrangement, reasons: Sequence[dict[str, Refusal]] | None = None
+        self, arrangement: support.Arrangement, reasons: Sequence[dict[str, Refusal]] | None = None
     ) -> ExecutionPlan:
         """The plan of *arrangement*; *reasons* None derives them from the arrangement's cost."""
         if reasons is None:
             from penstock.partitioning.arrangement import all_reasons
 
             reasons = all_reasons(arrangement, self.judge, energy=self.energy)
-        operations = tuple(self._placements(arrangement, reasons))
+        operations = tuple(
+            _placement(self.asked, self.live[at], self.asked.candidates[position], reasons[at])
+            for at, position in enumerate(polled(arrangement.assignment))
+        )
         _check_coverage(operations, self.policy)
         kept = self.judge.steps(arrangement.partitions)
         steps = []
@@ -146,13 +142,18 @@ class _Ground(Struct, frozen=True):
             control = self.apart[first].control if is_apart else None
             ns, worst = whole(self.time.step(partition)), self._worst(partition)
             steps.append(replace(step, predicted_ns=ns, control=control, worst=worst))
-        used = {step.device for step in steps}
+        used, temporaries = {step.device for step in steps}, ArenaLayout()
+        if len(steps) > 1:
+            from penstock.partitioning.split import plan_temporaries
+
+            capabilities = {c.name: c.capabilities for c in self.table.candidates}
+            temporaries = plan_temporaries(self.table.model, steps, capabilities)
         return ExecutionPlan(
             self.asked.model,
             self.names,
             permit_fallback(steps, self.asked, operations, self.policy),
             self.with_unread(operations),
-            self._temporaries(steps),
+            temporaries,
             whole(self.time.plan(kept)),
             whole(self.judge.plan(kept)) if self.energy else None,
             tuple(self._alternative(at, arrangement) for at in range(len(self.names))),
@@ -172,14 +173,7 @@ class _Ground(Struct, frozen=True):
             for index in polled(range(len(self.asked.model.operations)))
         )
 
-    def _placements(
-        self, arrangement: Arrangement, reasons: Sequence[dict[str, Refusal]]
-    ) -> Iterator[Placement]:
-        for at, position in enumerate(polled(arrangement.assignment)):
-            candidate = self.asked.candidates[position]
-            yield _placement(self.asked, self.live[at], candidate, reasons[at])
-
-    def _steps(self, partitions: Sequence[Partition]) -> tuple[ExecutionStep, ...]:
+    def _steps(self, partitions: Sequence[support.Partition]) -> tuple[ExecutionStep, ...]:
         model = self.asked.model
         entry = model.entry
         if len(partitions) == 1 and len(self.live) == len(entry.operations) and _is_plain(entry):
@@ -201,7 +195,7 @@ class _Ground(Struct, frozen=True):
             steps.append(step)
         return tuple(steps)
 
-    def _worst(self, partition: Partition) -> Worst | None:
+    def _worst(self, partition: support.Partition) -> Worst | None:
         worst = self.time.prices.worst
         if not worst or not partition.operations:
             return None
@@ -210,16 +204,8 @@ class _Ground(Struct, frozen=True):
         longest = partition.operations[times.index(most)]
         return Worst(math.fsum(times), most, self.live[longest])
 
-    def _temporaries(self, steps: Sequence[ExecutionStep]) -> ArenaLayout:
-        if len(steps) < 2:
-            return ArenaLayout()
-        from penstock.partitioning.split import plan_temporaries
-
-        capabilities = {c.name: c.capabilities for c in self.table.candidates}
-        return plan_temporaries(self.table.model, steps, capabilities)
-
-    def _alternative(self, position: int, chosen: Arrangement) -> Alternative:
-        alone: Arrangement | Proposal = chosen
+    def _alternative(self, position: int, chosen: support.Arrangement) -> Alternative:
+        alone: support.Arrangement | Proposal = chosen
         if len(self.names) > 1:
             from penstock.partitioning.arrangement import single_device
 
@@ -235,7 +221,7 @@ class _Ground(Struct, frozen=True):
 
 
 def _ground(
-    asked: SupportTable,
+    asked: support.SupportTable,
     policy: Policy,
     preference: Preference,
     depth: int = 0,
@@ -243,7 +229,7 @@ def _ground(
 ) -> _Ground:
     if preference not in PREFERENCES:
         raise InputError(f"preference must be one of {', '.join(PREFERENCES)}, not {preference!r}")
-    live, energy = live_operations(asked.model), preference == "low_power"
+    live, energy = support.live_operations(asked.model), preference == "low_power"
     table = asked if len(live) == len(asked.model.operations) else asked.of(live)
     model = table.model
     time = price(table)
@@ -257,7 +243,7 @@ def _ground(
         left = Room(asked.model) if room is None else room
 
         def branch(model: Model) -> ExecutionPlan:
-            answers = collect_support(model, devices, inner, check_keys=False)
+            answers = support.collect_support(model, devices, inner, check_keys=False)
             return _place(_ground(answers, inner, preference, depth + 1, left))
 
         apart = take_apart(table, policy, prices, branch, depth, left, energy=energy)
@@ -291,7 +277,7 @@ def _place(ground: _Ground) -> ExecutionPlan:
     return ground.plan(chosen, reasons)
 
 
-def _on_the_only_one(table: SupportTable, policy: Policy) -> Arrangement | None:
+def _on_the_only_one(table: support.SupportTable, policy: Policy) -> support.Arrangement | None:
     """All operations on the only candidate, if it supports them all and none is unread."""
     entry = table.model.entry
     every = tuple(range(len(entry.operations)))
@@ -302,18 +288,18 @@ def _on_the_only_one(table: SupportTable, policy: Policy) -> Arrangement | None:
         or not _is_plain(entry)
     ):
         return None
-    return Arrangement(table, (0,) * len(every), (Partition(0, every),))
+    return support.Arrangement(table, (0,) * len(every), (support.Partition(0, every),))
 
 
 def _placement(
-    asked: SupportTable, index: int, home: Candidate, refusals: dict[str, Refusal]
+    asked: support.SupportTable, index: int, home: support.Candidate, refusals: dict[str, Refusal]
 ) -> Placement:
     entry, accuracy = asked.model.entry, home.answers[index].accuracy
     kind = entry.operations[index].type
     return Placement(index, kind, entry.operation_name(index), home.name, refusals, accuracy)
 
 
-def _unread(asked: SupportTable, index: int) -> Placement:
+def _unread(asked: support.SupportTable, index: int) -> Placement:
     """The placement of an operation that is not run: the first device that would support it."""
     home = asked.candidates[next(iter(asked.takers(index)), -1)]
     reasons = {

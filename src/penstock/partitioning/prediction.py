@@ -19,14 +19,8 @@ from penstock.interrupts import polled
 from penstock.ir import Model, Operation
 from penstock.ir.types import is_static
 from penstock.ir.validate import subgraph_references
+from penstock.partitioning import work
 from penstock.partitioning.support import Partition, SupportTable
-from penstock.partitioning.work import (
-    callees_first,
-    nbytes_of,
-    share_of,
-    times_of,
-    unbounded_operations,
-)
 
 STEP_NS: Final = 3_000.0
 """Time of the runtime for one step of a run."""
@@ -72,16 +66,17 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
         from penstock.ir.transforms import specialized
 
         model = specialized(model)
-    order = callees_first(model)
+    order = work.callees_first(model)
     both = {
         index: [
-            times_of(model.subgraphs[index], o) for o in polled(model.subgraphs[index].operations)
+            work.times_of(model.subgraphs[index], o)
+            for o in polled(model.subgraphs[index].operations)
         ]
         for index in polled(order)
     }
     if all(is_static(operand.shape) for operand in model.inputs):
         for index, times in both.items():
-            endless = unbounded_operations(model.subgraphs[index])
+            endless = work.unbounded_operations(model.subgraphs[index])
             both[index] = [
                 (ns, LONGEST if no_bound else worst)
                 for (ns, worst), no_bound in zip(times, endless, strict=True)
@@ -93,7 +88,7 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
         tuple(zip(*columns, strict=True)) if columns else ((),) * len(model.operations),
         tuple(STEP_NS + min(UNDECLARED, max(0, one.dispatch_ns)) for one in capabilities),
         tuple(map(byte_ns, capabilities)),
-        tuple(0.0 if o.is_constant else nbytes_of(o) for o in model.operands),
+        tuple(0.0 if o.is_constant else work.nbytes_of(o) for o in model.operands),
         _worst(model, order, {index: [w for _, w in times] for index, times in both.items()}),
     )
 
@@ -213,7 +208,7 @@ def _column(
         for at, operation in enumerate(polled(graph.operations)):
             for target in subgraph_references(operation):
                 inner = sums[target]
-                share = share_of(operation)
+                share = work.share_of(operation)
                 if max(inner, prices[at]) < UNDECLARED:
                     prices[at] = min(prices[at] + inner * share, max(LONGEST, prices[at]))
                 else:

@@ -18,13 +18,7 @@ from penstock.hal import Capabilities
 from penstock.interrupts import polled
 from penstock.ir import Lifetime, Model, Subgraph
 from penstock.ir.transforms import referenced_by, renumber_references, renumbered_subgraphs
-from penstock.memory.layout import (
-    MIN_ALIGNMENT,
-    ArenaLayout,
-    ArenaRequest,
-    array_nbytes,
-    plan_arena,
-)
+from penstock.memory import layout
 from penstock.partitioning.plan import ExecutionStep
 
 MOST_CARRIED: Final = 1 << 18
@@ -147,7 +141,7 @@ def size_of(subgraph: Subgraph) -> int:
 
 def plan_temporaries(
     model: Model, steps: Sequence[ExecutionStep], capabilities: Mapping[str, Capabilities]
-) -> ArenaLayout:
+) -> layout.ArenaLayout:
     """The arena layout of operands that a step writes and a later one reads, except entry outputs.
 
     An operand lives from the step that writes it to its last reader. Alignment and padding are the
@@ -162,13 +156,13 @@ def plan_temporaries(
                 users[operand].append(step)
     requests, dynamic = [], []
     for operand, involved in users.items():
-        nbytes = array_nbytes(model.operands[operand])
+        nbytes = layout.array_nbytes(model.operands[operand])
         if nbytes is None:
             dynamic.append(operand)
             continue
         wishes = [capabilities[step.device] for step in involved]
-        alignment = max(MIN_ALIGNMENT, *(wish.alignment for wish in wishes))
+        alignment = max(layout.MIN_ALIGNMENT, *(wish.alignment for wish in wishes))
         padding = max(wish.padding for wish in wishes)
         first, last = involved[0].index, involved[-1].index
-        requests.append(ArenaRequest(operand, nbytes, first, last, alignment, padding))
-    return plan_arena(requests, dynamic)
+        requests.append(layout.ArenaRequest(operand, nbytes, first, last, alignment, padding))
+    return layout.plan_arena(requests, dynamic)

@@ -228,10 +228,6 @@ def _convolution(site: Site) -> float:
     return _filtered(site.operation.attributes.integer("kernel_output_feature_dimension"))(site)
 
 
-def _attention(site: Site) -> float:
-    return 2.0 * _count(site.inputs[:1]) * _dimension(site.inputs[1], 1)
-
-
 def _recurrent(site: Site) -> float:
     """Every row of the input is multiplied by every matrix."""
     rows = _count(site.inputs[:1]) / _dimension(site.inputs[0], -1)
@@ -271,7 +267,9 @@ RULES: Final[dict[str, Rule]] = {
     "STABLEHLO_CONVOLUTION": _convolution,
     "STABLEHLO_DOT_GENERAL": _dot,
     "BATCH_MATMUL": _matmul,
-    "CUSTOM:odml.scaled_dot_product_attention": _attention,
+    "CUSTOM:odml.scaled_dot_product_attention": lambda site: (
+        2.0 * _count(site.inputs[:1]) * _dimension(site.inputs[1], 1)
+    ),
     **dict.fromkeys(_RECURRENT.split(), _recurrent),
     **dict.fromkeys(POOLS, _pooled),
     "STABLEHLO_REDUCE_WINDOW": _windowed,

@@ -49,8 +49,10 @@ def demanding(
         if name not in here or name in found:
             continue
         reason = _too_long(step, longest)
-        if not reason and most is not None and name != FALLBACK_DEVICE:
-            reason = _too_many(step, most)
+        count = sum(len(subgraph.operations) for subgraph in step.model.subgraphs)
+        if not reason and most is not None and name != FALLBACK_DEVICE and count > most:
+            limit = f"max_in_process_operations={most}"
+            reason = f"a step of it has {count} operations, more than {limit}"
         if reason:
             found[name] = reason
     return found
@@ -72,17 +74,13 @@ def _too_long(step: ExecutionStep, longest: float) -> str:
         return ""
     if worst.most > longest and worst.most >= LONGEST:
         return f"{_named(step, worst.operation)} is as large as the values of the run say"
+    limit = f"max_in_process_ms={longest / 1e6:.0f}"
     if worst.most > longest:
-        return (
-            f"{_named(step, worst.operation)} may take {worst.most / 1e9:.3g} s, more than "
-            "max_in_process_ms="
-            f"{longest / 1e6:.0f} allows"
-        )
+        name = _named(step, worst.operation)
+        return f"{name} may take {worst.most / 1e9:.3g} s, more than {limit} allows"
     if worst.total > STEP_SHARE * longest:
-        return (
-            f"a step of it may take {worst.total / 1e9:.3g} s, more than {STEP_SHARE} times "
-            f"max_in_process_ms={longest / 1e6:.0f}"
-        )
+        took = f"{worst.total / 1e9:.3g} s"
+        return f"a step of it may take {took}, more than {STEP_SHARE} times {limit}"
     return ""
 
 
@@ -91,13 +89,6 @@ def _named(step: ExecutionStep, operation: int) -> str:
     at = step.operations.index(operation) if operation in step.operations else 0
     kind = step.model.operations[at].type
     return f"operation {operation} ({kind} {step.model.entry.operation_name(at)!r})"
-
-
-def _too_many(step: ExecutionStep, most: int) -> str:
-    count = sum(len(subgraph.operations) for subgraph in step.model.subgraphs)
-    if count <= most:
-        return ""
-    return f"a step of it has {count} operations, more than max_in_process_operations={most}"
 
 
 def set_apart(

@@ -97,21 +97,8 @@ def compile_model(
         from penstock.runtime.shadow import shadowed
 
         variants = shadowed
-    arguments = CompileArguments(
-        devices,
-        preference,
-        priority,
-        num_threads,
-        signature,
-        shapes,
-        policy,
-        info,
-        tune,
-        isolate,
-        attributes,
-        uncached,
-        variants,
-    )
+    wanted = devices, preference, priority, num_threads, signature, shapes, policy
+    arguments = CompileArguments(*wanted, info, tune, isolate, attributes, uncached, variants)
     deadline_ns = deadline_of(timeout, time.monotonic_ns())
     recorder = Recorder()
     with interruptible(deadline_ns, cancel):

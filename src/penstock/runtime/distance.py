@@ -81,9 +81,10 @@ class Distance(Struct, frozen=True):
             return f"output {self.output}: {self.problem}"
         if self.measure == "none":
             return "there is nothing to compare"
+        plural = "" if self.value == 1 else "s"
         number = {
-            "steps": f"{self.value:g} step{'' if self.value == 1 else 's'}",
-            "elements": f"{self.value:g} element{'' if self.value == 1 else 's'}",
+            "steps": f"{self.value:g} step{plural}",
+            "elements": f"{self.value:g} element{plural}",
             "relative": f"{self.value:.3g} of the largest value",
             "rms": f"an RMS error of {self.value:.3g} of the result's",
         }[self.measure]
@@ -163,9 +164,12 @@ def _one(
     elif want.dtype.kind == "c":
         strict = _floats(_pairs(got), _pairs(want), share, floor)
     elif operand.dtype.is_integer and operand.quantization is not None:
-        strict = _steps(got, want, 0 if accuracy == "exact" else 1)
+        off = np.abs(got.astype(np.float64) - want.astype(np.float64))
+        limit = 0 if accuracy == "exact" else 1
+        strict = _at_worst("steps", off, got, want, float(off.max(initial=0)), limit)
     else:
-        strict = _equal(got, want)
+        off = np.asarray(got != want).astype(np.float64)
+        strict = _at_worst("elements", off, got, want, float(off.sum()), 0.0)
     if accuracy != "relaxed" or not strict.departs or strict.measure not in {"steps", "relative"}:
         return strict
     return _rms(operand, got, want, strict)
@@ -174,16 +178,6 @@ def _one(
 def _pairs(array: NDArray) -> NDArray:
     """Complex numbers as pairs of real numbers."""
     return np.stack([array.real, array.imag], axis=-1)
-
-
-def _steps(got: NDArray, want: NDArray, limit: int) -> Distance:
-    off = np.abs(got.astype(np.float64) - want.astype(np.float64))
-    return _at_worst("steps", off, got, want, float(off.max(initial=0)), limit)
-
-
-def _equal(got: NDArray, want: NDArray) -> Distance:
-    off = np.asarray(got != want).astype(np.float64)
-    return _at_worst("elements", off, got, want, float(off.sum()), 0.0)
 
 
 def _floats(got: NDArray, want: NDArray, share: float, floor: float) -> Distance:

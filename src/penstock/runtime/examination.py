@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -117,26 +117,14 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _hal_version_fault(value: Any) -> str | None:
-    if _is_whole(value) and value == hal.HAL_VERSION:
-        return None
-    return f"speaks HAL {{}}; this is HAL {hal.HAL_VERSION}"
-
-
 def _text_fault(member: str, value: Any) -> str | None:
     if not isinstance(value, str) or not value.strip():
         return f"its {member} is {{}}: it has no {member}, or one that is no text"
     return None if value.isprintable() else f"its {member} is {{}}: a {member} is {_PRINTED}"
 
 
-def _type_fault(value: Any) -> str | None:
-    return None if isinstance(value, hal.DeviceType) else "its type is {}, which is no DeviceType"
-
-
-def _feature_level_fault(value: Any) -> str | None:
-    if _is_whole(value) and value in FEATURE_LEVELS:
-        return None
-    return f"its feature level is {{}}; {FEATURE_LEVELS[0]} to {FEATURE_LEVELS[-1]} are possible"
+def _number_fault(known: Sequence[int], words: str, value: Any) -> str | None:
+    return None if _is_whole(value) and value in known else words
 
 
 def _capabilities_fault(value: Any) -> str | None:
@@ -148,11 +136,19 @@ def _capabilities_fault(value: Any) -> str | None:
 
 
 _METADATA: Final[dict[str, Callable[[Any], str | None]]] = {
-    "hal_version": _hal_version_fault,
+    "hal_version": partial(
+        _number_fault, [hal.HAL_VERSION], f"speaks HAL {{}}; this is HAL {hal.HAL_VERSION}"
+    ),
     "name": partial(_text_fault, "name"),
     "version": partial(_text_fault, "version"),
-    "type": _type_fault,
-    "feature_level": _feature_level_fault,
+    "type": lambda value: (
+        None if isinstance(value, hal.DeviceType) else "its type is {}, which is no DeviceType"
+    ),
+    "feature_level": partial(
+        _number_fault,
+        FEATURE_LEVELS,
+        f"its feature level is {{}}; {FEATURE_LEVELS[0]} to {FEATURE_LEVELS[-1]} are possible",
+    ),
     "capabilities": _capabilities_fault,
 }
 """For each member, a function that returns the fault of its value, with {} for the value."""

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from msgspec import Struct
 
 from penstock import knobs
@@ -14,6 +13,7 @@ from penstock.cache.ingredients import driver_verdict_key
 from penstock.cache.verdicts import FAULTS, DriverVerdict, DriverVerdicts, Fault
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import CacheError, DriverError
+from penstock.execution.inputs import same
 from penstock.execution.run import Run
 from penstock.execution.transfer import transfer
 from penstock.hal import AccuracyClass, CancelToken, Device, ExecutionConfig
@@ -119,7 +119,7 @@ class Investigation:
     def _look_into(self, job: Job, found: Distance, apart: Sequence[Distance]) -> bool:
         """Searches for the faulty operation; returns whether the error is more than rounding."""
         again = self._again(job)
-        repeats = again is not None and _same(again, job.outputs)
+        repeats = again is not None and all(map(same, again, job.outputs))
         departure = self._culprit(job, tries=1 if repeats else TRIES)
         if departure is None:
             if repeats and not found.problem:
@@ -263,16 +263,6 @@ def _fault(departure: Departure, *, repeats: bool) -> Fault:
 def _size(found: Distance) -> float:
     """The error in multiples of the limit, or the error itself if the limit is 0. Always finite."""
     return found.value / found.limit if found.limit else found.value
-
-
-def _same(a: Sequence[NDArray], b: Sequence[NDArray]) -> bool:
-    """Whether the arrays are equal bit for bit."""
-    pairs = zip(a, b, strict=True)
-    return all(
-        x.shape == y.shape
-        and (bool(np.all(x == y)) if x.dtype.hasobject else x.tobytes() == y.tobytes())
-        for x, y in pairs
-    )
 
 
 def _step_departs(search: Search, prepared: PreparedStep) -> Departure | None:

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 from msgspec.structs import replace
 
 from penstock import errors, knobs
+from penstock.cache.naming import DRIVER_VERDICTS, VERDICTS
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.hal import Device, PrepareConfig
 from penstock.hal.device import is_isolated
@@ -36,7 +37,7 @@ def plan_model(occasion: Occasion, *, measure: bool = False) -> ExecutionPlan:
     model, policy, directory = occasion.model, occasion.policy, occasion.directory
     devices = trusted(occasion.devices, policy)
     choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
-    if choice and (measure or _has_verdicts(directory)):
+    if choice and (measure or (directory is not None and _has(directory, VERDICTS))):
         from penstock.runtime.tuning import stored_plan, tuned_plan
 
         occasion = replace(occasion, devices=devices)
@@ -63,22 +64,17 @@ def trusted(devices: Sequence[Device], policy: Policy) -> Sequence[Device]:
     return with_blocklist(devices, policy.accuracy)
 
 
-def _has_verdicts(directory: str | None) -> bool:
-    if directory is None:
-        return False
-    from penstock.cache.naming import VERDICTS
-
+def _has(directory: str, name: str) -> bool:
     # A string, because importing pathlib takes longer than this check in a warm start.
-    return os.path.isdir(f"{directory}{os.sep}{VERDICTS}")  # noqa: PTH112
+    return os.path.isdir(f"{directory}{os.sep}{name}")  # noqa: PTH112
 
 
 def has_driver_verdicts() -> bool:
     """Whether any verdict against a driver is stored on this machine."""
-    from penstock.cache.naming import DRIVER_VERDICTS
     from penstock.sealed.places import state_directory
 
     try:
-        return os.path.isdir(f"{state_directory()}{os.sep}{DRIVER_VERDICTS}")  # noqa: PTH112  # as above
+        return _has(state_directory(), DRIVER_VERDICTS)
     except (errors.InputError, errors.Unreadable, OSError):
         return False
 

@@ -26,13 +26,7 @@ from penstock.ir import Model, infer_shapes
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
-from penstock.runtime import planning
-from penstock.runtime.compile_arguments import (
-    CompileArguments,
-    Occasion,
-    Reporter,
-    shapes_by_position,
-)
+from penstock.runtime import compile_arguments, planning
 from penstock.runtime.discovery import AnyDevice, manager
 from penstock.threads import allowed_threads
 
@@ -52,7 +46,7 @@ class Session:
     def __init__(
         self,
         model: Model,
-        arguments: CompileArguments,
+        arguments: compile_arguments.CompileArguments,
         deadline_ns: int | None = None,
         cancel: hal.CancelToken | None = None,
         progress: ProgressCallback | None = None,
@@ -64,7 +58,7 @@ class Session:
             planning.check_rules(self.policy, self.chosen, manager)
         self.interface = interface_of(model, arguments.signature)
         self.files_lent = True
-        self.reporter = None if progress is None else Reporter(progress)
+        self.reporter = None if progress is None else compile_arguments.Reporter(progress)
         self.variant_of = Variant if arguments.variants is None else arguments.variants(self.policy)
         self.config = hal.PrepareConfig(
             preference=arguments.preference,
@@ -82,7 +76,7 @@ class Session:
         return manager.choose(wanted, isolate, deadline_ns, absent=self.allow)
 
     def compile(self, recorder: Recorder) -> CompiledModel:
-        shapes = shapes_by_position(self.interface, self.arguments.shapes)
+        shapes = compile_arguments.shapes_by_position(self.interface, self.arguments.shapes)
         with punctual(planning.operations_of(self.model)):
             base = self._reported(shapes, recorder)
         self.files_lent = False
@@ -125,7 +119,7 @@ class Session:
             directory = None
             if arguments.cache is not None and not arguments.cache.trust_token:
                 directory = arguments.cache.place
-            occasion = Occasion(
+            occasion = compile_arguments.Occasion(
                 self.model, model, shapes, self.chosen, devices, self.policy, config, directory
             )
             with isolated.answering(in_half=True) if isolated else nullcontext():
@@ -190,7 +184,7 @@ class Session:
         self.model = pooled(self.model)
         return IsolatedCompile(self.model, deadline_ns)
 
-    def _placed(self, occasion: Occasion) -> ExecutionPlan:
+    def _placed(self, occasion: compile_arguments.Occasion) -> ExecutionPlan:
         """The plan on the chosen devices, or with the fallback for dead or blocklisted ones."""
 
         def plan(*more: hal.Device) -> ExecutionPlan:
@@ -295,7 +289,7 @@ def _ending(plan: ExecutionPlan, devices: Mapping[str, hal.Device]) -> AbstractC
     return abandoned_late(devices, dict(plan.apart))
 
 
-def recompile(model: Model, arguments: CompileArguments) -> CompiledModel:
+def recompile(model: Model, arguments: compile_arguments.CompileArguments) -> CompiledModel:
     """Compiles *model*, which is the signature's own, as *arguments* say."""
     return Session(model, arguments).compile(Recorder())
 
@@ -310,7 +304,7 @@ def compile_alone(
     knobs.check()
     deadline_ns = deadline_of(timeout, time.monotonic_ns())
     with interruptible(deadline_ns, None):
-        arguments = CompileArguments([device], policy=policy)
+        arguments = compile_arguments.CompileArguments([device], policy=policy)
         return Session(model, arguments, deadline_ns).compile(Recorder())
 
 

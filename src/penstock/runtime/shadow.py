@@ -65,7 +65,7 @@ class Worker(Generic[T]):
         self._changed = threading.Condition()
         self._jobs: deque[T] = deque()
         self._thread: threading.Thread | None = None
-        self._running = self._closing = self._told = False
+        self._running = self._closing = self._warned = False
         self._context = contextvars.copy_context()
 
     def has_room(self) -> bool:
@@ -126,13 +126,11 @@ class Worker(Generic[T]):
                 self._lost(job)
             except Exception as error:  # noqa: BLE001  # the caller already has the result
                 self._lost(job)
-                self._tell(error)
-
-    def _tell(self, error: Exception) -> None:
-        """Logs the first error; later ones are only counted."""
-        if not self._told:
-            self._told = True
-            log.warning("a run could not be compared with the reference: %s", describe(error))
+                # Later errors are only counted.
+                if not self._warned:
+                    self._warned = True
+                    text = "a run could not be compared with the reference: %s"
+                    log.warning(text, describe(error))
 
 
 KEPT: Final = "kept for shadow verification"
@@ -158,7 +156,8 @@ class ShadowedVariant(Variant):
         self._investigation = Investigation(
             compilation, devices, config.accuracy, shadow, super().run, stop := Stop()
         )
-        self._worker = Worker(self._compare, self._lose, f"penstock-shadow-{id(self):x}", stop)
+        name = f"penstock-shadow-{id(self):x}"
+        self._worker = Worker(self._investigation.compare, self._lose, name, stop)
 
     def run(
         self,
@@ -227,9 +226,6 @@ class ShadowedVariant(Variant):
         nbytes = sum(array.nbytes for array in kept)
         run.copies.append(CopyReceipt(nbytes, source, "shadow", f"{what} {KEPT}"))
         return kept
-
-    def _compare(self, job: Job) -> None:
-        self._investigation.compare(job)
 
     def _lose(self, job: Job) -> None:
         self._shadow.count("failed")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -31,18 +32,8 @@ from penstock.partitioning.placement import candidates, place
 from penstock.partitioning.placements import PREDICTED, Measured, Tuned
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.show import duration
+from penstock.runtime import measuring
 from penstock.runtime.compile_arguments import Counter, Occasion
-from penstock.runtime.measuring import (
-    SPREADING_NS,
-    WARM_NS,
-    Contender,
-    EnergyCounter,
-    Rest,
-    Series,
-    choose,
-    joules,
-    measure,
-)
 
 DRAWN_LOOP_NS: Final = 2_000_000_000
 """Loop timeout of a measured run in nanoseconds: with random inputs a loop may never end."""
@@ -60,7 +51,7 @@ def placed(occasion: Occasion, assignment: Sequence[str] | None = None) -> Execu
 
 def measured_series(
     occasion: Occasion, plans: Mapping[str, ExecutionPlan], counter: Counter | None
-) -> tuple[list[Series], dict[str, Measured], int]:
+) -> tuple[list[measuring.Series], dict[str, Measured], int]:
     """The samples of every plan, the plans that failed to compile by name, the compile count."""
     inputs = examples(occasion.model)
     failed: dict[str, Measured] = {}
@@ -80,17 +71,14 @@ def measured_series(
             own = stack.enter_context(ExitStack())
             own.callback(variant.close)
             compiles += variant.compilation.receipt.compiles
-            contenders.append(Contender(name, _runner(variant, inputs), own.close))
-        more: dict[str, Any] = (
-            {"rest": Rest()} if occasion.clock is None else {"clock": occasion.clock}
-        )
-        series = measure(
-            contenders,
-            energy=counter,
-            check=lambda: check_interrupts(occasion.config),
-            warm_ns=WARM_NS if occasion.config.num_threads == 1 else SPREADING_NS,
-            **more,
-        )
+            contenders.append(measuring.Contender(name, _runner(variant, inputs), own.close))
+        clock, config = occasion.clock, occasion.config
+        more: dict[str, Any] = {"rest": measuring.Rest()} if clock is None else {"clock": clock}
+        more["warm_ns"] = measuring.SPREADING_NS
+        if config.num_threads == 1:
+            more["warm_ns"] = measuring.WARM_NS
+        check = partial(check_interrupts, config)
+        series = measuring.measure(contenders, energy=counter, check=check, **more)
     return series, failed, compiles
 
 
@@ -174,7 +162,7 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
     plan = placed(occasion)
     if reason := unmeasurable(occasion.model):
         return _not_measured(plan, reason)
-    counter = (occasion.counter or EnergyCounter.find)() if low_power else None
+    counter = (occasion.counter or measuring.EnergyCounter.find)() if low_power else None
     if low_power and counter is None:
         return _not_measured(plan, NO_COUNTER)
     # All their operations are in the policy's accuracy class.
@@ -188,8 +176,12 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
     series, failed, compiles = measured_series(occasion, plans, counter)
     results = {each.name: each.measured() for each in series} | failed
     measured = tuple(results[name] for name in plans)
+    # One of the candidates on a single device wins unless another is better beyond the noise.
+    ran = {each.name for each in measured if each.error is None}
+    alone = [device.name for device in occasion.devices if device.name in ran]
+    alone = [name for name in alone if name != FALLBACK_DEVICE] or alone
     try:
-        winner, reason = choose(series, _alone(occasion, measured))
+        winner, reason = measuring.choose(series, alone)
     except ValueError as error:
         return replace(plan, tuned=Tuned(measured, PREDICTED, str(error), compiles))
     tuned = Tuned(measured, winner, reason, compiles, created=time.time())
@@ -197,13 +189,6 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
     chosen = replace(plans[winner], tuned=tuned)
     _keep(occasion, chosen)
     return with_reasons(chosen, occasion.config)
-
-
-def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:
-    """The candidates on a single device: one wins unless another is better beyond the noise."""
-    ran = {each.name for each in measured if each.error is None}
-    alone = [device.name for device in occasion.devices if device.name in ran]
-    return [name for name in alone if name != FALLBACK_DEVICE] or alone
 
 
 def _not_measured(plan: ExecutionPlan, reason: str) -> ExecutionPlan:
@@ -242,7 +227,7 @@ def _loss(loser: Measured, winner: Measured, *, by_energy: bool) -> str:
         return f"failed as it was measured: {loser.error}"
     if by_energy and loser.energy_uj is not None and winner.energy_uj is not None:
         mine, best, worse = loser.energy_uj, winner.energy_uj, "to take more energy"
-        amounts = f"{joules(mine)} against {joules(best)}"
+        amounts = f"{measuring.joules(mine)} against {measuring.joules(best)}"
     else:
         mine, best, worse = loser.median_ns, winner.median_ns, "slower"
         amounts = f"{duration(mine)} against {duration(best)}"
@@ -251,7 +236,11 @@ def _loss(loser: Measured, winner: Measured, *, by_energy: bool) -> str:
 
 
 def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
-    if occasion.directory is None or plan.tuned is None or _is_without_some(plan):
+    from penstock.execution.availability import lists_unavailable
+
+    # A device that did not answer may be available next time.
+    is_partial = any(lists_unavailable(placement.refusals) for placement in plan.operations[:1])
+    if occasion.directory is None or plan.tuned is None or is_partial:
         return
     verdict = Verdict(
         key=_key(occasion),
@@ -266,13 +255,6 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
         Verdicts(occasion.directory).save(verdict)
     except errors.CacheError as error:
         log.warning("the measured placement is not kept: %s", error)
-
-
-def _is_without_some(plan: ExecutionPlan) -> bool:
-    """Whether a device did not answer; it may be available next time."""
-    from penstock.execution.availability import lists_unavailable
-
-    return any(lists_unavailable(placement.refusals) for placement in plan.operations[:1])
 
 
 def _key(occasion: Occasion) -> str:
@@ -317,7 +299,8 @@ def example(operand: Operand, seed: int = 0) -> NDArray:
         if seed % 2:
             values = values * np.float32(2) - np.float32(1)
         return values.astype(dtype)
-    if _is_picture(operand):
+    is_whole = operand.dtype in WHOLE and operand.quantization is None
+    if is_whole and len(shape) == PICTURE_RANK and shape[-1] in COLOURS:
         return rng.integers(0, BRIGHTEST, shape, dtype, endpoint=True)
     if operand.quantization is not None and operand.dtype in RANGED:
         info = np.iinfo(dtype)
@@ -328,9 +311,3 @@ def example(operand: Operand, seed: int = 0) -> NDArray:
 def examples(model: Model) -> list[NDArray]:
     """An example of each of the model's inputs, in order."""
     return [example(operand) for operand in model.inputs]
-
-
-def _is_picture(operand: Operand) -> bool:
-    shape = operand.shape or ()
-    is_whole = operand.dtype in WHOLE and operand.quantization is None
-    return is_whole and len(shape) == PICTURE_RANK and shape[-1] in COLOURS

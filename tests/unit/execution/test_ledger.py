@@ -26,7 +26,7 @@ ELSEWHERE: Final = {
     ("execution/inputs.py", "as_array"): "writes the receipt",
     ("execution/series.py", "Series.targets"): "writes the receipt",
     ("execution/series.py", "Kept.take"): "writes the receipt",
-    ("execution/inputs.py", "_same"): "compares what was given under two names for one input",
+    ("execution/inputs.py", "same"): "compares what was given under two names for one input",
     ("execution/inputs.py", "_parameters"): "scales and zero points",
     ("execution/inputs.py", "_import"): "makes an array of a list of strings",
     ("execution/state.py", "State.as_dict"): "the caller asks for copies",
@@ -59,7 +59,6 @@ ELSEWHERE: Final = {
     ("memory/storage.py", "OnDevice.copy_from"): "counted for who writes the receipt",
     ("memory/storage.py", "OnDevice.copy_to"): "counted for who writes the receipt",
     ("memory/storage.py", "_fill"): "counted for who writes the receipt",
-    ("runtime/investigation.py", "_same"): "compares results, after the run",
     ("runtime/shadow.py", "ShadowedVariant._copies"): "writes the receipt",
 }
 """Functions of the runtime's that copy arrays: where the copy is accounted for, or why it is no
