@@ -36,10 +36,7 @@ def config_of(step: ExecutionStep, config: PrepareConfig) -> PrepareConfig:
 def call_driver_from_cache(
     device: Device, config: PrepareConfig, step: ExecutionStep
 ) -> PreparedModel:
-    """Calls `prepare_model_from_cache`, with the checks of `call_driver`.
-
-    An isolated driver also receives the model, to `retain` it.
-    """
+    """Calls `prepare_model_from_cache`. An isolated driver also receives the model to `retain`."""
     check_interrupts(config)
     prepared = _checked(
         device, "prepare_model_from_cache", lambda: device.prepare_model_from_cache(config)

@@ -253,11 +253,7 @@ def _prepare_control(
     config: hal.PrepareConfig,
     options: CompileOptions,
 ) -> tuple[PreparedStep, int]:
-    """Compiles every branch of *control*, which is *step*; also returns the number of compiles.
-
-    If a branch cannot be compiled and *options* allow a fallback, the step's own device compiles
-    the step as a whole.
-    """
+    """Compiles every branch of *control*, or else, if allowed, the step as a whole."""
     began = time.perf_counter_ns()
     done: list[Compilation] = []
     quiet = replace(config, progress=None)
@@ -296,11 +292,7 @@ def _prepare_control(
 def _branch_caching(
     caching: Caching | None, step: ExecutionStep, place: int, branch: ExecutionPlan
 ) -> Caching | None:
-    """The cache options of a branch, which is cached as a separate model.
-
-    The caller's token is extended to one token for each branch. The caller's own files serve one
-    step only.
-    """
+    """The cache options of a branch, a model of its own, whose token extends the caller's."""
     if caching is None or caching.in_given_files:
         return None
     info = caching.info

@@ -51,11 +51,7 @@ class Key(Struct, frozen=True):
 
 
 class Caching(Struct, frozen=True):
-    """Cache options of one compilation; *info* names the cache.
-
-    *model* is the model before the input shapes were fixed by *shapes* (input position to
-    dimensions).
-    """
+    """Cache options of one compilation; *model* is the one before *shapes* were fixed."""
 
     info: CacheInfo
     model: Model

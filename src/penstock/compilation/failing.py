@@ -69,10 +69,7 @@ class DriverMessage(NamedTuple):
 
 
 def parse_message(words: str) -> DriverMessage:
-    """Splits the driver message *words* around the operation index.
-
-    No other code parses such messages. A driver's error has no field for an operation index.
-    """
+    """Splits *words* around the operation index, for which a driver's error has no field."""
     found = _OPERATION.search(words)
     if found is None:
         return DriverMessage(words)
@@ -156,10 +153,7 @@ def _said_by(error: BaseException) -> DriverMessage:
 
 
 def _place(step: ExecutionStep, said: DriverMessage) -> tuple[str, str]:
-    """The place of the failure, and the rest of the message.
-
-    The place is the operation that the driver named, else the whole step.
-    """
+    """The operation that the driver named, else the whole step; and the rest of the message."""
     if said.operation is not None and said.cause and said.is_of(step.model, len(step.operations)):
         return f"operation {_named(step, said.operation)}", said.cause
     words = str(said)

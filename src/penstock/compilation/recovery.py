@@ -119,10 +119,7 @@ def compile_fallback(
     *,
     allowed: bool,
 ) -> tuple[PreparedStep, int]:
-    """Compiles *step* on the first fallback device that can, after its own failed with *error*.
-
-    Also returns the number of compiles tried. Raises as `recover` does.
-    """
+    """Compiles *step* on the first fallback device that can, after *error*; the number of tries."""
     failures: list[Failure] = []
 
     def attempt(device: hal.Device, moved: ExecutionStep) -> tuple[PreparedStep, int]:
@@ -155,10 +152,7 @@ def supports_all(
 
 
 def answers_for(device: hal.Device, step: ExecutionStep) -> Sequence[hal.Support]:
-    """The device's support answers, one for each operation of the step.
-
-    Empty if the driver raises or returns anything but one `Support` per operation; both are logged.
-    """
+    """A `Support` for each operation of the step; empty, and logged, if there is a fault."""
     try:
         answers = list(device.supported_operations(step.model))
         kinds = mappable_kinds(device)

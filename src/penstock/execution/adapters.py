@@ -42,10 +42,7 @@ class BurstAdapter(hal.PreparedModelBase):
 
 
 class DriverBurst(BurstAdapter):
-    """Executes in a burst object of the driver.
-
-    If the driver cannot make one, executions are ordinary ones (NNAPI section 7.1).
-    """
+    """Executes in a burst of the driver, or, if it makes none, as usual (NNAPI section 7.1)."""
 
     def __init__(self, prepared: hal.PreparedModel) -> None:
         super().__init__(prepared)
@@ -132,10 +129,7 @@ LEAST: Final = 2
 
 
 class Scheduled(BurstAdapter):
-    """Queues every execution of *prepared* on its device, also in bursts and reusable executions.
-
-    A fenced execution waits for its fences without a slot, then is queued as any other.
-    """
+    """Queues executions of *prepared* on its device; a fenced one waits for its fences first."""
 
     def __init__(self, prepared: hal.PreparedModel, scheduler: Scheduler) -> None:
         super().__init__(prepared)

@@ -81,10 +81,7 @@ class RunFuture(Future[Outputs]):
 
 
 class Submitter:
-    """The worker threads of one compiled model: one pool for each priority.
-
-    A run of low priority therefore never blocks one of higher priority.
-    """
+    """The worker threads of a compiled model: a pool a priority, so none blocks a higher one."""
 
     def __init__(self, name: str) -> None:
         self._name = name

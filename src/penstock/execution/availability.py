@@ -81,10 +81,7 @@ def with_crash_details(error: errors.PlacementError) -> errors.PlacementError:
 
 
 def refuse_unavailable(plan: ExecutionPlan) -> None:
-    """Raises `PlacementError` if a device that *plan* may use was unavailable.
-
-    The plan placed its operations on other devices, which is a fallback.
-    """
+    """Raises `PlacementError` if a device that *plan* might use was unavailable: a fallback."""
     for placement in plan.operations[:1]:
         missing = {n: r for n, r in placement.refusals.items() if _is_unavailable(r)}
         if missing:
@@ -106,10 +103,7 @@ def unanswered(plan: ExecutionPlan) -> dict[str, str]:
 def note_unavailable(
     compilation: Compilation, devices: Mapping[str, Device]
 ) -> tuple[Compilation, UnavailableDevices | None]:
-    """*compilation* with receipts that name the unavailable devices, and these devices.
-
-    Returns None instead of the devices if every device was available.
-    """
+    """*compilation* with receipts that name unavailable devices; these devices, or None."""
     unavailable: dict[str, str] = {}
     unplaced: dict[str, str] = {}
     steps = []

@@ -315,11 +315,7 @@ def _parts(given: Any) -> tuple[Any, ...]:
 def burst_of(
     executable: Executable, hold: Callable[[PreparedModel], BurstAdapter] = DriverBurst
 ) -> Burst:
-    """A burst that ends with *executable*.
-
-    With `ReusedRequests`, drivers bind a request once for repeated runs
-    (`PreparedModel.create_reusable_execution`) instead of making bursts.
-    """
+    """A burst that ends with *executable*; with `ReusedRequests`, of reusable executions."""
     with executable.gate:
         burst = Burst(executable, hold)
         with executable.lock:

@@ -33,10 +33,7 @@ class Loop(Struct, frozen=True):
 
 
 class Cells:
-    """Double-buffered feedback: two device buffers for each value.
-
-    A run reads the first buffer and writes the second; after a success they swap.
-    """
+    """Two device buffers a value: a run reads the first, writes the second, and they swap."""
 
     def __init__(self, made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]]) -> None:
         self._made = made

@@ -105,10 +105,7 @@ class CompiledModel(Closing):
         return self._executable.base.shadow
 
     def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
-        """Runs once. Takes positional arrays, one mapping by name, or keywords by input name.
-
-        Otherwise as `run`.
-        """
+        """Runs once, as `run`, on positional arrays, one mapping by name, or keywords by name."""
         return self.run(call_inputs(args, kwargs))
 
     def run(

@@ -43,11 +43,7 @@ class Branch(Protocol):
 
 
 class ControlStep:
-    """A prepared control-flow step, executed like a `Step`.
-
-    If a branch fails, the step fails with its error. The reference device then runs the whole step,
-    if *alternatives* allow a fallback.
-    """
+    """A control-flow step. If a branch fails, the reference device runs the step, if allowed."""
 
     def __init__(
         self, prepared: PreparedStep, branches: Sequence[Branch], alternatives: Alternatives

@@ -133,10 +133,7 @@ class Feedback:
         targets: Sequence[NDArray | None] | None,
         state: State,
     ) -> list[NDArray]:
-        """Runs like `Variant.run` on the remaining inputs.
-
-        *state* has the fed-back values; they change only if the run succeeds.
-        """
+        """As `Variant.run` on the other inputs; fed-back values in *state* change on success."""
         variant = self._variant
         inputs: list[Any] = [None] * len(variant.model.entry.ordinary_inputs)
         out: list[Any] = list(targets or [None] * len(variant.outputs))

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 
 class Chain:
-    """One run in which each step waits for the fence of the step before.
-
-    *after_ns* limits the first step, counted from the signal of its fences.
-    """
+    """A run of which each step waits for the step before; *after_ns* limits the first one."""
 
     def __init__(self, variant: Variant, run: Run, after_ns: int | None) -> None:
         self._variant, self._run, self._after_ns = variant, run, after_ns
@@ -46,10 +43,7 @@ class Chain:
         out: Sequence[NDArray | None] | None,
         wait_for: Sequence[hal.Fence],
     ) -> list[NDArray]:
-        """Runs and returns the ordinary outputs.
-
-        Raises as `Variant.run`, and if a fence of *wait_for* failed.
-        """
+        """The ordinary outputs. Raises as `Variant.run`, and if a fence of *wait_for* failed."""
         variant, run, config = self._variant, self._run, self._run.config
         began = perf_counter_ns()
         run.values = variant.values(run, inputs, out)
@@ -86,10 +80,7 @@ class Chain:
         return [run.values[i] for i in variant.outputs]
 
     def _settle(self, launched: Sequence[Launched], *, into_callers: bool) -> bool:
-        """Waits for the launched steps; returns whether one was abandoned.
-
-        With *into_callers* it waits without a limit: the drivers write to the caller's arrays.
-        """
+        """Waits for the steps, without a limit *into_callers* arrays; whether one was abandoned."""
         for one in launched:
             try:
                 if into_callers or signals_in_time(one.fence, self._run.config):
@@ -162,10 +153,7 @@ class Launched(NamedTuple):
 
 
 def await_fences(wait_for: Sequence[hal.Fence], config: hal.ExecutionConfig) -> None:
-    """Waits for every fence, within the deadline and cancel token of *config*.
-
-    Raises `GeneralFailure` for a fence that failed, `MissedDeadlineTransient`, `Cancelled`.
-    """
+    """Waits for every fence. Raises `GeneralFailure`, `MissedDeadlineTransient`, `Cancelled`."""
     for fence in wait_for:
         if not signals_in_time(fence, config):
             raise errors.MissedDeadlineTransient("a fence did not signal before the deadline")

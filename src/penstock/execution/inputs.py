@@ -42,10 +42,7 @@ def arrange(
 
 
 def in_order(arrays: Sequence[NDArray], interface: Interface) -> list[NDArray]:
-    """The caller's *arrays* in the order of the model's inputs.
-
-    Raises `InputError` if several names of one input were given different values.
-    """
+    """*arrays* in the model's order. Raises `InputError` if one input was given two values."""
     found: dict[int, int] = {}
     for place, position in enumerate(interface.input_positions):
         first = found.setdefault(position, place)
@@ -272,10 +269,7 @@ class Exchange:
         real: bool,
         copies: list[CopyReceipt],
     ) -> list[NDArray]:
-        """The caller's inputs in the model's order; real values are quantised if *real*.
-
-        Raises `InputError`.
-        """
+        """The caller's inputs in the model's order, quantised if *real*. Raises `InputError`."""
         if isinstance(given, str | bytes) or not isinstance(given, Mapping | Sequence):
             raise InputError(
                 "inputs must be a mapping by name or a sequence of arrays, not "

@@ -69,10 +69,7 @@ def interface_of(model: Model, signature: str | None) -> Interface:
 
 
 class Ready(Struct, frozen=True):
-    """The fast path for inputs: recognises NumPy arrays of *kinds* and *shapes*.
-
-    *names* is empty if the names are not unique.
-    """
+    """Recognises NumPy arrays of *kinds* and *shapes*; *names* is empty if they are not unique."""
 
     names: tuple[str, ...]
     kinds: tuple[tuple[np.dtype[np.generic], tuple[int, ...]], ...]

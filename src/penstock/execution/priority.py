@@ -44,12 +44,7 @@ class PerDevice(Generic[Kept]):
 
 
 class DeviceQueue:
-    """The runs of this process on *device*.
-
-    They are queued from the first one on if the device or the knob `concurrent_executions` limits
-    the number of concurrent executions. Otherwise they are queued once a second priority is used.
-    Thread-safe.
-    """
+    """The runs on *device*: queued if their number is limited, or at a second priority."""
 
     def __init__(self, device: Device) -> None:
         self.device = device

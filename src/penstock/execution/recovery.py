@@ -33,10 +33,7 @@ KEPT: Final = "kept for a capsule of the failure"
 
 
 class Recovery:
-    """Runs *step* on its fallback devices, compiled for a device when first needed. Thread-safe.
-
-    The first failure of the step is saved for a capsule. The whole model is such a *step* too.
-    """
+    """Runs *step*, or a whole model as one, on fallback devices. Thread-safe."""
 
     def __init__(self, step: ExecutionStep, alternatives: Alternatives) -> None:
         self._step, self._ports = step, ports_of(step)
@@ -149,10 +146,7 @@ class Recovery:
             log.warning(text, what, failure.device, device.name, failure.error)
 
     def _noted(self, run: Run, failed: PreparedStep, error: DriverError) -> tuple[StepFailure, ...]:
-        """The evidence of the failure for a capsule: the error and copies of the step's inputs.
-
-        Each copy is recorded in the receipt of *run*.
-        """
+        """The error and copies of the step's inputs, each in the receipt, for a capsule."""
         began = perf_counter_ns()
         words = in_model(self._step, error)
         found = noted("execute", self._step, failed.device, words, run.values)

@@ -42,12 +42,7 @@ def breach_of(device: Device, error: BaseException) -> GeneralFailure:
 def check_result(
     result: object, operands: Sequence[Operand], targets: Sequence[NDArray | None]
 ) -> None:
-    """Checks the result of a successful execution against *targets*, the output arrays.
-
-    A target is None for memory of unknown size. The result must have shapes if any output's shape
-    is unknown. Each shape must be complete, match the declaration, and fit the memory; its output
-    must be marked sufficient.
-    """
+    """Checks the shapes of a successful execution against *targets* (None: of any size)."""
     timing: object = getattr(result, "timing", None)
     if not isinstance(result, ExecutionResult) or not isinstance(timing, Timing):
         raise GeneralFailure(f"execute returned {type(result).__name__}, not an ExecutionResult")

@@ -47,11 +47,7 @@ if TYPE_CHECKING:
 
 
 class Alternatives(NamedTuple):
-    """The fallback devices of one compiled form, and how to compile for them.
-
-    *devices* maps names to devices, prepared with *config*. *allowed* says whether the compile
-    allows a fallback. The first failure of each step is saved with the *plan*.
-    """
+    """The *devices* of fallbacks, prepared with *config*, if *allowed*; failures go with *plan*."""
 
     devices: Mapping[str, Device]
     config: PrepareConfig
@@ -64,10 +60,7 @@ NO_VALUES: Final[dict[int, NDArray]] = {}
 
 
 class StepTrace(Struct, frozen=True):
-    """Record of one executed step: its device, its times, and the devices that failed before.
-
-    Times are of `time.perf_counter_ns`.
-    """
+    """An executed step: device, times (`perf_counter_ns`), and the devices that failed before."""
 
     prepared: PreparedStep
     began_ns: int
@@ -338,10 +331,7 @@ def note_lost(prepared: PreparedStep, error: DriverError, run: Run) -> None:
 
 
 def note_remote(prepared: PreparedStep, result: ExecutionResult, run: Run) -> None:
-    """Adds the copies and incidents of a remote execution to the receipt of *run*.
-
-    A *result* of a device in this process has none.
-    """
+    """Adds the copies and incidents of *result*, if it is remote, to the receipt of *run*."""
     if not isinstance(result, RemoteResult):
         return
     step, device = prepared.step, prepared.device.name

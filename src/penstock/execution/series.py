@@ -35,11 +35,7 @@ ALIASED: Final = "the input lies in an output of the series"
 
 
 class Series(Variant):
-    """The runs of one caller, one at a time. Shares the compiled form *origin* with other callers.
-
-    *hold* wraps a step's prepared model for this series; the wrapper is closed with the series.
-    Outputs are arrays of the series that each run overwrites, unless the caller gives others.
-    """
+    """The runs of one caller, into arrays kept for it; *hold* wraps each prepared model."""
 
     def __init__(self, origin: Variant, hold: Callable[[PreparedModel], BurstAdapter]) -> None:
         self._origin, self._hold = origin, hold
@@ -96,11 +92,7 @@ class Series(Variant):
     def repeat(
         self, run: Run, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None
     ) -> list[NDArray] | None:
-        """As `run`, if the run consists of driver calls with arrays only; else None.
-
-        *inputs* and *out* were validated by the caller. Results in arrays of the series are
-        read-only.
-        """
+        """As `run` on valid arrays, if it is driver calls with arrays only; else None."""
         if self.is_pending:
             self.take_compiled()
         if not self._repeats:
@@ -289,10 +281,7 @@ class BoundRun:
                 self._series = Series(executable.base, ReusedRequests)
 
     def run(self, state: State | None) -> list[NDArray]:
-        """Runs and returns the outputs in order, in the arrays of *out*.
-
-        Raises as `CompiledModel.run`.
-        """
+        """Returns the outputs in order, in the arrays of *out*. Raises as `CompiledModel.run`."""
         executable = self._executable
         with executable.gate:
             series = self._series

@@ -122,10 +122,7 @@ class Step(QueueUser):
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result))
 
     def request(self, run: Run) -> Request:
-        """The request of one execution. Outputs without an array get a new one.
-
-        A request whose arguments all stay the same from run to run is kept in `run.places`.
-        """
+        """The request of one execution, kept in `run.places` if its arguments stay the same."""
         places = run.places
         values, readable, writable = run.values, places.readable, places.writable
         make = self._request
@@ -170,10 +167,7 @@ class Step(QueueUser):
             self._recovery.close()
 
     def _repeat_without_elements(self, run: Run, began: int) -> bool:
-        """Whether an input was empty, so that the reference device ran the step.
-
-        Drivers are not required to accept an input without elements.
-        """
+        """Whether an input was empty, as no driver need take it: the reference ran the step."""
         for i in self._learned:
             if i in run.values and run.values[i].size == 0:
                 why = f"not asked: operand {i} has no elements"

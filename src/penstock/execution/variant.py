@@ -179,11 +179,7 @@ class Variant:
                 lock.__exit__(None, None, None)
 
     def execute(self, run: Run) -> None:
-        """Executes every step on the values of *run*.
-
-        Raises the `DriverError` of a step that no fallback device could run, `MissedDeadline*`,
-        `Cancelled`.
-        """
+        """Executes every step. Raises a step's `DriverError`, `MissedDeadline*`, `Cancelled`."""
         config = run.config
         limited = config.deadline_ns is not None or config.cancel is not None
         try:
@@ -219,10 +215,7 @@ class Variant:
         run.check_end()
 
     def bound(self, inputs: Sequence[Any], out: Sequence[Any] | None) -> dict[int, BoundMemory]:
-        """For `Run.bound`: the operands among *inputs* and *out* that are a `BoundMemory`.
-
-        Raises `InputError` for one that is written and also used otherwise.
-        """
+        """For `Run.bound`: every `BoundMemory`. Raises `InputError` for one with two uses."""
         from penstock.execution.targets import bound_operands
 
         return bound_operands(self.inputs, inputs, self.outputs, out, self._not_computed)

@@ -52,10 +52,7 @@ class Proposal(Struct, frozen=True):
 
 
 def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrangement:
-    """The cheapest arrangement found that the policy allows.
-
-    Raises `PlacementError` if an operation has no device, or if the limits cannot be met.
-    """
+    """The cheapest arrangement found that the policy allows. Raises `PlacementError`."""
     greedy.require_homes(table)
     if (found := _within_limits(table, judge, policy)) is not None:
         return found
@@ -92,11 +89,7 @@ def arrange_as(
 def arrangements(
     table: SupportTable, judge: Judge, policy: Policy
 ) -> list[tuple[str, Arrangement]]:
-    """Arrangements worth measuring, each once, with a name.
-
-    Single devices come first, then `arrange_by_cost`, then the cheapest arrangements if a step or a
-    device cost more or less than estimated.
-    """
+    """Arrangements worth measuring, each once: single devices, the predicted one, then guesses."""
     predicted = arrange_by_cost(table, judge, policy)
     found: dict[tuple[int, ...], tuple[str, Arrangement]] = {}
     for position, candidate in enumerate(table.candidates):

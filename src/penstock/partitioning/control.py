@@ -114,10 +114,7 @@ def with_apart(prices: Prices, costs: dict[int, float]) -> Prices:
 
 
 class _Branches:
-    """The subgraphs of one model, as models with inferred shapes, and their plans, each made once.
-
-    None if something is known only during a run, or if no plan is possible.
-    """
+    """The subgraphs of a model, as models of known shapes, and their plans; None if impossible."""
 
     def __init__(self, model: Model, place: PlaceBranch, room: Room) -> None:
         self.model, self._place, self._room = model, place, room

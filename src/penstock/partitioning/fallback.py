@@ -102,10 +102,7 @@ def _granted_to_reference(
     operations: Sequence[Placement],
     policy: Policy,
 ) -> set[int]:
-    """The indexes of the steps that may fall back to the reference device.
-
-    The smallest steps come first, while `min_coverage` holds even if all of them fall back to it.
-    """
+    """The steps, smallest first, that may fall back to the reference within `min_coverage`."""
     eligible = [
         step
         for step in steps

@@ -27,11 +27,7 @@ IF_SHARE: Final = 0.5
 
 
 def measure(table: SupportTable, preference: Preference) -> Costs:
-    """The performance value of every operation on every candidate.
-
-    For "low_power" it is the declared power usage, else the declared execution time, for the
-    element type of the operation's first input.
-    """
+    """Every operation's declared power usage ("low_power") or execution time on every candidate."""
     energy = preference == "low_power"
     columns = [_column(table.model, c.capabilities, energy=energy) for c in table.candidates]
     return tuple(zip(*columns, strict=True))
@@ -146,10 +142,7 @@ NO_REFUSAL: Final = Refusal(RefusalCode.OTHER, "")
 
 
 def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
-    """The greedy arrangement, changed only as far as the policy's limits require.
-
-    Raises `PlacementError` if an operation has no device, or if the limits cannot be met.
-    """
+    """The greedy arrangement within the policy's limits. Raises `PlacementError`."""
     asked = table
     require_homes(table)
     assignment = _assign(table, costs, range(len(table.model.operations)))

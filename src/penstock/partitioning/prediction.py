@@ -117,10 +117,7 @@ def byte_ns(capabilities: Capabilities) -> float:
 
 
 class Judge:
-    """Prices partitions of one model, all of whose operations are live.
-
-    The operations of *apart* are separate steps on the reference, the last candidate.
-    """
+    """Prices partitions of a live model; operations of *apart* are steps on the reference."""
 
     def __init__(self, model: Model, prices: Prices, apart: Collection[int] = ()) -> None:
         self._model, self.prices, self.apart = model, prices, frozenset(apart)

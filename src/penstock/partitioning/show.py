@@ -30,10 +30,7 @@ STEP_COLUMNS: Final = ("step", "device", "operations", "in", "out", "predicted",
 
 
 class Group(Struct, frozen=True):
-    """Operations of one type on one device, with equal reasons against the others except durations.
-
-    *reasons* has the durations as ranges.
-    """
+    """Operations of one type on one device; durations in their *reasons* are ranges."""
 
     type: str
     device: str

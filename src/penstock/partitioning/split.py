@@ -35,11 +35,7 @@ class Cut(Struct, frozen=True):
 
 
 class Cutter:
-    """Cuts one model any number of times.
-
-    *readers* are the operations that count as readers (None: all). A result without such a reader
-    in another cut does not cross the boundary.
-    """
+    """Cuts one model any number of times; *readers* are the operations that count as such."""
 
     def __init__(self, model: Model, readers: Iterable[int] | None = None) -> None:
         entry = model.entry

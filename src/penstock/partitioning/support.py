@@ -130,10 +130,7 @@ class Candidate(Struct, frozen=True):
 
 
 class SupportTable(Struct, frozen=True):
-    """The candidates in order of placement, the reference device last (NNAPI section 4.1).
-
-    *numbers* are the indexes of *model*'s operations in the planned model; empty if the same.
-    """
+    """The candidates, the reference last (NNAPI section 4.1); *numbers* are the planned model's."""
 
     model: Model
     candidates: tuple[Candidate, ...]
@@ -144,10 +141,7 @@ class SupportTable(Struct, frozen=True):
         return [k for k, c in enumerate(self.candidates) if c.answers[operation].supported]
 
     def cheapest(self, operation: int, costs: Sequence[float]) -> int | None:
-        """The candidate of least cost that may run *operation*; the reference wins a tie.
-
-        Of other equal candidates the first one; None if no candidate may run the operation.
-        """
+        """The candidate of least cost, the reference in a tie; None if no candidate may run it."""
         return min(
             self.takers(operation),
             key=lambda k: (costs[k], not self.candidates[k].is_reference),
@@ -235,11 +229,7 @@ def collect_support(
 
 
 def live_operations(model: Model) -> tuple[int, ...]:
-    """The operations of the entry subgraph that an entry output depends on, in order.
-
-    Operations on handles are included, with what they read, because no operand shows what depends
-    on them.
-    """
+    """The operations that an entry output depends on, or that use handles, with what they read."""
     operands = model.operands
     needed = set(model.entry.outputs)
     found = []

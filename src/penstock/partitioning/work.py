@@ -87,10 +87,7 @@ def nbytes_of(operand: Operand) -> float:
 
 
 def most_bytes(model: Model) -> float:
-    """An upper bound of the bytes of all values of all subgraphs, without constants.
-
-    Each element counts as at least one byte. Unknown dimensions are assumed.
-    """
+    """An upper bound of the bytes of all values but constants; unknown dimensions are assumed."""
     found = 0.0
     for subgraph in model.subgraphs:
         for operand in polled(subgraph.operands):
@@ -355,20 +352,14 @@ def unbounded_operations(subgraph: Subgraph) -> list[bool]:
 
 
 class Peak(Struct, frozen=True):
-    """The most bytes that a model's values take, without constants, and the entry operation then.
-
-    *operation* is None if inputs and outputs alone are the peak.
-    """
+    """The most bytes of a model's values, and the entry operation then (None: ports alone)."""
 
     nbytes: int = 0
     operation: int | None = None
 
 
 def run_limit() -> int:
-    """Maximum bytes that the values of one run may use at a time.
-
-    It is the knob `max_run_mib`, else half of `available_memory`, but at least `LEAST_LIMIT`.
-    """
+    """Most bytes of one run's values: `max_run_mib`, else half the memory, or `LEAST_LIMIT`."""
     wanted = knobs.max_run_mib()
     return wanted * MIB if wanted else max(LEAST_LIMIT, available_memory() // 2)
 

@@ -98,11 +98,7 @@ def set_apart(
     manager: Manager,
     deadline_ns: int | None,
 ) -> tuple[list[Device], dict[str, str], list[str]]:
-    """*chosen* with the devices of *reasons* isolated.
-
-    Also returns the isolated devices with the reasons, and notes on those that stay in this
-    process.
-    """
+    """*chosen* with the devices of *reasons* isolated; these with reasons; notes on the others."""
     devices, apart, notes = list(chosen), dict[str, str](), list[str]()
     for at, device in enumerate(chosen):
         reason = reasons.get(device.name)
@@ -124,11 +120,7 @@ def set_apart(
 def isolated(
     device: Device, isolate: bool | None, manager: Manager, deadline_ns: int | None
 ) -> Device:
-    """*device* in a host process; a `PlaceholderDevice` if the process is unavailable for now.
-
-    The placeholder makes the runtime fall back. Raises `NotAvailable` or `PlacementError` if the
-    device can have no host process.
-    """
+    """*device* in a host process, or a placeholder. Raises `NotAvailable`, `PlacementError`."""
     if isolate is False:
         raise NotAvailable("isolate=False keeps it here")
     if manager.by_name(device.name, isolate=False) is not device:

@@ -85,11 +85,7 @@ def substitute_for(
 
 
 def with_blocklist(devices: Sequence[Device], accuracy: AccuracyClass) -> list[Device]:
-    """*devices*, each with its blocklisted operations rejected.
-
-    A verdict counts for the device version that it names, and for its accuracy class and stricter
-    ones. There are no verdicts if they cannot be read, or if the knob `driver_verdicts` is off.
-    """
+    """*devices*, each with the operations rejected that a verdict names for its version."""
     if not knobs.driver_verdicts():
         return list(devices)
     try:

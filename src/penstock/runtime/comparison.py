@@ -176,10 +176,7 @@ AMPLIFIED: Final = 3.0
 
 
 class Search:
-    """The search on one device and one model, with the inputs of each operation.
-
-    *only* restricts the operations on the device.
-    """
+    """The search on one device and one model; *only* restricts the operations on the device."""
 
     def __init__(
         self,
@@ -303,11 +300,7 @@ class Search:
         return any(o.quantization is not None and o.dtype.is_integer for o in operands)
 
     def _chained(self, part: range, cut: Cut) -> float:
-        """The error that rounding within each operation's class accumulates to in *part*.
-
-        The device runs the operations one by one, each on the device's own previous results. The
-        severity at the outputs of *part* is returned.
-        """
+        """The error at the outputs of *part* if each operation runs on the device's own results."""
         own = dict(self.values)
         for index in part:
             alone = self._exposed.cut([index])

@@ -57,11 +57,7 @@ UNKNOWN: Final = Source()
 
 
 class Entry(Struct, frozen=True):
-    """A line `name = value` of entry_points.txt; *value* is `module` or `module:attribute`, dotted.
-
-    *distribution* is the normalised name of its distribution, and *version* that distribution's
-    version.
-    """
+    """A line `name = value` of entry_points.txt, of a normalised distribution and its version."""
 
     name: str
     value: str
@@ -113,10 +109,7 @@ def _is_ordinary() -> bool:
 
 
 def _texts() -> Iterator[tuple[str, str, str]]:
-    """The name, version and entry_points.txt of each distribution that has the group in it.
-
-    Raises `NotADirectoryError` if `sys.path` has a file.
-    """
+    """Name, version and entry_points.txt of each distribution. Raises `NotADirectoryError`."""
     seen: set[str] = set()
     for place in sys.path:
         directory = place or "."
@@ -169,10 +162,7 @@ def _entries(distribution: str, version: str, text: str) -> Iterator[Entry]:
 
 
 def named_sources() -> dict[str, str]:
-    """The distribution of each driver or device name, as the knob `driver_sources` assigns them.
-
-    Raises `InputError` for an invalid knob.
-    """
+    """The distributions in the knob `driver_sources`, by name. Raises `InputError`."""
     named: dict[str, str] = {}
     for part in filter(None, map(str.strip, knobs.driver_sources().split(","))):
         name, _, distribution = map(str.strip, part.partition("="))

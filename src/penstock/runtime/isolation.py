@@ -69,10 +69,7 @@ class PlaceholderDevice(RefusingDevice):
 
 
 class IsolatedCompile:
-    """One compile of *model* for devices whose drivers run in host processes, from its start on.
-
-    Such a driver may have died, may not answer in time, and may need copies of its arguments.
-    """
+    """One compile of *model* for host processes, which may die, be late, and need copies."""
 
     def __init__(self, model: Model, deadline_ns: int | None) -> None:
         self._model, self._deadline_ns = model, deadline_ns
@@ -145,10 +142,7 @@ def check_settings() -> None:
 
 
 def isolated_names() -> dict[str, bool]:
-    """The drivers that the knob `isolate` names, and whether each is to be isolated.
-
-    Raises `InputError` for an invalid knob.
-    """
+    """Each driver that the knob `isolate` names, and if it is isolated. Raises `InputError`."""
     named = {}
     for part in filter(None, map(str.strip, knobs.isolate().split(","))):
         name, equals, word = map(str.strip, part.partition("="))

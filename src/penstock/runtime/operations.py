@@ -77,10 +77,7 @@ class OperationCase(Struct, frozen=True, eq=False):
 
 
 def arrays_of(model: Model, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray]:
-    """*inputs* as arrays in the order of `model.inputs`, of their dtypes and fitting shapes.
-
-    *inputs* are those of `CompiledModel.run`. Raises `InputError` for inputs that do not fit.
-    """
+    """The *inputs* of `CompiledModel.run` as arrays in the model's order. Raises `InputError`."""
     given = arrange(inputs, [o.name for o in model.inputs])
     return [
         as_array(value, operand, at, [])

@@ -53,10 +53,7 @@ class Stop(CancelToken):
 
 
 class Worker(Generic[T]):
-    """Executes jobs by *work*, one after another. *lost* is called for each job not completed.
-
-    A program that ends does not wait for jobs: the present one stops at its next check of *stop*.
-    """
+    """Executes jobs by *work*, in order; *lost* is called for those that *stop* ends."""
 
     def __init__(
         self, work: Callable[[T], None], lost: Callable[[T], None], name: str, stop: Stop

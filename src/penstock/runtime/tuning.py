@@ -121,11 +121,7 @@ NO_COUNTER: Final = "this machine lets no energy counter be read, so nothing was
 
 
 def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
-    """The plan of the stored verdict; None if there is none that the policy allows.
-
-    The verdict is on this model, its shapes, devices and their versions, policy, preference and
-    threads.
-    """
+    """The plan of the stored verdict on *occasion*; None if there is none that is allowed."""
     if occasion.directory is None:
         return None
     verdict = Verdicts(occasion.directory).load(_key(occasion))
