@@ -13,6 +13,7 @@ from penstock.compilation.step_receipt import CacheOutcome, StepReceipt
 from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
 from penstock.hal.device import is_isolated
 from penstock.hal.prepared import retain_model
+from penstock.interrupts import LATE
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionStep
 
@@ -55,10 +56,8 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
         text = f"device {device.name} failed in {method}: {error!r}"
         raise errors.GeneralFailure(text) from error
     if not callable(getattr(prepared, "execute", None)):
-        raise errors.GeneralFailure(
-            f"device {device.name} returned {type(prepared).__name__} from {method}, "
-            "which is no prepared model"
-        )
+        what = f"{type(prepared).__name__} from {method}, which is no prepared model"
+        raise errors.GeneralFailure(f"device {device.name} returned {what}")
     return prepared  # type: ignore[no-any-return]  # not verifiable for a driver's object
 
 
@@ -112,9 +111,7 @@ def check_interrupts(config: PrepareConfig) -> None:
     if config.cancel is not None:
         config.cancel.check()
     if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
-        raise errors.MissedDeadlinePersistent(
-            "the compile's timeout had passed before every step was compiled"
-        )
+        raise errors.MissedDeadlinePersistent(LATE)
 
 
 def describe(error: BaseException) -> str:

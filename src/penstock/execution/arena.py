@@ -114,9 +114,8 @@ def allocate(
     try:
         return make(shape, dtype)
     except (MemoryError, ValueError) as error:
-        raise ResourceExhaustedTransient(
-            f"no memory for an output of shape {tuple(shape)} of {dtype}"
-        ) from error
+        text = f"no memory for an output of shape {tuple(shape)} of {dtype}"
+        raise ResourceExhaustedTransient(text) from error
 
 
 def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) -> list[NDArray]:

@@ -158,9 +158,8 @@ class ControlStep:
         began, carried = time.monotonic_ns(), given
         while _first(self._run(0, carried, None, inside, folded)[0]):
             if limit is not None and time.monotonic_ns() - began > limit:
-                raise MissedDeadlineTransient(
-                    f"a WHILE ran longer than its timeout of {limit / 1e9:g} s"
-                )
+                text = f"a WHILE ran longer than its timeout of {limit / 1e9:g} s"
+                raise MissedDeadlineTransient(text)
             if cancel is not None:
                 cancel.check()
             carried = self._run(1, carried, None, inside, folded)

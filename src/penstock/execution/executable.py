@@ -14,6 +14,7 @@ from weakref import WeakSet
 import numpy as np
 from msgspec.structs import replace
 
+from penstock.arguments import check_kind
 from penstock.errors import Cancelled, ClosedError, InputError, StateError, counted
 from penstock.execution.inputs import Exchange
 from penstock.execution.interface import Interface, Outputs, ready_inputs
@@ -69,9 +70,8 @@ class Gate:
     def check(self) -> None:
         """Raises the error that entering raises; returns if the gate is open."""
         if self.forked:
-            raise StateError(
-                "this compiled model was made before a fork; compile again in the child process"
-            )
+            text = "this compiled model was made before a fork; compile again in the child process"
+            raise StateError(text)
         if self.closed:
             raise ClosedError("compiled model used after close()")
 
@@ -243,9 +243,8 @@ class Executable:
         targets = None
         if out is not None:
             if real:
-                raise InputError(
-                    "out= takes stored values; it cannot be combined with dequantize=True"
-                )
+                text = "out= takes stored values; it cannot be combined with dequantize=True"
+                raise InputError(text)
             from penstock.execution.targets import bind_targets, ready_targets
 
             outputs, interface = variant.model.outputs, self.exchange.interface
@@ -282,8 +281,7 @@ class Executable:
             return self.state
         from penstock.execution.state import State
 
-        if not isinstance(state, State):
-            raise InputError(f"state must be a State of this model, not {type(state).__name__}")
+        check_kind(state, State, "state must be a State of this model")
         if state.model.variables != self.base.model.variables:
             raise StateError("this State was made by a model with other variables")
         return state

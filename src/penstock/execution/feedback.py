@@ -10,6 +10,7 @@ from weakref import WeakSet
 import numpy as np
 from msgspec.structs import replace
 
+from penstock.arguments import check_kind
 from penstock.compilation.prepared import Compilation, PreparedStep
 from penstock.errors import InputError, InvalidArgument
 from penstock.execution.arena import BufferedVariable, buffered_variables
@@ -214,10 +215,7 @@ class _User:
 
 
 def _loops(variant: Variant, interface: Interface, bindings: Mapping[str, str]) -> tuple[Loop, ...]:
-    if not isinstance(bindings, Mapping):
-        raise InputError(
-            f"bind_state takes a mapping of outputs to inputs, not {type(bindings).__name__}"
-        )
+    check_kind(bindings, Mapping, "bind_state takes a mapping of outputs to inputs")
     entry = variant.model.entry
     found: list[Loop] = []
     for output_name, input_name in bindings.items():
@@ -236,20 +234,18 @@ def _loops(variant: Variant, interface: Interface, bindings: Mapping[str, str]) 
 
 
 def _agreed(output_name: str, result: Operand, input_name: str, given: Operand) -> Shape:
+    output, other = f"output {output_name!r}", f"input {input_name!r}"
     if result.dtype is not given.dtype or result.quantization != given.quantization:
-        raise InputError(
-            f"output {output_name!r} is {result.dtype.value} and input {input_name!r} "
-            f"{given.dtype.value}, or they are quantised differently: one cannot become the other"
-        )
+        types = f"{output} is {result.dtype.value} and {other} {given.dtype.value}"
+        why = "or they are quantised differently: one cannot become the other"
+        raise InputError(f"{types}, {why}")
     if result.dtype is DType.STRING:
-        raise InputError(f"output {output_name!r} holds strings, which no device buffer does")
+        raise InputError(f"{output} holds strings, which no device buffer does")
     try:
         return merged(result.shape, given.shape, "")
     except InvalidArgument:
-        raise InputError(
-            f"output {output_name!r} has shape {result.shape} and input {input_name!r} "
-            f"{given.shape}"
-        ) from None
+        text = f"{output} has shape {result.shape} and {other} {given.shape}"
+        raise InputError(text) from None
 
 
 def _variables(variant: Variant) -> tuple[Loop, ...]:

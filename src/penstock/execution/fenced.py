@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from penstock import errors, hal
-from penstock.arguments import LONGEST_SECONDS, deadline_of, is_number
+from penstock.arguments import LONGEST_SECONDS, check_kind, deadline_of, is_number
 from penstock.compilation.failing import failure_of
 from penstock.execution.arena import is_sized
 from penstock.execution.asynchronous import LinkedToken
@@ -62,9 +62,8 @@ class Chain:
             if left:
                 if config.cancel is not None:
                     config.cancel.check()
-                raise errors.MissedDeadlineTransient(
-                    "a driver's fence did not signal before the deadline"
-                )
+                text = "a driver's fence did not signal before the deadline"
+                raise errors.MissedDeadlineTransient(text)
             self._check(launched)
         except errors.MissedDeadline:
             raise
@@ -313,22 +312,18 @@ def _checked(
     **options: Any,
 ) -> Start:
     executable.gate.check()
-    if not isinstance(wait_for, Sequence):
-        raise errors.InputError(f"wait_for takes a list of fences, not {type(wait_for).__name__}")
+    check_kind(wait_for, Sequence, "wait_for takes a list of fences")
     for fence in wait_for:
         if not is_fence(fence):
             raise errors.InputError(f"wait_for takes fences, not {type(fence).__name__}")
     after = timeout_after_fence
     if after is not None and not (is_number(after) and after > 0):
-        raise errors.InputError(
-            f"timeout_after_fence must be a number of seconds above 0, not {after!r}"
-        )
+        text = f"timeout_after_fence must be a number of seconds above 0, not {after!r}"
+        raise errors.InputError(text)
     for position, operand in enumerate(executable.base.model.outputs):
         if not is_sized(operand):
-            raise errors.InputError(
-                f"output {position} ({operand.name}) has an unknown shape; a fenced run needs it "
-                "known"
-            )
+            text = f"output {position} ({operand.name}) has an unknown shape"
+            raise errors.InputError(f"{text}; a fenced run needs it known")
     config = executable.config_of(**options)
     after = None if after is None or after > LONGEST_SECONDS else after
     return Start(executable, inputs, wait_for, out, state, config, after)
@@ -341,9 +336,8 @@ def _run(start: Start) -> Outputs:
     except errors.Cancelled as error:
         if not token.is_closed:
             raise
-        raise errors.ClosedError(
-            "the compiled model was closed before the fences of the run had signalled"
-        ) from error
+        text = "the compiled model was closed before the fences of the run had signalled"
+        raise errors.ClosedError(text) from error
 
 
 def _run_behind(start: Start, token: BeginToken, began: int) -> Outputs:

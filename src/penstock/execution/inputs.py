@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.errors import InputError
+from penstock.errors import InputError, counted
 from penstock.execution.interface import Interface, find_name, fits
 from penstock.ir import DType, NDArray, Operand, Quantization
 from penstock.ir.types import dtype_of, is_masked
@@ -34,10 +34,8 @@ def arrange(
             raise InputError(f"{kind} {', '.join(map(repr, missing))} is missing")
         return values
     if len(given) != len(names):
-        raise InputError(
-            f"{len(given)} {kind}{'' if len(given) == 1 else 's'} given, {len(names)} needed: "
-            f"{', '.join(map(repr, names)) or 'none'}"
-        )
+        amount, known = counted(len(given), kind), ", ".join(map(repr, names)) or "none"
+        raise InputError(f"{amount} given, {len(names)} needed: {known}")
     return list(given)
 
 
@@ -48,10 +46,8 @@ def in_order(arrays: Sequence[NDArray], interface: Interface) -> list[NDArray]:
         first = found.setdefault(position, place)
         if first != place and not same(arrays[first], arrays[place]):
             names = interface.input_names
-            raise InputError(
-                f"{names[first]!r} and {names[place]!r} are the same input and were given "
-                "different values"
-            )
+            both = f"{names[first]!r} and {names[place]!r}"
+            raise InputError(f"{both} are the same input and were given different values")
     return [arrays[found[position]] for position in sorted(found)]
 
 
@@ -101,10 +97,8 @@ def to_stored(value: Any, operand: Operand, position: int, copies: list[CopyRece
     array = value if type(value) is np.ndarray else _import(value, operand, position)
     kind = dtype_of(array.dtype)
     if array.dtype.kind != "f" and (kind is None or not kind.is_float):
-        raise InputError(
-            f"{_label(operand, position)} takes real values (a float dtype) with dequantize=True, "
-            f"not {array.dtype}"
-        )
+        what = f"real values (a float dtype) with dequantize=True, not {array.dtype}"
+        raise InputError(f"{_label(operand, position)} takes {what}")
     _check_shape(array, operand, position)
     _check_channels(array, operand.quantization, operand, position)
     reason = f"{_label(operand, position)} quantised"
@@ -155,10 +149,8 @@ def _parameters(quantization: Quantization, rank: int) -> tuple[NDArray, NDArray
 
 def _check_shape(array: NDArray, operand: Operand, position: int) -> None:
     if array.shape != operand.shape and not fits(array.shape, operand.shape):
-        raise InputError(
-            f"{_label(operand, position)} has shape {_shape(operand)}, an array of shape "
-            f"{array.shape} was given"
-        )
+        given = f"an array of shape {array.shape} was given"
+        raise InputError(f"{_label(operand, position)} has shape {_shape(operand)}, {given}")
 
 
 def _check_channels(
@@ -169,10 +161,9 @@ def _check_channels(
     if dimension is None or (count == 1 and dimension < array.ndim):
         return
     if dimension >= array.ndim or array.shape[dimension] != count:
-        raise InputError(
-            f"{_label(operand, position)} has {count} scales along dimension {dimension}, "
-            f"an array of shape {array.shape} was given"
-        )
+        scales = f"has {count} scales along dimension {dimension}"
+        given = f"an array of shape {array.shape} was given"
+        raise InputError(f"{_label(operand, position)} {scales}, {given}")
 
 
 def _import(value: Any, operand: Operand, position: int) -> NDArray:
@@ -205,10 +196,8 @@ def _needed(value: Any, operand: Operand, position: int) -> str:
 
 
 def _other_elements(array: NDArray, operand: Operand, position: int) -> InputError:
-    return InputError(
-        f"{_label(operand, position)} is {operand.dtype.value}, an array of {array.dtype} was "
-        "given; nothing is cast silently"
-    )
+    label, given = _label(operand, position), f"an array of {array.dtype} was given"
+    return InputError(f"{label} is {operand.dtype.value}, {given}; nothing is cast silently")
 
 
 def _strings(array: NDArray, operand: Operand, position: int, copies: list[CopyReceipt]) -> NDArray:
@@ -232,9 +221,8 @@ def _strings(array: NDArray, operand: Operand, position: int, copies: list[CopyR
             flat[place] = bytes(item)
             continue
         index = ", ".join(str(i) for i in np.unravel_index(place, array.shape))
-        raise InputError(
-            f"{_label(operand, position)} holds strings; at [{index}] {problem}: use bytes or str"
-        )
+        text = f"holds strings; at [{index}] {problem}: use bytes or str"
+        raise InputError(f"{_label(operand, position)} {text}")
     reason = f"{_label(operand, position)} made bytes"
     copies.append(CopyReceipt(sum(map(len, flat)), "caller", "host", reason))
     return result

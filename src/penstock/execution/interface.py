@@ -54,9 +54,8 @@ def interface_of(model: Model, signature: str | None) -> Interface:
             tuple(range(len(model.outputs))),
         )
     if signature not in model.signatures:
-        raise UnknownSignature(
-            f"no signature {signature!r}; the model has {', '.join(map(repr, model.signatures))}"
-        )
+        known = ", ".join(map(repr, model.signatures))
+        raise UnknownSignature(f"no signature {signature!r}; the model has {known}")
     chosen, entry = model.signatures[signature], model.entry
     if {i for _, i in chosen.inputs} != set(entry.ordinary_inputs):
         raise InvalidSignature(f"signature {signature!r} does not name every input of its subgraph")
@@ -156,13 +155,12 @@ class Outputs(Sequence[NDArray]):
             return self._arrays[key]
         except IndexError:
             count = len(self._arrays)
-            raise IndexError(
-                f"there is no output {key}; the model has {count} output{'' if count == 1 else 's'}"
-            ) from None
+            text = f"there is no output {key}; the model has {counted(count, 'output')}"
+            raise IndexError(text) from None
         except TypeError:
-            raise TypeError(
-                f"outputs are taken by position, name or slice, not by {type(key).__name__}"
-            ) from None
+            kind = type(key).__name__
+            text = f"outputs are taken by position, name or slice, not by {kind}"
+            raise TypeError(text) from None
 
     def __contains__(self, key: object) -> bool:
         """Whether an output has that name, or is that very array."""
@@ -220,9 +218,8 @@ def find_name(name: str, names: Sequence[str], kind: str) -> int:
     if len(found) == 1:
         return found[0]
     if found:
-        raise InputError(
-            f"{kind}s {', '.join(map(str, found))} are all named {name!r}; use their positions"
-        )
+        several = ", ".join(map(str, found))
+        raise InputError(f"{kind}s {several} are all named {name!r}; use their positions")
     raise InputError(f"no {kind} is named {name!r}; {there_are(names)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import monotonic_ns, perf_counter_ns
+from types import NoneType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -283,8 +284,7 @@ def execution_config(
     """
     if measure is not False and measure is not True:
         raise InputError(f"measure must be true or false, not {measure!r}")
-    if cancel is not None and not isinstance(cancel, CancelToken):
-        raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
+    check_kind(cancel, (CancelToken, NoneType), "cancel must be a CancelToken")
     if priority is None:
         priority = plain.priority
     elif priority not in PRIORITIES:

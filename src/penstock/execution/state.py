@@ -83,10 +83,8 @@ class State:
     def _check(self, variable: object) -> None:
         if type(variable) is not int or not 0 <= variable < len(self._values):
             amount = counted(len(self._values), "variable")
-            raise InputError(
-                f"variables are named by their number; the model has {amount}, and none is "
-                f"{variable!r}"
-            )
+            none = f"the model has {amount}, and none is {variable!r}"
+            raise InputError(f"variables are named by their number; {none}")
 
     def is_assigned(self, variable: int) -> bool:
         """Whether a variable has a value, initial or from a run. Raises as `get`."""
@@ -257,9 +255,8 @@ class _Held:
                 cancel.check()
             left = None if deadline is None else (deadline - time.monotonic_ns()) / 1e9
             if left is not None and left <= 0:
-                raise MissedDeadlinePersistent(
-                    "the deadline passed while another run had the state"
-                )
+                text = "the deadline passed while another run had the state"
+                raise MissedDeadlinePersistent(text)
             pause = POLL_SECONDS if left is None else min(POLL_SECONDS, left)
             if self._lock.acquire(timeout=left if left is not None and cancel is None else pause):
                 return

@@ -40,9 +40,8 @@ def bind_targets(
         return ready
     names = interface.output_names
     if not isinstance(out, Mapping | Sequence) or isinstance(out, str | bytes):
-        raise InputError(
-            f"out must be a mapping by name or a sequence of arrays, not {type(out).__name__}"
-        )
+        kind = type(out).__name__
+        raise InputError(f"out must be a mapping by name or a sequence of arrays, not {kind}")
     if isinstance(out, Mapping):
         values: list[Any] = [None] * len(names)
         for name, value in out.items():
@@ -54,10 +53,9 @@ def bind_targets(
         if value is None:
             continue
         if targets[position] is not None:
-            raise InputError(
-                f"two arrays of out= are for output {outputs[position].name!r}, which has several "
-                "names: give one"
-            )
+            name = repr(outputs[position].name)
+            why = f"are for output {name}, which has several names: give one"
+            raise InputError(f"two arrays of out= {why}")
         if is_bindable(value):
             value = value.bind_argument(user, "output", position, outputs[position])  # noqa: PLW2901  # what stands for it
             if not isinstance(value, np.ndarray):
@@ -111,9 +109,8 @@ def store(
 ) -> NDArray:
     """Copies *result* into *target*. Raises `InputError` if the shapes differ."""
     if target.shape != result.shape:
-        raise InputError(
-            f"out for output {operand.name!r} has shape {target.shape}, the result {result.shape}"
-        )
+        shapes = f"has shape {target.shape}, the result {result.shape}"
+        raise InputError(f"out for output {operand.name!r} {shapes}")
     reason = f"output {operand.name!r} was not computed in the array of out="
     copy_over(target, result, copies, ("host", "caller"), reason, operand=index)
     return target
@@ -122,10 +119,8 @@ def store(
 def _checked(given_value: object, operand: Operand, position: int) -> NDArray:
     label = f"out for output {position} ({operand.name})"
     if is_masked(given_value):
-        raise InputError(
-            f"{label} is a masked array, and no device heeds masks; give its data, which is the "
-            "array without its mask"
-        )
+        remedy = "give its data, which is the array without its mask"
+        raise InputError(f"{label} is a masked array, and no device heeds masks; {remedy}")
     value, given = viewed(given_value), ""
     if isinstance(value, np.ndarray):
         flags = value.flags

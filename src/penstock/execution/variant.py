@@ -378,10 +378,8 @@ class Variant:
         """Raises `StateError` if a run would read a variable without a value."""
         for variable in self._needed:
             if not state.is_assigned(variable):
-                raise StateError(
-                    f"variable {self.model.variables[variable].name!r} is read before any value "
-                    "was assigned to it"
-                )
+                name = repr(self.model.variables[variable].name)
+                raise StateError(f"variable {name} is read before any value was assigned to it")
 
     def take_arena(self) -> Arena:
         """An arena for the temporaries of one run; return it with `give_back`."""

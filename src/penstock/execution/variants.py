@@ -138,9 +138,8 @@ def _wait(pending: Future[None], config: ExecutionConfig) -> None:
         if config.cancel is not None:
             config.cancel.check()
         if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
-            raise MissedDeadlineTransient(
-                "the deadline passed while another run compiled this shape"
-            )
+            text = "the deadline passed while another run compiled this shape"
+            raise MissedDeadlineTransient(text)
         try:
             pending.result(POLL_SECONDS)
         except TimeoutError as error:

@@ -60,9 +60,8 @@ class Policy(Struct, frozen=True):
         _choice("accuracy", self.accuracy, get_args(AccuracyClass))
         _choice("while_compiling", self.while_compiling, get_args(WhileCompiling))
         if not isinstance(self.allow_fallback, bool):
-            raise InputError(
-                f"policy allow_fallback must be true or false, not {self.allow_fallback!r}"
-            )
+            text = f"must be true or false, not {self.allow_fallback!r}"
+            raise InputError(f"policy allow_fallback {text}")
         _share("min_coverage", self.min_coverage)
         if self.max_partitions is not None:
             _count("max_partitions", self.max_partitions, 1)
@@ -121,15 +120,13 @@ def _constraint(label: str, value: object) -> Mapping[str, tuple[str, ...]]:
     parsed: dict[str, tuple[str, ...]] = {}
     for key, devices in value.items():
         if not isinstance(key, str) or not key:
-            raise InputError(
-                f"policy {label}: {key!r} is not an operation type, an operation name or '*'"
-            )
+            text = "is not an operation type, an operation name or '*'"
+            raise InputError(f"policy {label}: {key!r} {text}")
         names = (devices,) if isinstance(devices, str) else devices
         is_many = isinstance(names, Collection) and bool(names)
         if not is_many or not all(isinstance(n, str) and n for n in names):
-            raise InputError(
-                f"policy {label}[{key!r}] must be a device name or several, not {devices!r}"
-            )
+            text = f"must be a device name or several, not {devices!r}"
+            raise InputError(f"policy {label}[{key!r}] {text}")
         ordered = sorted(names) if isinstance(names, AbstractSet) else names
         parsed[key] = tuple(dict.fromkeys(ordered))
     return MappingProxyType(parsed)

@@ -265,10 +265,8 @@ def _check_keys(model: Model, policy: Policy) -> None:
     for label, constraint in (("require", policy.require), ("forbid", policy.forbid)):
         for key in constraint:
             if key not in known and key not in OPERATIONS:
-                raise InputError(
-                    f"policy {label}: {key!r} is neither an operation of the model nor an "
-                    "operation type"
-                )
+                text = "is neither an operation of the model nor an operation type"
+                raise InputError(f"policy {label}: {key!r} {text}")
 
 
 def _candidate(model: Model, device: hal.Device, policy: Policy) -> Candidate:
@@ -294,9 +292,8 @@ def _checked(capabilities: hal.Capabilities) -> hal.Capabilities:
     typed = checked(capabilities)
     for label, value in (("alignment", typed.alignment), ("padding", typed.padding)):
         if not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
-            raise ValueError(
-                f"capabilities declare {label} {value}, not a power of two up to {MAX_ALIGNMENT}"
-            )
+            text = f"{label} {value}, not a power of two up to {MAX_ALIGNMENT}"
+            raise ValueError(f"capabilities declare {text}")
     return typed
 
 
@@ -318,10 +315,8 @@ def _ask(
     part = Cutter(model).cut(below).model if hidden and below else model
     given: list[Any] = list(device.supported_operations(part)) if below else []
     if len(given) != len(below):
-        raise ValueError(
-            f"supported_operations gave {counted(len(given), 'answer')} for "
-            f"{counted(len(below), 'operation')}"
-        )
+        amounts = f"{counted(len(given), 'answer')} for {counted(len(below), 'operation')}"
+        raise ValueError(f"supported_operations gave {amounts}")
     if not all(
         isinstance(answer, hal.Support)
         and all(isinstance(text, str) for text in (answer.reason, answer.distance))

@@ -374,11 +374,8 @@ def check_memory(model: Model) -> None:
         operation = model.operations[peak.operation]
         name = model.entry.operation_name(peak.operation)
         where = Place(model.main, peak.operation, type=operation.type, name=name)
-    raise LimitExceeded(
-        f"a run would hold {peak.nbytes} bytes of values at a time; the limit is {limit} (knob "
-        "max_run_mib)",
-        where=where,
-    )
+    text = f"a run would hold {peak.nbytes} bytes of values at a time"
+    raise LimitExceeded(f"{text}; the limit is {limit} (knob max_run_mib)", where=where)
 
 
 def peak_of(model: Model) -> Peak:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
 
 from penstock import hal
+from penstock.arguments import check_kind
 from penstock.compilation.prepared import NO_CACHE_ASKED
 from penstock.errors import InputError, Unreadable
 from penstock.execution.interface import Interface, find_name
@@ -87,20 +89,15 @@ def check_types(
     isolate: object = None,
 ) -> None:
     """Raises `InputError` for an argument of `compile_model` of a wrong type."""
-    if cancel is not None and not isinstance(cancel, hal.CancelToken):
-        raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
+    check_kind(cancel, (hal.CancelToken, NoneType), "cancel must be a CancelToken")
     if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
         raise InputError(f"num_threads must be a whole number, 1 or more, not {num_threads!r}")
-    if shapes is not None and not isinstance(shapes, Mapping):
-        raise InputError(
-            f"shapes must map input names or positions to shapes, not {type(shapes).__name__}"
-        )
-    if not isinstance(policy, Policy):
-        raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
+    wanted = "shapes must map input names or positions to shapes"
+    check_kind(shapes, (Mapping, NoneType), wanted)
+    check_kind(policy, Policy, "policy must be a Policy")
     if progress is not None and not callable(progress):
-        raise InputError(
-            f"progress must be callable with a ProgressEvent, not {type(progress).__name__}"
-        )
+        kind = type(progress).__name__
+        raise InputError(f"progress must be callable with a ProgressEvent, not {kind}")
     if not isinstance(tune, bool):
         raise InputError(f"tune must be true or false, not {tune!r}")
     if isolate is not None and not isinstance(isolate, bool):

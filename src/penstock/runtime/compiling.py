@@ -76,10 +76,8 @@ def compile_model(
     knobs.check()
     check_types(cancel, num_threads, shapes, policy, progress, tune, isolate)
     if tune and policy.placement != "cost":
-        raise InputError(
-            f"tune measures placements; policy placement {policy.placement!r} leaves nothing to "
-            "choose"
-        )
+        rule = f"policy placement {policy.placement!r}"
+        raise InputError(f"tune measures placements; {rule} leaves nothing to choose")
     attributes: tuple[hal.ExtensionAttribute, ...] = ()
     if extension_attributes:
         from penstock.execution.run import checked_attributes

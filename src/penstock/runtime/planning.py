@@ -162,9 +162,8 @@ def check_rules(policy: Policy, chosen: Sequence[Device], manager: Manager) -> N
                 infos = manager.infos()
                 if not any(_may_be(name, info) for info in infos):
                     known = ", ".join(sorted(own.union(info.name for info in infos)))
-                    raise errors.InputError(
-                        f"policy {label}[{key!r}]: no device is named {name!r}; there are {known}"
-                    )
+                    text = f"no device is named {name!r}; there are {known}"
+                    raise errors.InputError(f"policy {label}[{key!r}]: {text}")
 
 
 def with_unusable(

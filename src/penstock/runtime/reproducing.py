@@ -225,9 +225,8 @@ def replay(
     check_kind(capsule, Capsule, "a Capsule is replayed")
     manifest = capsule.manifest
     if manifest.case is None:
-        raise errors.CapsuleError(
-            f"it has no step to repeat: {manifest.no_case or 'none was kept'}"
-        )
+        why = manifest.no_case or "none was kept"
+        raise errors.CapsuleError(f"it has no step to repeat: {why}")
     failed = manifest.failure.device
     chosen = apart(failed.name if device is None else device)
     model = _model(capsule)
@@ -278,15 +277,11 @@ def _model(capsule: Capsule) -> Model:
             raise errors.CapsuleError(f"it has {len(arrays)} {kind}, its step {len(operands)}")
         for position, (array, operand) in enumerate(zip(arrays, operands, strict=True)):
             if not fits(array.shape, operand.shape):
-                raise errors.CapsuleError(
-                    f"number {position} of its {kind}, of shape {array.shape}, does not fit its "
-                    f"step's {operand.shape}"
-                )
+                misfit = f"of shape {array.shape}, does not fit its step's {operand.shape}"
+                raise errors.CapsuleError(f"number {position} of its {kind}, {misfit}")
             if operand.dtype.numpy != array.dtype:
-                raise errors.CapsuleError(
-                    f"number {position} of its {kind} is of {array.dtype}, its step's of "
-                    f"{operand.dtype.value}"
-                )
+                misfit = f"is of {array.dtype}, its step's of {operand.dtype.value}"
+                raise errors.CapsuleError(f"number {position} of its {kind} {misfit}")
     return model
 
 
