@@ -221,9 +221,7 @@ class Cache:
         )
 
     def _verified(self, entry: CacheEntry) -> tuple[CacheEntry, CacheError | None] | None:
-        """The entry and its defect; None if other processes removed it, or replaced it during each
-        check.
-        """
+        """The entry and its defect; None if it was removed, or replaced during each check."""
         store = self._cache.store
         names = [path.name for path in (*entry.model_cache, *entry.data_cache)]
         for _ in range(_MOST_LOOKS):

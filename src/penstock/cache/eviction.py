@@ -20,9 +20,7 @@ MOST_FILES: Final = 16_384
 """Maximum names and entry files that a compile examines; other users may fill the directory."""
 
 _OTHERS_SECONDS: Final = 86_400.0
-"""Seconds for which another user's unpublished or unwritten files are kept: the lease is
-invisible.
-"""
+"""Seconds that another user's unpublished files are kept: their lease is invisible."""
 
 MOST_REMOVED: Final = 256
 """Maximum entries and orphans that a compile removes; the next compile continues."""

@@ -130,9 +130,7 @@ def _rebuild(directory: str, token: bytes | None, trust_token: bool) -> CacheInf
 
 
 def checked_directory(directory: object) -> str:
-    """*directory* as an absolute path. Raises `InputError` for an invalid path or an
-    unknown home.
-    """
+    """*directory* as an absolute path. Raises `InputError` for none, or an unknown home."""
     path = path_of(directory, "a cache directory must be a path")
     if not path:
         raise InputError("a cache directory must be a path, and an empty one names none")

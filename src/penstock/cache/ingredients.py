@@ -247,9 +247,7 @@ def cpu_features() -> str:
 
 
 def no_entry(nearest: Mapping[str, str] | None, now: Mapping[str, str]) -> NoEntry:
-    """Why the cache has no entry for the ingredients *now*; *nearest* are those of the nearest
-    entry.
-    """
+    """Why the cache has no entry for *now*; *nearest* are the nearest entry's ingredients."""
     changed = changed_ingredients(nearest or {}, now)
     if nearest is None or not changed:
         return NoEntry("nothing is cached here")

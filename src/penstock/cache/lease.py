@@ -155,9 +155,7 @@ class Lease(Closing):
         return None if self._awaited is None else f"process {self._awaited.pid}"
 
     def begin(self) -> None:
-        """Writes the holder's claim, unless the file has a late writer's claim. Raises
-        `OSError`.
-        """
+        """Writes the holder's claim, unless a late writer's stands there. Raises `OSError`."""
         self._awaited = awaited_claim(self._store, self._token)
         if self._awaited is None:
             self._write(Claim.of_this_process(self._store.now(), knobs.lease_seconds()))
@@ -204,9 +202,7 @@ class Lease(Closing):
         )
 
     def _replace(self, files: OpenFiles, record: IndexRecord) -> None:
-        """Replaces the entry under its lock. Until the last rename, readers find and reject mixed
-        files.
-        """
+        """Replaces the entry under its lock. Until the last rename, readers reject the mixture."""
         store, token = self._store, self._token
         names = file_names(token, record.models, record.datas)
         replaced = store.entry_ids(token, record)

@@ -117,9 +117,7 @@ class LockFiles:
         return False
 
     def remove(self, name: str) -> None:
-        """Removes the file if possible. Only the lock's holder may call it. A file left over is
-        harmless.
-        """
+        """Removes the file if possible. Only the lock's holder may call it."""
         with suppress(OSError, CacheError):
             self._files.unlink(self.path_of(name))
 

@@ -74,9 +74,7 @@ def index_name(token: bytes) -> str:
 
 
 def lock_name(token: bytes) -> str:
-    """The name of the lock: readers hold it shared, publication and late writes hold it
-    exclusively.
-    """
+    """The lock's name: readers hold it shared, publication and late writes exclusively."""
     return f"{letters_of(token)}.lock"
 
 
@@ -116,9 +114,7 @@ R = TypeVar("R", bound=Struct)
 
 
 def sealed(name: str, record: Struct, domain: bytes, key: bytes) -> bytes:
-    """The file content for *record*: JSON under *name*, and its HMAC-SHA-256 for *domain* under
-    *key*.
-    """
+    """A file's content: *record* as JSON under *name*, and its HMAC-SHA-256 for *domain*."""
     content = msgspec.json.encode(record)
     return _assembled(name, content, _seal(content, domain, key))
 

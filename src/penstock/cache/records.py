@@ -20,9 +20,7 @@ MOST_BYTES: Final = 4 << 20
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A record under *key*. *created* is in seconds since the epoch, *penstock* the version that
-    wrote it.
-    """
+    """A record under *key*, *created* in seconds since the epoch, by the version *penstock*."""
 
     key: Digits
     created: float = msgspec.field(default_factory=time.time)

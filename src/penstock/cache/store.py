@@ -110,9 +110,7 @@ class Store:
         return claim.Now(self.clock(), (self._uptime or claim.uptime)(), processes.boot())
 
     def make_directory(self) -> None:
-        """Makes the directory and its parents, accessible to their owner only. Raises
-        `Unreadable`.
-        """
+        """Makes the directory and its parents, private to their owner. Raises `Unreadable`."""
         with self.naming("made"):
             self._make(self.path)
             if os.path.islink(self.path) and not os.path.exists(self.path):
@@ -135,9 +133,7 @@ class Store:
         return sealed_files.Renaming(lambda error: self.unreadable(error, act))
 
     def unreadable(self, error: OSError, act: str) -> Unreadable:
-        """*error* as an `Unreadable`: the directory cannot be *act*. Names a directory in a file's
-        place.
-        """
+        """*error* as an `Unreadable` that says that the directory cannot be *act*."""
         path = error.filename2 or error.filename
         if isinstance(error, IsADirectoryError) and isinstance(path, str | os.PathLike):
             above, name = os.path.split(os.fspath(path))
@@ -160,9 +156,7 @@ class Store:
         return False
 
     def version_of(self, name: str) -> FileVersion | None:
-        """Identity, size and time of a file, which change if it is replaced; None if it is
-        missing.
-        """
+        """Identity, size and time of a file, which change if it is replaced; None without it."""
         with suppress(OSError):
             status = self.files.status_of(self.at(name))
             return status.identity, status.size, status.modified_ns

@@ -66,9 +66,7 @@ class DriverVerdict(Record, frozen=True, kw_only=True):
     reason: Words
 
     def covered(self, forms: Sequence[Form]) -> list[int]:
-        """The positions in *forms*, a model's operations, that the verdict covers; empty if one is
-        missing.
-        """
+        """The positions in *forms* that the verdict covers; empty if one is missing."""
         found = [[at for at, form in enumerate(forms) if own.fits(form)] for own in self.forms]
         return sorted({at for each in found for at in each}) if all(found) else []
 

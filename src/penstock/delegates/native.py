@@ -327,9 +327,7 @@ def _not_passed(tensor: DelegateTensor) -> str:
 
 
 def _written(context: DelegateContext, nodes: Sequence[int]) -> tuple[PartitionModel, bytes]:
-    """*nodes* as a model and as a TFLite file. Raises `NotExportable` if TFLite cannot express
-    them.
-    """
+    """*nodes* as a model and as a TFLite file. Raises `NotExportable`."""
     part = context.partition_model(nodes)
     return part, write(part.model)
 

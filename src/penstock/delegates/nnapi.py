@@ -1,6 +1,4 @@
-"""`NnapiDelegate`: the whole runtime as a delegate, with the options of TensorFlow Lite's NNAPI
-delegate. Experimental until 1.0.
-"""
+"""`NnapiDelegate`: the whole runtime, with TFLite's options for NNAPI. Experimental until 1.0."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from penstock.delegates.codes import BuiltinOperator
 from penstock.export.tflite.fields import state_positions
 from penstock.ir import DType, Operation, Subgraph
 from penstock.ir.operation import NO_ATTRIBUTES
-from penstock.ir.transforms import BRANCHES
+from penstock.ir.transforms import BRANCHES, branches_of
 from penstock.loaders.tflite.catalog import OperatorEntry, SubgraphEntry
 
 
@@ -149,9 +149,8 @@ def nodes_of(catalog: SubgraphEntry, entry: Subgraph, subgraph: int) -> list[Nod
             made.kept = HANDLES
         elif not _match(made, operator, operation, variables):
             made.kept = HIDDEN_STATE
-        else:
-            targets = BRANCHES.get(operation.type, ())
-            made.targets = tuple(operation.attributes.integer(name) for name in targets)
+        elif operation.type in BRANCHES:
+            made.targets = branches_of(operation)
     return found
 
 

@@ -17,7 +17,7 @@ from penstock.delegates.context import DelegateTensor
 from penstock.errors import DelegateError, InputError, StateError
 from penstock.ir import DType, Model, NDArray, Operand, Shape
 from penstock.ir.operand import Lifetime
-from penstock.ir.types import static_shape
+from penstock.ir.types import agrees, static_shape
 from penstock.memory.limits import check_bytes
 
 if TYPE_CHECKING:
@@ -237,10 +237,7 @@ class Tensors:
         if index not in self._writable or self.is_variable(index):
             raise StateError(f"tensor {index} is not an output of the kernel under way")
         operand = self.held(index)
-        declared = wanted if operand.shape is None else operand.shape
-        if len(wanted) != len(declared) or any(
-            k not in (None, d) for k, d in zip(declared, wanted, strict=True)
-        ):
+        if not agrees(operand.shape, wanted):
             raise InputError(f"tensor {index} has the shape {operand.shape}, which {wanted} is not")
         known = self.values.get(self.operand(index))
         if known is None or known.shape != wanted:

@@ -44,34 +44,27 @@ def install_aliases() -> None:
         importlib.invalidate_caches()
 
 
-class _Finder(MetaPathFinder):
-    """Finds the interpreter's modules, and supplies a package for them if none is installed."""
+class _Finder(MetaPathFinder, Loader):
+    """Supplies the interpreter's modules, and a package for them if none is installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname in INTERPRETERS:
-            return ModuleSpec(fullname, _InterpreterLoader(), origin="penstock.tflite")
-        if fullname in PACKAGES and not self._installed(fullname):
-            return ModuleSpec(fullname, _PackageLoader(), origin="penstock.tflite", is_package=True)
+        others = [f for f in sys.meta_path if f is not self and hasattr(f, "find_spec")]
+        if fullname in INTERPRETERS or (
+            fullname in PACKAGES and all(f.find_spec(fullname, None) is None for f in others)
+        ):
+            package = fullname in PACKAGES
+            return ModuleSpec(fullname, self, origin="penstock.tflite", is_package=package)
         return None
 
-    def _installed(self, package: str) -> bool:
-        finders = [f for f in sys.meta_path if f is not self and hasattr(f, "find_spec")]
-        return any(f.find_spec(package, None) is not None for f in finders)
-
-
-class _InterpreterLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
-        from penstock import tflite
+        from penstock import __version__, tflite
 
-        # The import system then uses the module in sys.modules, also for the parent's attribute.
-        sys.modules[module.__name__] = tflite
-
-
-class _PackageLoader(Loader):
-    def exec_module(self, module: ModuleType) -> None:
-        from penstock import __version__
-
+        if module.__name__ in INTERPRETERS:
+            # The import system then uses the module in sys.modules, also for the parent's
+            # attribute.
+            sys.modules[module.__name__] = tflite
+            return
         module.__doc__ = f"Stands for {module.__name__}, whose interpreter is penstock.tflite."
         module.__dict__["__version__"] = __version__

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.errors import ClosedError, StateError
 from penstock.ir import DType, NDArray, Operation
-from penstock.ir.transforms import BRANCHES
+from penstock.ir.transforms import BRANCHES, branches_of
 from penstock.tflite import texts
 from penstock.tflite.graph import Graph
 from penstock.tflite.session import Session
@@ -33,20 +33,19 @@ def enter(main: Graph, subgraph: int, find: Callable[[int], Graph]) -> bool:
     passes resources, not only tensors.
     """
     for operation in main.operations:
-        names = BRANCHES.get(operation.type, ())
-        targets = [operation.attributes.integer(name) for name in names]
-        if subgraph in targets:
+        if operation.type in BRANCHES and subgraph in branches_of(operation):
             break
     else:
         return False
     if (given := _given(main, operation)) is None:
         return False
+    first, second = branches_of(operation)
     if operation.type == "IF":
-        if bool(np.all(given[0])) is not (subgraph == targets[0]):
+        if bool(np.all(given[0])) is not (subgraph == first):
             return False
         run(find(subgraph), given[1:])
         return True
-    condition, body = map(find, targets)
+    condition, body = find(first), find(second)
     while np.all(run(condition, given)[0]):
         given = run(body, given)
     _feed(body, given)
@@ -119,9 +118,7 @@ class Core:
         self._busy.release()
 
     def ensure_unshared(self) -> None:
-        """Raises `RuntimeError` while a view of the memory exists, because the call may
-        invalidate it.
-        """
+        """Raises `RuntimeError` while a view of the memory exists: the call may invalidate it."""
         if self.guests:
             raise RuntimeError(texts.HELD)
 
@@ -130,9 +127,7 @@ class Core:
             raise ClosedError("interpreter used after close()")
 
     def graph(self, index: int) -> Graph:
-        """The subgraph of that index. Raises `ValueError` with LiteRT's message if it does not
-        exist.
-        """
+        """The subgraph of that index. Raises `ValueError` with LiteRT's message."""
         count = len(self.session.catalog.subgraphs)
         if not 0 <= index < count:
             raise ValueError(f"Invalid subgraph index {index} exceeds max subgraph index {count}")

@@ -250,9 +250,7 @@ class Graph:
             return False
 
     def forget_steps(self) -> None:
-        """Makes the next `allocate` compile again, because subgraphs that this one enters have
-        changed.
-        """
+        """Makes the next `allocate` compile again: subgraphs that this one enters changed."""
         self._promised = self._promised or self._ready
         self._ready = False
         self._drop_programs()
@@ -363,9 +361,7 @@ class Graph:
                     )
 
     def _compile_again(self) -> None:
-        """Compiles again in a forked child, where the parent's compiled models do not work.
-        Values stay.
-        """
+        """Compiles again in a forked child: the parent's models do not work there. Values stay."""
         self._process = os.getpid()
         self._programs.clear()
         self._bound = None

@@ -256,15 +256,11 @@ class Interpreter(Closing):
         return [self._core.details(i, 0) for i in self._main.inputs]
 
     def get_output_details(self) -> list[dict[str, Any]]:
-        """The details dictionary of each output. Shapes known only at run time are valid after
-        `invoke`.
-        """
+        """The details dictionary of each output. After `invoke` it has all shapes."""
         return [self._core.details(i, 0) for i in self._main.outputs]
 
     def get_tensor_details(self, subgraph_index: int = 0) -> list[dict[str, Any]]:
-        """The details dictionary of each tensor of a subgraph. Raises `ValueError` for an
-        unknown subgraph.
-        """
+        """The details of each tensor of a subgraph. Raises `ValueError` for an unknown one."""
         count = self.num_subgraphs()
         if subgraph_index < 0 or subgraph_index >= count:
             raise ValueError(
@@ -351,9 +347,7 @@ class Interpreter(Closing):
             graph.make_readable(as_index(tensor_index, "EnsureTensorDataIsReadable"))
 
     def close(self) -> None:
-        """Releases compiled models. A second call has no effect. Existing views and arrays stay
-        valid.
-        """
+        """Releases compiled models; a second call does nothing. Views and arrays stay valid."""
         self._core.close()
 
     def __enter__(self) -> Self:

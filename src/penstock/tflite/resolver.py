@@ -31,9 +31,7 @@ class OpResolverType(enum.Enum):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A placement: *devices* (None: all), *policy*, and a *note* if another device replaces
-    LiteRT's.
-    """
+    """*devices* (None: all), *policy*, and a *note* if another device replaces LiteRT's."""
 
     devices: tuple[str, ...] | None = None
     policy: Policy | None = None

@@ -11,8 +11,9 @@ from penstock.errors import ModelError, PlacementError
 from penstock.execution import CompiledModel, State
 from penstock.ir import DType, Model, NDArray
 from penstock.ir.infer import infer_shapes
-from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.operand import Lifetime
 from penstock.ir.subgraph import Subgraph
+from penstock.ir.types import agrees
 from penstock.loaders.tflite.catalog import Catalog
 from penstock.runtime.compiling import compile_model
 from penstock.tflite import texts
@@ -40,7 +41,8 @@ def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Mo
     changed = {
         entry.ordinary_inputs[position]
         for position, shape in shapes.items()
-        if not _agrees(entry.operands[entry.ordinary_inputs[position]], shape)
+        if (declared := entry.operands[entry.ordinary_inputs[position]].shape) is None
+        or not agrees(declared, shape)
     }
     if changed:
         touched = set(changed)
@@ -79,15 +81,6 @@ def with_every_output(model: Model) -> Model:
         operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
     outputs = (*own, *computed, *before, *states)
     return _replace_entry(model, replace(entry, operands=tuple(operands), outputs=outputs))
-
-
-def _agrees(operand: Operand, shape: tuple[int, ...]) -> bool:
-    declared = operand.shape
-    return (
-        declared is not None
-        and len(declared) == len(shape)
-        and all(d is None or d == s for d, s in zip(declared, shape, strict=True))
-    )
 
 
 def _replace_entry(model: Model, entry: Subgraph) -> Model:

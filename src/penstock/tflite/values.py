@@ -232,9 +232,7 @@ def _strings(value: Any) -> NDArray:
 
 
 def handed_out(array: NDArray, dtype: DType) -> Any:
-    """A copy of *array* as `get_tensor` returns it: packed types as bytes, a number for a
-    scalar.
-    """
+    """A copy of *array* as `get_tensor` returns it: packed types as bytes, scalars as numbers."""
     if array.dtype.hasobject:
         return array.copy()
     shown = shown_type(dtype)

@@ -41,9 +41,7 @@ NESTED: Final[dict[str, dict[int, str]]] = {
     "node": {5: "attribute", 9: "leaf"},
     "attribute": {5: "leaf", 6: "graph", 10: "leaf", 11: "graph", 22: "leaf", 23: "leaf"},
 }  # fmt: skip
-"""The fields of each kind of message that are messages, and their kinds. The size of a leaf is
-charged for all its fields.
-"""
+"""The fields that are messages, by kind of message. A leaf is charged for all its fields."""
 
 NAMES: Final[dict[str, frozenset[int]]] = {
     "model": frozenset({2, 3, 4}),
@@ -53,9 +51,7 @@ NAMES: Final[dict[str, frozenset[int]]] = {
     "attribute": frozenset({1, 21}),
     "leaf": frozenset(),
 }
-"""The fields of each kind of message that are names, of at most `MAX_NAME` bytes. Names in leaves
-are checked after parsing.
-"""
+"""The fields that are names, of at most `MAX_NAME` bytes. Leaves are checked after parsing."""
 
 LEAF_SHARE: Final = 4
 """Memory of a leaf for each of its bytes. Raw data is extra: it is copied unchanged."""
@@ -103,9 +99,7 @@ class _Cursor:
 
 
 def _scanned(content: memoryview) -> tuple[set[int], int | None] | None:
-    """The fields of a model that *content* has, and where one begins that is cut off; None if it
-    has other fields.
-    """
+    """(fields of a model in *content*, start of a field that is cut off); None for others."""
     if not len(content) or content[0] >> 3 not in MODEL_FIELDS:
         return None
     cursor, seen = _Cursor(content, 0, len(content)), set[int]()
@@ -146,9 +140,7 @@ def may_begin(head: memoryview, size: int | None) -> bool:
 
 
 def check(content: memoryview) -> None:
-    """Raises `TruncatedModel`, or `LimitExceeded` if the content would take too much memory or is
-    nested too deeply.
-    """
+    """Raises `TruncatedModel`, or `LimitExceeded` for too much memory or too deep nesting."""
     left = limit = room_for(len(content))
     pending = [("model", 0, len(content), 0)]
     while pending:

@@ -109,9 +109,7 @@ class Tensor:
         return other if isinstance(other, Tensor) else self.call.scalar(other, self.dtype)
 
     def combine(self, kind: str, other: Tensor | float) -> Tensor:
-        """A function of two broadcast operands: TFLite's operation, or StableHLO's if TFLite's does
-        not support the type.
-        """
+        """A function of two broadcast operands: TFLite's operation, else StableHLO's."""
         call, b, dtype = self.call, self.like(other), self.dtype
         if dtype is not b.dtype:
             raise call.node.invalid(f"operands of two types, {dtype.value} and {b.dtype.value}")
@@ -440,9 +438,7 @@ class Call:
         ], layout
 
     def pair(self, kind: str, a: Value, b: Value) -> Value:
-        """A function of two values (`Tensor.combine`), in a layout that needs few
-        transpositions.
-        """
+        """A function of two values (`Tensor.combine`), in a layout that needs few transposes."""
         self.require_numbers(a.dtype)
         (x, y), layout = self.aligned([a, b])
         return x.combine(kind, y).value(layout)
@@ -486,9 +482,7 @@ class Call:
         return self.emit("CONCATENATION", operands, axis=axis)
 
     def region(self, kind: str, dtype: DType) -> int:
-        """The index of a subgraph of two scalars that computes *kind*, or returns the second scalar
-        if *kind* is "".
-        """
+        """A subgraph of two scalars that computes *kind*; "" returns the second scalar."""
         region = Emitter(self.emitter.shared)
         a, b = (region.get(region.input(dtype, ())) for _ in range(2))
         result = region.one(kind, [a, b], dtype) if kind else b

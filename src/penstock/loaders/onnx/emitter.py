@@ -32,9 +32,7 @@ ACTIVATED: Final = frozenset(
 )
 FUSED: Final = {"RELU": "RELU", "RELU6": "RELU6", "RELU_N1_TO_1": "RELU_N1_TO_1"}
 MAX_SPREAD: Final = 1 << 24
-"""Greatest number of elements to which weights of one repeated value grow when channels get
-different factors.
-"""
+"""Greatest size to which weights of one repeated value grow, for factors by channel."""
 
 
 def fused(
@@ -141,9 +139,7 @@ class Shared:
 
 
 class Emitter:
-    """One subgraph under construction. *label* and *index* identify the node that is being
-    lowered.
-    """
+    """One subgraph under construction. *label* and *index* identify the node being lowered."""
 
     def __init__(self, shared: Shared, parent: Emitter | None = None, name: str = "") -> None:
         self.shared, self.parent, self.name = shared, parent, name
@@ -225,9 +221,7 @@ class Emitter:
         return known
 
     def get(self, value: Value, layout: Layout | None = None) -> int:
-        """The operand of *value* in *layout* (None: ONNX's). A TRANSPOSE is added if it is
-        needed.
-        """
+        """The operand of *value* in *layout* (None: ONNX's). Adds a TRANSPOSE if needed."""
         if value.items is not None:
             raise InvalidOperation("a sequence is given where a tensor is needed")
         if value.array is not None:
@@ -299,9 +293,7 @@ class Emitter:
         quantization: Quantization | None = None,
         declared: Sequence[Shape] | None = None,
     ) -> list[int]:
-        """Appends an operation. Returns its outputs, operands with the shapes that the row
-        infers.
-        """
+        """Appends an operation. Returns its outputs, with the shapes that the row infers."""
         row = OPERATIONS.get(kind)
         if row is None:
             raise UnknownOperator(f"{kind!r} is not an operation of the vocabulary")

@@ -146,9 +146,7 @@ class Budget:
         self.left, self._optional = limit, limit // 4
 
     def offers(self, size: int) -> bool:
-        """Charges *size* bytes of an optional value. Returns False if the budget does not
-        suffice.
-        """
+        """Charges *size* bytes of an optional value. Returns whether the budget suffices."""
         if size > self._optional:
             return False
         self._optional -= size
@@ -230,9 +228,7 @@ def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
 
 
 def read_sparse(proto: Any, where: str, budget: Budget) -> NDArray:
-    """The dense form of a `SparseTensorProto`. Its indices are flat, or one row for each
-    element.
-    """
+    """The dense form of a `SparseTensorProto`. Its indices are flat, or rows of coordinates."""
     values = read_tensor(proto.values, where, budget)
     indices = read_tensor(proto.indices, where, budget)
     shape = shape_of(proto.dims, where)

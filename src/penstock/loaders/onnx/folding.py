@@ -50,9 +50,7 @@ FAILED: Final = (
     ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, KeyError, RuntimeError,
     AttributeError, AssertionError,
 )  # fmt: skip
-"""Exceptions of the evaluator or NumPy for a malformed node. The node's lowering then names the
-defect.
-"""
+"""Exceptions of the evaluator for a malformed node, whose lowering then names the defect."""
 
 
 def fold(node: Node, inputs: Sequence[Value | None], budget: Budget) -> Sequence[NDArray] | None:
@@ -147,9 +145,7 @@ def _masked(values: NDArray, unknown: NDArray, dtype: DType) -> NDArray:
 
 
 def _evaluated(given: Given, guard: Guard | None = None) -> Folded:
-    """The result of the evaluator, if *guard* accepts the node. The caller or the guard has bounded
-    its memory.
-    """
+    """The evaluator's result, if *guard*, which bounds its memory, accepts the node."""
     node = given.node
     if guard is not None and not guard(given):
         return None
@@ -275,9 +271,7 @@ def _reshaped(given: Given) -> Folded:
 
 
 def _squeezed(given: Given) -> Folded:
-    """Folds Squeeze. The evaluator applies the axes of older opsets one after another, also
-    negative ones.
-    """
+    """Folds Squeeze. The evaluator applies the axes of older opsets one after another."""
     axes, x = axes_of(given.node, given.arrays), given.arrays[0]
     ones = [i for i, d in enumerate(x.shape) if d == 1]
     dropped = ones if axes is None else counted(axes, x.ndim)
@@ -297,9 +291,7 @@ def _unsqueezed(given: Given) -> Folded:
 
 
 def _cast(given: Given) -> Folded:
-    """Folds Cast. The evaluator does not report floats that no integer can hold, and it copies
-    repeated elements.
-    """
+    """Folds Cast. The evaluator accepts floats that no integer can hold, and copies repeats."""
     (x,), target = given.arrays, TYPES.get(given.node.integer("to"))
     if target is None or dtype_of(x.dtype) is DType.STRING or target is DType.STRING:
         return [x] if target is DType.STRING and x.dtype == object else None
@@ -344,9 +336,7 @@ def _range(given: Given) -> Folded:
 
 
 def _expanded(given: Given) -> Folded:
-    """Folds Expand. The evaluator allocates a repeated element, and it multiplies, which fails for
-    strings.
-    """
+    """Folds Expand. The evaluator allocates repeated elements, and fails for strings."""
     x, target = given.arrays[0], tuple(int(d) for d in given.arrays[1].reshape(-1).tolist())
     shape = np.broadcast_shapes(x.shape, target)
     if x.size == 1:

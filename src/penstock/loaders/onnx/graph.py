@@ -1,6 +1,4 @@
-"""The content of a file, read from its messages: graphs, nodes with typed attributes,
-initialisers.
-"""
+"""The content of a file: graphs, nodes with typed attributes, initialisers."""
 
 from __future__ import annotations
 
@@ -139,9 +137,7 @@ class Function(Struct, frozen=True):
 
 
 class GraphReader:
-    """Reads graphs for one set of opset versions by domain. The nodes of all graphs together are
-    limited to `MAX_NODES`.
-    """
+    """Reads graphs for one set of opset versions: at most `MAX_NODES` nodes in all graphs."""
 
     def __init__(self, opsets: Mapping[str, int], budget: Budget) -> None:
         self.opsets, self.budget = dict(opsets), budget
@@ -187,9 +183,7 @@ class GraphReader:
     def read_nodes(
         self, protos: Any, into: Graph, place: str, given: dict[str, Any] | None = None
     ) -> None:
-        """Appends the nodes of a graph or function. *given* are the attributes of a function
-        call.
-        """
+        """Appends the nodes of a graph or function, with the attributes *given* in a call."""
         written = {t.name for t in into.inputs} | into.constants.keys()
         for index, proto in enumerate(protos):
             checkpoint()

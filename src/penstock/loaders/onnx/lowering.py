@@ -44,9 +44,7 @@ MALFORMED: Final = (
 """Exceptions of arithmetic on malformed numbers."""
 
 DOUBTED: Final = (errors.ShapeMismatch,)
-"""The error of a branch that the model cannot take, because the rest of the graph does not fit its
-outputs.
-"""
+"""The error of a branch whose outputs the rest of the graph does not fit."""
 
 
 class Lowering:

@@ -122,9 +122,7 @@ def is_uniform(array: NDArray) -> bool:
 
 
 def uniform(value: NDArray, shape: tuple[int, ...]) -> NDArray:
-    """An array of *shape* that repeats the single element of *value*, in the memory of one
-    element.
-    """
+    """An array of *shape* that repeats the element of *value*, in the memory of one."""
     scalar = np.asarray(value).reshape(())
     if 0 in shape:
         return np.zeros(shape, scalar.dtype)

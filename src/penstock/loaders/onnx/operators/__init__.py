@@ -19,9 +19,7 @@ _ROWS: dict[str, Lower] = {}
 
 @cache
 def operators() -> Mapping[str, Lower]:
-    """Lowerings by operator: its name, with the domain and a dot before it if the domain is not
-    ai.onnx.
-    """
+    """Lowerings by operator: its name, after its domain and a dot unless that is ai.onnx."""
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     return _ROWS

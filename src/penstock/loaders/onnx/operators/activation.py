@@ -23,9 +23,7 @@ def relu(call: Call) -> Value:
 
 @operator("PRelu")
 def prelu(call: Call) -> Value:
-    """The slope broadcasts from the last dimension. Before opset 7 a vector has one slope for each
-    channel.
-    """
+    """The slope broadcasts from the last dimension; before opset 7 a vector is by channel."""
     x, slope = call.tensor(0), call.tensor(1)
     rank = x.rank or 0
     if slope.rank == 1 and rank > 1 and slope.array is not None:

@@ -60,9 +60,7 @@ def _room(call: Call, value: Value, axis: int, limit: Tensor, dtype: DType, shap
 def _trial(
     call: Call, graph: Graph, given: Sequence[Value], count: int
 ) -> list[tuple[DType, Shape]]:
-    """The types and shapes of the values that a round collects. The round is lowered once to find
-    them, and the result is dropped.
-    """
+    """The types and shapes of what a round collects, found by lowering the round on trial."""
     if not count:
         return []
     mark = call.emitter.mark()

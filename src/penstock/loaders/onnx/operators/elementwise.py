@@ -20,9 +20,7 @@ HALVES: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 
 
 def _second(call: Call) -> Value:
-    """Input 1 in a shape that broadcasts at `axis`; opset 6 has the attribute `broadcast` for
-    that.
-    """
+    """Input 1 in a shape that broadcasts; at `axis` in opset 6 with `broadcast`."""
     a, b = call.value(0), call.value(1)
     if call.version >= 7 or not call.node.integer("broadcast", 0) or not call.node.has("axis"):
         return b

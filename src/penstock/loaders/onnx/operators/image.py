@@ -119,9 +119,7 @@ def coordinates(call: Call, own: int, target: int, scale: float, mode: str) -> N
 def _taps(
     call: Call, places: NDArray, own: int, kind: str, nearest: str
 ) -> list[tuple[NDArray, NDArray | None]]:
-    """The input elements that each element of the result is a weighted sum of: (indices,
-    weights).
-    """
+    """(indices, weights) of the input elements that make up each element of the result."""
     if kind == "nearest":
         rounded = {
             "round_prefer_floor": np.ceil(places - 0.5),
@@ -171,9 +169,7 @@ MAX_CLASSES: Final = 256
 
 @operator("NonMaxSuppression")
 def suppression(call: Call) -> Value:
-    """Rows (image, class, box): the boxes of each class in order of score, without boxes that
-    overlap a better one.
-    """
+    """Rows (image, class, box): each class by score, without boxes that overlap a better one."""
     boxes, scores = call.tensor(0), call.tensor(1)
     images, classes, count = scores.shape or (None,) * 3
     if boxes.rank != 3 or scores.rank != 3:
@@ -203,9 +199,7 @@ def suppression(call: Call) -> Value:
 
 
 def _most(call: Call, count: int) -> Tensor:
-    """The greatest number of boxes kept of a class. It is limited to the number of boxes, because
-    memory is allocated for it.
-    """
+    """The greatest number of boxes kept of a class. Memory is allocated for it."""
     limit = call.array(2) if call.has(2) else np.zeros(1, np.int64)
     if limit is not None:
         return call.scalar(min(max(int(limit.reshape(-1)[0]), 0), count), DType.INT32)
@@ -213,9 +207,7 @@ def _most(call: Call, count: int) -> Tensor:
 
 
 def _threshold(call: Call, index: int, default: float) -> Tensor:
-    """The next greater float: ONNX keeps a box whose overlap equals the threshold, TFLite drops
-    it.
-    """
+    """The next greater float: at the threshold ONNX keeps a box and TFLite drops it."""
     array = call.array(index)
     if array is not None or not call.has(index):
         value = np.float32(default if array is None else array.reshape(-1)[0])

@@ -110,9 +110,7 @@ def _grid(shape: tuple[int, ...], axis: int, whole: tuple[int, ...], dtype: DTyp
 
 
 def element_places(call: Call, indices: Value, x: Tensor, axis: int) -> Tensor:
-    """Full index vectors [..., rank] for indices along *axis*. The other coordinates are each
-    element's own position.
-    """
+    """Index vectors [..., rank] for indices along *axis*; elsewhere the element's position."""
     shape = static_shape(indices.shape)
     if shape is None:
         raise call.refuse("indices of unknown shape")
@@ -180,9 +178,7 @@ REDUCTIONS: Final = {
 
 
 def _scattered(call: Call, x: Tensor, vectors: Tensor, updates: Tensor) -> Value:
-    """*x* with *updates* at index vectors: they replace its elements, or a subgraph combines
-    both.
-    """
+    """*x* with *updates* at index vectors, replaced or combined by a subgraph."""
     reduction = call.node.text("reduction", "none")
     if reduction not in REDUCTIONS:
         raise call.node.invalid(f"the reduction {reduction!r}")
@@ -271,9 +267,7 @@ def top_k(call: Call) -> list[Value]:
 
 @operator("Compress")
 def compress(call: Call) -> Value:
-    """The slices along an axis for which the condition is true; without an axis, elements of the
-    flat input.
-    """
+    """The slices along an axis, or elements of the flat input, where the condition is true."""
     x, condition = call.tensor(0), call.value(1)
     operand = call.get(x)
     axis = call.own_axis(x) if call.node.has("axis") else 0

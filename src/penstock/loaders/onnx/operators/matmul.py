@@ -87,9 +87,7 @@ def multiplied(call: Call, a: Value, b: Value) -> Value:
 
 
 def _integer_layer(rank: int, *, transposed: bool) -> Layer:
-    """A product with constant weights, for quantised values. *transposed* weights are in the order
-    of the operation.
-    """
+    """A product with constant weights, for quantised values; *transposed* ones as they are."""
     return Layer(
         kind="FULLY_CONNECTED",
         arrange=(lambda array: array) if transposed else (lambda array: array.T),

@@ -33,9 +33,7 @@ FLOAT: Final = DType.FLOAT32
 
 
 class Forest(Struct, frozen=True):
-    """Trees as tables over all nodes: feature, threshold, next node, and the weights added at a
-    leaf.
-    """
+    """Trees as tables over all nodes: feature, threshold, next node, weights of a leaf."""
 
     roots: NDArray
     feature: NDArray
@@ -394,9 +392,7 @@ def _vector(items: Sequence[object]) -> NDArray:
 
 @operator("LabelEncoder", domain=ML)
 def label_encoder(call: Call) -> Value:
-    """Each element selects the value of the key that it equals; otherwise the default, which is the
-    last value.
-    """
+    """Each element selects the value of the key that it equals, else the default, put last."""
     x = call.tensor(0)
     keys, values, default = _keys(call)
     if len(keys) != len(values) or not len(keys):

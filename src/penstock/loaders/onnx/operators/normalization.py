@@ -94,9 +94,7 @@ operator("ReduceLogSum")(_reduction("SUM", after=lambda x: x.fn("LOG")))
 
 @operator("ReduceLogSumExp")
 def log_sum_exp(call: Call) -> Value:
-    """The maximum is subtracted before the exponential and added after the logarithm, to avoid
-    overflow.
-    """
+    """The maximum is subtracted before the exponential and added back, against overflow."""
     axes = axes_input(call)
     x, layout = call.stored(call.tensor(0))
     if not axes:
@@ -205,9 +203,7 @@ def root_mean_square(call: Call) -> Value:
 
 @operator("GroupNormalization")
 def group_normalization(call: Call) -> Value:
-    """Scale and offset have one element for each group before opset 21, and one for each channel
-    since.
-    """
+    """Scale and offset are by group before opset 21, and by channel since."""
     x = call.tensor(0)
     dims, groups = x.shape or (), call.node.integer("num_groups")
     channels = dims[1]

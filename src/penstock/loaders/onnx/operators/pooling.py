@@ -18,9 +18,7 @@ from penstock.loaders.onnx.values import Layout, Value, axis_in, channels_last
 
 
 class Window(Struct, frozen=True):
-    """One spatial axis: *extent* elements, *dilation* apart, with *stride* elements from window to
-    window.
-    """
+    """One spatial axis: *extent* elements, *dilation* apart, *stride* from window to window."""
 
     extent: int
     stride: int
@@ -44,9 +42,7 @@ class Window(Struct, frozen=True):
 
 
 def spatial(call: Call, extents: Sequence[int], sizes: Sequence[int | None]) -> list[Window]:
-    """The windows of a node, with its `auto_pad` resolved. `after` is negative if no window reaches
-    the last elements.
-    """
+    """The node's windows, `auto_pad` resolved. `after` < 0 if none reaches the last elements."""
     node, count = call.node, len(extents)
     strides = node.integers("strides", (1,) * count)
     dilations = node.integers("dilations", (1,) * count)

@@ -36,9 +36,7 @@ RANGES: Final = {
 def parameters(
     call: Call, scale: Value, zero: Value | None, x: Value
 ) -> tuple[Value, Value, int | None]:
-    """(scale, zero point, axis) in shapes that broadcast over *x*: per tensor, channel, or
-    block.
-    """
+    """(scale, zero point, axis) that broadcast over *x*: per tensor, channel, or block."""
     if zero is not None and zero.dtype is not DType.INT32 and zero.dtype not in RANGES:
         raise call.refuse(f"quantisation to {zero.dtype.value}")
     rank = x.rank or 0
@@ -163,9 +161,7 @@ def dynamic_quantize(call: Call) -> list[Value]:
 
 
 def _real_input(call: Call, at: int, *, channels: int | None = None) -> Value:
-    """Inputs *at*, at + 1 and at + 2 (values, scale, zero point) as real values; scales along
-    *channels*.
-    """
+    """Inputs *at* to *at* + 2 (values, scale, zero point) as reals; scales along *channels*."""
     x, scale, zero = call.tensor(at), call.value(at + 1), call.value(at + 2)
     axis = None if _is_single(scale) else channels
     if _is_single(scale):

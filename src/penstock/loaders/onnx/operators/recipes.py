@@ -18,9 +18,7 @@ TIED_DIGITS: Final = 14
 
 
 class Source(Struct, frozen=True, eq=False):
-    """The source of a dequantised value: stored integers with one scale and zero point, or one for
-    each channel.
-    """
+    """Stored integers of a dequantised value, with one scale and zero point or by channel."""
 
     stored: Value
     scales: NDArray
@@ -35,9 +33,7 @@ result would differ from ONNX's.
 
 
 def has_ties(scales: NDArray, target: float) -> bool:
-    """Whether integer sums times a ratio of scales can fall on halves, which ONNX and TFLite round
-    differently.
-    """
+    """Whether sums times a ratio of scales can fall on halves, which TFLite rounds otherwise."""
     ratios = np.asarray(scales.astype(np.float32) / np.float32(target))
     bits = ratios.view(np.uint32).astype(np.int64) & 0x7FFFFF | 0x800000
     return bool(((bits & -bits) > 1 << (24 - TIED_DIGITS)).any())

@@ -261,9 +261,7 @@ def _looped_lstm(layer: _Layer, at: int) -> list[Tensor]:
 
 
 def _gru(layer: _Layer, at: int) -> list[Tensor]:
-    """Gates update, reset, hidden. With `linear_before_reset` the reset gate applies after the
-    recurrent product and its bias.
-    """
+    """Gates update, reset, hidden. `linear_before_reset` resets after the recurrent product."""
     hidden, clip = layer.hidden, layer.clip
     late = bool(layer.call.node.integer("linear_before_reset", 0))
     recurrent = layer.required(2, at)

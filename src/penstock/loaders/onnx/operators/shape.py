@@ -346,9 +346,7 @@ def _mirrored(x: Tensor, pads: list[tuple[int, int]], mode: str) -> Tensor:
 
 @operator("DepthToSpace")
 def depth_to_space(call: Call) -> Value:
-    """Channels of [n, c, h, w] laid out as blocks, which come first (DCR) or last (CRD) in the
-    channels.
-    """
+    """Channels laid out as blocks, which come first (DCR) or last (CRD) in the channels."""
     x = call.tensor(0)
     if x.rank != 4:
         raise call.mismatch(f"an image of shape {x.shape}")
