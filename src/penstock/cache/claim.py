@@ -119,9 +119,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return self.late and not self.expired(now, knobs.late_write_seconds()) and not self.dead()
 
     def is_open(self, lease: str, files: FileSystem) -> bool:
-        """Whether the late writer has the entry's lock open, or has not marked it. *lease* is the
-        path of the lease file. Raises `OSError`, `CacheError`.
-        """
+        """Whether the late writer has the lock beside *lease* open, or has not marked it."""
         if not self.marked:
             return True
         fd = open_cache_file(lease.removesuffix(".lease") + ".lock", files=files)

@@ -134,10 +134,7 @@ class CacheDirectory:
     def record(
         self, token: bytes, *, deadline_ns: int | None = None, cancel: CancelToken | None = None
     ) -> IndexRecord | None:
-        """The entry's index record; None if there is no authentic one.
-
-        Waits for a writer of the entry as `open` does. Raises `Cancelled` as `open` does.
-        """
+        """The entry's authentic index record, or None. Waits and raises `Cancelled` as `open`."""
         if (record := self.store.read_record(token)) is not None:
             return record
         # The index is missing while the entry is being replaced.
@@ -182,10 +179,7 @@ class CacheDirectory:
         yield from (record for record in records if record is not None)
 
     def touch(self, token: bytes) -> bool:
-        """Records that the entry was used now; False if it has no readable index.
-
-        Never raises: the directory may be read-only.
-        """
+        """Records that the entry was used now; False without an index. Never raises."""
         if not self.store.looks_like_index(token):
             return False
         with suppress(OSError):

@@ -229,10 +229,7 @@ def _digest(domain: bytes, ingredients: Mapping[str, str]) -> bytes:
 
 @cache
 def cpu_features() -> str:
-    """The processor's architecture and instruction-set features, as one line of words.
-
-    The features are Linux's of the first processor; on other systems the processor's name.
-    """
+    """The processor's architecture and instruction-set features (Linux), or its name."""
     found = [platform.machine() or "unknown"]
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:

@@ -232,11 +232,7 @@ def take_lease(
     cancel: CancelToken | None,
     seen: tuple[str, FileVersion | None] | None,
 ) -> Lease | str:
-    """Implements `CacheDirectory.lease`; *seen* is a file of the entry and its version when last
-    opened.
-
-    Returns the sentence of `CacheDirectory.why_not_leased` instead of None.
-    """
+    """A lease, or why there is none; *seen* is a file of the entry and its version in `open`."""
     name = lease_name(token)
     store.make_directory()
     if cancel is not None:
@@ -328,10 +324,7 @@ class _Waiting:
 def restore(
     store: Store, token: bytes, record: IndexRecord, first: str, seen: FileVersion | None
 ) -> bool:
-    """Implements `CacheDirectory.restore`.
-
-    *first* is a file of the entry, *seen* its version when it was opened.
-    """
+    """`CacheDirectory.restore`; *seen* is the version of the file *first* in `open`."""
     with suppress(OSError, CacheError):
         held = store.locks.take(lock_name(token), exclusive=True, create=False, timeout=0)
         if held is None:

@@ -122,11 +122,7 @@ class LockFiles:
             self._files.unlink(self.path_of(name))
 
     def path_of(self, name: str) -> str:
-        """The path of the lock file *name* of the cache directory.
-
-        Raises `OSError` if the cache directory does not exist, `Unreadable` if lock files are
-        impossible.
-        """
+        """The path of the lock file *name*. Raises `OSError` without the cache, `Unreadable`."""
         device, number = self._files.identity_of(self._path)
         entry, role = os.path.splitext(name)
         digest = hashlib.sha256(f"penstock lock\0{device}:{number}:{entry}".encode()).hexdigest()

@@ -83,20 +83,13 @@ class SealedRecords(Generic[R]):
             self._drop_oldest()
 
     def every(self) -> list[R]:
-        """All authentic records, the newest first. Raises `Unreadable`.
-
-        At most *most* plus `MOST_REMOVED` names are examined, because others may fill the
-        directory.
-        """
+        """At most *most* + `MOST_REMOVED` authentic records, newest first. Raises `Unreadable`."""
         with self._store.naming("read"):
             keys = self._keys()
         return sorted(filter(None, map(self.load, keys)), key=lambda record: -record.created)
 
     def untrusted(self) -> list[str]:
-        """The sorted keys of files that are not authentic records.
-
-        Examines as many names as `every`. Raises `Unreadable`.
-        """
+        """The sorted keys of files that are no authentic records. Raises `Unreadable`."""
         with self._store.naming("read"):
             keys = self._keys()
             missing = (k for k in keys if self.load(k) is None)

@@ -44,9 +44,7 @@ _INDEX_ENDING: Final = 80
 def seconds_left(
     deadline_ns: int | None, most: float | None = None, share: float = LOCK_SHARE
 ) -> float:
-    """The seconds of a wait: at most *most* (None: `LOCK_SECONDS`), and at most *share* of the time
-    to *deadline_ns*.
-    """
+    """A wait's seconds: at most *most* (None: `LOCK_SECONDS`), and *share* of the time left."""
     most = LOCK_SECONDS if most is None else most
     if deadline_ns is None:
         return most
@@ -260,10 +258,7 @@ class Store:
         return found
 
     def forget(self, token: bytes, record: IndexRecord, entries: set[bytes]) -> None:
-        """Removes *entries* from their driver's registry, so that restored files are rejected.
-
-        If it fails, they stay listed.
-        """
+        """Removes *entries* from their driver's registry, which then rejects restored files."""
         if not entries:
             return
         seal = self.seal_of(record)

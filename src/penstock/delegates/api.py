@@ -170,10 +170,7 @@ def name_of(delegate: Delegate) -> str:
 
 
 def call(delegate: Delegate, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of *function*. Raises `DelegateError` if it raises an exception.
-
-    A `DelegateError` of another delegate propagates unchanged.
-    """
+    """The result of *function*. Raises `DelegateError` for an exception of any other class."""
     try:
         return function(*arguments)
     except DelegateError:

@@ -35,10 +35,7 @@ log = Log(__name__)
 AnyDevice = str | DeviceInfo | Device
 
 STRICT = Policy(allow_fallback=False)
-"""No fallback: the interpreter reports a delegate that fails and continues without it.
-
-No other device replaces its device silently.
-"""
+"""No fallback: the interpreter reports a delegate that fails and continues without it."""
 
 
 class CallerCache:

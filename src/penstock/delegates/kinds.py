@@ -95,10 +95,7 @@ def is_relaxed_alone(device: Device, info: DeviceInfo) -> bool:
 
 
 def given_device(kind: Kind, wanted: AnyDevice) -> tuple[Device, DeviceInfo]:
-    """The device that the caller named.
-
-    Raises `DeviceUnavailable` if it does not exist, cannot be used, or is of another kind.
-    """
+    """The device that the caller named. Raises `DeviceUnavailable`, also for another kind."""
     try:
         (device,) = manager.choose([wanted])
     except PlacementError as error:

@@ -95,10 +95,7 @@ class Runner:
 
 
 def _taken(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[int], int]:
-    """The indexes of the operators that the delegate took, and the number of the file's operators.
-
-    A delegate's node replaces every operator between its inputs and its outputs.
-    """
+    """(indexes of the operators that the delegate took, number of the file's operators)."""
     own = [n for n in nodes if n["op_name"] != "DELEGATE"]
     maker = {int(t): n for n in own for t in n["outputs"]}
     found: set[int] = set()
@@ -213,10 +210,7 @@ class NativeDelegate(Delegate):
     def runner(
         self, content: bytes, context: DelegateContext, shown: list[Runner] | None = None
     ) -> Runner:
-        """A LiteRT interpreter of *content*: taken from *shown* if it runs the same file.
-
-        Empties *shown*. Raises `GeneralFailure` with LiteRT's message.
-        """
+        """A LiteRT interpreter of *content*: the one in *shown*, if it runs the same file."""
         while shown:
             if (runner := shown.pop()).content == content:
                 return runner

@@ -165,10 +165,7 @@ class Tensors:
         buffered.stale, buffered.newer = fed, False
 
     def make_readable(self, index: int) -> None:
-        """Copies a stale tensor from its buffer to host memory.
-
-        Raises `DelegateError` if the delegate fails, `StateError` while the tensor has no memory.
-        """
+        """Copies a stale tensor to host memory. Raises `DelegateError`, or `StateError`."""
         buffered = self.buffer(index)
         if not buffered.stale:
             return

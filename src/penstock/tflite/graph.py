@@ -123,10 +123,7 @@ class Graph:
             self._delegated.tensors.drop(index)
 
     def allocate(self) -> None:
-        """Compiles for the present shapes if necessary, and allocates the memory.
-
-        Raises `RuntimeError` with LiteRT's message; Penstock's error is its cause.
-        """
+        """Compiles for the present shapes, and allocates. Raises `RuntimeError` as LiteRT does."""
         if self._ready:
             return
         self._check_indexes()
@@ -220,11 +217,7 @@ class Graph:
         self._program = None
 
     def add_delegate(self, delegate: Delegate) -> None:
-        """Adds a delegate; a failure leaves the subgraph unchanged.
-
-        Raises `DelegateError` for a fault of the delegate, `RuntimeError` for a model that cannot
-        run.
-        """
+        """Adds a delegate, or raises `DelegateError` or `RuntimeError` and changes nothing."""
         self._check_indexes()
         try:
             model = self._shaped()

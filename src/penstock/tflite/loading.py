@@ -27,10 +27,7 @@ NULL_MODEL: Final = "The model allocation is null/empty"
 
 
 def _check_versions(codes: Iterable[OperatorCode]) -> None:
-    """Raises `ValueError` with LiteRT's message for an operator version without a LiteRT kernel.
-
-    A newer version may have another meaning. Custom operators have no such limit.
-    """
+    """Raises `ValueError` for a version without a LiteRT kernel: it may mean something else."""
     for code in codes:
         newest = OPERATIONS[code.type].versions
         if code.type != "CUSTOM" and not 1 <= code.version <= newest:
@@ -74,10 +71,7 @@ _opened: weakref.WeakValueDictionary[tuple[Any, ...], LoadedFile] = weakref.Weak
 
 
 def open_content(content: object) -> LoadedFile:
-    """The file with the bytes *content*; the result keeps them alive.
-
-    Raises `TypeError` for anything but bytes, `ValueError` with LiteRT's message if it is no model.
-    """
+    """The file with the bytes *content*. Raises `TypeError`, or `ValueError` as LiteRT does."""
     if not isinstance(content, bytes):
         raise TypeError(
             "CreateWrapperFromBuffer(): incompatible function arguments. model_content takes "
@@ -87,11 +81,7 @@ def open_content(content: object) -> LoadedFile:
 
 
 def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
-    """The file at *path*.
-
-    Raises `TypeError` if *path* is no path, `ValueError` with LiteRT's message if the file cannot
-    be opened or is no model.
-    """
+    """The file at *path*. Raises `TypeError`, or `ValueError` with LiteRT's message."""
     name = os.fsdecode(os.fspath(path))
     try:
         stamp = Path(name).stat()

@@ -58,11 +58,7 @@ def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Mo
 
 
 def with_every_output(model: Model) -> Model:
-    """*model* with additional outputs, to preserve all tensors.
-
-    They are every computed value of the entry that is a tensor of the file, and the values of
-    resource variables before a run.
-    """
+    """*model* with further outputs: all computed tensors of the file, and variables before."""
     entry = model.entry
     own = entry.ordinary_outputs
     states = entry.outputs[len(own) :]
@@ -124,11 +120,7 @@ class Session:
         return compile_model(with_every_output(model) if self.preserve else model, **self._options)
 
     def reason(self, error: Exception, subgraph: int) -> str:
-        """The text of the RuntimeError for *error* in one subgraph.
-
-        It begins with LiteRT's message, if known: no kernel for an operator, an operator that
-        cannot be prepared, an inconsistent graph.
-        """
+        """The text of the RuntimeError for *error*: LiteRT's message if known, then Penstock's."""
         text, operators = str(error), self.catalog.subgraphs[subgraph].operators
         if isinstance(error, texts.INCONSISTENCIES):
             return f"{texts.INCONSISTENT}\n{text}"

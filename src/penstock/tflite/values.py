@@ -141,11 +141,7 @@ def as_index(value: object, method: str) -> int:
 
 
 def readable(value: Any, tensor: TensorEntry, shape: Sequence[int], index: int) -> NDArray:
-    """*value* as an array of the tensor's stored type and of *shape*.
-
-    Raises `ValueError` with LiteRT's message for another type, rank or dimension, and if it is no
-    array.
-    """
+    """*value* as an array of the tensor's type and *shape*. Raises `ValueError` as LiteRT does."""
     if (
         type(value) is np.ndarray
         and value.shape == shape

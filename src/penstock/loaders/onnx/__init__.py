@@ -116,17 +116,13 @@ def _scanned(content: memoryview) -> tuple[set[int], int | None] | None:
 
 
 def recognizes(content: memoryview) -> bool:
-    """Whether *content* begins like an ONNX model: known fields, and a version before a graph. A
-    truncated model is accepted too.
-    """
+    """Whether *content* begins like a model (maybe truncated): a version before a graph."""
     seen, cut = _scanned(content) or (set[int](), None)
     return GRAPH in seen if cut is None else 1 in seen and content[cut] >> 3 in MODEL_FIELDS
 
 
 def may_begin(head: memoryview, size: int | None) -> bool:
-    """Whether a file of *size* bytes (None: unknown) with the first bytes *head* may be an ONNX
-    model: the fields that begin in *head* are fields of a model.
-    """
+    """Whether a file of *size* bytes (None: unknown) may be a model by its beginning, *head*."""
     if size is not None and size <= len(head):
         return recognizes(head)
     if (found := _scanned(head)) is None or found[1] is None:

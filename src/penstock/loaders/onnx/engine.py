@@ -53,11 +53,7 @@ def evaluate(
     outputs: int,
     attributes: Mapping[str, Any],
 ) -> list[NDArray]:
-    """The results of the package's reference evaluator for an operator of `ai.onnx`.
-
-    Passes on every error of the evaluator. The caller bounds the memory that the evaluator
-    allocates.
-    """
+    """The results of the reference evaluator, or its error. The caller bounds its memory."""
     package = onnx()
     names = ["" if a is None else f"x{i}" for i, a in enumerate(inputs)]
     results = [f"y{i}" for i in range(outputs)]
@@ -138,9 +134,7 @@ LISTS: Final = {
 
 
 class Budget:
-    """Memory budget, in bytes, of the values that a loader computes: *limit* for all of them, and a
-    quarter of it for values that are optional.
-    """
+    """A budget in bytes of computed values: *limit* for all, a quarter for optional ones."""
 
     def __init__(self, limit: int) -> None:
         self.left, self._optional = limit, limit // 4

@@ -260,9 +260,7 @@ def _gathered(given: Given) -> Folded:
 
 
 def _reshaped(given: Given) -> Folded:
-    """Folds Reshape. A repeated element stays in the memory of one element. A transposed view is
-    copied, and its bytes are charged.
-    """
+    """Folds Reshape. Repeated elements stay in the memory of one; a view is copied."""
     x = given.arrays[0]
     if not is_uniform(x) and not x.flags.c_contiguous:
         given.budget.take(x.nbytes, given.node.where)

@@ -27,9 +27,7 @@ MAX_TRIALS: Final = 64
 
 LOWERED_PER_NODE: Final = 50
 LOWERED_ALLOWANCE: Final = 5_000
-"""Greatest number of lowered nodes: an average for each node of the file, and an allowance. Bodies
-and functions are lowered at each call.
-"""
+"""Bound of lowered nodes, for each node of the file and in all: calls lower bodies again."""
 
 MAX_CALL_DEPTH: Final = 64
 
@@ -368,9 +366,7 @@ def _alike(a: Value, b: Value) -> bool:
 
 
 def guarded(emitter: Emitter, node: Node, value: Value, condition: Value, wanted: bool) -> Value:
-    """*value* if the condition is as *wanted*, otherwise NaN. The file defines no result for that
-    case, and a number would look like a result.
-    """
+    """*value* if the condition is as *wanted*, otherwise NaN: the file defines no result."""
     if value.array is not None:
         return value
     if not value.dtype.is_float or value.items is not None:

@@ -340,9 +340,7 @@ def join(call: Call) -> Value:
 
 @operator("StringNormalizer")
 def normalizer(call: Call) -> Value:
-    """Removes stop words from a vector or from the one row of a matrix. If no word is left, the
-    result is one empty string.
-    """
+    """Removes stop words from a vector or the one row of a matrix; one empty word is left."""
     x = call.tensor(0)
     if x.dtype is not DType.STRING:
         raise call.node.invalid(f"strings are taken, not {x.dtype.value}")

@@ -133,9 +133,7 @@ def gemm(call: Call) -> Value:
 
 @operator("Einsum")
 def einsum(call: Call) -> Value:
-    """An einsum of one or two operands, each letter once in an operand, without ellipsis:
-    transposed to a batch of products.
-    """
+    """An einsum of one or two operands without repeated letters, as a batch of products."""
     equation = call.node.text("equation").replace(" ", "")
     terms, _, result = equation.partition("->")
     inputs = terms.split(",")

@@ -27,9 +27,7 @@ class Source(Struct, frozen=True, eq=False):
 
 
 Recipe: TypeAlias = Callable[[Call, Quantization, DType, str], Value | None]
-"""Computes a value and an activation function of it as integers of a quantisation; None if the
-result would differ from ONNX's.
-"""
+"""Computes a value and its activation as integers; None if ONNX's result would differ."""
 
 
 def has_ties(scales: NDArray, target: float) -> bool:

@@ -23,9 +23,7 @@ DEFAULTS: Final = {
 DIRECTIONS: Final = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 Cell: TypeAlias = Callable[[Tensor, list[Tensor]], list[Tensor]]
-"""One step of a cell. Gets the projected input of this time and the states. Returns the new states,
-the first of which is the output.
-"""
+"""A cell's step: projected input and states to new states. The first is the output."""
 
 
 class _Layer:

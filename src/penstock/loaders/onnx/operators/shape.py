@@ -46,9 +46,7 @@ def to_shape(call: Call, x: Value, target: Sequence[int]) -> Value:
 
 @operator("Reshape")
 def reshape_node(call: Call) -> Value:
-    """The target shape. 0 keeps a dimension (unless allowzero is set), -1 is the remainder. An
-    unknown dimension becomes -1 too.
-    """
+    """0 keeps a dimension (unless allowzero is set); -1 and unknown ones are the remainder."""
     x = call.tensor(0)
     if call.version < 5:
         target: list[int | None] = list(call.node.integers("shape"))
