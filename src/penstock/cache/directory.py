@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
@@ -148,15 +148,25 @@ class CacheDirectory:
             if held is not None:
                 self.store.locks.release(held)
 
-    def records(self) -> list[IndexRecord]:
-        """Every entry's index record, the most recently used first; empty without a directory."""
-        return list(self._records())
+    def records(self, most: int | None = None) -> list[IndexRecord]:
+        """The entries' index records, the most recently used first: all, or *most* of those that a
+        compile has time for. Empty without a directory.
+        """
+        from penstock.cache.eviction import scan
+
+        try:
+            looked = scan(self.store, briefly=most is not None)
+            found = sorted(looked, key=lambda group: group.used_ns, reverse=True)
+        except OSError:
+            return []
+        records = (self.store.read_record(group.token) for group in found if group.is_entry)
+        return list(islice((record for record in records if record is not None), most))
 
     def nearest(self, ingredients: Mapping[str, str]) -> IndexRecord | None:
         """The record most similar to *ingredients*, the same model first, of the 256 used last."""
         structure = ingredients.get("structure")
         return min(
-            islice(self._records(briefly=True), _NEAREST_AMONG),
+            self.records(_NEAREST_AMONG),
             key=lambda r: (
                 r.ingredients.get("structure") != structure,
                 sum(
@@ -166,17 +176,6 @@ class CacheDirectory:
             ),
             default=None,
         )
-
-    def _records(self, *, briefly: bool = False) -> Iterator[IndexRecord]:
-        from penstock.cache.eviction import scan
-
-        try:
-            looked = scan(self.store, briefly=briefly)
-            found = sorted(looked, key=lambda group: group.used_ns, reverse=True)
-        except OSError:
-            return
-        records = (self.store.read_record(group.token) for group in found if group.is_entry)
-        yield from (record for record in records if record is not None)
 
     def touch(self, token: bytes) -> bool:
         """Records that the entry was used now; False without an index. Never raises."""
@@ -206,11 +205,7 @@ class CacheDirectory:
         return False
 
     def _lock_to_read(
-        self,
-        token: bytes,
-        names: list[str],
-        deadline_ns: int | None,
-        cancel: CancelToken | None,
+        self, token: bytes, names: list[str], deadline_ns: int | None, cancel: CancelToken | None
     ) -> int | None:
         """A descriptor of the entry's lock file, locked; None if the lock is impossible."""
         store, name = self.store, lock_name(token)

@@ -237,24 +237,21 @@ def take_lease(
     store.make_directory()
     if cancel is not None:
         cancel.check()
+    waiting = _Waiting(store, wait_ns, cancel)
     with store.naming("written"):
-        fd, waited = store.locks.take(name, exclusive=True, create=True, timeout=0), False
-        waiting = _Waiting(store, wait_ns, cancel)
-        if fd is None:
-            fd = store.locks.take(
-                name,
-                exclusive=True,
-                create=True,
-                timeout=waiting.seconds,
-                should_stop=waiting.is_over,
-                opened=waiting.look_at,
-            )
-            waited = True
+        fd = store.locks.take(
+            name,
+            exclusive=True,
+            create=True,
+            timeout=waiting.seconds,
+            should_stop=waiting.is_over,
+            opened=waiting.look_at,
+        )
     if fd is None:
         if cancel is not None:
             cancel.check()
         return waiting.reason()
-    lease = Lease(store, token, fd, waited=waited)
+    lease = Lease(store, token, fd, waited=waiting.begun)
     try:
         if seen is not None and store.version_of(seen[0]) != seen[1]:
             lease.waited = True
@@ -273,7 +270,7 @@ class _Waiting:
         self._store, self._cancel = store, cancel
         seconds = knobs.lease_seconds()
         self.seconds = seconds if wait_ns is None else min(seconds, wait_ns / 1e9)
-        self._fd = -1
+        self.begun, self._fd = False, -1
         self._holder: Claim | None = None
         # Why the holder's time is over, its claim, and since when that is known.
         self._past: tuple[str, Claim | None, float] | None = None
@@ -282,6 +279,7 @@ class _Waiting:
         self._fd = fd
 
     def is_over(self) -> bool:
+        self.begun = True
         if self._cancel is not None and self._cancel.is_set():
             return True
         try:

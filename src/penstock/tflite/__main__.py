@@ -12,6 +12,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Final, NoReturn
+from zipfile import is_zipfile
 
 from penstock.tflite.aliases import install_aliases
 
@@ -54,7 +55,7 @@ def _run(program: str) -> None:
     path = Path(program)
     if not path.exists():
         _refuse(program, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
-    if path.is_dir() or not path.is_file() or _is_archive(path):
+    if path.suffix == ".pyc" or not path.is_file() or is_zipfile(path):
         _put_first(str(path))
         runpy.run_path(program, run_name="__main__")
         return
@@ -76,13 +77,6 @@ def _run(program: str) -> None:
     sys.modules["__main__"] = module
     code = compile(source, name, "exec", dont_inherit=True)
     exec(code, module.__dict__)  # noqa: S102  # the program that the user names
-
-
-def _is_archive(path: Path) -> bool:
-    """Whether *path* is a zip file or compiled code."""
-    from zipfile import is_zipfile
-
-    return path.suffix == ".pyc" or is_zipfile(path)
 
 
 def _put_first(entry: str) -> None:

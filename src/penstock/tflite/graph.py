@@ -286,13 +286,6 @@ class Graph:
         return () if self._delegated is None else self._delegated.entered
 
     @property
-    def plan(self) -> tuple[int, ...]:
-        """Node indexes in execution order; those of delegates follow the file's."""
-        if self._delegated is None:
-            return tuple(range(len(self.catalog.operators)))
-        return self._delegated.plan
-
-    @property
     def delegate_nodes(self) -> list[Kernel]:
         """The delegates' nodes, in order of creation."""
         return [] if self._delegated is None else self._delegated.kernels

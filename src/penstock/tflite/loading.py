@@ -90,32 +90,22 @@ def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
     if not stat.S_ISREG(stamp.st_mode):
         # A pipe's content cannot be shared, and reading it may block.
         return _made(lambda: _read(name), None)
-    key = (
-        "path",
-        os.path.realpath(name),
-        stamp.st_dev,
-        stamp.st_ino,
-        stamp.st_size,
-        stamp.st_mtime_ns,
-        stamp.st_ctime_ns,
-    )
-    return _open(key, lambda: _read(name), None)
+    version = stamp.st_dev, stamp.st_ino, stamp.st_size, stamp.st_mtime_ns, stamp.st_ctime_ns
+    return _open(("path", os.path.realpath(name), *version), lambda: _read(name), None)
 
 
 def _read(name: str) -> sealed_file.SealedFile:
+    def judge(head: bytes, size: int | None) -> None:
+        if head:  # an empty file has an error of its own
+            check_header(memoryview(head), size, TFLITE)
+
     try:
-        content = sealed_file.read_path(Path(name), _judge)
+        content = sealed_file.read_path(Path(name), judge)
     except OSError as error:
         raise ValueError(f"Could not open '{name}'.{NULL_MODEL}\n{error}") from error
     if not len(content):
         raise ValueError(f"mmap of size 0 requested.{NULL_MODEL}\n{name} is empty")
     return content
-
-
-def _judge(head: bytes, size: int | None) -> None:
-    """Raises as reading does if the first bytes are wrong; accepts an empty file."""
-    if head:
-        check_header(memoryview(head), size, TFLITE)
 
 
 def _open(

@@ -212,11 +212,7 @@ class Emitter:
             layout, operand = next(iter(outer.forms.items()))
             shape = self.parent.operands[operand].shape
             index = self.add(Operand(value.dtype, shape, Lifetime.SUBGRAPH_INPUT, value.name))
-            known = Value(
-                value.dtype, value.shape, name=value.name, home=self, forms={layout: index},
-                known=value.known,
-            )  # fmt: skip
-            known.source = value.source
+            known = replace(value, home=self, forms={layout: index}, recipe=None)
             self.captured[value] = self._kept(known)
         return known
 

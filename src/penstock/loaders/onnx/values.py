@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.ir.builder import pack
@@ -22,7 +23,7 @@ from penstock.loaders.onnx.engine import Budget
 Layout: TypeAlias = "tuple[int, ...]"
 
 
-class Value:
+class Value(Struct, eq=False):
     """One value. *array* is the value of a constant. *forms* are its operands by layout in *home*,
     the `Emitter` of its subgraph.
 
@@ -31,27 +32,16 @@ class Value:
     integers. *items* are the values of a sequence, which has no operand.
     """
 
-    __slots__ = (
-        "array", "dtype", "forms", "home", "items", "known", "name", "recipe", "shape", "source",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        dtype: DType,
-        shape: Shape,
-        *,
-        name: str = "",
-        array: NDArray | None = None,
-        home: object | None = None,
-        forms: dict[Layout, int] | None = None,
-        known: NDArray | None = None,
-    ) -> None:
-        self.dtype, self.shape, self.name = dtype, shape, name
-        self.array, self.home, self.known = array, home, known
-        self.forms: dict[Layout, int] = forms or {}
-        self.source: Any = None
-        self.recipe: Any = None
-        self.items: list[Value] | None = None
+    dtype: DType
+    shape: Shape
+    name: str = ""
+    array: NDArray | None = None
+    home: object | None = None
+    forms: dict[Layout, int] = {}
+    known: NDArray | None = None
+    source: Any = None
+    recipe: Any = None
+    items: list[Value] | None = None
 
     @property
     def rank(self) -> int | None:
@@ -72,9 +62,7 @@ def constant(array: NDArray, name: str = "") -> Value:
 
 def sequence(items: list[Value]) -> Value:
     """A sequence whose length is known."""
-    value = Value(items[0].dtype if items else DType.FLOAT32, None)
-    value.items = items
-    return value
+    return Value(items[0].dtype if items else DType.FLOAT32, None, items=items)
 
 
 def identity(rank: int) -> Layout:

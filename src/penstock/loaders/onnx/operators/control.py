@@ -194,10 +194,9 @@ def loop(
         body.label, body.index, body.where = outer.label, outer.index, outer.where
         carried = [body.input(outer.dtype(o), s) for o, s in zip(first, shapes, strict=True)]
         made, again = step(call.within(body), carried[0], carried[3:])
-        one = body.constant(np.array(1, np.int64))
-        counter = body.one("ADD", [body.get(carried[0]), one], DType.INT64)
+        counter = Tensor(call.within(body), body.get(carried[0])) + 1
         flag = body.get(carried[2]) if again is None else again.index
-        ends = [counter, body.get(carried[1]), flag, *(t.index for t in made)]
+        ends = [counter.index, body.get(carried[1]), flag, *(t.index for t in made)]
         after = [meet(s, body.shape(o)) for s, o in zip(shapes, ends, strict=True)]
         if after == shapes:
             break
@@ -209,7 +208,7 @@ def loop(
     extra = captured_inputs(body, every, outer)
     inputs = [body.get(c) for c in carried] + extra
     finished = outer.shared.add(body.finish([*ends, *extra], inputs))
-    condition = _condition(outer, first, shapes, every, along)
+    condition = _condition(call, first, shapes, every, along)
     arguments = [*first, *(first_form(outer, v) for v in every)]
     attributes = {"cond_subgraph_index": condition, "body_subgraph_index": finished}
     results = outer.emit("WHILE", arguments, [outer.dtype(o) for o in arguments], attributes)
@@ -220,28 +219,27 @@ def loop(
 
 
 def _condition(
-    outer: Emitter,
+    call: Call,
     first: Sequence[int],
     shapes: Sequence[Shape],
     captured: Sequence[Value],
     along: tuple[Value, int] | None,
 ) -> int:
     """Whether the counter is below its limit and the flag is true."""
+    outer = call.emitter
     test = Emitter(outer.shared)
     test.label, test.where = outer.label, outer.where
+    inner = call.within(test)
     carried = [test.input(outer.dtype(o), s) for o, s in zip(first, shapes, strict=True)]
-    limit = test.get(carried[1])
+    counter, limit, flag = (inner.get(value) for value in carried[:3])
     for value in captured:
         operand = first_form(outer, value)
         inside = test.input(outer.dtype(operand), outer.shape(operand))
         if along is not None and value is along[0]:
             layout = next(iter(outer.local(value).forms))
-            place = test.constant(np.array(layout.index(along[1]), np.int32))
-            dimensions = test.one("SHAPE", [test.get(inside)], DType.INT64, {"out_type": "INT64"})
-            limit = test.one("GATHER", [dimensions, place], DType.INT64)
-    below = test.one("LESS", [test.get(carried[0]), limit], DType.BOOL)
-    both = test.one("LOGICAL_AND", [below, test.get(carried[2])], DType.BOOL)
-    return outer.shared.add(test.finish([both]))
+            limit = inner.get(inside).sizes().gather(inner.place(layout.index(along[1])))
+    both = inner.emit("LOGICAL_AND", [counter < limit, flag])
+    return outer.shared.add(test.finish([both.index]))
 
 
 MAX_ITEMS: Final = 4096
