@@ -80,7 +80,11 @@ class SealedRecords(Generic[R]):
                 if self._files.status_of(self._path).regular:
                     raise
             self._store.write(self._name(record.key), content)
-            self._drop_oldest()
+            paths = [os.path.join(self._path, n) for n in self._names(self.most + MOST_REMOVED)]
+            if (over := len(paths) - self.most) > 0:
+                for path in oldest(paths, over, self._files):
+                    with suppress(OSError):
+                        self._files.unlink(path)
 
     def every(self) -> list[R]:
         """At most *most* + `MOST_REMOVED` authentic records, newest first. Raises `Unreadable`."""
@@ -121,10 +125,3 @@ class SealedRecords(Generic[R]):
             return self._files.names(self._path, most)
         except FileNotFoundError:
             return []
-
-    def _drop_oldest(self) -> None:
-        paths = [os.path.join(self._path, n) for n in self._names(self.most + MOST_REMOVED)]
-        if len(paths) > self.most:
-            for path in oldest(paths, len(paths) - self.most, self._files):
-                with suppress(OSError):
-                    self._files.unlink(path)

@@ -80,7 +80,14 @@ class GpuDelegate(KindDelegate):
         checked_choice("inference_preference", inference_preference, PREFERENCES)
         priorities = (inference_priority1, inference_priority2, inference_priority3)
         _check_priorities(priorities)
-        self.flags_of_gpu = _flags(experimental_flags)
+        flags = experimental_flags
+        if type(flags) not in (int, GpuExperimentalFlags) or not 0 <= flags <= ALL_FLAGS:
+            raise InputError(f"experimental_flags are GpuExperimentalFlags, not {flags!r}")
+        self.flags_of_gpu = GpuExperimentalFlags(flags)
+        only = {GpuExperimentalFlags.CL_ONLY: "opencl", GpuExperimentalFlags.GL_ONLY: "opengl"}
+        families = tuple(family for flag, family in only.items() if flag in self.flags_of_gpu)
+        if len(families) > 1:
+            raise InputError("experimental_flags has CL_ONLY and GL_ONLY, which leave no GPU")
         reduced = (
             inference_priority1 != "max_precision"
             if is_precision_loss_allowed is None
@@ -93,8 +100,6 @@ class GpuDelegate(KindDelegate):
             raise InputError(
                 "serialization_dir and model_token need ENABLE_SERIALIZATION in experimental_flags"
             )
-        only = {GpuExperimentalFlags.CL_ONLY: "opencl", GpuExperimentalFlags.GL_ONLY: "opengl"}
-        families = tuple(family for flag, family in only.items() if flag in self.flags_of_gpu)
         names = "serialization_dir", "model_token"
         super().__init__(
             replace(GPU, families=families),
@@ -117,15 +122,6 @@ class GpuDelegate(KindDelegate):
             without = "experimental_flags is without ENABLE_QUANT, which takes quantised nodes"
             return f"{shown}, and {without}"
         return ""
-
-
-def _flags(given: int) -> GpuExperimentalFlags:
-    if type(given) not in (int, GpuExperimentalFlags) or not 0 <= given <= ALL_FLAGS:
-        raise InputError(f"experimental_flags are GpuExperimentalFlags, not {given!r}")
-    flags = GpuExperimentalFlags(given)
-    if GpuExperimentalFlags.CL_ONLY in flags and GpuExperimentalFlags.GL_ONLY in flags:
-        raise InputError("experimental_flags has CL_ONLY and GL_ONLY, which leave no GPU")
-    return flags
 
 
 def _check_priorities(priorities: tuple[str, ...]) -> None:

@@ -171,8 +171,9 @@ class Graph:
             )
         program = self._program
         if program is not None and index in program.variables:
-            stored = np.array(array.astype(tensor.dtype.numpy, copy=False))
-            self._session.set_variable(program, program.variables[index], stored)
+            if (state := self._session.state_for(program)) is not None:
+                stored = np.array(array.astype(tensor.dtype.numpy, copy=False))
+                state.replace({program.variables[index]: stored})
             return
         self._allocate_if_promised()
         memory = self._memory(index)

@@ -128,7 +128,7 @@ class Interpreter(Closing):
                 raise ValueError("type of num_threads should be int")
             if num_threads < 1:
                 raise ValueError("num_threads should >= 1")
-        _check_flags(
+        flags: tuple[object, ...] = (
             experimental_preserve_all_tensors,
             experimental_disable_delegate_clustering,
             experimental_default_delegate_latest_features,
@@ -136,6 +136,12 @@ class Interpreter(Closing):
             experimental_disable_delegate_node_fusion,
             experimental_force_delegate_node_profiling,
         )
+        for flag in flags:
+            if flag is not None and not hasattr(type(flag), "__bool__"):
+                raise TypeError(
+                    "CreateWrapper(): incompatible function arguments. An option is True or "
+                    f"False, not {flag!r}"
+                )
         if devices is not None or policy is not None:
             _check_placement(devices, policy)
         if resolved.note and devices is None:
@@ -431,15 +437,6 @@ class InterpreterWithCustomOps(Interpreter):
                 "custom operators come with a driver, not with a registering function"
             )
         super().__init__(**kwargs)
-
-
-def _check_flags(*flags: object) -> None:
-    for flag in flags:
-        if flag is not None and not hasattr(type(flag), "__bool__"):
-            raise TypeError(
-                "CreateWrapper(): incompatible function arguments. An option is True or False, "
-                f"not {flag!r}"
-            )
 
 
 def _check_placement(

@@ -41,29 +41,20 @@ class Placed(msgspec.Struct, frozen=True):
 def placed_by(resolver: object) -> Placed:
     """The placement of *resolver*. Raises `ValueError`, or `TypeError` if it has no hash."""
     hash(resolver)
-    if not isinstance(resolver, enum.Enum) or not _is_ours_or_twin(resolver):
+    # A member of another package's enumeration of that name is as good.
+    if type(resolver).__name__ != OpResolverType.__name__ or not (
+        isinstance(resolver, enum.Enum) and resolver.name in OpResolverType.__members__
+    ):
         raise ValueError(f"Unrecognized passed in op resolver type: {resolver}")
     if resolver.name == OpResolverType.BUILTIN_REF.name:
         return Placed((FALLBACK_DEVICE,), Policy(accuracy="exact"))
     if resolver.name != OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES.name:
         return Placed()
-    if (reason := _unusable(BUILTIN_DEVICE)) is not None:
-        told = texts.NO_BUILTIN_KERNELS.format(reason=reason)
-        return Placed((FALLBACK_DEVICE,), Policy(accuracy="exact"), told)
-    # NNAPI's rule gives the device all operations that it supports, even if the reference is
-    # faster.
-    return Placed((BUILTIN_DEVICE, FALLBACK_DEVICE), Policy(placement="nnapi"))
-
-
-def _unusable(device: str) -> str | None:
-    """Why no device of that name is usable here; None if one is."""
-    if manager.by_name(device) is not None:
-        return None
-    reasons = [info.reason for info in manager.infos() if info.name == device]
-    return reasons[0] if reasons else f"there is no device {device!r}"
-
-
-def _is_ours_or_twin(resolver: enum.Enum) -> bool:
-    """Whether it is a member, or the member of that name in another package's enumeration."""
-    known = type(resolver).__name__ == OpResolverType.__name__
-    return known and resolver.name in OpResolverType.__members__
+    if manager.by_name(BUILTIN_DEVICE) is not None:
+        # NNAPI's rule gives the device all operations that it supports, even if the reference is
+        # faster.
+        return Placed((BUILTIN_DEVICE, FALLBACK_DEVICE), Policy(placement="nnapi"))
+    reasons = [info.reason for info in manager.infos() if info.name == BUILTIN_DEVICE]
+    reason = reasons[0] if reasons else f"there is no device {BUILTIN_DEVICE!r}"
+    note = texts.NO_BUILTIN_KERNELS.format(reason=reason)
+    return Placed((FALLBACK_DEVICE,), Policy(accuracy="exact"), note)

@@ -175,12 +175,6 @@ class Session:
         state = self.state_for(program)
         return None if state is None else state.get(variable)
 
-    def set_variable(self, program: Program, variable: int, value: NDArray) -> None:
-        """Replaces a variable's value by *value*, without a copy."""
-        state = self.state_for(program)
-        if state is not None:
-            state.replace({variable: value})
-
     def after_fork(self) -> None:
         """Moves the state to a child process, because the parent may have held a lock."""
         if self._state is not None:

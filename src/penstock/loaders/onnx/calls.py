@@ -21,21 +21,15 @@ from penstock.loaders.onnx.graph import Graph, Node
 from penstock.loaders.onnx.values import Layout, Value, identity
 
 
-class ModelLowering(Protocol):
-    """State that a model's graphs share. `supposing` counts branches that are lowered on trial."""
-
-    budget: Budget
-    supposing: int
-
-
 class GraphBody(Protocol):
     """One graph while it is lowered (`lowering.Body`), as the lowerings of operators see it."""
 
     emitter: Emitter
+    budget: Budget
 
     @property
-    def lowering(self) -> ModelLowering:
-        """State that all graphs of the model share."""
+    def supposes(self) -> bool:
+        """Whether a branch is lowered that the condition may not take."""
         ...
 
     def inside(self, graph: Graph, emitter: Emitter) -> Self:
@@ -356,17 +350,11 @@ class Call:
 
     def charge(self, nbytes: int) -> None:
         """Charges *nbytes* of a computed constant to the model's budget. Raises `LimitExceeded`."""
-        self.body.lowering.budget.take(nbytes, self.node.where)
+        self.body.budget.take(nbytes, self.node.where)
 
     def require_numbers(self, dtype: DType) -> None:
         if dtype is DType.STRING:
             raise self.refuse("computed for numbers only, not for strings")
-
-    def float_of(self, value: Value) -> DType:
-        """The type of a value that must be of floats."""
-        if not value.dtype.is_float:
-            raise self.refuse(f"computed for floats only, not for {value.dtype.value}")
-        return value.dtype
 
     def get(self, value: Value | int, layout: Layout | None = None) -> Tensor:
         """The operand of a value, or of input number *value*."""

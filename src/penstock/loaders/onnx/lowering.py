@@ -104,12 +104,17 @@ class Body:
         self, lowering: Lowering, emitter: Emitter, graph: Graph, outer: Body | None
     ) -> None:
         self.lowering, self.emitter, self.graph, self.outer = lowering, emitter, graph, outer
+        self.budget: Budget = lowering.budget
         self.names: dict[str, Value] = {}
         self.depth: int = 0 if outer is None else outer.depth + 1
         if self.depth > MAX_CALL_DEPTH:
             raise errors.LimitExceeded("graphs or functions are nested too deeply")
         for name, array in graph.constants.items():
             self.names[name] = constant(array, name)
+
+    @property
+    def supposes(self) -> bool:
+        return self.lowering.supposing > 0
 
     def inside(self, graph: Graph, emitter: Emitter) -> Body:
         """The body of a *graph* within this one, lowered into *emitter*."""
@@ -164,7 +169,7 @@ class Body:
         emitter.label = node.name or next((n for n in node.outputs if n), node.op)
         emitter.index, emitter.where = node.index, node.where
         try:
-            folded = fold(node, inputs, self.lowering.budget)
+            folded = fold(node, inputs, self.budget)
             if folded is not None and all(
                 all(isinstance(v, bytes) for v in f.reshape(-1).tolist())
                 for f in folded
@@ -214,7 +219,7 @@ class Body:
         `onnx.inliner` would expand every call at once and without a bound: functions that call each
         other twice make 2^n nodes of n functions. Here each lowered node counts against `limit`.
         """
-        reader = GraphReader(function.opsets, self.lowering.budget)
+        reader = GraphReader(function.opsets, self.budget)
         reader.nodes_left = self.lowering.reader.nodes_left
         graph = Graph(node.op, [], [], {}, [])
         reader.read_nodes(

@@ -255,8 +255,9 @@ def formula(name: str) -> Callable[[Formula], Formula]:
 
     def register(function: Formula) -> Formula:
         def lower(call: Call) -> Value:
-            call.float_of(call.value(0))
             x, layout = call.stored(call.value(0))
+            if not x.dtype.is_float:
+                raise call.refuse(f"computed for floats only, not for {x.dtype.value}")
             return function(x).value(layout)
 
         operator(name)(lower)

@@ -129,7 +129,7 @@ def squeeze_node(call: Call) -> Value:
     if not axes:
         return x
     operand = call.get(x, layout)
-    if call.body.lowering.supposing and any(dims[a] is None for a in axes):
+    if call.body.supposes and any(dims[a] is None for a in axes):
         # The input's shape may contradict the shapes that a branch assumes. That branch is then not
         # taken.
         first = call.place(0)
