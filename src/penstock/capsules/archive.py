@@ -233,8 +233,7 @@ def dump(capsule: Capsule) -> bytes:
 def read(path: str | os.PathLike[str]) -> Capsule:
     """Reads the capsule in the file at *path*.
 
-    Raises `CapsuleError` for a file that is no capsule, `InputError` for an invalid path, and
-    `OSError`.
+    Raises `CapsuleError` for another file, `InputError` for an invalid path, and `OSError`.
     """
     name = path_of(path, "a capsule is read from a path")
     status = os.stat(name)
@@ -254,8 +253,7 @@ def read(path: str | os.PathLike[str]) -> Capsule:
 def parse(content: bytes) -> Capsule:
     """Parses the bytes of a capsule.
 
-    Raises `CapsuleError`, which names the fault, and `InputError` for another type. Raises
-    nothing else.
+    Raises only `CapsuleError`, which names the fault, and `InputError` for another type.
     """
     check_kind(content, (bytes, bytearray), "a capsule is read from bytes")
     members = _members(content)

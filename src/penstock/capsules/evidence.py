@@ -174,9 +174,14 @@ def _capsule(
         case = Case(step.model, failure.inputs, shapes=failure.shapes)
     details = FailureDetails(failure.stage, plan.model, step.operations, failure.error)
     return make(
-        details, failure.device, accuracy=accuracy, plan=plan, receipt=receipt, case=case,
+        details,
+        failure.device,
+        accuracy=accuracy,
+        plan=plan,
+        receipt=receipt,
+        case=case,
         no_case=no_case,
-    )  # fmt: skip
+    )
 
 
 def _save(capsule: Capsule, state: str) -> None:

@@ -38,11 +38,10 @@ if TYPE_CHECKING:
 
 
 class Case(Struct, frozen=True, eq=False):
-    """The failing step as a *model* with its *inputs*, the *expected* results and the actual ones,
-    *got*.
+    """The failing step as a *model*, its *inputs*, *expected* results and the actual ones, *got*.
 
-    Results are None if unknown. Without input data, *inputs* is None, and *shapes* has the shape of
-    each input.
+    Results are None if unknown. Without input data, *inputs* is None, and *shapes* has their
+    shapes.
     """
 
     model: Model

@@ -207,8 +207,7 @@ def environment() -> Environment:
 def model_record(model: Model) -> ModelRecord:
     """Identifies the model by digests only.
 
-    The digest of its constants is empty unless already known, because hashing takes long and a
-    caller may be waiting.
+    The digest of its constants is empty unless already known: hashing may keep a caller waiting.
     """
     known = "digest" in vars(model)
     constants = model.digest.constants.hex() if known else ""

@@ -76,9 +76,7 @@ class Site(Struct, frozen=True, eq=False):
     outputs: tuple[Operand, ...]
     values: Callable[[int], NDArray | None]
     subgraphs: Callable[[int], Kernel] = field(default=_unavailable)
-    """Returns the kernel of a referenced subgraph, by index. Raises `Unsupported` if one of its
-    operations is not supported.
-    """
+    """The kernel of a referenced subgraph, by index. Raises `Unsupported` if it has none."""
 
     sums: Sums = "any"
     """The order of float sums (`Sums`)."""
@@ -246,9 +244,7 @@ def _absent(operation: Operation) -> str:
 
 
 def _widened(builder: Builder, site: Site) -> Kernel | None:
-    """The kernel of *site* that computes float16 in float32. None if *site* has no float16, or runs
-    subgraphs.
-    """
+    """The kernel of *site* in float32. None if *site* has no float16, or runs subgraphs."""
     operands = [*(o for o in site.inputs if o is not None), *site.outputs]
     kinds = {attribute.kind for attribute in spec_of(site.operation).attributes}
     if all(o.dtype is not DType.FLOAT16 for o in operands) or kinds & {"subgraph", "subgraphs"}:

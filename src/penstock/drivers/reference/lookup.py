@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
+from penstock.drivers.reference.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    direct,
+    kernel,
+    require,
+    types,
+)
 from penstock.drivers.reference.numerics.hybrid import NARROW, weight_scales, weight_values
 from penstock.drivers.reference.numerics.weights import flattened, given
 from penstock.drivers.reference.structure.shape import checked, dimensions
 from penstock.errors import LimitExceeded, ShapeMismatch
-from penstock.ir import DType, NDArray, Operand
+from penstock.ir import DType, NDArray
 
 
 def rows_of(table: NDArray, ids: NDArray) -> NDArray:
@@ -37,11 +47,14 @@ def embedding_lookup(site: Site) -> Kernel:
     """
     table, target = site.input(1), site.output().dtype
     if site.has(2):
-        return _scaled_by_blocks(site)
+        site.require_types(table.dtype in BLOCK_SCALED and target in types("float32 float16"))
+        return partial(_scaled_by_blocks, target.numpy)
     if table.dtype is target:
         return lambda inputs: (rows_of(given(inputs[1]), given(inputs[0])),)
     site.require_types(table.dtype in NARROW and target is DType.FLOAT32)
-    scales = _row_scales(table)
+    scales, quantization = weight_scales(table, 0), table.quantization
+    symmetric = quantization is not None and not any(quantization.zero_points)
+    require(symmetric, "a table with a zero point")
 
     def run(inputs: Inputs) -> Outputs:
         ids, rows = given(inputs[0]), given(inputs[1])
@@ -53,32 +66,15 @@ def embedding_lookup(site: Site) -> Kernel:
     return run
 
 
-def _scaled_by_blocks(site: Site) -> Kernel:
-    target = site.output().dtype
-    site.require_types(
-        site.input(1).dtype in BLOCK_SCALED and target in {DType.FLOAT32, DType.FLOAT16}
-    )
-
-    def run(inputs: Inputs) -> Outputs:
-        ids, table, scales = (given(x) for x in inputs)
-        rows = rows_of(table, ids).astype(np.float32)
-        factors = rows_of(scales, ids).astype(np.float32)
-        blocks = rows.reshape(*factors.shape, rows.shape[1] // factors.shape[1])
-        return ((blocks * factors[:, :, None]).reshape(rows.shape).astype(target.numpy),)
-
-    return run
+def _scaled_by_blocks(dtype: np.dtype[Any], inputs: Inputs) -> Outputs:
+    ids, table, scales = (given(x) for x in inputs)
+    rows = rows_of(table, ids).astype(np.float32)
+    factors = rows_of(scales, ids).astype(np.float32)
+    blocks = rows.reshape(*factors.shape, rows.shape[1] // factors.shape[1])
+    return ((blocks * factors[:, :, None]).reshape(rows.shape).astype(dtype),)
 
 
-def _row_scales(table: Operand) -> NDArray:
-    scales = weight_scales(table, 0)
-    quantization = table.quantization
-    require(
-        quantization is not None and not any(quantization.zero_points), "a table with a zero point"
-    )
-    return scales
-
-
-BLOCK_SCALED: Final = frozenset({DType.INT4, DType.INT2})
+BLOCK_SCALED: Final = types("int4 int2")
 
 COMBINERS: Final = frozenset({"SUM", "MEAN", "SQRTN"})
 
@@ -137,11 +133,10 @@ def _divide(total: NDArray, combiner: str, weights: NDArray) -> None:
 
 @direct("HASHTABLE_LOOKUP")
 def hashtable_lookup(site: Site, inputs: Inputs) -> Outputs:
-    """The values of the queried keys, and whether each key was found. The table's keys must be
-    sorted.
+    """The values of the queried keys, and whether each was found. The table's keys are sorted.
 
-    The value of a missing key is zero or an empty string. Of equal keys, the one that a binary
-    search finds first counts.
+    A missing key's value is zero or empty. Of equal keys, the first that a binary search finds
+    counts.
     """
     empty = b"" if site.output().dtype is DType.STRING else 0
     hits = site.output(1).dtype.numpy

@@ -54,8 +54,8 @@ class Program(Struct, frozen=True):
         """The output arrays; they may view inputs or constants. Checks deadline and cancellation
         between operations.
 
-        *clock* receives the time (`time.perf_counter_ns`) at which each operation begins, and the
-        end of the last one.
+        *clock* receives the `time.perf_counter_ns` at which each operation begins and the last one
+        ends.
         """
         values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
         interruptible = config.cancel is not None or config.deadline_ns is not None
@@ -115,11 +115,9 @@ def compile_subgraph(
     examined: list[Kernel | str] | None = None,
     made: dict[int, Kernel | str] | None = None,
 ) -> Program:
-    """The program of subgraph *index*. Raises `Unsupported` naming the first operation without a
-    kernel.
+    """The program of a subgraph. Raises `Unsupported` naming the first operation without a kernel.
 
-    *examined* is the result of `examine` for the same subgraph, if known; *made* is as of
-    `make_sites`.
+    *examined* is the result of `examine` for the subgraph, if known; *made* is as of `make_sites`.
     """
     subgraph = model.subgraphs[index]
     needed = {i for o in subgraph.operations for i in (*o.inputs, *o.outputs)} | set(
@@ -150,9 +148,8 @@ def make_sites(
     later: Mapping[int, Sums] | None = None,
     made: dict[int, Kernel | str] | None = None,
 ) -> list[Site]:
-    """The operations of subgraph *index* for their builders. *made* has the kernels of the
-    subgraphs that it enters, or the reason why there is none; they are compiled here if *made* is
-    None.
+    """The operations of a subgraph for their builders. *made* has the kernels of the subgraphs that
+    it enters, or why there is none; they are compiled here if it is None.
     """
     known = _compile_entered(model, index) if made is None else made
     subgraph = model.subgraphs[index]

@@ -37,7 +37,10 @@ def lsh_projection(site: Site, inputs: Inputs) -> Outputs:
         raise ShapeMismatch(f"{weights.shape} weights for items of shape {items.shape}")
     if not items.ndim or not len(items):
         raise ShapeMismatch(f"LSH_PROJECTION of an input of shape {items.shape}")
-    rows = _string_rows(items) if strings else _rows(items)
+    # A string tensor's bytes, with its header, are divided equally among its rows.
+    stored = pack_strings(items) if strings else items.tobytes()
+    size = len(stored) // len(items)
+    rows = np.frombuffer(stored, np.uint8)[: size * len(items)].reshape(len(items), size)
     bits = _bits(table.reshape(-1), rows, weights).reshape(table.shape)
     if not sparse:
         return (bits.reshape(-1).astype(np.int32),)
@@ -46,18 +49,6 @@ def lsh_projection(site: Site, inputs: Inputs) -> Outputs:
     numbers = (bits.astype(np.int64) << places).sum(axis=1)
     numbers += np.arange(len(bits), dtype=np.int64) << width
     return (numbers.astype(np.uint32).view(np.int32),)
-
-
-def _rows(items: NDArray) -> NDArray:
-    """The bytes of each row."""
-    return np.frombuffer(items.tobytes(), np.uint8).reshape(len(items), items.nbytes // len(items))
-
-
-def _string_rows(items: NDArray) -> NDArray:
-    """The bytes of a string tensor, with its header, divided equally among its rows."""
-    packed = np.frombuffer(pack_strings(items), np.uint8)
-    size = len(packed) // len(items)
-    return packed[: size * len(items)].reshape(len(items), size)
 
 
 def _bits(seeds: NDArray, rows: NDArray, weights: NDArray | None) -> NDArray:
@@ -143,22 +134,25 @@ def _short(strings: NDArray, fetch: Fetch) -> NDArray:
     return np.asarray(_mix(y * K2 ^ z * K0) * K2)
 
 
+def _middle(fetch: Fetch, size: int, first: Word) -> tuple[NDArray, NDArray]:
+    """The words that strings of more than 16 bytes mix first."""
+    a, b = fetch(0) * first, fetch(8)
+    c, d = fetch(size - 8) * _multiplier(size), fetch(size - 16) * K2
+    return _rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + K2, 18) + c
+
+
 def _medium(fetch: Fetch, size: int) -> NDArray:
-    multiplier = _multiplier(size)
-    a, b = fetch(0) * K1, fetch(8)
-    c, d = fetch(size - 8) * multiplier, fetch(size - 16) * K2
-    return _pair(_rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + K2, 18) + c, multiplier)
+    return _pair(*_middle(fetch, size, K1), _multiplier(size))
 
 
 def _long(fetch: Fetch, size: int) -> NDArray:
     multiplier = _multiplier(size)
-    a, b = fetch(0) * K2, fetch(8)
-    c, d = fetch(size - 8) * multiplier, fetch(size - 16) * K2
-    y = _rotate(a + b, 43) + _rotate(c, 30) + d
-    z = _pair(y, a + _rotate(b + K2, 18) + c, multiplier)
+    y, other = _middle(fetch, size, K2)
+    z = _pair(y, other, multiplier)
     e, f = fetch(16) * multiplier, fetch(24)
     g, h = (y + fetch(size - 32)) * multiplier, (z + fetch(size - 24)) * multiplier
-    return _pair(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + a, 18) + g, multiplier)
+    low, high = _rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + fetch(0) * K2, 18) + g
+    return _pair(low, high, multiplier)
 
 
 class _State:

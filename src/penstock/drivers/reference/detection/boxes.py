@@ -70,12 +70,11 @@ def _areas(boxes: NDArray) -> NDArray:
 
 
 def transform(boxes: NDArray, deltas: NDArray, sizes: NDArray) -> NDArray:
-    """*boxes* [n, 4] moved and scaled by *deltas* [n, classes, 4], and clipped to images of *sizes*
+    """*boxes* [n, 4] moved and scaled by *deltas* [n, classes, 4] and clipped to images of *sizes*
     [n, 2].
 
-    Deltas are (dx, dy) in units of a box's width and height and the logarithms of the factors for
-    width and height; sizes are (height, width). Returns [n, classes, 4] (Ren et al., "Faster
-    R-CNN", 2015, with corners).
+    Deltas are (dx, dy) in units of a box's sides and the logarithms of its sides' factors; sizes
+    are (height, width). Returns [n, classes, 4] (Ren et al., "Faster R-CNN", 2015, with corners).
     """
     two = np.float32(2)
     extent = (boxes[:, 2:] - boxes[:, :2])[:, None]

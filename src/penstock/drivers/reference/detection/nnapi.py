@@ -51,8 +51,7 @@ def joined(parts: Sequence[Selection]) -> Selection:
 def box_with_nms_limit(site: Site) -> Kernel:
     """Scores, boxes, classes and batch indices of the kept boxes, by image, then class, then score.
 
-    Class 0 is the background and never chosen. Consecutive boxes with one batch index form an
-    image.
+    Class 0, the background, is never chosen. Consecutive boxes with one batch index form an image.
     """
     read_scores = reader(site.input(0), "scores")
     read_boxes = reader(site.input(1), "boxes")

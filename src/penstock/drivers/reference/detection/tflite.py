@@ -31,8 +31,7 @@ class Chosen(NamedTuple):
 def overlaps(box: NDArray, boxes: NDArray) -> NDArray:
     """Intersection over union of *box* [4] with each of *boxes* [n, 4], float32.
 
-    Boxes are two opposite corners (y1, x1, y2, x2) in any order. A box without area overlaps no
-    box.
+    Boxes are two opposite corners (y1, x1, y2, x2) in any order. Without area they overlap none.
     """
     y = np.sort(boxes[:, 0::2], axis=1)
     x = np.sort(boxes[:, 1::2], axis=1)
@@ -65,8 +64,7 @@ def suppress(
     overlap lowers its score by exp(-overlap**2 / (2 sigma)), and the candidate returns to the queue
     (Bodla et al., "Soft-NMS", 2017). As in TFLite, a chosen box returns to the queue too, and its
     overlap with itself drops it. A box without area overlaps no box, so it is chosen again until
-    *limit* is reached. Equal scores leave the queue in the order of TFLite's own binary heap
-    (`_pop`).
+    *limit* is reached. Equal scores leave the queue as in TFLite's heap (`_pop`).
     """
     decay = np.float32(-0.5) / np.float32(sigma) if sigma > 0 else np.float32(0)
     queue: list[_Candidate] = []
@@ -146,9 +144,7 @@ def _pop(heap: list[_Candidate]) -> _Candidate:
     check=lambda s: s.require_types({s.input(0).dtype, s.input(1).dtype} == {DType.FLOAT32}),
 )
 def non_max_suppression(site: Site, inputs: Inputs) -> Outputs:
-    """Indexes of the chosen boxes, padded with zeros to the limit (V5: also their scores after
-    decay), and their number.
-    """
+    """Indexes of the chosen boxes (V5: also their scores), padded with zeros, and their number."""
     soft = site.operation.type.endswith("V5")
     boxes, scores, limit, iou, least, *rest = [a for a in inputs if a is not None]
     places = max(int(limit), 0)
@@ -165,9 +161,7 @@ def non_max_suppression(site: Site, inputs: Inputs) -> Outputs:
 
 
 class Detections(NamedTuple):
-    """The chosen anchors, their classes and scores, their positions in the outputs, and the
-    number of boxes.
-    """
+    """Chosen anchors, classes, scores and positions in the outputs; the number of boxes."""
 
     anchors: NDArray
     classes: NDArray

@@ -180,7 +180,7 @@ def _power_of_two_sum(these: _Quantizations, powers: list[int], subtract: bool) 
 def _quantized_product(site: Site) -> Kernel:
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = these.scales
-    multiplier = fixed_point.quantize_multiplier(float(scale_a * scale_b / scale))
+    multiplier = fixed_point.quantize_multiplier(scale_a * scale_b / scale)
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
         wide_a = a.astype(np.int64) - these.a.zero_point
@@ -191,15 +191,15 @@ def _quantized_product(site: Site) -> Kernel:
 
 
 def _quantized_quotient(site: Site) -> Kernel:
-    """`a` times the reciprocal of `b`, with as many bits as `a` leaves free. int16 operands of one
-    shape are computed in float32.
+    """`a` times the reciprocal of `b`, in the bits that `a` leaves free. int16 of one shape are
+    computed in float32.
 
-    A quotient whose bits are all shifted out is 0. A quotient beyond 32 bits saturates (TFLite's
-    own result is undefined there).
+    A quotient whose bits are all shifted out is 0; one beyond 32 bits, undefined in TFLite,
+    saturates.
     """
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = these.scales
-    mantissa, shift = fixed_point.quantize_multiplier(float(scale_a / (scale_b * scale)))
+    mantissa, shift = fixed_point.quantize_multiplier(scale_a / (scale_b * scale))
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
         wide_b = b.astype(np.int64) - these.b.zero_point

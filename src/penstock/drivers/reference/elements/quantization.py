@@ -181,8 +181,7 @@ LEAST_TOLERANCE: Final = 0.1
 def numeric_verify_kernel(site: Site) -> Kernel:
     """The dequantised input minus the reference.
 
-    With `log_if_failed` a difference of more than `tolerance` quantisation steps (of 0 for float16)
-    fails the run.
+    With `log_if_failed`, more than `tolerance` quantisation steps (0 for float16) fail the run.
     """
     options = numeric_verify(site.attributes)
     operand = site.input(0)

@@ -49,7 +49,7 @@ def leaky_relu(site: Site) -> Kernel:
         return one_operand.elementwise(lambda x: np.where(x > 0, x, x * alpha))
     given, made = one_operand.input_and_output(site, one_operand.QUANTIZED)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
-    identity = fixed_point.quantize_multiplier(float(scale / out_scale))
+    identity = fixed_point.quantize_multiplier(scale / out_scale)
     slope = float(scale * alpha / out_scale)
     mantissa, shift = fixed_point.quantize_multiplier(abs(slope))
 
@@ -73,8 +73,8 @@ def prelu(site: Site) -> Kernel:
     given, made = one_operand.input_and_output(site, one_operand.QUANTIZED)
     slopes = site.quantization(1)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
-    identity = fixed_point.quantize_multiplier(float(scale / out_scale))
-    sloped = fixed_point.quantize_multiplier(float(scale * np.float32(slopes.scale) / out_scale))
+    identity = fixed_point.quantize_multiplier(scale / out_scale)
+    sloped = fixed_point.quantize_multiplier(scale * np.float32(slopes.scale) / out_scale)
     centred = one_operand.stored_values(dtype) - given.zero_point
     above = one_operand.by_bits(fixed_point.rescale(centred, *identity), dtype)
 
@@ -100,7 +100,7 @@ def hard_swish(site: Site) -> Kernel:
         return one_operand.elementwise(_hard_swish)
     given, made = one_operand.input_and_output(site, one_operand.QUANTIZED_8)
     fine = np.float32(1 / 128) * np.float32(given.scale)
-    mantissa, exponent = fixed_point.quantize_multiplier(float(fine / np.float32(made.scale)))
+    mantissa, exponent = fixed_point.quantize_multiplier(fine / np.float32(made.scale))
     require(exponent <= 0, "HARD_SWISH to a scale that is under 1/128 of the input's")
     gate_mantissa, gate_exponent = fixed_point.quantize_multiplier(
         float(fine / np.float32(3 / 32768))
@@ -150,4 +150,4 @@ def _divide_16(x: NDArray, exponent: int) -> NDArray:
 
 
 def _steps(real: float, scale: float) -> int:
-    return int(fixed_point.round_half_away(float(np.float32(real) / np.float32(scale))))
+    return int(fixed_point.round_half_away(np.float32(real) / np.float32(scale)))

@@ -71,11 +71,9 @@ def gelu(site: Site) -> Kernel:
 def _by_type(
     site: Site, function: RealFunction, rounded: RealFunction, short: Collection[str] = ()
 ) -> Kernel:
-    """The kernel for float32, int8 and uint8, and for the *short* floats, which are computed as
-    float32.
+    """The kernel for float32, int8 and uint8, and for the *short* floats, computed as float32.
 
-    *rounded* is *function* as C's mathematical library computes it: every step is rounded to
-    float32.
+    *rounded* is *function* as C's mathematical library computes it, each step rounded to float32.
     """
     given = site.input(0).dtype
     site.require_types(given is site.output().dtype)

@@ -159,7 +159,7 @@ def _softmax_16(site: Site, beta: float) -> Kernel:
     require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
     require(abs(made.scale * 2**15 - 1) <= 1e-3, "SOFTMAX to another int16 scale than 1/32768")
     real = np.float64(np.float32(given.scale) * np.float32(beta)) / (10.0 / 65535.0)
-    multiplier = fixed_point.quantize_multiplier(float(real))
+    multiplier = fixed_point.quantize_multiplier(real)
     powers, inverses = _tables_16()
     low, high = integer_range(DType.INT16)
     every = one_operand.interpolate(powers, one_operand.stored_values(DType.INT16))

@@ -151,8 +151,7 @@ def _real(site: Site, function: Function, rounded: Function) -> Kernel:
 @direct("RFFT2D", check=lambda s: s.require_types(s.input(0).dtype is DType.FLOAT32))
 def rfft2d(_: Site, inputs: Inputs) -> Outputs:
     """The Fourier transform of the last two dimensions, cropped or zero-padded to the given
-    lengths. The last dimension keeps its non-negative frequencies. Computed in float64, returned as
-    complex64.
+    lengths, in float64. The last one keeps its non-negative frequencies. Returns complex64.
     """
     signal, lengths = inputs
     if signal is None or lengths is None:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel
-from penstock.drivers.reference.layers.forms import form_of
+from penstock.drivers.reference.layers.forms import DEPTHWISE, form_of
 from penstock.drivers.reference.layers.padding import Axis, Steps, Window, pad
 from penstock.drivers.reference.numerics import products, weights
 from penstock.interrupts import watched
@@ -23,7 +23,7 @@ STRIP_ROWS: Final = 8
 @kernel("DEPTHWISE_CONV_2D")
 def depthwise_conv_2d(site: Site) -> Kernel:
     """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid."""
-    steps, form = Steps.of(site.attributes), form_of(site, axis=3, depthwise=True)
+    steps, form = Steps.of(site.attributes), form_of(site, DEPTHWISE)
     dtype = site.output().dtype.numpy
 
     def prepare(filters: NDArray, bias: NDArray | None) -> weights.Layer:

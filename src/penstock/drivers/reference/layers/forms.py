@@ -47,35 +47,50 @@ Form: TypeAlias = Callable[[NDArray, "NDArray | None"], Prepared]
 """Prepares filters [channels, ...] and a bias."""
 
 
-def form_of(
-    site: Site, source: int = 0, bias: int = 2, axis: int = 0, *, asymmetric: bool | None = True,
-    centre: bool = False, depthwise: bool = False,
-) -> Form:  # fmt: skip
+class Kind(NamedTuple):
+    """A kind of layer: the positions of its image and bias, and its filters' dimension of channels.
+
+    Depthwise layers combine both scales of hybrid inputs. *Centred* layers subtract a part's `zero`
+    from its values. Only the others compute matrix products, in the order that the site asks for.
+    """
+
+    source: int = 0
+    bias: int = 2
+    axis: int = 0
+    depthwise: bool = False
+    centred: bool = False
+
+
+MATRIX: Final = Kind()
+DEPTHWISE: Final = Kind(axis=3, depthwise=True)
+TRANSPOSED: Final = Kind(source=2, bias=3, centred=True)
+
+
+def form_of(site: Site, kind: Kind = MATRIX, *, asymmetric: bool | None = True) -> Form:
     """The form that the types of a layer select. Raises `Unsupported` for other types.
 
-    *source* and *bias* are positions of inputs, *axis* the filters' dimension of channels.
     *asymmetric* is the quantisation of hybrid inputs; None if the layer has no hybrid form.
-    *centre* says that the layer subtracts a part's `zero` from its values.
     """
-    given, weights, made = site.input(source).dtype, site.input(1).dtype, site.output().dtype
+    dtypes = site.input(kind.source).dtype, site.input(1).dtype, site.output().dtype
+    given, weights, made = dtypes
     if given in REAL and weights is given is made:
-        return float_form(site, matrix=not (centre or depthwise))
+        return float_form(site, kind)
     if given in QUANTIZED and made is given:
-        scaling = Scaling.of(site, source=source, weights=1, bias=bias, axis=axis)
-        return quantized_form(site, scaling, centre=centre)
+        scaling = Scaling.of(site, source=kind.source, weights=1, bias=kind.bias, axis=kind.axis)
+        return quantized_form(site, scaling, kind)
     if asymmetric is not None and given is made is DType.FLOAT32 and weights in hybrid.NARROW:
-        return _hybrid_form(site, axis, asymmetric, centre, depthwise)
+        return _hybrid_form(site, kind, asymmetric)
     raise site.unsupported_types()
 
 
-def float_form(site: Site, *, matrix: bool = True) -> Form:
-    """Computes in float32. *matrix*: in the order of sums that the site asks for."""
+def float_form(site: Site, kind: Kind = MATRIX) -> Form:
+    """Computes in float32."""
     activation = requantize.fused_activation(site)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Prepared:
         columns = flattened(filters).astype(np.float32, copy=False)
         multiply, rest = (
-            products.float_product(site, bias) if matrix else (products.multiply_fast, bias)
+            products.float_product(site, bias) if kind is MATRIX else (products.multiply_fast, bias)
         )
         finish = float_finish(rest, activation)
         return Prepared(columns, lambda x: (Part(EVERY, x, 0, finish),), multiply)
@@ -100,15 +115,15 @@ def float_finish(bias: NDArray | None, activation: str, *, finite: bool = True) 
 
 
 def quantized_form(
-    site: Site, scaling: Scaling, *, centre: bool = False, real: bool = False
+    site: Site, scaling: Scaling, kind: Kind = MATRIX, *, real: bool = False
 ) -> Form:
     """Computes in integers. *real*: scales in float64, as FULLY_CONNECTED does."""
     operand, signed = site.input(1), scaling.signed_input
-    magnitude = signed.magnitude + (abs(signed.zero_point) if centre else 0)
+    magnitude = signed.magnitude + (abs(signed.zero_point) if kind.centred else 0)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Prepared:
         columns = products.Columns(flattened(centred(filters, operand)), magnitude)
-        sums = np.zeros_like(columns.sums) if centre else columns.sums
+        sums = np.zeros_like(columns.sums) if kind.centred else columns.sums
         requantizer = scaling.real_requantizer if real else scaling.requantizer
         finish = requantizer(columns.bound, sums, bias)
         zero = signed.zero_point
@@ -117,10 +132,10 @@ def quantized_form(
     return prepare
 
 
-def _hybrid_form(site: Site, axis: int, asymmetric: bool, centre: bool, depthwise: bool) -> Form:
+def _hybrid_form(site: Site, kind: Kind, asymmetric: bool) -> Form:
     """Quantises each image over its own range."""
     activation, operand = requantize.fused_activation(site), site.input(1)
-    scaling = hybrid.weight_scales(operand, axis)
+    scaling = hybrid.weight_scales(operand, kind.axis)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Prepared:
         columns = products.Columns(
@@ -132,8 +147,8 @@ def _hybrid_form(site: Site, axis: int, asymmetric: bool, centre: bool, depthwis
             for index, values in enumerate(rows.values.reshape(images.shape)):
                 scale, offset = rows.scales[index], rows.offsets[index]
                 # DEPTHWISE_CONV_2D combines both scales. Other layers apply one after the other.
-                factors = (scaling * scale, ONE) if depthwise else (scaling, scale)
-                corrected = np.zeros_like(offset) if centre else offset
+                factors = (scaling * scale, ONE) if kind.depthwise else (scaling, scale)
+                corrected = np.zeros_like(offset) if kind.centred else offset
                 finish = hybrid.HybridFinish(
                     columns.sums, factors[0], bias, activation, factors[1], corrected
                 )

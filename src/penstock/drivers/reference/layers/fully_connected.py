@@ -195,9 +195,14 @@ def _quantized(site: Site) -> Kernel:
         out = np.empty(sums.shape, target.dtype.numpy)
         columns = sums.shape[-1]
         finish = requantize.Requantizer(
-            [product / quantization.scale], columns, bound, target.dtype, quantization.zero_point,
-            limits, wide=a.dtype is DType.INT16,
-        )  # fmt: skip
+            [product / quantization.scale],
+            columns,
+            bound,
+            target.dtype,
+            quantization.zero_point,
+            limits,
+            wide=a.dtype is DType.INT16,
+        )
         if out.size:
             finish(sums.reshape(-1, columns), out.reshape(-1, columns))
         return out

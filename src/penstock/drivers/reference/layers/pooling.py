@@ -163,9 +163,8 @@ def _spread_size(size: int, extent: int, stride: int, padding: str) -> int:
 
 @kernel("CUSTOM:MaxPoolingWithArgmax2D")
 def max_pooling_with_argmax(site: Site) -> Kernel:
-    """The greatest value of each window, and its position there. Of equal values the first one
-    counts. As in XNNPACK, NaN counts only as the first element of a window, and is then the
-    greatest.
+    """The greatest value of each window, and its position: the first of equal ones. As in XNNPACK,
+    NaN counts only as the first element of a window, and is then the greatest.
     """
     _require_float(site)
     options = windowed_pool(site.attributes)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from penstock.drivers.reference.kernel import Kernel, Site, kernel
-from penstock.drivers.reference.layers.forms import form_of
+from penstock.drivers.reference.layers.forms import TRANSPOSED, form_of
 from penstock.drivers.reference.layers.padding import Axis, Steps, slide
 from penstock.drivers.reference.numerics.products import Finish
 from penstock.drivers.reference.numerics.weights import (
@@ -20,7 +20,7 @@ from penstock.ir import NDArray
 @kernel("TRANSPOSE_CONV")
 def transpose_conv(site: Site) -> Kernel:
     """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid."""
-    steps, form = Steps.of(site.attributes), form_of(site, source=2, bias=3, centre=True)
+    steps, form = Steps.of(site.attributes), form_of(site, TRANSPOSED)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Callable[[NDArray, NDArray], NDArray]:
         ready = form(filters, bias)

@@ -63,9 +63,7 @@ FLIP: Final = np.uint8(0x80)
 
 
 def shuffled_layer(site: Site) -> Kernel:
-    """uint8 inputs [1 or 4, depth] and weights [units, depth] to int16 [rows, units]; units are a
-    multiple of 4, depth one of 16.
-    """
+    """uint8 inputs [1 or 4, 16 * n] and weights [4 * m, 16 * n] to int16 [rows, 4 * m]."""
     types = [site.input(0).dtype, site.input(1).dtype, site.output().dtype]
     site.require_types(types == [DType.UINT8, DType.UINT8, DType.INT16])
     require(len(site.outputs) == 2, "shuffled weights without a work space")

@@ -48,10 +48,11 @@ def wrapped(values: NDArray) -> NDArray:
     return values.astype(np.int32).astype(np.int64)
 
 
-def round_half_away(real: float) -> float:
+def round_half_away(real: float | np.floating[Any]) -> float:
     """Rounds halves away from zero: C's round(), which Python and NumPy do not have."""
-    whole = math.floor(abs(real))
-    return math.copysign(whole + (abs(real) - whole >= 0.5), real)
+    size = abs(float(real))
+    whole = math.floor(size)
+    return math.copysign(whole + (size - whole >= 0.5), real)
 
 
 def round_half_away_from_zero(values: NDArray) -> NDArray:

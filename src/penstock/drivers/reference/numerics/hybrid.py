@@ -45,8 +45,7 @@ class Rows:
 def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
     """Quantises float32 *rows* [rows, length], each over its own range; a row of zeros has scale 1.
 
-    The scale of a row with an infinity or NaN is NaN, and so are its results (TFLite's conversion
-    is undefined in C++ there).
+    The scale of a row with an infinity or NaN, undefined in TFLite, is NaN, and so are its results.
     """
     lost = np.asarray(~np.isfinite(rows).all(axis=1, keepdims=True))
     if lost.any():

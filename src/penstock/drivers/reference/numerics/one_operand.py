@@ -43,8 +43,7 @@ def look_up(table: NDArray, x: NDArray) -> NDArray:
 def tabulated(site: kernel.Site, compute: Callable[[NDArray], NDArray]) -> kernel.Kernel:
     """The kernel of a function of one quantised operand.
 
-    *compute* maps stored values (int64) to stored results; the kernel clamps them to the output's
-    type.
+    *compute* maps stored values (int64) to results, which are clamped to the output's type.
     """
     given, made = site.input(0).dtype, site.output().dtype
     results = np.clip(compute(stored_values(given)), *integer_range(made))

@@ -21,9 +21,7 @@ TILE_BYTES: Final = 1 << 22
 """Work memory, in bytes, for the left side of a product. A single row may exceed it."""
 
 Finish: TypeAlias = Callable[[NDArray, NDArray], None]
-"""Converts sums [rows, columns], the first argument, to results of the same shape in the second.
-May overwrite the sums.
-"""
+"""Converts sums [rows, columns] to results in the second argument. May overwrite the sums."""
 
 
 Multiply: TypeAlias = Callable[[NDArray, NDArray], NDArray]
@@ -104,8 +102,7 @@ def multiply_in_order(left: NDArray, columns: NDArray) -> NDArray:
 
 def multiply_fused(left: NDArray, columns: NDArray, bias: NDArray | None) -> NDArray:
     """The same sums, but each begins at its column's bias, and each product is added before it is
-    rounded (IEEE 754 fusedMultiplyAdd). Computed in float64: only a sum within 2**-29 of a tie may
-    round differently.
+    rounded (IEEE 754 fusedMultiplyAdd). In float64: only sums within 2**-29 of a tie may differ.
     """
     return _step_by_step(left, columns, bias, _add_fused)
 

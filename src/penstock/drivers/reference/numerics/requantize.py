@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Site, Unsupported
+from penstock.drivers.reference.kernel import Site, require
 from penstock.drivers.reference.numerics import fixed_point
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray, Quantization
@@ -222,8 +222,7 @@ GREATEST: Final = np.finfo(np.float32).max
 
 def activation_bounds(activation: str) -> tuple[float | None, float | None]:
     """The real bounds of a fused activation. Raises `Unsupported` if TFLite has none such."""
-    if activation not in BOUNDS:
-        raise Unsupported(f"{activation} is not an activation that can be fused")
+    require(activation in BOUNDS, f"{activation} is not an activation that can be fused")
     return BOUNDS[activation]
 
 
@@ -275,16 +274,14 @@ def quantized_range(
     least, greatest = integer_range(dtype)
     low, high = activation_bounds(activation)
     if quantization is None or quantization.per_channel:
-        if (low, high) != (None, None):
-            raise Unsupported(f"{activation} on {dtype.value} without one scale and zero point")
+        unbounded = low is None and high is None
+        require(unbounded, f"{activation} on {dtype.value} without one scale and zero point")
         return least, greatest
     scale, zero_point = np.float32(quantization.scale), quantization.zero_point
-    if low is not None:
-        least = max(
-            least, zero_point + int(fixed_point.round_half_away(float(np.float32(low) / scale)))
-        )
-    if high is not None:
-        greatest = min(
-            greatest, zero_point + int(fixed_point.round_half_away(float(np.float32(high) / scale)))
-        )
+    stored = [
+        None if b is None else zero_point + int(fixed_point.round_half_away(np.float32(b) / scale))
+        for b in (low, high)
+    ]
+    least = least if stored[0] is None else max(least, stored[0])
+    greatest = greatest if stored[1] is None else min(greatest, stored[1])
     return least, greatest

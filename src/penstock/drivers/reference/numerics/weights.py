@@ -111,8 +111,7 @@ def channel_scales(operand: Operand, axis: int) -> NDArray:
 class Scaling:
     """The scaling of one quantised layer, from sums of stored products to stored outputs.
 
-    *axis* is the dimension of the filters with one scale for each element. *wide* sums have 64
-    bits.
+    *axis* is the filters' dimension with a scale for each element. *wide* sums have 64 bits.
     """
 
     source: Operand

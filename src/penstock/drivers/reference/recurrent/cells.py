@@ -120,8 +120,7 @@ def both_directions(
 ) -> Kernel:
     """The kernel of a forward and a backward cell, with half of the *states* for each.
 
-    If an input *auxiliary* is *weighted*, it joins both directions. Without weights it is the
-    backward cell's input.
+    A *weighted* input *auxiliary* joins both directions. Others are the backward cell's input.
     """
     time_major, merged = (site.attributes.flag(n) for n in ("time_major", "merge_outputs"))
     if weighted:

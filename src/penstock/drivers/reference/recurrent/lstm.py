@@ -53,10 +53,8 @@ def quantized_lstm(site: Site) -> Kernel:
     )
 
     reordered = replace(site, outputs=(site.output(2), site.output(0), site.output(1)))
-    run = single_direction(
-        reordered, "QUANTIZED_LSTM", UNIDIRECTIONAL.all(), STATES,
-        lambda arrays: lstm_integer.Memory16(site, arrays, intermediates),
-    )  # fmt: skip
+    make = partial(lstm_integer.Memory16, site, intermediates)
+    run = single_direction(reordered, "QUANTIZED_LSTM", UNIDIRECTIONAL.all(), STATES, make)
 
     def states_first(inputs: Inputs) -> Outputs:
         output, *states = run(inputs)
@@ -81,11 +79,11 @@ def _integer_cell(site: Site) -> Callable[[Arrays], Direction]:
         zero_point = -zero_points[4] if site.has(UNIDIRECTIONAL.projection) else zero_points[4]
         needed = lstm_integer.Intermediates(gates, scales[4], zero_point)
         require(all(s > 0 for s in (scales[4], *gates[1:])), unscaled)
-        return lambda arrays: lstm_integer.Memory16(site, arrays, needed)
+        return partial(lstm_integer.Memory16, site, needed)
     if len(scales) == 12 and site.operation.type == "LSTM":
         require(all(s > 0 for s in scales[3:]), unscaled)
         narrow = lstm_integer.Intermediates8(scales, zero_points)
-        return lambda arrays: lstm_integer.Memory8(site, arrays, narrow)
+        return partial(lstm_integer.Memory8, site, narrow)
     raise Unsupported(f"an integer {site.operation.type} with {len(scales)} intermediate results")
 
 

@@ -118,15 +118,18 @@ class Peephole:
 class IntegerMemory:
     """The steps that both forms share.
 
-    *power* is the binary logarithm of the cell state's scale, *cell_clip* a bound of its
-    magnitude, and *scales* those of the gates' sums. *norms* normalise the gates in *gates*.
+    Subclasses set `_norms`, which normalise gates, and products with the weights of all gates.
+    *power* is the binary logarithm of the cell state's scale, *cell_clip* a bound of its magnitude,
+    and *scales* are those of the gates' sums.
     """
 
+    _norms: dict[int, Product]
+
     def __init__(
-        self, site: Site, arrays: Arrays, gates: list[int], power: int, cell_clip: float,
-        scales: Sequence[np.float32], norms: dict[int, Product],
-    ) -> None:  # fmt: skip
-        self._gates, self._power, self._norms = gates, power, norms
+        self, site: Site, arrays: Arrays, power: int, cell_clip: float, scales: Sequence[np.float32]
+    ) -> None:
+        self._gates = gates = gates_of(site, AT, arrays)
+        self._power = power
         self._clip = quantized_clip(cell_clip, site.quantization(STATES[1]).scale, LEAST, GREATEST)
         self._output_clip = quantized_clip(
             clip_of(site, "proj_clip"), site.output_quantization().scale, -128, 127
@@ -222,15 +225,14 @@ class Memory16(IntegerMemory):
 
     _tanh = staticmethod(lstm_basic.tanh_of)
 
-    def __init__(self, site: Site, arrays: Arrays, intermediates: Intermediates) -> None:
-        gates = gates_of(site, AT, arrays)
+    def __init__(self, site: Site, intermediates: Intermediates, arrays: Arrays) -> None:
         power = fixed_point.power_of_two(site.quantization(STATES[1]).scale)
         fits = power is not None and -15 <= power <= lstm_basic.MOST_INTEGER_BITS - 15
         require(fits, "a cell state whose scale is not a power of two between 2**-15 and 2**-9")
-        normalised = site.has(AT.norm(FORGET))
-        norms: dict[int, Product] = {g: Norm.of(site, g, arrays) for g in gates if normalised}
         clip, hidden = clip_of(site, "cell_clip"), intermediates.hidden
-        super().__init__(site, arrays, gates, power or 0, clip, intermediates.gates, norms)
+        super().__init__(site, arrays, power or 0, clip, intermediates.gates)
+        gates, normalised = self._gates, site.has(AT.norm(FORGET))
+        self._norms = {g: Norm.of(site, g, arrays) for g in gates if normalised}
         self._logistic = lstm_basic.logistic_q3()
 
         def product(where: list[int], vectors: int, biased: bool) -> ScaledProduct:
@@ -322,16 +324,15 @@ class Memory8(IntegerMemory):
 
     _tanh = staticmethod(lstm_basic.cut_tanh)
 
-    def __init__(self, site: Site, arrays: Arrays, intermediates: Intermediates8) -> None:
-        gates = gates_of(site, AT, arrays)
+    def __init__(self, site: Site, intermediates: Intermediates8, arrays: Arrays) -> None:
         for needed in (AT.norm(FORGET), AT.projection, AT.projection_bias):
             site.input(needed)
         cell_scale = site.quantization(STATES[1]).scale
         require(cell_scale == 2.0**-15, "a cell state of another scale than 2**-15")
-        clip = clip_of(site, "cell_clip")
-        norms: dict[int, Product] = {g: RealNorm(site, g, arrays) for g in gates}
-        totals = intermediates.scales[::3]
-        super().__init__(site, arrays, gates, -15, clip if clip < 1 else 0.0, totals, norms)
+        clip, totals = clip_of(site, "cell_clip"), intermediates.scales[::3]
+        super().__init__(site, arrays, -15, clip if clip < 1 else 0.0, totals)
+        gates = self._gates
+        self._norms = {g: RealNorm(site, g, arrays) for g in gates}
         self._logistic = lstm_basic.cut_logistic()
 
         def product(where: list[int], vectors: int, which: int) -> NarrowProduct:

@@ -40,8 +40,7 @@ PARAMETERS: Final = 17
 @dataclass(frozen=True, slots=True)
 class Positions:
     """Positions of inputs: *first* of the 17 parameters, *norms* of the four layer normalisation
-    coefficients, *auxiliary* of the four weights of an auxiliary input, if the operation may have
-    one.
+    coefficients, *auxiliary* of the weights of an auxiliary input, if any.
     """
 
     first: int

@@ -158,8 +158,8 @@ def _integer(site: Site) -> Kernel:
         for operand in (*(site.input(i) for i in (0, 1, 2, 4)), site.output())
     )
     scales = [np.float32(q.scale) for q in (source, features, time, state, target)]
-    first = fixed_point.quantize_multiplier(float(scales[0] * scales[1] / scales[3]))
-    second = fixed_point.quantize_multiplier(float(scales[3] * scales[2] / scales[4]))
+    first = fixed_point.quantize_multiplier(scales[0] * scales[1] / scales[3])
+    second = fixed_point.quantize_multiplier(scales[3] * scales[2] / scales[4])
     dtype = site.output().dtype
     limits, state_limits = integer_range(dtype), integer_range(site.input(4).dtype)
 

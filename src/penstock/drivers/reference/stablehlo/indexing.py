@@ -72,8 +72,7 @@ class Slices:
     def starts(self, vectors: NDArray, shape: tuple[int, ...], *, clamped: bool) -> list[Any]:
         """The start of slices in each dimension: for each index vector, or 0.
 
-        *clamped* moves slices into the operand; otherwise indices are limited so that they stay
-        outside.
+        *clamped* moves slices into the operand; other indices are limited, but stay outside.
         """
         found: list[Any] = [0] * len(shape)
         for at, axis in enumerate(self.moved):
@@ -136,9 +135,7 @@ def gather(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_SCATTER")
 def scatter(site: Site) -> Kernel:
-    """Combines updates with the operand at index vectors, in row-major order; elements outside the
-    operand are skipped.
-    """
+    """Combines updates with the operand at index vectors, in row-major order, if inside it."""
     require(
         len(site.inputs) == 3 and len(site.outputs) == 1, "STABLEHLO_SCATTER of several operands"
     )

@@ -96,12 +96,11 @@ def _order(attributes: Attributes, name: str, first: str, second: str) -> tuple[
     return order
 
 
-GEOMETRY: Final = {
-    "window_strides": 1, "padding": 0, "lhs_dilation": 1, "rhs_dilation": 1, "window_reversal": 0
-}  # fmt: skip
-"""The attributes of a convolution, one number for each spatial dimension (of padding two), and
-their defaults.
-"""
+GEOMETRY: Final = (
+    *(("window_strides", 1), ("padding", 0)),
+    *(("lhs_dilation", 1), ("rhs_dilation", 1), ("window_reversal", 0)),
+)
+"""A convolution's attributes, a number (padding: two) for each spatial dimension, by default."""
 
 
 class Geometry(NamedTuple):
@@ -116,7 +115,7 @@ class Geometry(NamedTuple):
     @classmethod
     def of(cls, attributes: Attributes, rank: int) -> Geometry:
         found = []
-        for name, default in GEOMETRY.items():
+        for name, default in GEOMETRY:
             count = 2 * rank if name == "padding" else rank
             found.append(attributes.integers(name) or (default,) * count)
             require(len(found[-1]) == count, f"{name} {found[-1]} for {rank} spatial dimensions")

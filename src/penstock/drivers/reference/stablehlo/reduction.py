@@ -161,9 +161,12 @@ def _operand_count(site: Site) -> int:
 
 
 def reduce_windows(
-    operands: list[NDArray], initial: Sequence[NDArray], apply: Apply, extents: Sequence[int],
+    operands: list[NDArray],
+    initial: Sequence[NDArray],
+    apply: Apply,
+    extents: Sequence[int],
     steps: Steps,
-) -> list[NDArray]:  # fmt: skip
+) -> list[NDArray]:
     """Reduces windows over every dimension of padded operands. The elements of each are taken in
     row-major order, from the initial values on.
     """

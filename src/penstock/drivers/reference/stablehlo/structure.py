@@ -134,9 +134,14 @@ def pad(site: Site, inputs: Inputs) -> Outputs:
 
 
 def padded(
-    x: NDArray, value: NDArray, low: Sequence[int], high: Sequence[int], interior: Sequence[int],
-    *, bounded: bool = False,
-) -> NDArray:  # fmt: skip
+    x: NDArray,
+    value: NDArray,
+    low: Sequence[int],
+    high: Sequence[int],
+    interior: Sequence[int],
+    *,
+    bounded: bool = False,
+) -> NDArray:
     """*x* with *interior* copies of *value* between adjacent elements along each dimension, and
     *low* and *high* copies at its ends. Negative numbers crop.
 
