@@ -24,12 +24,15 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.errors import GeneralFailure, PenstockError
 
 Case: TypeAlias = tuple[str, Callable[[], bytes]]
-"""A label, and the function that returns the answer."""
+"""The result that stands for it if it is lost, in JSON, and the function that answers with the
+result in MessagePack.
+"""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -41,16 +44,6 @@ START_LIMIT: Final = 120.0
 STOPPED_AT: Final = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 KIT: Final = Path(__file__).parent
 STANDARD: Final = Path(os.__file__).parent
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """The result of one case: the answer *data*, or None and the *problem* of the process."""
-
-    index: int
-    label: str
-    data: bytes | None
-    problem: str
-    seconds: float
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -65,19 +58,13 @@ def collect(
     make: str,
     arguments: Sequence[str],
     kind: type[R],
-    lost: Callable[[Answer], R],
     *,
     limit: float,
     progress: Callable[[R], None] | None = None,
 ) -> list[R]:
-    """The answers of `supervise`, decoded as the struct *kind*.
-
-    *lost* makes one for a case without an answer. Calls *progress* with each.
-    """
+    """The results of `supervise`; calls *progress* with each."""
     results = []
-    for answer in supervise(make, arguments, limit=limit):
-        data = answer.data
-        result = lost(answer) if data is None else msgspec.msgpack.decode(data, type=kind)
+    for result in supervise(make, arguments, kind, limit=limit):
         results.append(result)
         if progress is not None:
             progress(result)
@@ -85,37 +72,35 @@ def collect(
 
 
 def supervise(
-    make: str, arguments: Sequence[str], *, limit: float
-) -> Generator[Answer, None, None]:
-    """Runs the cases that `make(*arguments)` returns, in order; *make* is `module:function`.
+    make: str, arguments: Sequence[str], kind: type[R], *, limit: float
+) -> Generator[R, None, None]:
+    """The results of the cases that `make(*arguments)` returns, in order.
 
-    If a case takes more than *limit* seconds, or ends the process, its result has no data but a
-    problem. Raises `GeneralFailure` with the error of *make* if it fails.
+    *make* is `module:function`. If a case takes more than *limit* seconds, or ends the process, its
+    result is its label's, with the problem as the message. Raises `GeneralFailure` with the error
+    of *make* if it fails.
     """
+    context = multiprocessing.get_context("spawn")
+    start, labels = 0, None
     # Host processes of isolated drivers may still use the directory while they end.
     with tempfile.TemporaryDirectory(
         prefix="penstock-state-", ignore_cleanup_errors=True
     ) as state_directory:
-        yield from _supervise(make, arguments, limit, state_directory)
-
-
-def _supervise(
-    make: str, arguments: Sequence[str], limit: float, state_directory: str
-) -> Generator[Answer, None, None]:
-    context = multiprocessing.get_context("spawn")
-    start, labels = 0, None
-    while labels is None or start < len(labels):
-        with _Child(context, make, arguments, start, limit, state_directory) as child:
-            labels = child.labels()
-            for index in range(start, len(labels)):
-                began = time.perf_counter()
-                data, problem = child.answer(limit)
-                yield Answer(index, labels[index], data, problem, time.perf_counter() - began)
-                start = index + 1
-                if data is None:
-                    break
-            else:
-                child.finish()
+        while labels is None or start < len(labels):
+            with _Child(context, make, arguments, start, limit, state_directory) as child:
+                labels = child.labels()
+                for index in range(start, len(labels)):
+                    began = time.perf_counter()
+                    data, problem = child.answer(limit)
+                    start = index + 1
+                    if data is None:
+                        lost: Any = msgspec.json.decode(labels[index], type=kind)
+                        seconds = time.perf_counter() - began
+                        yield replace(lost, message=problem, seconds=seconds)
+                        break
+                    yield msgspec.msgpack.decode(data, type=kind)
+                else:
+                    child.finish()
 
 
 class _Child:

@@ -189,12 +189,14 @@ def test_a_crash_fails_its_checks_and_the_next_one_goes_on(
 @pytest.mark.usefixtures("drivers")
 def test_a_hang_fails_its_check_within_the_limit() -> None:
     limit = 3.0
-    answers = supervised.supervise("penstock.testing.contract.runner:cases", HANGS, limit=limit)
-    hung = next(answer for answer in answers if answer.data is None)
-    answers.close()
-    assert hung.label == "hangs\tcaching\tcheck_loading_without_a_cache"
-    assert hung.problem.startswith("it did not end within 3 s, in prepare_model_from_cache (")
-    assert "broken_driver.py" in hung.problem
+    make, kind = "penstock.testing.contract.runner:cases", contract.CheckResult
+    results = supervised.supervise(make, HANGS, kind, limit=limit)
+    hung = next(result for result in results if "it did not end" in result.message)
+    results.close()
+    assert (hung.device, hung.suite) == ("hangs", "caching")
+    assert (hung.check, hung.outcome) == ("check_loading_without_a_cache", "failed")
+    assert hung.message.startswith("it did not end within 3 s, in prepare_model_from_cache (")
+    assert "broken_driver.py" in hung.message
 
 
 HANGS = ["broken_driver:hangs"]

@@ -26,7 +26,7 @@ from penstock.testing.chaos.trial import Favoured, Graph, attempt, end_in_time, 
 from penstock.testing.contract import promise
 from penstock.testing.devices import some_usable_devices
 from penstock.testing.resources import Resources
-from penstock.testing.supervised import Answer, Case, collect
+from penstock.testing.supervised import Case, collect
 
 Trouble: TypeAlias = Callable[[Device, Sequence[Graph]], None]
 """Tries a fault on every graph: returns, or raises `Violation` or `NotCovered`."""
@@ -221,14 +221,8 @@ def run(
     """
     if graphs < 1:
         raise InputError(f"{graphs} graphs are too few")
-    rules = {scenario.name: scenario.rule for scenario in SCENARIOS}
-
-    def lost(answer: Answer) -> Result:
-        device, scenario = answer.label.split("\t")
-        return Result(scenario, "failed", answer.problem, answer.seconds, device, rules[scenario])
-
     arguments = [driver, str(graphs), str(seed)]
-    return collect(MAKER, arguments, Result, lost, limit=limit, progress=progress)
+    return collect(MAKER, arguments, Result, limit=limit, progress=progress)
 
 
 def cases(driver: str, graphs: str, seed: str) -> list[Case]:
@@ -237,8 +231,9 @@ def cases(driver: str, graphs: str, seed: str) -> list[Case]:
     for device in some_usable_devices(driver)[0]:
         subjects = Subjects(device, int(graphs), int(seed))
         for scenario in SCENARIOS:
-            label = f"{device.name}\t{scenario.name}"
-            made.append((label, partial(_answer, scenario, device, subjects)))
+            name, rule = scenario.name, scenario.rule
+            lost = msgspec.json.encode(Result(name, "failed", "", 0.0, device.name, rule))
+            made.append((lost.decode(), partial(_answer, scenario, device, subjects)))
     return made
 
 

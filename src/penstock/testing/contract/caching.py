@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument, PenstockError
 from penstock.hal.capabilities import least_class
@@ -85,19 +87,17 @@ class Entry:
                 stack.callback(os.close, fd)
                 return hal.CacheHandle(fd)
 
-            handles = tuple(
-                handle(path, (odd or {}).get(number, flags))
-                for number, path in enumerate(self.paths)
+            every = enumerate(self.paths)
+            handles = tuple(handle(path, (odd or {}).get(number, flags)) for number, path in every)
+            standard = hal.PrepareConfig(
+                token=self.token,
+                binding=self.binding,
+                accuracy=self.accuracy,
+                model_cache=handles[: self.counts[0]],
+                data_cache=handles[self.counts[0] :],
+                lock=handle(self.lock, os.O_RDWR),
             )
-            standard: dict[str, Any] = {
-                "token": self.token,
-                "binding": self.binding,
-                "accuracy": self.accuracy,
-                "model_cache": handles[: self.counts[0]],
-                "data_cache": handles[self.counts[0] :],
-                "lock": handle(self.lock, os.O_RDWR),
-            }
-            yield hal.PrepareConfig(**(standard | fields))
+            yield replace(standard, **fields)
 
     def contents(self) -> list[bytes]:
         """The content of each file."""
@@ -124,10 +124,12 @@ class Entry:
 
 
 @contextmanager
-def entry_of(device: hal.Device, counts: tuple[int, int] | None = None) -> Iterator[Entry]:
+def entry_of(
+    device: hal.Device, counts: tuple[int, int] | None = None, **fields: Any
+) -> Iterator[Entry]:
     """An empty entry, within the block, of the files that *device* needs or of other *counts*."""
     with tempfile.TemporaryDirectory() as directory:
-        yield Entry(Path(directory) / "entry", counts or device.cache_files_needed())
+        yield Entry(Path(directory) / "entry", counts or device.cache_files_needed(), **fields)
 
 
 def weakest(device: hal.Device, case: Case) -> hal.AccuracyClass:
@@ -175,14 +177,8 @@ def each_saved(device: hal.Device, cases: Sequence[Case]) -> Iterator[tuple[Case
     """
     refusals = []
     for case in cases:
-        with tempfile.TemporaryDirectory() as directory:
-            token = hashlib.sha256(case.name.encode()).digest()
-            entry = Entry(
-                Path(directory) / "entry",
-                device.cache_files_needed(),
-                token=token,
-                accuracy=weakest(device, case),
-            )
+        token, accuracy = hashlib.sha256(case.name.encode()).digest(), weakest(device, case)
+        with entry_of(device, token=token, accuracy=accuracy) as entry:
             with entry.opened() as config:
                 report = save(device, case, config)
             try:
@@ -394,9 +390,8 @@ def _timed_runs(on: PreparedCase) -> float:
 def _wrong(counts: tuple[int, int]) -> Iterator[tuple[str, tuple[int, int]]]:
     """One file more and one file less of each kind."""
     model, data = counts
-    yield "a model file too many", (model + 1, data)
-    yield "a data file too many", (model, data + 1)
-    if model:
-        yield "a model file too few", (model - 1, data)
-    if data:
-        yield "a data file too few", (model, data - 1)
+    for word, by in (("many", 1), ("few", -1)):
+        if model + by >= 0:
+            yield f"a model file too {word}", (model + by, data)
+        if data + by >= 0:
+            yield f"a data file too {word}", (model, data + by)

@@ -187,9 +187,7 @@ def show(label: str, result: Verdict) -> str:
     """The lines of *result* in a table; for a failure also rule, observation, where to read."""
     word = {"passed": "ok", "failed": "FAILED", "not_covered": "-"}[result.outcome]
     line = f"{label} {word:7} {result.seconds * 1e3:8.1f} ms"
-    if result.outcome == "not_covered":
-        return f"{line}  {result.message}"
-    if result.outcome == "passed":
-        return line
+    if result.outcome != "failed":
+        return f"{line}  {result.message}".rstrip()
     about = (("rule", result.rule), ("seen", result.message), ("read", result.read))
     return "\n".join([line, *(f"    {label}: {text}" for label, text in about if text)])

@@ -10,7 +10,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
-import msgspec
+from msgspec import Struct, json, msgpack
 
 from penstock.errors import FOREIGN, InputError, counted
 from penstock.hal import Device
@@ -30,7 +30,7 @@ from penstock.testing.contract import (
     support,
 )
 from penstock.testing.devices import some_usable_devices
-from penstock.testing.supervised import Answer, Case, collect
+from penstock.testing.supervised import Case, collect
 
 _SUITES: Final[Mapping[str, promise.Suite]] = {
     suite.name: suite
@@ -68,7 +68,7 @@ USABLE: Final = "check_works_here"
 MAKER: Final = f"{__name__}:cases"
 
 
-class CheckResult(msgspec.Struct, frozen=True):
+class CheckResult(Struct, frozen=True):
     """The result of one check on *device*.
 
     *message* says why it failed or was not covered. *rule* is the promise in a sentence, *read*
@@ -174,16 +174,7 @@ def run(
 
     Raises `GeneralFailure` if the driver or device does not exist, or no device is usable.
     """
-    rules = {check.__name__: promise.rule_of(check) for check in CHECKS}
-
-    def lost(answer: Answer) -> CheckResult:
-        device, suite, check = answer.label.split("\t")
-        problem, seconds = answer.problem, answer.seconds
-        return CheckResult(
-            suite, check, "failed", problem, seconds, device, rules[check], reading(suite)
-        )
-
-    return collect(MAKER, [driver], CheckResult, lost, limit=limit, progress=progress)
+    return collect(MAKER, [driver], CheckResult, limit=limit, progress=progress)
 
 
 def cases(driver: str) -> list[Case]:
@@ -192,11 +183,12 @@ def cases(driver: str) -> list[Case]:
     made: list[Case] = []
     for name, reason in unusable:
         result = CheckResult("support", USABLE, "not_covered", reason, 0.0, name)
-        made.append((f"{name}\tsupport\t{USABLE}", partial(msgspec.msgpack.encode, result)))
+        made.append((json.encode(result).decode(), partial(msgpack.encode, result)))
     for device in devices:
         for suite, check in every_check():
-            label = f"{device.name}\t{suite}\t{check.__name__}"
-            made.append((label, partial(_answer, device, check, suite)))
+            name, rule = check.__name__, promise.rule_of(check)
+            lost = CheckResult(suite, name, "failed", "", 0.0, device.name, rule, reading(suite))
+            made.append((json.encode(lost).decode(), partial(_answer, device, check, suite)))
         # The last check of a device closes it.
         label, last = made[-1]
         made[-1] = label, partial(_closing, device, last)
@@ -204,7 +196,7 @@ def cases(driver: str) -> list[Case]:
 
 
 def _answer(device: Device, check: promise.Check, suite: str) -> bytes:
-    return msgspec.msgpack.encode(run_check(device, check, suite))
+    return msgpack.encode(run_check(device, check, suite))
 
 
 def _closing(device: Device, answer: Callable[[], bytes]) -> bytes:

@@ -117,25 +117,22 @@ def plain_run(case: Case) -> Run:
     referenced = tuple(_subgraph(s, specification) for s in entry.referenced)
     model = NnapiModel(main, referenced, (ConstantPool(specification.blob),), relaxed=entry.relaxed)
     operands = entry.main.operands
+    inputs: dict[int, NDArray | None] = {}
+    outputs: list[Expected] = []
     try:
-        inputs = {
-            i: None if operands[i].omitted else _array(specification, operands[i])
-            for i in entry.main.inputs
-        }
-        outputs = tuple(
-            Expected(operands[i], _array(specification, operands[i])) for i in entry.main.outputs
-        )
+        for i in entry.main.inputs:
+            inputs[i] = None if operands[i].omitted else _array(specification, operands[i])
+            if inputs[i] is None and not operands[i].omitted:
+                raise VectorError(f"{case.name}: input {i} has no values")
+        for i in entry.main.outputs:
+            outputs.append(Expected(operands[i], _array(specification, operands[i])))
+            if outputs[-1].values is None and operands[i].compare == "near":
+                raise VectorError(f"{case.name}: output {operands[i].name!r} has no values")
     except IndexError as error:
         raise VectorError(f"{case.name}: an input or output is no operand") from error
-    for expected in outputs:
-        if expected.values is None and expected.entry.compare == "near":
-            raise VectorError(f"{case.name}: output {expected.entry.name!r} has no values")
-    for index, array in inputs.items():
-        if array is None and not operands[index].omitted:
-            raise VectorError(f"{case.name}: input {index} has no values")
     levels = entry.feature_level, specification.header.feature_level
     level = max(EXPERIMENTAL if n is None else n for n in levels)
-    return Run(case, "plain", model, level, MappingProxyType(inputs), outputs)
+    return Run(case, "plain", model, level, MappingProxyType(inputs), tuple(outputs))
 
 
 def _with_main(
@@ -193,10 +190,14 @@ def inputs_as_internal(run: Run, indexes: tuple[int, ...]) -> Run:
 def dynamic_output_shape(run: Run) -> Run:
     """Makes the dimensions of every output unknown to the compile."""
     main = run.model.main
-    opened = _mapped(
-        main, lambda i, o: replace(o, dimensions=_open(o.dimensions)) if i in main.outputs else o
-    )
-    changed = _with_main(run, "dynamic_output_shape", opened)
+
+    def opened(index: int, operand: NnapiOperand) -> NnapiOperand:
+        known = operand.dimensions
+        if index not in main.outputs or known is None:
+            return operand
+        return replace(operand, dimensions=(None,) * len(known))
+
+    changed = _with_main(run, "dynamic_output_shape", _mapped(main, opened))
     return replace(changed, feature_level=max(run.feature_level, 3))
 
 
@@ -251,11 +252,6 @@ def _signed(array: NDArray) -> NDArray:
     return moved
 
 
-def _open(shape: Shape) -> Shape:
-    """Makes every dimension unknown; scalars have none."""
-    return None if shape is None else (None,) * len(shape)
-
-
 def _mapped(
     subgraph: NnapiSubgraph, change: Callable[[int, NnapiOperand], NnapiOperand]
 ) -> NnapiSubgraph:
@@ -285,7 +281,7 @@ def _operand(entry: OperandEntry, specification: Specification) -> NnapiOperand:
         flat = specification.flat(entry)
         if flat is None:
             raise VectorError(f"constant {entry.name!r} has no value")
-        in_pool = entry.data is not None and (entry.shared_memory or flat.nbytes > MAX_COPIED_VALUE)
+        in_pool = entry.shared_memory or flat.nbytes > MAX_COPIED_VALUE
         if entry.data is not None and in_pool:
             lifetime, location = (
                 NnapiLifetime.CONSTANT_POOL,
