@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from penstock import hal
+from penstock.driverkit.request_arrays import HostBuffers
 from penstock.errors import GeneralFailure, OutputInsufficientSize
 from penstock.ir import DataLocation, Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory import MemoryPool, pool_of
-from penstock.memory.domain import Claim, MemoryDomain
+from penstock.memory.domain import MemoryDomain
 from penstock.testing.doubles import InterceptingDevice
 
 
-class DomainDevice(InterceptingDevice):
+class DomainDevice(HostBuffers, InterceptingDevice):
     """*device* with memory domains: requests may name its buffers by token (NNAPI sections 6.4 and
     6.5).
 
     Allocating a buffer whose shape is not completely known is `GeneralFailure`.
     """
+
+    domain: MemoryDomain
 
     def __init__(self, device: hal.Device, name: str | None = None) -> None:
         super().__init__(device, name)
@@ -36,16 +38,6 @@ class DomainDevice(InterceptingDevice):
     def prepare_model_from_cache(self, config: hal.PrepareConfig) -> hal.PreparedModel:
         raise GeneralFailure("this device does not cache")
 
-    def allocate(
-        self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
-    ) -> tuple[int, hal.Buffer]:
-        return self.domain.allocate(desc, roles)
-
-    def _interface_of(self, prepared: object) -> Model | None:
-        if isinstance(prepared, DomainModel) and prepared.owner is self:
-            return prepared.model
-        return None
-
 
 class PoolDomain(MemoryDomain):
     """Keeps each value in a pool."""
@@ -59,41 +51,35 @@ class PoolDomain(MemoryDomain):
 class DomainModel(hal.PreparedModelBase):
     """A prepared model whose requests may name buffers; the inner model gets pools."""
 
-    def __init__(self, owner: DomainDevice, prepared: hal.PreparedModel, model: Model) -> None:
-        self.owner, self._prepared, self.model = owner, prepared, model
+    def __init__(self, device: DomainDevice, prepared: hal.PreparedModel, model: Model) -> None:
+        self.device, self._prepared, self.model = device, prepared, model
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         hal.validate_request(self.model, request, config)
-        with self.owner.domain.claim(self, request) as claim:
-            return self._execute(request, config, claim)
+        entry, pools = self.model.entry, list(request.pools)
+        inputs, outputs = list(request.inputs), list(request.outputs)
+        with self.device.domain.claim(self, request) as claim:
+            for at, value in claim.inputs.items():
+                inputs[at] = _lent(value.content, pools, value.shape)
+            results: dict[int, NDArray] = {}
+            for at, buffer in claim.outputs.items():
+                operand = entry.operands[entry.outputs[at]]
+                results[at] = in_pool(static_shape(buffer.shape) or (), operand.dtype.numpy)
+                outputs[at] = _lent(results[at], pools, ())
+            try:
+                inner = hal.Request(tuple(inputs), tuple(outputs), tuple(pools))
+                result = self._prepared.execute(inner, config)
+            except OutputInsufficientSize as error:
+                if results:
+                    raise GeneralFailure(f"an output is larger than its buffer: {error}") from error
+                raise
+            for at, array in results.items():
+                shapes = result.output_shapes
+                claim.put(at, array, shapes[at].dimensions if shapes else array.shape)
+            return result
 
     def close(self) -> None:
         self._prepared.close()
-
-    def _execute(
-        self, request: hal.Request, config: hal.ExecutionConfig, claim: Claim
-    ) -> hal.ExecutionResult:
-        entry, pools = self.model.entry, list(request.pools)
-        inputs, outputs = list(request.inputs), list(request.outputs)
-        for at, value in claim.inputs.items():
-            inputs[at] = _lent(value.content, pools, value.shape)
-        results: dict[int, NDArray] = {}
-        for at in claim.outputs:
-            operand = entry.operands[entry.outputs[at]]
-            shape = static_shape(claim.outputs[at].shape) or ()
-            results[at] = in_pool(shape, operand.dtype.numpy)
-            outputs[at] = _lent(results[at], pools, ())
-        try:
-            inner = hal.Request(tuple(inputs), tuple(outputs), tuple(pools))
-            result = self._prepared.execute(inner, config)
-        except OutputInsufficientSize as error:
-            if results:
-                raise GeneralFailure(f"an output is larger than its buffer: {error}") from error
-            raise
-        for at, array in results.items():
-            shapes = result.output_shapes
-            claim.put(at, array, shapes[at].dimensions if shapes else array.shape)
-        return result
 
 
 def in_pool(shape: tuple[int, ...], dtype: Any) -> NDArray:

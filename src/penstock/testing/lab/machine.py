@@ -25,10 +25,8 @@ from penstock.testing.lab.program import MOST_BYTES, Instruction, Program, Slot
 
 TILE: Final = 8
 
-ELEMENTWISE: Final = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply}
-UNARY: Final = ("RELU", "TANH", "LOGISTIC")
 LAYERS: Final = ("FULLY_CONNECTED", "FULLY_CONNECTED_TURNED")
-TILEWISE: Final = frozenset((*ELEMENTWISE, *UNARY, *LAYERS))
+TILEWISE: Final = frozenset(("ADD", "SUB", "MUL", "RELU", "TANH", "LOGISTIC", *LAYERS))
 """The instructions that compute on tiles."""
 
 
@@ -60,20 +58,15 @@ def from_tiles(value: Tiled) -> NDArray:
     return np.ascontiguousarray(whole[:, :rows, :columns]).reshape(value.shape)
 
 
-def compute(opcode: str, inputs: Sequence[Tiled], shape: tuple[int, ...]) -> Tiled:
+def compute(one: Instruction, inputs: Sequence[Tiled], shape: tuple[int, ...]) -> Tiled:
     """The result of one instruction of `TILEWISE`. Elementwise inputs have the output's *shape*."""
-    if opcode in LAYERS:
-        return _layer(inputs, shape, turned=opcode != "FULLY_CONNECTED")
-    given = [value.tiles for value in inputs]
-    if opcode in ELEMENTWISE:
-        return Tiled(ELEMENTWISE[opcode](*given), shape)
-    (x,) = given
-    if opcode == "RELU":
-        return Tiled(np.maximum(x, np.float32(0)), shape)
-    if opcode == "TANH":
-        return Tiled(np.tanh(x), shape)
-    one = np.float32(1)
-    return Tiled(np.where(_inside(shape), one / (one + np.exp(-x)), np.float32(0)), shape)
+    if one.opcode in LAYERS:
+        return _layer(inputs, shape, turned=one.opcode != "FULLY_CONNECTED")
+    tiles = OPCODES[one.opcode].run(one, [value.tiles for value in inputs], shape)
+    if one.opcode == "LOGISTIC":  # not 0 where its input is
+        inside = to_tiles(np.ones(shape, np.bool_)).tiles
+        tiles = np.where(inside, tiles, np.float32(0))
+    return Tiled(tiles, shape)
 
 
 def _layer(inputs: Sequence[Tiled], shape: tuple[int, ...], *, turned: bool) -> Tiled:
@@ -85,10 +78,6 @@ def _layer(inputs: Sequence[Tiled], shape: tuple[int, ...], *, turned: bool) -> 
     form = "rcij,cujk->ruik" if turned else "rcij,uckj->ruik"
     product = np.einsum(form, x, weights, optimize=True)
     return Tiled((product + bias[0] if bias else product)[None], shape)
-
-
-def _inside(shape: tuple[int, ...]) -> NDArray:
-    return to_tiles(np.ones(shape, np.bool_)).tiles
 
 
 def _extents(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -165,7 +154,7 @@ class Machine:
                 given.append(self.tiles(value))
             else:
                 return None
-        result = compute(one.opcode, given, shape)
+        result = compute(one, given, shape)
         return Tiled(activate(one.activation, result.tiles), result.shape)
 
 
