@@ -109,12 +109,7 @@ class Attempt(Struct):
 
 
 def attempt(
-    graph: Graph,
-    device: Device,
-    *,
-    fall_back: bool,
-    cache: Path | None = None,
-    again: bool = True,
+    graph: Graph, device: Device, *, fall_back: bool, cache: Path | None = None, again: bool = True
 ) -> Attempt:
     """Compiles *graph* on *device* and runs it `RUNS` times on one state. Tries each call `TRIES`
     times.

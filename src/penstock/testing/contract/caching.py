@@ -68,11 +68,7 @@ class Entry:
 
     @contextmanager
     def opened(
-        self,
-        flags: int = os.O_RDWR,
-        *,
-        odd: Mapping[int, int] | None = None,
-        **fields: Any,
+        self, flags: int = os.O_RDWR, *, odd: Mapping[int, int] | None = None, **fields: Any
     ) -> Iterator[hal.PrepareConfig]:
         """A `PrepareConfig` with the files opened again, with *flags*.
 

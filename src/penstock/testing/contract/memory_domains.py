@@ -186,11 +186,7 @@ dimensions.
 CONFLICTS: Final[dict[str, tuple[str, Model, int]]] = {
     "ConflictOperandType": ("two element types", passing(DType.INT32, None, SHAPE), 1),
     "ConflictRankBetweenRoles": ("two ranks", adding(*KINDS[0], SHAPE[1:]), 0),
-    "ConflictDimensionsBetweenRoles": (
-        "other dimensions",
-        adding(*KINDS[0], (1, 32, 32, 4)),
-        0,
-    ),
+    "ConflictDimensionsBetweenRoles": ("other dimensions", adding(*KINDS[0], (1, 32, 32, 4)), 0),
 }
 """Models whose input of that index cannot share a buffer with the bench's model, by scenario."""
 

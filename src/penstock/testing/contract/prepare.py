@@ -26,13 +26,7 @@ from penstock.testing.contract.promise import (
     refused,
     require,
 )
-from penstock.testing.contract.trial import (
-    PLAIN,
-    PreparedCase,
-    each_prepared,
-    prepare,
-    ready,
-)
+from penstock.testing.contract.trial import PLAIN, PreparedCase, each_prepared, prepare, ready
 from penstock.testing.resources import Resources
 
 SUITE: Final = Suite("prepare", "preparing", "Device.prepare_model")
