@@ -1,66 +1,48 @@
 """Client-managed pools, hardware buffers, and mapping them on the driver's side."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.facade import lazily
-from penstock.memory.mapping import (
-    MEMORY_KINDS,
-    PROT_READ,
-    PROT_WRITE,
-    MappedFd,
-    Mapping,
-    PoolPlace,
-    live_mappings,
-    map_memory,
-    pool_of,
-)
 
 if TYPE_CHECKING:
-    from penstock.memory.allocation import BufferDesc, InputRole, OutputRole, allocate
-    from penstock.memory.buffer import DeviceBuffer
-    from penstock.memory.hardware import HardwareBuffer
-    from penstock.memory.layout import PoolLayout
-    from penstock.memory.mapping import (
-        HardwareBufferDescription,
-        HardwareBufferFormat,
-        HardwareBufferHandle,
-        HardwareBufferUsage,
+    from penstock.memory.allocation import (
+        BufferDesc as BufferDesc,
+        InputRole as InputRole,
+        OutputRole as OutputRole,
+        allocate as allocate,
     )
-    from penstock.memory.pool import MemoryPool
+    from penstock.memory.buffer import DeviceBuffer as DeviceBuffer
+    from penstock.memory.hardware import HardwareBuffer as HardwareBuffer
+    from penstock.memory.layout import PoolLayout as PoolLayout
+    from penstock.memory.mapping import (
+        MEMORY_KINDS as MEMORY_KINDS,
+        PROT_READ as PROT_READ,
+        PROT_WRITE as PROT_WRITE,
+        HardwareBufferDescription as HardwareBufferDescription,
+        HardwareBufferFormat as HardwareBufferFormat,
+        HardwareBufferHandle as HardwareBufferHandle,
+        HardwareBufferUsage as HardwareBufferUsage,
+        MappedFd as MappedFd,
+        Mapping as Mapping,
+        PoolPlace as PoolPlace,
+        live_mappings as live_mappings,
+        map_memory as map_memory,
+        pool_of as pool_of,
+    )
+    from penstock.memory.pool import MemoryPool as MemoryPool
 
-__all__ = [
-    "MEMORY_KINDS",
-    "PROT_READ",
-    "PROT_WRITE",
-    "BufferDesc",
-    "DeviceBuffer",
-    "HardwareBuffer",
-    "HardwareBufferDescription",
-    "HardwareBufferFormat",
-    "HardwareBufferHandle",
-    "HardwareBufferUsage",
-    "InputRole",
-    "MappedFd",
-    "Mapping",
-    "MemoryPool",
-    "OutputRole",
-    "PoolLayout",
-    "PoolPlace",
-    "allocate",
-    "live_mappings",
-    "map_memory",
+NAMES: Final = {
+    "allocation": "BufferDesc InputRole OutputRole allocate",
+    "buffer": "DeviceBuffer",
+    "hardware": "HardwareBuffer",
+    "layout": "PoolLayout",
+    "mapping": "MEMORY_KINDS PROT_READ PROT_WRITE HardwareBufferDescription HardwareBufferFormat "
+    "HardwareBufferHandle HardwareBufferUsage MappedFd Mapping PoolPlace live_mappings map_memory "
     "pool_of",
-]
+    "pool": "MemoryPool",
+}
+"""The names of this package, by the module that has them."""
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "allocation": "BufferDesc InputRole OutputRole allocate",
-        "buffer": "DeviceBuffer",
-        "mapping": "HardwareBufferDescription HardwareBufferFormat HardwareBufferHandle "
-        "HardwareBufferUsage",
-        "hardware": "HardwareBuffer",
-        "layout": "PoolLayout",
-        "pool": "MemoryPool",
-    },
-)
+__all__ = list(" ".join(NAMES.values()).split())
+
+__getattr__ = lazily(__name__, NAMES)
