@@ -220,11 +220,7 @@ class LabRig:
         return True
 
     def attack(
-        self,
-        kind: type[CacheError],
-        alter: Callable[[], object],
-        model: Model,
-        info: Any = None,
+        self, kind: type[CacheError], alter: Callable[[], object], model: Model, info: Any = None
     ) -> None:
         """An untouched entry hits, the altered one is refused for *kind*, a recompiled one hits."""
         assert self.hits(model, info)

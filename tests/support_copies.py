@@ -44,10 +44,7 @@ def copies(node: ast.AST) -> bool:
     function = node.func
     if isinstance(function, ast.Name):
         return function.id in BUFFERS
-    if not isinstance(function, ast.Attribute) or function.attr not in (
-        *COPIES,
-        *BUFFERS,
-    ):
+    if not isinstance(function, ast.Attribute) or function.attr not in (*COPIES, *BUFFERS):
         return False
     of_numpy = isinstance(function.value, ast.Name) and function.value.id == "np"
     if function.attr in BUFFERS:

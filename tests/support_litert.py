@@ -248,10 +248,7 @@ def run_alone(
 
 
 def kernel_of(
-    kind: str,
-    inputs: Sequence[Operand],
-    outputs: Sequence[Operand],
-    **attributes: AttributeValue,
+    kind: str, inputs: Sequence[Operand], outputs: Sequence[Operand], **attributes: AttributeValue
 ) -> Kernel:
     """The reference driver's kernel of an operation on such operands, without asking LiteRT.
 
@@ -263,10 +260,7 @@ def kernel_of(
 
 
 def refusal(
-    kind: str,
-    inputs: Sequence[Operand],
-    outputs: Sequence[Operand],
-    **attributes: AttributeValue,
+    kind: str, inputs: Sequence[Operand], outputs: Sequence[Operand], **attributes: AttributeValue
 ) -> str:
     """Why the reference driver has no kernel for an operation on such operands; fails if it has
     one.

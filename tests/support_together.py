@@ -230,10 +230,7 @@ class Worker:
         if not (pid := os.fork()):
             files = FaultyFiles(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
             rig = LabRig(
-                self.root / folder,
-                files=files,
-                registry_files=files,
-                device_options={"mode": mode},
+                self.root / folder, files=files, registry_files=files, device_options={"mode": mode}
             )
             rig.compile(layer(model), CacheInfo(rig.path, TOKEN), runs=3)
             os._exit(0)

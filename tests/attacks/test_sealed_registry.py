@@ -575,9 +575,7 @@ def test_directory_of_another_user_is_refused(rig: Rig, monkeypatch: pytest.Monk
         rig.registry(MemoryKeyStore()).clear()
 
 
-def test_a_key_store_that_answers_only_sometimes_costs_compiles_and_no_more(
-    tmp_path: Path,
-) -> None:
+def test_a_key_store_that_answers_only_sometimes_costs_compiles_and_no_more(tmp_path: Path) -> None:
     """Each kind of process accepts entries sealed with its own key and refuses others by name."""
     with_store = Rig(tmp_path, keys=MemoryKeyStore())
     without = Rig(tmp_path)

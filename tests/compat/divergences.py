@@ -21,11 +21,7 @@ class Divergence:
 CRASH: Final = "LiteRT ends the process with a segmentation fault"
 DETAILS: Final = "LiteRT cannot describe a bfloat16 tensor; its dtype is that of ml_dtypes"
 UNREAD: Final = "LiteRT hands out memory that another tensor may have overwritten"
-NO_STRINGS: Final = {
-    "array": "object",
-    "shape": [2, 3],
-    "values": ["", "", "", "", "", ""],
-}
+NO_STRINGS: Final = {"array": "object", "shape": [2, 3], "values": ["", "", "", "", "", ""]}
 
 DIVERGENCES: Final[dict[str, Divergence]] = {
     "junk_with_the_identifier": Divergence(
@@ -52,10 +48,7 @@ DIVERGENCES: Final[dict[str, Divergence]] = {
     ),
     "constant_written": Divergence(
         "LiteRT overwrites the model's own bytes, or ends the process where the file is mapped",
-        [
-            "ValueError",
-            {"array": "float16", "shape": [3], "values": ["0.5", "1.5", "-2.0"]},
-        ],
+        ["ValueError", {"array": "float16", "shape": [3], "values": ["0.5", "1.5", "-2.0"]}],
     ),
     "array_of_the_other_byte_order": Divergence(
         "LiteRT takes the bytes as they lie. Penstock takes the numbers.",

@@ -116,10 +116,7 @@ def accepted(family: str) -> dict[str, list[tuple[DType, ...]]]:
 
 
 def draw_single(
-    key: str,
-    seed: Sequence[int],
-    types: tuple[DType, ...] | None = None,
-    kind: Kind | None = None,
+    key: str, seed: Sequence[int], types: tuple[DType, ...] | None = None, kind: Kind | None = None
 ) -> Drawn:
     """A model of one operation *key*: of *types*, or of an assignment that LiteRT runs, and of
     *kind* where that is given.

@@ -192,10 +192,7 @@ def test_sum_and_mean_of_no_elements_are_zero(kind: str) -> None:
     drawn = single(
         lambda d: d.operation(
             kind,
-            [
-                d.value(DType.INT16, (2, 0), q(0.1, 0), constant=False, static=True),
-                d.integers(1),
-            ],
+            [d.value(DType.INT16, (2, 0), q(0.1, 0), constant=False, static=True), d.integers(1)],
             [d.output(DType.INT16, q(0.1, 0))],
             keep_dims=True,
         )

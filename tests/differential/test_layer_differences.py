@@ -258,10 +258,7 @@ def test_a_branch_that_gives_one_value_twice(judge: Judge) -> None:
     z = otherwise.input(F32, (3,))
     made = otherwise.operation("RELU", [z], [(F32, (3,))])
     two = b.add_subgraph(otherwise.finish([*made, z]))
-    attributes: dict[str, AttributeValue] = {
-        "then_subgraph_index": one,
-        "else_subgraph_index": two,
-    }
+    attributes: dict[str, AttributeValue] = {"then_subgraph_index": one, "else_subgraph_index": two}
     outputs = b.operation("IF", [chosen, x], [(F32, (3,)), (F32, (3,))], attributes)
     file = write(b.build(outputs))
     feed = (np.array(True), np.array([-1, 2, 3], np.float32))

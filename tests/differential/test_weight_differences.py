@@ -112,11 +112,7 @@ def test_sparse_blocks_follow_the_block_map_of_the_file(judge: Judge) -> None:
     dense = np.arange(16, dtype=np.float32).reshape(4, 4)
     stored = dense.reshape(2, 2, 2, 2).transpose(0, 2, 3, 1).reshape(-1)
     level = {"format": 0, "dense_size": 2}
-    sparsity = {
-        "traversal_order": [0, 1, 2, 3],
-        "block_map": [1, 0],
-        "dim_metadata": [level] * 4,
-    }
+    sparsity = {"traversal_order": [0, 1, 2, 3], "block_map": [1, 0], "dim_metadata": [level] * 4}
     file = FileBuilder()
     sparse = file.tensor("sparse", [4, 4], value=stored, sparsity=sparsity)
     x, y, made = (file.tensor(n, [4, 4]) for n in ("x", "y", "made"))

@@ -15,14 +15,7 @@ from penstock.ir.types import PACKED, dtype_of
 from tests.differential.apart import Crashed
 from tests.differential.differences import RECURRENT, is_known, tiny_quotients, values_of
 from tests.differential.draw import Drawn
-from tests.differential.judge import (
-    DEFAULT,
-    DELEGATED,
-    MISSING,
-    REFERENCE,
-    UNRESOLVED,
-    Judge,
-)
+from tests.differential.judge import DEFAULT, DELEGATED, MISSING, REFERENCE, UNRESOLVED, Judge
 from tests.differential.kinds import Kind
 from tests.differential.worker import Answer, plain
 from tests.golden import comparison

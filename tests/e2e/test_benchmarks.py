@@ -82,9 +82,7 @@ def test_the_table_and_the_json_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", operations.FAMILIES, ids=lambda f: f.__name__)
-def test_operations_are_compared_with_those_of_litert(
-    family: Callable[[], Iterator[Case]],
-) -> None:
+def test_operations_are_compared_with_those_of_litert(family: Callable[[], Iterator[Case]]) -> None:
     pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
     case = next(family())
     row = operations.compared(case, rounds=1)
@@ -323,10 +321,7 @@ def test_results_are_written_race_by_race_and_a_later_run_goes_on(
     assert [r["id"] for r in json.loads(place.with_suffix(".json").read_bytes())["races"]] == ["a"]
     rows = [*engines.races(entries, *given, results.Results(place, 5))]
     assert asked == ["a", "a", "b"]
-    assert [row.measure for row in rows[:2]] == [
-        "faithful a, 1 threads",
-        "faithful b, 1 threads",
-    ]
+    assert [row.measure for row in rows[:2]] == ["faithful a, 1 threads", "faithful b, 1 threads"]
     table = place.with_suffix(".md").read_text("utf-8")
     assert "2 networks; 2 lost" in table
     assert table.count("| **lost** |") == 2

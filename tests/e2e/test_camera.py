@@ -59,9 +59,7 @@ def test_a_device_that_cannot_ends_the_example_in_a_sentence(
         main()
 
 
-def test_closed_pipe_ends_the_camera_example_quietly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_closed_pipe_ends_the_camera_example_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:

@@ -144,9 +144,7 @@ def test_a_network_is_split_over_it_and_the_reference(installed: Installed) -> N
     assert found["reasons"] == {"example": "example has no TANH"}
 
 
-def test_example_extension_runs_in_an_isolated_process(
-    installed: Installed,
-) -> None:
+def test_example_extension_runs_in_an_isolated_process(installed: Installed) -> None:
     found = json.loads(installed("-c", FIXED))
     assert found == {"supported": True, "isolated": True, "numbers": [384, -691]}
 

@@ -27,13 +27,7 @@ def test_tables_have_boxes(digits: Path) -> None:
 
 def test_no_color_is_honoured(digits: Path) -> None:
     arguments = ("run", digits / "digits_float32.tflite", digits / "seven.png", "--task", "outputs")
-    noted = (
-        "run",
-        digits / "digits_float32.tflite",
-        digits / "seven.png",
-        "--rate",
-        16000,
-    )
+    noted = ("run", digits / "digits_float32.tflite", digits / "seven.png", "--rate", 16000)
     assert COLOUR.search(on_terminal(*noted))
     assert not COLOUR.search(on_terminal(*noted, NO_COLOR="1"))
     assert not COLOUR.search(on_terminal(*arguments, NO_COLOR="1"))

@@ -76,10 +76,7 @@ def judge(got: Sequence[NDArray], wanted: Judged, accuracy: AccuracyClass) -> No
 
 
 def _faithful(
-    got: Sequence[NDArray],
-    reference: Sequence[NDArray],
-    default: Sequence[NDArray],
-    wanted: Judged,
+    got: Sequence[NDArray], reference: Sequence[NDArray], default: Sequence[NDArray], wanted: Judged
 ) -> None:
     entry = wanted.entry
     if rule(entry).detection:

@@ -99,9 +99,7 @@ def pytest_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_passing_without_a_check_fails(
-    outcomes: dict[str, str],
-) -> None:
+def test_passing_without_a_check_fails(outcomes: dict[str, str]) -> None:
     assert outcomes == {
         "test_loop_over_nothing_is_hollow": "FAILED",
         "test_early_return_is_hollow": "FAILED",

@@ -36,7 +36,7 @@ LEAVES = {
         "logs",
         "processes",
         "sealed",
-    ),
+    )
 }
 
 

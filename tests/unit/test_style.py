@@ -28,9 +28,7 @@ RIDDLES: Final = (
 )
 """What a test's name must not match, behind `test_`: it would say nothing at random order."""
 
-WORDS: Final = {
-    "test_where_agrees_with_litert": "WHERE is an operation",
-}
+WORDS: Final = {"test_where_agrees_with_litert": "WHERE is an operation"}
 """Names that match and yet say what holds, with the reason."""
 
 

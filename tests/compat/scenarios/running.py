@@ -257,11 +257,7 @@ def intermediate_values_through_views_when_preserved(tflite: Any, models: Models
 @scenario
 def intermediate_shape_when_not_preserved(tflite: Any, models: Models) -> object:
     interpreter = ready(
-        tflite,
-        models,
-        "chain",
-        X,
-        experimental_op_resolver_type=tflite.OpResolverType.BUILTIN_REF,
+        tflite, models, "chain", X, experimental_op_resolver_type=tflite.OpResolverType.BUILTIN_REF
     )
     interpreter.invoke()
     value = interpreter.get_tensor(1)

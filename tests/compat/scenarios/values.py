@@ -93,10 +93,7 @@ def value_that_is_no_array(tflite: Any, models: Models, kind: str) -> object:
 @each(["int32", "int64", "bool"])
 def list_for_an_integer_tensor(tflite: Any, models: Models, dtype: str) -> object:
     interpreter = _zeroed(tflite, models, f"pass_{dtype}")
-    return [
-        attempt(interpreter.set_tensor, 0, [[1, 0, 1], [0, 1, 1]]),
-        interpreter.get_tensor(0),
-    ]
+    return [attempt(interpreter.set_tensor, 0, [[1, 0, 1], [0, 1, 1]]), interpreter.get_tensor(0)]
 
 
 @scenario

@@ -14,11 +14,7 @@ FIXED: Final[dict[str, dict[DType, tuple[float, int]]]] = {
         DType.UINT8: (1 / 256, 0),
         DType.INT16: (1 / 32768, 0),
     },
-    "TANH": {
-        DType.INT8: (1 / 128, 0),
-        DType.UINT8: (1 / 128, 128),
-        DType.INT16: (1 / 32768, 0),
-    },
+    "TANH": {DType.INT8: (1 / 128, 0), DType.UINT8: (1 / 128, 128), DType.INT16: (1 / 32768, 0)},
     "SOFTMAX": {
         DType.INT8: (1 / 256, -128),
         DType.UINT8: (1 / 256, 0),

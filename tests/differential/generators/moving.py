@@ -12,14 +12,7 @@ from tests.differential.draw import Draw
 from tests.differential.registry import SWEPT, cases
 
 INDEX_TYPES: Final = (DType.INT32, DType.INT64)
-DIAGONALS: Final = (
-    DType.FLOAT32,
-    DType.INT8,
-    DType.UINT8,
-    DType.INT16,
-    DType.INT32,
-    DType.INT64,
-)
+DIAGONALS: Final = (DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64)
 """Types whose diagonals LiteRT knows; it takes the elements of any other for 32 bits wide."""
 
 INDICES: Final = (DType.INT16, DType.INT32, DType.INT64)

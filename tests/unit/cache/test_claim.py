@@ -126,9 +126,7 @@ def test_claim_without_start_times_goes_by_the_process_id(monkeypatch: pytest.Mo
     assert own(pid=1 << 40).dead()
 
 
-def test_process_that_cannot_be_examined_counts_as_alive(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_process_that_cannot_be_examined_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_text", lambda _: "")
     monkeypatch.setattr(module, "sys", SimpleNamespace(platform="win32"))
     assert not own(pid=ended_process()).dead()

@@ -62,12 +62,7 @@ def test_any_bytes_are_a_record_or_none(content: bytes) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"[" * 5000,
-        b'{"record": {}, "seal": "\xc3\xa4"}',
-        b'{"record": 1, "seal": 1}',
-        PACKED[:-20],
-    ],
+    [b"[" * 5000, b'{"record": {}, "seal": "\xc3\xa4"}', b'{"record": 1, "seal": 1}', PACKED[:-20]],
 )
 def test_malformed_index_is_no_record(content: bytes) -> None:
     assert unpack_record(content, KEY, TOKEN) is None

@@ -264,8 +264,7 @@ def test_capsule_of_a_missing_device_is_refused(
 
     monkeypatch.setattr(penstock, "devices", devices)
     monkeypatch.setattr(
-        "penstock.cli.opening.penstock.devices",
-        lambda: [d for d in devices() if d.name != "liar"],
+        "penstock.cli.opening.penstock.devices", lambda: [d for d in devices() if d.name != "liar"]
     )
     result = run("replay", written)
     assert result.exit_code == 2

@@ -303,12 +303,7 @@ def test_a_device_that_the_environment_misspells_is_wrong_usage(
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_whatever_compiles(
-    run: Run,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-    words: str,
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
 ) -> None:
     monkeypatch.setenv(f"PENSTOCK_{variable}", value)
     line = one_line(run("run", model, "random"), 1)
@@ -505,15 +500,7 @@ def test_unwritable_output_is_refused_before_the_run(
 ) -> None:
     missing = tmp_path / "no such model"
     ending = ".svg" if option == "--svg" else ".npz"
-    line = one_line(
-        run(
-            command,
-            missing,
-            option,
-            tmp_path / "nowhere" / f"y{ending}",
-        ),
-        1,
-    )
+    line = one_line(run(command, missing, option, tmp_path / "nowhere" / f"y{ending}"), 1)
     assert "cannot write" in line
     assert "there is no directory" in line
     (tmp_path / f"directory{ending}").mkdir()

@@ -134,9 +134,7 @@ def test_a_name_of_two_lines_is_one_row() -> None:
     assert stream.getvalue().splitlines()[1].startswith(r"x\ny")
 
 
-def test_json_has_control_characters_as_its_own_escapes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_json_has_control_characters_as_its_own_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     Output(as_json=True).json({HOSTILE: HOSTILE})
     told = capsys.readouterr().out
     assert all(c.isprintable() or c == "\n" for c in told)

@@ -334,8 +334,7 @@ def batch_norm(scale: float, offset: float) -> Callable[[str], Body]:
 
 
 @pytest.mark.parametrize(
-    ("scale", "left"),
-    [(1.0, ["unit", "pm1", "imagenet"]), (1 / 255, ["f255", "caffe"])],
+    ("scale", "left"), [(1.0, ["unit", "pm1", "imagenet"]), (1 / 255, ["f255", "caffe"])]
 )
 def test_a_folded_batch_normalization_excludes_schemes_of_another_magnitude(
     scale: float, left: list[str]

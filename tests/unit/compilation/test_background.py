@@ -90,10 +90,7 @@ def test_a_compiled_model_is_closed_while_its_compile_goes_on(
     monkeypatch.setattr(executable, "CLOSE_SECONDS", 0.2)
     device = CachingDevice(on_prepare=stubborn, kinds=frozenset({"ADD"}))
     model = penstock.compile(
-        chain(("ADD", "RELU", "ADD")),
-        devices=[device, "reference"],
-        cache=False,
-        policy=MEANWHILE,
+        chain(("ADD", "RELU", "ADD")), devices=[device, "reference"], cache=False, policy=MEANWHILE
     )
     pendings = [step.pending for step in model.executable.base.compilation.steps if step.pending]
     assert len(pendings) == 2

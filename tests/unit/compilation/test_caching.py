@@ -15,9 +15,7 @@ import pytest
 import penstock
 from penstock import errors
 from penstock.cache.info import CacheInfo
-from penstock.hal import (
-    NO_TOKEN,
-)
+from penstock.hal import NO_TOKEN
 from penstock.ir import Model
 from tests.support_caching import CachingDevice
 from tests.unit.compilation.caching import MODEL, TOKEN, compiled, info, outcome, two

@@ -15,9 +15,7 @@ from msgspec.structs import replace
 import penstock
 from penstock.cache.info import CacheInfo
 from penstock.cache.ingredients import derived_token, ingredients_of
-from penstock.errors import (
-    InputError,
-)
+from penstock.errors import InputError
 from penstock.hal import Extension, ExtensionAttribute, PrepareConfig
 from penstock.ir import Model
 from penstock.partitioning import Policy
@@ -136,10 +134,7 @@ class TestTheDerivedToken:
         device = CachingDevice()
         outcome(device, tmp_path / "c")
         next((tmp_path / "c").glob("*20")).unlink()
-        assert outcome(device, tmp_path / "c") == (
-            "miss",
-            "NoEntry: the entry lacks data file 0",
-        )
+        assert outcome(device, tmp_path / "c") == ("miss", "NoEntry: the entry lacks data file 0")
 
     def test_empty_cache_is_a_miss_named_no_entry(self, tmp_path: Path) -> None:
         assert outcome(CachingDevice(), tmp_path / "c")[1].startswith("NoEntry: ")

@@ -45,10 +45,7 @@ def test_an_entry_that_others_use_costs_no_compile_its_deadline(tmp_path: Path) 
     compiled(tmp_path).close()
     next(tmp_path.glob("*10")).write_bytes(b"")
     refusing = CachingDevice(status=penstock.errors.GeneralFailure)
-    with (
-        held(tmp_path, exclusive=False),
-        compiled(tmp_path, refusing, timeout=1.5) as made,
-    ):
+    with held(tmp_path, exclusive=False), compiled(tmp_path, refusing, timeout=1.5) as made:
         (step,) = made.receipt.steps
         assert not step.cache.saved
         assert "stays in use by others" in step.cache.not_saved

@@ -234,11 +234,7 @@ class TestFallBack:
             compiled(broken(), spare=NumpyDevice("reference"), allow_fallback=False)
 
     @pytest.mark.parametrize(
-        "spare",
-        [
-            NumpyDevice("reference", {"ADD"}),
-            NumpyDevice("reference", accuracy="relaxed"),
-        ],
+        "spare", [NumpyDevice("reference", {"ADD"}), NumpyDevice("reference", accuracy="relaxed")]
     )
     def test_failed_step_has_no_fallback_on_an_unfit_device(self, spare: NumpyDevice) -> None:
         with pytest.raises(DriverError, match="no room"):

@@ -42,10 +42,7 @@ def message(policy: penstock.Policy, **arguments: Any) -> str:
 @pytest.mark.parametrize(
     ("policy", "why"),
     [
-        (
-            penstock.Policy(allow_fallback=False),
-            "no fallback is allowed (allow_fallback=False)",
-        ),
+        (penstock.Policy(allow_fallback=False), "no fallback is allowed (allow_fallback=False)"),
         (
             penstock.Policy(require={"RELU": "relu"}),
             "nothing may repeat it (adder: no RELU; reference: the policy requires relu)",

@@ -393,11 +393,7 @@ class TestGpuOptions:
         (tmp_path / "file").write_bytes(b"in the way")
         flags = Flags.ENABLE_QUANT | Flags.ENABLE_SERIALIZATION
         with pytest.raises(InputError, match="serialization_dir must be a directory"):
-            GpuDelegate(
-                experimental_flags=flags,
-                serialization_dir=tmp_path / "file",
-                device=gpu(),
-            )
+            GpuDelegate(experimental_flags=flags, serialization_dir=tmp_path / "file", device=gpu())
         place = tmp_path / "file" / "below"
         delegate = GpuDelegate(
             experimental_flags=flags,
@@ -485,8 +481,7 @@ class TestCoreMLOptions:
                 CoreMLDelegate(device=device)
             assert not CoreMLDelegate("all", device=device).simulated
         monkeypatch.setattr(
-            "penstock.delegates.coreml.this_host",
-            lambda: Host("darwin", "x86_64", "", (10, 14)),
+            "penstock.delegates.coreml.this_host", lambda: Host("darwin", "x86_64", "", (10, 14))
         )
         assert CoreMLDelegate("all", 2, device=device).info.name == "coreml"
         with pytest.raises(DeviceUnavailable, match=r"Core ML 3 is there from macOS 10.15 on"):

@@ -59,9 +59,7 @@ def test_every_driver_of_an_engine_names_the_version_that_it_was_derived_with(ma
 
 
 @pytest.mark.parametrize(
-    "found",
-    [xnnpack, openvino, onnxruntime],
-    ids=["xnnpack", "openvino", "onnxruntime"],
+    "found", [xnnpack, openvino, onnxruntime], ids=["xnnpack", "openvino", "onnxruntime"]
 )
 def test_the_locked_engines_are_those_that_classes_were_derived_with(found: Any) -> None:
     installed = found.find_installation().version

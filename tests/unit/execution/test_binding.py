@@ -145,9 +145,7 @@ def test_a_step_that_falls_back_copies_both_ways() -> None:
     b = ModelBuilder()
     x = b.input(F32, (2, 3), "x")
     with penstock.compile(
-        b.build(b.operation("RELU", [x], [(F32, (2, 3))])),
-        devices=[first],
-        cache=None,
+        b.build(b.operation("RELU", [x], [(F32, (2, 3))])), devices=[first], cache=None
     ) as compiled:
         given, y = Tokens(VALUE), Tokens()
         outputs = compiled.run([given], out=[y])

@@ -283,10 +283,7 @@ def test_an_endless_time_after_fences_is_no_time_at_all() -> None:
 
 def test_a_buffer_that_its_driver_failed_to_fill_has_no_value() -> None:
     device = Forgetful()
-    with (
-        compiled_on(summing(), device) as compiled,
-        compiled.allocate(inputs=["x"]) as buffer,
-    ):
+    with compiled_on(summing(), device) as compiled, compiled.allocate(inputs=["x"]) as buffer:
         buffer.copy_from(X)
         device.full = True
         with pytest.raises(errors.GeneralFailure, match="takes no more"):

@@ -198,10 +198,7 @@ def test_a_buffer_of_another_use_is_refused_and_nothing_changes(
 
 
 def test_a_buffer_that_is_written_serves_one_argument(device: Device) -> None:
-    with (
-        compiled_on(relu(), device) as model,
-        model.allocate(inputs=["x"], outputs=["y"]) as both,
-    ):
+    with compiled_on(relu(), device) as model, model.allocate(inputs=["x"], outputs=["y"]) as both:
         both.copy_from(VALUE)
         with pytest.raises(errors.InputError, match="an input and as an output"):
             model.run([both], out=[both])

@@ -120,10 +120,7 @@ def test_a_value_that_another_model_has_on_its_device_is_fetched_and_it_shows(
 
 
 def test_bound_runs_copy_nothing(compiled: penstock.CompiledModel) -> None:
-    with (
-        compiled.allocate(inputs=["x"]) as given,
-        compiled.allocate(outputs=["seen"]) as seen,
-    ):
+    with compiled.allocate(inputs=["x"]) as given, compiled.allocate(outputs=["seen"]) as seen:
         compiled.bind_state({"total_out": "total_in"})
         given.copy_from(X)
         compiled.run([given], out=[seen])

@@ -376,13 +376,7 @@ def test_driver_that_overruns_the_deadline_misses_the_deadline() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {"timeout": float("nan")},
-        {"timeout": "1"},
-        {"cancel": 3},
-        {"state": 3},
-        {"out": 5},
-    ],
+    [{"timeout": float("nan")}, {"timeout": "1"}, {"cancel": 3}, {"state": 3}, {"out": 5}],
 )
 def test_arguments_of_the_wrong_type_are_named(arguments: dict[str, Any]) -> None:
     with (

@@ -14,12 +14,7 @@ from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import ClosedError, GeneralFailure, InputError, InvalidArgument
 from penstock.hal import Capabilities
 from penstock.ir import DType, Model, ModelBuilder
-from penstock.memory import (
-    PROT_READ,
-    HardwareBuffer,
-    HardwareBufferFormat,
-    MemoryPool,
-)
+from penstock.memory import PROT_READ, HardwareBuffer, HardwareBufferFormat, MemoryPool
 from penstock.memory.hardware import map_image
 from penstock.testing import assert_no_copies
 from penstock.testing.doubles import InterceptingDevice

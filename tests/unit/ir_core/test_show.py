@@ -12,8 +12,7 @@ from tests.unit.ir_core.samples import F32, branching, counter, small
 
 
 @pytest.mark.parametrize(
-    ("shape", "text"),
-    [((1, None, 3), "[1, ?, 3]"), ((), "[]"), (None, "[...]"), ((0,), "[0]")],
+    ("shape", "text"), [((1, None, 3), "[1, ?, 3]"), ((), "[]"), (None, "[...]"), ((0,), "[0]")]
 )
 def test_shapes_are_shown_with_unknown_dimensions(shape: ir.Shape, text: str) -> None:
     assert show_shape(shape) == text

@@ -260,12 +260,7 @@ DEFECTS: tuple[Defect, ...] = (
         lambda: with_operand(small(), S, shape=(2, -1)),
     ),
     ("rank", ShapeOverflow, "33 dimensions", lambda: with_operand(small(), S, shape=(1,) * 33)),
-    (
-        "size",
-        ShapeOverflow,
-        "operand 2",
-        lambda: with_operand(small(), S, shape=(2**40, 2**40)),
-    ),
+    ("size", ShapeOverflow, "operand 2", lambda: with_operand(small(), S, shape=(2**40, 2**40))),
     (
         "a dimension that is no int",
         InvalidOperand,

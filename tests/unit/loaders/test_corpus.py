@@ -56,12 +56,7 @@ def histogram(model: Model) -> dict[str, int]:
     return found
 
 
-STRICTER = {
-    "hello_int8__badzp",
-    "hello_int8__word1",
-    "lstm_int8__cycle",
-    "lstm_int8__word1",
-}
+STRICTER = {"hello_int8__badzp", "hello_int8__word1", "lstm_int8__cycle", "lstm_int8__word1"}
 """Damaged files that LiteRT runs and Penstock refuses (docs/differences.md)."""
 
 

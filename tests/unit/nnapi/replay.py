@@ -50,11 +50,7 @@ def _replay(
     model = Model()
     for operand in subgraph.operands:
         model.add_operand(
-            operand.type,
-            operand.dimensions,
-            operand.scale,
-            operand.zero_point,
-            name=operand.name,
+            operand.type, operand.dimensions, operand.scale, operand.zero_point, name=operand.name
         )
 
     def set_values() -> None:

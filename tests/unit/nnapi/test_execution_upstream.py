@@ -26,13 +26,7 @@ from penstock.nnapi.codes import STATUS_CODES
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice, RecordingDevice, SlowDevice
 from tests.checked import does_not_raise
 from tests.support_devices import NumpyDevice
-from tests.support_nnapi_drivers import (
-    DOMAINS,
-    EXECUTES,
-    STATUS_LEVELS,
-    STATUSES,
-    StatusDriver,
-)
+from tests.support_nnapi_drivers import DOMAINS, EXECUTES, STATUS_LEVELS, STATUSES, StatusDriver
 from tests.unit.nnapi.building import FLOAT, MODES, answers, compiled, finished, fuse, unary
 
 BOTH: Final = PROT_READ | PROT_WRITE

@@ -652,10 +652,7 @@ class TestAttributes:
                 assert out.tolist() == [5, 8, 3], mode
 
     def test_reusable_execution_keeps_its_attributes(self, anywhere: Any) -> None:
-        with (
-            compiled(hinted(), [anywhere]) as compilation,
-            Execution(compilation) as execution,
-        ):
+        with compiled(hinted(), [anywhere]) as compilation, Execution(compilation) as execution:
             execution.set_reusable(True)
             execution.add_extension_attribute(NAME, 1, bytes(1 << 20))
             execution.set_input(0, np.array([5], np.float32))
@@ -690,13 +687,7 @@ class TestAttributes:
         (NAME, 3, b"x", None, BAD_DATA),
     ])  # fmt: skip
     def test_malformed_extension_attribute_is_refused(
-        self,
-        name: Any,
-        code: Any,
-        data: Any,
-        length: Any,
-        wanted: ResultCode,
-        device: Fibonacci,
+        self, name: Any, code: Any, data: Any, length: Any, wanted: ResultCode, device: Fibonacci
     ) -> None:
         with Compilation.create_for_devices(hinted(), [device]) as compilation:
             compilation.add_extension_attribute(NAME, 3, b"there already")

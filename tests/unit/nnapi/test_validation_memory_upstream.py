@@ -241,10 +241,7 @@ class ImageModel(hal.PreparedModelBase):
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         (memory,) = request.pools
         assert memory.name == "hardware_buffer"
-        with (
-            HardwareBuffer.wrap(*memory.handle) as buffer,
-            buffer.lock(write=True) as content,
-        ):
+        with HardwareBuffer.wrap(*memory.handle) as buffer, buffer.lock(write=True) as content:
             lent = hal.HostMemory(content[:NBYTES].view(np.float32).reshape(2, 3))
 
             def replaced(argument: hal.RequestArgument) -> hal.RequestArgument:

@@ -127,10 +127,7 @@ def test_while_interpreted(rule: PlacementRule) -> None:
 @pytest.mark.parametrize("kind", ["IF", "WHILE"])
 def test_simple_plan(rule: PlacementRule, kind: str) -> None:
     """One device takes it all, subgraphs included: nothing is taken apart."""
-    devices = [
-        adder("IF", "WHILE", "NEG", "RELU", "LESS"),
-        NumpyDevice("reference"),
-    ]
+    devices = [adder("IF", "WHILE", "NEG", "RELU", "LESS"), NumpyDevice("reference")]
     model = branching(["ADD"], ["NEG"]) if kind == "IF" else looping()
     plan = place(model, devices, Policy(placement=rule))
     assert [s.device for s in plan.steps] == ["adder"]

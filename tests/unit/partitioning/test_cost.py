@@ -228,11 +228,7 @@ def test_transfers_to_a_device_with_own_memory_cost_time() -> None:
     big = wide(["RELU", "ADD", "ADD", "RELU"], [200_000] * 4, set())
     shared = NumpyDevice("adder", {"ADD"}, other=(0.5, 0.5))
     private = NumpyDevice(
-        "adder",
-        {"ADD"},
-        other=(0.5, 0.5),
-        shares_host_memory=False,
-        transfer_bytes_per_second=1e9,
+        "adder", {"ADD"}, other=(0.5, 0.5), shares_host_memory=False, transfer_bytes_per_second=1e9
     )
     reference = NumpyDevice("reference")
     near, far = place(big, [shared, reference]), place(big, [private, reference])

@@ -78,10 +78,7 @@ def test_one_device_that_can_is_found_at_last() -> None:
     ("policy", "complaint"),
     [
         (Policy(max_partitions=2), "the plan has 3 partitions, max_partitions=2"),
-        (
-            Policy(min_partition_size=2),
-            "3 of 3 partitions are smaller than min_partition_size=2",
-        ),
+        (Policy(min_partition_size=2), "3 of 3 partitions are smaller than min_partition_size=2"),
     ],
 )
 def test_limits_that_cannot_be_met(policy: Policy, complaint: str) -> None:

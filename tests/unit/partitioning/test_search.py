@@ -55,9 +55,7 @@ class TestWhatIsMoved:
             B, B,
         ]  # fmt: skip
 
-    def test_transfers_count_values_read_elsewhere_and_outputs(
-        self,
-    ) -> None:
+    def test_transfers_count_values_read_elsewhere_and_outputs(self) -> None:
         net = Net()
         v = net.relu("v", net.source("x"))
         model = net.build([net.relu("y", v)])

@@ -99,11 +99,7 @@ def test_an_omitted_input_stays_omitted() -> None:
     cut = Cutter(builder.build([z])).cut((0,))
     (operation,) = cut.model.operations
     lifetimes = [cut.model.operands[i].lifetime for i in operation.inputs]
-    assert lifetimes == [
-        Lifetime.SUBGRAPH_INPUT,
-        Lifetime.CONSTANT_POOL,
-        Lifetime.NO_VALUE,
-    ]
+    assert lifetimes == [Lifetime.SUBGRAPH_INPUT, Lifetime.CONSTANT_POOL, Lifetime.NO_VALUE]
     assert len(cut.inputs) == 1
 
 

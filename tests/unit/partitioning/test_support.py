@@ -241,10 +241,7 @@ def test_the_device_s_own_refusal_comes_before_the_policy_s() -> None:
 
 @pytest.mark.parametrize(
     ("label", "policy"),
-    [
-        ("require", Policy(require={"ADDD": "a"})),
-        ("forbid", Policy(forbid={"ADDD": "a"})),
-    ],
+    [("require", Policy(require={"ADDD": "a"})), ("forbid", Policy(forbid={"ADDD": "a"}))],
 )
 def test_a_key_that_means_nothing_is_an_error(label: str, policy: Policy) -> None:
     with pytest.raises(InputError, match=f"policy {label}: 'ADDD' is neither"):

@@ -208,8 +208,7 @@ def test_rejected_candidate_is_closed_before_others_run_on() -> None:
     failing = Contender("bad", broken, lambda: events.append("bad closed"))
     slow, far = 2 * COLD_NS, 20 * LONG_NS
     measure(
-        [contender("a", COLD_NS), contender("b", slow), contender("c", far), failing],
-        clock=clock,
+        [contender("a", COLD_NS), contender("b", slow), contender("c", far), failing], clock=clock
     )
     first = events.index("bad closed")
     assert events[: first + 1] == ["a", "b", "c", "c closed", "bad closed"]
@@ -281,10 +280,7 @@ def test_an_interrupt_ends_it() -> None:
 
 def test_energy_is_counted_by_run() -> None:
     clock = Clock()
-    contenders = [
-        clock.contender("quick", 100_000, 3.0),
-        clock.contender("thrifty", 500_000, 0.4),
-    ]
+    contenders = [clock.contender("quick", 100_000, 3.0), clock.contender("thrifty", 500_000, 0.4)]
     every = measure(contenders, clock=clock, energy=clock)
     quick, thrifty = told(every)
     assert quick.energy_uj == pytest.approx(3_000, rel=0.01)

@@ -445,11 +445,7 @@ def test_a_fault_in_one_shape_of_a_dynamic_model_counts_where_that_shape_may_com
     model = b.build([out])
     device = wrong("TANH")
     verified(device, [(np.ones((3, 4), np.float32),)], model)
-    for shapes, expected in (
-        (None, "right"),
-        ({"x": (3, 4)}, "right"),
-        ({"x": (2, 4)}, "wrong"),
-    ):
+    for shapes, expected in ((None, "right"), ({"x": (3, 4)}, "right"), ({"x": (2, 4)}, "wrong")):
         with penstock.compile(
             model, devices=[device, right()], cache=None, shapes=shapes
         ) as compiled:

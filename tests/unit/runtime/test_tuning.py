@@ -243,9 +243,7 @@ def test_the_reference_wins_where_no_engine_runs() -> None:
 
 
 @pytest.mark.parametrize("kind", [MissedDeadlinePersistent, MissedDeadlineTransient])
-def test_deadline_passed_during_tuning_names_the_whole_compile(
-    kind: type[MissedDeadline],
-) -> None:
+def test_deadline_passed_during_tuning_names_the_whole_compile(kind: type[MissedDeadline]) -> None:
     devices = liars()
 
     def prepare(*_: object) -> NumpyPrepared:
@@ -538,9 +536,7 @@ def test_tune_needs_something_to_choose() -> None:
 
 
 @pytest.mark.usefixtures("briefly")
-def test_a_loop_of_a_measured_run_has_a_limit_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_loop_of_a_measured_run_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int | None] = []
     execute = NumpyPrepared.execute
 

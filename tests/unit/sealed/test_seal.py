@@ -436,11 +436,7 @@ def test_the_hal_s_handles_are_handles(tmp_path: Path) -> None:
         datas = tuple(CacheHandle(handle.fd) for handle in data)
         config = PrepareConfig(token=TOKEN, binding=BINDING, model_cache=models, data_cache=datas)
         seal = rig.seal()
-        report = seal.save(
-            config,
-            model=rig.program,
-            data=rig.weights,
-        )
+        report = seal.save(config, model=rig.program, data=rig.weights)
         assert report.saved
         loaded = seal.load(config)
         assert bytes(loaded.data[0]) == rig.weights[0]

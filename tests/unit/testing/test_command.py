@@ -245,9 +245,7 @@ def test_a_device_that_cannot_work_here_is_passed_over_beside_one_that_can(
     ],
 )
 def test_driver_that_cannot_be_run_is_exit_code_2(
-    arguments: list[str],
-    complaint: str,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(arguments) == 2
     printed = capsys.readouterr()

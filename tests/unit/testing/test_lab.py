@@ -83,11 +83,7 @@ def forged(entry: Entry, number: int, place: int, new: bytes) -> None:
         loaded = seal.load(config)
         payloads = [bytearray(p) for p in (*loaded.model, *loaded.data)]
         payloads[number][place : place + len(new)] = new
-        report = seal.save(
-            config,
-            model=payloads[:2],
-            data=payloads[2:],
-        )
+        report = seal.save(config, model=payloads[:2], data=payloads[2:])
         assert report.saved
 
 

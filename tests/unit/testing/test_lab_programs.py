@@ -15,14 +15,7 @@ from penstock.ir.types import static_shape
 from penstock.testing.contract.cases import Case
 from penstock.testing.lab.compiler import compile_model, interface, optimise
 from penstock.testing.lab.execution import run
-from penstock.testing.lab.program import (
-    MalformedProgram,
-    Program,
-    decode,
-    encode,
-    join,
-    split,
-)
+from penstock.testing.lab.program import MalformedProgram, Program, decode, encode, join, split
 from tests.support_lab import network, small
 
 CASES = {"network": network(), "small": small()}
@@ -151,12 +144,7 @@ def test_sizes_are_bounded_before_anything_is_made() -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "complaint"),
-    [
-        ([7], [1], "slot 7 of 2"),
-        ([0], [1], "never written"),
-        ([0], [-1], ">= 0"),
-        ([0], [0], None),
-    ],
+    [([7], [1], "slot 7 of 2"), ([0], [1], "never written"), ([0], [-1], ">= 0"), ([0], [0], None)],
 )
 def test_decode_refuses_programs_whose_outputs_are_never_written(
     inputs: list[int], outputs: list[int], complaint: str | None

@@ -85,8 +85,5 @@ def test_files_with_shapes_of_any_size_run_or_are_refused(seed: int) -> None:
 
 
 def test_a_machine_has_a_bound_of_its_own() -> None:
-    with (
-        knobs.override(max_run_mib=1 << 30),
-        pytest.raises(RuntimeError, match="tensor_limit_mib"),
-    ):
+    with knobs.override(max_run_mib=1 << 30), pytest.raises(RuntimeError, match="tensor_limit_mib"):
         opened(wide(1 << 30, 1 << 7)).allocate_tensors()

@@ -8,15 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tests.support_float_operations import (
-    COMMON,
-    IMAGE,
-    numbers,
-    pools,
-    reductions,
-    scalar,
-    whole,
-)
+from tests.support_float_operations import COMMON, IMAGE, numbers, pools, reductions, scalar, whole
 from tests.support_operations import Given, OneOperation, operation
 
 

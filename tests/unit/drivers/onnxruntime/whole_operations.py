@@ -184,12 +184,4 @@ def blocks() -> list[OneOperation]:
     return [*made, whole_block]  # fmt: skip
 
 
-WHOLE: Final = [
-    *arithmetic(),
-    *truth(),
-    *moves(),
-    *positions(),
-    *casts(),
-    *unscaled(),
-    *blocks(),
-]
+WHOLE: Final = [*arithmetic(), *truth(), *moves(), *positions(), *casts(), *unscaled(), *blocks()]

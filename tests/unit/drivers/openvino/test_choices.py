@@ -112,9 +112,7 @@ def positions() -> list[OneOperation]:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [*arithmetic(), *truth(), *moves(), *casts(), *positions()],
-    ids=lambda case: case.name,
+    "case", [*arithmetic(), *truth(), *moves(), *casts(), *positions()], ids=lambda case: case.name
 )
 def test_is_exact(case: OneOperation) -> None:
     (answer,) = cpu().supported_operations(case.model)

@@ -94,10 +94,6 @@ def test_a_program_of_operations_that_it_lacks_is_refused(tmp_path: Path) -> Non
     entry = Entry(tmp_path / "entry", (1, 1))
     device = SampleDevice()
     with entry.opened() as config:
-        device._seal.save(
-            config,
-            model=[program],
-            data=[constants],
-        )
+        device._seal.save(config, model=[program], data=[constants])
         with pytest.raises(GeneralFailure, match="TANH"):
             device.prepare_model_from_cache(config)

@@ -75,9 +75,7 @@ def test_layers_in_branches_get_the_operands_that_litert_needs() -> None:
 
 
 @pytest.mark.parametrize("condition", [(), (1,)])
-def test_run_writes_its_outputs_whichever_branch_is_taken(
-    condition: tuple[int, ...],
-) -> None:
+def test_run_writes_its_outputs_whichever_branch_is_taken(condition: tuple[int, ...]) -> None:
     model = deciding(lambda b, x: b.operation("RELU", [x], [(F32, SHAPE)]), condition=condition)
     prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
     x = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)

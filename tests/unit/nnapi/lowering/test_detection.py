@@ -105,11 +105,7 @@ def proposals(kind: str = "f32") -> tuple[dict[str, NnapiOperand], Outputs]:
         "iou_threshold": real(0.5),
         "min_size": real(1.0),
         "nchw": b(False),
-    }, [
-        t(kind, None),
-        t("q16a", None, 4, **BOX) if quantised else t(kind, None, 4),
-        t("i32", None),
-    ]
+    }, [t(kind, None), t("q16a", None, 4, **BOX) if quantised else t(kind, None, 4), t("i32", None)]
 
 
 def heatmaps(kind: str = "f32") -> tuple[dict[str, NnapiOperand], Outputs]:

@@ -20,8 +20,7 @@ from tests.unit.nnapi.lowering.samples import SAMPLES
 MODELS = {name: model_of(name, *sample) for name, sample in SAMPLES.items()}
 NUMBERS = st.sampled_from([-(2**31), -7, -2, -1, 0, 1, 2, 3, 5, 64, 2**31 - 1])
 DIMENSIONS = st.one_of(
-    st.none(),
-    st.lists(st.sampled_from([None, -1, 0, 1, 2, 3, 4, 2**32]), max_size=5).map(tuple),
+    st.none(), st.lists(st.sampled_from([None, -1, 0, 1, 2, 3, 4, 2**32]), max_size=5).map(tuple)
 )
 PLACES = st.integers(-1, 12)
 

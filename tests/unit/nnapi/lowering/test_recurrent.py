@@ -238,12 +238,7 @@ NO_PEEPHOLE = dict.fromkeys(("cell_to_input", "cell_to_forget", "cell_to_output"
 BAD: list[tuple[str, Case, dict[str, NnapiOperand], str]] = [
     ("LSTM", lstm(), {"activation": i(2)}, "activation 2 of LSTM"),
     ("LSTM", lstm(), {"cell_clip": f(-1)}, "cell_clip of LSTM must be at least 0, not -1"),
-    (
-        "LSTM",
-        lstm(),
-        {"proj_clip": f(float("nan"))},
-        "must be at least 0, not nan",
-    ),
+    ("LSTM", lstm(), {"proj_clip": f(float("nan"))}, "must be at least 0, not nan"),
     ("LSTM", lstm(), {"input_to_input": nothing()}, "given or left out together"),
     ("LSTM", lstm(), {"cell_to_output": nothing()}, "given or left out together"),
     ("LSTM", lstm(), {"cell_to_input": nothing()}, "cell_to_input must be given"),

@@ -77,21 +77,13 @@ def test_a_valid_model_keeps_its_interface() -> None:
             InvalidOperand,
             "operand 1 has the lifetime output and is listed as input",
         ),
-        (
-            {"operations": (NnapiOperation("ABS", (2,), (1,)),)},
-            IndexOutOfRange,
-            "operand 2 of 2",
-        ),
+        ({"operations": (NnapiOperation("ABS", (2,), (1,)),)}, IndexOutOfRange, "operand 2 of 2"),
         (
             {"operations": (NnapiOperation("ABS", (1,), (1,)),)},
             CyclicModel,
             "reads operand 1, which is only written later",
         ),
-        (
-            {"operations": (NnapiOperation("ABS", (0,), (0,)),)},
-            DuplicateWriter,
-            "writes operand 0",
-        ),
+        ({"operations": (NnapiOperation("ABS", (0,), (0,)),)}, DuplicateWriter, "writes operand 0"),
         (
             {"operations": (NnapiOperation("ABS", (0,), (1,)),) * 2},
             DuplicateWriter,

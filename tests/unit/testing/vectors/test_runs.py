@@ -21,11 +21,7 @@ from penstock.testing.vectors.derive import plain_run, runs_of
 from penstock.testing.vectors.runner import difference
 from tests.unit.testing.vectors.made import Blob, Entry, addition, case_of, near, operand, write
 
-DERIVED = {
-    "tensors_as_inputs": [1],
-    "inputs_as_internal": [0, 1],
-    "dynamic_output_shape": True,
-}
+DERIVED = {"tensors_as_inputs": [1], "inputs_as_internal": [0, 1], "dynamic_output_shape": True}
 
 
 def adding(path: Path, expected: tuple[float, ...] = (4, 6), **more: Any) -> Case:
