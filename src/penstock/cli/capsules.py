@@ -158,7 +158,7 @@ def write_capsule(output: Output, name: str, wanted: Reproduction) -> None:
     if model is None or device is None:
         capsule, source = _last()
     else:
-        made = _brought_about(output, model, device, wanted)
+        made = _reproduced(output, model, device, wanted)
         capsule = with_crash(made) or made
         source = "brought about now"
     files.write(target, lambda: capsules.write(target, capsule))
@@ -206,7 +206,7 @@ def _last() -> tuple[Capsule, str]:
     return found, "kept when it happened"
 
 
-def _brought_about(output: Output, model: str, device: str, wanted: Reproduction) -> Capsule:
+def _reproduced(output: Output, model: str, device: str, wanted: Reproduction) -> Capsule:
     from penstock.cli import opening
     from penstock.distribution import FALLBACK_DEVICE
     from penstock.execution.inputs import in_order

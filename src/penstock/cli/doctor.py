@@ -132,7 +132,7 @@ def doctor(
     output.table(
         ("package", "version"), [(k, v or "not installed") for k, v in data["packages"].items()]
     )
-    with settings.without_nonsense():
+    with settings.without_invalid_isolation():
         found = penstock.devices()
     show_devices(output, ("version", "feature level"), found)
     output.table(
@@ -199,7 +199,7 @@ def examine() -> dict[str, Any]:
     from penstock.runtime.discovery import manager
 
     every = [settings.describe(name) for name in knobs.KNOBS]
-    with settings.without_nonsense():
+    with settings.without_invalid_isolation():
         found = penstock.devices()
         delegates = [
             {"name": f.delegate, "device": f.device, "fits": f.fits, "why": f.why}

@@ -119,8 +119,8 @@ def refusals(
         }
         for index, operation in enumerate(operations)
     ]
-    homeless = [index for index in range(len(operations)) if not table.takers(index)]
-    return answers, laxer_class(table, homeless)
+    unsupported = [index for index in range(len(operations)) if not table.takers(index)]
+    return answers, laxer_class(table, unsupported)
 
 
 def report_refusals(
@@ -130,8 +130,8 @@ def report_refusals(
 
     Raises `Unfinished` with *remedy* at its end, or *error* itself if every operation has a device.
     """
-    homeless = [o for o in operations if not o["devices"]]
-    if not homeless:
+    unsupported = [o for o in operations if not o["devices"]]
+    if not unsupported:
         raise error
     output.table(
         ("operation", "type", "name", "may run on", "not on"),
@@ -144,10 +144,10 @@ def report_refusals(
             for o in operations
         ],
     )
-    types = ", ".join(dict.fromkeys(o["type"] for o in homeless))
+    types = ", ".join(dict.fromkeys(o["type"] for o in unsupported))
     text = (
-        f"no plan: {len(homeless)} of {counted(len(operations), 'operation')} "
-        f"{'has' if len(homeless) == 1 else 'have'} no device ({types}){remedy}"
+        f"no plan: {len(unsupported)} of {counted(len(operations), 'operation')} "
+        f"{'has' if len(unsupported) == 1 else 'have'} no device ({types}){remedy}"
     )
     described = {"type": type(error).__name__, "message": text}
     output.json({"plan": None, "operations": operations, "error": described})

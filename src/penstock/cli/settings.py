@@ -184,7 +184,7 @@ def describe(name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def without_nonsense() -> Iterator[None]:
+def without_invalid_isolation() -> Iterator[None]:
     """A block in which invalid knobs for isolation are ignored."""
     wrong = [name for name in OF_ISOLATION if describe(name)["problem"] is not None]
     with override(**{name: KNOBS[name].default for name in wrong}):

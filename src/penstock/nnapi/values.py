@@ -205,7 +205,10 @@ def bind_buffer(
             raise unexpected_null(f"the buffer of {size} bytes for {port}")
         return Binding(port, refined(port, given))
     shape = _request_shape(port, given)
-    content = _lent(buffer, port)
+    _check_array(buffer, port.operand.type, str(port))
+    content = _raw(buffer, str(port))
+    if port.kind == "output" and not content.flags.writeable:
+        raise bad_data(f"{port}: its buffer cannot be written")
     size = content.nbytes if size is None else size
     if size > MAX_LENGTH:
         raise bad_data(f"{port}: {size} bytes; {MAX_LENGTH} are possible")
@@ -255,12 +258,3 @@ def _check_length(port: Port, shape: Shape, length: int, *, padded: bool) -> Non
         raise bad_data(
             f"{port}: {length} bytes, where {needed} {'or more ' if padded else ''}are needed"
         )
-
-
-def _lent(buffer: Any, port: Port) -> NDArray:
-    """The caller's bytes, flat: of an array, or of another buffer."""
-    _check_array(buffer, port.operand.type, str(port))
-    content = _raw(buffer, str(port))
-    if port.kind == "output" and not content.flags.writeable:
-        raise bad_data(f"{port}: its buffer cannot be written")
-    return content

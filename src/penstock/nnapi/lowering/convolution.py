@@ -109,7 +109,7 @@ def _full_extent(op: OperationLowering, data: int, weights: int, strides: tuple[
     """NHWC shape of everything that a transposed convolution writes: (n - 1) * stride + filter."""
     filters = [op.dimension(weights, i) for i in range(3)]
     if None in filters:
-        raise NotLowerable("explicit padding of a TRANSPOSE_CONV_2D whose filter only a run tells")
+        raise NotLowerable("explicit padding of TRANSPOSE_CONV_2D needs a filter of known shape")
     outputs, height, width = (d or 0 for d in filters)
     scaled = op.compute("MUL", [op.sizes(data, 0, 3), op.integers((1, *strides))])
     more = (0, height - strides[0], width - strides[1])
@@ -122,7 +122,7 @@ def _target_shape(op: OperationLowering) -> tuple[int, ...] | None:
     value = op.constant("output_shape")
     if value is None:
         if op.flag("nchw"):
-            raise NotLowerable("an output shape in NCHW that only a run brings")
+            raise NotLowerable("an output shape in NCHW is known only at run time")
         return None
     shape = tuple(int(v) for v in value.reshape(-1))
     if len(shape) != 4 or min(shape) < 0:

@@ -47,7 +47,7 @@ def lsh_projection(op: OperationLowering) -> None:
     if kind == "SPARSE_DEPRECATED":
         shape = op.shape(hashes)
         if shape is None or shape[0] is None or shape[1] is None:
-            raise NotLowerable("a sparse LSH_PROJECTION whose hash functions only a run tells")
+            raise NotLowerable("a sparse LSH_PROJECTION needs hash functions of known shape")
         if shape[0] > MAX_FUNCTIONS:
             raise LimitExceeded(f"{shape[0]} hash functions; the limit is {MAX_FUNCTIONS}")
         offsets = np.arange(shape[0], dtype=np.int64) << shape[1]

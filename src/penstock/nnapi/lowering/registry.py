@@ -9,7 +9,7 @@ the form cannot express, and composes the operation from IR operations:
     def elu(op: OperationLowering) -> None: ...
 
 The number of an operation's code decides its feature level (`OperationCode.feature_level`).
-The modules of `FAMILIES` are imported when the first operation is looked up.
+The modules of this package are imported when the first operation is looked up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Final, TypeAlias
 
 from penstock.errors import InvalidOperation, NotLowerable, UnknownOperator
@@ -28,12 +30,6 @@ from penstock.nnapi.lowering.forms import Form, Levels, Match
 from penstock.nnapi.lowering.operation import OperationLowering
 
 Lower: TypeAlias = Callable[[OperationLowering], None]
-
-FAMILIES: Final = (
-    *("convolution", "detection", "elementwise", "images", "layout"),
-    *("lookup", "model", "normalization", "recurrent"),
-)
-"""Modules of this package that register lowerings."""
 
 MANY: Final = "f16 f32 i32 q8 q8s@4"
 OLD: Final = "f32 q8 f16@3 q8s@4"
@@ -108,8 +104,8 @@ def maps(names: str, *texts: str, to: str = "", same: str = "", **types: str) ->
 
 def rules() -> Mapping[str, Rule]:
     """Every rule, by its operation's name."""
-    for family in FAMILIES:
-        import_module(f"penstock.nnapi.lowering.{family}")
+    for module in iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
     return _RULES
 
 
