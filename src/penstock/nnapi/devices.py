@@ -287,9 +287,7 @@ def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
     Raises UNEXPECTED_NULL for None among them, BAD_DATA for an empty list, and for a device that is
     listed twice, unknown or unusable.
     """
-    found = parameters.listed(devices, "the devices")
-    if any(device is None for device in found):
-        raise codes.unexpected_null("a device")
+    found = parameters.listed(devices, "the devices", "a device")
     wanted: list[Any] = [d.info if isinstance(d, Device) else d for d in found]
     with codes.translated():
         return wanted, manager.choose(wanted)

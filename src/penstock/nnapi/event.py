@@ -157,9 +157,7 @@ class Started(Event):
 
 def check_events(events: object) -> list[Event]:
     """The events of a list. Raises UNEXPECTED_NULL for None, BAD_DATA for other objects."""
-    found = parameters.listed(events, "the dependencies")
-    if any(event is None for event in found):
-        raise codes.unexpected_null("a dependency")
+    found = parameters.listed(events, "the dependencies", "a dependency")
     listed = [event for event in found if isinstance(event, Event)]
     if len(listed) != len(found):
         raise codes.bad_data("a dependency must be a penstock.nnapi.Event")

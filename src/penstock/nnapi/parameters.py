@@ -65,8 +65,8 @@ def real(value: object, what: str) -> float:
         raise bad_data(f"{what} is beyond every float") from None
 
 
-def listed(values: object, what: str) -> list[object]:
-    """The entries of a list."""
+def listed(values: object, what: str, entry: str = "") -> list[object]:
+    """The entries of a list, none of which may be None if *entry* names one."""
     given(values, what)
     if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
         raise bad_data(f"{what} must be a list, not {type(values).__name__}")
@@ -75,7 +75,7 @@ def listed(values: object, what: str) -> list[object]:
         for value in values:
             if len(found) == MAX_LISTED:
                 raise bad_data(f"{what} has more than {MAX_LISTED} entries")
-            found.append(value)
+            found.append(given(value, entry) if entry else value)
     except TypeError:
         raise bad_data(f"{what} cannot be read as a list") from None
     return found

@@ -133,7 +133,7 @@ class OperationLowering:
     @property
     def layout(self) -> str:
         """The layout of images, by the argument `nchw`."""
-        return "NCHW" if self.flag("nchw") else "NHWC"
+        return "NCHW" if self.flag("nchw", default=False) else "NHWC"
 
     def axis(self, axis: int, rank: int | None, *, negative: bool = True) -> int:
         """*axis* counted from the front; *axis* itself for an unknown *rank*.

@@ -81,17 +81,12 @@ def image(op: OperationLowering, name: str = "input") -> int:
     """The image in the layout NHWC."""
     op.require_rank(name, 4)
     index = op.tensor(name)
-    return op.transpose(index, (0, 2, 3, 1)) if is_nchw(op) else index
-
-
-def is_nchw(op: OperationLowering) -> bool:
-    """Whether images have their channels first."""
-    return op.flag("nchw", default=False)
+    return op.transpose(index, (0, 2, 3, 1)) if op.layout == "NCHW" else index
 
 
 def bind_image(op: OperationLowering, result: int) -> None:
     """Binds *result*, NHWC, as the output in the operation's layout."""
-    op.bind(0, op.transpose(result, (0, 3, 1, 2)) if is_nchw(op) else result)
+    op.bind(0, op.transpose(result, (0, 3, 1, 2)) if op.layout == "NCHW" else result)
 
 
 def padded(op: OperationLowering, index: int, sides: Sides) -> int:
