@@ -222,7 +222,7 @@ def _reproduced(output: Output, model: str, device: str, wanted: Reproduction) -
     fed = opened.fed
     with comparing(output, device) as progress:
         found = reproduce(
-            opened.model,
+            opened.loaded.model,
             in_order(fed.arrays, opened.interface),
             device,
             accuracy=cast("AccuracyClass", accuracy or DEFAULT_CLASS),

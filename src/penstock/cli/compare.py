@@ -82,7 +82,7 @@ def compare(
         with comparing(output, name) as progress:
             try:
                 result = compare_device(
-                    opened.model, arrays, name, against, accuracy=kind, progress=progress
+                    opened.loaded.model, arrays, name, against, accuracy=kind, progress=progress
                 )
             except ShapeMismatch as error:
                 raise FileError(opened.loaded.path, with_remedy(error, fed.assumed)) from error

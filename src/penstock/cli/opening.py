@@ -60,7 +60,6 @@ class Opened:
     """
 
     loaded: Loaded
-    model: Model
     choices: Choices
     policy: Policy | None
     interface: Interface
@@ -72,10 +71,9 @@ class Opened:
         named and cannot be used.
         """
         check_devices(self.choices.device or (), usable=True)
-        opened = replace(self.loaded, model=self.model)
         with compile_bar(output) as progress:
             return compile_model(
-                opened,
+                self.loaded,
                 self.choices,
                 self.policy,
                 self.shapes,
@@ -108,13 +106,15 @@ def open_fed(
     loaded = load(model)
     warn_of_settings(output)
     signature = choices.signature
-    entered = loaded.model if signature is None else loaded.model.signature_model(signature)
-    interface = interface_of(entered, signature)
+    if signature is not None:
+        loaded = replace(loaded, model=loaded.model.signature_model(signature))
+    interface = interface_of(loaded.model, signature)
     operands = shaped(interface.inputs, shapes)
     given = inputs or (["random"] if operands and random else [])
-    fed = feed(given, slots_of(entered, interface, operands), Wishes(scheme, choices.seed, rate))
+    slots = slots_of(loaded.model, interface, operands)
+    fed = feed(given, slots, Wishes(scheme, choices.seed, rate))
     known = {**shapes_of(operands, fed.arrays), **shapes}
-    return Opened(loaded, entered, choices, policy, interface, known, fed)
+    return Opened(loaded, choices, policy, interface, known, fed)
 
 
 def compile_model(

@@ -65,6 +65,7 @@ def run(
     Hz needs --rate, unless the file says the rate.
     """
     from penstock.cli import answers, opening
+    from penstock.execution.interface import interface_of
 
     output = output_of(context)
     if task is not None:
@@ -84,7 +85,12 @@ def run(
         raise UsageError(f"--out {out}: no INPUT is a picture to draw in; .npz takes the outputs")
     compiled, compile_ns = opened.compile(output)
     with compiled:
-        results = unfilled(compiled, choices.signature, given_labels, top, min_score)
+        made, entry = compiled.model, compiled.model.entry
+        interface = interface_of(made, choices.signature)
+        indexes = tuple(entry.ordinary_outputs[i] for i in interface.output_positions)
+        known = files.model_labels(made.metadata) if given_labels is None else given_labels
+        # The results before the run have no arrays.
+        results = answers.Results(made, interface.outputs, indexes, (), known, top, min_score)
         expected = zeros(results)
         likely = task or (None if expected is None else answers.recognise(expected))
         if likely is not None:
@@ -132,24 +138,6 @@ def run(
         report(output, found, fed, compiled, outputs, times, compared, error, shown=not why)
     if error is not None:
         raise error
-
-
-def unfilled(
-    compiled: CompiledModel,
-    signature: str | None,
-    labels: tuple[str, ...] | None,
-    top: int,
-    minimum: float,
-) -> Results:
-    """The results of *compiled* before it runs: without arrays."""
-    from penstock.cli.answers import Results
-    from penstock.execution.interface import interface_of
-
-    model, entry = compiled.model, compiled.model.entry
-    interface = interface_of(model, signature)
-    indexes = tuple(entry.ordinary_outputs[i] for i in interface.output_positions)
-    known = files.model_labels(model.metadata) if labels is None else labels
-    return Results(model, interface.outputs, indexes, (), known, top, minimum)
 
 
 def zeros(results: Results) -> Results | None:
