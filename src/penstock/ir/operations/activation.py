@@ -56,9 +56,8 @@ ROWS: Final = (
         # The logarithm of softmax along the last dimension.
         """)(first_of_rank(1, more=True), require=_LOG_SOFTMAX),
     row("""L2_NORMALIZATION(x: activation T; fused_activation_function) -> y: activation T;
-        version 2; NNAPI 1
-        # x over its Euclidean length along the last dimension; a vector of zeros stays zeros.
-        """)(first_of_rank(1, more=True), require=_UNIT_LENGTH),
+        version 2; NNAPI 1 # x over its Euclidean length along the last dimension; a vector of zeros
+        stays zeros.""")(first_of_rank(1, more=True), require=_UNIT_LENGTH),
     row("""LOCAL_RESPONSE_NORMALIZATION(x: float T; radius: int, bias: float, alpha: float,
         beta: float) -> y: float T; NNAPI 1
         # x over (bias + alpha * the sum of squares within radius channels) to the power of beta;

@@ -50,11 +50,9 @@ ROWS: Final = (
         # a - b, broadcast.
         """)(rules.broadcasting, fold=rules.elementwise(np.subtract), require=symmetric_16bit),
     row("""MUL(a: value T, b: value T; fused_activation_function) -> result: value T; version 8;
-        NNAPI 1
-        # a * b, broadcast.""")(rules.broadcasting, fold=rules.elementwise(np.multiply)),
+        NNAPI 1 # a * b, broadcast.""")(rules.broadcasting, fold=rules.elementwise(np.multiply)),
     row("""DIV(a: value T, b: value T; fused_activation_function) -> result: value T; version 2;
-        NNAPI 2
-        # a / b, broadcast; integers are truncated toward zero.
+        NNAPI 2 # a / b, broadcast; integers are truncated toward zero.
         """)(rules.broadcasting, fold=rules.elementwise(rules.dividing(rules.truncated_quotient))),
     row("""FLOOR_DIV(a: any_number T, b: any_number T) -> result: value T; version 3
         # floor(a / b), broadcast.

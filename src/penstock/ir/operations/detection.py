@@ -41,13 +41,8 @@ def _selected(context: ShapeContext) -> Shape:
     return (limit,)
 
 
-def _hard(context: ShapeContext) -> Sequence[Shape]:
-    return rules.fill(context, _selected(context), ())
-
-
 def _soft(context: ShapeContext) -> Sequence[Shape]:
-    chosen = _selected(context)
-    return rules.fill(context, chosen, chosen, ())
+    return (*[_selected(context)] * 2, ())
 
 
 def _times_four(size: rules.Dimension) -> rules.Dimension:
@@ -113,7 +108,7 @@ ROWS: Final = (
     row("""NON_MAX_SUPPRESSION_V4(boxes: float32, scores: float32, max_output_size: int32,
         iou_threshold: float32, score_threshold: float32) -> indices: int32, count: int32
         # Boxes in order of score, without those that overlap a better one; their indices and
-        number.""")(_hard),
+        number.""")(lambda context: (_selected(context), ())),
     row("""NON_MAX_SUPPRESSION_V5(boxes: float32, scores: float32, max_output_size: int32,
         iou_threshold: float32, score_threshold: float32, sigma: float32) -> indices: int32,
         scores: float32, count: int32

@@ -215,15 +215,13 @@ ROWS: Final = (
     _segments("MAX", "Maxima"),
     _segments("MIN", "Minima"),
     row("""TOPK_V2(input: number T, k: sizes) -> values: number T, indices: sizes; version 3;
-        NNAPI 3
-        # The k largest elements of the last dimension, largest first, and their indices.
+        NNAPI 3 # The k largest elements of the last dimension, largest first, and their indices.
         """)(_top_k),
     row("""BUCKETIZE(input: number; boundaries: floats) -> buckets: int32
         # For each element, how many of the sorted boundaries are not above it.""")(rules.like(0)),
     row("""EMBEDDING_LOOKUP(ids: int32, params: value, block_scales?: float16) -> rows: value;
-        version 5; NNAPI 1
-        # Rows of params, picked by id. Integer rows may have a scale for each block of their
-        elements.""")(_embedding),
+        version 5; NNAPI 1 # Rows of params, picked by id. Integer rows may have a scale for each
+        block of their elements.""")(_embedding),
     row("""EMBEDDING_LOOKUP_SPARSE(ids: int32, indices: int32, dense_shape: int32, weights: float,
         params: float; combiner: SUM|MEAN|SQRTN) -> output: float
         # Weighted combinations of the rows of params that share an index vector up to its last

@@ -5,6 +5,7 @@ depth.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from penstock.errors import ShapeMismatch
@@ -145,14 +146,6 @@ def _blocks(context: ShapeContext, *, merge: bool) -> Sequence[Shape]:
     return ((batch, *result, channels),)
 
 
-def _space_to_batch(context: ShapeContext) -> Sequence[Shape]:
-    return _blocks(context, merge=False)
-
-
-def _batch_to_space(context: ShapeContext) -> Sequence[Shape]:
-    return _blocks(context, merge=True)
-
-
 def _space_to_depth(context: ShapeContext) -> Sequence[Shape]:
     batch, *image, depth = rules.dimensions(context, 0, 4)
     block = rules.positive(context, "block_size")
@@ -188,11 +181,10 @@ ROWS: Final = (
     row("""SPACE_TO_BATCH_ND(input: value T, block_shape: sizes, paddings: sizes)
         -> output: value T; version 4; NNAPI 2
         # Blocks of the padded spatial dimensions moved into the batch dimension.
-        """)(_space_to_batch, require=same_quantization),
+        """)(partial(_blocks, merge=False), require=same_quantization),
     row("""BATCH_TO_SPACE_ND(input: value T, block_shape: sizes, crops: sizes) -> output: value T;
-        version 4; NNAPI 2
-        # Batches laid out as blocks of the spatial dimensions, then cropped.
-        """)(_batch_to_space, require=same_quantization),
+        version 4; NNAPI 2 # Batches laid out as blocks of the spatial dimensions, then cropped.
+        """)(partial(_blocks, merge=True), require=same_quantization),
     row("""SPACE_TO_DEPTH(input: value T; block_size: int) -> output: value T; version 2; NNAPI 1
         # Square blocks of an NHWC image moved into the channels.""")(_space_to_depth),
     row("""DEPTH_TO_SPACE(input: value T; block_size: int) -> output: value T; version 2; NNAPI 1

@@ -129,8 +129,7 @@ def _levels(context: ShapeContext) -> Sequence[Shape]:
 
 ROWS: Final = (
     row("""CHANNEL_SHUFFLE(input: number T; groups: int!, axis: int!) -> output: number T; only
-        NNAPI 3
-        # Channels dealt out to groups: channel g * n + i goes to place i * groups + g.
+        NNAPI 3 # Channels dealt out to groups: channel g * n + i goes to place i * groups + g.
         """)(_shuffle),
     row("""GROUPED_CONV_2D(input: activation, filter: weights, bias: bias;
         padding: SAME|VALID|EXPLICIT, explicit_padding: ints, stride_w: int!, stride_h: int!,
@@ -142,9 +141,8 @@ ROWS: Final = (
         # gamma * (x - mean) / sqrt(variance + epsilon) + beta, over each image and channel.
         """)(rules.first_of_rank(4)),
     row("""RANDOM_MULTINOMIAL(logits: float, seeds: int32; samples: int!) -> samples: int32; only
-        NNAPI 3
-        # For each row of unnormalised log-probabilities, random classes drawn by them; seeds of 0
-        and 0 vary.""")(_multinomial),
+        NNAPI 3 # For each row of unnormalised log-probabilities, random classes drawn by them;
+        seeds of 0 and 0 vary.""")(_multinomial),
     row(f"""QUANTIZED_16BIT_LSTM(input: activation,
         {", ".join(f"input_to_{g}_weights: weights" for g in GATES)},
         {", ".join(f"recurrent_to_{g}_weights: weights" for g in GATES)},

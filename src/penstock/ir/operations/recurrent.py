@@ -245,15 +245,13 @@ ROWS: Final = (
         {", ".join(map(layer_norm, _DIRECTIONS))}; {_ACTIVATION}, {_CLIPS}, merge_outputs: bool,
         time_major: bool = true, asymmetric_quantize_inputs) -> output: activation,
         backward_output?: activation, {", ".join(["new_state?: activation"] * 4)}; version 3;
-        NNAPI 3
-        # Two long short-term memories over a sequence, one forward and one backward. With
+        NNAPI 3 # Two long short-term memories over a sequence, one forward and one backward. With
         merge_outputs there is no backward output; the new states follow the outputs there are.
         TFLite has no layer normalisation here.""")(_bidirectional_lstm),
     row(f"""RNN(input: activation, {_RNN}, hidden_state: activation; {_ACTIVATION},
         asymmetric_quantize_inputs) -> output: activation, new_hidden_state?: activation; version 3;
-        NNAPI 1
-        # One step of a basic recurrent cell: activation(weights x + recurrent weights h + bias).
-        """)(_rnn),
+        NNAPI 1 # One step of a basic recurrent cell: activation(weights x + recurrent weights h +
+        bias).""")(_rnn),
     row(f"""UNIDIRECTIONAL_SEQUENCE_RNN(input: activation, {_RNN}, hidden_state: activation;
         time_major: bool, {_ACTIVATION}, asymmetric_quantize_inputs) -> output: activation,
         new_hidden_state?: activation; version 3; NNAPI 3
@@ -263,14 +261,12 @@ ROWS: Final = (
         forward_auxiliary_weights?: weights, backward_auxiliary_weights?: weights; time_major: bool,
         {_ACTIVATION}, merge_outputs: bool, asymmetric_quantize_inputs) -> output: activation,
         backward_output?: activation, {", ".join(["new_state?: activation"] * 2)}; version 3;
-        NNAPI 3
-        # Two basic recurrent cells over a sequence, one forward and one backward. With
+        NNAPI 3 # Two basic recurrent cells over a sequence, one forward and one backward. With
         merge_outputs there is no backward output; the new states follow the outputs there are.
         """)(_bidirectional_rnn),
     row(f"""SVDF(input: activation, weights_feature: weights, weights_time: weights, bias?: bias,
         state: activation; rank: int,
         {_ACTIVATION}, asymmetric_quantize_inputs) -> output: activation, new_state?: activation;
-        version 4; NNAPI 1
-        # A fully connected layer over a sliding memory, its weights factored into feature and time
-        filters.""")(_svdf),
+        version 4; NNAPI 1 # A fully connected layer over a sliding memory, its weights factored
+        into feature and time filters.""")(_svdf),
 )

@@ -305,9 +305,8 @@ ROWS: Final = (
         # Every stride-th element from begin to end in each dimension, with masks for open bounds,
         dropped and new dimensions.""")(_strided_slice, fold=_fold_strided_slice),
     row("""DYNAMIC_UPDATE_SLICE(input: value T, update: value T, start: index) -> output: value T;
-        version 6
-        # The input with a block replaced, at a start that is clamped so that the block fits.
-        """)(_dynamic_update),
+        version 6 # The input with a block replaced, at a start that is clamped so that the block
+        fits.""")(_dynamic_update),
     row("""REVERSE_V2(input: value T, axis: index) -> output: value T; version 4; NNAPI 7 REVERSE
         # The input with the order of elements along the given axes reversed.""")(rules.like(0)),
     row("""REVERSE_SEQUENCE(input: value T, lengths: index; seq_dim: int, batch_dim: int)
@@ -319,16 +318,13 @@ ROWS: Final = (
         # The inputs one after another along an axis.
         """)(_concatenation, fold=_joining(np.concatenate), require=joined),
     row("""PACK(first: value T, more...: value T; values_count: int, axis: int) -> output: value T;
-        version 5; NNAPI 6
-        # Inputs of one shape stacked along a new axis.
+        version 5; NNAPI 6 # Inputs of one shape stacked along a new axis.
         """)(_pack, fold=_joining(np.stack), require=same_quantization),
     row("""UNPACK(input: value T; num: int, axis: int) -> parts...: value T; version 6
         # The slices along an axis, which goes, one an output.
         """)(_unpack, fold=_fold_unpack, require=same_quantization),
     row("""SPLIT(axis: index, input: value T; num_splits: int) -> parts...: value T; version 5;
-        NNAPI 3
-        # Equal parts of the input along an axis, one an output.""")(_split),
+        NNAPI 3 # Equal parts of the input along an axis, one an output.""")(_split),
     row("""SPLIT_V(input: value T, sizes: index, axis: index; num_splits: int) -> parts...: value T;
-        version 3
-        # Parts of given sizes along an axis, one an output.""")(_split_v),
+        version 3 # Parts of given sizes along an axis, one an output.""")(_split_v),
 )

@@ -86,9 +86,8 @@ ROWS: Final = (
     _unary("COS", "The cosine of x radians.", "; version 2"),
     _unary("ZEROS_LIKE", "Zeros in the shape of x.", "", np.zeros_like),
     row("""CAST(x: any_number; in_data_type: type, out_data_type: type) -> y: any_number; version 9;
-        NNAPI 3
-        # x converted to the output's type, fractions cut off; scale and zero point do not count.
-        """)(rules.like(0), fold=_fold_cast),
+        NNAPI 3 # x converted to the output's type, fractions cut off; scale and zero point do not
+        count.""")(rules.like(0), fold=_fold_cast),
     row("""BITCAST(x: value) -> y: value
         # The same bytes read as the output's type; a change of width adds or takes a last
         dimension.""")(_bitcast),

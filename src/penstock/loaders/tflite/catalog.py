@@ -18,7 +18,7 @@ from penstock.faults import Fault, FaultCode
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.subgraph import ConstantPool, constant_array
 from penstock.ir.types import DType, NDArray, byte_size
-from penstock.loaders.flatbuffer import Blob, Values
+from penstock.loaders.flatbuffer import Values
 from penstock.loaders.tflite.operators import OperatorCode, code_of, read_codes
 from penstock.loaders.tflite.tensors import (
     OPERAND_MEMORY,
@@ -222,13 +222,11 @@ def _level(file: File, level: Values) -> LevelEntry:
 
 
 def _indexes(file: File, table: Values | None) -> NDArray:
-    values = None if table is None else table["values"]
+    values = file.indexes(table)
     if values is None:
         return np.empty(0, np.int32)
-    if isinstance(values, Blob):
-        values = np.frombuffer(file.data, np.uint8, values.length, values.offset)
     file.charge(4 * len(values))
-    return np.asarray(values).astype(np.int32)
+    return values.astype(np.int32)
 
 
 def _operator(

@@ -9,7 +9,7 @@ part of it unwritten. The declaration then stays, and the operation table reject
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct, field
@@ -27,7 +27,7 @@ from penstock.faults import Fault, FaultCode
 from penstock.ir.operand import Operand, Origin
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations import OPERATIONS
-from penstock.ir.types import DType
+from penstock.ir.types import FLOATS, DType
 from penstock.ir.validate import callees_first
 from penstock.loaders.flatbuffer import Values
 from penstock.loaders.tflite.tensors import OPERAND_MEMORY, File, integers
@@ -269,90 +269,62 @@ def _targets(kind: str, attributes: Mapping[str, AttributeValue]) -> tuple[int, 
     return tuple(targets)
 
 
-Rule: TypeAlias = "Callable[[RawOperator, Sequence[DType | None]], DType | None]"
-"""The type of an operator's outputs, from the types of its inputs (None: omitted); None if
-unknown.
+Rule: TypeAlias = "int | str | DType | frozenset[DType]"
+"""The type of an operator's outputs: that of the input at a position, the one that an attribute
+names, one type, or that of the first input if it is one of several types.
 """
 
 
-def _input(position: int) -> Rule:
-    def rule(_: RawOperator, types: Sequence[DType | None]) -> DType | None:
-        return types[position] if position < len(types) else None
-
-    return rule
-
-
-def _always(dtype: DType) -> Rule:
-    return lambda _, __: dtype
-
-
-def _by_attribute(name: str) -> Rule:
-    def rule(operator: RawOperator, _: Sequence[DType | None]) -> DType | None:
-        value = operator.attributes.get(name)
+def _type_of(rule: Rule, operator: RawOperator, types: Sequence[DType | None]) -> DType | None:
+    """The type by *rule*, from the types of the inputs (None: omitted); None if unknown."""
+    if isinstance(rule, DType):
+        return rule
+    if isinstance(rule, str):
+        value = operator.attributes.get(rule)
         return DType[value] if isinstance(value, str) and value in DType.__members__ else None
-
-    return rule
-
-
-def _float(_: RawOperator, types: Sequence[DType | None]) -> DType | None:
-    """The first input's type if that is a float: kernels for integers use the output's type."""
-    return types[0] if types and types[0] is not None and types[0].is_float else None
+    if isinstance(rule, int):
+        return types[rule] if rule < len(types) else None
+    return types[0] if types and types[0] in rule else None
 
 
-def _float_or_int16(operator: RawOperator, types: Sequence[DType | None]) -> DType | None:
-    """As `_float`, and int16: kernels for 8-bit integers use the output's type."""
-    return types[0] if types and types[0] is DType.INT16 else _float(operator, types)
+def _rows(rules: Mapping[str, Rule]) -> dict[str, Rule]:
+    """The rule of each operator, from rules by the names of several."""
+    return {name: rule for names, rule in rules.items() for name in names.split()}
 
 
-def _rows(names: str, rule: Rule) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
-OVERWRITTEN: Final[dict[str, Rule]] = {
-    **_rows(
+OVERWRITTEN: Final = _rows(
+    {
         "ADD_N BITWISE_XOR CEIL DYNAMIC_UPDATE_SLICE EXP EXPAND_DIMS FAKE_QUANT FLOOR FLOOR_DIV "
-        "FLOOR_MOD "
-        "GATHER GATHER_ND MATRIX_DIAG MATRIX_SET_DIAG MAXIMUM MINIMUM NEG POW PRELU RANGE "
-        "RESIZE_BILINEAR "
-        "RESIZE_NEAREST_NEIGHBOR RIGHT_SHIFT ROUND SPLIT_V STABLEHLO_SHIFT_LEFT ZEROS_LIKE",
-        _input(0),
-    ),
-    **_rows("ADD SUB DIV SQUARED_DIFFERENCE FILL SCATTER_ND SELECT SELECT_V2 SPLIT", _input(1)),
-    **_rows("ONE_HOT SPARSE_TO_DENSE", _input(2)),
-    **_rows(
-        "EQUAL NOT_EQUAL LESS LESS_EQUAL GREATER GREATER_EQUAL LOGICAL_AND LOGICAL_OR",
-        _always(DType.BOOL),
-    ),
-    **_rows("BUCKETIZE RANK NON_MAX_SUPPRESSION_V4", _always(DType.INT32)),
-    "WHERE": _always(DType.INT64),
-    "RFFT2D": _always(DType.COMPLEX64),
-    **_rows(
-        "DEQUANTIZE CUSTOM:NumericVerify CUSTOM:TFLite_Detection_PostProcess",
-        _always(DType.FLOAT32),
-    ),
-    **_rows("ARG_MAX ARG_MIN", _by_attribute("output_type")),
-    "SHAPE": _by_attribute("out_type"),
-}
+        "FLOOR_MOD GATHER GATHER_ND MATRIX_DIAG MATRIX_SET_DIAG MAXIMUM MINIMUM NEG POW PRELU "
+        "RANGE RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR RIGHT_SHIFT ROUND SPLIT_V "
+        "STABLEHLO_SHIFT_LEFT ZEROS_LIKE": 0,
+        "ADD SUB DIV SQUARED_DIFFERENCE FILL SCATTER_ND SELECT SELECT_V2 SPLIT": 1,
+        "ONE_HOT SPARSE_TO_DENSE": 2,
+        "EQUAL NOT_EQUAL LESS LESS_EQUAL GREATER GREATER_EQUAL LOGICAL_AND LOGICAL_OR": DType.BOOL,
+        "BUCKETIZE RANK NON_MAX_SUPPRESSION_V4": DType.INT32,
+        "WHERE": DType.INT64,
+        "RFFT2D": DType.COMPLEX64,
+        "DEQUANTIZE CUSTOM:NumericVerify CUSTOM:TFLite_Detection_PostProcess": DType.FLOAT32,
+        "ARG_MAX ARG_MIN": "output_type",
+        "SHAPE": "out_type",
+    }
+)
 """Operators whose kernels set the type of every output."""
 
-RELABELLED: Final[dict[str, Rule]] = {
-    **_rows(
+RELABELLED: Final = _rows(
+    {
         "CUMSUM MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD RESHAPE SEGMENT_SUM "
-        "SQUEEZE SUM "
-        "STABLEHLO_ADD STABLEHLO_AND STABLEHLO_GATHER STABLEHLO_MAXIMUM STABLEHLO_MINIMUM "
-        "STABLEHLO_MULTIPLY "
-        "STABLEHLO_SCATTER UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD "
-        "UNSORTED_SEGMENT_SUM CUSTOM:aeq.hadamard_rotation BATCH_MATMUL SVDF",
-        _input(0),
-    ),
-    **_rows(
+        "SQUEEZE SUM STABLEHLO_ADD STABLEHLO_AND STABLEHLO_GATHER STABLEHLO_MAXIMUM "
+        "STABLEHLO_MINIMUM STABLEHLO_MULTIPLY STABLEHLO_SCATTER UNSORTED_SEGMENT_MAX "
+        "UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_SUM "
+        "CUSTOM:aeq.hadamard_rotation BATCH_MATMUL SVDF": 0,
+        # Kernels for integers use the output's type.
         "RNN UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN LSTM "
-        "UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM",
-        _float,
-    ),
-    "SOFTMAX": _float_or_int16,
-    "LSH_PROJECTION": _always(DType.INT32),
-}
+        "UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM": FLOATS,
+        "SOFTMAX": FLOATS | {DType.INT16},
+        "LSH_PROJECTION": DType.INT32,
+    }
+)
 """Operators whose kernels write values of this type, whatever type their output has."""
 
 SUPPRESSION_V5: Final = (DType.INT32, DType.FLOAT32, DType.INT32)
@@ -448,11 +420,11 @@ def _computed(
         return (outputs if len(outputs) == count else ()), kind == "STABLEHLO_CASE"
     if kind == "NON_MAX_SUPPRESSION_V5":
         return SUPPRESSION_V5, False
-    rule = RELABELLED.get(kind) or OVERWRITTEN.get(kind)
+    rule = RELABELLED.get(kind, OVERWRITTEN.get(kind))
     if rule is None:
         return (), False
     given = [operands[i].dtype if i >= 0 else None for i in operator.inputs]
-    return [rule(operator, given)] * count, kind in RELABELLED
+    return [_type_of(rule, operator, given)] * count, kind in RELABELLED
 
 
 def _bitcast(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -26,7 +26,7 @@ from penstock.ir.operand import DataLocation, Lifetime, Operand, Origin
 from penstock.ir.operation import AttributeValue
 from penstock.ir.subgraph import NO_METADATA, ConstantPool, Metadata, Signature
 from penstock.ir.types import PACKED, DType, NDArray, element_count
-from penstock.loaders.flatbuffer import Blob, Values, check_header
+from penstock.loaders.flatbuffer import Values, check_header
 from penstock.loaders.tflite.body import Body, Lowered
 from penstock.loaders.tflite.operators import (
     RESOURCE_OPERATORS,
@@ -119,19 +119,13 @@ class _Dense:
         self.left = left
         self.arrays: list[NDArray] = []
 
-    def add(
-        self, file: File, operand: Operand, tensor: Values, where: errors.Place | str
-    ) -> Operand:
+    def add(self, file: File, operand: Operand, tensor: Values) -> Operand:
         """The constant operand for a sparse tensor."""
-        shape = integers(tensor["shape"])
-        try:
-            place = file.buffer(tensor["buffer"])
-            size = dense_size(operand.dtype, shape, self.left)
-            array = np.zeros(element_count(shape), operand.dtype.numpy).reshape(shape)
-            stored = memoryview(b"") if place is None else file.bytes_at(place)
-            densify(file, tensor["sparsity"], stored, array)
-        except errors.ModelError as error:
-            raise error.at(where) from None
+        shape, place = integers(tensor["shape"]), file.buffer(tensor["buffer"])
+        size = dense_size(operand.dtype, shape, self.left)
+        array = np.zeros(element_count(shape), operand.dtype.numpy).reshape(shape)
+        stored = memoryview(b"") if place is None else file.bytes_at(place)
+        densify(file, tensor["sparsity"], stored, array)
         self.left -= size
         array.flags.writeable = False
         self.arrays.append(array)
@@ -151,7 +145,10 @@ def _subgraph(
     operands = [read_operand(file, index, i, t) for i, t in enumerate(polled(tensors))]
     for i, tensor in enumerate(tensors):
         if tensor["sparsity"] is not None:
-            operands[i] = dense.add(file, operands[i], tensor, tensor_place(index, i, tensor))
+            try:
+                operands[i] = dense.add(file, operands[i], tensor)
+            except errors.ModelError as error:
+                raise error.at(tensor_place(index, i, tensor)) from None
     inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
     for kind, indexes in (("input", inputs), ("output", outputs)):
         for i in indexes:
@@ -285,7 +282,7 @@ def densify(file: File, sparsity: Values, stored: memoryview, dense: NDArray) ->
     nodes = 1
     room = file.memory_left // (INDEX_MEMORY * (len(levels) + 4))
     for metadata in levels:
-        parents, index = _expand(file, metadata, nodes, len(file.data), room)
+        parents, index = _expand(file, metadata, nodes, room)
         nodes = len(index)
         coordinates = [c[parents] for c in coordinates]
         coordinates.append(index)
@@ -317,15 +314,13 @@ def _levels(sparsity: Values, shape: tuple[int, ...]) -> tuple[tuple[int, ...], 
     return order, blocks
 
 
-def _expand(
-    file: File, metadata: Values, nodes: int, limit: int, room: int
-) -> tuple[NDArray, NDArray]:
+def _expand(file: File, metadata: Values, nodes: int, room: int) -> tuple[NDArray, NDArray]:
     """Parent and index of every node of the next level. Raises `LimitExceeded` if the level has
     more than *room* nodes.
     """
     if metadata["format"] == DENSE:
         size = metadata["dense_size"]
-        if size <= 0 or nodes * size > limit:
+        if size <= 0 or nodes * size > len(file.data):
             raise errors.InvalidSparsity(
                 f"a dense level of size {size} under {nodes} nodes needs more values than are "
                 "stored"
@@ -354,13 +349,10 @@ def _check_room(nodes: int, room: int) -> None:
 
 
 def _vector(file: File, metadata: Values, name: str, room: int) -> NDArray:
-    table = metadata[name]
-    values: Any = None if table is None else table["values"]
+    values = file.indexes(metadata[name])
     if values is None:
         raise errors.InvalidSparsity(f"a compressed level has no {name}")
-    _check_room((values.length if isinstance(values, Blob) else len(values)) - 1, room)
-    if isinstance(values, Blob):
-        values = np.frombuffer(file.data, np.uint8, values.length, values.offset)
+    _check_room(len(values) - 1, room)
     return np.asarray(values, np.int64)
 
 

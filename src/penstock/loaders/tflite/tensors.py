@@ -85,6 +85,13 @@ class File:
             known.add(name)
             yield name, where, table
 
+    def indexes(self, table: Values | None) -> NDArray | None:
+        """The numbers of an index vector of a sparse tensor; None if it is absent."""
+        values: NDArray | Blob | None = None if table is None else table["values"]
+        if isinstance(values, Blob):
+            return np.frombuffer(self.data, np.uint8, values.length, values.offset)
+        return values
+
     def tail(self, size: int) -> bytes:
         """A copy of the last *size* bytes of the file, or of the whole file if it is smaller."""
         return bytes(self.data[-size:])
