@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -18,8 +18,8 @@ from penstock.ir.builder import pack_strings
 from penstock.ir.model import Model
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import AttributeValue, Operation
-from penstock.ir.operations import spec_of
 from penstock.ir.subgraph import StatePort
+from penstock.ir.transforms import renumber_references
 from penstock.ir.types import DType, Quantization, byte_size, element_count
 
 Values: TypeAlias = "dict[str, Any]"
@@ -37,13 +37,13 @@ class OperatorCodes:
         self.tables: list[dict[str, Any]] = []
         self._known: dict[tuple[int, int, str], int] = {}
 
-    def index(self, operation: Operation, where: Place) -> int:
+    def index(self, operation: Operation) -> int:
         """The index of the code of *operation*. Raises `NotExportable` if TFLite has no such
         operator.
         """
         number = TFLITE.numbers("BuiltinOperator").get(operation.type)
         if number is None:
-            raise NotExportable(f"TFLite has no operator {operation.key}", where=where)
+            raise NotExportable(f"TFLite has no operator {operation.key}")
         origin = operation.origin
         own = origin is not None and origin.opcode == number and origin.version
         custom = operation.attributes.text("custom_code") if operation.type == "CUSTOM" else ""
@@ -64,15 +64,9 @@ class OperatorCodes:
         return self._known[key]
 
 
-def options(
-    operation: Operation, subgraphs: Mapping[str, AttributeValue], where: Place
-) -> dict[str, Any]:
-    """The fields of an operator table for the attributes of *operation*.
-
-    *subgraphs* has the file's subgraph index, or indexes, for each attribute that refers to
-    subgraphs.
-    """
-    attributes: dict[str, AttributeValue] = {**operation.attributes, **subgraphs}
+def options(operation: Operation) -> dict[str, Any]:
+    """The fields of an operator table for the attributes of *operation*."""
+    attributes = operation.attributes
     if operation.type == "CUSTOM":
         return {"custom_options": attributes.get("custom_options") or None}
     name = OPTIONS_OF_OPERATOR.get(operation.type)
@@ -81,10 +75,8 @@ def options(
     fields = TFLITE.table(name).by_name
     for attribute in attributes:
         if attribute not in fields and attribute not in INTERMEDIATES:
-            raise NotExportable(
-                f"TFLite's {operation.type} has no attribute {attribute!r}", where=where
-            )
-    values = {k: _value(fields[k], v, where) for k, v in attributes.items() if k in fields}
+            raise NotExportable(f"TFLite's {operation.type} has no attribute {attribute!r}")
+    values = {k: _value(fields[k], v) for k, v in attributes.items() if k in fields}
     return _options_field(name, values)
 
 
@@ -95,11 +87,11 @@ def _options_field(name: str, values: Values) -> Values:
     return {f"builtin_options{suffix}_type": kind, f"builtin_options{suffix}": values}
 
 
-def _value(field: Field, value: AttributeValue, where: Place) -> Any:
+def _value(field: Field, value: AttributeValue) -> Any:
     if field.enum and field.kind is Kind.SCALAR:
         number = TFLITE.numbers(field.enum).get(str(value))
         if number is None:
-            raise NotExportable(f"{field.name} {value!r} is not a {field.enum}", where=where)
+            raise NotExportable(f"{field.name} {value!r} is not a {field.enum}")
         return number
     return value
 
@@ -222,29 +214,29 @@ class SubgraphWriter(_Graph):
         return self.known[index]
 
     def operation(self, at: int, operation: Operation) -> None:
-        where = Place(self.index, at, type=operation.type)
-        if operation.type in ("HASHTABLE_FIND", "HASHTABLE_SIZE"):
-            self.lookup(operation, where)
-            return
-        references = {
-            a.name: self.reference(operation.attributes[a.name])
-            for a in spec_of(operation).attributes
-            if a.kind in {"subgraph", "subgraphs"} and a.name in operation.attributes
-        }
+        try:
+            if operation.type in ("HASHTABLE_FIND", "HASHTABLE_SIZE"):
+                self.lookup(operation)
+            else:
+                self.ordinary(at, operation)
+        except NotExportable as error:
+            raise error.at(Place(self.index, at, type=operation.type)) from None
+
+    def ordinary(self, at: int, operation: Operation) -> None:
         kept = self.state.kept_inputs.get(at, len(operation.inputs))
         blocks = BLOCK_SCALED.get(operation.type, kept)
         if blocks < kept:
             kept = blocks
-            self.scale_by_blocks(operation, blocks, where)
+            self.scale_by_blocks(operation, blocks)
         inputs = [self.tensor_of(i) for i in operation.inputs[:kept]]
         mutated = self.state.mutated.get(at, ())
         values: Values = {
-            "opcode_index": self.codes.index(operation, where),
+            "opcode_index": self.codes.index(operation),
             "inputs": inputs,
             "outputs": [
                 self.tensor_of(i) for i in operation.outputs if i not in self.state.dropped
             ],
-            **options(operation, references, where),
+            **options(renumber_references(operation, self.numbers)),
         }
         if mutated:
             values["mutating_variable_inputs"] = [i in mutated for i in range(len(inputs))]
@@ -254,7 +246,7 @@ class SubgraphWriter(_Graph):
             )
         self.operators.append(values)
 
-    def scale_by_blocks(self, operation: Operation, position: int, where: Place) -> None:
+    def scale_by_blocks(self, operation: Operation, position: int) -> None:
         """Makes the weights of *operation* refer to the scales of blocks, its input at
         *position*.
         """
@@ -263,18 +255,10 @@ class SubgraphWriter(_Graph):
         depth, blocks = (s[1] if s is not None and len(s) == 2 else None for s in shapes)
         if not depth or not blocks or not self.subgraph.operands[scales].is_constant:
             raise NotExportable(
-                "TFLite's scales of blocks are constants, of weights of known shape", where=where
+                "TFLite's scales of blocks are constants, of weights of known shape"
             )
         table = self.tensors[self.tensor_of(weights)]
         table["quantization"] = blockwise(self.tensor_of(scales), depth // blocks)
-
-    def reference(self, value: AttributeValue) -> AttributeValue:
-        """The file's index, or indexes, for an attribute that refers to subgraphs; other values
-        unchanged.
-        """
-        if isinstance(value, tuple):
-            return tuple(self.numbers.get(int(index), int(index)) for index in value)
-        return self.numbers.get(value, value) if isinstance(value, int) else value
 
     def read_variable(self, port: StatePort) -> int:
         handle = self.handle(port.variable)
@@ -282,18 +266,17 @@ class SubgraphWriter(_Graph):
             self.emit("READ_VARIABLE", [handle], [self.tensor_of(port.input)])
         return handle
 
-    def lookup(self, operation: Operation, where: Place) -> None:
+    def lookup(self, operation: Operation) -> None:
         """HASHTABLE_FIND or HASHTABLE_SIZE of constants: an imported table, then the operator."""
         find = operation.type == "HASHTABLE_FIND"
         content = operation.inputs[:2] if find else operation.inputs[:1]
         if not all(self.subgraph.operands[i].is_constant for i in content):
             raise NotExportable(
-                "TFLite's tables are filled once; these keys or values are not constant",
-                where=where,
+                "TFLite's tables are filled once; these keys or values are not constant"
             )
         keys = content[0]
         values = content[1] if find else self.values_beside(keys)
-        handle = self.hash_table(keys, values, where)
+        handle = self.hash_table(keys, values)
         inputs = [handle, *(self.tensor_of(i) for i in operation.inputs[len(content) :])]
         self.emit(operation.type, inputs, [self.tensor_of(i) for i in operation.outputs])
 
@@ -305,7 +288,7 @@ class SubgraphWriter(_Graph):
                 return values if self.subgraph.operands[values].is_constant else None
         return None
 
-    def hash_table(self, keys: int, values: int | None, where: Place) -> int:
+    def hash_table(self, keys: int, values: int | None) -> int:
         """The handle tensor of the table with these constants."""
         if (keys, values) not in self.hashtables:
             known = self.subgraph.operands[keys]
@@ -315,7 +298,7 @@ class SubgraphWriter(_Graph):
             else:
                 beside, tensor = self.subgraph.operands[values], self.tensor_of(values)
             if 0 in (known.shape or ()) or 0 in (beside.shape or ()):
-                raise NotExportable("TFLite has no form for a table without entries", where=where)
+                raise NotExportable("TFLite has no form for a table without entries")
             number = self.buffers.table_number(known, beside)
             key, value = (element_type(o.dtype) for o in (known, beside))
             handle = self.add_tensor(Operand(DType.RESOURCE, (), name=f"table_{number}"))

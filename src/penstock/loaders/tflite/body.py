@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.errors import DuplicateWriter, InvalidOperand
+from penstock.errors import DuplicateWriter, InvalidOperand, ModelError
 from penstock.ir.operand import OMITTED, Lifetime, Operand, Origin
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.subgraph import StatePort, Subgraph, Variable
@@ -40,12 +40,16 @@ class Body:
         self.omitted: int | None = None
 
     def lower(self) -> Subgraph:
-        raw = self.raw
-        for operator in raw.operators:
-            self.operator(operator)
-        inputs = list(dict.fromkeys(raw.inputs))
-        outputs = [self.read(tensor) for tensor in raw.outputs]
-        return self.finish(inputs, outputs, [])
+        self.lower_operators()
+        inputs = list(dict.fromkeys(self.raw.inputs))
+        return self.finish(inputs, [self.read(tensor) for tensor in self.raw.outputs], [])
+
+    def lower_operators(self) -> None:
+        for operator in self.raw.operators:
+            try:
+                self.operator(operator)
+            except ModelError as error:
+                raise error.at(operator.place) from None
 
     def finish(self, inputs: list[int], outputs: list[int], states: list[StatePort]) -> Subgraph:
         """The lowered subgraph with these inputs and outputs."""
@@ -65,7 +69,7 @@ class Body:
 
     def ordinary(self, operator: RawOperator) -> None:
         inputs = [self.read(i) for i in operator.inputs]
-        outputs = [self.write(o, operator) for o in operator.outputs]
+        outputs = [self.write(o) for o in operator.outputs]
         self.emit(operator.type, inputs, outputs, operator)
 
     def emit(self, kind: str, inputs: list[int], outputs: list[int], operator: RawOperator) -> None:
@@ -91,10 +95,10 @@ class Body:
             return self.omitted
         return self.renamed.get(tensor, tensor)
 
-    def write(self, tensor: int, operator: RawOperator) -> int:
+    def write(self, tensor: int) -> int:
         """The operand that an operation writes for tensor *tensor*."""
         if tensor in self.renamed:
-            raise duplicate_writer(tensor, operator)
+            raise duplicate_writer(tensor)
         return tensor
 
     def add(self, operand: Operand) -> int:
@@ -129,10 +133,8 @@ class Body:
                 operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
 
 
-def duplicate_writer(tensor: int, operator: RawOperator) -> DuplicateWriter:
-    return DuplicateWriter(
-        f"writes tensor {tensor}, which has another writer", where=operator.place
-    )
+def duplicate_writer(tensor: int) -> DuplicateWriter:
+    return DuplicateWriter(f"writes tensor {tensor}, which has another writer")
 
 
 def _is_empty(operand: Operand) -> bool:

@@ -255,8 +255,7 @@ class StateBody(Body):
         if not self.is_entry:
             for key in self.lowering.use.touched[raw.index]:
                 self.value(key)
-        for operator in raw.operators:
-            self.operator(operator)
+        self.lower_operators()
         inputs = self.listed_inputs()
         outputs = [self.read(o) for o in raw.outputs if o not in raw.handles]
         self.renamed.update({o: self.read(o) for o in raw.outputs if o in raw.variables})
@@ -338,7 +337,7 @@ class StateBody(Body):
             target = operator.targets[-1]
             inputs += [self.entering(k) for k in self.lowering.use.touched[target]]
             carried = self.carried(target, "body" if operator.type in calls.LOOPS else "branch")
-        outputs = [self.write(o, operator) for o in operator.outputs if o not in self.raw.handles]
+        outputs = [self.write(o) for o in operator.outputs if o not in self.raw.handles]
         outputs += [self.leaving(key) for key in carried]
         outputs += [self.next_state(tensor) for tensor in after]
         self.emit(operator.type, inputs, outputs, operator)
@@ -364,7 +363,7 @@ class StateBody(Body):
         keys, values, _ = calls.table_state(handle_of(self.raw, operator))
         held = (keys, values) if operator.type == "HASHTABLE_FIND" else (keys,)
         inputs = [self.value(k) for k in held] + [self.read(i) for i in operator.inputs[1:]]
-        outputs = [self.write(o, operator) for o in operator.outputs]
+        outputs = [self.write(o) for o in operator.outputs]
         self.emit(operator.type, inputs, outputs, operator)
 
     def import_table(self, operator: RawOperator) -> None:
@@ -390,21 +389,20 @@ class StateBody(Body):
         """
         if len(operator.inputs) != RANDOM_INPUTS[operator.type] or len(operator.outputs) != 1:
             raise errors.InvalidOperation(
-                f"has {len(operator.inputs)} inputs and {len(operator.outputs)} outputs",
-                where=operator.place,
+                f"has {len(operator.inputs)} inputs and {len(operator.outputs)} outputs"
             )
         key = calls.random_state(self.raw.index, operator)
         inputs = [self.read(i) for i in operator.inputs]
-        outputs = [self.write(o, operator) for o in operator.outputs]
+        outputs = [self.write(o) for o in operator.outputs]
         if self.raw.index in self.lowering.use.restarted:
             role = self.lowering.roles[self.raw.index]
             if role == "cond" and any(operator.attributes[k] for k in ("seed", "seed2")):
                 raise errors.InvalidOperation(
-                    "draws from a seeded sequence in the condition of a loop", where=operator.place
+                    "draws from a seeded sequence in the condition of a loop"
                 )
-            self.emit(operator.type, inputs, outputs, operator)
-            return
-        self.emit(operator.type, [*inputs, self.value(key)], [*outputs, self.update(key)], operator)
+        else:
+            inputs, outputs = [*inputs, self.value(key)], [*outputs, self.update(key)]
+        self.emit(operator.type, inputs, outputs, operator)
 
     def set_true(self, key: Key) -> None:
         """Sets the boolean state *key*."""
@@ -417,11 +415,11 @@ class StateBody(Body):
             return self.value(tensor_state(self.raw, tensor))
         return super().read(tensor)
 
-    def write(self, tensor: int, operator: RawOperator) -> int:
+    def write(self, tensor: int) -> int:
         """The operand that an operation writes for tensor *tensor*."""
         if tensor in self.raw.variables:
             return self.update(tensor_state(self.raw, tensor))
-        return super().write(tensor, operator)
+        return super().write(tensor)
 
     def next_state(self, tensor: int) -> int:
         """The extra output with the new value of *tensor*, the state of a recurrent operation."""
@@ -454,23 +452,20 @@ class StateBody(Body):
         held, wanted = self.operands[index], self.operands[tensor]
         if held.quantization != wanted.quantization:
             raise errors.InvalidQuantization(
-                "reads a variable with other quantisation than the value it holds",
-                where=operator.place,
+                "reads a variable with other quantisation than the value it holds"
             )
         if wanted.is_constant or any(
             tensor in known for known in (self.written, self.renamed, self.inputs)
         ):
-            raise duplicate_writer(tensor, operator)
+            raise duplicate_writer(tensor)
         self.renamed[tensor] = index
 
     def call_once(self, operator: RawOperator) -> None:
         if len(operator.targets) != 1 or operator.inputs or operator.outputs:
-            raise errors.InvalidOperation("takes no inputs and no outputs", where=operator.place)
+            raise errors.InvalidOperation("takes no inputs and no outputs")
         (init,) = operator.targets
         if self.lowering.raw[init].inputs or self.lowering.raw[init].outputs:
-            raise errors.InvalidOperation(
-                f"its subgraph {init} has inputs or outputs", where=operator.place
-            )
+            raise errors.InvalidOperation(f"its subgraph {init} has inputs or outputs")
         touched = list(self.lowering.use.touched[init])
         if init in self.lowering.folded or not touched:
             return
