@@ -58,7 +58,7 @@ ELSEWHERE: Final = {
     ("memory/storage.py", "InPool.copy_to"): "counted for who writes the receipt",
     ("memory/storage.py", "OnDevice.copy_from"): "counted for who writes the receipt",
     ("memory/storage.py", "OnDevice.copy_to"): "counted for who writes the receipt",
-    ("memory/storage.py", "_fill"): "counted for who writes the receipt",
+    ("memory/storage.py", "InPool.copy_from"): "counted for who writes the receipt",
     ("runtime/shadow.py", "ShadowedVariant._copies"): "writes the receipt",
 }
 """Functions of the runtime's that copy arrays: where the copy is accounted for, or why it is no
