@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -14,9 +14,7 @@ from penstock.driverkit.site import QUANTIZED
 from penstock.errors import GeneralFailure, OtherVersion
 from penstock.ir import DType, Lifetime, Model, Operand, Quantization, Subgraph
 from penstock.ir.types import static_shape
-
-if TYPE_CHECKING:
-    from penstock.sealed import LoadedEntry
+from penstock.sealed import LoadedEntry
 
 MAX_PORTS: Final = 1 << 16
 MAX_MANIFEST: Final = 1 << 24

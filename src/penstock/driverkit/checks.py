@@ -179,6 +179,21 @@ def check_softmax(site: Site) -> AccuracyClass:
     return activations(site, quantized="faithful")
 
 
+def check_prelu(site: Site) -> AccuracyClass:
+    """The accuracy class of a PRELU, whose slope must be constant."""
+    site.shapes(), site.value(1, "alpha")
+    return activations(site)
+
+
+def check_shape(site: Site, given: Collection[DType], made: Collection[DType]) -> AccuracyClass:
+    """The accuracy class of a SHAPE of an operand of a type *given*, as one of the types *made*."""
+    site.shape()
+    if site.input().dtype not in given:
+        site.refuse_types()
+    require(site.output().dtype in made, "a shape of another type")
+    return "exact"
+
+
 def check_bilinear(site: Site) -> AccuracyClass:
     """The accuracy class of a RESIZE_BILINEAR."""
     require_resizable(site)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import ClassVar, Final, Literal, Protocol, TypeVar
+from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from penstock import errors, hal
 from penstock.distribution import current_origin, made_by
@@ -155,14 +155,8 @@ def report_of(
     return hal.CacheReport(outcome, saved.reason or "", later, artefact)
 
 
-class Limits(Protocol):
-    """An object with a deadline and a cancel token."""
-
-    @property
-    def deadline_ns(self) -> int | None: ...
-
-    @property
-    def cancel(self) -> hal.CancelToken | None: ...
+Limits: TypeAlias = hal.PrepareConfig | hal.ExecutionConfig
+"""A configuration with a deadline and a cancel token."""
 
 
 def check_limits(limits: Limits) -> None:

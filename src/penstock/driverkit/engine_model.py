@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from penstock import hal
 from penstock.driverkit.artefact import Ports, interface_of
@@ -40,18 +40,11 @@ class MeasuredRun(Runnable, Protocol):
     timings: tuple[hal.OperationTiming, ...]
 
 
-class Profiler(Protocol):
-    """Makes the profiler of each run of an executable."""
-
-    def start(self, began_ns: int) -> MeasuredRun | None:
-        """The profiler of an execution that began at *began_ns*; None if none is measured."""
-
-
 M = TypeVar("M")
 
 
-class LazyProfiler(Generic[M]):
-    """A `Profiler` of at most *most* executions. Thread-safe.
+class Profiler(Generic[M]):
+    """Measures at most *most* executions of one executable. Thread-safe.
 
     *prepare* makes, before the first of them, what all of them need. *begin* gets it, the time when
     the execution began, and whether it is the first. After an error of either no further execution
@@ -69,7 +62,7 @@ class LazyProfiler(Generic[M]):
         self._prepared: M | None = None
 
     def start(self, began_ns: int) -> MeasuredRun | None:
-        """As `Profiler.start`."""
+        """The executable of the execution that began at *began_ns*; None: it is not measured."""
         with self._lock:
             if not self._left:
                 return None
@@ -84,19 +77,12 @@ class LazyProfiler(Generic[M]):
                 return None
 
 
-class Run(Protocol):
-    """A reusable run of a compiled model, with its memory bindings. For one caller at a time."""
-
-    def execute(self, inputs: Inputs, outputs: Outputs, config: hal.ExecutionConfig) -> None:
-        """As `Runnable.run`."""
-
-
-R = TypeVar("R", bound=Run)
+R = TypeVar("R", bound=Runnable)
 
 
 class RunPool(Generic[R]):
-    """A `Runnable` that keeps a free list of runs of one compiled model. *make* creates a run.
-    Thread-safe.
+    """A `Runnable` that keeps a free list of runs of one compiled model, each with its memory
+    bindings and for one caller at a time. *make* creates a run. Thread-safe.
 
     A run that failed is not used again. *unusable* returns the reason why the process can no longer
     use the engine.
@@ -121,7 +107,7 @@ class RunPool(Generic[R]):
             run = self._free.pop()
         except IndexError:
             run = self._make()
-        run.execute(inputs, outputs, config)
+        run.run(inputs, outputs, config)
         if after is not None:
             after(run)
         self._free.append(run)
@@ -147,7 +133,7 @@ class EngineModel(hal.PreparedModelBase, Generic[E]):
         ports: Ports,
         report: hal.CacheReport,
         executable: E | None,
-        profilers: Callable[[E], Profiler] | None = None,
+        profilers: Callable[[E], Profiler[Any]] | None = None,
     ) -> None:
         # Requests are checked against the ports alone: a model from the cache has no graph.
         self.model = cast("Model", interface_of(ports))
@@ -156,7 +142,7 @@ class EngineModel(hal.PreparedModelBase, Generic[E]):
         self._forwards = [(k, i) for k, i in enumerate(ports.forwards) if i >= 0]
         self._computed = [k for k, i in enumerate(ports.forwards) if i < 0]
         self._profilers = profilers
-        self._profiler: tuple[E, Profiler] | None = None
+        self._profiler: tuple[E, Profiler[Any]] | None = None
 
     @property
     def cache_report(self) -> hal.CacheReport:  # type: ignore[override]  # a late write changes it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from penstock.errors import NotYetWritten, PenstockError
 from penstock.hal import CacheReport
@@ -13,6 +13,7 @@ from penstock.sealed import SaveReport
 
 if TYPE_CHECKING:
     from penstock.sealed.late import LateWriter
+
 
 Payloads: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]
 """The contents of a cache entry's model files, and of its data files."""
@@ -57,12 +58,10 @@ class PostponedWrite:
         """The current save report of a prepared model. `later` is True while an attempt may still
         succeed, and the reason then says why the write is pending.
         """
-        saved = self._saved
-        if saved is None:
-            return CacheReport("none", str(NotYetWritten(self._why)), True, self._form)
-        return CacheReport(
-            "saved" if saved.saved else "failed", saved.reason or "", artefact=self._form
-        )
+        if (saved := self._saved) is not None:
+            outcome: Literal["saved", "failed"] = "saved" if saved.saved else "failed"
+            return CacheReport(outcome, saved.reason or "", artefact=self._form)
+        return CacheReport("none", str(NotYetWritten(self._why)), True, self._form)
 
     def attempt(self, deadline_ns: int | None = None) -> bool:
         """Writes if the entry's lock is free and enough time remains until *deadline_ns* (monotonic

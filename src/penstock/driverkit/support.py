@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.driverkit.checks import F32
 from penstock.driverkit.site import QUANTIZED, Refused, Site
+from penstock.driverkit.unrolling import Unrolled
 from penstock.errors import PenstockError
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.hal.capabilities import class_fault
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operation
-
-if TYPE_CHECKING:
-    from penstock.driverkit.unrolling import Unrolled
 
 UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
 """Position-sensitive operations: they turn the last bit of a float into a position."""

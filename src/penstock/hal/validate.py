@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Collection, Container, Sequence
 from typing import Final
 
@@ -88,10 +87,25 @@ def _reasons(model: Model, memory_kinds: Container[str]) -> dict[int, str]:
     foreign = _foreign_pools(model, memory_kinds)
     if not foreign:
         return {}
-    below = _out_of_reach(model, foreign)
+    from penstock.ir.transforms import entered_from
+
+    below: dict[int, str] = {}
+    for number in entered_from(model, model.main):
+        subgraph = model.subgraphs[number]
+        fault = _read_by(subgraph, subgraph.outputs, foreign)
+        fault = next(iter(_reasons_in(subgraph, foreign, below).values()), fault)
+        if fault is not None:
+            below[number] = fault
+    return _reasons_in(model.entry, foreign, below)
+
+
+def _reasons_in(
+    subgraph: Subgraph, foreign: dict[int, str], below: dict[int, str]
+) -> dict[int, str]:
+    """As `_reasons`, of one *subgraph*. *below* has the reasons of the subgraphs that it enters."""
     found: dict[int, str] = {}
-    for index, operation in enumerate(model.operations):
-        reason = _read_by(model.entry, operation.inputs, foreign)
+    for index, operation in enumerate(subgraph.operations):
+        reason = _read_by(subgraph, operation.inputs, foreign)
         for target in subgraph_references(operation):
             reason = reason or below.get(target)
         if reason is not None:
@@ -105,30 +119,6 @@ def _foreign_pools(model: Model, memory_kinds: Container[str]) -> dict[int, str]
         for number, pool in enumerate(model.pools)
         if pool.kind and (pool.kind not in memory_kinds or pool.kind == IMAGE)
     }
-
-
-def _out_of_reach(model: Model, foreign: dict[int, str]) -> dict[int, str]:
-    """The subgraphs that use a constant in a *foreign* pool, with the reason.
-
-    A subgraph uses it itself, or in a subgraph that it refers to. Each is visited once.
-    """
-    callers: dict[int, list[int]] = {}
-    found: dict[int, str] = {}
-    for number, subgraph in enumerate(model.subgraphs):
-        read = [i for operation in subgraph.operations for i in operation.inputs]
-        if (reason := _read_by(subgraph, (*read, *subgraph.outputs), foreign)) is not None:
-            found[number] = reason
-        for operation in subgraph.operations:
-            for target in subgraph_references(operation):
-                callers.setdefault(target, []).append(number)
-    pending = deque(found)
-    while pending:
-        target = pending.popleft()
-        for caller in callers.get(target, ()):
-            if caller not in found:
-                found[caller] = found[target]
-                pending.append(caller)
-    return found
 
 
 def _read_by(subgraph: Subgraph, operands: Sequence[int], foreign: dict[int, str]) -> str | None:

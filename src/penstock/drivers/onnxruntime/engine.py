@@ -139,14 +139,14 @@ class _Run:
         package = onnxruntime()
         # The public methods bind and copy at each run.
         native, inner = package.capi.onnxruntime_pybind11_state, session._sess  # noqa: SLF001
-        self._run = inner.run_with_iobinding
+        self._call = inner.run_with_iobinding
         self._binding = native.SessionIOBinding(inner)
         place = native.OrtDevice(0, 0, 0)
         self._inputs = [_Port(a, self._binding.bind_input, place) for a in session.get_inputs()]
         self._outputs = [_Port(a, self._binding.bind_output, place) for a in session.get_outputs()]
         self._options: Any = package.RunOptions
 
-    def execute(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
+    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         copies: list[NDArray] = []
         late: list[tuple[NDArray, NDArray]] = []
         try:
@@ -167,7 +167,7 @@ class _Run:
                             late.append((wanted, own))
                     port.bind(address)
             if config.deadline_ns is None and config.cancel is None:
-                self._run(self._binding, None)
+                self._call(self._binding, None)
             else:
                 self._run_watched(config)
         except (RuntimeError, ValueError, TypeError) as error:
@@ -180,7 +180,7 @@ class _Run:
         options = self._options()
         with _watched(options, config):
             try:
-                self._run(self._binding, options)
+                self._call(self._binding, options)
             except Exception:
                 if not options.terminate:
                     raise

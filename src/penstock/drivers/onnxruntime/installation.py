@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -20,6 +18,7 @@ from penstock.driverkit.installation import (
     digest_of,
     package_folder,
     processor_features,
+    version_and_record,
 )
 from penstock.hal import DeviceType
 
@@ -105,7 +104,8 @@ def find_installation() -> Installation:
         return _nothing(f"{folder} does not say which ONNX Runtime it is: {INSTALL}")
     libraries = folder / "capi"
     found = [CPU, *providers_in(libraries, package)]
-    return Installation(version, tuple(found), _digest(folder, libraries))
+    _, record = version_and_record(package.replace("-", "_"), folder)
+    return Installation(version, tuple(found), _digest(libraries, record))
 
 
 def providers_in(libraries: Path, package: str) -> list[Provider]:
@@ -140,9 +140,9 @@ def _metadata(folder: Path) -> tuple[str, str]:
     return (version.group(1) if version else ""), (package.group(1) if package else PACKAGE)
 
 
-def _digest(folder: Path, libraries: Path) -> str:
-    """A digest of the libraries, by the installer's hashes, otherwise by size and time."""
-    recorded = _recorded(folder)
+def _digest(libraries: Path, record: str) -> str:
+    """A digest of the libraries, by the hashes in *record*, otherwise by size and time."""
+    recorded = dict(re.findall(rf"(?m)^{PACKAGE}/capi/([^/,]+),([^,]+),", record))
     parts = []
     for path in sorted(libraries.iterdir()):
         if re.search(r"\.(so|pyd|dll|dylib)", path.name):
@@ -152,14 +152,3 @@ def _digest(folder: Path, libraries: Path) -> str:
                 known = f"{status.st_size} {status.st_mtime_ns}"
             parts.append(f"{path.name} {known}")
     return digest_of(parts)
-
-
-def _recorded(folder: Path) -> Mapping[str, str]:
-    """The installer's hashes of the libraries, by file name."""
-    for record in folder.parent.glob(f"{PACKAGE}*.dist-info{os.sep}RECORD"):
-        with suppress(OSError, UnicodeDecodeError):
-            text = record.read_text("utf-8")
-            lines = re.findall(rf"(?m)^{PACKAGE}/capi/([^/,]+),([^,]+),", text)
-            if lines:
-                return dict(lines)
-    return {}

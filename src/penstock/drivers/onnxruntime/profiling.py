@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.driverkit.engine_model import Inputs, LazyProfiler, Outputs
+from penstock.driverkit.engine_model import Inputs, Outputs, Profiler
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.engine import Executable
 from penstock.drivers.onnxruntime.graph import Graph
@@ -44,9 +44,9 @@ class Measurable(msgspec.Struct, frozen=True):
     operations: tuple[tuple[int, ...], ...]
 
 
-def profiler(write: Callable[[], Graph], num_threads: int | None) -> LazyProfiler[Measurable]:
+def profiler(write: Callable[[], Graph], num_threads: int | None) -> Profiler[Measurable]:
     """The measured runs of one prepared model. *write* builds its graph again."""
-    return LazyProfiler(
+    return Profiler(
         lambda: optimised(write(), num_threads),
         lambda model, began_ns, _: ProfiledRun(model, num_threads, began_ns),
         MOST_PROFILED,

@@ -172,7 +172,7 @@ class _Run:
             self._inputs = [_Port(p, self._request.set_input_tensor) for p in compiled.inputs]
             self._outputs = [_Port(p, self._request.set_output_tensor) for p in compiled.outputs]
 
-    def execute(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
+    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         given = [array if array.flags.aligned else array.copy() for array in inputs]
         results = [
             wanted if wanted is not None and wanted.flags.aligned else port.own()

@@ -82,26 +82,24 @@ def find_installation() -> Installation:
     """The installed OpenVINO, searched once per process."""
     folder = package_folder(PACKAGE)
     if folder is None:
-        missing = f"OpenVINO is not installed: {INSTALL}"
-        return Installation("", (Plugin("CPU", None, missing),))
+        return _nothing(f"OpenVINO is not installed: {INSTALL}")
     version, record = installation.version_and_record(PACKAGE, folder)
     recorded = dict(re.findall(r"(?m)^\S*/libs/([^/,]+),([^,]+),", record))
     if not version:
-        missing = f"{folder} has no package metadata: {INSTALL}"
-        return Installation("", (Plugin("CPU", None, missing),))
+        return _nothing(f"{folder} has no package metadata: {INSTALL}")
     libraries = folder / "libs"
     plugins = [
-        Plugin(name, library, why)
-        for name, pattern, why in (
-            ("CPU", "*openvino_*_cpu_plugin.*", ""),
-            ("GPU", "*openvino_intel_gpu_plugin.*", _missing_hardware("GPU")),
-            ("NPU", "*openvino_intel_npu_plugin.*", _missing_hardware("NPU")),
-        )
-        for library in sorted(libraries.glob(pattern))[:1]
+        Plugin(name, library, _missing_hardware(name))
+        for name, vendor in (("CPU", "*"), ("GPU", "intel"), ("NPU", "intel"))
+        for library in sorted(libraries.glob(f"*openvino_{vendor}_{name.lower()}_plugin.*"))[:1]
     ]
     if not plugins:
         plugins = [Plugin("CPU", None, f"openvino {version} has no plugin in {libraries}")]
     return Installation(version, tuple(plugins), recorded)
+
+
+def _nothing(reason: str) -> Installation:
+    return Installation("", (Plugin("CPU", None, reason),))
 
 
 def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
@@ -116,10 +114,8 @@ def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
 
 def _missing_hardware(name: str) -> str:
     """Why the system's device files show no such processor; "" if there may be one."""
-    if sys.platform != "linux":
-        return ""
-    pattern = {"GPU": "dri/renderD*", "NPU": "accel/accel*"}[name]
-    if any(Path("/dev").glob(pattern)):
+    pattern = {"GPU": "dri/renderD*", "NPU": "accel/accel*"}.get(name)
+    if pattern is None or sys.platform != "linux" or any(Path("/dev").glob(pattern)):
         return ""
     return f"no {name} here: /dev/{pattern} does not exist"
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from penstock.driverkit.engine import Limits, check_limits, report_of
 from penstock.driverkit.engine_model import EngineModel, Profiler
@@ -238,6 +238,8 @@ def _prepare_later(
     return made.improved_by(DeferredCompilation(device, source, writer))
 
 
-def _profilers(device: OpenVinoDevice, manner: Manner) -> Callable[[Executable], Profiler] | None:
+def _profilers(
+    device: OpenVinoDevice, manner: Manner
+) -> Callable[[Executable], Profiler[Any]] | None:
     """Makes profilers for executables. Only the CPU plugin runs kernels one at a time."""
     return partial(profiler, device, manner) if device.measured else None

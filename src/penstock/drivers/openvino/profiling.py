@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from penstock.driverkit.engine_model import Inputs, LazyProfiler, Outputs
+from penstock.driverkit.engine_model import Inputs, Outputs, Profiler
 from penstock.drivers.openvino import engine
 from penstock.drivers.openvino.engine import Executable
 from penstock.hal import ExecutionConfig, OperationTiming
@@ -58,7 +58,7 @@ def _claim(owners: dict[str, int], node: Any, neighbours: Sequence[Any]) -> None
 
 def profiler(
     device: OpenVinoDevice, manner: engine.Manner, executable: Executable
-) -> LazyProfiler[Measured]:
+) -> Profiler[Measured]:
     """The measured runs of *executable*. They use its export, imported again on first use."""
 
     def prepare() -> Measured:
@@ -78,7 +78,7 @@ def profiler(
         setup_ns = time.perf_counter_ns() - began_ns if is_first else 0
         return MeasuredRun(measured, began_ns, setup_ns)
 
-    return LazyProfiler(prepare, begin)
+    return Profiler(prepare, begin)
 
 
 class Measured(msgspec.Struct, frozen=True):

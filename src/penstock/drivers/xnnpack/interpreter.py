@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.drivers.xnnpack.engine import forked_away, last_line, make_interpreter
@@ -18,11 +19,13 @@ from penstock.errors import GeneralFailure, ResourceExhaustedTransient
 from penstock.ir import NDArray
 
 
-class File:
+class File(msgspec.Struct, frozen=True):
     """A segment's file, *content*, for *threads* of LiteRT. *static*: its tensors never move."""
 
-    def __init__(self, segment: Segment, content: bytes, threads: int, *, static: bool) -> None:
-        self.segment, self.content, self.threads, self.static = segment, content, threads, static
+    segment: Segment
+    content: bytes
+    threads: int
+    static: bool
 
     def open(self) -> Runner:
         """A new interpreter of the file. Raises `GeneralFailure` with LiteRT's message."""

@@ -51,7 +51,7 @@ def prepare(
         places = dict.fromkeys(shaped.origins[i] for i in planned.operations)
         segment = msgspec.structs.replace(planned, operations=tuple(places))
         static = has_static_shapes(segment.model)
-        file = File(segment, _written(segment), threads, static=static)
+        file = File(segment, _written(segment), threads, static)
         _check(config)
         files.append(file)
         runners.append(file.open())

@@ -208,12 +208,7 @@ def emit_leaky_relu(graph: Graph, site: Site) -> None:
     graph.round(site, graph.node("LeakyRelu", graph.real(site), alpha=alpha))
 
 
-def _check_prelu(site: Site) -> AccuracyClass:
-    site.shapes(), site.value(1, "alpha")
-    return checks.activations(site)
-
-
-@rule("PRELU", check=_check_prelu, layout=broadcasts)
+@rule("PRELU", check=checks.check_prelu, layout=broadcasts)
 def emit_prelu(graph: Graph, site: Site) -> None:
     """max(x, 0) + alpha min(x, 0): three times as fast as ONNX Runtime's own PRelu."""
     alpha = site.value(1, "alpha")

@@ -162,11 +162,7 @@ def emit_reverse(graph: Graph, site: Site) -> None:
 
 
 def _check_shape(site: Site) -> AccuracyClass:
-    site.shape()
-    if site.input().dtype not in PLAIN | QUANTIZED:
-        site.refuse_types()
-    require(site.output().dtype in {DType.INT32, DType.INT64}, "a shape of another type")
-    return "exact"
+    return checks.check_shape(site, PLAIN | QUANTIZED, WHOLE)
 
 
 @rule("SHAPE", check=_check_shape)

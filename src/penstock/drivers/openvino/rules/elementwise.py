@@ -145,12 +145,7 @@ def emit_leaky_relu(graph: Graph, site: Site) -> None:
     graph.define(site, graph.op.prelu(x, graph.op.constant(alpha)))
 
 
-def _check_prelu(site: Site) -> AccuracyClass:
-    site.value(1, "alpha")
-    return _check_leaky(site)
-
-
-@rule("PRELU", check=_check_prelu, layout=broadcasts)
+@rule("PRELU", check=checks.check_prelu, layout=broadcasts)
 def emit_prelu(graph: Graph, site: Site) -> None:
     """max(x, 0) + alpha min(x, 0), alpha broadcast as in TFLite."""
     x, alpha = (operand_of(graph, site, position) for position in (0, 1))

@@ -11,7 +11,7 @@ from penstock.driverkit import checks, layout, moving
 from penstock.driverkit.layout import TO_FIRST, Values, computed_axis, follows
 from penstock.driverkit.site import Layout, Site, require
 from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, Node, Padded
-from penstock.drivers.openvino.rules.rule import check_moved, moved, moved_or_plain, moves, rule
+from penstock.drivers.openvino.rules.rule import check_moved, moved, moved_or_plain, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -144,11 +144,7 @@ def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> No
 
 
 def _check_shape(site: Site) -> AccuracyClass:
-    site.shape()
-    if site.input().dtype not in PLAIN | STEPPED | {checks.F32}:
-        site.refuse_types()
-    require(site.output().dtype is DType.INT32, "a shape of another type")
-    return "exact"
+    return checks.check_shape(site, PLAIN | STEPPED | {checks.F32}, {DType.INT32})
 
 
 @rule("SHAPE", check=_check_shape)
@@ -170,7 +166,7 @@ def emit_slice(graph: Graph, site: Site) -> None:
 def _check_gather(site: Site) -> AccuracyClass:
     site.value(1, "its indexes")
     moving.require_inside(site)
-    return moves(site)
+    return moved(site, [site.input()])
 
 
 @rule("GATHER", check=_check_gather)

@@ -40,13 +40,8 @@ def check_moved(site: Site) -> AccuracyClass:
     return moved(site, moved_operands(site))
 
 
-def moves(site: Site, position: int = 0) -> AccuracyClass:
-    """The accuracy class of an operation that moves the values of input *position* unchanged."""
-    return moved(site, [site.input(position)])
-
-
 def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
-    """As `moves`, for *operands*.
+    """The accuracy class of an operation that moves the values of *operands* unchanged.
 
     Quantised values that keep their grid are faithful, like the arithmetic around them. If they
     were exact, another device could run them, and their operands would be copied to it and back. If

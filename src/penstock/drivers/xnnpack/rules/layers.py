@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.checks import F32, one_scale
+from penstock.driverkit.checks import F32, layer_inputs, one_scale
 from penstock.driverkit.site import QUANTIZED, Refused, Site, require
 from penstock.drivers.xnnpack.hybrid_layers import can_expand
 from penstock.drivers.xnnpack.rules.classes import EXACT, EXACT_BUILTIN, FAITHFUL, Classes
 from penstock.drivers.xnnpack.rules.rule import among, clamped, rule, same_scale, scales_of
-from penstock.ir import DType
+from penstock.ir import DType, Operand
 
 HYBRID: Final = Classes("relaxed", "faithful")
 """Float activations and int8 weights. LiteRT's kernels quantise each row as TFLite does. XNNPACK's
@@ -31,10 +31,10 @@ same layer if XNNPACK computes the expanded form, which takes half the time.
 @rule("CONV_2D")
 def check_conv(site: Site) -> Classes:
     _check_bias(site)
-    classes = _check_layer(site, 0, 1, 2)
+    classes = _check_layer(site)
     if classes is HYBRID:
         # LiteRT's kernel needs one scale for each filter.
-        _scale_for_each(site, 1, 0)
+        _scale_for_each(site, 0)
     image, filters = site.input(0).shape, site.input(1).shape
     depths = (image[3], filters[3]) if image and filters else (None, None)
     require(None not in depths, "its channels are not known")
@@ -47,17 +47,17 @@ def check_conv(site: Site) -> Classes:
 def check_depthwise(site: Site) -> Classes:
     _check_bias(site)
     require((site.input(1).shape or (None,) * 4)[3] is not None, "its channels are not known")
-    classes = _check_layer(site, 0, 1, 2)
+    classes = _check_layer(site)
     if classes is not HYBRID:
         return classes
-    _scale_for_each(site, 1, 3)
+    _scale_for_each(site, 3)
     return EXPANDED if can_expand(site) else SLOW_HYBRID
 
 
 @rule("TRANSPOSE_CONV")
 def check_transpose_conv(site: Site) -> Classes:
     site.value(0, "its output shape")
-    classes = _check_layer(site, 2, 1, 3)
+    classes = _check_layer(site)
     require(classes is not HYBRID, "float activations, int8 weights in a transposed convolution")
     return classes
 
@@ -68,42 +68,43 @@ def check_fully_connected(site: Site) -> Classes:
     layout = site.operation.attributes.get("weights_format", "DEFAULT")
     require(layout == "DEFAULT", "weights in another order")
     require(site.rank(1) == 2, "weights that are not a matrix")
-    return _or_expanded(site, _check_layer(site, 0, 1, 2))
+    return _or_expanded(site, _check_layer(site))
 
 
 def _or_expanded(site: Site, classes: Classes) -> Classes:
     return HYBRID_OR_EXPANDED if classes is HYBRID and can_expand(site) else classes
 
 
-def _check_layer(site: Site, data: int, weights: int, bias: int) -> Classes:
+def _check_layer(site: Site) -> Classes:
     """The classes of a layer: float32, with float32 or int8 weights, or quantised."""
     clamped(site)
-    given, result, matrix = site.input(data), site.output(), site.input(weights)
+    data, bias = layer_inputs(site)
+    given, matrix = site.input(data), site.input(1)
     among(given, "float32 int8 uint8 int16")
-    require(result.dtype is given.dtype, "a result of another type")
-    if given.dtype is F32:
-        if site.has(bias):
-            require(site.input(bias).dtype is F32, "a bias that is not float32")
-        if matrix.dtype is F32:
-            return FAITHFUL
-        among(matrix, "int8", "weights")
-        site.value(weights, "its quantised weights")
-        require(matrix.quantization is not None, "int8 weights without a scale")
-        return HYBRID
-    return _check_quantized(site, data, weights, bias)
+    require(site.output().dtype is given.dtype, "a result of another type")
+    if given.dtype is not F32:
+        _check_quantized(site, given, data, bias)
+        return FAITHFUL
+    require(not site.has(bias) or site.input(bias).dtype is F32, "a bias that is not float32")
+    if matrix.dtype is F32:
+        return FAITHFUL
+    among(matrix, "int8", "weights")
+    site.value(1, "its quantised weights")
+    require(matrix.quantization is not None, "int8 weights without a scale")
+    return HYBRID
 
 
-def _check_quantized(site: Site, data: int, weights: int, bias: int) -> Classes:
-    given, matrix = site.input(data), site.input(weights)
+def _check_quantized(site: Site, given: Operand, data: int, bias: int) -> None:
+    matrix = site.input(1)
     expected = DType.UINT8 if given.dtype is DType.UINT8 else DType.INT8
     pair = f"{matrix.dtype.value} weights beside {given.dtype.value} values"
     require(matrix.dtype is expected, pair)
-    site.value(weights, "its quantised weights")
+    site.value(1, "its quantised weights")
     quantization = matrix.quantization
     if quantization is None or not all(1e-37 < s < 1e37 for s in quantization.scales):
         raise Refused("quantised weights without a scale")
-    if expected is DType.INT8:
-        require(not any(quantization.zero_points), "int8 weights with a zero point")
+    bare = expected is not DType.INT8 or not any(quantization.zero_points)
+    require(bare, "int8 weights with a zero point")
     for _, zero in scales_of(site, [data]):
         require(given.dtype in QUANTIZED or zero == 0, "int16 values with a zero point")
     if site.has(bias):
@@ -113,7 +114,6 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> Classes:
         if wide and site.input(bias).dtype is DType.INT32:
             named = site.attributes.get("quantized_bias_type") == "INT32"
             require(named, "an int32 bias that its options do not name")
-    return FAITHFUL
 
 
 def _check_bias(site: Site) -> None:
@@ -123,8 +123,8 @@ def _check_bias(site: Site) -> None:
         require((site.input(1).shape or (None,))[0] is not None, "its channels are not known")
 
 
-def _scale_for_each(site: Site, weights: int, dimension: int) -> None:
-    quantization, shape = site.input(weights).quantization, site.input(weights).shape
+def _scale_for_each(site: Site, dimension: int) -> None:
+    quantization, shape = site.input(1).quantization, site.input(1).shape
     count = None if shape is None else shape[dimension]
     scales = 0 if quantization is None else len(quantization.scales)
     require(scales == count, "int8 weights without a scale for each channel")
