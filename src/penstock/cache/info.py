@@ -78,21 +78,9 @@ class CacheInfo:
         made._set(None, checked, False, *files)
         return made
 
-    def _set(
-        self,
-        place: str | None,
-        token: bytes | None,
-        trust_token: bool,
-        model_cache: tuple[int, ...],
-        data_cache: tuple[int, ...],
-    ) -> None:
-        for name, value in (
-            ("place", place),
-            ("token", token),
-            ("trust_token", trust_token),
-            ("model_cache", model_cache),
-            ("data_cache", data_cache),
-        ):
+    def _set(self, *values: object) -> None:
+        names = ("place", "token", "trust_token", "model_cache", "data_cache")
+        for name, value in zip(names, values, strict=True):
             object.__setattr__(self, name, value)
 
     @property

@@ -127,7 +127,6 @@ class Lease(Closing):
             collect(store, limit << 20 if limit > 0 else None, keep=self._token, briefly=True)
 
     def discard(self, files: OpenFiles) -> None:
-        """Removes files that will not be published."""
         self._store.unlink_quietly(files.temporaries)
         files.temporaries = ()
 

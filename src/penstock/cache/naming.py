@@ -69,7 +69,6 @@ def file_names(token: bytes, models: int, datas: int) -> list[str]:
 
 
 def index_name(token: bytes) -> str:
-    """The name of the sealed index."""
     return f"{letters_of(token)}.json"
 
 

@@ -73,7 +73,6 @@ class Store:
         self.locks = LockFiles(path, files, locks, self.now)
 
     def at(self, name: str) -> str:
-        """The path of the file *name* in the directory."""
         return os.path.join(self.path, name)
 
     def seal(self, device: str, version: str, needed: tuple[int, int], source: str) -> Seal:
@@ -101,7 +100,6 @@ class Store:
         return self._keys.key()
 
     def now(self) -> Now:
-        """The present clock readings."""
         from penstock import processes
         from penstock.cache import claim
 
@@ -161,7 +159,6 @@ class Store:
         return None
 
     def unlink(self, name: str) -> None:
-        """Removes the file if it exists."""
         with suppress(FileNotFoundError):
             self.files.unlink(self.at(name))
 

@@ -72,7 +72,6 @@ class DriverVerdict(Record, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """The beginning of *key*."""
         return self.key[:SHORT]
 
     def show(self) -> str:

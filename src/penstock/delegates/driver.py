@@ -201,7 +201,6 @@ class DriverDelegate(SimpleDelegate):
         return tuple(k.outputs.receipt for k in self._kernels if k.outputs is not None)
 
     def forget(self, kernel: DriverKernel) -> None:
-        """Forgets a kernel that was freed."""
         if kernel in self._kernels:
             self._kernels.remove(kernel)
 
@@ -218,7 +217,6 @@ class DriverKernel(DelegateKernel):
         self.outputs: Outputs | None = None
 
     def init(self, context: DelegateContext, params: DelegateParams) -> None:
-        """Stores the nodes."""
         self._params = params
 
     def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
@@ -264,7 +262,6 @@ class DriverKernel(DelegateKernel):
                 context.tensor(tensor).data[...] = value
 
     def free(self) -> None:
-        """Closes the compiled model."""
         self._close()
         self._delegate.forget(self)
 

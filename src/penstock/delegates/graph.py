@@ -111,7 +111,6 @@ class DelegatedGraph:
         return self._nodes[index]
 
     def node(self, index: int) -> tuple[api.DelegateNode, api.Registration]:
-        """Node *index* as delegates see it."""
         found = self.item(index)
         return found.node, found.registration
 
@@ -135,7 +134,6 @@ class DelegatedGraph:
         return sorted(chain.from_iterable(s.nodes for s in large[:most]))
 
     def partition_model(self, nodes: Sequence[int]) -> PartitionModel:
-        """*nodes* as a separate model."""
         items = [self.item(i) for i in nodes]
         for item in items:
             if isinstance(item, Kernel) or item.kept:
@@ -187,7 +185,6 @@ class DelegatedGraph:
         self.delegates = (*self.delegates, delegate)
 
     def remove_last(self) -> None:
-        """Removes the delegate that was added last."""
         delegate = self.delegates[-1]
         self.delegates = self.delegates[:-1]
         mine = [k for k in self.kernels if k.delegate is delegate]

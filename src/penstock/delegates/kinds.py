@@ -48,7 +48,6 @@ class Kind(Struct, frozen=True):
 
     @property
     def sought(self) -> str:
-        """The kind in words."""
         asked = {"type": self.types, "family": self.families}
         parts = [f"of {what} {' or '.join(words)}" for what, words in asked.items() if words]
         return f"{self.title} (a device {' and '.join(parts)})"

@@ -287,7 +287,6 @@ class NativeKernel(DelegateKernel):
             context.tensor(index).data[...] = value
 
     def free(self) -> None:
-        """Closes LiteRT's interpreter."""
         runner, self._runner = self._runner, None
         if runner is not None:
             self._delegate.release(runner)

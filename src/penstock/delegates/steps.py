@@ -66,7 +66,6 @@ class DelegatedModel:
         return DelegatedRun(self, given, out)
 
     def close(self) -> None:
-        """Closes the compiled models."""
         for step in self.host_steps:
             step.compiled.close()
 

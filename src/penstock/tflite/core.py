@@ -96,7 +96,6 @@ class Core:
 
     @property
     def guests(self) -> Guests:
-        """The users of the interpreter's memory."""
         return self.session.guests
 
     def __enter__(self) -> Graph:
@@ -153,7 +152,6 @@ class Core:
         return graph.get(tensor)
 
     def details(self, tensor: int, subgraph: int) -> dict[str, Any]:
-        """LiteRT's dictionary for one tensor."""
         self.check_open()
         return self.graph(subgraph).details(tensor)
 
@@ -210,7 +208,6 @@ class Core:
             raise
 
     def reset_variables(self) -> None:
-        """Gives every variable tensor its initial value."""
         for graph in self._graphs.known.values():
             graph.reset_variables()
 
@@ -231,7 +228,6 @@ class Graphs:
         self.known: dict[int, Graph] = {}
 
     def find(self, index: int) -> Graph:
-        """The subgraph of that index."""
         if index not in self.known:
             self.known[index] = Graph(self._session, index)
         return self.known[index]

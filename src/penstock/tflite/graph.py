@@ -73,7 +73,6 @@ class Graph:
         return tensor if dtype is tensor.dtype else replace(tensor, dtype=dtype)
 
     def details(self, index: int) -> dict[str, Any]:
-        """LiteRT's dictionary for one tensor."""
         tensor, compress = self.tensor(index), self._session.compress_zero_points
         return values.tensor_details(
             tensor, index, self.shapes[index], compress_zero_points=compress
@@ -206,7 +205,6 @@ class Graph:
             raise RuntimeError(f"{texts.NO_VARIABLES}\nRun allocate_tensors() first")
 
     def close(self) -> None:
-        """Releases everything compiled."""
         self._ready = self._promised = False
         self._drop_programs()
         if self._delegated is not None:
@@ -250,7 +248,6 @@ class Graph:
         self._drop_programs()
 
     def remove_delegate(self) -> None:
-        """Removes the delegate that was added last."""
         if self._delegated is not None:
             self._delegated.remove_last()
             self._ready = False
@@ -292,7 +289,6 @@ class Graph:
         return [] if self._delegated is None else self._delegated.kernels
 
     def _drop_programs(self) -> None:
-        """Closes what was compiled."""
         self._bound = None
         while self._programs:
             self._programs.popitem()[1].compiled.close()

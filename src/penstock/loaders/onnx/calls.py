@@ -6,7 +6,7 @@ of the subgraph under construction. Arithmetic on them appends operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, Self
 
 import numpy as np
@@ -36,19 +36,13 @@ class GraphBody(Protocol):
         """The body of a *graph* within this one, lowered into *emitter*."""
         ...
 
-    def bind(self, name: str, value: Value) -> None:
-        """Binds a value to its name in the graph."""
-        ...
+    def bind(self, name: str, value: Value) -> None: ...
 
-    def run(self) -> list[Value]:
-        """Lowers all nodes. Returns the values of the graph's outputs."""
-        ...
+    def run(self) -> list[Value]: ...
 
     def emit_if(
         self, node: Node, condition: Value, made: list[tuple[Emitter, list[Value]]]
-    ) -> list[Value]:
-        """The outputs of an IF over two filled branches."""
-        ...
+    ) -> list[Value]: ...
 
 
 MAIN: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.INT32, DType.INT64})
@@ -72,6 +66,10 @@ DIRECTIONS: Final = {
 }  # fmt: skip
 FAR: Final = 2**31 - 1
 """The end of a slice without an end."""
+
+
+def _combining(kind: str) -> Callable[[Tensor, Tensor | float], Tensor]:
+    return lambda self, other: self.combine(kind, other)
 
 
 class Tensor:
@@ -113,38 +111,22 @@ class Tensor:
             return call.emit(kind, [self, b])
         return call.emit(stable, call.broadcast([self, b]))
 
-    def __add__(self, other: Tensor | float) -> Tensor:
-        return self.combine("ADD", other)
-
-    def __sub__(self, other: Tensor | float) -> Tensor:
-        return self.combine("SUB", other)
+    __add__, __sub__ = _combining("ADD"), _combining("SUB")
+    __mul__, __truediv__ = _combining("MUL"), _combining("DIV")
+    __pow__ = _combining("POW")
+    maximum, minimum = _combining("MAXIMUM"), _combining("MINIMUM")
 
     def __rsub__(self, other: float) -> Tensor:
         return self.like(other) - self
 
-    def __mul__(self, other: Tensor | float) -> Tensor:
-        return self.combine("MUL", other)
-
-    def __truediv__(self, other: Tensor | float) -> Tensor:
-        return self.combine("DIV", other)
-
     def __rtruediv__(self, other: float) -> Tensor:
         return self.like(other) / self
-
-    def __pow__(self, other: Tensor | float) -> Tensor:
-        return self.combine("POW", other)
 
     def __neg__(self) -> Tensor:
         return self.fn("NEG")
 
     def __abs__(self) -> Tensor:
         return self.fn("ABS")
-
-    def maximum(self, other: Tensor | float) -> Tensor:
-        return self.combine("MAXIMUM", other)
-
-    def minimum(self, other: Tensor | float) -> Tensor:
-        return self.combine("MINIMUM", other)
 
     def compare(self, kind: str, other: Tensor | float) -> Tensor:
         """A comparison of two broadcast operands."""
@@ -170,11 +152,9 @@ class Tensor:
         return self.compare("GREATER", other)
 
     def fn(self, kind: str, dtype: DType | None = None, /, **attributes: AttributeValue) -> Tensor:
-        """An operation whose only input is this operand."""
         return self.call.emit(kind, [self], dtype, **attributes)
 
     def cast(self, dtype: DType) -> Tensor:
-        """The operand, converted if it has another type."""
         have = self.dtype
         if have is dtype:
             return self
@@ -311,7 +291,6 @@ class Call:
         return self.value(index).array if self.has(index) else None
 
     def constant(self, index: int, what: str) -> NDArray:
-        """The value of input *index*, which must be a constant."""
         array = self.value(index).array
         if array is None:
             raise self.refuse(
@@ -320,7 +299,6 @@ class Call:
         return array
 
     def integers(self, index: int, what: str) -> tuple[int, ...]:
-        """The integers of input *index*, a constant."""
         array = self.constant(index, what)
         if array.dtype.kind not in "iu":
             raise self.node.invalid(f"{what} (input {index}) are {array.dtype}, not integers")
@@ -387,12 +365,10 @@ class Call:
         /,
         **attributes: AttributeValue,
     ) -> list[Tensor]:
-        """Appends an operation and returns its outputs."""
         made = self.emitter.emit(kind, _indexes(inputs), outputs, attributes)
         return [Tensor(self, index) for index in made]
 
     def scalar(self, number: float | bool, dtype: DType) -> Tensor:
-        """A constant scalar."""
         return self.literal(np.array(number).astype(dtype.numpy))
 
     def place(self, number: int) -> Tensor:
@@ -400,11 +376,9 @@ class Call:
         return self.literal(np.array(number, np.int32))
 
     def vector(self, numbers: Iterable[int], dtype: type = np.int32) -> Tensor:
-        """A constant vector of integers."""
         return self.literal(np.array(list(numbers), dtype))
 
     def literal(self, array: NDArray) -> Tensor:
-        """A constant."""
         return Tensor(self, self.emitter.constant(array))
 
     def select(self, condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:

@@ -158,7 +158,6 @@ class Emitter:
         return len(self.operands) - 1
 
     def input(self, dtype: DType, shape: Shape, name: str = "") -> Value:
-        """A new input of the subgraph."""
         index = self.add(Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, name))
         self.inputs.append(index)
         form = identity(len(shape or ()))
@@ -167,13 +166,11 @@ class Emitter:
     def constant(
         self, array: NDArray, name: str = "", quantization: Quantization | None = None
     ) -> int:
-        """A constant operand."""
         index = self.add(self.shared.constants.operand(array, name, quantization))
         self.arrays[index] = array
         return index
 
     def integers(self, numbers: Iterable[int], dtype: type = np.int32) -> int:
-        """A constant vector."""
         return self.constant(np.array(list(numbers), dtype))
 
     def omitted(self) -> int:

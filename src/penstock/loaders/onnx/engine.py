@@ -158,7 +158,6 @@ class Budget:
 
 
 def dtype_of(number: int, where: str) -> DType:
-    """The element type of a `TensorProto.DataType`."""
     dtype = TYPES.get(number)
     if dtype is None:
         name = UNKNOWN_TYPES.get(number, f"type {number}")

@@ -122,7 +122,6 @@ class Graph(Struct):
 
 
 def opsets_of(proto: Any) -> dict[str, int]:
-    """The opset versions of a model or function, by domain."""
     return {DOMAINS.get(o.domain, o.domain): int(o.version) for o in proto.opset_import}
 
 
@@ -225,7 +224,6 @@ class GraphReader:
         )  # fmt: skip
 
     def attribute(self, proto: Any, where: str) -> Attribute:
-        """The value of an attribute."""
         kind = proto.type or _guessed(proto)
         if kind not in KINDS:
             raise errors.InvalidAttribute(

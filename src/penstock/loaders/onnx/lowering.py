@@ -164,7 +164,6 @@ class Body:
             self.bind(name, value)
 
     def lower(self, node: Node, inputs: list[Value | None]) -> Sequence[Value]:
-        """The values of the outputs of *node*."""
         emitter = self.emitter
         emitter.label = node.name or next((n for n in node.outputs if n), node.op)
         emitter.index, emitter.where = node.index, node.where
@@ -329,7 +328,6 @@ class Body:
     def emit_if(
         self, node: Node, condition: Value, made: list[tuple[Emitter, list[Value]]]
     ) -> list[Value]:
-        """The outputs of an IF over two filled branches."""
         emitter = self.emitter
         emitter.label = node.name or next((n for n in node.outputs if n), node.op)
         emitter.index, emitter.where = node.index, node.where

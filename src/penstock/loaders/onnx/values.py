@@ -56,7 +56,6 @@ class Value(Struct, eq=False):
 
 
 def constant(array: NDArray, name: str = "") -> Value:
-    """A constant value."""
     return Value(dtype_of(array.dtype) or DType.FLOAT32, array.shape, name=name, array=array)
 
 

@@ -189,7 +189,6 @@ def constant_node(call: Call) -> Value:
 
 
 def strings(items: Sequence[object]) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
-    """A vector of strings."""
     found = np.empty(len(items), object)
     found[:] = items
     return found

@@ -110,7 +110,6 @@ def layer_recipe(layer: Layer, x: Value, weights: Value, bias: Value | None) -> 
 
 
 def _taps(call: Call, layer: Layer, array: NDArray, source: Source, *, unsigned: bool) -> Tensor:
-    """The weights as a constant."""
     zeros = source.zero_points
     if unsigned and array.dtype == np.int8:
         array, zeros = (array.astype(np.int16) + 128).astype(np.uint8), zeros + 128

@@ -109,7 +109,6 @@ class _Layer:
         return self.call.emit("REVERSE_V2", [x, self.call.vector([0])])
 
     def gate(self, value: Value, gate: int, size: int | None = None) -> Value:
-        """The rows of one gate."""
         height = size or self.hidden
         if value.array is not None:
             return constant(value.array[gate * height : (gate + 1) * height])
