@@ -24,6 +24,7 @@ from penstock.cache.claim import uptime
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.eviction import collect
 from penstock.cache.info import CacheInfo
+from penstock.cache.store import Store
 from penstock.compilation import entry
 from penstock.errors import CacheError, GeneralFailure, PenstockError
 from penstock.ir import DType, Model, ModelBuilder, NDArray
@@ -145,15 +146,16 @@ class LabRig:
 
     @property
     def directory(self) -> Callable[..., CacheDirectory]:
-        return partial(
-            CacheDirectory,
+        store = partial(
+            Store,
             files=self.files,
             keys=self.key_store,
             clock=self.clock,
             uptime=lambda: uptime() + self.clock() - time.time(),
             seals=self.seal,
-            locks=self.state / "locks",
+            locks=str(self.state / "locks"),
         )
+        return lambda path: CacheDirectory(store(str(path)))
 
     @contextmanager
     def injected(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from penstock import sealed
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.index import IndexRecord
 from penstock.cache.lease import Lease
+from penstock.cache.store import Store
 from penstock.errors import CacheError
 from penstock.testing.doubles import QUICK_FILES
 from tests.support_sealed import BINDING
@@ -115,15 +116,16 @@ class Bench:
 
     @property
     def directory(self) -> CacheDirectory:
-        return CacheDirectory(
-            self.path,
+        store = Store(
+            str(self.path),
             files=self.files,
             keys=self.keys(),
             clock=self.clock,
             uptime=self.uptime or self.clock,
             seals=self.seal,
-            locks=self.root / "locks",
+            locks=str(self.root / "locks"),
         )
+        return CacheDirectory(store)
 
     def lock_file(self, name: str) -> Path:
         """Where the lock file *name* of the cache directory lies, which has to be there."""

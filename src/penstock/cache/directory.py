@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
@@ -14,41 +13,25 @@ from penstock.cache.naming import file_names, index_name, lock_name
 from penstock.cache.store import FileVersion, OpenFiles, Store, seconds_left
 from penstock.errors import CacheError, NoEntry, NotYetWritten
 from penstock.hal import CacheHandle, CancelToken
-from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_entry_file
+from penstock.sealed.files import open_entry_file
 
 if TYPE_CHECKING:
     from penstock.cache.index import IndexRecord
     from penstock.cache.lease import Lease
-    from penstock.sealed.keys import KeyStore
-    from penstock.sealed.seal import Seal
 
 _NEAREST_AMONG: Final = 256
 
 
 class CacheDirectory:
-    """The cache in directory *path*. The first lease creates the directory; the constructor does
-    nothing.
+    """The cache in directory *place*, a path or a `Store`.
 
-    Thread-safe, and safe with any number of processes on one directory. *keys* seals the indexes;
-    None is the user's key store. *clock* gives seconds since the epoch, *uptime* seconds since
-    boot. *seals* makes another `Seal` of a driver version. *locks* is a directory for the locks of
-    entries, instead of the one in the state directory.
+    The first lease creates the directory; the constructor does nothing. Thread-safe, and safe with
+    any number of processes on one directory.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        files: FileSystem = SYSTEM_FILES,
-        keys: KeyStore | None = None,
-        clock: Callable[[], float] = time.time,
-        uptime: Callable[[], float] | None = None,
-        seals: Callable[[str, str, tuple[int, int]], Seal] | None = None,
-        locks: str | os.PathLike[str] | None = None,
-    ) -> None:
-        self.path = os.fspath(path)
-        place = None if locks is None else os.fspath(locks)
-        self.store = Store(self.path, files, keys, clock, uptime, seals, place)
+    def __init__(self, place: str | os.PathLike[str] | Store) -> None:
+        self.store = place if isinstance(place, Store) else Store(os.fspath(place))
+        self.path = self.store.path
         # By token: the first file's name, and its version when this object last opened the entry.
         self._seen: dict[bytes, tuple[str, FileVersion | None]] = {}
         self._not_leased: dict[bytes, str] = {}

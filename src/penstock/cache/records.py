@@ -14,7 +14,6 @@ from penstock.cache.claim import oldest
 from penstock.cache.naming import Digits, sealed, unsealed
 from penstock.cache.store import Store
 from penstock.errors import CacheError, Unreadable
-from penstock.sealed.files import SYSTEM_FILES, FileSystem
 
 MOST_BYTES: Final = 4 << 20
 
@@ -48,13 +47,10 @@ class SealedRecords(Generic[R]):
     kind: type[R]
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        files: FileSystem = SYSTEM_FILES,
-        key: Callable[[], bytes] | None = None,
+        self, directory: str | os.PathLike[str], *, key: Callable[[], bytes] | None = None
     ) -> None:
-        self._store, self._files = Store(os.fspath(directory), files), files
+        self._store = Store(os.fspath(directory))
+        self._files = self._store.files
         self._path = self._store.at(self.name)
         self._key = key or self._store.key
 

@@ -54,14 +54,15 @@ def seconds_left(
 class Store:
     """The directory *path*, accessed through *files*, with the user's key and the locks of entries.
 
-    The key is from *keys*, or the default key store. The locks are in the directory *locks*, or in
-    the state directory.
+    The key is from *keys*, or the default key store. *clock* gives seconds since the epoch,
+    *uptime* seconds since boot. *seals* makes another `Seal` of a driver version. The locks are in
+    the directory *locks*, or in the state directory.
     """
 
     def __init__(
         self,
         path: str,
-        files: FileSystem,
+        files: FileSystem = sealed_files.SYSTEM_FILES,
         keys: KeyStore | None = None,
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] | None = None,

@@ -18,7 +18,7 @@ import pytest
 from penstock import errors, knobs
 from penstock.cache import naming
 from penstock.cache.directory import CacheDirectory
-from penstock.cache.store import _ends_with_a_seal
+from penstock.cache.store import Store, _ends_with_a_seal
 from penstock.distribution import BY_THE_PROGRAM
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed import EntryFiles
@@ -542,7 +542,7 @@ def test_a_directory_that_cannot_be_written_is_named(bench: Bench, only: str, co
 def test_a_file_system_without_a_root_is_named() -> None:
     files = FaultyFiles(0, failing(errno.ENOENT), only=["mkdir"])
     with pytest.raises(errors.Unreadable, match="cannot be made: No such file"):
-        CacheDirectory("/", files=files).lease(TOKEN)
+        CacheDirectory(Store("/", files)).lease(TOKEN)
 
 
 def test_a_link_that_somebody_else_has_replaced_by_now_is_not_removed_again(bench: Bench) -> None:

@@ -72,6 +72,10 @@ def _combining(kind: str) -> Callable[[Tensor, Tensor | float], Tensor]:
     return lambda self, other: self.combine(kind, other)
 
 
+def _comparing(kind: str) -> Callable[[Tensor, Tensor | float], Tensor]:
+    return lambda self, other: self.compare(kind, other)
+
+
 class Tensor:
     """An operand of the subgraph under construction. Numbers in arithmetic become constants."""
 
@@ -142,14 +146,8 @@ class Tensor:
             compare_type="STABLEHLO_COMPARISON_TYPE_NOTYPE",
         )  # fmt: skip
 
-    def equals(self, other: Tensor | float) -> Tensor:
-        return self.compare("EQUAL", other)
-
-    def __lt__(self, other: Tensor | float) -> Tensor:
-        return self.compare("LESS", other)
-
-    def __gt__(self, other: Tensor | float) -> Tensor:
-        return self.compare("GREATER", other)
+    equals = _comparing("EQUAL")
+    __lt__, __gt__ = _comparing("LESS"), _comparing("GREATER")
 
     def fn(self, kind: str, dtype: DType | None = None, /, **attributes: AttributeValue) -> Tensor:
         return self.call.emit(kind, [self], dtype, **attributes)
@@ -192,11 +190,11 @@ class Tensor:
         """*size* elements from *begin* on in each dimension; a size of -1 extends to the end."""
         return self.call.emit("SLICE", [self, self.call.vector(begin), self.call.vector(size)])
 
-    def slice(self, axis: int, start: int, end: int = FAR, step: int = 1) -> Tensor:
-        """`x[..., start:end:step, ...]` with Python's meaning of bounds."""
+    def slice(self, axis: int, start: int, end: int = FAR) -> Tensor:
+        """`x[..., start:end, ...]` with Python's meaning of bounds."""
         rank = len(self.dims)
         begin, stop, strides = [0] * rank, [0] * rank, [1] * rank
-        begin[axis], strides[axis] = start, step
+        begin[axis] = start
         mask = ((1 << rank) - 1) & ~(1 << axis)
         end_mask = mask
         if end >= FAR or end < -(2**30):
@@ -233,11 +231,9 @@ class Tensor:
         inputs = [self, self.call.place(axis)]
         return self.call.emit(kind, inputs, DType.INT64, output_type="INT64")
 
-    def reduced(
-        self, kind: str, axes: Sequence[int], keep: bool = False, dtype: DType | None = None
-    ) -> Tensor:
+    def reduced(self, kind: str, axes: Sequence[int], keep: bool = False) -> Tensor:
         """A reduction along *axes*. With *keep* they remain as dimensions of 1."""
-        return self.call.emit(kind, [self, self.call.vector(axes)], dtype, keep_dims=keep)
+        return self.call.emit(kind, [self, self.call.vector(axes)], keep_dims=keep)
 
 
 class Call:

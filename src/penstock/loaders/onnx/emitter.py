@@ -170,22 +170,20 @@ class Emitter:
         self.arrays[index] = array
         return index
 
-    def integers(self, numbers: Iterable[int], dtype: type = np.int32) -> int:
-        return self.constant(np.array(list(numbers), dtype))
+    def integers(self, numbers: Iterable[int]) -> int:
+        return self.constant(np.array(list(numbers), np.int32))
 
     def omitted(self) -> int:
         if self._omitted is None:
             self._omitted = self.add(OMITTED)
         return self._omitted
 
-    def value(
-        self, operand: int, layout: Layout | None = None, *, known: NDArray | None = None
-    ) -> Value:
+    def value(self, operand: int, layout: Layout | None = None) -> Value:
         """The value of *operand*, whose dimensions are in *layout*."""
         item = self.operands[operand]
         order = identity(len(item.shape or ())) if layout is None or item.shape is None else layout
         shape = forms.logical(item.shape, order)
-        found = Value(item.dtype, shape, home=self, forms={order: operand}, known=known)
+        found = Value(item.dtype, shape, home=self, forms={order: operand})
         array = self.arrays.get(operand)
         if array is not None and item.quantization is None:
             found.array = array.transpose(inverse(order)) if layout else array
@@ -282,28 +280,24 @@ class Emitter:
         inputs: Sequence[int | None],
         outputs: Sequence[DType | Operand],
         attributes: Mapping[str, AttributeValue] | None = None,
-        *,
-        quantization: Quantization | None = None,
-        declared: Sequence[Shape] | None = None,
     ) -> list[int]:
         """Appends an operation. Returns its outputs, with the shapes that the row infers."""
         row = OPERATIONS.get(kind)
         if row is None:
             raise UnknownOperator(f"{kind!r} is not an operation of the vocabulary")
         given = [self.omitted() if i is None else i for i in inputs]
-        if quantization is None and kind in MOVING:
+        quantization = None
+        if kind in MOVING:
             # Elements that an operation only moves have the quantisation of its first such input.
             moved = (self.operands[index] for index in given)
             types = STORED.intersection(o for o in outputs[:1] if isinstance(o, DType))
             quantization = next((o.quantization for o in moved if o.dtype in types), None)
-        shapes_ = [None] * len(outputs) if declared is None else declared
-        made = [
-            o
-            if isinstance(o, Operand)
-            else Operand(o, s, name=self.label, quantization=quantization)
-            for o, s in zip(outputs, shapes_, strict=True)
-        ]
-        indexes = [self.add(o) for o in made]
+        indexes = []
+        for output in outputs:
+            made = output
+            if isinstance(made, DType):
+                made = Operand(made, None, name=self.label, quantization=quantization)
+            indexes.append(self.add(made))
         operation = Operation(
             kind, tuple(given), tuple(indexes), row.complete(attributes or {}),
             Origin(0, self.index),

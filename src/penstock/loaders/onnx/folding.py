@@ -344,10 +344,10 @@ def _expanded(given: Given) -> Folded:
     return [np.broadcast_to(x, shape).copy()]
 
 
-def axes_of(node: Node, arrays: Sequence[Any], index: int = 1) -> tuple[int, ...] | None:
+def axes_of(node: Node, arrays: Sequence[Any]) -> tuple[int, ...] | None:
     """Axes from the attribute of older versions, or from the input of newer ones."""
-    if index < len(arrays) and arrays[index] is not None:
-        return tuple(int(a) for a in arrays[index].reshape(-1).tolist())
+    if len(arrays) > 1 and arrays[1] is not None:
+        return tuple(int(a) for a in arrays[1].reshape(-1).tolist())
     return node.integers("axes") if node.has("axes") else None
 
 

@@ -245,8 +245,8 @@ def _condition(
 MAX_ITEMS: Final = 4096
 
 
-def _items(call: Call, index: int = 0) -> list[Value]:
-    items = call.value(index).items
+def _items(call: Call) -> list[Value]:
+    items = call.value(0).items
     if items is None:
         raise call.refuse("a sequence computed while running")
     return items
