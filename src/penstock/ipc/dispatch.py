@@ -129,14 +129,13 @@ class Dispatcher:
                 return wire.CacheFiles(*device.cache_files_needed())
             case wire.SupportedOperations(model=form):
                 return wire.Supports(tuple(device.supported_operations(take.model(form))))
-            case wire.Prepare(model=form, config=config):
-                model = take.model(form)
-                config = self._prepare_config(config, context.stop)
+            case wire.Prepare(model=form, config=given):
+                model, config = take.model(form), self._prepare_config(given, context.stop)
                 counted = lease.message_bytes if lease.message_bytes > LEAST_COUNTED else 0
                 prepare = partial(device.prepare_model, model, config)
                 return self._placed(prepare, lease, config, BYTES_OF_FORM * counted, model)
-            case wire.PrepareFromCache(config=config):
-                config = self._prepare_config(config, context.stop)
+            case wire.PrepareFromCache(config=given):
+                config = self._prepare_config(given, context.stop)
                 nbytes = sum(map(_file_bytes, (*config.model_cache, *config.data_cache)))
                 prepare = partial(device.prepare_model_from_cache, config)
                 return self._placed(prepare, lease, config, nbytes)
@@ -164,35 +163,23 @@ class Dispatcher:
                     device.close()
                 return wire.Done()
             case wire.Close(target=target):
-                if (found := self.objects.take(target)) is not None:
-                    found.close()
+                if (closed := self.objects.take(target)) is not None:
+                    closed.close()
                 return wire.Done()
             case wire.OpenRing():
                 return self.objects.keep("ring", self._ring(call, take, lease))
             case wire.LendPool(memory=memory):
                 return self.objects.keep("lent pool", self._lent_pool(take.memory(memory), lease))
-        return self._run(call, context)
-
-    def _run(
-        self,
-        call: wire.Execute
-        | wire.ExecuteFenced
-        | wire.ConfigureBurst
-        | wire.CreateReusableExecution,
-        context: _Context,
-    ) -> wire.Reply:
-        take = context.take
-        match call:
-            case wire.Execute(target=target, request=None, config=config):
+            case wire.Execute(target=target, request=None, config=run):
                 found = self.objects.get(target, "reusable execution")
                 held = nullcontext() if found.lease is None else found.lease.used()
                 with held, self.objects.using(found.tokens):
-                    return wire.Executed(found.value.execute(_run_config(found, config, context)))
-            case wire.Execute(target=target, request=wire.RequestForm() as request, config=config):
+                    return wire.Executed(found.value.execute(_run_config(found, run, context)))
+            case wire.Execute(target=target, request=wire.RequestForm() as request, config=run):
                 found = self.objects.get(target, "prepared model", "burst")
                 with self.objects.using(tokens_of(request)):
-                    run = _run_config(found, config, context)
-                    return wire.Executed(found.value.execute(take.request(request), run))
+                    own = _run_config(found, run, context)
+                    return wire.Executed(found.value.execute(take.request(request), own))
             case wire.ExecuteFenced():
                 return self._execute_fenced(call, context)
             case wire.ConfigureBurst(prepared=target):
@@ -204,9 +191,9 @@ class Dispatcher:
                 with self.objects.using(tokens):
                     execution = found.value.create_reusable_execution(take.request(request))
                 made = self.objects.keep(
-                    "reusable execution", execution, context.lease, tokens=tokens, loops=found.loops
+                    "reusable execution", execution, lease, tokens=tokens, loops=found.loops
                 )
-                context.lease.kept = True
+                lease.kept = True
                 return made
         raise errors.WireError(f"{type(call).__name__} is no call")
 

@@ -24,6 +24,7 @@ from penstock.distribution import BY_THE_PROGRAM
 from penstock.errors import DeviceUnavailable, InputError, Unreadable
 from penstock.ipc.sandbox.policy import empty
 from penstock.ipc.system import LINUX_ONLY, connect_within, current_user, peer
+from penstock.sealed.locks import locked
 from penstock.sealed.places import make_private_directory, state_directory
 
 NAME: Final = "hosts"
@@ -143,21 +144,15 @@ class SocketDirectory:
     def _alone(self) -> Iterator[None]:
         if sys.platform == "win32":
             raise OSError(errno.ENOSYS, LINUX_ONLY)
-        import fcntl
-
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(LOCK, flags, 0o600, dir_fd=self._fd)
         try:
-            until = time.monotonic() + LOCK_SECONDS
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise AddressInUse from None
-                    time.sleep(0.002)
-            yield
+            with locked(lock, exclusive=True, timeout=LOCK_SECONDS) as held:
+                if not held:
+                    raise AddressInUse
+                yield
+        except Unreadable as error:
+            raise OSError(str(error)) from error
         finally:
             os.close(lock)
 
