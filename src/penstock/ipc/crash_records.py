@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -91,32 +91,18 @@ class Crash(msgspec.Struct, frozen=True):
     program: Process | None = None
 
     @classmethod
-    def of(
-        cls,
-        place: Place,
-        pid: int,
-        how: str,
-        deaths: int,
-        underway: Sequence[Underway],
-        output: str,
-        *,
-        quarantined: bool,
-    ) -> Crash:
-        """The crash of the process *pid*, now."""
+    def of(cls, place: Place, calls: Sequence[Underway], **facts: Any) -> Crash:
+        """A crash of the driver of *place*, now, during *calls*; *facts* are the other fields."""
         import platform
 
         return cls(
-            place.name,
-            place.value,
-            pid,
-            how,
-            time.time(),
-            deaths,
-            tuple(call.evidence() for call in underway),
-            output,
-            platform.python_version(),
-            quarantined,
-            this_process(),
+            driver=place.name,
+            entry=place.value,
+            when=time.time(),
+            underway=tuple(call.evidence() for call in calls),
+            python=platform.python_version(),
+            program=this_process(),
+            **facts,
         )
 
     def keep(self) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.errors import DeadObject, DriverError, StateError
 from penstock.hal.fence import remaining_seconds
@@ -269,7 +269,8 @@ class Supervisor:
         self._count(how, died=died)
         if not known:
             calls, barred = list((self._late | self.underway).values()), bool(self.quarantined)
-            Crash.of(self.place, pid, how, self._deaths, calls, output, quarantined=barred).keep()
+            facts: dict[str, Any] = {"deaths": self._deaths, "quarantined": barred}
+            Crash.of(self.place, calls, pid=pid, how=how, output=output, **facts).keep()
 
     def _count(self, how: str, *, died: bool = True) -> None:
         with self._lock:

@@ -30,7 +30,7 @@ def crash(pid: int = 7) -> Crash:
     call = Underway("execute", "npu", "3.1", add_one())
     place = Place("mine", "mine:create")
     told = "was ended by SIGSEGV"
-    return Crash.of(place, pid, told, 2, [call], "first\nlast words\n", quarantined=False)
+    return Crash.of(place, [call], pid=pid, how=told, deaths=2, output="first\nlast words\n")
 
 
 def test_quarantine_is_shown_with_driver_and_end() -> None:

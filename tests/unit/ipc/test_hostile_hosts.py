@@ -208,7 +208,7 @@ def test_the_newest_crash_is_the_last_one_kept(
 
     def keep(how: str, when: float) -> None:
         monkeypatch.setattr(time, "time", lambda: when)
-        crash_records.Crash.of(Place("d", "m:f"), 1, how, 1, (), "", quarantined=False).keep()
+        crash_records.Crash.of(Place("d", "m:f"), (), pid=1, how=how, deaths=1, output="").keep()
 
     for turn in range(crash_records.MOST_KEPT):
         keep(f"old {turn}", now + turn)
