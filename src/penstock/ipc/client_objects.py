@@ -59,27 +59,17 @@ class ClientObjects:
     def __len__(self) -> int:
         return len(self._objects)
 
-    def keep(
-        self,
-        kind: Kind,
-        value: Any,
-        lease: Lease | None = None,
-        token: int = 0,
-        tokens: tuple[int, ...] = (),
-        *,
-        loops: bool = False,
-    ) -> wire.Made:
-        """The number of *value* from now on. `ResourceExhaustedPersistent` beyond `MAX_OBJECTS`."""
-        if value is None:
-            raise GeneralFailure(f"the driver succeeded, and there is no {kind}")
-        made = ClientObject(kind, value, lease, token, tokens, loops)
+    def keep(self, made: ClientObject) -> wire.Made:
+        """The number of *made* from now on. `ResourceExhaustedPersistent` beyond `MAX_OBJECTS`."""
+        if made.value is None:
+            raise GeneralFailure(f"the driver succeeded, and there is no {made.kind}")
         with self._lock:
             if len(self._objects) + len(self._late) + self._closing < MAX_OBJECTS:
                 number = next(self._numbers)
                 self._objects[number] = made
-                if token:
-                    self._tokens.add(token)
-                return wire.Made(number, report_of(value))
+                if made.token:
+                    self._tokens.add(made.token)
+                return wire.Made(number, report_of(made.value))
         made.close()
         raise ResourceExhaustedPersistent(f"a client may have {MAX_OBJECTS} objects at a time")
 

@@ -19,7 +19,7 @@ from penstock import errors, hal
 from penstock.hal.buffer import validate_allocate
 from penstock.hal.prepared import report_of
 from penstock.ipc import wire
-from penstock.ipc.client_objects import ClientObject, ClientObjects
+from penstock.ipc.client_objects import ClientObject, ClientObjects, Kind
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
 from penstock.ipc.device_sharing import QueuedPreparedModel
 from penstock.ipc.quotas import BYTES_OF_FORM, LEAST_COUNTED, MOST_THREADS, Lease, Preparations
@@ -146,7 +146,7 @@ class Dispatcher:
                 ]
                 with lease.of_own(_buffer_bytes(desc, uses)) as place:
                     token, buffer = device.allocate(desc, uses)
-                    made = self.objects.keep("buffer", buffer, place, token=token)
+                    made = self.objects.keep(ClientObject("buffer", buffer, place, token=token))
                     place.kept = True
                 return wire.Allocated(token, made.target)
             case wire.CopyTo(buffer=target, destination=memory):
@@ -167,9 +167,10 @@ class Dispatcher:
                     closed.close()
                 return wire.Done()
             case wire.OpenRing():
-                return self.objects.keep("ring", self._ring(call, take, lease))
+                return self.objects.keep(ClientObject("ring", self._ring(call, take, lease)))
             case wire.LendPool(memory=memory):
-                return self.objects.keep("lent pool", self._lent_pool(take.memory(memory), lease))
+                pool = self._lent_pool(take.memory(memory), lease)
+                return self.objects.keep(ClientObject("lent pool", pool))
             case wire.Execute(target=target, request=None, config=run):
                 found = self.objects.get(target, "reusable execution")
                 held = nullcontext() if found.lease is None else found.lease.used()
@@ -184,15 +185,16 @@ class Dispatcher:
                 return self._execute_fenced(call, context)
             case wire.ConfigureBurst(prepared=target):
                 found = self.objects.get(target, "prepared model")
-                return self.objects.keep("burst", found.value.configure_burst(), loops=found.loops)
+                burst = found.value.configure_burst()
+                return self.objects.keep(ClientObject("burst", burst, loops=found.loops))
             case wire.CreateReusableExecution(prepared=target, request=request):
                 found = self.objects.get(target, "prepared model")
                 tokens = tokens_of(request)
                 with self.objects.using(tokens):
                     execution = found.value.create_reusable_execution(take.request(request))
-                made = self.objects.keep(
-                    "reusable execution", execution, lease, tokens=tokens, loops=found.loops
-                )
+                kind: Kind = "reusable execution"
+                kept = ClientObject(kind, execution, lease, tokens=tokens, loops=found.loops)
+                made = self.objects.keep(kept)
                 lease.kept = True
                 return made
         raise errors.WireError(f"{type(call).__name__} is no call")
@@ -286,7 +288,7 @@ class Dispatcher:
         with Lease(place) as room:
             prepared = prepare()
             loops = _loops(prepared, model)
-            made = self.objects.keep("prepared model", prepared, room, loops=loops)
+            made = self.objects.keep(ClientObject("prepared model", prepared, room, loops=loops))
             room.kept = True
         return made
 

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
-from types import TracebackType
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
@@ -50,12 +49,7 @@ class Renaming:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, OSError):
             raise self._made(error) from None
 
@@ -181,15 +175,9 @@ def is_private(status: FileStatus) -> bool:
 
 
 def _status(found: os.stat_result) -> FileStatus:
-    return FileStatus(
-        stat.S_ISREG(found.st_mode),
-        found.st_nlink,
-        found.st_size,
-        found.st_uid,
-        stat.S_IMODE(found.st_mode),
-        (found.st_dev, found.st_ino),
-        found.st_mtime_ns,
-    )
+    mode, identity = found.st_mode, (found.st_dev, found.st_ino)
+    counts = found.st_nlink, found.st_size, found.st_uid
+    return FileStatus(stat.S_ISREG(mode), *counts, stat.S_IMODE(mode), identity, found.st_mtime_ns)
 
 
 SYSTEM_FILES: Final = FileSystem()

@@ -250,16 +250,9 @@ class Contents(Struct):
 
     def pack(self) -> bytes:
         """The file's bytes, authenticated; also sets *head*."""
-        fields = _FIELDS.pack(
-            MAGIC,
-            FORMAT,
-            0,
-            len(self.table) // _ENTRY.size,
-            self.state.changes,
-            self.state.registry,
-            self.owner.driver_digest,
-            self.owner.version_digest,
-        )
+        count, state = len(self.table) // _ENTRY.size, self.state
+        digests = self.owner.driver_digest, self.owner.version_digest
+        fields = _FIELDS.pack(MAGIC, FORMAT, 0, count, state.changes, state.registry, *digests)
         body = self.table + self.files
         self.head = fields + _mac(self.key, fields, body)
         return self.head + body

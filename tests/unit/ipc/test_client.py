@@ -13,7 +13,7 @@ from penstock.drivers.sample import create
 from penstock.errors import DeadObject, GeneralFailure, InvalidArgument
 from penstock.ipc import client_objects, wire
 from penstock.ipc.client import RemoteDevice
-from penstock.ipc.client_objects import MAX_OBJECTS
+from penstock.ipc.client_objects import MAX_OBJECTS, ClientObject
 from penstock.ipc.codec import Frame, Packer, encode
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ir import Model
@@ -161,7 +161,7 @@ def test_an_object_that_cannot_be_closed_keeps_no_other_open(
     dispatcher = Dispatcher(create())
     objects = [Closing(fails=False), Closing(fails=True)]
     for each in objects:
-        dispatcher.objects.keep("buffer", each)
+        dispatcher.objects.keep(ClientObject("buffer", each))
     dispatcher.objects.close()
     assert all(each.closed for each in objects)
     assert "could not be closed" in caplog.text
