@@ -20,7 +20,9 @@ from penstock.ipc.host_sockets import Place
 from penstock.ir import Model
 from penstock.logs import Log, printable
 from penstock.processes import Process, this_process
+from penstock.sealed.files import SYSTEM_FILES
 from penstock.sealed.places import make_private_directory, state_directory
+from penstock.sealed.replacing import replace_file
 
 log = Log("penstock.ipc")
 
@@ -114,17 +116,8 @@ class Crash(msgspec.Struct, frozen=True):
             number = max(
                 int(self.when * 1000), *(n + 1 for n in map(_number, _names(directory))), 0
             )
-            name = f"{number:0{DIGITS}d}-{self.pid}{SUFFIX}"
-            temporary = os.path.join(directory, f".{name}.{os.getpid()}")
-            try:
-                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with open(fd, "wb") as file:
-                    file.write(msgspec.json.format(msgspec.json.encode(self)))
-                os.replace(temporary, os.path.join(directory, name))
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            path = os.path.join(directory, f"{number:0{DIGITS}d}-{self.pid}{SUFFIX}")
+            replace_file(path, msgspec.json.format(msgspec.json.encode(self)), SYSTEM_FILES)
             for old in _names(directory)[:-MOST_KEPT]:
                 with suppress(OSError):
                     os.unlink(os.path.join(directory, old))

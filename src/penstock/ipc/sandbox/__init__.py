@@ -52,25 +52,11 @@ def apply(
     has its sockets and descriptors.
     """
     policy = SandboxPolicy() if policy is None else policy
-    return SandboxReport(
-        (
-            *([] if apart is None else [apart]),
-            kernel.drop_privileges(),
-            kernel.limit(policy),
-            kernel.apply_landlock(policy),
-            seccomp.apply(hand_over),
-        )
-    )
+    measures = [kernel.drop_privileges(), kernel.limit(policy), kernel.apply_landlock(policy)]
+    return SandboxReport((*([] if apart is None else [apart]), *measures, seccomp.apply(hand_over)))
 
 
 def detect() -> SandboxReport:
     """The measures that `apply` would find here; changes nothing."""
-    return SandboxReport(
-        (
-            kernel.detect_namespaces(),
-            kernel.drop_privileges(detect=True),
-            kernel.limit(None),
-            kernel.detect_landlock(),
-            seccomp.detect(),
-        )
-    )
+    measures = [kernel.detect_namespaces(), kernel.drop_privileges(detect=True), kernel.limit(None)]
+    return SandboxReport((*measures, kernel.detect_landlock(), seccomp.detect()))
