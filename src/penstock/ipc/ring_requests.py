@@ -88,7 +88,8 @@ class BoundRequest:
         return known() is request or (
             _alike(self._inputs, request.inputs)
             and _alike(self._outputs, request.outputs)
-            and (request.pools is self._pools or _identical(request.pools, self._pools))
+            and len(request.pools) == len(self._pools)
+            and all(map(operator.is_, request.pools, self._pools))
         )
 
 
@@ -159,10 +160,6 @@ def _alike(known: tuple[_Known, ...], arguments: tuple[hal.RequestArgument, ...]
         elif value is not argument:
             return False
     return True
-
-
-def _identical(pools: tuple[hal.Memory, ...], others: tuple[hal.Memory, ...]) -> bool:
-    return len(pools) == len(others) and all(map(operator.is_, pools, others))
 
 
 def _part(argument: hal.RequestArgument) -> Any:

@@ -298,7 +298,9 @@ def share(
             what = f"{'output' if is_output else 'input'} {position}"
             if not isinstance(argument, hal.HostMemory):
                 # The pools of the request's arrays follow its own.
-                _check_pool(argument, len(request.pools), what)
+                number = argument.location.pool if isinstance(argument, hal.PoolArgument) else None
+                if number is not None and not 0 <= number < len(request.pools):
+                    raise InvalidArgument(f"{what}: pool {number} of {len(request.pools)}")
                 side.append(argument)
                 continue
             array, dimensions = argument.array, argument.dimensions
@@ -374,11 +376,6 @@ def _form(
 ) -> wire.LentForm:
     location = DataLocation(pool, offset, array.nbytes)
     return wire.LentForm(location, array.dtype.name, array.shape, dimensions)
-
-
-def _check_pool(argument: object, pools: int, what: str) -> None:
-    if isinstance(argument, hal.PoolArgument) and not 0 <= argument.location.pool < pools:
-        raise InvalidArgument(f"{what}: pool {argument.location.pool} of {pools}")
 
 
 def _check(array: NDArray, what: str, *, is_output: bool) -> None:

@@ -240,7 +240,12 @@ def load_entry(trust: Trust, files: Sequence[CacheFile], given: CacheConfig) -> 
         _verified(trust, file, content, given.token)
         for file, (content, _) in zip(files, found, strict=True)
     ]
-    _check_same_entry(headers, given.binding)
+    if any(header.entry != headers[0].entry for header in headers):
+        raise errors.ForeignEntry("the files are of different entries")
+    if not all(hmac.compare_digest(header.binding, given.binding) for header in headers):
+        raise errors.TokenCollision(
+            "the token was given to something else: another model, or shapes, or options"
+        )
     row = _row(trust.registry, headers[0])
     records = (*row.models, *row.datas)
     if len(records) != len(files):
@@ -288,15 +293,6 @@ def _verified(trust: Trust, file: CacheFile, content: bytes, token: bytes) -> He
     if (header.models, header.datas) != trust.needed:
         raise errors.ForeignEntry(f"{file.place} is of an entry with another number of files")
     return header
-
-
-def _check_same_entry(headers: Sequence[Header], binding: bytes) -> None:
-    if any(header.entry != headers[0].entry for header in headers):
-        raise errors.ForeignEntry("the files are of different entries")
-    if not all(hmac.compare_digest(header.binding, binding) for header in headers):
-        raise errors.TokenCollision(
-            "the token was given to something else: another model, or shapes, or options"
-        )
 
 
 def _row(registry: Registry, header: Header) -> Row:

@@ -144,7 +144,9 @@ class Sealer:
 
 def _done(asked: Question, owner: Owner, registry: Registry, signer: Signer) -> Answer:
     if asked.ask in {"begin", "publish", "find", "remove"}:
-        _check_ids(asked.token, asked.entry, *asked.replaced)
+        ids = (asked.entry, *asked.replaced)
+        if len(asked.token) != TOKEN_BYTES or any(len(each) != ID_BYTES for each in ids):
+            raise WireError("a token has 32 bytes, and an entry's id 16")
     match asked.ask:
         case "state":
             return Answer(state=registry.state())
@@ -182,11 +184,6 @@ def _header(content: bytes, owner: Owner) -> Header:
     if (header.driver, header.version) != (owner.driver_digest, owner.version_digest):
         raise Unreadable("a header of another driver, version or origin is not sealed")
     return header
-
-
-def _check_ids(token: bytes, *entries: bytes) -> None:
-    if len(token) != TOKEN_BYTES or any(len(entry) != ID_BYTES for entry in entries):
-        raise WireError("a token has 32 bytes, and an entry's id 16")
 
 
 def check_records(row: Row) -> None:

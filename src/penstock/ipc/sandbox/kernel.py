@@ -15,6 +15,7 @@ import stat
 import struct
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -316,7 +317,9 @@ def apply_landlock(policy: SandboxPolicy) -> Measure:
     handled = FILE_ACCESS[max(v for v in FILE_ACCESS if v <= found)]
     attributes = RULESET.pack(handled, TCP if found >= 4 else 0, SCOPES if found >= 6 else 0)
     size = 24 if found >= 6 else 16 if found >= 4 else 8
-    threads = _other_threads()
+    threads = 0
+    with suppress(OSError):
+        threads = len(list(Path("/proc/self/task").iterdir())) - 1
     try:
         ruleset = syscall(syscalls.LANDLOCK_CREATE_RULESET, attributes[:size], size, 0)
     except OSError as error:
@@ -357,10 +360,3 @@ def _allow(ruleset: int, paths: Iterable[str], access: int) -> None:
             syscall(syscalls.LANDLOCK_ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
         finally:
             os.close(fd)
-
-
-def _other_threads() -> int:
-    try:
-        return len(list(Path("/proc/self/task").iterdir())) - 1
-    except OSError:
-        return 0
