@@ -1,20 +1,18 @@
 """Ring buffer of requests and answers in shared memory: executions without system calls.
 
-docs/wire-protocol.md has the layout. The region has a page of words, each written by one side
-alone. Then follow *slots* pairs of slots, one for a request and one for its answer, of *slot_bytes*
-each. Request number n (from 1) is in pair n modulo *slots*, and so is its answer. Writing n to the
-word `REQUESTED`, or `ANSWERED`, publishes it. Numbers only grow. A side that has waited for a
-bounded time writes 1 to its `*_WAITS` word and waits for its doorbell, which the other side rings
-after it publishes.
+docs/wire-protocol.md has the layout: a page of words, each written by one side alone, then *slots*
+pairs of slots, one for a request and one for its answer. Writing its number to the word
+`REQUESTED`, or `ANSWERED`, publishes it. A side that has waited for a bounded time writes 1 to its
+`*_WAITS` word and waits for its doorbell, which the other side rings after it publishes.
 
 Each side treats the other as hostile: it copies a field into private memory once and checks it
 there. The only valid numbers are the current one and the next; any other closes the ring.
 
 x86 makes stores visible in order (total store order), so one word publishes what was written before
 it. Python orders no stores on other processors. There, every publication rings the doorbell, and a
-side trusts only what it reads after the doorbell rang: system calls order memory on both sides.
+side trusts only what it reads after that: system calls order memory on both sides.
 
-The other process has the same open file as a doorbell and may clear its flags, fill it or close it
+The other process has the same open file as a doorbell and may change its flags, fill it or close it
 at any moment. Ringing and listening are therefore one system call each that asks not to block:
 `pwritev2` with RWF_NOWAIT for a pipe (Linux 6.4 and later), else `send` with MSG_DONTWAIT for a
 socket pair. An eventfd has no such call.
