@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.facade import lazily
 from penstock.sealed.entry import CacheConfig, EntryFiles, LoadedEntry, SaveReport, read_header
-from penstock.sealed.files import (
-    SYSTEM_FILES,
-    FileStatus,
-    FileSystem,
-    Handle,
-    open_cache_file,
-)
+from penstock.sealed.files import SYSTEM_FILES, FileStatus, FileSystem, Handle, open_cache_file
 from penstock.sealed.header import HEADER_BYTES, Header, Kind
 from penstock.sealed.keys import FileKeyStore, KeyStore, MemoryKeyStore
 from penstock.sealed.payload import LEAF_BYTES, merkle_root

@@ -70,13 +70,7 @@ class LateWriter:
         report = writer.write(model=[program], data=[weights])
     """
 
-    def __init__(
-        self,
-        seal: Sealing,
-        config: CacheConfig,
-        *,
-        expected: bytes | None,
-    ) -> None:
+    def __init__(self, seal: Sealing, config: CacheConfig, *, expected: bytes | None) -> None:
         self._seal, self._files = seal, seal.file_system
         self._token, self._binding, self._expected = config.token, config.binding, expected
         self._models = len(config.model_cache)

@@ -77,11 +77,7 @@ class Seal:
         return self._trust().registry
 
     def save(
-        self,
-        config: CacheConfig,
-        *,
-        model: Sequence[Payload] = (),
-        data: Sequence[Payload] = (),
+        self, config: CacheConfig, *, model: Sequence[Payload] = (), data: Sequence[Payload] = ()
     ) -> SaveReport:
         """Writes one payload into each cache file of *config* and records their hashes.
 
