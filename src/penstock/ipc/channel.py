@@ -168,9 +168,7 @@ class Session:
     def _using(self) -> Iterator[None]:
         """Keeps the descriptors open: after a close their numbers may be reused."""
         if self._process != os.getpid():
-            raise errors.StateError(
-                "a connection to a driver's process cannot be used after a fork"
-            )
+            raise errors.StateError("a connection to a driver cannot be used after a fork")
         with self._changed:
             if self.end_reason:
                 raise errors.DeadObject(self.end_reason)

@@ -113,9 +113,8 @@ class Crash(msgspec.Struct, frozen=True):
             directory = crash_directory()
             make_private_directory(directory)
             # Newest by name, also after the clock was set back.
-            number = max(
-                int(self.when * 1000), *(n + 1 for n in map(_number, _names(directory))), 0
-            )
+            known = [_number(name) + 1 for name in _names(directory)]
+            number = max(int(self.when * 1000), *known, 0)
             path = os.path.join(directory, f"{number:0{DIGITS}d}-{self.pid}{SUFFIX}")
             replace_file(path, msgspec.json.format(msgspec.json.encode(self)), SYSTEM_FILES)
             for old in _names(directory)[:-MOST_KEPT]:

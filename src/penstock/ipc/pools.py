@@ -110,10 +110,8 @@ def mapped(
         status = os.fstat(fd)
         available = status.st_size
         if not (0 <= offset <= available and 0 <= size <= available - offset):
-            raise WireError(
-                f"a pool of {size} bytes of constants from byte {offset} on in a file of "
-                f"{available}"
-            )
+            where = f"from byte {offset} on in a file of {available}"
+            raise WireError(f"a pool of {size} bytes of constants {where}")
         if size == 0:
             return ConstantPool(memoryview(b""), None, kind)
         file = status.st_dev, status.st_ino, offset, size, kind

@@ -88,9 +88,8 @@ class Staging:
     def take(self, nbytes: int, deadline_ns: int | None = None) -> _Pool:
         """A free pool of at least *nbytes* bytes."""
         with self._lock:
-            fitting = [
-                p for p in self._free if nbytes <= p.pool.nbytes <= 8 * max(nbytes, LEAST_BYTES)
-            ]
+            most = 8 * max(nbytes, LEAST_BYTES)
+            fitting = [p for p in self._free if nbytes <= p.pool.nbytes <= most]
             if fitting:
                 best = min(fitting, key=lambda p: p.pool.nbytes)
                 self._free.remove(best)

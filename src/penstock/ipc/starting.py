@@ -381,9 +381,8 @@ def _enter(
         if pid is not None and not isinstance(error, EOFError):
             _kill(pid)
         if isinstance(error, TimeoutError | errors.WireError | errors.DeadObject):
-            raise errors.DeviceUnavailable(
-                f"driver {place.name}: its process is no host process: {error}"
-            ) from error
+            message = f"driver {place.name}: its process is no host process: {error}"
+            raise errors.DeviceUnavailable(message) from error
         if isinstance(error, OSError):
             raise EOFError(str(error)) from error  # noqa: TRY004  # of no type
         raise

@@ -243,9 +243,7 @@ def load_entry(trust: Trust, files: Sequence[CacheFile], given: CacheConfig) -> 
     if any(header.entry != headers[0].entry for header in headers):
         raise errors.ForeignEntry("the files are of different entries")
     if not all(hmac.compare_digest(header.binding, given.binding) for header in headers):
-        raise errors.TokenCollision(
-            "the token was given to something else: another model, or shapes, or options"
-        )
+        raise errors.TokenCollision("the token is that of another model, or shapes, or options")
     row = _row(trust.registry, headers[0])
     records = (*row.models, *row.datas)
     if len(records) != len(files):
@@ -279,9 +277,7 @@ def _verified(trust: Trust, file: CacheFile, content: bytes, token: bytes) -> He
             raise errors.RegistryMissing(f"no registry can tell whether {file.place} is authentic")
         raise errors.SealBroken(f"the header of {file.place} was altered")
     if header.format != FORMAT:
-        raise errors.OtherVersion(
-            f"{file.place} has format {header.format}, and this version reads {FORMAT}"
-        )
+        raise errors.OtherVersion(f"{file.place} has format {header.format}, not {FORMAT}")
     if not hmac.compare_digest(header.driver, trust.owner.driver_digest):
         raise errors.ForeignEntry(f"{file.place} was sealed by another driver")
     if not hmac.compare_digest(header.version, trust.owner.version_digest):
@@ -308,8 +304,7 @@ def _row(registry: Registry, header: Header) -> Row:
 
 def _check_record(file: CacheFile, content: bytes, size: int, record: FileRecord) -> None:
     if size != HEADER_BYTES + record.length:
-        raise errors.WrongLength(
-            f"{file.place} has {size} bytes, and {HEADER_BYTES + record.length} were sealed"
-        )
+        sealed = HEADER_BYTES + record.length
+        raise errors.WrongLength(f"{file.place} has {size} bytes, and {sealed} were sealed")
     if not hmac.compare_digest(record.digest, file_digest(content)):
         raise errors.SealBroken(f"{file.place} is not the one that the registry lists")

@@ -224,6 +224,4 @@ def _check(status: FileStatus) -> None:
             "private file (0600)"
         )
     if not HEAD_BYTES <= status.size <= MOST_BYTES:
-        raise SealBroken(
-            f"the registry has {status.size} bytes, and a registry has {HEAD_BYTES} to {MOST_BYTES}"
-        )
+        raise SealBroken(f"the registry has {status.size} bytes, not {HEAD_BYTES} to {MOST_BYTES}")

@@ -223,9 +223,8 @@ class ParentKeeper:
             except (EOFError, OSError, WireError, *NO_MESSAGE) as error:
                 # A late answer would be read as the answer to the next request.
                 self._sock.close()
-                raise Unreadable(
-                    f"the process that holds the key does not answer: {error}"
-                ) from None
+                why = f"the process that holds the key does not answer: {error}"
+                raise Unreadable(why) from None
         if answer.error:
             kind = getattr(errors, answer.error, Unreadable)
             is_known = isinstance(kind, type) and issubclass(kind, CacheError)

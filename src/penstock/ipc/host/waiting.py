@@ -34,9 +34,8 @@ class Disconnection:
                 try:
                     self._ends += os.pipe()
                 except OSError as error:
-                    raise ResourceExhaustedTransient(
-                        f"no descriptor for a client's fences: {error}"
-                    ) from None
+                    why = f"no descriptor for a client's fences: {error}"
+                    raise ResourceExhaustedTransient(why) from None
                 weakref.finalize(self, close_all, self._ends)
                 if self.has_left:
                     os.close(self._ends.pop())

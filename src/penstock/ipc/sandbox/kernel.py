@@ -123,9 +123,8 @@ class SandboxReport(NamedTuple):
 
     def lines(self) -> tuple[tuple[str, str], ...]:
         """Each measure by name, with its result in words."""
-        return tuple(
-            (m.name, m.detail if m.holds else f"missing: {m.detail}") for m in self.measures
-        )
+        details = (m.detail if m.holds else f"missing: {m.detail}" for m in self.measures)
+        return tuple(zip((m.name for m in self.measures), details, strict=True))
 
 
 PRIVILEGES: Final = "no new privileges"
