@@ -195,10 +195,7 @@ class PoolCopy:
         if isinstance(memory.handle, MappedFd):
             self._offset, protection = memory.handle.offset, memory.handle.protection
             if not protection & PROT_READ:
-                raise GeneralFailure(
-                    f"a pool of protection {protection} cannot be read, nor copied for a driver's "
-                    "process"
-                )
+                raise GeneralFailure(f"a pool of protection {protection} cannot be read to copy it")
             self.writable = bool(protection & PROT_WRITE)
         self._nbytes = max(0, min(memory.size, size_of(fd) - max(0, self._offset)))
         self._pool = MemoryPool.anonymous(self._nbytes)

@@ -157,10 +157,8 @@ class Account:
             more = max(0, nbytes - known.nbytes)
             tables = nbytes // PAGE_TABLE_SHARE if known.uses else 0
             if self.mapped >= MAX_MAPPED:
-                raise ResourceExhaustedTransient(
-                    f"{self._whose} to a driver's process may have it map {MAX_MAPPED} memories at "
-                    "a time"
-                )
+                why = f"{self._whose} to a driver's process may have {MAX_MAPPED} mappings"
+                raise ResourceExhaustedTransient(why)
             self.check(more + tables)
             self.pay(more + tables)
             self.mapped += 1
@@ -200,8 +198,7 @@ class Account:
         if nbytes and self._used + nbytes > self._limit:
             raise ResourceExhaustedTransient(
                 f"{nbytes} bytes more than the {self._used} that {self._whose} to a driver's "
-                f"process may have it hold exceed the limit of {self._limit}: the knob "
-                "lent_limit_mib of that process"
+                f"process holds exceed the limit of {self._limit}, its knob lent_limit_mib"
             )
         if self._within is not None:
             self._within.check(nbytes)
@@ -377,8 +374,7 @@ class Preparations:
                 )
             if models > 0 and self._threads + threads > MAX_THREADS:
                 raise ResourceExhaustedTransient(
-                    f"a client may have prepared models compute on {MAX_THREADS} threads at a time "
-                    "on one device"
+                    f"a client's models may use {MAX_THREADS} threads at a time on one device"
                 )
             self._count += models
             self._threads += threads

@@ -387,10 +387,8 @@ class IsolatedPreparedModel:
                 raise
             device.await_end(record_ns)
             self._count_death(session_of(remote))
-            raise errors.DeadObject(
-                f"the process of device {device.name} {supervisor.last_end}, "
-                "the one that was started in its place too"
-            ) from error
+            how = f"{supervisor.last_end}, the one that was started in its place too"
+            raise errors.DeadObject(f"the process of device {device.name} {how}") from error
         self._deaths = 0
         return result, f"its driver's process {ended}; it was started again, and the run repeated"
 
@@ -407,10 +405,8 @@ class IsolatedPreparedModel:
         """The model in the running process. `DeadObject` if it is not ready by the deadline."""
         left = remaining_seconds(deadline_ns)
         if not self._lock.acquire(timeout=-1 if left is None else left):
-            raise errors.DeadObject(
-                f"the process of device {self.device.name} died, "
-                "and the model is still being prepared in its place"
-            )
+            message = f"device {self.device.name}: its process died; the model is being prepared again"
+            raise errors.DeadObject(message)
         try:
             if self._closed:
                 raise errors.ClosedError("a prepared model was used after close()")

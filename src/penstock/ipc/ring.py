@@ -277,10 +277,8 @@ class Layout(NamedTuple):
         if not 1 <= self.slots <= MAX_SLOTS:
             raise InvalidArgument(f"a ring of {self.slots} slots; 1 to {MAX_SLOTS} are possible")
         if not MIN_SLOT_BYTES <= self.slot_bytes <= MAX_SLOT_BYTES or self.slot_bytes % 64:
-            raise InvalidArgument(
-                f"slots of {self.slot_bytes} bytes; multiples of 64 from {MIN_SLOT_BYTES} to "
-                f"{MAX_SLOT_BYTES} are possible"
-            )
+            possible = f"multiples of 64 from {MIN_SLOT_BYTES} to {MAX_SLOT_BYTES}"
+            raise InvalidArgument(f"slots of {self.slot_bytes} bytes, not {possible}")
 
     @property
     def nbytes(self) -> int:

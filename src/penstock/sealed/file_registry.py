@@ -166,10 +166,8 @@ class FileRegistry:
         if contents is None:
             return None
         if contents.state.changes < measure.least:
-            raise RolledBack(
-                f"the registry stands at change {contents.state.changes}, and change "
-                f"{measure.least} was seen before"
-            )
+            latest = f"change {contents.state.changes}, and change {measure.least} was seen before"
+            raise RolledBack(f"the registry stands at {latest}")
         self._measures.seen(measure.key, contents.state.changes)
         self._known = contents
         return contents
@@ -219,9 +217,6 @@ def _check(status: FileStatus) -> None:
     if not status.regular or status.links > 1:
         raise SealBroken("the registry is a link or no file")
     if not is_private(status):
-        raise SealBroken(
-            f"the registry is another user's, or its mode {status.mode:04o} is not that of a "
-            "private file (0600)"
-        )
+        raise SealBroken(f"the registry is another user's, or has mode {status.mode:04o}, not 0600")
     if not HEAD_BYTES <= status.size <= MOST_BYTES:
         raise SealBroken(f"the registry has {status.size} bytes, not {HEAD_BYTES} to {MOST_BYTES}")

@@ -112,10 +112,8 @@ def exclusively(path: str, seconds: float, files: FileSystem) -> Iterator[None]:
                     _release(fd, files)
                 return
         if time.monotonic() >= until:
-            raise Unreadable(
-                f"{path} is being changed by another process, which did not finish within "
-                f"{seconds:g} s"
-            )
+            why = f"is being changed by another process for more than {seconds:g} s"
+            raise Unreadable(f"{path} {why}")
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 

@@ -364,10 +364,8 @@ class Client:
     def _array(self, form: wire.ArrayForm) -> NDArray:
         memory = self._memories.get(form.memory)
         if memory is None and self._lends_too_much:
-            raise errors.ResourceExhaustedTransient(
-                f"memory {form.memory} was not lent, or beyond the {MAX_MEMORIES} at a time that a "
-                "client may lend"
-            )
+            why = f"memory {form.memory} was not lent: a client may lend {MAX_MEMORIES} at a time"
+            raise errors.ResourceExhaustedTransient(why)
         if memory is None:
             raise errors.WireError(f"memory {form.memory} was not lent")
         if isinstance(memory, errors.WireError | errors.DriverError):
