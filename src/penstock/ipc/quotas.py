@@ -157,7 +157,7 @@ class Account:
             more = max(0, nbytes - known.nbytes)
             tables = nbytes // PAGE_TABLE_SHARE if known.uses else 0
             if self.mapped >= MAX_MAPPED:
-                why = f"{self._whose} to a driver's process may have {MAX_MAPPED} mappings"
+                why = f"{self._whose} to a driver's process may map {MAX_MAPPED} memories"
                 raise ResourceExhaustedTransient(why)
             self.check(more + tables)
             self.pay(more + tables)

@@ -108,7 +108,7 @@ class Connection:
         if len(descriptors) > BATCH:
             # Checked before any part of the frame is sent.
             if not all(map(is_open, descriptors)):
-                raise GeneralFailure("a closed descriptor cannot be sent")
+                raise GeneralFailure("a descriptor to send is not open")
             batches = range(BATCH, len(descriptors), BATCH)
             parts = [_Part(memoryview(header), descriptors[:BATCH])]
             parts += [_Part(memoryview(b"\0"), descriptors[at : at + BATCH]) for at in batches]
@@ -259,7 +259,7 @@ class Connection:
                 if not descriptors:
                     raise EOFError(str(error)) from None
                 if error.errno == errno.EBADF:
-                    raise GeneralFailure(f"a closed descriptor cannot be sent: {error}") from None
+                    raise GeneralFailure(f"a descriptor to send is not open: {error}") from None
                 raise ResourceExhaustedTransient(f"no descriptor can be sent: {error}") from None
 
     def _pull(self, nbytes: int, deadline_ns: int | None, *, descriptors: bool = False) -> bytes:
