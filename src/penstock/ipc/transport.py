@@ -108,7 +108,7 @@ class Connection:
         if len(descriptors) > BATCH:
             # Checked before any part of the frame is sent.
             if not all(map(is_open, descriptors)):
-                raise GeneralFailure("a descriptor to send is not open")
+                raise GeneralFailure("a descriptor that is not open cannot be sent")
             batches = range(BATCH, len(descriptors), BATCH)
             parts = [_Part(memoryview(header), descriptors[:BATCH])]
             parts += [_Part(memoryview(b"\0"), descriptors[at : at + BATCH]) for at in batches]
@@ -259,7 +259,8 @@ class Connection:
                 if not descriptors:
                     raise EOFError(str(error)) from None
                 if error.errno == errno.EBADF:
-                    raise GeneralFailure(f"a descriptor to send is not open: {error}") from None
+                    why = f"a descriptor that is not open cannot be sent: {error}"
+                    raise GeneralFailure(why) from None
                 raise ResourceExhaustedTransient(f"no descriptor can be sent: {error}") from None
 
     def _pull(self, nbytes: int, deadline_ns: int | None, *, descriptors: bool = False) -> bytes:
