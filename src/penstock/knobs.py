@@ -76,10 +76,9 @@ class Knob(Struct, Generic[T], frozen=True):
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     def _parse(self, raw: object, source: str) -> T:
-        convert: Callable[[object], T] = _CONVERT[self.kind]  # type: ignore[assignment]  # keyed by kind
-        wanted = _WANTED[self.kind]
+        convert, wanted = _KINDS[self.kind]
         try:
-            value = convert(raw)
+            value: T = convert(raw)  # type: ignore[assignment]  # keyed by kind
             if self.choices and value not in self.choices:
                 wanted = f"one of {', '.join(map(str, self.choices))}"
                 raise ValueError(value)
@@ -165,20 +164,13 @@ def _to_bool(raw: object) -> bool:
     return text in {"1", "true", "yes", "on"}
 
 
-_CONVERT: Final[dict[type, Callable[[object], object]]] = {
-    bool: _to_bool,
-    int: lambda raw: int(str(raw)),
-    float: lambda raw: float(str(raw)),
-    str: str,
+_KINDS: Final[dict[type, tuple[Callable[[object], object], str]]] = {
+    bool: (_to_bool, "true or false"),
+    int: (lambda raw: int(str(raw)), "a whole number"),
+    float: (lambda raw: float(str(raw)), "a number"),
+    str: (str, "text"),
 }
-
-
-_WANTED: Final[dict[type, str]] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-}
+"""For each kind, how to read a value, and what is wanted."""
 
 
 @contextmanager

@@ -26,15 +26,15 @@ class Log:
 
     def debug(self, message: str, *arguments: object) -> None:
         """Logs *message*, a printf-style format for *arguments*, as in `logging`."""
-        self._pass_on("DEBUG", message, arguments)
+        self._log("DEBUG", message, arguments)
 
     def info(self, message: str, *arguments: object) -> None:
-        self._pass_on("INFO", message, arguments)
+        self._log("INFO", message, arguments)
 
     def warning(self, message: str, *arguments: object) -> None:
-        self._pass_on("WARNING", message, arguments)
+        self._log("WARNING", message, arguments)
 
-    def _pass_on(self, level: str, message: str, arguments: tuple[object, ...]) -> None:
+    def _log(self, level: str, message: str, arguments: tuple[object, ...]) -> None:
         if "logging" in sys.modules:
             import logging
 

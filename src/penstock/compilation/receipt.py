@@ -67,21 +67,13 @@ class Receipt(msgspec.Struct, frozen=True):
         """The table of steps, notes and copies for a notebook."""
         from penstock.ir.model import html_table
 
-        rows: list[Sequence[str]] = [
-            ("step", "device", "operations", "ms", "cache", "fell back from")
-        ]
+        header = ("step", "device", "operations", "ms", "cache", "fell back from")
+        rows: list[Sequence[str]] = [header]
         for place, step in enumerate(self.steps):
             tried = "; ".join(f"{f.device}: {f.error}" for f in step.failures)
-            rows.append(
-                (
-                    str(place if step.step is None else step.step),
-                    step.device,
-                    str(len(step.operations)),
-                    f"{step.wall_ns / 1e6:.3f}",
-                    str(step.cache),
-                    tried or step.fallback_from or "",
-                )
-            )
+            index, count = place if step.step is None else step.step, len(step.operations)
+            cells = str(index), step.device, str(count), f"{step.wall_ns / 1e6:.3f}"
+            rows.append((*cells, str(step.cache), tried or step.fallback_from or ""))
         rows += [("note", note) for note in self.notes]
         rows += [("copy", _copy(copy).strip()) for copy in self.copies]
         return html_table(f"{self.stage}: {summary_of(self)}", rows)
@@ -191,13 +183,11 @@ class _Writer:
 
     def _step(self, step: StepReceipt, stage: str) -> None:
         place = "the whole model" if step.step is None else f"step {step.step}"
+        same = ("device", "simulated", "driver_ns", "fallback_from")
         arguments = {
-            "device": step.device,
-            "simulated": step.simulated,
+            **{name: getattr(step, name) for name in same},
             "operations": [self._operation(i) for i in step.operations],
-            "driver_ns": step.driver_ns,
             "cache": str(step.cache),
-            "fallback_from": step.fallback_from,
             "errors": [f"{failure.device}: {failure.error}" for failure in step.failures],
         }
         self._event(f"{stage} {place}", stage, step.device, step.start_ns, step.wall_ns, arguments)
@@ -217,11 +207,8 @@ class _Writer:
             self._inner(inner)
 
     def _kernel(self, kernel: KernelReceipt, device: str) -> None:
-        arguments = {
-            "kernel": kernel.kernel,
-            "operations": list(kernel.operations),
-            "names": list(kernel.names),
-        }
+        operations, names = list(kernel.operations), list(kernel.names)
+        arguments = {"kernel": kernel.kernel, "operations": operations, "names": names}
         name = " + ".join(kernel.names) or kernel.kernel
         if len(kernel.names) > MOST_NAMES:
             name = f"{kernel.names[0]} + ... + {kernel.names[-1]} ({len(kernel.names)} operations)"
@@ -229,12 +216,8 @@ class _Writer:
         self._event(name, "execute", device + KERNELS, *times, arguments)
 
     def _copy(self, copy: CopyReceipt) -> None:
-        arguments = {
-            "bytes": copy.nbytes,
-            "step": copy.step,
-            "operand": copy.operand,
-            "reason": copy.reason,
-        }
+        arguments = {name: getattr(copy, name) for name in ("step", "operand", "reason")}
+        arguments["bytes"] = copy.nbytes
         name = f"copy {copy.source} -> {copy.destination}"
         self._event(name, "copy", None, copy.start_ns, copy.wall_ns, arguments)
 
@@ -254,18 +237,9 @@ class _Writer:
         arguments: dict[str, Any],
     ) -> None:
         row = "runtime" if device is None else device
-        self._made.append(
-            {
-                "name": name,
-                "cat": category,
-                "ph": "X",
-                "ts": start_ns,
-                "dur": duration_ns / 1000,
-                "pid": PROCESS,
-                "tid": self._threads.setdefault(row, len(self._threads)),
-                "args": arguments,
-            }
-        )
+        thread = self._threads.setdefault(row, len(self._threads))
+        event = {"name": name, "cat": category, "ph": "X", "ts": start_ns, "args": arguments}
+        self._made.append({**event, "dur": duration_ns / 1000, "pid": PROCESS, "tid": thread})
 
 
 def _named(kind: str, thread: int, name: str) -> dict[str, Any]:

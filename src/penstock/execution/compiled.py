@@ -76,18 +76,14 @@ class CompiledModel(Closing):
     @property
     def input_memory(self) -> tuple[MemoryPreference, ...]:
         """How the devices prefer each input to be laid out in a pool: see `PoolLayout`."""
-        entry = self._executable.base.model.entry
-        return self._preferences(
-            entry.ordinary_inputs, self._executable.exchange.interface.input_positions
-        )
+        positions = self._executable.exchange.interface.input_positions
+        return self._preferences(self.model.entry.ordinary_inputs, positions)
 
     @property
     def output_memory(self) -> tuple[MemoryPreference, ...]:
         """How the devices prefer each output to be laid out in a pool: see `PoolLayout`."""
-        entry = self._executable.base.model.entry
-        return self._preferences(
-            entry.ordinary_outputs, self._executable.exchange.interface.output_positions
-        )
+        positions = self._executable.exchange.interface.output_positions
+        return self._preferences(self.model.entry.ordinary_outputs, positions)
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -209,11 +205,9 @@ class CompiledModel(Closing):
         timeout_after_fence: float | None = None,
         **options: Any,
     ) -> FencedRun:
-        """Starts a run that begins once every fence of *wait_for* has signalled. The run has its
-        own fence.
+        """Starts a run, with a fence, that begins once every fence of *wait_for* has signalled.
 
-        *options* are those of `run` except *dequantize*: see
-        `penstock.execution.fenced.start_fenced`.
+        *options* are those of `run` except *dequantize*: see `execution.fenced.start_fenced`.
         """
         from penstock.execution.fenced import start_fenced
 
@@ -272,9 +266,8 @@ class CompiledModel(Closing):
         self._executable.gate.check()
         check_names("inputs", inputs)
         check_names("outputs", outputs)
-        roles: list[InputRole | OutputRole] = [InputRole(self, name) for name in inputs]
-        roles += [OutputRole(self, name) for name in outputs]
-        return allocate(roles, dimensions)
+        own = (InputRole(self, name) for name in inputs)
+        return allocate([*own, *(OutputRole(self, name) for name in outputs)], dimensions)
 
     def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
         """Implements `penstock.memory.allocation.RoleUser`."""

@@ -47,7 +47,8 @@ class State:
 
     def __init__(self, model: Model) -> None:
         check_kind(model, Model, "a State is of a Model; compiled.new_state() makes one")
-        self._model = model
+        self.model = model
+        """The model that has these variables."""
         self.lock = self._lock = threading.RLock()
         """Held by the run that uses this state."""
 
@@ -67,11 +68,6 @@ class State:
         if config.deadline_ns is None and config.cancel is None:
             return self._lock
         return _Held(self._lock, config)
-
-    @property
-    def model(self) -> Model:
-        """The model that has these variables."""
-        return self._model
 
     def get(self, variable: int) -> NDArray:
         """The value of a variable, read-only; later runs replace it. Raises `InputError`."""
@@ -204,8 +200,8 @@ class State:
     def reset(self) -> None:
         """Restores the initial values. Bound values become zeros, if their size is known."""
         with self._lock:
-            self._values = _initial_values(self._model)
-            self._assigned = _assigned(self._model)
+            self._values = _initial_values(self.model)
+            self._assigned = _assigned(self.model)
             self._turns = None
             self._away, self._changed = False, True
             # Memory that was lost with its device stays lost, so the next run allocates new memory.
@@ -215,7 +211,7 @@ class State:
 
     def as_dict(self) -> dict[str, NDArray]:
         """Copies of the values by variable name. Raises `StateError` if two share a name."""
-        names = [v.name for v in self._model.variables]
+        names = [v.name for v in self.model.variables]
         if len(set(names)) != len(names):
             raise StateError("two variables share a name; their values cannot be told apart by it")
         with self._lock:
@@ -233,13 +229,13 @@ class State:
         with self._lock:
             self._fetch()
             values = {v: np.array(self._values[v]) for v in self._assigned}
-        return _rebuild(self._model, values)
+        return _rebuild(self.model, values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
             self._fetch()
             values = {v: np.array(self._values[v]) for v in sorted(self._assigned)}
-            return _rebuild, (self._model, values)
+            return _rebuild, (self.model, values)
 
 
 class _Held:

@@ -81,21 +81,17 @@ class Policy(Struct, frozen=True):
         """The devices to which the operation is restricted; None for any device."""
         for key in (name, *kinds, ANY_OPERATION):
             if key in self.require:
-                return _names(self.require[key])
+                return tuple(self.require[key])
         return None
 
     def forbidden(self, kinds: Collection[str], name: str) -> frozenset[str]:
         """The devices on which the operation must not run."""
         matching = (self.forbid.get(key, ()) for key in (name, *kinds, ANY_OPERATION))
-        return frozenset(device for names in matching for device in _names(names))
+        return frozenset(device for names in matching for device in names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A mapping proxy cannot be pickled.
         return Policy, tuple(dict(v) if isinstance(v, Mapping) else v for v in astuple(self))
-
-
-def _names(value: str | Collection[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _choice(label: str, value: object, choices: tuple[str, ...]) -> None:

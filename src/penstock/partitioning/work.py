@@ -116,13 +116,11 @@ def work_of(subgraph: Subgraph, operation: Operation) -> Work:
     return Work(WEIGHTS.get(kind, 1.0) * max(_count(inputs), _count(outputs)), nbytes)
 
 
-def reference_ns(subgraph: Subgraph, operation: Operation) -> float:
-    """The expected nanoseconds of *operation* on the reference, without subgraphs."""
-    return times_of(subgraph, operation)[0]
-
-
 def times_of(subgraph: Subgraph, operation: Operation) -> tuple[float, float]:
-    """`reference_ns`, and an upper bound for any engine on one processor core, in nanoseconds."""
+    """Nanoseconds of *operation* on the reference, and at most on any engine on one core.
+
+    Subgraphs that it enters are not counted.
+    """
     work = work_of(subgraph, operation)
     ports = operation.inputs or operation.outputs
     floating = not ports or subgraph.operands[ports[0]].dtype.is_float

@@ -156,7 +156,7 @@ def check_rules(policy: Policy, chosen: Sequence[Device], manager: Manager) -> N
     own = {device.name for device in chosen}
     for label, rules in (("require", policy.require), ("forbid", policy.forbid)):
         for key, value in rules.items():
-            for name in (value,) if isinstance(value, str) else value:
+            for name in value:
                 if name in own:
                     continue
                 infos = manager.infos()
@@ -170,11 +170,7 @@ def with_unusable(
     error: errors.PlacementError, policy: Policy, manager: Manager, isolate: bool | None
 ) -> errors.PlacementError:
     """*error* with the reasons of required devices (*policy*) that are unusable."""
-    required = {
-        name
-        for value in policy.require.values()
-        for name in ((value,) if isinstance(value, str) else value)
-    }
+    required = {name for names in policy.require.values() for name in names}
     refusals = dict(error.refusals)
     infos = [info for info in manager.infos(isolate) if not info.usable]
     for name in sorted(required - refusals.keys()):
