@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -13,13 +13,16 @@ from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.step_receipt import Failure
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DriverError, MissedDeadline, MissedDeadlineTransient
-from penstock.execution.results import copied, copy_over
+from penstock.execution.results import Copying, copied, copy_over
 from penstock.execution.run import Alternatives, InnerSteps, Run, StepTrace, fold_copies
 from penstock.hal import DONE, Priority
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
     from penstock.execution.recovery import Recovery
+
+Arrays: TypeAlias = Sequence[NDArray]
+Targets: TypeAlias = Sequence[NDArray | None] | None
 
 BETWEEN: Final = ("host", "host")
 
@@ -30,9 +33,7 @@ MOST_COPIES: Final = 1000
 class Branch(Protocol):
     """The compiled form of a branch, as a control step uses it."""
 
-    def run(
-        self, run: Run, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None = None
-    ) -> list[NDArray]:
+    def run(self, run: Run, inputs: Arrays, out: Targets = None) -> list[NDArray]:
         """Runs the branch; returns its outputs in order."""
 
     def expect(self, priority: Priority) -> None:
@@ -69,20 +70,22 @@ class ControlStep:
     def execute(self, run: Run) -> None:
         """Executes the step on the values of *run*. See `Step.execute`."""
         began = time.perf_counter_ns()
-        step, device = self.prepared.step.index, self.prepared.device.name
-        if run.bound is not None:
-            from penstock.execution.targets import fetch_all
-
-            needed = [i for i, constant in self._inputs if constant is None]
-            fetch_all(needed, step, run.values, run.bound, run.copies, device)
+        device, bound = self.prepared.device.name, run.bound or {}
+        copying = Copying(self.prepared.step.index, device, run.copies)
+        for index, constant in self._inputs:
+            if constant is None and index in bound and index not in run.values:
+                run.values[index] = copying.fetch(bound[index], index)
         given = [
             run.values[index] if constant is None else constant for index, constant in self._inputs
         ]
-        inside = Run(run.config, within=True)
-        folded = InnerSteps()
+        inside, folded = Run(run.config, within=True), InnerSteps()
         try:
             if self._kind == "IF":
-                self._choose(given, run.values, inside, folded)
+                out = [None if i is None else run.values.get(i) for i in self._outputs]
+                branch = 0 if _first(given[0]) else 1
+                results = self._run(branch, given[1:], inside, folded, out)
+                pairs = zip(self._outputs, results, strict=True)
+                run.values.update({index: result for index, result in pairs if index is not None})
             else:
                 self._loop(given, run.values, inside, folded)
         except MissedDeadline:
@@ -98,10 +101,9 @@ class ControlStep:
             run.copies += inside.copies
             run.compiles += inside.compiles
             run.spans += inside.spans
-        if run.bound is not None:
-            from penstock.execution.targets import put_all
-
-            put_all(self._outputs, step, run.values, run.bound, run.copies, device)
+        for output in self._outputs:
+            if output is not None and output in bound:
+                copying.put(bound[output], run.values[output], output)
         ended = time.perf_counter_ns()
         inner = tuple(folded.steps.values())
         run.steps.append(StepTrace(self.prepared, began, ended, DONE, (), inner))
@@ -130,39 +132,25 @@ class ControlStep:
         return self._recovery.repeat(run, began)
 
     def _run(
-        self,
-        branch: int,
-        given: Sequence[NDArray],
-        out: Sequence[NDArray | None] | None,
-        inside: Run,
-        folded: InnerSteps,
+        self, branch: int, given: Arrays, inside: Run, folded: InnerSteps, out: Targets = None
     ) -> list[NDArray]:
         results = self._branches[branch].run(inside, given, out)
         folded.add(self._parts[branch], inside.steps)
         inside.steps.clear()
         return results
 
-    def _choose(
-        self, given: Sequence[NDArray], values: dict[int, NDArray], inside: Run, folded: InnerSteps
-    ) -> None:
-        out = [None if i is None else values.get(i) for i in self._outputs]
-        branch = 0 if _first(given[0]) else 1
-        results = self._run(branch, given[1:], out, inside, folded)
-        pairs = zip(self._outputs, results, strict=True)
-        values.update({index: result for index, result in pairs if index is not None})
-
     def _loop(
-        self, given: Sequence[NDArray], values: dict[int, NDArray], inside: Run, folded: InnerSteps
+        self, given: Arrays, values: dict[int, NDArray], inside: Run, folded: InnerSteps
     ) -> None:
         limit, cancel = inside.config.loop_timeout_ns, inside.config.cancel
         began, carried = time.monotonic_ns(), given
-        while _first(self._run(0, carried, None, inside, folded)[0]):
+        while _first(self._run(0, carried, inside, folded)[0]):
             if limit is not None and time.monotonic_ns() - began > limit:
                 text = f"a WHILE ran longer than its timeout of {limit / 1e9:g} s"
                 raise MissedDeadlineTransient(text)
             if cancel is not None:
                 cancel.check()
-            carried = self._run(1, carried, None, inside, folded)
+            carried = self._run(1, carried, inside, folded)
             if len(inside.copies) > MOST_COPIES:
                 fold_copies(inside.copies)
         step = self.prepared.step.index
@@ -172,15 +160,13 @@ class ControlStep:
         for index, value in zip(self._outputs, carried, strict=True):
             if index is None:
                 continue
-            target = values.get(index)
+            target, place = values.get(index), {"step": step, "operand": index}
             if target is not None:
                 reason = "the last value of a WHILE goes where it is read"
-                copy_over(target, value, inside.copies, BETWEEN, reason, step=step, operand=index)
+                copy_over(target, value, inside.copies, BETWEEN, reason, **place)
             elif id(value) in taken or not value.flags.writeable:
                 reason = "a WHILE hands on what is still another's"
-                values[index] = copied(
-                    value, inside.copies, BETWEEN, reason, step=step, operand=index
-                )
+                values[index] = copied(value, inside.copies, BETWEEN, reason, **place)
             else:
                 values[index] = value
                 taken.add(id(value))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import monotonic_ns, perf_counter_ns
-from types import NoneType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -284,7 +283,8 @@ def execution_config(
     """
     if measure is not False and measure is not True:
         raise InputError(f"measure must be true or false, not {measure!r}")
-    check_kind(cancel, (CancelToken, NoneType), "cancel must be a CancelToken")
+    if cancel is not None:
+        check_kind(cancel, CancelToken, "cancel must be a CancelToken")
     if priority is None:
         priority = plain.priority
     elif priority not in PRIORITIES:

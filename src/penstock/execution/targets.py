@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -179,36 +179,6 @@ def _check_apart(read: Sequence[Any], written: Sequence[Any]) -> None:
         raise InputError("two arrays of out= share memory")
     if any(np.may_share_memory(a, b) for a in targets for b in sources):
         raise InputError("an array of out= shares memory with an input")
-
-
-def fetch_all(
-    operands: Iterable[int],
-    step: int | None,
-    values: dict[int, NDArray],
-    bound: Mapping[int, BoundMemory],
-    copies: list[CopyReceipt],
-    device: str,
-) -> None:
-    """Copies bound *operands* that are not yet in *values* there."""
-    copying = Copying(step, device, copies)
-    for operand in operands:
-        if operand in bound and operand not in values:
-            values[operand] = copying.fetch(bound[operand], operand)
-
-
-def put_all(
-    operands: Iterable[int | None],
-    step: int | None,
-    values: Mapping[int, NDArray],
-    bound: Mapping[int, BoundMemory],
-    copies: list[CopyReceipt],
-    device: str,
-) -> None:
-    """Copies *operands* that a step wrote to *values* to their bound memory."""
-    copying = Copying(step, device, copies)
-    for operand in operands:
-        if operand is not None and operand in bound:
-            copying.put(bound[operand], values[operand], operand)
 
 
 def lose(outputs: Sequence[int], run: Run) -> None:

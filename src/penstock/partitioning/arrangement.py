@@ -309,7 +309,7 @@ class Reasons:
     of the move at the boundaries: steps opened or closed, and values transferred.
     """
 
-    def __init__(self, arrangement: Arrangement, judge: Judge, *, energy: bool = False) -> None:
+    def __init__(self, arrangement: Arrangement, judge: Judge, *, energy: bool) -> None:
         self._table, self._assignment = arrangement.table, arrangement.assignment
         self._prices: Prices = judge.prices
         self._judge, self._energy = judge, energy
@@ -328,16 +328,18 @@ class Reasons:
             for other in earlier:
                 self._after[other].add(index)
 
-    def of(self, operation: int) -> dict[str, Refusal]:
-        """Device name to the reason why *operation* is not on it, for all other candidates."""
-        chosen = self._assignment[operation]
-        return {
-            candidate.name: (
-                candidate.answers[operation].refusal or self._loss(operation, position, chosen)
-            )
-            for position, candidate in enumerate(self._table.candidates)
-            if position != chosen
-        }
+    def every(self) -> list[dict[str, Refusal]]:
+        """For each operation, the reason for each candidate but its own, by device name."""
+        return [
+            {
+                candidate.name: (
+                    candidate.answers[operation].refusal or self._loss(operation, position, chosen)
+                )
+                for position, candidate in enumerate(self._table.candidates)
+                if position != chosen
+            }
+            for operation, chosen in enumerate(polled(self._assignment))
+        ]
 
     def _loss(self, operation: int, position: int, chosen: int) -> Refusal:
         row, names = self._prices.operations[operation], self._table.candidates
@@ -380,11 +382,3 @@ class Reasons:
 
     def _show(self, cost: float) -> str:
         return f"{duration(cost)} of the reference's" if self._energy else duration(cost)
-
-
-def all_reasons(
-    arrangement: Arrangement, judge: Judge, *, energy: bool
-) -> Sequence[dict[str, Refusal]]:
-    """The reasons of every operation, in order."""
-    reasons = Reasons(arrangement, judge, energy=energy)
-    return [reasons.of(index) for index in polled(range(len(arrangement.assignment)))]

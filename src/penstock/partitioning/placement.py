@@ -126,9 +126,9 @@ class _Ground(Struct, frozen=True):
     ) -> ExecutionPlan:
         """The plan of *arrangement*; *reasons* None derives them from the arrangement's cost."""
         if reasons is None:
-            from penstock.partitioning.arrangement import all_reasons
+            from penstock.partitioning.arrangement import Reasons
 
-            reasons = all_reasons(arrangement, self.judge, energy=self.energy)
+            reasons = Reasons(arrangement, self.judge, energy=self.energy).every()
         operations = tuple(
             _placement(self.asked, self.live[at], self.asked.candidates[position], reasons[at])
             for at, position in enumerate(polled(arrangement.assignment))

@@ -138,8 +138,8 @@ class Session:
             from penstock.execution.availability import refuse_unavailable
 
             refuse_unavailable(plan)
-        amounts = counted(len(plan.operations), "operation"), counted(len(plan.steps), "step")
-        log.info("compiling %s in %s", *amounts)
+        operations, parts = counted(len(plan.operations), "operation"), len(plan.steps)
+        log.info("compiling %s in %s", operations, counted(parts, "step"))
         caching = self._caching(shapes, plan)
         meanwhile = None
         # A background compile could outlive the call, and the caller's descriptors with it.
@@ -149,14 +149,11 @@ class Session:
         options = CompileOptions(self.allow, caching, meanwhile, recorder, uncached=uncached)
         with isolated.answering() if isolated else nullcontext(), _ending(plan, devices):
             compilation = compile_plan(plan, devices, config, options)
-        log.info(
-            "compiled %d operations in %d steps in %.3f s, %d driver compiles: %s",
-            len(plan.operations),
-            len(plan.steps),
-            compilation.receipt.wall_ns / 1e9,
-            compilation.receipt.compiles,
-            "; ".join(f"{step.device}, cache {step.cache}" for step in compilation.receipt.steps),
-        )
+        made = compilation.receipt
+        steps = "; ".join(f"{step.device}, cache {step.cache}" for step in made.steps)
+        counts = len(plan.operations), len(plan.steps), made.wall_ns / 1e9, made.compiles
+        text = "compiled %d operations in %d steps in %.3f s, %d driver compiles: %s"
+        log.info(text, *counts, steps)
         if plan.apart:
             from penstock.runtime.apart import end_with_their_calls
 
@@ -196,9 +193,9 @@ class Session:
             try:
                 return plan()
             except PlacementError as error:
-                if (last := self._instead_of_the_dead(error)) is not None:
+                if (last := self._substitute_for_dead(error)) is not None:
                     return plan(last)
-                if (last := self._instead_of_the_wrong()) is None:
+                if (last := self._substitute_for_blocklisted()) is None:
                     raise
                 try:
                     found = plan(last)
@@ -208,16 +205,16 @@ class Session:
         except PlacementError as error:
             from penstock.execution.availability import with_crash_details
 
-            told = with_crash_details(error)
+            full = with_crash_details(error)
             if self.policy.require:
-                told = planning.with_unusable(told, self.policy, manager, self.arguments.isolate)
-            raise told from error.__cause__
+                full = planning.with_unusable(full, self.policy, manager, self.arguments.isolate)
+            raise full from error.__cause__
 
     @property
     def _names_fallback(self) -> bool:
         return any(device.name == FALLBACK_DEVICE for device in self.chosen)
 
-    def _instead_of_the_dead(self, error: PlacementError) -> hal.Device | None:
+    def _substitute_for_dead(self, error: PlacementError) -> hal.Device | None:
         """The fallback device if *error* comes from a dead process; None if there is none."""
         from penstock.execution.availability import lists_unavailable
 
@@ -227,7 +224,7 @@ class Session:
             return manager.by_name(FALLBACK_DEVICE)
         return planning.last_resort(manager)
 
-    def _instead_of_the_wrong(self) -> hal.Device | None:
+    def _substitute_for_blocklisted(self) -> hal.Device | None:
         """The fallback device for blocklisted operations; None if not allowed or not needed."""
         if not self.allow or self._names_fallback or not planning.has_driver_verdicts():
             return None
