@@ -100,7 +100,6 @@ class Knob(Struct, Generic[T], frozen=True):
         return value
 
     def _beyond(self, value: float) -> str:
-        """The limit that *value* exceeds, as text; empty if none."""
         if self.least is not None and not self.least <= value:
             return f"{self.least:g} or more"
         return "" if abs(value) <= self.most else f"{self.most:,.0f} at most"

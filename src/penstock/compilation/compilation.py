@@ -134,7 +134,6 @@ def _keep(
     receipt: Receipt | None,
     config: hal.PrepareConfig,
 ) -> None:
-    """Saves the evidence of a failed compile for a capsule."""
     from penstock.capsules.evidence import keep, noted
     from penstock.compilation.failing import driver_message
 

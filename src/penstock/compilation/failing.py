@@ -175,7 +175,6 @@ def _named(step: ExecutionStep, at: int) -> str:
 
 
 def _why(step: ExecutionStep, others: Sequence[Failure], said: str, *, allowed: bool) -> str:
-    """Why no fallback device runs *step*."""
     if not allowed:
         return NOT_ALLOWED
     if not step.fallbacks:

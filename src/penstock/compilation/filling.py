@@ -146,7 +146,6 @@ def _compile(entry: Entry, lease: Lease, files: OpenFiles, reason: CacheFault) -
 def _publish(
     entry: Entry, lease: Lease, files: OpenFiles, report: CacheReport, compile_ns: int
 ) -> CacheFault:
-    """Publishes the files as *entry*; returns the fault, without words on success."""
     try:
         written = all(files.sizes())
     except OSError as error:

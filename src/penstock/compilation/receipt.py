@@ -197,7 +197,6 @@ class _Writer:
             self._inner(inner)
 
     def _inner(self, step: StepReceipt) -> None:
-        """Adds a step of a branch, from its first start, for the total time of its runs."""
         times = f" x{step.runs}" if step.runs > 1 else ""
         name = f"{step.part} step {step.step}{times}"
         arguments = {"device": step.device, "runs": step.runs}

@@ -274,7 +274,6 @@ class Burst(Closing):
         return targets
 
     def _series_for(self, arrays: Sequence[NDArray], run: Run) -> Series:
-        """The series for the shapes of *arrays*; replaces the last one."""
         shapes = tuple([a.shape for a in arrays])
         series = self._series
         if series is None or shapes != self._shapes:

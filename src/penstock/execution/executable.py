@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -340,7 +341,7 @@ def _end_bursts(executable: Executable, end: float) -> None:
     """Ends all bursts once no other run is in flight; the last burst releases the model."""
     with executable.lock:
         bursts = list(executable.bursts)
-    left = Countdown(len(bursts) + 1, partial(_release, executable, end))
+    left = countdown(len(bursts) + 1, partial(_release, executable, end))
     for burst in bursts:
         burst.end(left, end)
     left()
@@ -355,16 +356,12 @@ def _release(executable: Executable, end: float) -> None:
     executable.base.close()
 
 
-class Countdown:
-    """Calls *done* on the call number *count*. Safe from any thread."""
+def countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:
+    """A function that calls *done* on its call number *count*. Safe from any thread."""
+    calls = itertools.count(1)
 
-    def __init__(self, count: int, done: Callable[[], None]) -> None:
-        self._left, self._done = count, done
-        self._lock = threading.Lock()
+    def call() -> None:
+        if next(calls) == count:
+            done()
 
-    def __call__(self) -> None:
-        with self._lock:
-            self._left -= 1
-            last = not self._left
-        if last:
-            self._done()
+    return call

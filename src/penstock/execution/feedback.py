@@ -198,8 +198,6 @@ class Feedback:
 
 
 class _User:
-    """One fed-back value as a user of buffers."""
-
     def __init__(self, variant: Variant, loop: Loop) -> None:
         self._variant, self._loop = variant, loop
 

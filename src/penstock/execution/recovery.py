@@ -93,7 +93,6 @@ class Recovery:
             prepared.close()
 
     def _fallbacks(self) -> Iterator[tuple[Device, ExecutionStep]]:
-        """The result of `fallback_devices`, computed once."""
         with self._lock:
             if self._found is None:
                 found = fallback_devices(self._step, self._devices, self._config.accuracy)

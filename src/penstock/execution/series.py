@@ -171,7 +171,6 @@ class Series(Variant):
         self._repeats = False
 
     def _outputs_of_its_own(self) -> list[NDArray | None]:
-        """An array for each output of known size."""
         operands = [self.model.operands[i] for i in self.outputs]
         # A pool needs no copies to the process of an isolated device.
         if any(is_isolated(step.device) for step in self.compilation.steps):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -49,7 +50,7 @@ class State:
         check_kind(model, Model, "a State is of a Model; compiled.new_state() makes one")
         self.model = model
         """The model that has these variables."""
-        self.lock = self._lock = threading.RLock()
+        self.lock = threading.RLock()
         """Held by the run that uses this state."""
 
         self._values = _initial_values(model)
@@ -66,8 +67,8 @@ class State:
     def held(self, config: ExecutionConfig) -> AbstractContextManager[object]:
         """The lock for one run; the wait ends at the run's deadline or when its token is set."""
         if config.deadline_ns is None and config.cancel is None:
-            return self._lock
-        return _Held(self._lock, config)
+            return self.lock
+        return _held(self.lock, config)
 
     def get(self, variable: int) -> NDArray:
         """The value of a variable, read-only; later runs replace it. Raises `InputError`."""
@@ -159,14 +160,14 @@ class State:
 
     def written_on_device(self) -> None:
         """Records that the caller changed a value in `cells`."""
-        with self._lock:
+        with self.lock:
             if (cells := self._cells) is not None:
                 self._away = bool(cells.variables)
                 self._assigned |= set(cells.variables)
 
     def release(self, feedback: object = None) -> None:
         """Frees device memory that belongs to *feedback*. Values are kept, except bound ones."""
-        with self._lock:
+        with self.lock:
             if feedback is not None and self._feedback is not feedback:
                 return
             if (cells := self._cells) is not None:
@@ -179,9 +180,8 @@ class State:
                 cells.close()
 
     def _fetch(self, copies: list[CopyReceipt] | None = None) -> None:
-        """Copies newer values from the device memory to the host."""
         if self._away and (cells := self._cells) is not None:
-            with self._lock:
+            with self.lock:
                 self._values = list(self._values)
                 fetched = cells.fetch_variables([] if copies is None else copies)
                 for variable, value in fetched.items():
@@ -199,7 +199,7 @@ class State:
 
     def reset(self) -> None:
         """Restores the initial values. Bound values become zeros, if their size is known."""
-        with self._lock:
+        with self.lock:
             self._values = _initial_values(self.model)
             self._assigned = _assigned(self.model)
             self._turns = None
@@ -214,51 +214,46 @@ class State:
         names = [v.name for v in self.model.variables]
         if len(set(names)) != len(names):
             raise StateError("two variables share a name; their values cannot be told apart by it")
-        with self._lock:
+        with self.lock:
             self._fetch()
             return {name: np.array(value) for name, value in zip(names, self._values, strict=True)}
 
     def as_list(self) -> list[NDArray]:
         """The present values by variable. The caller must neither change nor keep them."""
-        with self._lock:
+        with self.lock:
             self._fetch()
             return list(self._values)
 
     def copied(self) -> State:
         """A new State with copies of the present values."""
-        with self._lock:
+        with self.lock:
             self._fetch()
             values = {v: np.array(self._values[v]) for v in self._assigned}
         return _rebuild(self.model, values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        with self._lock:
+        with self.lock:
             self._fetch()
             values = {v: np.array(self._values[v]) for v in sorted(self._assigned)}
             return _rebuild, (self.model, values)
 
 
-class _Held:
+@contextmanager
+def _held(lock: threading.RLock, config: ExecutionConfig) -> Iterator[None]:
     """Acquires *lock*. Raises `MissedDeadlinePersistent` or `Cancelled` when the wait must end."""
-
-    def __init__(self, lock: threading.RLock, config: ExecutionConfig) -> None:
-        self._lock, self._config = lock, config
-
-    def __enter__(self) -> None:
-        deadline, cancel = self._config.deadline_ns, self._config.cancel
-        while True:
-            if cancel is not None:
-                cancel.check()
-            left = None if deadline is None else (deadline - time.monotonic_ns()) / 1e9
-            if left is not None and left <= 0:
-                text = "the deadline passed while another run had the state"
-                raise MissedDeadlinePersistent(text)
-            pause = POLL_SECONDS if left is None else min(POLL_SECONDS, left)
-            if self._lock.acquire(timeout=left if left is not None and cancel is None else pause):
-                return
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    deadline, cancel, is_held = config.deadline_ns, config.cancel, False
+    while not is_held:
+        if cancel is not None:
+            cancel.check()
+        left = None if deadline is None else (deadline - time.monotonic_ns()) / 1e9
+        if left is not None and left <= 0:
+            raise MissedDeadlinePersistent("the deadline passed while another run had the state")
+        pause = POLL_SECONDS if left is None else min(POLL_SECONDS, left)
+        is_held = lock.acquire(timeout=left if left is not None and cancel is None else pause)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _rebuild(model: Model, values: Mapping[int, NDArray]) -> State:

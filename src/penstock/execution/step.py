@@ -176,7 +176,6 @@ class Step(QueueUser):
         return False
 
     def _recovered(self) -> Recovery:
-        """The step's `Recovery`, made on the first failure."""
         from penstock.execution.recovery import Recovery
 
         with self._lock:

@@ -111,7 +111,6 @@ def _request(
 
 
 def _bytes(array: NDArray) -> NDArray:
-    """A view of a C-contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8)
 
 
@@ -279,7 +278,6 @@ def _input(
 def _memory(
     index: int, operand: Operand, size: int, values: dict[int, NDArray], private: bool
 ) -> NDArray:
-    """The memory that the driver writes an output to."""
     if not is_sized(operand):
         return allocate((size,), np.dtype(np.uint8))
     if private:

@@ -173,7 +173,6 @@ def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrange
 
 
 def _covered(table: SupportTable, proposals: Iterable[Proposal], policy: Policy) -> list[Proposal]:
-    """The proposals with the policy's coverage, cheapest first."""
     kept = [p for p in proposals if _coverage(table, p.assignment) >= policy.min_coverage]
     return sorted(kept, key=lambda p: p.cost)
 
@@ -226,7 +225,6 @@ def _with_fewer_steps(table: SupportTable, judge: Judge, policy: Policy) -> Iter
 def _along(
     table: SupportTable, judge: Judge, order: Sequence[int], reference_bias: float = 1.0
 ) -> Proposal:
-    """The proposal of dynamic programming along *order*."""
     assignment = cheapest(table, judge, order, reference_bias=reference_bias)
     if assignment is None:
         raise PlacementError("an operation has no device", {})

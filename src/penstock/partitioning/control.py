@@ -153,7 +153,6 @@ def _taken_apart(branches: _Branches, operation: Operation, energy: bool) -> Apa
 
 
 def _of_runs(operation: Operation, cost: int | None) -> float:
-    """The cost of a subgraph of *operation* over the expected number of its runs."""
     return share_of(operation) * (CONTROL_NS + (UNDECLARED if cost is None else cost))
 
 

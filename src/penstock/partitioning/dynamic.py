@@ -132,14 +132,12 @@ class _Search:
         return reached
 
     def _is_between(self, at: int, device: int) -> bool:
-        """Whether a step of *device* always ends before position *at*."""
         judge, order = self._judge, self.order
         return bool(judge.apart) and (
             judge.is_apart(order[at], device) or judge.is_apart(order[at - 1], device)
         )
 
     def _leaving(self, index: int, device: int) -> float:
-        """The cost of values that always leave *device*: entry outputs."""
         written = self.model.operations[index].outputs
         nbytes = sum(self.prices.nbytes[o] for o in written if o in self._outputs)
         return self.prices.moving[device] * nbytes

@@ -74,7 +74,6 @@ def _permitted(
 
 
 def _refusals(step: ExecutionStep, table: SupportTable, policy: Policy) -> str:
-    """Why neither a candidate nor the reference device is a fallback of *step*."""
     reasons = {
         candidate.name: reason
         for candidate in table.candidates

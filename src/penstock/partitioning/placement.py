@@ -255,7 +255,6 @@ def _ground(
 
 
 def _place(ground: _Ground) -> ExecutionPlan:
-    """The plan by the rule of the policy."""
     model, policy = ground.table.model, ground.policy
     if not model.operations:
         unread = ground.with_unread()

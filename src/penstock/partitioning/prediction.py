@@ -193,7 +193,6 @@ def _column(
     capabilities: Capabilities,
     energy: bool,
 ) -> list[float]:
-    """Prices of the entry subgraph's operations on one device."""
     sums: dict[int, float] = {}
     prices: list[float] = []
     for index in order:

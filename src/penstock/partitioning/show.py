@@ -175,7 +175,6 @@ def wrapped(text: str, indent: str, width: int) -> list[str]:
 
 
 def _merged(reasons: Sequence[str]) -> str:
-    """Merges reasons that differ only in durations into one with ranges."""
     columns = zip(*(DURATION.findall(reason) for reason in reasons), strict=True)
     texts = iter([_range(column) for column in columns])
     return DURATION.sub(lambda _: next(texts), reasons[0])

@@ -59,7 +59,6 @@ def demanding(
 
 
 def _steps(plan: ExecutionPlan) -> Iterator[ExecutionStep]:
-    """The steps of *plan*, and the steps within its control-flow steps."""
     for step in plan.steps:
         if step.control is None:
             yield step
@@ -85,7 +84,6 @@ def _too_long(step: ExecutionStep, longest: float) -> str:
 
 
 def _named(step: ExecutionStep, operation: int) -> str:
-    """An operation of *step*, named by its index in the planned model."""
     at = step.operations.index(operation) if operation in step.operations else 0
     kind = step.model.operations[at].type
     return f"operation {operation} ({kind} {step.model.entry.operation_name(at)!r})"

@@ -312,7 +312,6 @@ class Search:
         return self.worst(cut.outputs, own, share).severity
 
     def _run(self, cut: Cut, given: Sequence[NDArray], part: range) -> list[NDArray] | str:
-        """The device's results for *cut*, or the text of its error."""
         self.runs += 1
         if self.progress is not None:
             self.progress(f"operations {part[0]} to {part[-1]}")

@@ -176,7 +176,6 @@ def _one(
 
 
 def _pairs(array: NDArray) -> NDArray:
-    """Complex numbers as pairs of real numbers."""
     return np.stack([array.real, array.imag], axis=-1)
 
 

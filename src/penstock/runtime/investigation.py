@@ -204,7 +204,6 @@ class Investigation:
         return None
 
     def _as_compiled(self, search: Search, name: str) -> Departure | None:
-        """The compiled step whose results depart on the reference's values."""
         for step in self._compilation.steps:
             if step.device.name != name or step.branches or step.pending is not None:
                 continue
@@ -243,7 +242,6 @@ class Investigation:
         return verdict
 
     def _keep_evidence(self, departure: Departure, device: Device) -> None:
-        """Saves the evidence for `doctor --capsule`."""
         from penstock.capsules.evidence import keep_capsule
         from penstock.runtime.reproducing import capsule_of
 
@@ -266,7 +264,6 @@ def _size(found: Distance) -> float:
 
 
 def _step_departs(search: Search, prepared: PreparedStep) -> Departure | None:
-    """The departure of *prepared* on the reference's values, if any."""
     step: Any = prepared.step
     values = {i: search.values[i] for i in step.inputs}
     try:

@@ -172,31 +172,23 @@ the number of samples (McGill, Tukey and Larsen, "Variations of Box Plots", 1978
 """
 
 
-class Contender(Struct, frozen=True):
-    """A placement to measure: *run* runs it once, *close* frees it when it is dropped."""
-
-    name: str
-    run: Callable[[], None]
-    close: Callable[[], None] = lambda: None
-
-
 class Series:
     """The samples of one candidate, one for each round.
 
-    *times* are nanoseconds of a run; *energies* are microjoules, if measured. *error* says why it
-    failed. *out* means that it was dropped because it was clearly slower.
+    *run* runs it once, *close* frees it when it is dropped. *times* are nanoseconds of a run;
+    *energies* are microjoules, if measured. *error* says why it failed. *out* means that it was
+    dropped because it was clearly slower.
     """
 
     def __init__(
-        self, contender: Contender, *, by_energy: bool = False, warm_ns: int = WARM_NS
+        self, name: str, run: Callable[[], None], close: Callable[[], None] = lambda: None
     ) -> None:
-        self.name, self.run, self.close = contender.name, contender.run, contender.close
+        self.name, self.run, self.close = name, run, close
         self.times: list[float] = []
         self.energies: list[float] = []
         self.error: str | None = None
-        self.out = False
-        self.runs, self.run_ns, self.counted = 1, 0, 0
-        self.by_energy, self.warm_ns = by_energy, warm_ns
+        self.out = self.by_energy = False
+        self.runs, self.run_ns, self.counted, self.warm_ns = 1, 0, 0, WARM_NS
 
     @property
     def values(self) -> list[float]:
@@ -222,7 +214,7 @@ class Series:
 
 
 def measure(
-    contenders: Sequence[Contender],
+    every: list[Series],
     *,
     clock: Callable[[], int] = time.perf_counter_ns,
     energy: Counter | None = None,
@@ -242,9 +234,8 @@ def measure(
     returns when the previous engine has released the processors. Short runs are then repeated for
     *warm_ns* before they are timed.
     """
-    by_energy = energy is not None
-    every = [Series(one, by_energy=by_energy, warm_ns=warm_ns) for one in contenders]
     for series in every:
+        series.by_energy, series.warm_ns = energy is not None, warm_ns
         rest()
         _warm_up(series, clock, energy)
     ran = [series for series in every if series.error is None]
@@ -403,7 +394,6 @@ def joules(microjoules: float) -> str:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """The interquartile range."""
     if len(values) < 2:
         return 0.0
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")

@@ -171,7 +171,6 @@ class Session:
     def _isolated_compile(
         self, deadline_ns: int | None, chosen: Sequence[hal.Device]
     ) -> IsolatedCompile | None:
-        """The `IsolatedCompile`; None if all *chosen* devices are in this process."""
         if not any(map(is_isolated, chosen)):
             return None
         from penstock.ir.transforms import pooled

@@ -243,7 +243,6 @@ def shadowed(policy: Policy) -> Callable[..., ShadowedVariant]:
 
 
 def _devices_of(steps: Sequence[Any]) -> list[str]:
-    """The devices that ran *steps* and the steps inside them."""
     names = []
     for step in steps:
         first: StepTrace = step

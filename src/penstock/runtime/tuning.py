@@ -71,7 +71,7 @@ def measured_series(
             own = stack.enter_context(ExitStack())
             own.callback(variant.close)
             compiles += variant.compilation.receipt.compiles
-            contenders.append(measuring.Contender(name, _runner(variant, inputs), own.close))
+            contenders.append(measuring.Series(name, _runner(variant, inputs), own.close))
         clock, config = occasion.clock, occasion.config
         more: dict[str, Any] = {"rest": measuring.Rest()} if clock is None else {"clock": clock}
         more["warm_ns"] = measuring.SPREADING_NS

@@ -18,7 +18,6 @@ from penstock.runtime.measuring import (
     MOST_ROUNDS,
     SAMPLE_NS,
     SPREADING_NS,
-    Contender,
     Series,
     choose,
     measure,
@@ -45,7 +44,7 @@ class Clock:
 
     def contender(
         self, name: str, durations: int | Callable[[int], int], power: float = 1.0
-    ) -> Contender:
+    ) -> Series:
         runs = 0
 
         def run() -> None:
@@ -57,7 +56,7 @@ class Clock:
             self.energy += took * power / 100
             self.order.append(name)
 
-        return Contender(name, run)
+        return Series(name, run)
 
 
 def told(every: Sequence[Series]) -> list[Measured]:
@@ -99,7 +98,7 @@ def test_a_run_finds_in_the_caches_what_the_one_before_left() -> None:
     """
     clock, before = Clock(), [""]
 
-    def after_others(name: str, warm: int, cold: int) -> Contender:
+    def after_others(name: str, warm: int, cold: int) -> Series:
         def took(_: int) -> int:
             mine, before[0] = before[0] == name, name
             return warm if mine else cold
@@ -125,7 +124,7 @@ class Crowd(Clock):
         super().__init__()
         self.waking, self.last, self.own, self.spinning = waking, "", 0, {"": 0}
 
-    def engine(self, name: str, ns: int, *, spins: bool) -> Contender:
+    def engine(self, name: str, ns: int, *, spins: bool) -> Series:
         def took(_: int) -> int:
             if name != self.last:
                 self.last, self.own = name, 0
@@ -138,7 +137,7 @@ class Crowd(Clock):
 
         return self.contender(name, took)
 
-    def alone(self, name: str, ns: int) -> Contender:
+    def alone(self, name: str, ns: int) -> Series:
         """One without threads to be woken; who follows has to wake again."""
 
         def took(_: int) -> int:
@@ -192,7 +191,7 @@ def test_rejected_candidate_is_closed_before_others_run_on() -> None:
     clock = Clock()
     events: list[str] = []
 
-    def contender(name: str, ns: int) -> Contender:
+    def contender(name: str, ns: int) -> Series:
         made = clock.contender(name, ns)
 
         def run() -> None:
@@ -200,12 +199,12 @@ def test_rejected_candidate_is_closed_before_others_run_on() -> None:
                 events.append(name)
             made.run()
 
-        return Contender(name, run, lambda: events.append(f"{name} closed"))
+        return Series(name, run, lambda: events.append(f"{name} closed"))
 
     def broken() -> None:
         raise GeneralFailure("no")
 
-    failing = Contender("bad", broken, lambda: events.append("bad closed"))
+    failing = Series("bad", broken, lambda: events.append("bad closed"))
     slow, far = 2 * COLD_NS, 20 * LONG_NS
     measure(
         [contender("a", COLD_NS), contender("b", slow), contender("c", far), failing], clock=clock
@@ -262,7 +261,7 @@ def test_a_failure_puts_a_contender_out() -> None:
     def broken() -> None:
         raise GeneralFailure("no")
 
-    every = measure([clock.contender("good", 1_000), Contender("bad", broken)], clock=clock)
+    every = measure([clock.contender("good", 1_000), Series("bad", broken)], clock=clock)
     good, bad = told(every)
     assert good.error is None
     assert bad.error == "GeneralFailure: no"
@@ -290,7 +289,7 @@ def test_energy_is_counted_by_run() -> None:
 
 
 def of(name: str, *times: float) -> Series:
-    series = Series(Contender(name, lambda: None))
+    series = Series(name, lambda: None)
     series.times = list(times)
     return series
 
@@ -362,7 +361,7 @@ class Machine:
         phase = float(rng.uniform(0, 2 * np.pi))
         return Clock(lambda now: 1 + self.load * (1 + np.sin(now / period + phase)) / 2)
 
-    def contender(self, clock: Clock, rng: np.random.Generator, name: str, ns: int) -> Contender:
+    def contender(self, clock: Clock, rng: np.random.Generator, name: str, ns: int) -> Series:
         def took(_: int) -> int:
             stops = int(rng.poisson(self.stops * ns / STOP_NS))
             return int(ns * np.exp(rng.normal(0, self.jitter))) + stops * STOP_NS
