@@ -165,12 +165,7 @@ class Manager:
                     log.warning("%s", text)
 
     def _one(
-        self,
-        wanted: AnyDevice,
-        isolate: bool | None,
-        deadline_ns: int | None,
-        *,
-        absent: bool,
+        self, wanted: AnyDevice, isolate: bool | None, deadline_ns: int | None, *, absent: bool
     ) -> Found:
         if isinstance(wanted, str | DeviceInfo):
             name = wanted if isinstance(wanted, str) else wanted.name

@@ -291,10 +291,7 @@ def recompile(model: Model, arguments: compile_arguments.CompileArguments) -> Co
 
 
 def compile_alone(
-    model: Model,
-    device: AnyDevice,
-    policy: Policy,
-    timeout: float | None = None,
+    model: Model, device: AnyDevice, policy: Policy, timeout: float | None = None
 ) -> CompiledModel:
     """Compiles *model* for *device* alone, without a cache. Raises as `compile_model`."""
     knobs.check()
