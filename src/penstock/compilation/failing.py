@@ -184,7 +184,7 @@ def _why(step: ExecutionStep, others: Sequence[Failure], said: str, *, allowed: 
             f"{f.device} failed alike" if f.error == said else f"{f.device} failed too: {f.error}"
             for f in others
         )
-    names = " and ".join(step.fallbacks)
-    devices = "device" if len(step.fallbacks) == 1 else "devices"
-    does = "does" if len(step.fallbacks) == 1 else "do"
-    return f"fallback {devices} {names} {does} not support every operation of the step"
+    names, form = " and ".join(step.fallbacks), "devices {} do"
+    if len(step.fallbacks) == 1:
+        form = "device {} does"
+    return f"fallback {form.format(names)} not support every operation of the step"

@@ -43,13 +43,10 @@ def obtain_in_given_files(
         reason = "files given by descriptor serve plans of one step"
         return compiled(device, step, config, CacheOutcome("off", reason), recorder)
     key = caching.key(device, step, config)
-    config = replace(
-        config,
-        token=key.token,
-        binding=key.binding,
-        model_cache=tuple(map(CacheHandle, caching.info.model_cache)),
-        data_cache=tuple(map(CacheHandle, caching.info.data_cache)),
-    )
+    models, datas = caching.info.model_cache, caching.info.data_cache
+    files = {"model_cache": models, "data_cache": datas}
+    handles = {name: tuple(map(CacheHandle, given)) for name, given in files.items()}
+    config = replace(config, token=key.token, binding=key.binding, **handles)
     try:
         with recorder.time("cache", f"load step {step.index}", device.name):
             prepared = call_driver_from_cache(device, config, step)
@@ -61,13 +58,8 @@ def obtain_in_given_files(
         return Obtained(prepared, hit(prepared), False)
     report = report_of(made.prepared)
     unsaved = fault_in(report.reason, later=report.later)
-    outcome = replace(
-        made.outcome,
-        saved=report.save == "saved",
-        not_saved=unsaved.words,
-        not_saved_code=unsaved.code,
-    )
-    return replace(made, outcome=outcome)
+    why = {"not_saved": unsaved.words, "not_saved_code": unsaved.code}
+    return replace(made, outcome=replace(made.outcome, saved=report.save == "saved", **why))
 
 
 def fill(entry: Entry, missed: errors.CacheError | errors.DriverError) -> Obtained:
@@ -158,14 +150,10 @@ def _publish(
         if fault.code is CacheCode.UNREADABLE:
             fault = fault._replace(words=f"{report.reason} (in {entry.directory.path})")
         return fault
+    until, cancel = entry.config.deadline_ns, entry.config.cancel
+    record, is_late = entry.record(compile_ns), not written
     try:
-        lease.publish(
-            files,
-            entry.record(compile_ns),
-            late=not written,
-            deadline_ns=entry.config.deadline_ns,
-            cancel=entry.config.cancel,
-        )
+        lease.publish(files, record, late=is_late, deadline_ns=until, cancel=cancel)
     except errors.CacheError as error:
         return fault_of(error)
     return NO_FAULT if written else TO_BE_WRITTEN

@@ -111,12 +111,8 @@ class PendingStep:
         if made is not None:
             made.close()
         elif not self.done:
-            log.warning(
-                "the compile of step %s in the background goes on, since its driver does not stop; "
-                "what it makes "
-                "is closed then",
-                self._name,
-            )
+            why = "since its driver does not stop; what it makes is closed then"
+            log.warning("the compile of step %s in the background goes on, %s", self._name, why)
 
     def _run(self) -> None:
         made = None

@@ -79,11 +79,14 @@ class Arena(Places):
             s.operand: block[s.offset : s.offset + s.nbytes].view(s.dtype).reshape(s.shape)
             for s in slots
         }
-        super().__init__(
-            values,
-            {i: HostMemory(lent(array)) for i, array in values.items()},
-            {i: HostMemory(array) for i, array in values.items()},
-        )
+        super().__init__(values, *_arguments(values, values))
+
+
+def _arguments(
+    read: dict[int, NDArray], written: dict[int, NDArray]
+) -> tuple[dict[int, RequestArgument], dict[int, RequestArgument]]:
+    readable: dict[int, RequestArgument] = {i: HostMemory(lent(a)) for i, a in read.items()}
+    return readable, {i: HostMemory(a) for i, a in written.items()}
 
 
 NO_PLACES: Final = Places({}, {}, {})
@@ -240,11 +243,7 @@ class StateBuffers(Places):
         after: list[NDArray],
         variables: frozenset[int],
     ) -> None:
-        super().__init__(
-            read | written,
-            {i: HostMemory(lent(array)) for i, array in read.items()},
-            {i: HostMemory(array) for i, array in written.items()},
-        )
+        super().__init__(read | written, *_arguments(read, written))
         self.after, self.written = after, variables
         self.known = False
 
@@ -283,9 +282,7 @@ def can_double_buffer(ports: Sequence[BufferedVariable], values: Sequence[NDArra
 def _buffers(
     ports: Sequence[BufferedVariable], before: list[NDArray], after: list[NDArray]
 ) -> StateBuffers:
-    return StateBuffers(
-        {p.input: before[p.variable] for p in ports if p.input is not None},
-        {p.output: after[p.variable] for p in ports if p.output is not None},
-        after,
-        frozenset(p.variable for p in ports if p.output is not None),
-    )
+    read = {p.input: before[p.variable] for p in ports if p.input is not None}
+    written = {p.output: after[p.variable] for p in ports if p.output is not None}
+    changed = frozenset(p.variable for p in ports if p.output is not None)
+    return StateBuffers(read, written, after, changed)

@@ -204,12 +204,8 @@ class _User:
     def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
         loop, inputs = self._loop, kind == "input"
         operand, index = (loop.input, loop.read) if inputs else (loop.output, loop.written)
-        return RoleUse(
-            self,
-            0,
-            replace(operand, name=operand.name or loop.name),
-            step_uses(self._variant.compilation, index, inputs=inputs),
-        )
+        uses = step_uses(self._variant.compilation, index, inputs=inputs)
+        return RoleUse(self, 0, replace(operand, name=operand.name or loop.name), uses)
 
 
 def _loops(variant: Variant, interface: Interface, bindings: Mapping[str, str]) -> tuple[Loop, ...]:
@@ -252,14 +248,10 @@ def _variables(variant: Variant) -> tuple[Loop, ...]:
     ports: Sequence[BufferedVariable] = buffered_variables(variant.model)
     if any(p.input is None or p.output is None for p in ports):
         return ()
-    return tuple(
-        Loop(
-            variant.model.variables[p.variable].name or f"variable {p.variable}",
-            operands[p.input or 0],
-            operands[p.output or 0],
-            p.input or 0,
-            p.output or 0,
-            variable=p.variable,
-        )
-        for p in ports
-    )
+    found = []
+    for port in ports:
+        name = variant.model.variables[port.variable].name or f"variable {port.variable}"
+        read, written = port.input or 0, port.output or 0
+        ends = operands[read], operands[written]
+        found.append(Loop(name, *ends, read, written, variable=port.variable))
+    return tuple(found)

@@ -47,12 +47,8 @@ def interface_of(model: Model, signature: str | None) -> Interface:
     model has no signature of that name, `InvalidSignature` if it leaves an input out.
     """
     if signature is None:
-        return Interface(
-            model.inputs,
-            model.outputs,
-            tuple(range(len(model.inputs))),
-            tuple(range(len(model.outputs))),
-        )
+        given, results = (tuple(range(len(ports))) for ports in (model.inputs, model.outputs))
+        return Interface(model.inputs, model.outputs, given, results)
     if signature not in model.signatures:
         known = ", ".join(map(repr, model.signatures))
         raise UnknownSignature(f"no signature {signature!r}; the model has {known}")

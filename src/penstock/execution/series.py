@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.compilation.prepared import PreparedStep
 from penstock.errors import DriverError, InputError
 from penstock.execution.adapters import BurstAdapter, ReusedRequests
-from penstock.execution.arena import NO_PLACES, Places, allocate, is_sized, lent
+from penstock.execution.arena import NO_PLACES, Arena, Places, allocate, is_sized, lent
 from penstock.execution.executable import Executable
 from penstock.execution.run import Run
 from penstock.execution.state import State
@@ -27,7 +27,6 @@ from penstock.ir.types import static_shape
 from penstock.memory.copies import CopyReceipt
 
 if TYPE_CHECKING:
-    from penstock.execution.arena import Arena
     from penstock.execution.control import ControlStep
 
 

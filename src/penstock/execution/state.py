@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -18,8 +18,6 @@ from penstock.ir.subgraph import constant_array
 from penstock.logs import Log
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from penstock.execution.cells import Cells
     from penstock.hal import ExecutionConfig
     from penstock.memory.copies import CopyReceipt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -25,12 +25,9 @@ from penstock.hal.device import mappable_kinds, preferred_memory
 from penstock.ir import DataLocation, DType, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.memory import MemoryPool, pool_of
-from penstock.memory.bound import StepUse
+from penstock.memory.bound import BoundMemory, StepUse
 from penstock.memory.layout import lay_out
 from penstock.partitioning.plan import Ports
-
-if TYPE_CHECKING:
-    from penstock.memory.bound import BoundMemory
 
 
 def execute_in_pools(

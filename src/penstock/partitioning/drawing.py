@@ -234,11 +234,9 @@ def _legend(graph: Graph) -> list[str]:
     parts = []
     for at, (name, colour) in enumerate(graph.devices, 1):
         y = MARGIN + at * LINE
-        parts.append(
-            f'<rect x="{MARGIN}" y="{y - 6}" width="14" height="12" rx="3" fill="{colour}" '
-            'stroke="#555"/>'
-            f'<text x="{MARGIN + 20}" y="{y + 4}">{_text(name)}</text>'
-        )
+        box = f'<rect x="{MARGIN}" y="{y - 6}" width="14" height="12" rx="3"'
+        label = f'<text x="{MARGIN + 20}" y="{y + 4}">{_text(name)}</text>'
+        parts.append(f'{box} fill="{colour}" stroke="#555"/>{label}')
     return parts
 
 

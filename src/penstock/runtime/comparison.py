@@ -282,11 +282,9 @@ class Search:
         if isinstance(results, str):
             found = self._departure(part, cut, None, results)
         else:
-            worst = self.worst(
-                cut.outputs,
-                dict(zip(cut.outputs, results, strict=True)),
-                COARSE_SHARE if self._quantises(part) else 0.0,
-            )
+            given = dict(zip(cut.outputs, results, strict=True))
+            share = COARSE_SHARE if self._quantises(part) else 0.0
+            worst = self.worst(cut.outputs, given, share)
             if worst.severity > len(part) and worst.severity > AMPLIFIED * self._chained(part, cut):
                 found = self._departure(part, cut, worst, "")
         if found is None or len(part) == 1:

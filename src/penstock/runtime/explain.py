@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.cache.cache import Cache, Explanation
 from penstock.compilation.calls import config_of
@@ -64,12 +64,9 @@ def explain_model(
     chosen = manager.choose(devices)
     check_rules(policy, chosen, manager)
     by_name = {device.name: device for device in chosen}
-    config = PrepareConfig(
-        preference=preference,
-        priority=priority,
-        accuracy=policy.accuracy,
-        num_threads=allowed_threads(num_threads),
-    )
+    threads = allowed_threads(num_threads)
+    limits: dict[str, Any] = {"accuracy": policy.accuracy, "num_threads": threads}
+    config = PrepareConfig(preference=preference, priority=priority, **limits)
     given = infer_shapes(model, positions), positions, chosen, by_name
     plan = plan_model(Occasion(model, *given, policy, config, str(cache.directory)))
 
@@ -81,14 +78,8 @@ def explain_model(
                     yield from explained(inner, branch.model, {})
             return
         device = by_name[step.device]
-        explanation = cache.explain(
-            whole,
-            device,
-            config_of(step, config),
-            step=step.model,
-            operations=step.operations,
-            shapes=given,
-        )
+        parts: dict[str, Any] = {"step": step.model, "operations": step.operations, "shapes": given}
+        explanation = cache.explain(whole, device, config_of(step, config), **parts)
         if reason := why_not_cached(device):
             explanation = replace(explanation, found=False, reason=reason, nearest=None, changed=())
         yield ExplainedStep(step, explanation, not reason)

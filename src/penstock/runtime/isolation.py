@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from penstock import errors, knobs
 from penstock.compilation.failing import with_last_crash
 from penstock.distribution import BY_THE_PROGRAM, DISTRIBUTION
-from penstock.execution.availability import note_unavailable
+from penstock.execution.availability import UnavailableDevices, note_unavailable
 from penstock.hal import Device, Support
 from penstock.hal.device import NO_VERSION
 from penstock.hal.loading import RefusingDevice
@@ -22,13 +22,11 @@ from penstock.ipc.deadlines import collecting_restarts, deadline_context, halfwa
 from penstock.ipc.pools import sealed_copies
 from penstock.ir import Model
 from penstock.logs import Log
-from penstock.runtime.entries import source_of
+from penstock.runtime.entries import DriverEntry, source_of
 
 if TYPE_CHECKING:
     from penstock.compilation.prepared import Compilation
-    from penstock.execution.availability import UnavailableDevices
     from penstock.ipc.supervision import Supervisor
-    from penstock.runtime.entries import DriverEntry
     from penstock.runtime.examination import Found
 
 
