@@ -20,70 +20,48 @@ from penstock.cli.failures import UsageError
 from penstock.ir.model import show_shape
 
 
-def misfit(results: Results, task: str) -> str:
-    """What *task* needs but the outputs lack; "" if they fit."""
-    needed, fits = _NEEDS.get(task, ("", lambda _: True))
-    if fits(results):
-        return ""
-    given = ", ".join(
-        o.dtype.value + show_shape(a.shape)
-        for o, a in zip(results.operands, results.arrays, strict=True)
-    )
-    return f"it needs {needed}, and this model gives {given or 'nothing'}"
-
-
 def _one_value_a_class(results: Results) -> bool:
-    return _is_numeric(results, 1) and 0 < results.arrays[0].size == max(
-        results.arrays[0].shape, default=0
-    )
+    array = results.arrays[0]
+    return 0 < array.size == max(array.shape, default=0)
 
 
 def _boxes(results: Results) -> bool:
-    if not _is_numeric(results, 4):
-        return False
-    if detection_order(results) is not None:
-        return True
     boxes, classes, scores, count = (a.size for a in results.arrays[:4])
-    return boxes == 4 * scores and classes == scores and count == 1
+    alike = boxes == 4 * scores and classes == scores and count == 1
+    return alike or detection_order(results) is not None
 
 
 def _key_points(results: Results) -> bool:
-    count = len(results.arrays)
-    return _is_numeric(results, count) and (
-        is_pose(results) or (count == 1 and results.arrays[0].size == 3 * COUNT)
-    )
+    sizes = [a.size for a in results.arrays]
+    return is_pose(results) or sizes == [3 * COUNT]
 
 
 def _class_a_pixel(results: Results) -> bool:
-    if not _is_numeric(results, 1):
-        return False
     shape = results.arrays[0].shape
     batched = len(shape) in {3, 4} and shape[0] == 1
     height_and_width = shape[1:3] if batched else shape if len(shape) == 2 else (0,)
     return min(height_and_width) > 1 and results.arrays[0].size > 0
 
 
-def _is_numeric(results: Results, count: int) -> bool:
-    """Whether there are at least *count* outputs, and the first of them is numeric."""
-    first = results.operands[:count]
-    return len(first) == count > 0 and all(o.dtype.is_float or o.dtype.is_integer for o in first)
-
-
-_NEEDS: Final[Mapping[str, tuple[str, Callable[[Results], bool]]]] = {
-    "classification": ("an output with one value a class", _one_value_a_class),
+_NEEDS: Final[Mapping[str, tuple[int, str, Callable[[Results], bool]]]] = {
+    "classification": (1, "an output with one value a class", _one_value_a_class),
     "detection": (
+        4,
         "four outputs: boxes [1, n, 4], classes [1, n], scores [1, n] and a count [1]",
         _boxes,
     ),
     "segmentation": (
+        1,
         "an output with a value or a score a class for each pixel: [1, h, w] or [1, h, w, c]",
         _class_a_pixel,
     ),
     "pose": (
+        0,
         f"an output [1, 1, {COUNT}, 3], or heat maps [1, h, w, {COUNT}] and offsets [1, h, w, 34]",
         _key_points,
     ),
 }
+"""What tasks need: how many numeric outputs (0: all), in words, and a check of their shapes."""
 
 TASKS: Final[Mapping[str, Callable[[Results], Answer]]] = {
     kind.task: kind for kind in (Classification, Detection, Segmentation, Pose, Summary)
@@ -112,10 +90,22 @@ def recognise(results: Results) -> str:
 
 def answer(results: Results, task: str | None = None) -> Answer:
     """The answer for *task*, by default the recognised one. `UsageError` if it does not fit."""
-    chosen = task or recognise(results)
-    if task is not None and (reason := misfit(results, task)):
-        raise UsageError(f"the outputs of this model do not fit --task {task}: {reason}")
-    return TASKS[chosen](results)
+    if task is not None and task in _NEEDS:
+        count, needed, fits = _NEEDS[task]
+        first = results.operands[: count or len(results.arrays)]
+        numeric = len(first) >= max(count, 1) and all(
+            o.dtype.is_float or o.dtype.is_integer for o in first
+        )
+        if not numeric or not fits(results):
+            given = ", ".join(
+                o.dtype.value + show_shape(a.shape)
+                for o, a in zip(results.operands, results.arrays, strict=True)
+            )
+            raise UsageError(
+                f"the outputs of this model do not fit --task {task}: it needs {needed}, and this "
+                f"model gives {given or 'nothing'}"
+            )
+    return TASKS[task or recognise(results)](results)
 
 
 def _is_classifier(results: Results) -> bool:

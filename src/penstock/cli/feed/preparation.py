@@ -87,10 +87,15 @@ def prepare(
     on which the metadata, the first quantisation and the leading arithmetic agree. Raises
     `UsageError` for a scheme that the input cannot take.
     """
+    plain = operand.dtype.is_integer and operand.quantization is None
     if requested is not None:
-        _check_requested(operand, requested)
+        if plain and requested.name not in {"raw", "bgr"}:
+            raise UsageError(
+                f"--normalize {requested.name}: the input is {operand.dtype.value} without "
+                "quantisation and takes raw or bgr only"
+            )
         return Preparation((requested,), "option")
-    if operand.dtype.is_integer and operand.quantization is None:
+    if plain:
         return Preparation(
             (normalization.RAW,), "type", f"{operand.dtype.value} without quantization"
         )
@@ -107,15 +112,6 @@ def prepare(
     distinct = {s.name: s for s in schemes}
     said = ", but ".join(dict.fromkeys(f"{because}" for _, _, because in stated))
     return Preparation(tuple(distinct.values()), "", f"the file contradicts itself: {said}")
-
-
-def _check_requested(operand: Operand, requested: Normalization) -> None:
-    plain = operand.dtype.is_integer and operand.quantization is None
-    if plain and requested.name not in {"raw", "bgr"}:
-        raise UsageError(
-            f"--normalize {requested.name}: the input is {operand.dtype.value} without "
-            "quantisation and takes raw or bgr only"
-        )
 
 
 def _statements(
