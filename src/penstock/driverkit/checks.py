@@ -22,9 +22,7 @@ ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
 
 LEAST_SCALE: Final = 1e-9
 GREATEST_SCALE: Final = 1e4
-"""The range of scales in real networks, with a margin of orders of magnitude. Outside this range
-kernels overflow, or end the process.
-"""
+"""The range of scales in real networks, with a margin. Beyond it kernels overflow or crash."""
 
 GREATEST_RATIO: Final = 2.0**20
 """Greatest ratio of input scale to output scale. Up to it, products of 8-bit values fit in 32 bits.

@@ -236,9 +236,7 @@ class LaidOutGraph(Generic[V]):
         return self._last.get(index, self._first.get(index))
 
     def broadcast(self, site: Site, position: int, value: V) -> V:
-        """*value* of input *position*, reshaped for broadcasting. The dimensions of a constant of
-        lower rank are the last ones of NHWC.
-        """
+        """*value* of input *position* for broadcasting: a constant's dimensions are NHWC's last."""
         rank = len(site.shape(position))
         if not site.first or site.layout.inputs[position] or not rank:
             return value

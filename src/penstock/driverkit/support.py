@@ -19,7 +19,7 @@ UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
 
 LEFT_OUT: Final = {
     "WHILE": "its rounds are known only when it runs, or too many to be written out; "
-    "the runtime ends it with its run",
+    "the runtime ends it with its run"
 }
 """The reason for refusing an operation that a `flattened` model still contains."""
 
@@ -93,9 +93,7 @@ def distance_of(site: Site) -> str:
 
 
 def joined(model: Model, flat: Unrolled, answers: Iterable[Support]) -> list[Support]:
-    """One answer for each operation of *model*, derived from *answers*, the answers for *flat*, the
-    `flattened` form of *model*.
-    """
+    """The answers for *model*, from *answers* for its `flattened` form *flat*."""
     parts: list[list[tuple[str, Support]]] = [[] for _ in model.operations]
     rows = zip(flat.origins, flat.model.operations, answers, strict=True)
     for origin, operation, answer in polled(rows):

@@ -78,9 +78,7 @@ def unroll(model: Model) -> Unrolled:
     used = live(writer.operations, needed)
     kept = [i for i, origin in enumerate(origins) if origin not in written or i in used]
     flat = replace(
-        entry,
-        operands=tuple(writer.operands),
-        operations=tuple(writer.operations[i] for i in kept),
+        entry, operands=tuple(writer.operands), operations=tuple(writer.operations[i] for i in kept)
     )
     subgraphs = list(model.subgraphs)
     subgraphs[model.main] = flat

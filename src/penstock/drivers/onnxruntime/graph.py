@@ -212,9 +212,7 @@ class Graph(LaidOutGraph[Value]):
         return value
 
     def through(self, value: Value, make: Callable[[Value], Value]) -> Value:
-        """*value* after the elementwise *make*. If *value* is a reshape, *make* is applied before
-        it, next to the reshape's input.
-        """
+        """*value* after the elementwise *make*, which is applied before a reshape."""
         base = self._unshaped.get(value)
         if base is None or base not in self._shapes:
             return make(value)

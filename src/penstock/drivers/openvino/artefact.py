@@ -73,9 +73,7 @@ def pack(
 
 
 def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]]:
-    """The manifest, and every part in fresh memory. Raises `GeneralFailure` for bytes that `pack`
-    cannot have produced.
-    """
+    """The manifest, and all parts in fresh memory. Raises `GeneralFailure` for other contents."""
     manifest, body = unframed(model, Manifest, SCHEMA)
     _check(manifest, body.nbytes, data.nbytes)
     total = sum(manifest.parts)

@@ -32,9 +32,7 @@ FORMS: Final[tuple[Form, ...]] = ("baseline", "optimised")
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """The result of one compile. *constants* are the constants of the graph. For a baseline,
-    *graph* is its XML and weights.
-    """
+    """A compile's result: graph *constants*, and a baseline's *graph* (XML, weights)."""
 
     executable: Executable
     constants: tuple[NDArray, ...]

@@ -32,9 +32,7 @@ VNNI: Final = frozenset({"avx512_vnni", "avx_vnni", "avx512vnni"})
 
 
 class Plugin(msgspec.Struct, frozen=True):
-    """One plugin of OpenVINO: its *name* ("CPU"), its shared *library*, and the *reason* why it
-    cannot be used here ("" if it can).
-    """
+    """A plugin: its *name* ("CPU"), *library*, and why it cannot be used ("": it can)."""
 
     name: str
     library: Path | None

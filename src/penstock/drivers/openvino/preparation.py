@@ -194,9 +194,7 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
 def load(
     device: OpenVinoDevice, entry: LoadedEntry, config: PrepareConfig
 ) -> OpenVinoPreparedModel:
-    """Imports a verified entry of this build of OpenVINO. A baseline includes its graph, and is
-    compiled again after `uses` runs.
-    """
+    """Imports a verified entry. A baseline, with its graph, is compiled again after `uses` runs."""
     manifest, parts = opened(device, entry)
     check_limits(config)
     manner = Manner.of(config, quantized=manifest.ports.quantized)

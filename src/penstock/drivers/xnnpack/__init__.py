@@ -12,7 +12,5 @@ __all__ = ["BuiltinDevice", "XnnpackDevice", "create"]
 
 
 def create() -> list[XnnpackDevice]:
-    """The entry point: two devices, LiteRT with XNNPACK and without it. If LiteRT is not installed,
-    `check` of both reports it.
-    """
+    """The entry point: LiteRT with XNNPACK, and without. `check` reports a missing LiteRT."""
     return [XnnpackDevice(), BuiltinDevice()]

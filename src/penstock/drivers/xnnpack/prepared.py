@@ -163,9 +163,7 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         self._free = deque(maxlen=0)
 
     def _is_direct(self) -> bool:
-        """Whether runs take the fast path: the model is one segment of static shapes, and its
-        inputs and outputs are those of the request.
-        """
+        """Whether runs take the fast path: one static segment, with the request's operands."""
         if len(self._files) != 1 or not self._files[0].static or self._detections:
             return False
         entry, segment = self.model.entry, self._files[0].segment
@@ -179,9 +177,7 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         began: int,
         timings: list[hal.OperationTiming],
     ) -> hal.ExecutionResult:
-        """Runs the segments one after another. A measured run started at *began* (otherwise 0), and
-        adds each segment's time to *timings*.
-        """
+        """Runs all segments. A run measured since *began* (else 0) adds times to *timings*."""
         entry = self.model.entry
         with request_arrays.mapped_pools(request) as pools:
             arrays = request_arrays.input_arrays(request, self._inputs, pools)

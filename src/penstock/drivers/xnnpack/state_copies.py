@@ -33,9 +33,7 @@ Pieces: TypeAlias = list[tuple[NDArray, NDArray]]
 
 
 class AdjacentTensors:
-    """Tensors of an interpreter that never move, and the copies of a request's arrays to or from
-    them. *places* are views of the tensors.
-    """
+    """Tensors that never move, by their views *places*, and copies of arrays to or from them."""
 
     def __init__(self, places: Sequence[NDArray]) -> None:
         self._places = places
