@@ -119,7 +119,11 @@ def _exported(case: Case, *, names: bool) -> tuple[bytes, Case]:
     from penstock.export.tflite import write
     from penstock.export.tflite.state import named, positions_in_file, with_state
 
-    given = _zeros(case) if case.inputs is None else case.inputs
+    given = case.inputs
+    if given is None:
+        # Zeros as the state of operations, which use no memory.
+        pairs = zip(case.model.inputs, case.shapes, strict=True)
+        given = [np.broadcast_to(np.zeros((), o.dtype.numpy), shape) for o, shape in pairs]
     model = with_state(case.model, given)
     content = write(named(model if names else nameless(model)))
     inputs, outputs = positions_in_file(case.model)
@@ -130,14 +134,6 @@ def _exported(case: Case, *, names: bool) -> tuple[bytes, Case]:
         [case.got[k] for k in outputs] if case.got else (),
         [case.shapes[k] for k in inputs] if case.inputs is None else (),
     )
-
-
-def _zeros(case: Case) -> list[NDArray]:
-    """Zeros for each input of *case*, as the state of its operations. They use no memory."""
-    return [
-        np.broadcast_to(np.zeros((), operand.dtype.numpy), shape)
-        for operand, shape in zip(case.model.inputs, case.shapes, strict=True)
-    ]
 
 
 def _plan(plan: ExecutionPlan | None, scrubber: Scrubber) -> msgspec.Raw:

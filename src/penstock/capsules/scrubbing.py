@@ -21,7 +21,7 @@ from penstock import knobs
 from penstock.capsules.archive import Environment, ModelRecord
 from penstock.distribution import DISTRIBUTION
 from penstock.errors import InputError
-from penstock.ir import Model, Subgraph
+from penstock.ir import Model
 from penstock.ir.digest import digest_structure
 
 SHORTEST: Final = 3
@@ -133,22 +133,13 @@ def names_of(model: Model) -> set[str]:
 
 def nameless(model: Model) -> Model:
     """*model* with numbers instead of names, without operations that have no effect."""
-    return Model(
-        tuple(_nameless(subgraph, at) for at, subgraph in enumerate(model.subgraphs)),
-        model.pools,
-        main=model.main,
-        variables=tuple(replace(v, name=f"v{k}") for k, v in enumerate(model.variables)),
-    )
-
-
-def _nameless(subgraph: Subgraph, at: int) -> Subgraph:
-    return replace(
-        subgraph,
-        operands=tuple(
-            replace(o, name=f"t{k}" if o.has_value else "") for k, o in enumerate(subgraph.operands)
-        ),
-        name=f"subgraph{at}",
-    )
+    subgraphs = []
+    for at, subgraph in enumerate(model.subgraphs):
+        numbered = enumerate(subgraph.operands)
+        operands = tuple(replace(o, name=f"t{k}" if o.has_value else "") for k, o in numbered)
+        subgraphs.append(replace(subgraph, operands=operands, name=f"subgraph{at}"))
+    variables = tuple(replace(v, name=f"v{k}") for k, v in enumerate(model.variables))
+    return Model(tuple(subgraphs), model.pools, main=model.main, variables=variables)
 
 
 def _known() -> list[tuple[str, str]]:

@@ -210,11 +210,14 @@ def kernel(*keys: str) -> Callable[[Builder], Builder]:
 
 
 def direct(
-    *keys: str, inputs: int = 0, check: Callable[[Site], object] | None = None
+    *keys: str,
+    inputs: int = 0,
+    accepts: Callable[[Site], bool] | None = None,
+    check: Callable[[Site], object] | None = None,
 ) -> Callable[[Callable[[Site, Inputs], Outputs]], Callable[[Site, Inputs], Outputs]]:
     """Registers the decorated function of a site and its inputs under *keys*. For operations
-    without preparation. The first *inputs* inputs are required. *check* raises `Unsupported` for a
-    site that the function cannot compute.
+    without preparation. The first *inputs* inputs are required. *accepts* says whether it computes
+    the site's types; *check* raises `Unsupported` for any other site that it does not compute.
     """
 
     def register(compute: Callable[[Site, Inputs], Outputs]) -> Callable[[Site, Inputs], Outputs]:
@@ -222,6 +225,7 @@ def direct(
         def build(site: Site) -> Kernel:
             for index in range(inputs):
                 site.input(index)
+            site.require_types(accepts is None or accepts(site))
             if check is not None:
                 check(site)
             return partial(compute, site)

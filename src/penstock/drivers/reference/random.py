@@ -109,7 +109,8 @@ class Generator:
     @classmethod
     def of(cls, site: Site) -> Generator:
         """The generator of an operation. TFLite reads 32 bits of a seed, with their sign."""
-        pair = [_signed(site.attributes.integer(name)) for name in ("seed", "seed2")]
+        raw = [site.attributes.integer(name) for name in ("seed", "seed2")]
+        pair = [(seed + 2**31) % 2**32 - 2**31 for seed in raw]
         seeds = (pair[0] & MASK, pair[1] & MASK) if any(pair) else None
         origin = site.operation.origin
         if origin is None or origin.subgraph < 0:
@@ -141,10 +142,6 @@ class Generator:
         return seed & MASK, self.place
 
 
-def _signed(seed: int) -> int:
-    return (seed + 2**31) % 2**32 - 2**31
-
-
 def _count(position: NDArray | None) -> int:
     return 0 if position is None else int(scalar(position, "a position"))
 
@@ -163,7 +160,7 @@ _FILLS: Final[dict[str, Callable[[NDArray], NDArray]]] = {
 }
 
 
-@direct(*_FILLS, check=lambda s: s.require_types(s.output().dtype is DType.FLOAT32))
+@direct(*_FILLS, accepts=lambda s: s.output().dtype is DType.FLOAT32)
 def fill(site: Site, inputs: Inputs) -> Outputs:
     """A tensor of a given shape filled with random float32 numbers, from whole blocks of words."""
     generator, make = Generator.of(site), _FILLS[site.operation.type]
@@ -175,7 +172,7 @@ def fill(site: Site, inputs: Inputs) -> Outputs:
     return _results(site, numbers.reshape(shape), position, blocks)
 
 
-@direct("MULTINOMIAL", check=lambda s: s.require_types(s.input(0).dtype is DType.FLOAT32))
+@direct("MULTINOMIAL", accepts=lambda s: s.input(0).dtype is DType.FLOAT32)
 def multinomial(site: Site, inputs: Inputs) -> Outputs:
     """Samples classes with probabilities proportional to the exponentials of their logits.
 
@@ -279,14 +276,10 @@ def _philox_bits(state: NDArray, counters: NDArray) -> Words:
     return philox(state[0], counters, np.full_like(counters, state[2 if state.size == 3 else 0]))
 
 
-def _threefry_bits(state: NDArray, counters: NDArray) -> Words:
-    return threefry(state[0], counters)
-
-
 ALGORITHMS: Final[dict[str, tuple[Callable[[NDArray, NDArray], Words], int, set[int]]]] = {
     "DEFAULT": (_philox_bits, 4, {2, 3}),
     "PHILOX": (_philox_bits, 4, {2, 3}),
-    "THREEFRY": (_threefry_bits, 2, {2}),
+    "THREEFRY": (lambda state, counters: threefry(state[0], counters), 2, {2}),
 }
 """A generator, the words of its blocks, and the lengths that its state may have."""
 

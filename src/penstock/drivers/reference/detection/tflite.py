@@ -141,7 +141,7 @@ def _pop(heap: list[_Candidate]) -> _Candidate:
 @direct(
     "NON_MAX_SUPPRESSION_V4",
     "NON_MAX_SUPPRESSION_V5",
-    check=lambda s: s.require_types({s.input(0).dtype, s.input(1).dtype} == {DType.FLOAT32}),
+    accepts=lambda s: {s.input(0).dtype, s.input(1).dtype} == {DType.FLOAT32},
 )
 def non_max_suppression(site: Site, inputs: Inputs) -> Outputs:
     """Indexes of the chosen boxes (V5: also their scores), padded with zeros, and their number."""

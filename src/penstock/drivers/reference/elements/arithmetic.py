@@ -238,20 +238,18 @@ def with_pair(compute: Pair, *, whole: bool = False) -> Kernel:
     16-bit floats are computed as float32 and rounded. A function is *whole* if its result depends
     on more than the elements at one position.
     """
-    apply = _whole if whole else one_operand.by_parts
+
+    def apply(a: NDArray, b: NDArray) -> NDArray:
+        return np.asarray(compute(a, b)) if whole else one_operand.by_parts(compute, a, b)
 
     def run(inputs: Inputs) -> Outputs:
         a, b = np.asarray(inputs[0]), np.asarray(inputs[1])
         if a.dtype.name not in one_operand.SHORT_FLOATS:
-            return (apply(compute, a, b),)
-        result = apply(compute, a.astype(np.float32), b.astype(np.float32))
+            return (apply(a, b),)
+        result = apply(a.astype(np.float32), b.astype(np.float32))
         return (result.astype(a.dtype) if result.dtype == np.float32 else result,)
 
     return run
-
-
-def _whole(compute: Pair, a: NDArray, b: NDArray) -> NDArray:
-    return np.asarray(compute(a, b))
 
 
 def check_types(site: Site, types: Collection[DType]) -> DType:

@@ -16,7 +16,6 @@ from penstock.drivers.reference.kernel import (
     Site,
     direct,
     kernel,
-    require,
     types,
 )
 from penstock.drivers.reference.numerics import fixed_point, one_operand
@@ -60,20 +59,15 @@ def logical(site: Site) -> Kernel:
     return with_pair(np.logical_and if site.operation.type == "LOGICAL_AND" else np.logical_or)
 
 
-@kernel("LOGICAL_NOT")
-def logical_not(site: Site) -> Kernel:
-    require(site.input(0).dtype is DType.BOOL, "LOGICAL_NOT of another type than bool")
-    return _logical_not
-
-
-def _logical_not(inputs: Inputs) -> Outputs:
+@direct("LOGICAL_NOT", accepts=lambda s: s.input(0).dtype is DType.BOOL)
+def logical_not(_: Site, inputs: Inputs) -> Outputs:
     return (np.logical_not(np.asarray(inputs[0])),)
 
 
 @direct(
     "SELECT",
     "SELECT_V2",
-    check=lambda s: s.require_types(s.input(1).dtype is s.input(2).dtype is s.output().dtype),
+    accepts=lambda s: s.input(1).dtype is s.input(2).dtype is s.output().dtype,
 )
 def select(site: Site, inputs: Inputs) -> Outputs:
     """`a` if the condition is true, otherwise `b`.
@@ -189,7 +183,7 @@ def right_shift(site: Site) -> Kernel:
     return with_pair(lambda a, b: np.right_shift(a, np.clip(b, 0, bits - 1)))
 
 
-@direct("ADD_N", check=lambda s: s.require_types(s.output().dtype in {DType.FLOAT32, DType.INT32}))
+@direct("ADD_N", accepts=lambda s: s.output().dtype in {DType.FLOAT32, DType.INT32})
 def add_n(site: Site, inputs: Inputs) -> Outputs:
     """The sum of all inputs, which have one shape; floats stay finite at every step."""
     dtype = site.output().dtype

@@ -179,9 +179,7 @@ def _any_or_all(site: Site, function: np.ufunc) -> Kernel:
 
 
 @direct(
-    "ARG_MAX",
-    "ARG_MIN",
-    check=lambda s: s.require_types(s.input(0).dtype in PLAIN | QUANTIZED | {DType.BOOL}),
+    "ARG_MAX", "ARG_MIN", accepts=lambda s: s.input(0).dtype in PLAIN | QUANTIZED | {DType.BOOL}
 )
 def arg_extreme(site: Site, inputs: Inputs) -> Outputs:
     """The index of the first largest or smallest stored value along an axis; NaN is ignored."""
@@ -198,7 +196,7 @@ def arg_extreme(site: Site, inputs: Inputs) -> Outputs:
     return (found.astype(dtype),)
 
 
-@direct("CUMSUM", check=lambda s: s.require_types(s.input(0).dtype in PLAIN))
+@direct("CUMSUM", accepts=lambda s: s.input(0).dtype in PLAIN)
 def cumulative_sum(site: Site, inputs: Inputs) -> Outputs:
     """The running sum along an axis; optionally from the end, or without the element itself."""
     exclusive, backward = site.attributes.flag("exclusive"), site.attributes.flag("reverse")

@@ -97,7 +97,8 @@ def _float_prelu(inputs: Inputs) -> Outputs:
 @kernel("HARD_SWISH")
 def hard_swish(site: Site) -> Kernel:
     if site.input(0).dtype is DType.FLOAT32:
-        return one_operand.elementwise(_hard_swish)
+        zero, three, six = np.float32(0), np.float32(3), np.float32(6)
+        return one_operand.elementwise(lambda x: x * np.clip(x + three, zero, six) / six)
     given, made = one_operand.input_and_output(site, one_operand.QUANTIZED_8)
     fine = np.float32(1 / 128) * np.float32(given.scale)
     mantissa, exponent = fixed_point.quantize_multiplier(fine / np.float32(made.scale))
@@ -123,10 +124,6 @@ def hard_swish(site: Site) -> Kernel:
         return _divide_16(product, -exponent) + made.zero_point
 
     return one_operand.tabulated(site, compute)
-
-
-def _hard_swish(x: NDArray) -> NDArray:
-    return x * np.clip(x + np.float32(3), np.float32(0), np.float32(6)) / np.float32(6)
 
 
 def _to_int16(mantissa: int) -> int:

@@ -271,9 +271,7 @@ def local_response_normalization(site: Site, inputs: Inputs) -> Outputs:
 
 @direct(
     "INSTANCE_NORMALIZATION",
-    check=lambda s: s.require_types(
-        s.input(0).dtype is s.output().dtype and s.output().dtype in REAL
-    ),
+    accepts=lambda s: s.input(0).dtype is s.output().dtype and s.output().dtype in REAL,
 )
 def instance_normalization(site: Site, inputs: Inputs) -> Outputs:
     """(x - mean) * gamma / sqrt(variance + epsilon) + beta (Ulyanov et al., 2016), in float64."""

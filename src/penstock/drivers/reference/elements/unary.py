@@ -148,7 +148,7 @@ def _real(site: Site, function: Function, rounded: Function) -> Kernel:
     return one_operand.tabulated_reals(site, rounded)
 
 
-@direct("RFFT2D", check=lambda s: s.require_types(s.input(0).dtype is DType.FLOAT32))
+@direct("RFFT2D", accepts=lambda s: s.input(0).dtype is DType.FLOAT32)
 def rfft2d(_: Site, inputs: Inputs) -> Outputs:
     """The Fourier transform of the last two dimensions, cropped or zero-padded to the given
     lengths, in float64. The last one keeps its non-negative frequencies. Returns complex64.

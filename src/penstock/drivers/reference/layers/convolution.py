@@ -47,11 +47,12 @@ def blocks(outputs: Sequence[int], nbytes: int) -> Iterator[tuple[int | slice, .
     if not outputs:
         yield ()
         return
-    at = 0
-    while at < len(outputs) - 1 and nbytes * math.prod(outputs[at + 1 :]) > products.TILE_BYTES:
+    at, each = 0, nbytes * math.prod(outputs[1:])
+    while at < len(outputs) - 1 and each > products.TILE_BYTES:
         at += 1
+        each //= outputs[at]
     for before in watched(product(*map(range, outputs[:at]))):
-        for part in products.tiles(outputs[at], nbytes * math.prod(outputs[at + 1 :])):
+        for part in products.tiles(outputs[at], each):
             yield (*before, part)
 
 
@@ -70,7 +71,7 @@ def convolve(
     channels, inner = columns.shape
     depth = inner // math.prod([axis.extent for axis in window])
     groups = image.shape[-1] // depth
-    if groups == 1 and all(axis.extent == axis.stride == 1 for axis in window):
+    if groups == 1 and inner == depth and all(axis.stride == 1 for axis in window):
         flat = image.reshape(-1, depth)
         products.multiply_rows(flat, columns, out.reshape(-1, channels), finish, multiply)
         return
@@ -89,7 +90,7 @@ def _sums(tile: NDArray, columns: NDArray, depth: int, multiply: products.Multip
     each = channels // groups
     parts = []
     for group in watched(range(groups)):
-        part = tile[..., group * depth : (group + 1) * depth]
+        part = tile if groups == 1 else tile[..., group * depth : (group + 1) * depth]
         flat = np.empty(part.shape, columns.dtype)
         np.copyto(flat, part)
         rows = columns[group * each : (group + 1) * each]

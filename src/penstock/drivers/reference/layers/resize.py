@@ -50,10 +50,7 @@ def resize_bilinear(site: Site) -> Kernel:
     return run
 
 
-@direct(
-    "RESIZE_NEAREST_NEIGHBOR",
-    check=lambda s: require(s.output().dtype is s.input(0).dtype, "a resize that changes the type"),
-)
+@direct("RESIZE_NEAREST_NEIGHBOR", accepts=lambda s: s.output().dtype is s.input(0).dtype)
 def resize_nearest_neighbor(site: Site, inputs: Inputs) -> Outputs:
     """Each output pixel is the input pixel at its position."""
     align, half = site.attributes.flag("align_corners"), site.attributes.flag("half_pixel_centers")

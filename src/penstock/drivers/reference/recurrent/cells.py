@@ -5,6 +5,7 @@ weights, and sequences, batch or time first, forward or backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -30,18 +31,10 @@ def logistic(x: NDArray) -> NDArray:
     return np.reciprocal(x, out=x)
 
 
-def _tanh(x: NDArray) -> NDArray:
-    return np.tanh(x, out=x)
-
-
-def _sign_bit(x: NDArray) -> NDArray:
-    return np.signbit(x).astype(np.float32)
-
-
 FUNCTIONS: Final[dict[str, Activation]] = {
-    "TANH": _tanh,
+    "TANH": lambda x: np.tanh(x, out=x),
     "SIGMOID": logistic,
-    "SIGN_BIT": _sign_bit,
+    "SIGN_BIT": lambda x: np.signbit(x).astype(np.float32),
 }
 """Activations that are not clamps. SIGMOID is NNAPI's, SIGN_BIT TFLite's."""
 
@@ -217,7 +210,9 @@ def real_product(
     weights = [arrays[i] for i in positions]
     if any(w.ndim != 2 for w in weights) or len({o.dtype in HYBRID for o in operands}) > 1:
         parts = [
-            _diagonal(real_values(w, o)) if w.ndim == 1 else _product([w], [o], asymmetric)
+            partial(np.multiply, real_values(w, o))
+            if w.ndim == 1
+            else _product([w], [o], asymmetric)
             for w, o in zip(weights, operands, strict=True)
         ]
         return lambda rows: np.concatenate([part(rows) for part in parts], axis=1)
@@ -232,10 +227,6 @@ def _product(weights: list[NDArray], operands: list[Operand], asymmetric: bool) 
     stacked = np.concatenate([real_array(w) for w in weights])
     columns = np.ascontiguousarray(stacked.T)
     return lambda rows: np.matmul(rows, columns)
-
-
-def _diagonal(weights: NDArray) -> Product:
-    return lambda rows: rows * weights
 
 
 def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -> Product:

@@ -201,8 +201,7 @@ def clamp(site: Site) -> Kernel:
 
 
 @direct(
-    "STABLEHLO_SELECT",
-    check=lambda s: s.require_types(s.input(1).dtype is s.input(2).dtype is s.output().dtype),
+    "STABLEHLO_SELECT", accepts=lambda s: s.input(1).dtype is s.input(2).dtype is s.output().dtype
 )
 def select(_: Site, inputs: Inputs) -> Outputs:
     """The first value if the condition is true, otherwise the second."""

@@ -182,9 +182,12 @@ def _convolved(image: NDArray, filters: NDArray, geometry: Geometry) -> NDArray:
     if filters.size and image.size:
         cut = tuple(slice(axis.padded) for axis in window)
         columns = filters.reshape(len(filters), -1)
-        convolve(image[(slice(None), *cut)], columns, window, sums, _store, multiply)
+        convolve(
+            image[(slice(None), *cut)],
+            columns,
+            window,
+            sums,
+            lambda sums, out: np.copyto(out, sums),
+            multiply,
+        )
     return sums
-
-
-def _store(sums: NDArray, out: NDArray) -> None:
-    np.copyto(out, sums)

@@ -95,15 +95,16 @@ def region(site: Site, attribute: str, arguments: int) -> Apply:
     )
     combine = combiner(graph)
     if combine is not None:
-        return partial(_combined, combine)
+        return applied(combine)
     run = site.subgraphs(index)
     if is_scalar_region(graph):
         return partial(_at_once, run)
     return partial(_one_by_one, run, [graph.operands[i].dtype.numpy for i in graph.outputs])
 
 
-def _combined(combine: Combine, a: NDArray, b: NDArray) -> list[NDArray]:
-    return [np.asarray(combine(a, b)).astype(a.dtype, copy=False)]
+def applied(combine: Combine) -> Apply:
+    """A region that consists of *combine*, in the type of its first argument."""
+    return lambda a, b: [np.asarray(combine(a, b)).astype(a.dtype, copy=False)]
 
 
 def _at_once(run: Kernel, *arrays: NDArray) -> list[NDArray]:
@@ -225,13 +226,12 @@ def reduce_window(site: Site) -> Kernel:
     if combine is None or (name in logical and site.input(0).dtype is not DType.BOOL):
         raise site.unsupported_types()
 
-    def apply(total: NDArray, x: NDArray) -> list[NDArray]:
-        return [np.asarray(combine(total, x)).astype(x.dtype, copy=False)]
-
     def run(inputs: Inputs) -> Outputs:
         x, initial = given(inputs[0]), given(inputs[1])
         extents, strides, dilations = (dimensions(vector) for vector in inputs[2:5])
-        return reduce_windows([x], [initial], apply, extents, Steps(strides, dilations, "VALID"))
+        return reduce_windows(
+            [x], [initial], applied(combine), extents, Steps(strides, dilations, "VALID")
+        )
 
     return run
 

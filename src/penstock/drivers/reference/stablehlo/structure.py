@@ -98,10 +98,7 @@ def dynamic_slice(site: Site, inputs: Inputs) -> Outputs:
     return (np.asarray(x[_block(x, sizes, inputs[1:])], order="C"),)
 
 
-@direct(
-    "STABLEHLO_DYNAMIC_UPDATE_SLICE",
-    check=lambda s: require(len(s.inputs) >= 2, "STABLEHLO_DYNAMIC_UPDATE_SLICE without an update"),
-)
+@direct("STABLEHLO_DYNAMIC_UPDATE_SLICE", inputs=2)
 def dynamic_update_slice(_: Site, inputs: Inputs) -> Outputs:
     """The operand with a block replaced at start indices, clamped so that it fits."""
     result, update = np.array(inputs[0]), np.asarray(inputs[1])

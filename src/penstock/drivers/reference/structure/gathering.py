@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Inputs, Outputs, Site, direct, require, types
+from penstock.drivers.reference.kernel import Inputs, Outputs, Site, direct, types
 from penstock.drivers.reference.structure.shape import checked, dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -67,7 +67,7 @@ def gather_nd(_: Site, inputs: Inputs) -> Outputs:
     return (np.asarray(x[parts]),)
 
 
-@direct("SCATTER_ND", check=lambda s: s.require_types(s.output().dtype in ADDED))
+@direct("SCATTER_ND", accepts=lambda s: s.output().dtype in ADDED)
 def scatter_nd(_: Site, inputs: Inputs) -> Outputs:
     """Zeros of a given shape with the updates added at index vectors."""
     indices, updates, shape = (
@@ -143,10 +143,7 @@ def unique(site: Site, inputs: Inputs) -> Outputs:
     return values[order], rank[places].astype(dtype)
 
 
-@direct(
-    "TOPK_V2",
-    check=lambda s: require(s.input(0).dtype is s.output().dtype, "TOPK_V2 to another type"),
-)
+@direct("TOPK_V2", accepts=lambda s: s.input(0).dtype is s.output().dtype)
 def top_k(site: Site, inputs: Inputs) -> Outputs:
     """The k largest of the last dimension, in a stable order, and their indexes."""
     dtype = site.output(1).dtype.numpy
@@ -179,7 +176,7 @@ _SEGMENTS: Final[dict[str, tuple[np.ufunc, str]]] = {
 }
 
 
-@direct("SEGMENT_SUM", check=lambda s: s.require_types(s.output().dtype in SUMMED))
+@direct("SEGMENT_SUM", accepts=lambda s: s.output().dtype in SUMMED)
 def segment_sum(_: Site, inputs: Inputs) -> Outputs:
     """Sums of the rows that share a segment id; ids must not decrease."""
     x, ids = np.asarray(inputs[0]), np.asarray(inputs[1])
@@ -190,7 +187,7 @@ def segment_sum(_: Site, inputs: Inputs) -> Outputs:
     return (result,)
 
 
-@direct(*_SEGMENTS, check=lambda s: s.require_types(s.output().dtype in SUMMED))
+@direct(*_SEGMENTS, accepts=lambda s: s.output().dtype in SUMMED)
 def unsorted_segments(site: Site, inputs: Inputs) -> Outputs:
     """Reduces slices that share a segment id; negative ids are ignored."""
     function, neutral = _SEGMENTS[site.operation.type]

@@ -194,7 +194,7 @@ def batch_to_space(_: Site, inputs: Inputs) -> Outputs:
     return (np.asarray(whole[(slice(None), *inside)], order="C"),)
 
 
-@direct("MATRIX_DIAG", check=lambda s: s.require_types(s.input(0).dtype not in OPAQUE))
+@direct("MATRIX_DIAG", accepts=lambda s: s.input(0).dtype not in OPAQUE)
 def matrix_diag(_: Site, inputs: Inputs) -> Outputs:
     """Square matrices with the last dimension of the input on their diagonals, zeros elsewhere."""
     diagonal = given(inputs[0])
@@ -206,7 +206,7 @@ def matrix_diag(_: Site, inputs: Inputs) -> Outputs:
     return (result,)
 
 
-@direct("MATRIX_SET_DIAG", check=lambda s: s.require_types(s.input(0).dtype not in OPAQUE))
+@direct("MATRIX_SET_DIAG", accepts=lambda s: s.input(0).dtype not in OPAQUE)
 def matrix_set_diag(_: Site, inputs: Inputs) -> Outputs:
     """The matrices with their diagonals, as long as the shorter side, replaced."""
     result, diagonal = np.array(inputs[0], order="C"), given(inputs[1])

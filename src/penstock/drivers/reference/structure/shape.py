@@ -225,10 +225,7 @@ def zeros_like(site: Site) -> Kernel:
     return lambda inputs: (np.zeros_like(np.asarray(inputs[0])),)
 
 
-@direct(
-    "RANGE",
-    check=lambda s: s.require_types(s.output().dtype in {DType.FLOAT32, DType.INT32, DType.INT64}),
-)
+@direct("RANGE", accepts=lambda s: s.output().dtype in types("float32 int32 int64"))
 def arange(site: Site, inputs: Inputs) -> Outputs:
     """start, start + delta, ... up to the limit, which is excluded; floats add delta repeatedly."""
     dtype = site.output().dtype
