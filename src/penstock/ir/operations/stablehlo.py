@@ -59,8 +59,9 @@ def _concatenate(context: ShapeContext) -> Sequence[Shape]:
     axis = context.attributes.integer("dimension")
     if axis < 0 or not context.input_count:
         raise ShapeMismatch(f"{context.input_count} operands concatenated along dimension {axis}")
+    shape = concatenated(context, axis)
     unknown = any(context.shape(index) is None for index in range(context.input_count))
-    return (None if unknown else concatenated(context, axis),)
+    return (None if unknown else shape,)
 
 
 def _slice(context: ShapeContext) -> Sequence[Shape]:
