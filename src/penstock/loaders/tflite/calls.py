@@ -52,14 +52,8 @@ def resolve_handles(subgraphs: list[RawSubgraph], order: list[int]) -> None:
     for index in order:
         subgraph = subgraphs[index]
         for operator in subgraph.operators:
-            if operator.type == "VAR_HANDLE":
-                container, name = (operator.attributes[k] for k in ("container", "shared_name"))
-                key = Key("resource", str(container), str(name))
-                _bind(subgraph, operator, operator.outputs, [key])
-            elif operator.type == "HASHTABLE":
-                number = operator.attributes["table_id"]
-                key = Key("table", number=number if isinstance(number, int) else 0)
-                _bind(subgraph, operator, operator.outputs, [key])
+            if operator.type in ("VAR_HANDLE", "HASHTABLE"):
+                _bind(subgraph, operator, operator.outputs, [_resource(operator)])
             elif operator.targets and operator.type != "CALL_ONCE":
                 arguments = operator.inputs[1:] if operator.type in BRANCHES else operator.inputs
                 keys = [subgraph.handles.get(i) for i in arguments]
@@ -70,11 +64,17 @@ def resolve_handles(subgraphs: list[RawSubgraph], order: list[int]) -> None:
                         _bind(subgraph, operator, operator.outputs, keys)
 
 
+def _resource(operator: RawOperator) -> Key:
+    """The variable or table whose handle *operator* makes."""
+    if operator.type == "HASHTABLE":
+        number = operator.attributes["table_id"]
+        return Key("table", number=number if isinstance(number, int) else 0)
+    container, name = (operator.attributes[k] for k in ("container", "shared_name"))
+    return Key("resource", str(container), str(name))
+
+
 def _bind(
-    subgraph: RawSubgraph,
-    operator: RawOperator,
-    tensors: Iterable[int],
-    keys: Sequence[Key | None],
+    subgraph: RawSubgraph, operator: RawOperator, tensors: Iterable[int], keys: Sequence[Key | None]
 ) -> None:
     for tensor, key in zip(tensors, keys, strict=False):
         if key is not None and subgraph.handles.setdefault(tensor, key) != key:
@@ -256,17 +256,15 @@ def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:
                 for key, tensor in zip((keys, values), operator.inputs[1:], strict=True):
                     operand = Operand(subgraph.operands[tensor].dtype, (None,))
                     _agree(types, key, operand, operator)
-            if operator.type not in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
-                continue
-            key = handle_of(subgraph, operator)
-            reads = operator.type == "READ_VARIABLE"
-            operand = subgraph.operands[value_of(operator)]
-            known = _agree(types, key, operand, operator)
-            shape = meet(known.shape, operand.shape)
-            first_read = reads and key not in read
-            types[key] = replace(operand if first_read else known, shape=shape)
-            if reads:
-                read.add(key)
+            elif operator.type in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
+                key = handle_of(subgraph, operator)
+                operand = subgraph.operands[value_of(operator)]
+                known = _agree(types, key, operand, operator)
+                shape = meet(known.shape, operand.shape)
+                if operator.type == "READ_VARIABLE" and key not in read:
+                    read.add(key)
+                    known = operand
+                types[key] = replace(known, shape=shape)
     return types
 
 
