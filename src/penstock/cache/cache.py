@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from penstock import knobs
+from penstock.arguments import check_kind
 from penstock.cache import ingredients as parts
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.eviction import Found, collect, scan
@@ -126,12 +127,10 @@ class Cache:
         arguments. For a model that must be loaded and partitioned, or for devices by name, use
         `penstock.runtime.explain.explain_model`. Raises `InputError` for an invalid argument.
         """
-        if not isinstance(model, Model):
-            raise InputError(f"model must be a Model, not {type(model).__name__}")
+        check_kind(model, Model, "model must be a Model")
         if not callable(getattr(device, "cache_files_needed", None)):
             raise InputError(f"device must be a Device, not {type(device).__name__}")
-        if config is not None and not isinstance(config, PrepareConfig):
-            raise InputError(f"config must be a PrepareConfig, not {type(config).__name__}")
+        check_kind(config, (PrepareConfig, type(None)), "config must be a PrepareConfig")
         config = config or PrepareConfig(num_threads=allowed_threads())
         ingredients = parts.ingredients_of(
             model, device, config, step=step, operations=operations, shapes=shapes

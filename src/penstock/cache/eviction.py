@@ -60,10 +60,7 @@ class Found:
 
 
 def scan(store: Store, *, briefly: bool = False) -> list[Found]:
-    """The files of the directory, by token. Files with other names are ignored.
-
-    *briefly* limits the scan to what a compile has time for. Raises `OSError`.
-    """
+    """The cache's files, by token; *briefly*: what a compile has time for. Raises `OSError`."""
     found: dict[bytes, Found] = {}
     left = MOST_FILES if briefly else sys.maxsize
     for name in store.files.names(store.path, MOST_NAMES if briefly else None):

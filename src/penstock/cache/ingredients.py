@@ -96,10 +96,7 @@ def placement_key(
     shapes: Mapping[int, Sequence[int]],
     demands: Mapping[str, object],
 ) -> str:
-    """The key, 64 digits, of the measured placement of *model* on *devices*.
-
-    *shapes* are the input shapes given for the compile; *demands* are the policy's requirements.
-    """
+    """The key, 64 digits, of the measured placement of *model* under the policy's *demands*."""
     ingredients = {
         **_contents(model),
         "shapes": _describe_shapes(shapes),

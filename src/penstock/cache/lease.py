@@ -40,12 +40,7 @@ class Lease(Closing):
         self._pending: list[OpenFiles] = []
 
     def create(self, needed: tuple[int, int]) -> OpenFiles:
-        """New, empty files for *needed* model and data cache files, invisible to readers until
-        published.
-
-        Raises `Unreadable` for a directory that is full or cannot be written, `ReadOnly` if its
-        permissions or its mount forbid writing.
-        """
+        """New, empty files, invisible until published. Raises `Unreadable`, `ReadOnly`."""
         self._check_open()
         store, made = self._store, list[str]()
         handles: list[CacheHandle] = []
@@ -146,11 +141,7 @@ class Lease(Closing):
             self._store.locks.release(fd)
 
     def late_writer(self) -> str | None:
-        """The process that will still write the entry, as text; None if there is none.
-
-        If files are published now, they replace those of that process, and its later write is
-        dropped.
-        """
+        """The process that will still write the entry, or None. Publishing drops its write."""
         return None if self._awaited is None else f"process {self._awaited.pid}"
 
     def begin(self) -> None:

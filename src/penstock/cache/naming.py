@@ -39,11 +39,7 @@ _NAME: Final = r"([A-P]{64})(?:([12])(0|[1-9][0-9]?)|(\.json|\.lock|\.lease))(\.
 
 
 class ParsedName(Struct, frozen=True):
-    """The parts of a file name.
-
-    *token* is the entry's token, *role* the file's role, *number* its number among the files of its
-    kind. *temporary* means not published yet.
-    """
+    """The parts of a file name; *number* is among the files of its kind."""
 
     token: bytes
     role: Role
@@ -52,11 +48,7 @@ class ParsedName(Struct, frozen=True):
 
 
 def letters_of(token: bytes) -> str:
-    """The 64 letters at the start of every file name of *token*.
-
-    A to P for each half byte, the low one first (NNAPI section 2.3). Raises `InputError` for a
-    token that is not 32 bytes long.
-    """
+    """The 64 letters of *token*: A to P for each half byte, the low one first."""
     if len(token) != BYTE_SIZE_OF_CACHE_TOKEN:
         raise InputError(f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {len(token)}")
     return token.translate(_SWAPPED_HALVES).hex().translate(_TO_LETTERS)

@@ -157,10 +157,7 @@ class DelegatedGraph:
         return self._cutter.cut(sorted(operations))
 
     def add(self, delegate: Delegate) -> None:
-        """Adds *delegate*: calls its `prepare`, `init` of each kernel, then `prepare` of each.
-
-        A failure restores the graph, frees the new kernels, and raises `DelegateError`.
-        """
+        """Adds *delegate*, and prepares its kernels. A failure restores the graph."""
         if any(delegate is known for known in self.delegates):
             raise DelegateError(name_of(delegate), "prepare", "it has been added already")
         if not api.overrides(delegate, "copy_from_buffer_handle"):
@@ -202,7 +199,15 @@ class DelegatedGraph:
                 "nodes are replaced by a delegate's prepare, while it is added, and for itself"
             )
         try:
-            self._replace(registration, nodes, delegate)
+            if not isinstance(registration, DelegateRegistration):
+                raise InputError(f"{type(registration).__name__} is no DelegateRegistration")
+            plan: list[int] = []
+            for subset in self._subsets(nodes):
+                if subset.delegated:
+                    plan.append(self._kernel(registration, subset, delegate).index)
+                else:
+                    plan += subset.nodes
+            self.plan = tuple(plan)
         except BaseException as error:
             self._failure = self._failure or error
             raise
@@ -260,19 +265,6 @@ class DelegatedGraph:
                 failures.append(error)
         if failures:
             raise failures[0]
-
-    def _replace(
-        self, registration: DelegateRegistration, nodes: Iterable[int], delegate: Delegate
-    ) -> None:
-        if not isinstance(registration, DelegateRegistration):
-            raise InputError(f"{type(registration).__name__} is no DelegateRegistration")
-        plan: list[int] = []
-        for subset in self._subsets(nodes):
-            if subset.delegated:
-                plan.append(self._kernel(registration, subset, delegate).index)
-            else:
-                plan += subset.nodes
-        self.plan = tuple(plan)
 
     def _kernel(
         self, functions: DelegateRegistration, subset: Subset, delegate: Delegate

@@ -59,11 +59,7 @@ class Kind(Struct, frozen=True):
 
 
 def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Device, DeviceInfo]:
-    """The best usable device of *kind* among all installed drivers.
-
-    Devices that compute in the class *accuracy* come first. Raises `DeviceUnavailable` with the
-    requirements, and why each device does not meet them.
-    """
+    """The best usable device of *kind*, the class *accuracy* first; or `DeviceUnavailable`."""
     infos = manager.infos()
     fitting = [i for i in infos if i.usable and not kind.mismatch(i)]
     found = [(d, i) for i in fitting if (d := manager.by_name(i.name)) is not None]

@@ -56,10 +56,7 @@ def find_litert() -> ModuleType | None:
 
 
 class Runner:
-    """A LiteRT interpreter of the file *content* with the native delegate *native*, ready to run.
-
-    LiteRT's kernels compute the remaining nodes. Raises `GeneralFailure` with LiteRT's message.
-    """
+    """A LiteRT interpreter of the file *content* with *native*. Raises `GeneralFailure`."""
 
     def __init__(self, litert: Any, content: bytes, native: Any, num_threads: int | None) -> None:
         self.content, self.native = content, native

@@ -133,7 +133,11 @@ def nodes_of(catalog: SubgraphEntry, entry: Subgraph, subgraph: int) -> list[Nod
         operation = None if at is None else entry.operations[at]
         attributes = NO_ATTRIBUTES if operation is None else operation.attributes
         node = DelegateNode(operator.inputs, operator.outputs, attributes=attributes)
-        made = Node(index, node, _registration(operator, operation))
+        origin = None if operation is None else operation.origin
+        version = 1 if origin is None or origin.version is None else origin.version
+        builtin = "CUSTOM" if operator.custom else operator.name
+        custom = operator.name if operator.custom else ""
+        made = Node(index, node, Registration(BuiltinOperator[builtin], builtin, custom, version))
         inputs = [i for i in operator.inputs if i >= 0]
         made.reads = frozenset(("tensor", i) for i in inputs if i not in variables)
         made.writes = frozenset(("tensor", i) for i in operator.outputs if i not in variables)
@@ -173,11 +177,3 @@ def _match(
         changed += zip(state, operation.outputs[-more:], strict=True)
     made.updates = {t: o for t, o in changed if t in variables}
     return True
-
-
-def _registration(operator: OperatorEntry, operation: Operation | None) -> Registration:
-    origin = None if operation is None else operation.origin
-    version = 1 if origin is None or origin.version is None else origin.version
-    if operator.custom:
-        return Registration(BuiltinOperator.CUSTOM, "CUSTOM", operator.name, version)
-    return Registration(BuiltinOperator[operator.name], operator.name, "", version)

@@ -121,11 +121,7 @@ class DelegatedRun:
         self._publish(dict(self._fixed))
 
     def run(self, state: State | None) -> list[NDArray]:
-        """The outputs, in order. Those with fixed memory are that memory.
-
-        Raises `DelegateError` with the delegate whose kernel failed, otherwise what
-        `CompiledModel.run` raises. *state* is then unchanged.
-        """
+        """The outputs, in order. Raises `DelegateError`, or as `CompiledModel.run`."""
         if state is None:
             return self._run(None)
         with state.lock:

@@ -141,11 +141,7 @@ class Tensors:
             self._at(index).owner = delegate
 
     def bind(self, index: int, handle: int, delegate: Delegate, *, fed: bool) -> None:
-        """Sets the buffer of a tensor, and frees its previous one.
-
-        *fed*: no node writes the tensor, so from now on the buffer's content is its value. Raises
-        `InputError` for a tensor of another delegate, a constant, and a wrong handle.
-        """
+        """Sets a tensor's buffer. *fed*: its content is now the value. Raises `InputError`."""
         number = _checked(handle)
         self.tensor(index)
         if self.held(index).is_constant:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
+from penstock.arguments import check_kind
 from penstock.closing import Closing
 from penstock.errors import InputError, NotAvailable, PlacementError
 from penstock.hal import Device
@@ -142,8 +143,13 @@ class Interpreter(Closing):
                     "CreateWrapper(): incompatible function arguments. An option is True or "
                     f"False, not {flag!r}"
                 )
-        if devices is not None or policy is not None:
-            _check_placement(devices, policy)
+        check_kind(policy, (Policy, type(None)), "policy must be a Policy")
+        try:
+            chosen = () if devices is None else manager.choose(devices)
+        except PlacementError as error:
+            raise InputError(str(error)) from error
+        if policy is not None:
+            check_rules(policy, chosen, manager)
         if resolved.note and devices is None:
             warnings.warn(resolved.note, stacklevel=2)
         if bool(model_path) == bool(model_content):
@@ -437,17 +443,3 @@ class InterpreterWithCustomOps(Interpreter):
                 "custom operators come with a driver, not with a registering function"
             )
         super().__init__(**kwargs)
-
-
-def _check_placement(
-    devices: Sequence[str | DeviceInfo | Device] | None, policy: Policy | None
-) -> None:
-    """Raises `InputError` for devices that cannot be used, and for a wrong policy."""
-    if policy is not None and not isinstance(policy, Policy):
-        raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
-    try:
-        chosen = manager.choose(devices) if devices is not None else ()
-    except PlacementError as error:
-        raise InputError(str(error)) from error
-    if policy is not None:
-        check_rules(policy, chosen, manager)

@@ -113,7 +113,14 @@ class Program:
             and (tensor := _tensor(model.operands[port.input], subgraph)) is not None
             and catalog.tensors[tensor].is_variable
         }
-        self.generators = _generators(model)
+        # The variables with the state of random operations, which LiteRT resets.
+        random = {
+            i
+            for o in model.operations
+            if o.type in RANDOM_INPUTS
+            for i in o.inputs[RANDOM_INPUTS[o.type] :]
+        }
+        self.generators = tuple(p.variable for p in entry.states if p.input in random)
         self._subgraph = subgraph
         self.shapes: dict[int, tuple[int, ...]] = {}
         self.types: dict[int, DType] = {}
@@ -155,17 +162,6 @@ def _stored(indexes: tuple[int, ...], catalog: SubgraphEntry) -> list[int]:
 def _tensor(operand: Operand, subgraph: int) -> int | None:
     origin = operand.origin
     return origin.index if origin is not None and origin.subgraph == subgraph else None
-
-
-def _generators(model: Model) -> tuple[int, ...]:
-    """The variables with the state of random operations, which LiteRT resets."""
-    positions = {
-        i
-        for o in model.operations
-        if o.type in RANDOM_INPUTS
-        for i in o.inputs[RANDOM_INPUTS[o.type] :]
-    }
-    return tuple(p.variable for p in model.entry.states if p.input in positions)
 
 
 def _before(model: Model, found: Holders) -> dict[int, int]:

@@ -71,12 +71,7 @@ def definition(
     attributes: Mapping[str, Any],
     types: Sequence[tuple[int, Shape] | None],
 ) -> Any:
-    """The `FunctionProto` by which ONNX defines the operator of a node, and the default values of
-    its attributes.
-
-    It depends on the values of the node's attributes, and on the element types (numbers of the
-    format) and shapes of its inputs. None if ONNX defines the operator in words only.
-    """
+    """(`FunctionProto` by which ONNX defines a node's operator, attribute defaults), or None."""
     package = onnx()
     try:
         schema = package.defs.get_schema(proto.op_type, version, proto.domain)
@@ -180,11 +175,7 @@ def shape_of(dims: Any, where: str) -> tuple[int, ...]:
 
 
 def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
-    """The value of a `TensorProto`: a read-only array. Raw data is viewed if its layout allows.
-
-    Raises `NotLowerable` for data in another file, `InvalidOperand` if the number of elements
-    contradicts the dimensions.
-    """
+    """The read-only value of a `TensorProto`. Raises `NotLowerable`, `InvalidOperand`."""
     if proto.data_location == EXTERNAL or len(proto.external_data):
         path = next((e.value for e in proto.external_data if e.key == "location"), "")
         raise errors.NotLowerable(

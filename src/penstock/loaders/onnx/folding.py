@@ -54,10 +54,7 @@ FAILED: Final = (
 
 
 def fold(node: Node, inputs: Sequence[Value | None], budget: Budget) -> Sequence[NDArray] | None:
-    """The values of the outputs of *node*, if the values of its inputs are known; otherwise None.
-
-    Integer arrays with unknown elements are object arrays, with None for those elements.
-    """
+    """The known values of a node's outputs, or None. Object arrays have None if unknown."""
     if node.domain:
         return None
     if node.op in ("Shape", "Size"):
@@ -103,11 +100,7 @@ def _shape(node: Node, inputs: Sequence[Value | None]) -> Folded:
 
 
 def _partly(given: Given, rule: Rule, dtype: DType) -> Folded:
-    """Folds a node over integers, some of which are unknown.
-
-    The node is evaluated twice: on the values, with 0 for unknown elements, and on the masks of
-    unknown elements. *dtype* is the type of a result without unknown elements.
-    """
+    """Folds integers of which some are unknown: values with 0 for these, and their masks."""
     node, arrays = given.node, given.arrays
     if node.op == "Cast":
         to = TYPES.get(node.integer("to"))
@@ -217,9 +210,7 @@ def _concatenated(given: Given) -> bool:
 
 
 def _sliced(given: Given) -> Folded:
-    """Folds Slice. The evaluator slices as Python does, which differs for a start before the first
-    element with a negative step. If an axis has several bounds, it uses the last ones.
-    """
+    """Folds Slice. The evaluator slices as Python does, which differs before the beginning."""
     bounds, x = slice_bounds(given.node, given.arrays), given.arrays[0]
     axes = None if bounds is None else counted(bounds[0], x.ndim)
     if bounds is None or axes is None:

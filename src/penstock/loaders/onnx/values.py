@@ -172,9 +172,7 @@ class Constants:
     def pool(
         self, subgraphs: list[Subgraph], budget: Budget
     ) -> tuple[list[Subgraph], tuple[ConstantPool, ...]]:
-        """*subgraphs* with the locations of their constants, and the pool. The pool has only
-        constants that the subgraphs use. Its size is charged to *budget* before it is allocated.
-        """
+        """*subgraphs* with their constants' locations, and the pool of those that they use."""
         used = sorted(
             {o.location.pool for s in subgraphs for o in s.operands if o.location is not None}
         )

@@ -71,12 +71,7 @@ class Layer(Struct, frozen=True, eq=False, kw_only=True):
 
 
 def layer_recipe(layer: Layer, x: Value, weights: Value, bias: Value | None) -> Recipe | None:
-    """The recipe that computes *layer* as integers, from the sources of its dequantised inputs;
-    None if that is not possible.
-
-    The activation is int8, or uint8 with weights of one scale, which then become uint8 too
-    (TFLite).
-    """
+    """The recipe of *layer* as integers, int8 or uint8 (TFLite); None if it is not possible."""
     source, taps = x.source, weights.source
     if not isinstance(source, Source) or not isinstance(taps, Source):
         return None
