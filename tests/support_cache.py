@@ -15,8 +15,8 @@ from typing import Any
 
 from penstock import sealed
 from penstock.cache.directory import CacheDirectory
-from penstock.cache.index import IndexRecord
 from penstock.cache.lease import Lease
+from penstock.cache.naming import IndexRecord
 from penstock.cache.store import Store
 from penstock.errors import CacheError
 from penstock.testing.doubles import QUICK_FILES

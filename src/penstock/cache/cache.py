@@ -14,8 +14,8 @@ from penstock.arguments import check_kind
 from penstock.cache import ingredients as parts
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.eviction import Found, collect, scan
-from penstock.cache.index import IndexRecord
 from penstock.cache.info import checked_directory, default_directory
+from penstock.cache.naming import IndexRecord
 from penstock.errors import CacheError, InputError, NoEntry, Unreadable
 from penstock.hal import Device, PrepareConfig
 from penstock.ir import Model

@@ -9,14 +9,13 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from penstock.cache.naming import file_names, index_name, lock_name
+from penstock.cache import naming
 from penstock.cache.store import FileVersion, OpenFiles, Store, seconds_left
 from penstock.errors import CacheError, NoEntry, NotYetWritten
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import open_entry_file
 
 if TYPE_CHECKING:
-    from penstock.cache.index import IndexRecord
     from penstock.cache.lease import Lease
 
 _NEAREST_AMONG: Final = 256
@@ -55,7 +54,7 @@ class CacheDirectory:
         *deadline_ns* of the monotonic clock. Raises `NotRegularFile` for a link instead of a file,
         `Unreadable`, and `Cancelled` within 50 ms.
         """
-        store, names = self.store, file_names(token, *needed)
+        store, names = self.store, naming.file_names(token, *needed)
         if not names:
             raise NoEntry("the device has no cache files")
         self._seen[token] = names[0], store.version_of(names[0])
@@ -84,7 +83,7 @@ class CacheDirectory:
                 if (claim := awaited_claim(store, token)) is not None:
                     who = f"the driver of process {claim.pid} has not written the entry yet"
                 raise NotYetWritten(who)
-            lock = store.locks.lend(lock_name(token)) if writable else None
+            lock = store.locks.lend(naming.lock_name(token)) if writable else None
             stack.pop_all()
         return OpenFiles(store, handles[: needed[0]], handles[needed[0] :], lock, held=held)
 
@@ -116,13 +115,13 @@ class CacheDirectory:
 
     def record(
         self, token: bytes, *, deadline_ns: int | None = None, cancel: CancelToken | None = None
-    ) -> IndexRecord | None:
+    ) -> naming.IndexRecord | None:
         """The entry's authentic index record, or None. Waits and raises `Cancelled` as `open`."""
         if (record := self.store.read_record(token)) is not None:
             return record
         # The index is missing while the entry is being replaced.
         try:
-            held = self._lock_to_read(token, file_names(token, 1, 0), deadline_ns, cancel)
+            held = self._lock_to_read(token, naming.file_names(token, 1, 0), deadline_ns, cancel)
         except CacheError:
             return None
         try:
@@ -131,7 +130,7 @@ class CacheDirectory:
             if held is not None:
                 self.store.locks.release(held)
 
-    def records(self, most: int | None = None) -> list[IndexRecord]:
+    def records(self, most: int | None = None) -> list[naming.IndexRecord]:
         """The entries' index records, the most recently used first: all, or *most* of those that a
         compile has time for. Empty without a directory.
         """
@@ -145,7 +144,7 @@ class CacheDirectory:
         records = (self.store.read_record(group.token) for group in found if group.is_entry)
         return list(islice((record for record in records if record is not None), most))
 
-    def nearest(self, ingredients: Mapping[str, str]) -> IndexRecord | None:
+    def nearest(self, ingredients: Mapping[str, str]) -> naming.IndexRecord | None:
         """The record most similar to *ingredients*, the same model first, of the 256 used last."""
         structure = ingredients.get("structure")
         return min(
@@ -165,10 +164,10 @@ class CacheDirectory:
         if not self.store.looks_like_index(token):
             return False
         with suppress(OSError):
-            self.store.touch(index_name(token))
+            self.store.touch(naming.index_name(token))
         return True
 
-    def restore(self, record: IndexRecord) -> bool:
+    def restore(self, record: naming.IndexRecord) -> bool:
         """Writes the index again for the entry that `open` found last; returns whether it did.
 
         It does not wait. It does nothing if other processes use the entry, have replaced it, or
@@ -191,7 +190,7 @@ class CacheDirectory:
         self, token: bytes, names: list[str], deadline_ns: int | None, cancel: CancelToken | None
     ) -> int | None:
         """A descriptor of the entry's lock file, locked; None if the lock is impossible."""
-        store, name = self.store, lock_name(token)
+        store, name = self.store, naming.lock_name(token)
         take = partial(
             store.locks.take,
             name,

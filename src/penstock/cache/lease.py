@@ -11,10 +11,9 @@ from typing import Final
 from msgspec import structs
 
 from penstock import knobs
+from penstock.cache import naming
 from penstock.cache.claim import Claim, mark
 from penstock.cache.eviction import awaited_claim, collect
-from penstock.cache.index import IndexRecord
-from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
 from penstock.cache.store import FileVersion, OpenFiles, Store, seconds_left
 from penstock.closing import Closing
 from penstock.errors import CacheError, InputError, NotYetWritten, ReadOnly, StateError, Unreadable
@@ -45,8 +44,8 @@ class Lease(Closing):
         store, made = self._store, list[str]()
         handles: list[CacheHandle] = []
         with ExitStack() as stack, store.naming("written"):
-            for name in file_names(self._token, *needed):
-                made.append(temporary_name(name))
+            for name in naming.file_names(self._token, *needed):
+                made.append(naming.temporary_name(name))
                 stack.callback(store.unlink_quietly, made[-1:])
                 try:
                     fd = store.files.open(store.at(made[-1]), os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -57,7 +56,7 @@ class Lease(Closing):
                     raise ReadOnly(f"the cache directory {store.path} {why}") from None
                 handles.append(CacheHandle(fd))
                 stack.callback(store.close, fd)
-            lock = store.locks.lend(lock_name(self._token))
+            lock = store.locks.lend(naming.lock_name(self._token))
             stack.pop_all()
         models, datas = handles[: needed[0]], handles[needed[0] :]
         self._pending.append(OpenFiles(store, models, datas, lock, temporaries=tuple(made)))
@@ -66,7 +65,7 @@ class Lease(Closing):
     def publish(
         self,
         files: OpenFiles,
-        record: IndexRecord,
+        record: naming.IndexRecord,
         *,
         late: bool = False,
         deadline_ns: int | None = None,
@@ -133,7 +132,7 @@ class Lease(Closing):
         try:
             for files in self._pending:
                 self.discard(files)
-            name = lease_name(self._token)
+            name = naming.lease_name(self._token)
             with suppress(OSError, CacheError):
                 if self._awaited is None and self._store.locks.is_current(fd, name):
                     self._store.locks.remove(name)
@@ -176,7 +175,7 @@ class Lease(Closing):
     def _lock_to_publish(self, deadline_ns: int | None, cancel: CancelToken | None) -> int:
         seconds = seconds_left(deadline_ns)
         lock = self._store.locks.take(
-            lock_name(self._token),
+            naming.lock_name(self._token),
             exclusive=True,
             create=True,
             timeout=seconds,
@@ -191,16 +190,16 @@ class Lease(Closing):
             f"within {seconds:.3g} s"
         )
 
-    def _replace(self, files: OpenFiles, record: IndexRecord) -> None:
+    def _replace(self, files: OpenFiles, record: naming.IndexRecord) -> None:
         """Replaces the entry under its lock. Until the last rename, readers reject the mixture."""
         store, token = self._store, self._token
-        names = file_names(token, record.models, record.datas)
+        names = naming.file_names(token, record.models, record.datas)
         replaced = store.entry_ids(token, record)
         if sys.platform == "win32":  # some systems cannot rename an open file
             files.close()
         begun = False
         try:
-            store.unlink(index_name(token))
+            store.unlink(naming.index_name(token))
             for temporary, name in zip(files.temporaries, names, strict=True):
                 begun = True
                 store.files.replace(store.at(temporary), store.at(name))
@@ -223,7 +222,7 @@ def take_lease(
     seen: tuple[str, FileVersion | None] | None,
 ) -> Lease | str:
     """A lease, or why there is none; *seen* is a file of the entry and its version in `open`."""
-    name = lease_name(token)
+    name = naming.lease_name(token)
     store.make_directory()
     if cancel is not None:
         cancel.check()
@@ -310,17 +309,17 @@ class _Waiting:
 
 
 def restore(
-    store: Store, token: bytes, record: IndexRecord, first: str, seen: FileVersion | None
+    store: Store, token: bytes, record: naming.IndexRecord, first: str, seen: FileVersion | None
 ) -> bool:
     """`CacheDirectory.restore`; *seen* is the version of the file *first* in `open`."""
     with suppress(OSError, CacheError):
-        held = store.locks.take(lock_name(token), exclusive=True, create=False, timeout=0)
+        held = store.locks.take(naming.lock_name(token), exclusive=True, create=False, timeout=0)
         if held is None:
             return False
         try:
             if seen is None or store.version_of(first) != seen or store.read_record(token):
                 return False
-            store.unlink(index_name(token))
+            store.unlink(naming.index_name(token))
             store.write_record(token, structs.replace(record, created=seen[2] / 1e9))
         finally:
             store.locks.release(held)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from penstock.cache import naming
 from penstock.cache.lock_files import LockFiles
-from penstock.cache.naming import file_names, index_name, short_name, temporary_name
+from penstock.cache.naming import IndexRecord
 from penstock.closing import Closing
 from penstock.distribution import made_by
 from penstock.errors import CacheError, Unreadable
@@ -20,7 +21,6 @@ from penstock.sealed.files import FileSystem, open_cache_file
 
 if TYPE_CHECKING:
     from penstock.cache.claim import Now
-    from penstock.cache.index import IndexRecord
     from penstock.sealed.keys import KeyStore
     from penstock.sealed.seal import Seal
 
@@ -134,7 +134,7 @@ class Store:
         path = error.filename2 or error.filename
         if isinstance(error, IsADirectoryError) and isinstance(path, str | os.PathLike):
             above, name = os.path.split(os.fspath(path))
-            shown = os.path.join(above, short_name(name))
+            shown = os.path.join(above, naming.short_name(name))
             return Unreadable(
                 f"{shown} is a directory where a file of the cache belongs: remove it"
             )
@@ -185,7 +185,7 @@ class Store:
 
     def write(self, name: str, content: bytes) -> None:
         """Replaces the file *name* by a new one. Raises `OSError`; the old one is then kept."""
-        temporary = temporary_name(name)
+        temporary = naming.temporary_name(name)
         fd = self.files.open(self.at(temporary), os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             try:
@@ -201,18 +201,16 @@ class Store:
 
     def read_record(self, token: bytes) -> IndexRecord | None:
         """The entry's index record; None if it is missing, unreadable or altered."""
-        from penstock.cache.index import MOST_INDEX_BYTES, unpack_record
-
         try:
-            content = self.read(self.at(index_name(token)), MOST_INDEX_BYTES)
-            return unpack_record(content, self.key(), token)
+            content = self.read(self.at(naming.index_name(token)), naming.MOST_INDEX_BYTES)
+            return naming.unpack_record(content, self.key(), token)
         except (OSError, CacheError):
             return None
 
     def looks_like_index(self, token: bytes) -> bool:
         """Whether the index of *token* has a valid beginning and end. The seal is not checked."""
         try:
-            with self.opened(self.at(index_name(token))) as fd:
+            with self.opened(self.at(naming.index_name(token))) as fd:
                 size = self.files.status(fd).size
                 content = bytearray(min(size, len(_INDEX_BEGINS) + 2 * len(token)))
                 ending = bytearray(min(size, _INDEX_ENDING))
@@ -226,9 +224,7 @@ class Store:
 
     def write_record(self, token: bytes, record: IndexRecord) -> None:
         """Writes the entry's index. Raises `OSError`, `CacheError`; the old index is then kept."""
-        from penstock.cache.index import pack_record
-
-        self.write(index_name(token), pack_record(record, self.key()))
+        self.write(naming.index_name(token), naming.pack_record(record, self.key()))
 
     def touch(self, name: str) -> None:
         """Sets the file's modification time to now. Raises `OSError`."""
@@ -238,7 +234,7 @@ class Store:
         """The entry ids in the headers of the published files."""
         with ExitStack() as stack:
             handles = []
-            for name in file_names(token, record.models, record.datas):
+            for name in naming.file_names(token, record.models, record.datas):
                 with suppress(OSError, CacheError):
                     handles.append(CacheHandle(stack.enter_context(self.opened(self.at(name)))))
             return self.ids_in(handles, token, record)

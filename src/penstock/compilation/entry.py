@@ -26,7 +26,7 @@ from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 
 if TYPE_CHECKING:
-    from penstock.cache.index import IndexRecord
+    from penstock.cache.naming import IndexRecord
 
 log = Log(__name__)
 
@@ -114,7 +114,7 @@ class Entry(Struct, frozen=True):
 
     def record(self, compile_ns: int = 0) -> IndexRecord:
         """The index record of a new entry, whose compile took *compile_ns* (0 if unknown)."""
-        from penstock.cache.index import IndexRecord
+        from penstock.cache.naming import IndexRecord
 
         return IndexRecord(
             token=self.key.token.hex(),

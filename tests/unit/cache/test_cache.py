@@ -16,9 +16,8 @@ from msgspec import structs
 import penstock.cache
 from penstock import errors, knobs
 from penstock.cache import Cache, CacheEntry
-from penstock.cache.index import IndexRecord
 from penstock.cache.ingredients import binding_of, derived_token, ingredients_of
-from penstock.cache.naming import letters_of
+from penstock.cache.naming import IndexRecord, letters_of
 from penstock.hal import PrepareConfig
 from penstock.ir import DType, Model, ModelBuilder
 from penstock.sealed import Owner

@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.cache.index import IndexRecord, pack_record, unpack_record
+from penstock.cache.naming import IndexRecord, pack_record, unpack_record
 
 KEY, TOKEN = bytes(range(32)), bytes(range(32, 64))
 RECORD = IndexRecord(

@@ -153,10 +153,9 @@ def scan(call: Call) -> list[Value]:
 
 def length(x: Tensor, axis: int) -> Tensor:
     """A dimension of *x* as an int64 scalar."""
-    size = x.dims[axis]
-    return (
-        x.sizes().gather(x.call.place(axis)) if size is None else x.call.scalar(size, DType.INT64)
-    )
+    if (size := x.dims[axis]) is not None:
+        return x.call.scalar(size, DType.INT64)
+    return x.sizes().gather(x.call.place(axis))
 
 
 def placed(buffer: Tensor, counter: Tensor, part: Tensor) -> Tensor:
@@ -208,7 +207,20 @@ def loop(
     extra = captured_inputs(body, every, outer)
     inputs = [body.get(c) for c in carried] + extra
     finished = outer.shared.add(body.finish([*ends, *extra], inputs))
-    condition = _condition(call, first, shapes, every, along)
+    # The condition: the counter is below its limit, and the flag is true.
+    test = Emitter(outer.shared)
+    test.label, test.where = outer.label, outer.where
+    inner = call.within(test)
+    tested = [test.input(outer.dtype(o), s) for o, s in zip(first, shapes, strict=True)]
+    now, last, proceed = (inner.get(value) for value in tested[:3])
+    for value in every:
+        operand = first_form(outer, value)
+        inside = test.input(outer.dtype(operand), outer.shape(operand))
+        if along is not None and value is along[0]:
+            layout = next(iter(outer.local(value).forms))
+            last = inner.get(inside).sizes().gather(inner.place(layout.index(along[1])))
+    both = inner.emit("LOGICAL_AND", [now < last, proceed])
+    condition = outer.shared.add(test.finish([both.index]))
     arguments = [*first, *(first_form(outer, v) for v in every)]
     attributes = {"cond_subgraph_index": condition, "body_subgraph_index": finished}
     results = outer.emit("WHILE", arguments, [outer.dtype(o) for o in arguments], attributes)
@@ -216,30 +228,6 @@ def loop(
         if outer.shape(results[place]) is None and shape is not None:
             raise call.refuse("the shapes of what goes round do not settle")
     return [Tensor(call, o) for o in results[3 : 3 + len(initial)]]
-
-
-def _condition(
-    call: Call,
-    first: Sequence[int],
-    shapes: Sequence[Shape],
-    captured: Sequence[Value],
-    along: tuple[Value, int] | None,
-) -> int:
-    """Whether the counter is below its limit and the flag is true."""
-    outer = call.emitter
-    test = Emitter(outer.shared)
-    test.label, test.where = outer.label, outer.where
-    inner = call.within(test)
-    carried = [test.input(outer.dtype(o), s) for o, s in zip(first, shapes, strict=True)]
-    counter, limit, flag = (inner.get(value) for value in carried[:3])
-    for value in captured:
-        operand = first_form(outer, value)
-        inside = test.input(outer.dtype(operand), outer.shape(operand))
-        if along is not None and value is along[0]:
-            layout = next(iter(outer.local(value).forms))
-            limit = inner.get(inside).sizes().gather(inner.place(layout.index(along[1])))
-    both = inner.emit("LOGICAL_AND", [counter < limit, flag])
-    return outer.shared.add(test.finish([both.index]))
 
 
 MAX_ITEMS: Final = 4096
