@@ -172,7 +172,7 @@ class Unpacker:
         except errors.ModelError as error:
             raise errors.WireError(f"the model in the message is not valid: {error}") from error
         if holds_large_values(model):
-            raise errors.WireError(f"the model has a value of over {MAX_COPIED_VALUE} bytes")
+            raise errors.WireError(f"a value of the model has more than {MAX_COPIED_VALUE} bytes")
         return model
 
     def memory(self, form: wire.MemoryForm) -> hal.Memory:

@@ -405,7 +405,7 @@ class IsolatedPreparedModel:
         """The model in the running process. `DeadObject` if it is not ready by the deadline."""
         left = remaining_seconds(deadline_ns)
         if not self._lock.acquire(timeout=-1 if left is None else left):
-            message = f"device {self.device.name}: the model is being prepared in a new process"
+            message = f"device {self.device.name}: the model is still being prepared again"
             raise errors.DeadObject(message)
         try:
             if self._closed:

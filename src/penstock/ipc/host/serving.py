@@ -364,7 +364,7 @@ class Client:
     def _array(self, form: wire.ArrayForm) -> NDArray:
         memory = self._memories.get(form.memory)
         if memory is None and self._lends_too_much:
-            why = f"memory {form.memory} was not lent: a client may lend {MAX_MEMORIES} at a time"
+            why = f"memory {form.memory} was not lent, or beyond the {MAX_MEMORIES} at a time"
             raise errors.ResourceExhaustedTransient(why)
         if memory is None:
             raise errors.WireError(f"memory {form.memory} was not lent")
