@@ -104,9 +104,9 @@ class Investigation:
         apart = [
             found
             for found in self._distances(job, *self._expected(job))
-            # An error that does not exceed the known rounding error is none.
+            # An error that does not exceed the known rounding error is none; NaN exceeds it.
             if found.departs
-            and (found.problem or _size(found) > GROWTH * self._rounding.get(found.output, 0.0))
+            and (found.problem or not _size(found) <= GROWTH * self._rounding.get(found.output, 0))
         ]
         if not apart:
             self._shadow.count("compared")

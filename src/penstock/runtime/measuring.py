@@ -44,9 +44,10 @@ class EnergyCounter:
         try:
             zones = sorted(root.glob("intel-rapl:*"))
             for zone in zones:
-                name = (zone / "name").read_text(encoding="ascii").strip()
-                # intel-rapl:0 is a package; intel-rapl:0:1 is a part of it.
-                if zone.name.count(":") == 1 and name.startswith("package"):
+                # intel-rapl:0 is a package; intel-rapl:0:1 is a part, which may be unreadable.
+                if zone.name.count(":") != 1:
+                    continue
+                if (zone / "name").read_text(encoding="ascii").strip().startswith("package"):
                     most = _number(zone / "max_energy_range_uj")
                     domains.append(_Domain(zone / "energy_uj", most))
             return cls(tuple(domains)) if domains else None

@@ -46,3 +46,9 @@ def test_no_counter(tmp_path: Path) -> None:
     assert EnergyCounter.find(tmp_path) is None
     energy.unlink()
     assert EnergyCounter.find(tmp_path) is None
+
+
+def test_a_part_of_a_package_may_be_unreadable(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", 900)
+    (tmp_path / "intel-rapl:0:0").mkdir()
+    assert EnergyCounter.find(tmp_path) is not None

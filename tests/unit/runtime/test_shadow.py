@@ -234,6 +234,34 @@ def test_results_that_are_not_finite_are_found() -> None:
     assert "it is nan at [0, 0]" in notes[0]
 
 
+class Negative(WrongDevice):
+    """Gives its results with the other sign."""
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        result = proceed()
+        if method == "execute":
+            for argument in arguments[0].outputs:
+                np.negative(argument.array, out=argument.array)
+        return result
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_an_error_too_large_to_be_squared_is_found() -> None:
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT64, (2,), "x")
+    (y,) = b.operation("STABLEHLO_ADD", [x, x], [Operand(DType.FLOAT64, (2,), name="y")])
+    device, policy = (
+        Negative(reference(), "NONE", name="wrong"),
+        Policy("cost", "relaxed", shadow=1),
+    )
+    made = penstock.compile(b.build([y]), devices=[device], cache=None, policy=policy)
+    with made as compiled:
+        compiled.run([np.array([1e300, 2e300])])
+        assert compiled.shadow is not None
+        assert compiled.shadow.wait(60)
+        assert compiled.shadow.report().departed == 1
+
+
 def test_a_device_that_gives_other_results_each_time_is_found() -> None:
     _, shadow, _ = verified(wrong("ADD", "noise"))
     (verdict,) = shadow.report().verdicts
