@@ -18,7 +18,6 @@ from penstock.driverkit.installation import (
     digest_of,
     package_folder,
     processor_features,
-    version_and_record,
 )
 from penstock.hal import DeviceType
 
@@ -104,8 +103,7 @@ def find_installation() -> Installation:
         return _nothing(f"{folder} does not say which ONNX Runtime it is: {INSTALL}")
     libraries = folder / "capi"
     found = [CPU, *providers_in(libraries, package)]
-    _, record = version_and_record(package.replace("-", "_"), folder)
-    return Installation(version, tuple(found), _digest(libraries, record))
+    return Installation(version, tuple(found), _digest(libraries, _record_beside(folder)))
 
 
 def providers_in(libraries: Path, package: str) -> list[Provider]:
@@ -138,6 +136,18 @@ def _metadata(folder: Path) -> tuple[str, str]:
     version = re.search(r"""(?m)^__version__ *= *['"]([^'"]+)['"]""", text)
     package = re.search(r"""(?m)^package_name *= *['"]([^'"]+)['"]""", text)
     return (version.group(1) if version else ""), (package.group(1) if package else PACKAGE)
+
+
+def _record_beside(folder: Path) -> str:
+    """The RECORD of the package in *folder*; empty if it has none. One installed elsewhere has the
+    hashes of other libraries.
+    """
+    for path in folder.parent.glob(f"{PACKAGE}*.dist-info/RECORD"):
+        with suppress(OSError, UnicodeDecodeError):
+            record = path.read_text("utf-8")
+            if re.search(rf"(?m)^{PACKAGE}/capi/", record):
+                return record
+    return ""
 
 
 def _digest(libraries: Path, record: str) -> str:

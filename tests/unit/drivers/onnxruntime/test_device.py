@@ -123,6 +123,25 @@ def test_another_library_makes_another_version(tmp_path: Path) -> None:
     assert digests[0] != digests[1]
 
 
+def test_the_record_of_an_installation_elsewhere_hides_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries, other = tmp_path / "onnxruntime" / "capi", tmp_path / "elsewhere"
+    libraries.mkdir(parents=True)
+    (libraries / "build_and_package_info.py").write_text("__version__ = '1.31'\n")
+    records = other / "onnxruntime-1.31.dist-info"
+    records.mkdir(parents=True)
+    (records / "METADATA").write_text("Name: onnxruntime\nVersion: 1.31\n")
+    (records / "RECORD").write_text("onnxruntime/capi/libonnxruntime.so.1,sha256=a,3\n")
+    monkeypatch.syspath_prepend(str(other))
+    monkeypatch.setattr(installation, "package_folder", lambda package: tmp_path / package)
+    digests = []
+    for content in (b"one", b"two2"):
+        (libraries / "libonnxruntime.so.1").write_bytes(content)
+        digests.append(installation.find_installation.__wrapped__().digest)
+    assert digests[0] != digests[1]
+
+
 @needs_onnxruntime
 @pytest.mark.parametrize("imported", [False, True])
 def test_telemetry_and_log_are_off_unless_the_program_came_first(imported: bool) -> None:
