@@ -438,8 +438,8 @@ ring_spin_us: Final = _knob(
 )
 services: Final = _knob(
     "",
-    "Drivers that a system service serves, and its socket: NAME=/PATH/OF/ITS/SOCKET, comma- "
-    "separated.",
+    "Drivers that a system service serves, and its socket: NAME=/PATH/OF/ITS/SOCKET, "
+    "comma-separated.",
 )
 
 KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(

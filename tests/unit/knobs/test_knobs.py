@@ -144,6 +144,7 @@ def test_the_table_is_whole_and_documented() -> None:
         assert knob.name == name
         assert knob.variable == f"PENSTOCK_{name.upper()}"
         assert knob.doc.endswith(".")
+        assert "- " not in knob.doc
         assert type(knob.default) is knob.kind
     with pytest.raises(TypeError):
         KNOBS["new"] = COUNT  # type: ignore[index]  # the point
