@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -114,7 +115,16 @@ class DelegatedRun:
         for operand, array in zip(outputs, out or [None] * len(outputs), strict=True):
             if array is not None:
                 self._fixed.setdefault(operand, array)
-        self._make_room()
+        operands = delegated.model.operands
+        missing = {}  # every value of known shape between two steps
+        for computed in chain.from_iterable(step.outputs for step in delegated.steps):
+            shape = static_shape(operands[computed].shape)
+            plain = operands[computed].dtype is not DType.STRING and computed not in self._fixed
+            if shape is not None and plain:
+                missing[computed] = shape
+        needed = (math.prod(s) * operands[o].dtype.numpy.itemsize for o, s in missing.items())
+        check_bytes(sum(needed), "the memory between delegates")
+        self._fixed |= {o: blank(operands[o].dtype, shape) for o, shape in missing.items()}
         for step in delegated.host_steps:
             step.bind(self._fixed)
         self._read = {i for o in entry.operations for i in o.inputs} | set(outputs)
@@ -163,21 +173,6 @@ class DelegatedRun:
             operand in self._fixed or operand in entry.inputs or operand in entry.ordinary_outputs
         )
         return np.array(value) if shared else value
-
-    def _make_room(self) -> None:
-        """Allocates every value of known shape between two steps."""
-        operands = self._delegated.model.operands
-        missing = {}
-        for step in self._delegated.steps:
-            for operand in step.outputs:
-                shape = static_shape(operands[operand].shape)
-                dtype = operands[operand].dtype
-                if shape is not None and dtype is not DType.STRING and operand not in self._fixed:
-                    missing[operand] = shape
-        needed = (math.prod(s) * operands[o].dtype.numpy.itemsize for o, s in missing.items())
-        check_bytes(sum(needed), "the memory between delegates")
-        for operand, shape in missing.items():
-            self._fixed[operand] = blank(operands[operand].dtype, shape)
 
 
 class HostStep:

@@ -254,7 +254,9 @@ class Tensors:
         finally:
             self.current = before
             if before is None:
-                self._free_replaced()
+                replaced, self._replaced = self._replaced, []
+                for owner, handle in {(id(o), h): (o, h) for o, h in replaced}.values():
+                    self._free_unused(owner, handle)
 
     def let_go(self, owners: Collection[Delegate], *, lent_too: bool) -> None:
         """Frees the buffers of *owners*; those that the user set only with *lent_too*."""
@@ -282,15 +284,6 @@ class Tensors:
         buffered.handle = NULL_BUFFER_HANDLE
         if owner is not None and handle != NULL_BUFFER_HANDLE:
             self._free_unused(owner, handle)
-
-    def _free_replaced(self) -> None:
-        """Frees the buffers that the delegate's code replaced, each once."""
-        replaced, self._replaced = self._replaced, []
-        freed: set[tuple[int, int]] = set()
-        for owner, handle in replaced:
-            if (id(owner), handle) not in freed:
-                freed.add((id(owner), handle))
-                self._free_unused(owner, handle)
 
     def _free_unused(self, owner: Delegate, handle: int) -> None:
         """Frees a buffer if it holds no tensor."""

@@ -224,7 +224,9 @@ class GraphReader:
         )  # fmt: skip
 
     def attribute(self, proto: Any, where: str) -> Attribute:
-        kind = proto.type or _guessed(proto)
+        # An old file does not declare the type.
+        held = (BY_FIELD[field.name] for field, _ in proto.ListFields() if field.name in BY_FIELD)
+        kind = proto.type or next(held, UNDEFINED)
         if kind not in KINDS:
             raise errors.InvalidAttribute(
                 f"the attribute {proto.name!r} is of type {kind}", where=where
@@ -250,15 +252,7 @@ KINDS: Final[dict[int, tuple[str, Any]]] = {
 }  # fmt: skip
 """The field with the value, and its reader, for each `AttributeProto.AttributeType`."""
 SINGLE: Final = (1, 2, 3, 4, 5, 11)
-
-
-def _guessed(proto: Any) -> int:
-    """The type of an attribute of an old file that does not declare it."""
-    for kind in (*SINGLE, *(k for k in KINDS if k not in SINGLE)):
-        value = KINDS[kind][0]
-        if proto.HasField(value) if kind in SINGLE else len(getattr(proto, value)):
-            return kind
-    return UNDEFINED
+BY_FIELD: Final = {name: kind for kind, (name, _) in KINDS.items()}
 
 
 def _declared(proto: Any, where: str) -> Tensor:

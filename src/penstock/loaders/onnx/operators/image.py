@@ -176,14 +176,31 @@ def suppression(call: Call) -> Value:
         raise call.mismatch(f"boxes of shape {boxes.shape} and scores of shape {scores.shape}")
     if images is None or classes is None or images * classes > MAX_CLASSES or count is None:
         raise call.refuse(f"{classes} classes of {images} images of {count} boxes")
-    most = _most(call, count)
-    overlap, least = _threshold(call, 3, 0.0), _least(call)
+    limit = call.array(2) if call.has(2) else np.zeros(1, np.int64)
+    if limit is None:
+        most = call.get(2).cast(DType.INT32).reshape([]).minimum(count)
+    else:  # at most all boxes, because memory is allocated for them
+        most = call.scalar(min(max(int(limit.reshape(-1)[0]), 0), count), DType.INT32)
+    # The next greater threshold: at the threshold ONNX keeps a box and TFLite drops it.
+    bound = call.array(3) if call.has(3) else np.zeros(1, np.float32)
+    if bound is None:
+        overlap = call.get(3).reshape([]) * float(np.nextafter(np.float32(1), np.float32(2)))
+    else:
+        above = np.nextafter(np.float32(bound.reshape(-1)[0]), np.float32(np.inf))
+        overlap = call.scalar(float(above), DType.FLOAT32)
+    floor = call.array(4) if call.has(4) else np.array(np.finfo(np.float32).min)
+    if floor is None:
+        least = call.get(4).reshape([])
+    else:
+        least = call.scalar(float(floor.reshape(-1)[0]), DType.FLOAT32)
     every, levels = call.get(boxes), call.get(scores)
     rows = []
     for image in range(images):
         own = every.slice(0, image, image + 1).reshape([count, 4])
-        if call.node.integer("center_point_box", 0):
-            own = _corners(own)
+        if call.node.integer("center_point_box", 0):  # (x centre, y centre, width, height)
+            x, y, width, height = (own.slice(1, i, i + 1) for i in range(4))
+            across, down = width * 0.5, height * 0.5
+            own = call.concatenate([y - down, x - across, y + down, x + across], 1)
         for kind in range(classes):
             flat = levels.slice(0, image, image + 1).slice(1, kind, kind + 1).reshape([count])
             inputs, types = [own, flat, most, overlap, least], [DType.INT32] * 2
@@ -196,37 +213,3 @@ def suppression(call: Call) -> Value:
             labels = call.emit("TILE", [label, times])
             rows.append(call.concatenate([labels, column], 1))
     return call.concatenate(rows, 0).value()
-
-
-def _most(call: Call, count: int) -> Tensor:
-    """The greatest number of boxes kept of a class. Memory is allocated for it."""
-    limit = call.array(2) if call.has(2) else np.zeros(1, np.int64)
-    if limit is not None:
-        return call.scalar(min(max(int(limit.reshape(-1)[0]), 0), count), DType.INT32)
-    return call.get(2).cast(DType.INT32).reshape([]).minimum(count)
-
-
-def _threshold(call: Call, index: int, default: float) -> Tensor:
-    """The next greater float: at the threshold ONNX keeps a box and TFLite drops it."""
-    array = call.array(index)
-    if array is not None or not call.has(index):
-        value = np.float32(default if array is None else array.reshape(-1)[0])
-        return call.scalar(float(np.nextafter(value, np.float32(np.inf))), DType.FLOAT32)
-    return call.get(index).reshape([]) * float(np.nextafter(np.float32(1), np.float32(2)))
-
-
-def _least(call: Call) -> Tensor:
-    """The least score of a box that can be kept."""
-    array = call.array(4)
-    if array is None and call.has(4):
-        return call.get(4).reshape([])
-    value = np.finfo(np.float32).min if array is None else array.reshape(-1)[0]
-    return call.scalar(float(value), DType.FLOAT32)
-
-
-def _corners(boxes: Tensor) -> Tensor:
-    """Boxes (x centre, y centre, width, height) in the order (y, x, y, x)."""
-    x, y, width, height = (boxes.slice(1, i, i + 1) for i in range(4))
-    half = boxes.like(0.5)
-    across, down = (s * half for s in (width, height))
-    return boxes.call.concatenate([y - down, x - across, y + down, x + across], 1)

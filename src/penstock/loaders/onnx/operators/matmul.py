@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.ir.types import DType, NDArray
+from penstock.ir.types import DType
 from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.recipes import Layer, layer_recipe
@@ -30,7 +30,7 @@ def product(call: Call, a: Value, b: Value) -> Tensor:
     if None not in depth and depth[0] != depth[1]:
         raise call.mismatch(f"inner dimensions {depth[0]} and {depth[1]} of a product")
     if b.array is not None and rank_b == 2 and rank_a >= 2 and a.dtype in LAYERS:
-        return connected(call.get(a), b.array.T, None)
+        return connected(call.get(a), constant(b.array.T))
     left, right = call.get(a), call.get(b)
     if rank_a == 1:
         left = left.expand(0)
@@ -67,11 +67,11 @@ def _multiplied(left: Tensor, right: Tensor) -> Tensor:
     )
 
 
-def connected(x: Tensor, weights: NDArray, bias: NDArray | None) -> Tensor:
-    """FULLY_CONNECTED with constant *weights* [units, depth]."""
-    inputs = [x, x.call.literal(weights)]
+def connected(x: Tensor, weights: Value, bias: Value | None = None) -> Tensor:
+    """FULLY_CONNECTED with *weights* [units, depth]."""
+    inputs = [x, x.call.get(weights)]
     if bias is not None:
-        inputs.append(x.call.literal(bias))
+        inputs.append(x.call.get(bias))
     return x.call.emit("FULLY_CONNECTED", inputs, keep_num_dims=True)
 
 
@@ -115,7 +115,7 @@ def gemm(call: Call) -> Value:
         if row is not None and row.size in {1, units} and (row.ndim < 2 or row.shape[0] == 1):
             bias = np.broadcast_to(row.reshape(-1), (units,))
             bias = np.ascontiguousarray(bias * np.asarray(beta, bias.dtype))
-        made = connected(left, weights, bias).value()
+        made = connected(left, constant(weights), None if bias is None else constant(bias)).value()
         if bias is not None or c is None:
             if alpha == beta == 1.0 and not turned and (c is None or c.rank == 1):
                 made.recipe = layer_recipe(_integer_layer(2, transposed=transposed), a, b, c)

@@ -291,10 +291,11 @@ def _linear(call: Call, targets: int) -> Tensor:
         raise call.node.invalid(f"{len(weights)} coefficients for {targets} targets")
     bias = None
     if call.node.has("intercepts"):
-        bias = np.array(call.node.numbers("intercepts"), np.float32)
-        if len(bias) != targets:
-            raise call.node.invalid(f"{len(bias)} intercepts for {targets} targets")
-    return connected(x, weights.reshape(targets, -1), bias)
+        intercepts = call.node.numbers("intercepts")
+        if len(intercepts) != targets:
+            raise call.node.invalid(f"{len(intercepts)} intercepts for {targets} targets")
+        bias = constant(np.array(intercepts, np.float32))
+    return connected(x, constant(weights.reshape(targets, -1)), bias)
 
 
 @operator("LinearRegressor", domain=ML)

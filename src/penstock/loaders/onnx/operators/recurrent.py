@@ -12,6 +12,7 @@ from penstock.ir.types import DType
 from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.control import length, loop, placed
+from penstock.loaders.onnx.operators.matmul import connected
 from penstock.loaders.onnx.values import Value, constant
 
 GATES: Final = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -125,7 +126,7 @@ class _Layer:
     def projected(self, at: int, bias: Value | None) -> Tensor:
         """The whole sequence times the input weights, plus a bias."""
         weights = self.required(1, at)
-        return _connected(self.turned(self.x, at), weights, bias)
+        return connected(self.turned(self.x, at), weights, bias)
 
     def results(self, run: Callable[[_Layer, int], list[Tensor]]) -> list[Value]:
         """Y and the last states of all directions, in the node's layout; *run* computes one."""
@@ -217,13 +218,6 @@ def _activated(name: str, x: Tensor, clip: float | None) -> Tensor:
     return ACTIVATIONS[name](x)
 
 
-def _connected(x: Tensor, weights: Value, bias: Value | None = None) -> Tensor:
-    inputs = [x, x.call.get(weights)]
-    if bias is not None:
-        inputs.append(x.call.get(bias))
-    return x.call.emit("FULLY_CONNECTED", inputs, keep_num_dims=True)
-
-
 def _part(x: Tensor, at: int, size: int) -> Tensor:
     """Columns of one gate of [batch, gates * size]."""
     return x.part([0, at * size], [-1, size])
@@ -238,7 +232,7 @@ def _looped_lstm(layer: _Layer, at: int) -> list[Tensor]:
 
     def cell(now: Tensor, states: list[Tensor]) -> list[Tensor]:
         h, c = states
-        whole = now + _connected(h, recurrent)
+        whole = now + connected(h, recurrent)
         i, o, f, g = (_part(whole, gate, hidden) for gate in range(4))
 
         def peeped(gate: int, x: Tensor, state: Tensor) -> Tensor:
@@ -270,12 +264,12 @@ def _gru(layer: _Layer, at: int) -> list[Tensor]:
     def cell(now: Tensor, states: list[Tensor]) -> list[Tensor]:
         (h,) = states
         x = [_part(now, g, hidden) for g in range(3)]
-        both = _connected(h, gates, gate_bias)
+        both = connected(h, gates, gate_bias)
         z = x[0] + _part(both, 0, hidden)
         r = x[1] + _part(both, 1, hidden)
         z, r = (_activated(names[0], g, clip) for g in (z, r))
         given = h if late else r * h
-        through = _connected(given, last, last_bias)
+        through = connected(given, last, last_bias)
         if late:
             through = r * through
         new = _activated(names[1], x[2] + through, clip)
@@ -296,6 +290,6 @@ def _rnn(layer: _Layer, at: int) -> list[Tensor]:
         return call.emit_all(kind, inputs, types, fused_activation_function=fused, time_major=True)
 
     def cell(now: Tensor, states: list[Tensor]) -> list[Tensor]:
-        return [_activated(name, now + _connected(states[0], recurrent), layer.clip)]
+        return [_activated(name, now + connected(states[0], recurrent), layer.clip)]
 
     return over_time(layer.projected(at, both), [layer.state(5, at)], layer.hidden, cell)

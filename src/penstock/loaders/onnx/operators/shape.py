@@ -56,10 +56,6 @@ def reshape_node(call: Call) -> Value:
         if listed is None:
             return _computed(call, x, shape)
         target = [None if d is None else int(d) for d in listed.reshape(-1).tolist()]
-    return _resolved(call, x, target)
-
-
-def _resolved(call: Call, x: Value, target: list[int | None]) -> Value:
     dims = x.shape or ()
     if not call.node.integer("allowzero", 0):
         for at, size in enumerate(target):
