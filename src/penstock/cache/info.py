@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock import knobs
@@ -110,11 +111,7 @@ class CacheInfo:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.place is None:
             raise InputError("cache files given as descriptors cannot be sent to another process")
-        return _rebuild, (self.place, self.token, self.trust_token)
-
-
-def _rebuild(directory: str, token: bytes | None, trust_token: bool) -> CacheInfo:
-    return CacheInfo(directory, token, trust_token=trust_token)
+        return partial(CacheInfo, self.place, self.token, trust_token=self.trust_token), ()
 
 
 def checked_directory(directory: object) -> str:

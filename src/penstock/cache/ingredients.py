@@ -189,22 +189,17 @@ def changed_ingredients(before: Mapping[str, str], now: Mapping[str, str]) -> li
 
 
 def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Every change of `changed_ingredients` as text."""
-    return ", ".join(
-        describe_change(name, before.get(name), now.get(name))
-        for name in changed_ingredients(before, now)
-    )
-
-
-def describe_change(name: str, before: str | None, now: str | None) -> str:
-    """One change as text. Digests are shortened; of long lists only the differences are named."""
-    if before is not None and now is not None and len(before.split()) > _FEW_WORDS:
-        had, has = set(before.split()), set(now.split())
-        gone, new = sorted(had - has), sorted(has - had)
-        parts = [f"-{', -'.join(gone)}"] if gone else []
-        parts += [f"+{', +'.join(new)}"] if new else []
-        return f"{name} ({' '.join(parts)})"
-    return f"{name} ({_short(name, before)} -> {_short(name, now)})"
+    """Every change as text. Digests are shortened; long lists are given by their differences."""
+    texts = []
+    for name in changed_ingredients(before, now):
+        old, new = before.get(name), now.get(name)
+        change = f"{_short(name, old)} -> {_short(name, new)}"
+        if old is not None and new is not None and len(old.split()) > _FEW_WORDS:
+            had, has = set(old.split()), set(new.split())
+            signs = [("-", sorted(had - has)), ("+", sorted(has - had))]
+            change = " ".join(", ".join(sign + w for w in words) for sign, words in signs if words)
+        texts.append(f"{name} ({change})")
+    return ", ".join(texts)
 
 
 def _short(name: str, text: str | None) -> str:

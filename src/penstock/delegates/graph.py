@@ -72,7 +72,7 @@ class DelegatedGraph:
             if not catalog.tensors[t].is_variable
         }
         self.tensors = Tensors(self, model, held)
-        self._model = model
+        self.model = model
         self._prepared: Model | None = model
         self._cutter: Cutter | None = None
         self._adding: Delegate | None = None
@@ -82,11 +82,6 @@ class DelegatedGraph:
     def context(self) -> DelegateContext:
         """The delegates' view, created each time: a stored one would be a reference cycle."""
         return DelegateContext(self)
-
-    @property
-    def model(self) -> Model:
-        """The model with the shapes that the kernels are prepared for."""
-        return self._model
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -153,7 +148,7 @@ class DelegatedGraph:
     def cut(self, operations: Iterable[int]) -> Cut:
         """These operations of the model, with the present shapes."""
         if self._cutter is None:
-            self._cutter = Cutter(self._model)
+            self._cutter = Cutter(self.model)
         return self._cutter.cut(sorted(operations))
 
     def add(self, delegate: Delegate) -> None:
@@ -163,7 +158,7 @@ class DelegatedGraph:
         if not api.overrides(delegate, "copy_from_buffer_handle"):
             reason = "it has no copy_from_buffer_handle, which every delegate needs"
             raise DelegateError(name_of(delegate), "prepare", reason)
-        if reason := refuses(self._model, delegate):
+        if reason := refuses(self.model, delegate):
             raise DelegateError(name_of(delegate), "prepare", reason)
         plan, count = self.plan, len(self._nodes)
         self._adding, self._failure = delegate, None
@@ -221,7 +216,7 @@ class DelegatedGraph:
         if model is self._prepared:
             return
         self._prepared = None
-        self._model = self.tensors.model = model
+        self.model = self.tensors.model = model
         self._cutter = None
         self.tensors.values = {}
         if self.takes_dynamic_shapes:

@@ -128,7 +128,7 @@ class DelegatedRun:
         for step in delegated.host_steps:
             step.bind(self._fixed)
         self._read = {i for o in entry.operations for i in o.inputs} | set(outputs)
-        self._publish(dict(self._fixed))
+        delegated.graph.tensors.publish(dict(self._fixed))
 
     def run(self, state: State | None) -> list[NDArray]:
         """The outputs, in order. Raises `DelegateError`, or as `CompiledModel.run`."""
@@ -151,18 +151,13 @@ class DelegatedRun:
                         f"variable {name!r} is read before any value was assigned to it"
                     )
                 values[port.input] = state.get(port.variable)
-        self._publish(values)
+        self._delegated.graph.tensors.publish(values)
         for step in self._delegated.steps:
             step.run(values)
         if state is not None:
             changed = {p.variable: p.output for p in entry.states if p.output is not None}
             state.replace({v: self._owned(output, values) for v, output in changed.items()})
         return [_value(model, i, values) for i in entry.ordinary_outputs]
-
-    def _publish(self, values: dict[int, NDArray]) -> None:
-        tensors = self._delegated.graph.tensors
-        tensors.values = values
-        tensors.changing = {}
 
     def _owned(self, operand: int, values: dict[int, NDArray]) -> NDArray:
         """A state value, copied if its memory is shared."""

@@ -273,6 +273,9 @@ class Tensors:
         if (buffered := self._buffered.pop(index, None)) is not None:
             self._free(buffered)
 
+    def publish(self, values: dict[int, NDArray]) -> None:
+        self.values, self.changing = values, {}
+
     def forget(self) -> None:
         """Forgets all buffers without freeing them, because they belong to another process."""
         self._buffered.clear()

@@ -20,7 +20,6 @@ from penstock.ir.transforms import BRANCHES, branches_of
 from penstock.tflite import texts
 from penstock.tflite.graph import Graph
 from penstock.tflite.session import Session
-from penstock.tflite.values import Guests
 
 if TYPE_CHECKING:
     from penstock.delegates import Delegate
@@ -94,10 +93,6 @@ class Core:
         # models.
         weakref.finalize(self, self._graphs.close).atexit = False
 
-    @property
-    def guests(self) -> Guests:
-        return self.session.guests
-
     def __enter__(self) -> Graph:
         """The main subgraph, for one call inside the block.
 
@@ -118,7 +113,7 @@ class Core:
 
     def ensure_unshared(self) -> None:
         """Raises `RuntimeError` while a view of the memory exists: the call may invalidate it."""
-        if self.guests:
+        if self.session.guests:
             raise RuntimeError(texts.HELD)
 
     def check_open(self) -> None:

@@ -228,9 +228,8 @@ class Graph:
         graph.at(model)
         graph.add(delegate)
         self._delegated = graph
-        self._promised = self._promised or self._ready or not graph.takes_dynamic_shapes
-        self._ready = False
-        self._drop_programs()
+        self._promised = self._promised or not graph.takes_dynamic_shapes
+        self.forget_steps()
 
     def can_take(self, delegate: Delegate) -> bool:
         """Whether a delegate can be added at the shapes that the subgraph has now."""
@@ -324,7 +323,8 @@ class Graph:
         """The tensor's memory, or None. Memory outside the program is allocated on demand."""
         program = self._program
         if program is not None and index in program.variables:
-            return self._session.variable(program, program.variables[index])
+            state = self._session.state_for(program)
+            return None if state is None else state.get(program.variables[index])
         found = self._values.get(index)
         tensor = self.catalog.tensors[index]
         if found is None and self._ready and tensor.is_variable:

@@ -53,7 +53,7 @@ class SignatureRunner:
         self._inputs: dict[str, int] = self._signature_def["inputs"]
         self._outputs = self._signature_def["outputs"].items()
         self._subgraph_index = core.session.catalog.signatures[signature_key].subgraph
-        core.guests.add(self)
+        core.session.guests.add(self)
 
     def __call__(self, **kwargs: Any) -> dict[str, Any]:
         """Resizes the inputs to the arrays given by name, allocates, runs, and returns name ->
@@ -369,7 +369,7 @@ class Interpreter(Closing):
     def __copy__(self) -> Self:
         made = object.__new__(type(self))
         vars(made).update(vars(self))
-        self._core.guests.add(made)
+        self._core.session.guests.add(made)
         return made
 
     def __reduce__(self) -> NoReturn:
@@ -381,7 +381,7 @@ class Interpreter(Closing):
         return self._core.session.catalog.subgraphs[0]
 
     def _safe_to_run(self) -> bool:
-        return not self._core.guests
+        return not self._core.session.guests
 
     def _ensure_safe(self) -> None:
         self._core.ensure_unshared()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from penstock.errors import ModelError, PlacementError
 from penstock.execution import CompiledModel, State
-from penstock.ir import DType, Model, NDArray
+from penstock.ir import DType, Model
 from penstock.ir.infer import infer_shapes
 from penstock.ir.operand import Lifetime
 from penstock.ir.subgraph import Subgraph
@@ -169,11 +169,6 @@ class Session:
         if self._state is None:
             self._state = State(program.compiled.model)
         return self._state
-
-    def variable(self, program: Program, variable: int) -> NDArray | None:
-        """The present value of a variable, without a copy."""
-        state = self.state_for(program)
-        return None if state is None else state.get(variable)
 
     def after_fork(self) -> None:
         """Moves the state to a child process, because the parent may have held a lock."""

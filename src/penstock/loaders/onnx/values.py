@@ -80,11 +80,6 @@ def inverse(layout: Layout) -> Layout:
     return tuple(found)
 
 
-def axis_in(layout: Layout, axis: int) -> int:
-    """The position of dimension *axis* of a value in an operand of *layout*."""
-    return layout.index(axis)
-
-
 def logical(shape: Shape, layout: Layout) -> Shape:
     """The shape of the value of an operand with *shape* in *layout*."""
     if shape is None:
@@ -93,11 +88,6 @@ def logical(shape: Shape, layout: Layout) -> Shape:
     for position, axis in enumerate(layout):
         found[axis] = shape[position]
     return tuple(found)
-
-
-def stored(shape: Shape, layout: Layout) -> Shape:
-    """The shape, in *layout*, of the operand of a value with *shape*."""
-    return None if shape is None else tuple(shape[axis] for axis in layout)
 
 
 ALIGNMENT: Final = 64

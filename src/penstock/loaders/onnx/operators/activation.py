@@ -10,7 +10,7 @@ from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.elementwise import HALVES, exp, formula
 from penstock.loaders.onnx.operators.recipes import with_activation
-from penstock.loaders.onnx.values import Layout, Value, axis_in, constant, identity
+from penstock.loaders.onnx.values import Layout, Value, constant, identity
 
 
 @operator("Relu")
@@ -42,11 +42,7 @@ def prelu(call: Call) -> Value:
 
 def _exponential(x: Tensor, alpha: float, gamma: float = 1.0) -> Tensor:
     """Gamma * (x if positive, otherwise alpha * (exp(x) - 1))."""
-    if alpha == 1.0:
-        found = x.fn("ELU")
-    else:
-        low = x.minimum(0).fn("ELU")
-        found = x.maximum(0) + low * alpha
+    found = x.fn("ELU") if alpha == 1.0 else x.maximum(0) + x.minimum(0).fn("ELU") * alpha
     return found if gamma == 1.0 else found * gamma
 
 
@@ -62,8 +58,7 @@ def selu(x: Tensor) -> Tensor:
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)) without overflow: max(x, 0) + log(1 + exp(-|x|))."""
-    small = exp(-abs(x))
-    return x.maximum(0) + (x.like(1) + small).fn("LOG")
+    return x.maximum(0) + (x.like(1) + exp(-abs(x))).fn("LOG")
 
 
 formula("HardSwish")(lambda x: x.fn("HARD_SWISH"))
@@ -101,7 +96,7 @@ def softmax(call: Call) -> Value:
             return made.reshape([-1 if d is None else d for d in dims]).value()
         axis = big[0] if big else axis
     layout = call.emitter.layout_of([x], rank)
-    if axis_in(layout, axis) != rank - 1:
+    if layout.index(axis) != rank - 1:
         layout = last_axis(axis, rank)
     return call.get(x, layout).fn(kind, **attributes).value(layout)
 

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.ir.types import DType, NDArray
 from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.operators import operator
-from penstock.loaders.onnx.values import Value, axis_in
+from penstock.loaders.onnx.values import Value
 
 MAX_SIZE: Final = 1 << 20
 
@@ -93,7 +93,7 @@ def _resized(
         if target > MAX_SIZE or own < 1 or target < 1:
             raise call.mismatch(f"a dimension of {own} resized to {target}")
         places = coordinates(call, own, target, scales[axis], mode)
-        operand = _along(operand, axis_in(layout, axis), _taps(call, places, own, kind, nearest))
+        operand = _along(operand, layout.index(axis), _taps(call, places, own, kind, nearest))
     return operand.value(layout)
 
 

@@ -13,7 +13,7 @@ from penstock.loaders.onnx.calls import FAR, Call, Tensor
 from penstock.loaders.onnx.folding import clamped, slice_bounds
 from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.activation import last_axis
-from penstock.loaders.onnx.values import Value, axis_in, constant
+from penstock.loaders.onnx.values import Value, constant
 
 
 @operator("Slice")
@@ -28,7 +28,7 @@ def slice_node(call: Call) -> Value:
     begin, end, strides = [0] * rank, [0] * rank, [1] * rank
     begin_mask = end_mask = (1 << rank) - 1
     for axis, start, stop, step in zip(axes, *bounds[1:], strict=True):
-        at, size = axis_in(layout, axis), dims[axis]
+        at, size = layout.index(axis), dims[axis]
         if step == 0:
             raise call.node.invalid("a step of 0")
         strides[at] = step

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.folding import axes_of
 from penstock.loaders.onnx.operators import Lower, operator
 from penstock.loaders.onnx.operators.convolution import per_channel
-from penstock.loaders.onnx.operators.elementwise import sqrt
-from penstock.loaders.onnx.values import Layout, Value, axis_in, constant
+from penstock.loaders.onnx.operators.elementwise import Formula, sqrt
+from penstock.loaders.onnx.values import Layout, Value, constant
 
 REGIONS: Final = {
     "SUM": ("STABLEHLO_ADD", 0.0),
@@ -58,7 +58,7 @@ def along(kind: str, x: Tensor, places: Sequence[int], *, keep: bool) -> Tensor:
 def reduced(kind: str, x: Tensor, layout: Layout, axes: Sequence[int]) -> tuple[Tensor, Layout]:
     """A reduction of an operand in *layout* along logical *axes*, and the layout of the result."""
     keep = bool(x.call.node.integer("keepdims", 1))
-    made = along(kind, x, sorted(axis_in(layout, a) for a in axes), keep=keep)
+    made = along(kind, x, sorted(layout.index(a) for a in axes), keep=keep)
     if keep:
         return made, layout
     kept = [a for a in layout if a not in axes]
@@ -66,10 +66,7 @@ def reduced(kind: str, x: Tensor, layout: Layout, axes: Sequence[int]) -> tuple[
     return made, tuple(order[a] for a in kept)
 
 
-Function: TypeAlias = Callable[[Tensor], Tensor]
-
-
-def _reduction(kind: str, before: Function | None = None, after: Function | None = None) -> Lower:
+def _reduction(kind: str, before: Formula | None = None, after: Formula | None = None) -> Lower:
     def lower(call: Call) -> Value:
         axes = axes_input(call)
         x, layout = call.stored(call.tensor(0))
@@ -99,7 +96,7 @@ def log_sum_exp(call: Call) -> Value:
     x, layout = call.stored(call.tensor(0))
     if not axes:
         return x.value(layout)
-    places = sorted(axis_in(layout, a) for a in axes)
+    places = sorted(layout.index(a) for a in axes)
     wide = x.dtype in BY_REGIONS
     most = along("REDUCE_MAX", x, places, keep=True)
     powers = (x - most).fn("STABLEHLO_EXPONENTIAL" if wide else "EXP")
@@ -175,7 +172,7 @@ def instance_normalization(call: Call) -> Value:
     x = call.tensor(0)
     rank = x.rank or 0
     operand, layout = call.stored(x)
-    made, _, _ = standardized(operand, sorted(axis_in(layout, axis) for axis in range(2, rank)))
+    made, _, _ = standardized(operand, sorted(layout.index(axis) for axis in range(2, rank)))
     scale, offset = (per_channel(call, call.tensor(i), rank - 2) for i in (1, 2))
     return call.pair("ADD", call.pair("MUL", made.value(layout), scale), offset)
 
@@ -270,7 +267,7 @@ def lp_normalization(call: Call) -> Value:
     x = call.tensor(0)
     axis, p = call.own_axis(x, -1), call.node.integer("p", 2)
     operand, layout = call.stored(x)
-    return scaled(operand, f"L{p}", call.vector([axis_in(layout, axis)])).value(layout)
+    return scaled(operand, f"L{p}", call.vector([layout.index(axis)])).value(layout)
 
 
 @operator("MeanVarianceNormalization")
@@ -278,7 +275,7 @@ def mean_variance(call: Call) -> Value:
     x = call.tensor(0)
     axes = call.axes(call.node.integers("axes", (0, 2, 3)), x.rank or 0)
     operand, layout = call.stored(x)
-    places = sorted(axis_in(layout, a) for a in axes)
+    places = sorted(layout.index(a) for a in axes)
     centred = operand - operand.reduced("MEAN", places, True)
     deviation = sqrt((centred * centred).reduced("MEAN", places, True))
     return (centred / (deviation + 1e-9)).value(layout)

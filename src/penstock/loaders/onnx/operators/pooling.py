@@ -14,7 +14,7 @@ from penstock.ir.types import DType, NDArray
 from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.elementwise import HALVES
-from penstock.loaders.onnx.values import Layout, Value, axis_in, channels_last
+from penstock.loaders.onnx.values import Layout, Value, channels_last
 
 
 class Window(Struct, frozen=True):
@@ -256,7 +256,7 @@ GLOBAL: Final = {"GlobalAveragePool": "MEAN", "GlobalMaxPool": "REDUCE_MAX", "Gl
 def global_pool(call: Call) -> Value:
     """Reduces all dimensions but batch and channels, and keeps them as dimensions of 1."""
     operand, layout = call.stored(call.tensor(0))
-    places = sorted(axis_in(layout, axis) for axis in range(2, len(layout)))
+    places = sorted(layout.index(axis) for axis in range(2, len(layout)))
     powers = call.node.op == "GlobalLpPool"
     made = _powers(operand) if powers else operand
     made = made.reduced(GLOBAL[call.node.op], places, True)

@@ -14,7 +14,7 @@ from penstock.loaders.onnx.calls import FAR, Call, Tensor
 from penstock.loaders.onnx.engine import dtype_of
 from penstock.loaders.onnx.folding import axes_of
 from penstock.loaders.onnx.operators import operator
-from penstock.loaders.onnx.values import Value, axis_in, constant
+from penstock.loaders.onnx.values import Value, constant
 
 MAX_TARGET: Final = 32
 MAX_MIRRORED: Final = 1 << 20
@@ -121,7 +121,7 @@ def squeeze_node(call: Call) -> Value:
     layout = call.emitter.layout_of([x], rank)
     kept = [a for a in layout if a not in axes]
     order = {axis: i for i, axis in enumerate(sorted(kept))}
-    places = sorted(axis_in(layout, a) for a in axes)
+    places = sorted(layout.index(a) for a in axes)
     if not axes:
         return x
     operand = call.get(x, layout)
@@ -238,7 +238,7 @@ def concat(call: Call) -> Value:
         raise call.mismatch("inputs of different rank are joined")
     layout = call.emitter.layout_of(inputs, rank)
     operands = [call.get(v, layout) for v in inputs]
-    return call.concatenate(operands, axis_in(layout, axis)).value(layout)
+    return call.concatenate(operands, layout.index(axis)).value(layout)
 
 
 @operator("Split")
@@ -255,7 +255,7 @@ def split(call: Call) -> list[Value]:
         each = -(-size // call.node.integer("num_outputs", count))
         parts = [max(min(each, size - i * each), 0) for i in range(count)]
     operand, layout = call.stored(x)
-    at, types = call.place(axis_in(layout, axis)), [x.dtype] * count
+    at, types = call.place(layout.index(axis)), [x.dtype] * count
     if parts is None:
         made = call.emit_all("SPLIT", [at, operand], types, num_splits=count)
         return [m.value(layout) for m in made]
