@@ -90,11 +90,14 @@ class SealedRecords(Generic[R]):
 
     def untrusted(self) -> list[str]:
         """The sorted keys of files that are no authentic records. Raises `Unreadable`."""
+        found = []
         with self._store.naming("read"):
-            keys = self._keys()
-            missing = (k for k in keys if self.load(k) is None)
-            # Another process may have removed the file.
-            return sorted(k for k in missing if self._store.exists(self._name(k)))
+            for key in self._keys():
+                if self.load(key) is None:
+                    with suppress(FileNotFoundError):  # another process may have removed it
+                        self._files.status_of(self._store.at(self._name(key)))
+                        found.append(key)
+        return sorted(found)
 
     def remove(self, key: str) -> None:
         """Removes the record under *key*, if there is one. Raises `Unreadable`."""

@@ -79,7 +79,16 @@ class GpuDelegate(KindDelegate):
     ) -> None:
         checked_choice("inference_preference", inference_preference, PREFERENCES)
         priorities = (inference_priority1, inference_priority2, inference_priority3)
-        _check_priorities(priorities)
+        for number, priority in enumerate(priorities, 1):
+            checked_choice(f"inference_priority{number}", priority, PRIORITIES)
+        given = [p for p in priorities if p != "auto"]
+        if priorities[0] == "auto":
+            text = 'inference_priority1 is "auto"; only what comes after a priority can be'
+            raise InputError(text)
+        if tuple(given) != priorities[: len(given)]:
+            raise InputError("an inference priority follows one that is left open")
+        if len(set(given)) != len(given):
+            raise InputError(f"an inference priority is given twice: {', '.join(given)}")
         flags = experimental_flags
         if type(flags) not in (int, GpuExperimentalFlags) or not 0 <= flags <= ALL_FLAGS:
             raise InputError(f"experimental_flags are GpuExperimentalFlags, not {flags!r}")
@@ -122,16 +131,3 @@ class GpuDelegate(KindDelegate):
             without = "experimental_flags is without ENABLE_QUANT, which takes quantised nodes"
             return f"{shown}, and {without}"
         return ""
-
-
-def _check_priorities(priorities: tuple[str, ...]) -> None:
-    """Raises `InputError` unless the first is given, none repeats, none follows an "auto"."""
-    for number, priority in enumerate(priorities, 1):
-        checked_choice(f"inference_priority{number}", priority, PRIORITIES)
-    given = [p for p in priorities if p != "auto"]
-    if priorities[0] == "auto":
-        raise InputError('inference_priority1 is "auto"; only what comes after a priority can be')
-    if tuple(given) != priorities[: len(given)]:
-        raise InputError("an inference priority follows one that is left open")
-    if len(set(given)) != len(given):
-        raise InputError(f"an inference priority is given twice: {', '.join(given)}")

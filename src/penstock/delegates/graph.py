@@ -208,11 +208,7 @@ class DelegatedGraph:
             raise
 
     def at(self, model: Model) -> None:
-        """Prepares every kernel for the shapes of *model*.
-
-        If a delegate requires static shapes, removes all delegates and adds them again. Tries all
-        before it raises the first error. Raises `DelegateError`.
-        """
+        """Prepares every kernel for *model*; tries all, then raises the first `DelegateError`."""
         if model is self._prepared:
             return
         self._prepared = None

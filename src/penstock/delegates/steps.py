@@ -26,12 +26,7 @@ Compile: TypeAlias = "Callable[[Model], CompiledModel]"
 
 
 class DelegatedModel:
-    """The counterpart of `CompiledModel` for a subgraph with delegates, with the shapes of
-    `graph.model`.
-
-    The nodes between two kernels are compiled together as a separate model. If a compile fails, its
-    error propagates after the earlier models are closed.
-    """
+    """A delegated subgraph: models compiled for the nodes between kernels, and the kernels."""
 
     def __init__(self, graph: DelegatedGraph, compile_part: Compile) -> None:
         self.graph = graph

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def enter(main: Graph, subgraph: int, find: Callable[[int], Graph]) -> bool:
-    """Runs *subgraph* with the inputs of the main subgraph's last run.
-
-    *find* returns the graph of a subgraph. Returns False if it was not entered, or if an operator
-    passes resources, not only tensors.
-    """
+    """Runs *subgraph* as in the main subgraph's last run. Returns whether that entered it."""
     for operation in main.operations:
         if operation.type in BRANCHES and subgraph in branches_of(operation):
             break
@@ -94,10 +90,7 @@ class Core:
         weakref.finalize(self, self._graphs.close).atexit = False
 
     def __enter__(self) -> Graph:
-        """The main subgraph, for one call inside the block.
-
-        Raises `StateError` while another thread is in such a block, `ClosedError` after `close`.
-        """
+        """The main subgraph, for one call in the block. Raises `StateError`, `ClosedError`."""
         if not self._busy.acquire(blocking=False):
             raise StateError(
                 "this interpreter is in use by another thread; give each thread an interpreter of "
@@ -175,11 +168,7 @@ class Core:
             return {name: graph.get(index) for name, index in signature.outputs.items()}
 
     def add_delegate(self, delegate: Delegate) -> None:
-        """Adds a delegate to every entry subgraph, and to subgraphs of branches and loops.
-
-        The latter only if the delegate has not taken them and accepts their shapes. A failure
-        removes it from all subgraphs.
-        """
+        """Adds a delegate to every entry subgraph, and to those entered if it accepts them."""
         done: list[Graph] = []
         seen: set[int] = set()
         entries = {0, *self._named}

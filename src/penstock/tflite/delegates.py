@@ -51,11 +51,7 @@ def every(given: object) -> list[delegates.Delegate]:
 
 
 def checked(delegate: object) -> delegates.Delegate:
-    """*delegate*, if it is one of `penstock.delegates`.
-
-    Raises `AttributeError` for another object, as LiteRT does, and `NotAvailable` for another
-    library's delegate.
-    """
+    """*delegate*, if it is one of ours. Raises `AttributeError` as LiteRT, or `NotAvailable`."""
     if isinstance(delegate, delegates.Delegate):
         return delegate
     if isinstance(delegate, type) and issubclass(delegate, delegates.Delegate):

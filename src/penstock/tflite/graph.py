@@ -84,10 +84,7 @@ class Graph:
         return () if self._program is None else self._program.compiled.model.operations
 
     def resize(self, index: int, dims: NDArray, *, strict: bool) -> None:
-        """Gives an input another shape, which the next `allocate` applies.
-
-        Raises `ValueError` for a wrong shape, `RuntimeError` for a tensor that cannot have it.
-        """
+        """Gives an input another shape, for the next `allocate`. Raises as LiteRT does."""
         if dims.ndim != 1:
             raise ValueError(f"Shape should be 1D instead of {dims.ndim}.")
         if not 0 <= index < len(self.catalog.tensors):

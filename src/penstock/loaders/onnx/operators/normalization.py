@@ -192,8 +192,7 @@ def layer_normalization(call: Call) -> list[Value]:
 def root_mean_square(call: Call) -> Value:
     x = call.tensor(0)
     operand = call.get(x)
-    places = call.vector(range(call.own_axis(x, -1), x.rank or 0))
-    mean = call.emit("MEAN", [operand * operand, places], keep_dims=True)
+    mean = (operand * operand).reduced("MEAN", range(call.own_axis(x, -1), x.rank or 0), True)
     inverse = (mean + call.node.number("epsilon", 1e-5)).fn("RSQRT")
     return call.pair("MUL", (operand * inverse).value(), call.value(1))
 
