@@ -436,7 +436,7 @@ def test_constants_are_looked_at_as_often_however_many_pools_there_are(pools: in
     model = b.build([x])
     graph = replace(model.entry, operands=Looked(model.operands))
     given: Any = SimpleNamespace(
-        pools=model.pools, subgraphs=(graph,), entry=graph, operations=graph.operations
+        pools=model.pools, subgraphs=(graph,), entry=graph, operations=graph.operations, main=0
     )
     with pytest.raises(errors.GeneralFailure, match="'k0' lies in of nobody memory"):
         check_constants(given, ())
