@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import stat
 import threading
@@ -62,7 +63,7 @@ class LoadedFile:
         if isinstance(self._model, ModelError):
             defect = self._model
             # A new error each time: a raised error keeps everything alive that its frames refer to.
-            raise defect.at(defect.where)
+            raise copy.copy(defect)
         return self._model
 
 

@@ -107,10 +107,13 @@ class TestOpening:
         file.graph["operators"].append(file.graph["operators"][0])
         interpreter = tflite.Interpreter(model_content=file.encode())
         assert interpreter.get_input_details()[0]["name"] == "x"
+        causes: list[BaseException | None] = []
         for _ in range(2):
             with pytest.raises(RuntimeError, match="inconsistent model") as caught:
                 interpreter.allocate_tensors()
-            assert isinstance(caught.value.__cause__, errors.ModelError)
+            causes.append(caught.value.__cause__)
+            assert isinstance(causes[-1], errors.ModelError)
+        assert causes[0] is not causes[1]  # a raised error keeps its frames alive
 
     def test_mutable_content_is_refused(self) -> None:
         with pytest.raises(TypeError, match="takes bytes"):

@@ -142,6 +142,8 @@ def _lower_subgraph(graph: SubgraphLowering, passed: int) -> Subgraph:
         try:
             _lower_operation(graph, operation)
         except ModelError as error:
+            if error.where is not None:
+                raise
             raise error.at(f"{graph.where}, operation {at} ({operation.type})") from error
         graph.ends.append(len(graph.operations))
     outputs = [graph.value(i) for i in source.outputs]

@@ -125,8 +125,9 @@ def test_a_subgraph_that_refers_to_itself_is_refused() -> None:
     )
     operands = (given("b8", 1), reference(0), given("f32", 2), written("f32", 2))
     main = NnapiSubgraph(operands, (NnapiOperation("IF", (0, 1, 1, 0, 2), (3,)),), (0, 2), (3,))
-    with pytest.raises(InvalidOperation, match="a subgraph refers to itself"):
+    with pytest.raises(InvalidOperation, match="a subgraph refers to itself") as caught:
         lower(NnapiModel(main, (inner,)))
+    assert caught.value.__cause__ is not caught.value
 
 
 @pytest.mark.parametrize(("depth", "good"), [(126, True), (500, False)])
