@@ -132,15 +132,16 @@ def make_private_directory(path: StrPath) -> None:
         raise Unreadable(f"{path} cannot be made: {error.strerror}") from None
 
 
-def _make(path: str) -> None:
+def _make(path: str, *, below: bool = False) -> None:
     """Creates *path* and its parents with mode 0700, whatever the process's umask is."""
     try:
         os.mkdir(path, 0o700)
     except FileNotFoundError:
-        if (parent := os.path.dirname(path)) == path:
+        # In /proc nothing can be made, also where the parent exists (*below*).
+        if below or (parent := os.path.dirname(path)) == path:
             raise
         _make(parent)
-        _make(path)
+        _make(path, below=True)
     except OSError:
         if not os.path.isdir(path):
             raise

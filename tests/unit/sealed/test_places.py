@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock import knobs
-from penstock.errors import RegistryMissing, SealBroken
+from penstock.errors import RegistryMissing, SealBroken, Unreadable
 from penstock.sealed import EntryFiles, FileKeyStore, Seal, places
-from penstock.sealed.places import sealed_directory
+from penstock.sealed.places import make_private_directory, sealed_directory
 from tests.support_sealed import BINDING, TOKEN, Rig
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
@@ -108,3 +108,9 @@ def test_registries_beyond_the_limit_are_removed_the_oldest_first(
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("0.registry", "1.registry", "2.registry", "key")
     ]
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="there is no /proc")
+def test_a_directory_where_none_can_be_made_is_unreadable() -> None:
+    with pytest.raises(Unreadable, match="cannot be made"):
+        make_private_directory("/proc/penstock/seals")
