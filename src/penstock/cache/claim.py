@@ -105,11 +105,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return not now.wall < self.until
 
     def expired(self, now: Now, most: float) -> bool:
-        """Whether a late writer's time has passed. It gets at most *most* seconds, whatever it
-        claims.
-
-        If the clock was set back to before the claim began, the time counts as passed.
-        """
+        """Whether a late writer's time has passed: *most* seconds, or its clock was set back."""
         began = self.up if (same := self._same_clock(now)) else self.until - self.seconds
         age = (now.up if same else now.wall) - began
         return not -_SLACK < age < min(self.seconds, most)

@@ -22,11 +22,7 @@ _NEAREST_AMONG: Final = 256
 
 
 class CacheDirectory:
-    """The cache in directory *place*, a path or a `Store`.
-
-    The first lease creates the directory; the constructor does nothing. Thread-safe, and safe with
-    any number of processes on one directory.
-    """
+    """The cache in directory *place*, a path or a `Store`. The first lease creates it."""
 
     def __init__(self, place: str | os.PathLike[str] | Store) -> None:
         self.store = place if isinstance(place, Store) else Store(os.fspath(place))

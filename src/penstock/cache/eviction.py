@@ -240,10 +240,7 @@ def _remove_lease(store: Store, token: bytes) -> None:
 
 
 def awaited_claim(store: Store, token: bytes) -> Claim | None:
-    """The claim of the late writer that the entry waits for; None if there is none.
-
-    The entry exists and is empty, the writer has its lock open, counts as alive, and has time left.
-    """
+    """The claim of the late writer that the empty entry waits for; None if there is none."""
     with suppress(OSError, CacheError):
         lease = store.locks.path_of(lease_name(token))
         with store.opened(lease) as fd:

@@ -42,11 +42,7 @@ class Kernel(Node):
 
 
 class DelegatedGraph:
-    """The nodes of one subgraph, its delegates, and the resulting execution plan.
-
-    *model* is the model entered through the subgraph, with the present shapes. A delegate that
-    fails leaves the plan unchanged. Not thread-safe.
-    """
+    """The nodes of one subgraph, its delegates, and the resulting plan. Not thread-safe."""
 
     def __init__(
         self,

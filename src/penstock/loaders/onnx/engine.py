@@ -1,7 +1,5 @@
-"""The `onnx` package: parses files, reads tensors and evaluates operators.
-
-It is imported when the first ONNX file is loaded. Sizes are checked against the bytes of the file
-before the package allocates anything.
+"""The `onnx` package, imported for the first ONNX file. Sizes are checked against the bytes of the
+file before the package allocates anything.
 """
 
 from __future__ import annotations
