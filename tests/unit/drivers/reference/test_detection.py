@@ -9,7 +9,9 @@ import pytest
 from flatbuffers import flexbuffers
 
 from penstock.drivers.reference.detection.tflite import overlaps
-from penstock.ir import DType, NDArray, Operand
+from penstock.drivers.reference.kernel import Site, build
+from penstock.errors import ShapeMismatch
+from penstock.ir import Attributes, DType, NDArray, Operand, Operation
 from tests.support_litert import (
     Given,
     Recorded,
@@ -107,6 +109,20 @@ def test_quantised_detection_postprocess_with_equal_scores_agrees_with_litert(
         assert_agrees(recorded)
     else:
         _assert_written_places_agree(recorded)
+
+
+@pytest.mark.parametrize("regular", [False, True])
+def test_detection_postprocess_of_more_classes_than_scores_fails(regular: bool) -> None:
+    arrays = [np.ones(shape, np.float32) for shape in [(1, 1, 4), (1, 1, 1), (1, 4)]]
+    inputs = tuple(Operand(DType.FLOAT32, array.shape) for array in arrays)
+    options = _options(num_classes=2, max_classes_per_detection=2, use_regular_nms=regular)
+    code = "TFLite_Detection_PostProcess"
+    attributes = Attributes(custom_code=code, custom_options=options)
+    operation = Operation("CUSTOM", (0, 1, 2), (3, 4, 5, 6), attributes)
+    outputs = (Operand(DType.FLOAT32, None),) * 4
+    run = build(Site(operation, inputs, outputs, lambda _: None))
+    with pytest.raises(ShapeMismatch, match="2 classes"):
+        run(arrays)
 
 
 INDEXES, SCORES = Wanted(DType.INT32), Wanted(DType.FLOAT32)

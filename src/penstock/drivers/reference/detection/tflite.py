@@ -17,6 +17,7 @@ from penstock.drivers.reference.kernel import (
     kernel,
 )
 from penstock.drivers.reference.numerics.one_operand import reader
+from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
 from penstock.ir.operations.custom_options import DetectionPostProcess, detection_post_process
 
@@ -191,6 +192,8 @@ def detection_postprocess(site: Site) -> Kernel:
             boxes = decode(encodings[0], anchors[:places], options)
         # The first class may be the background.
         first = predictions.shape[2] - options.num_classes
+        if first < 0:
+            raise ShapeMismatch(f"{options.num_classes} classes of scores {predictions.shape}")
         found = choose(boxes, predictions[0][:, first:], options)
         places = options.max_detections * options.max_classes_per_detection
         return _outputs(boxes, found, places)
