@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.drivers.reference.kernel import Unsupported
-from penstock.drivers.reference.layers.padding import Steps, pad, patches, slide
+from penstock.drivers.reference.layers.padding import Axis, Steps, pad, patches, slide
 from penstock.ir import Attributes, NDArray
 
 SIZES = st.integers(1, 12)
@@ -93,3 +93,13 @@ def test_an_image_that_needs_no_padding_is_not_copied() -> None:
     image = np.zeros((1, 4, 4, 2), np.int8)
     window = Steps((1, 1), (1, 1), "VALID").over(image.shape, (3, 3))
     assert np.shares_memory(pad(image, window, 0), image)
+
+
+def test_2d_images_are_padded_up_to_256_mib() -> None:
+    """To more elements than `MOST_PADDED`, but not out of all proportion."""
+    image = np.ones((1, 1, 1, 1), np.int8)
+    wide = Axis(1, 8193, 1, 1, 1, 4096, 4096)
+    assert pad(image, [wide, wide], 0).size == 8193**2
+    far = Axis(1, 16385, 1, 1, 1, 8192, 8192)
+    with pytest.raises(MemoryError, match="padding would make an image of"):
+        pad(image, [far, far], 0)

@@ -44,7 +44,7 @@ Windows: TypeAlias = Callable[[NDArray, NDArray], Window]
 
 def blocks(outputs: Sequence[int], nbytes: int) -> Iterator[tuple[int | slice, ...]]:
     """Parts of *outputs* positions of *nbytes* each, of about `TILE_BYTES` together."""
-    if not outputs:
+    if not outputs or nbytes * math.prod(outputs) <= products.TILE_BYTES:
         yield ()
         return
     at, each = 0, nbytes * math.prod(outputs[1:])

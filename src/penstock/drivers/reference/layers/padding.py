@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -22,6 +23,10 @@ PADDED_SHARE: Final = 8
 """Padding may create `MOST_PADDED` elements, or this many times the number of elements. Larger
 windows occur only in hostile files.
 """
+
+MAX_PADDED_BYTES: Final = 1 << 28
+MAX_GROWTH: Final = 64
+"""The same for 2D images: bytes, or this many times the size of the image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ Window: TypeAlias = Sequence[Axis]
 """One axis for each spatial dimension."""
 
 
+@lru_cache(maxsize=256)
 def slide(size: int, extent: int, stride: int, dilation: int, padding: str) -> Axis:
     """The window along a dimension of *size* elements, padded as *padding* says (NNAPI section
     8.1).
@@ -110,13 +116,22 @@ def check_padded(elements: int, before: int) -> None:
 def pad(image: NDArray, window: Window, value: float) -> NDArray:
     """*image* padded with *value*, cropped to what windows read. A view if nothing is padded."""
     image = image[(slice(None), *[slice(axis.size + min(axis.after, 0)) for axis in window])]
-    sizes = image.shape[1:-1]
-    edges = [(axis.before, axis.before + n) for axis, n in zip(window, sizes, strict=True)]
-    spatial = [end + max(axis.after, 0) for axis, (_, end) in zip(window, edges, strict=True)]
-    shape = len(image), *spatial, image.shape[-1]
-    if shape == image.shape:
+    shape, edges = [len(image)], []
+    for axis, size in zip(window, image.shape[1:-1], strict=True):
+        end = axis.before + size
+        edges.append((axis.before, end))
+        shape.append(end if axis.after < 0 else end + axis.after)
+    shape.append(image.shape[-1])
+    if tuple(shape) == image.shape:
         return image
-    check_padded(math.prod(shape), image.size)
+    if len(window) == 2:
+        nbytes = math.prod(shape) * image.itemsize
+        if nbytes > max(MAX_PADDED_BYTES, MAX_GROWTH * image.nbytes):
+            raise MemoryError(
+                f"padding would make an image of {image.nbytes} bytes one of {nbytes}"
+            )
+    else:
+        check_padded(math.prod(shape), image.size)
     padded = np.empty(shape, image.dtype)
     inside: tuple[slice, ...] = (slice(None),)
     for start, end in edges:
@@ -130,8 +145,11 @@ def pad(image: NDArray, window: Window, value: float) -> NDArray:
 def patches(image: NDArray, window: Window) -> NDArray:
     """The windows of a padded *image*: a view [batch, outputs ..., extents ..., depth]."""
     batch, *steps, depth = image.strides
-    strides = [step * axis.stride for step, axis in zip(steps, window, strict=True)]
-    holes = [step * axis.dilation for step, axis in zip(steps, window, strict=True)]
-    outputs, extents = [axis.outputs for axis in window], [axis.extent for axis in window]
-    shape = len(image), *outputs, *extents, image.shape[-1]
-    return as_strided(image, shape, (batch, *strides, *holes, depth), writeable=False)
+    shape, strides, extents, holes = [len(image)], [batch], [], []
+    for step, axis in zip(steps, window, strict=True):
+        shape.append(axis.outputs)
+        strides.append(step * axis.stride)
+        extents.append(axis.extent)
+        holes.append(step * axis.dilation)
+    shape += *extents, image.shape[-1]
+    return as_strided(image, shape, (*strides, *holes, depth), writeable=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -166,6 +167,7 @@ def exp_on_negative_values(x: NDArray, integer_bits: int = 5, width: int = 32) -
     return np.where(x == 0, (1 << (width - 1)) - 1, result)
 
 
+@cache
 def _constant(raw: int, width: int) -> int:
     """A raw constant of 32 bits, rounded to *width* bits."""
     return int(rounding_divide_by_pot(np.array(raw), 32 - width))
