@@ -60,7 +60,7 @@ UNWANTED: Final = (
         "PIL",
     ],
     # What writes, waits, evicts, explains or seals.
-    *(f"penstock.cache.{name}" for name in ["cache", "claim", "eviction", "index", "lease"]),
+    *(f"penstock.cache.{name}" for name in ["cache", "claim", "eviction", "lease"]),
     *(f"penstock.compilation.{name}" for name in ["filling"]),
     *(f"penstock.sealed.{name}" for name in ["late", "replacing", "writing"]),
     # What other files, or other devices, need.
