@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from penstock.ir.rounding import sums_of_options
 if TYPE_CHECKING:
     from penstock.hal import Buffer, BufferDesc, BufferRole
     from penstock.memory.domain import Claim, MemoryDomain
+
+NOTHING: Final = nullcontext()
+NO_POOLS: Final = nullcontext[list[np.ndarray]]([])
 
 
 class ReferenceDevice(hal.DeviceBase):
@@ -100,7 +103,7 @@ class PreparedReference(hal.PreparedModelBase):
         entry = model.entry
         self._inputs = [entry.operands[i] for i in entry.inputs]
         self._outputs = [entry.operands[i] for i in entry.outputs]
-        self._products: AbstractContextManager[None] = nullcontext()
+        self._products: AbstractContextManager[None] = NOTHING
         if may_divide(model):
             SINGLE_THREAD.find()
             self._products = SINGLE_THREAD
@@ -108,19 +111,19 @@ class PreparedReference(hal.PreparedModelBase):
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         began = time.perf_counter_ns()
         hal.validate_request(self.model, request, config)
-        claims: AbstractContextManager[Claim | None] = nullcontext()
+        claims: AbstractContextManager[Claim | None] = NOTHING
         if (domain := self.device.domain) is not None:
             from penstock.memory.domain import has_tokens
 
             if has_tokens(request):
                 claims = domain.claim(self, request)
-        pools: AbstractContextManager[list[np.ndarray]] = nullcontext([])
+        pools: AbstractContextManager[list[np.ndarray]] = NO_POOLS
         if request.pools:
             pools = mapped_pools(request)
         with claims as claim, pools as regions:
             inputs = input_arrays(request, self._inputs, regions, claim, copy_integers=True)
             clock: list[int] | None = [] if config.measure else None
-            limits: AbstractContextManager[None] = nullcontext()
+            limits: AbstractContextManager[None] = NOTHING
             if config.deadline_ns is not None or config.cancel is not None:
                 # Loops inside a kernel check deadline and cancellation too.
                 deadline, cancel = config.deadline_ns, config.cancel
