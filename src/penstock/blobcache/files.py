@@ -227,7 +227,9 @@ class Store:
         wait = _FIRST_WAIT_S
         while not self._files.try_lock(fd):
             if self._clock.now() >= end:
-                raise TimeoutError(f"the lock of {self.path} was taken for {self._lock_timeout} s")
+                raise TimeoutError(
+                    f"another process has held the lock of {self.path} for {self._lock_timeout} s"
+                )
             self._clock.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT_S)
 

@@ -231,7 +231,8 @@ def _read_entry(data: memoryview, start: int, index: int) -> tuple[bytes, bytes,
     stop = value_start + value_size
     following = _align(stop)
     if following > len(data):
-        raise MalformedBlobs(f"entry {index} of {key_size} + {value_size} bytes is cut off")
+        sizes = f"{key_size} + {value_size} bytes"
+        raise MalformedBlobs(f"entry {index} of {sizes} does not end in these bytes")
     if any(data[stop:following]):
         raise MalformedBlobs(f"the padding of entry {index} is not zero")
     return bytes(data[key_start:value_start]), bytes(data[value_start:stop]), following
