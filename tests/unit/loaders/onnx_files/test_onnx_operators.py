@@ -15,7 +15,7 @@ from tests.support_onnx import ML, check, one_node, ours
 from tests.unit.loaders.onnx_files.onnx_cases import ROWS
 
 DEFINED_BY_ONNX = {
-    "CastLike", "Celu", "HardSigmoid", "Mish", "Shrink", "Softsign", "Swish", "ThresholdedRelu",
+    "CastLike", "HardSigmoid", "Mish", "Shrink", "Softsign", "Swish", "ThresholdedRelu",
 }  # fmt: skip
 """Operators that are lowered by the functions that define them."""
 

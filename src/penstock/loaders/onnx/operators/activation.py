@@ -56,6 +56,12 @@ def selu(x: Tensor) -> Tensor:
     return _exponential(x, alpha, gamma)
 
 
+@formula("Celu")  # ONNX's own function gives a vector for a scalar, and takes float32 only
+def celu(x: Tensor) -> Tensor:
+    alpha = x.call.node.number("alpha", 1.0)
+    return x.maximum(0) + (x.minimum(0) / alpha).fn("ELU") * alpha
+
+
 def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)) without overflow: max(x, 0) + log(1 + exp(-|x|))."""
     return x.maximum(0) + (x.like(1) + exp(-abs(x))).fn("LOG")
