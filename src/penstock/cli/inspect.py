@@ -72,7 +72,11 @@ def describe(model: Model) -> dict[str, Any]:
             for name, s in model.signatures.items()
         },
         "states": [
-            {"name": v.name, "dtype": v.dtype.value, "shape": v.shape and list(v.shape)}
+            {
+                "name": v.name,
+                "dtype": v.dtype.value,
+                "shape": None if v.shape is None else list(v.shape),
+            }
             for v in model.variables
         ],
         "subgraphs": len(model.subgraphs),

@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from penstock.cli.bench import peak_memory, summarise, table_rows
 from penstock.cli.doctor import installed, limits
+from penstock.cli.inspect import describe
 from penstock.cli.main import app
+from penstock.ir import DType, ModelBuilder
 
 
 def write(directory: Path, **files: str) -> Path:
@@ -103,3 +105,11 @@ def test_every_command_has_help(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0, result.output
     assert command in result.stdout
+
+
+def test_the_shape_of_a_state_is_a_list_as_every_shape_in_words() -> None:
+    builder = ModelBuilder()
+    builder.variable("count", DType.INT32, ())
+    builder.variable("open", DType.INT32, None)
+    states = describe(builder.build([]))["states"]
+    assert [state["shape"] for state in states] == [[], None]
