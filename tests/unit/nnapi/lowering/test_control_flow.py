@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidOperation, LimitExceeded, ModelError
+from penstock.errors import InvalidOperation, LimitExceeded, ModelError, UnknownOperator
 from penstock.nnapi.description import (
     NnapiLifetime,
     NnapiModel,
@@ -65,6 +65,14 @@ def test_shared_branch_is_lowered_once() -> None:
 def test_branches_take_what_they_are_given(wrong: NnapiSubgraph) -> None:
     with pytest.raises(InvalidOperation, match="operand 0 that otherwise takes is of another type"):
         lower(choice(branch("ADD", 2), wrong))
+
+
+def test_a_defect_in_a_branch_keeps_its_place_and_its_cause() -> None:
+    with pytest.raises(UnknownOperator, match=r"^subgraph 1, operation 0 \(NO\): ") as caught:
+        lower(choice(branch("ADD", 2), branch("NO", 2)))
+    cause = caught.value.__cause__
+    assert isinstance(cause, UnknownOperator)
+    assert cause.where is None
 
 
 def counting(body_outputs: int = 2) -> NnapiModel:
