@@ -125,7 +125,7 @@ class DriverSetting(Struct, frozen=True):
         """
         pairs = (part.partition("=") for part in driver_settings().split(","))
         values = {name.strip(): value.strip() for name, _, value in pairs}
-        _warn_of_unknown(self.name, values.keys() - _driver_settings)
+        _warn_of_unknown(self.name, values.keys() - _driver_settings - {""})
         value = values.get(self.name, self.choices[0])
         if value not in self.choices:
             wanted, shown = ", ".join(self.choices), repr(value[:SHOWN])

@@ -221,6 +221,15 @@ def test_misspelt_driver_settings_are_warned_of_once() -> None:
     ]
 
 
+def test_without_unknown_driver_settings_none_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "difflib", raising=False)
+    setting = knobs.DriverSetting("tiny_level", ("fast", "small"))
+    for given in ("", "tiny_level=fast,"):
+        with override(driver_settings=given):
+            assert setting() == "fast"
+    assert "difflib" not in sys.modules
+
+
 NUMBERS = [name for name, knob in KNOBS.items() if knob.kind in {int, float}]
 
 
