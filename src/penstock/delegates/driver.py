@@ -280,5 +280,5 @@ def checked_count(name: str, value: int) -> int:
 
 def checked_choice(name: str, value: object, choices: Iterable[object]) -> None:
     """Raises `InputError` with the option unless *value* is one of *choices*."""
-    if value not in choices:
+    if value not in tuple(choices):
         raise InputError(f"{name} {value!r} is not one of {', '.join(map(str, choices))}")

@@ -409,6 +409,7 @@ class TestGpuOptions:
         ("options", "words"),
         [
             ({"inference_preference": "fast"}, "inference_preference 'fast' is not one of"),
+            ({"inference_preference": ["fast"]}, r"inference_preference \['fast'\] is not one"),
             ({"inference_priority1": "auto"}, 'inference_priority1 is "auto"'),
             (
                 {"inference_priority2": "max_precision"},
