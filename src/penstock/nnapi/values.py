@@ -50,10 +50,11 @@ def value_bytes(value: object, kind: AnyType) -> memoryview:
     return _readonly(_raw(value, "the value of an operand"))
 
 
-def _check_array(value: object, kind: AnyType, what: str) -> None:
+def _check_array(value: object, kind: AnyType, what: str, plain: str = "filled()") -> None:
     """Raises BAD_DATA for a masked array, and for one of another dtype than *kind* or uint8."""
     if is_masked(value):
-        raise bad_data(f"{what} is given a masked array, and no device heeds masks; give filled()")
+        fault = "is given a masked array, and no device heeds masks"
+        raise bad_data(f"{what} {fault}; give its {plain}")
     if isinstance(value, np.ndarray | np.generic) and isinstance(kind, OperandType):
         wanted = kind.dtype.numpy
         if value.dtype not in {wanted, np.dtype(np.uint8)}:
@@ -205,7 +206,8 @@ def bind_buffer(
             raise unexpected_null(f"the buffer of {size} bytes for {port}")
         return Binding(port, refined(port, given))
     shape = _request_shape(port, given)
-    _check_array(buffer, port.operand.type, str(port))
+    plain = "data" if port.kind == "output" else "filled()"
+    _check_array(buffer, port.operand.type, str(port), plain)
     content = _raw(buffer, str(port))
     if port.kind == "output" and not content.flags.writeable:
         raise bad_data(f"{port}: its buffer cannot be written")
