@@ -130,6 +130,9 @@ class Measure(Struct, frozen=True):
     key: bytes
     least: int
 
+    def __repr__(self) -> str:
+        return f"Measure(least={self.least})"
+
 
 class Measures:
     """The user's key, and the highest known count of registry *name*. Thread-safe."""
@@ -212,6 +215,9 @@ class Contents(Struct):
     table: bytes = b""
     files: bytes = b""
     head: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"Contents({self.owner!r}, {self.state!r})"
 
     @classmethod
     def empty(cls, owner: Owner, key: bytes, changes: int) -> Contents:

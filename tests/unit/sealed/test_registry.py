@@ -26,7 +26,7 @@ from penstock.sealed import (
     replacing,
 )
 from penstock.sealed.locks import lock, unlock
-from penstock.sealed.registry import HEAD_BYTES, MOST_BYTES, MOST_ROWS, Contents
+from penstock.sealed.registry import HEAD_BYTES, MOST_BYTES, MOST_ROWS, Contents, Measure
 from penstock.testing.doubles import QUICK_FILES, QuickFiles
 from tests.support_sealed import put_private
 
@@ -506,3 +506,9 @@ def test_a_path_of_any_letters_is_one_file(name: str, tmp_path: Path) -> None:
     registry.begin(row(1))
     assert registry.rows()
     assert sorted(p.name for p in (tmp_path / name).iterdir()) == [name, f"{name}.lock"]
+
+
+def test_repr_of_a_registry_does_not_show_the_key() -> None:
+    shown = f"{Measure(KEY, 3)!r} {Contents.empty(OWNER, KEY, 0)!r}"
+    assert "kkkk" not in shown
+    assert "least=3" in shown
