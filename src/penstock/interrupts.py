@@ -40,13 +40,13 @@ class _Limits(Struct, frozen=True):
     deadline_ns: int | None
     cancel: Cancellation | None
     late: type[MissedDeadline]
-    told: str
+    message: str
 
     def check(self) -> None:
         if self.cancel is not None:
             self.cancel.check()
         if self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns:
-            raise self.late(self.told)
+            raise self.late(self.message)
 
 
 _current: Final[ContextVar[_Limits | None]] = ContextVar("penstock.interrupts", default=None)
@@ -57,18 +57,18 @@ def interruptible(
     deadline_ns: int | None,
     cancel: Cancellation | None,
     late: type[MissedDeadline] = MissedDeadlinePersistent,
-    told: str = LATE,
+    message: str = LATE,
 ) -> Iterator[None]:
     """Within the block, in this thread, `checkpoint` raises once a limit is reached.
 
-    It raises *late*, with the text *told*, once *deadline_ns* of `time.monotonic_ns` has passed,
+    It raises *late*, with the text *message*, once *deadline_ns* of `time.monotonic_ns` has passed,
     and `Cancelled` once *cancel* is set. Without either, the limits of the enclosing block stay in
     force.
     """
     if deadline_ns is None and cancel is None:
         yield
         return
-    token = _current.set(_Limits(deadline_ns, cancel, late, told))
+    token = _current.set(_Limits(deadline_ns, cancel, late, message))
     try:
         yield
     finally:

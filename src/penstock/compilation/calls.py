@@ -64,11 +64,11 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
 def concurrency_of(device: Device) -> int:
     """The number of concurrent executions that *device* or the knob allows; 0 for no limit."""
     try:
-        told = getattr(device.capabilities, "concurrent_executions", 0)
+        claimed = getattr(device.capabilities, "concurrent_executions", 0)
     except errors.FOREIGN as error:  # a driver may raise anything
         log.warning("device %s failed in capabilities: %r", device.name, error)
-        told = 0
-    return told if type(told) is int and told > 0 else knobs.concurrent_executions()
+        claimed = 0
+    return claimed if type(claimed) is int and claimed > 0 else knobs.concurrent_executions()
 
 
 def is_simulated(device: Device) -> bool:

@@ -48,7 +48,7 @@ class DeviceQueue:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.takes_turns = concurrency_of(device) > 0
+        self.queues_runs = concurrency_of(device) > 0
         self._lock = threading.Lock()
         self._priorities: frozenset[Priority] = frozenset()
         self._users: WeakSet[QueueUser] = WeakSet()
@@ -58,8 +58,8 @@ class DeviceQueue:
         with self._lock:
             self._users.add(user)
         self.expect(priority)
-        if self.takes_turns:
-            user.take_turns()
+        if self.queues_runs:
+            user.queue_runs()
 
     def expect(self, priority: Priority) -> None:
         """Announces a run of *priority*."""
@@ -67,12 +67,12 @@ class DeviceQueue:
             return
         with self._lock:
             self._priorities |= {priority}
-            if self.takes_turns or len(self._priorities) < 2:
+            if self.queues_runs or len(self._priorities) < 2:
                 return
-            self.takes_turns = True
+            self.queues_runs = True
             users = list(self._users)
         for user in users:
-            user.take_turns()
+            user.queue_runs()
 
 
 class QueueUser:
@@ -80,7 +80,7 @@ class QueueUser:
 
     __slots__ = ("__weakref__",)
 
-    def take_turns(self) -> None:
+    def queue_runs(self) -> None:
         """Queues every run from now on. A second call does nothing."""
         raise NotImplementedError
 

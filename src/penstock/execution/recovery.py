@@ -131,7 +131,7 @@ class Recovery:
                 prepared = PreparedStep(step, device, made, receipt)
                 lane.expect(own.priority)
             lane.expect(config.priority)
-            if lane.takes_turns:
+            if lane.queues_runs:
                 prepared = scheduled(prepared)
             self._prepared[device.name] = prepared
             return prepared

@@ -199,13 +199,13 @@ def step_receipt(run: StepTrace) -> StepReceipt:
     failures = run.failures or tuple(f for f in run.prepared.receipt.failures if f.is_unavailable)
     first = failures[0] if failures else None
     timing: object = run.result.timing
-    told = timing.in_driver_ns if isinstance(timing, Timing) else None
+    in_driver = timing.in_driver_ns if isinstance(timing, Timing) else None
     on_device = timing.on_device_ns if isinstance(timing, Timing) else None
     return StepReceipt(
         run.prepared.device.name,
         step.operations,
         run.ended_ns - run.began_ns,
-        told if isinstance(told, int) else None,
+        in_driver if isinstance(in_driver, int) else None,
         _cache_outcome(run.prepared),
         None if first is None else first.device,
         None if first is None else first.error,
@@ -224,9 +224,9 @@ def step_receipt(run: StepTrace) -> StepReceipt:
     )
 
 
-def _kernels(run: StepTrace, told: object) -> tuple[KernelReceipt, ...]:
+def _kernels(run: StepTrace, timings: object) -> tuple[KernelReceipt, ...]:
     """The kernel timings that the driver reported; empty if any of them is invalid."""
-    if not isinstance(told, tuple) or not all(_makes_sense(k, run.prepared) for k in told):
+    if not isinstance(timings, tuple) or not all(_makes_sense(k, run.prepared) for k in timings):
         return ()
     step = run.prepared.step
     entry = step.model.entry
@@ -240,7 +240,7 @@ def _kernels(run: StepTrace, told: object) -> tuple[KernelReceipt, ...]:
             run.began_ns + kernel.start_ns,
             kernel.duration_ns,
         )
-        for kernel in told
+        for kernel in timings
     )
 
 
@@ -254,17 +254,17 @@ def _makes_sense(kernel: object, prepared: PreparedStep) -> bool:
 
 def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
     """The cache outcome of the step's compile, updated if the entry was written since."""
-    told = prepared.receipt.cache
-    if told.not_saved and not told.is_to_be_written:
-        return told
+    compiled = prepared.receipt.cache
+    if compiled.not_saved and not compiled.is_to_be_written:
+        return compiled
     report = report_of(prepared.prepared)
     unsaved = fault_in(report.reason, later=report.later)
-    now = replace(told, not_saved=unsaved.words, not_saved_code=unsaved.code)
+    now = replace(compiled, not_saved=unsaved.words, not_saved_code=unsaved.code)
     if report.later:
-        return now if report.reason else told
-    if told.not_saved:
+        return now if report.reason else compiled
+    if compiled.not_saved:
         return replace(now, saved=report.save != "failed")
-    return now if report.save == "failed" else told
+    return now if report.save == "failed" else compiled
 
 
 def execution_config(

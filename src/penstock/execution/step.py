@@ -74,7 +74,7 @@ class Step(QueueUser):
         """Calls the driver. A faster path may replace it, unless the step is queued."""
         self._lock = threading.Lock()
 
-    def take_turns(self) -> None:
+    def queue_runs(self) -> None:
         """Queues every execution on the device from now on. See `QueueUser`."""
         from penstock.execution.adapters import scheduled
 

@@ -170,7 +170,7 @@ def transfer(ports: Ports, prepared: PreparedStep, run: Run) -> ExecutionResult:
             if buffers is not None:
                 buffers.lose()
                 if isinstance(error, DeadObject):
-                    buffers.tell_lost(error)
+                    buffers.report_lost(error)
             raise
         for place, (index, operand) in enumerate(ports.outputs):
             array = given[place]
@@ -235,7 +235,7 @@ class Buffers:
         for index in self.outputs:
             self._bound[index].lost()
 
-    def tell_lost(self, error: DeadObject) -> None:
+    def report_lost(self, error: DeadObject) -> None:
         """Raises, from *error*, the loss of the first operand that was in the dead process."""
         for index in (*self.inputs, *self.outputs):
             if (gone := self._bound[index].gone()) is not None:
@@ -246,8 +246,8 @@ class Buffers:
         """After a successful execution: gives the outputs their values, also copied ones."""
         for place, (index, operand) in enumerate(self._ports.outputs):
             if index in self.outputs:
-                told = result.output_shapes[place].dimensions if result.output_shapes else None
-                shape = static_shape(operand.shape) if told is None else tuple(told)
+                reported = result.output_shapes[place].dimensions if result.output_shapes else None
+                shape = static_shape(operand.shape) if reported is None else tuple(reported)
                 self._bound[index].written(shape or ())
             elif index in self._bound:
                 self._copying.put(self._bound[index], self._values[index], index)

@@ -87,8 +87,8 @@ def _refusals(step: ExecutionStep, table: SupportTable, policy: Policy) -> str:
     # If it supports every operation and the policy permits them, only `min_coverage` excludes it.
     if not reasons.get(FALLBACK_DEVICE):
         reasons[FALLBACK_DEVICE] = f"the policy's min_coverage of {policy.min_coverage:g} needs it"
-    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    return f"nothing may repeat it ({told})"
+    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return f"nothing may repeat it ({listed})"
 
 
 def _first(reasons: Iterable[str]) -> str:

@@ -105,10 +105,10 @@ def set_apart(
         try:
             devices[at] = isolated(device, isolate, manager, deadline_ns)
         except (NotAvailable, PlacementError) as error:
-            told = error.args[0] if error.args else str(error)
+            cause = error.args[0] if error.args else str(error)
             notes.append(
                 f"device {device.name} runs in this process, where a timeout may not end it in "
-                f"time: {reason}; {told}"
+                f"time: {reason}; {cause}"
             )
         else:
             apart[device.name] = reason

@@ -190,11 +190,13 @@ class Search:
         self.model, self.device, self.accuracy = model, device, accuracy
         self.timeout, self.progress, self.runs = timeout, progress, 0
         (answers,) = collect_support(model, [device], Policy(accuracy=accuracy)).candidates
-        told = answers.answers
+        supports = answers.answers
         self.supported = [
-            i for i, answer in enumerate(told) if answer.supported and (only is None or i in only)
+            i
+            for i, answer in enumerate(supports)
+            if answer.supported and (only is None or i in only)
         ]
-        self.refused = {i: a.reason for i, a in enumerate(told) if not a.supported}
+        self.refused = {i: a.reason for i, a in enumerate(supports) if not a.supported}
         self.parts = _runs_of(self.supported)
         self._natural, self._exposed = Cutter(model), Cutter(exposed(model))
         self.cases: list[OperationCase] = []

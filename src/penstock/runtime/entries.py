@@ -79,8 +79,8 @@ def source_of(entry: DriverEntry) -> Source:
     """The origin of *entry*, which is of this module or of `importlib.metadata`."""
     found: Any = getattr(entry, "dist", None)
     name, version = (
-        told if isinstance(told, str) else ""
-        for told in (
+        text if isinstance(text, str) else ""
+        for text in (
             getattr(entry, "distribution", None) or getattr(found, "name", ""),
             getattr(entry, "version", None) or getattr(found, "version", ""),
         )

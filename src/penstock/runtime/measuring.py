@@ -297,10 +297,12 @@ def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
         return single.name, f"no placement {better} than this one device"
     show = joules if single.by_energy else duration
     took = statistics.median(single.values)
-    told = f"{better} than {single.name} by {show((1 - share) * took)}, noise {show(noise * took)}"
+    margin = (
+        f"{better} than {single.name} by {show((1 - share) * took)}, noise {show(noise * took)}"
+    )
     if is_out or 1 - share > noise:
-        return best.name, told
-    return single.name, f"{best.name} {told}: not beyond the noise"
+        return best.name, margin
+    return single.name, f"{best.name} {margin}: not beyond the noise"
 
 
 def _best(every: Sequence[Series]) -> Series:

@@ -186,7 +186,7 @@ def test_runs_of_one_priority_do_not_wait(slow: Slow) -> None:
     ]
     futures = [model.submit(X, X) for model in made]
     slow.await_begun(9)
-    assert not QUEUES.of(device).takes_turns
+    assert not QUEUES.of(device).queues_runs
     slow.let_go(100)
     for model, future in zip(made, futures, strict=True):
         future.result(PATIENCE_S)
@@ -212,11 +212,11 @@ def test_earlier_models_join_the_queue_with_the_second_priority(
         for _ in range(3):
             run([X, X])
         lane = QUEUES.of(device)
-        assert not lane.takes_turns
+        assert not lane.queues_runs
         thread = threading.Thread(target=lambda: run([X, X], priority="high"))
         thread.start()
         slow.await_begun(4)
-        assert lane.takes_turns
+        assert lane.queues_runs
         assert SCHEDULERS.of(device)._holders
         slow.let_go(1)
         thread.join(PATIENCE_S)

@@ -127,7 +127,7 @@ class LyingDevice(InterceptingDevice):
             raise GeneralFailure(f"{self.name} changed its mind")
         result: Any = proceed()
         if isinstance(result, hal.ExecutionResult):
-            result = self._tell(arguments[0], result)
+            result = self._with_lies(arguments[0], result)
         elif method == "supported_operations":
             result = self._answer(list(result))
         answer: T = result
@@ -141,7 +141,7 @@ class LyingDevice(InterceptingDevice):
             return [hal.Support(supported=False, reason="not today")] * len(answers)
         return answers
 
-    def _tell(self, request: hal.Request, result: hal.ExecutionResult) -> hal.ExecutionResult:
+    def _with_lies(self, request: hal.Request, result: hal.ExecutionResult) -> hal.ExecutionResult:
         shapes = list(result.output_shapes) or [hal.OutputShape(())] * len(request.outputs)
         if "values" in self.lies:
             damage_outputs(request)
