@@ -37,8 +37,8 @@ class Kernel(Node):
 
     members: tuple[int, ...] = ()
     delegate: Delegate = None  # type: ignore[assignment]  # given by name
-    functions: DelegateRegistration = None  # type: ignore[assignment]  # likewise
-    invoke: api.Step = None  # type: ignore[assignment]  # likewise
+    functions: DelegateRegistration = None  # type: ignore[assignment]  # given by name
+    invoke: api.Step = None  # type: ignore[assignment]  # given by name
 
 
 class DelegatedGraph:

@@ -75,6 +75,17 @@ def renumber_references(operation: Operation, numbers: Mapping[int, int]) -> Ope
     return replace(operation, attributes=Attributes({**operation.attributes, **changed}))
 
 
+def renumbered(
+    operation: Operation, operands: Mapping[int, int], subgraphs: Mapping[int, int]
+) -> Operation:
+    """*operation* with each operand and each subgraph replaced by its number."""
+    return replace(
+        renumber_references(operation, subgraphs),
+        inputs=tuple(operands[i] for i in operation.inputs),
+        outputs=tuple(operands[i] for i in operation.outputs),
+    )
+
+
 def renumbered_subgraphs(model: Model, numbers: Mapping[int, int]) -> list[Subgraph]:
     """The subgraphs of `referenced_by`, in their new order, with references to match."""
     return [

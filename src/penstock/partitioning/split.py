@@ -17,7 +17,12 @@ from penstock.errors import LimitExceeded
 from penstock.hal import Capabilities
 from penstock.interrupts import polled
 from penstock.ir import Lifetime, Model, Subgraph
-from penstock.ir.transforms import referenced_by, renumber_references, renumbered_subgraphs
+from penstock.ir.transforms import (
+    referenced_by,
+    renumber_references,
+    renumbered,
+    renumbered_subgraphs,
+)
 from penstock.memory import layout
 from penstock.partitioning.plan import ExecutionStep
 
@@ -88,14 +93,7 @@ class Cutter:
                 else replace(operands[i], lifetime=lifetimes[i])
                 for i in polled(kept)
             ),
-            tuple(
-                replace(
-                    renumber_references(operation, referenced),
-                    inputs=tuple(number[i] for i in operation.inputs),
-                    outputs=tuple(number[i] for i in operation.outputs),
-                )
-                for operation in polled(chosen)
-            ),
+            tuple(renumbered(operation, number, referenced) for operation in polled(chosen)),
             tuple(number[i] for i in inputs),
             tuple(number[i] for i in outputs),
             name=entry.name,

@@ -24,7 +24,7 @@ from penstock.interrupts import polled
 from penstock.ir import DType, Lifetime, Model, Operand, Operation, Subgraph
 from penstock.ir.operand import Origin
 from penstock.ir.subgraph import StatePort, Variable
-from penstock.ir.transforms import referenced_by, renumber_references, renumbered_subgraphs
+from penstock.ir.transforms import referenced_by, renumbered, renumbered_subgraphs
 from penstock.ir.types import Quantization, element_count, static_shape
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
@@ -254,14 +254,7 @@ class _SegmentBuilder:
                 _renamed(operand, names.get(i, ""), lifetimes.get(i))
                 for i, operand in polled(zip(kept, shaped, strict=True))
             ),
-            tuple(
-                replace(
-                    renumber_references(o, referenced),
-                    inputs=tuple(number[i] for i in o.inputs),
-                    outputs=tuple(number[i] for i in o.outputs),
-                )
-                for o in polled(operations)
-            ),
+            tuple(renumbered(o, number, referenced) for o in polled(operations)),
             tuple(number[i] for i in given),
             tuple(number[i] for i in made),
             tuple(StatePort(k, number[s.input], number[s.output]) for k, s in enumerate(states)),
