@@ -35,6 +35,7 @@ from penstock.nnapi.description import (
 )
 from penstock.nnapi.lowering import rules
 from penstock.runtime.discovery import manager
+from penstock.testing.contract.promise import NotCovered
 from penstock.testing.vectors import Case, load_directory
 from penstock.testing.vectors.derive import Run, plain_run
 from penstock.testing.vectors.runner import execute
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             execute(run, device)
             outcomes["ran"] += 1
-        except PenstockError as error:
+        except (PenstockError, NotCovered) as error:
             outcomes[type(error).__name__] += 1
         except TooSlow:
             failures.append((seed, f"{run.case.name}: more than {SECONDS_PER_MODEL} s"))
