@@ -145,7 +145,8 @@ def openvino(path: Path, threads: int, inputs: Sequence[Array], mode: str = "PER
     execution hint. By default OpenVINO computes float32 in bfloat16 if the processor supports it.
     Under `ACCURACY` it keeps the model's types.
     """
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None keeps it from being imported
+    # None keeps it from being imported.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import numpy as np
     import openvino as ov  # type: ignore[import-untyped]  # as onnxruntime
 

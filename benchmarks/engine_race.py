@@ -101,7 +101,8 @@ class Field:
                 try:
                     call = make(self.path, self.threads, self.inputs)
                     verdict = self._judge(make, alone_by(make, self.threads))
-                except Exception as error:  # noqa: BLE001  # an engine that cannot run a network does not race
+                # An engine that cannot run a network does not race.
+                except Exception as error:  # noqa: BLE001
                     self.refused[subject] = f"{type(error).__name__}: {str(error)[:200]}"
                     continue
                 self.verdicts[subject] = verdict
@@ -241,7 +242,8 @@ def ours(
         model,
         devices=devices.split(",") if devices else None,
         shapes=shapes or None,
-        policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]  # told on the command line
+        # Told on the command line.
+        policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]
         num_threads=threads,
         tune=True,
         cache=os.environ.get("PENSTOCK_CACHE_DIR") or False,

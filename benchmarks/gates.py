@@ -170,7 +170,8 @@ def alone_by(make: Make, threads: int) -> Alone:
                 file.write_bytes(case.tflite())
                 given = case.tflite_inputs
                 got = [np.array(output) for output in make(file, threads, given)(given)]
-            except Exception:  # noqa: BLE001  # whatever an engine raises of a file that it cannot read
+            # Whatever an engine raises of a file that it cannot read.
+            except Exception:  # noqa: BLE001
                 return None
         expected = case.tflite_expected
         return got if [a.shape for a in got] == [a.shape for a in expected] else None

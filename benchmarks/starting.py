@@ -68,7 +68,8 @@ def hashed(model: str) -> None:
 
     import numpy as np
 
-    with open(model, "rb") as file:  # noqa: PTH123  # paths take longer to import than this takes to run
+    # Paths take longer to import than this takes to run.
+    with open(model, "rb") as file:  # noqa: PTH123
         digest = sha256(file.read()).hexdigest()
     finish(digest=digest, shape=np.zeros(1).shape)
 
@@ -85,7 +86,8 @@ def penstock_start(model: str, device: str, cache: str, accuracy: str = "faithfu
         loaded,
         devices=[device],
         cache=cache or False,
-        policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]  # told on the command line
+        # Told on the command line.
+        policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]
     )
     compiling = time.process_time() - before
     (x,) = compiled.inputs

@@ -65,7 +65,8 @@ def count_checks() -> None:
     Compiled modules that pytest kept while the hook was off would count nothing: the kept ones have
     a name of their own.
     """
-    rewrite._check_if_assertion_pass_impl = make_check  # type: ignore[assignment]  # as the module says
+    # As the module says.
+    rewrite._check_if_assertion_pass_impl = make_check  # type: ignore[assignment]
     for module, name in (
         (pytest, "raises"),
         (pytest, "warns"),

@@ -245,7 +245,8 @@ def random_devices(rng: np.random.Generator, model: ir.Model) -> list[NumpyDevic
     return [
         NumpyDevice(
             name,
-            lambda _, operation, k=k: takes(k, operation),  # type: ignore[misc]  # a default, bound now
+            # A default, bound now.
+            lambda _, operation, k=k: takes(k, operation),  # type: ignore[misc]
             {
                 t: (float(rng.uniform(0.1, 2)), float(rng.uniform(0.1, 2)))
                 for t in ("float32", "int32")

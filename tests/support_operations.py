@@ -67,7 +67,8 @@ def operation(
         else:
             indexes.append(builder.constant(each, f"c{place}"))
     outputs = list(zip(dtypes or [F32] * len(shapes), shapes, strict=True))
-    made = builder.operation(kind, indexes, outputs, attributes)  # type: ignore[arg-type]  # any attributes
+    # Any attributes.
+    made = builder.operation(kind, indexes, outputs, attributes)  # type: ignore[arg-type]
     return OneOperation(name, builder.build(made))
 
 

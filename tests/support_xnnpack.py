@@ -51,7 +51,8 @@ def one(
         if each is None:
             indexes.append(None)
         elif isinstance(each, tuple):
-            indexes.append(builder.input(*each, f"x{position}", scale))  # type: ignore[arg-type]  # a list is a shape
+            # A list is a shape.
+            indexes.append(builder.input(*each, f"x{position}", scale))  # type: ignore[arg-type]
         else:
             indexes.append(builder.constant(each, f"c{position}", scale))
     made = [(dtype, None if s is None else tuple(s), out_scale) for dtype, s in outputs]

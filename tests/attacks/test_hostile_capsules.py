@@ -155,7 +155,8 @@ def test_a_pipe_that_takes_the_file_s_place_meanwhile_is_not_waited_for(
     os.mkfifo(path)
 
     def stat(name: object, **how: object) -> os.stat_result:
-        return seen if name == str(path) else looked_at(name, **how)  # type: ignore[arg-type]  # as given
+        # As given.
+        return seen if name == str(path) else looked_at(name, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "stat", stat)
     refusal = in_time(lambda: capsules.read(path))

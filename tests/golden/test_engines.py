@@ -139,7 +139,8 @@ def test_share_of_operations(
         pytest.skip("no test corpus (PENSTOCK_CORPUS)")
     total = sum((engine_grid.shares(entry, engine, accuracy) for entry in found), Counter[str]())
     share = total["taken"] / total["all"]
-    print(f"{engine} takes {share:.1%} of {total['all']} operations in {accuracy}")  # noqa: T201  # the figure is the result
+    # The figure is the result.
+    print(f"{engine} takes {share:.1%} of {total['all']} operations in {accuracy}")  # noqa: T201
     record_property("share", share)
     assert share >= FLOORS[engine][accuracy]
 

@@ -66,7 +66,8 @@ def run_chunk(bounds: tuple[int, int]) -> Figures:
             kind, key, drawn = draw(seed)
             try:
                 verdict = examine(drawn, judge)
-            except Exception:  # noqa: BLE001  # whatever Penstock raises beside its own errors is a failure
+            # Whatever Penstock raises beside its own errors is a failure.
+            except Exception:  # noqa: BLE001
                 figures.outcomes[kind, Outcome.DIFFER.value] += 1
                 figures.failures.append(
                     f"seed {seed} {key}\n{drawn.listing}\n{traceback.format_exc()}"

@@ -183,7 +183,8 @@ def test_the_hal_takes_its_own_structs() -> None:
         with pytest.raises(InvalidArgument, match="a PrepareConfig is needed, not "):
             hal.validate_prepare_config(wrong)  # type: ignore[arg-type]  # a driver's mistake
         with pytest.raises(InvalidArgument, match="a Request is needed, not "):
-            hal.validate_request(relu(), wrong, hal.ExecutionConfig())  # type: ignore[arg-type]  # likewise
+            # Likewise.
+            hal.validate_request(relu(), wrong, hal.ExecutionConfig())  # type: ignore[arg-type]
 
 
 def test_a_wrong_scale_is_no_number() -> None:

@@ -331,7 +331,8 @@ def _save_all() -> None:
 def _before_fork() -> None:
     _held[:] = list(_live)
     for cache in _held:
-        cache._saving.acquire()  # noqa: SLF001  # a child must not inherit a lock that another thread holds
+        # A child must not inherit a lock that another thread holds.
+        cache._saving.acquire()  # noqa: SLF001
         cache._lock.acquire()  # noqa: SLF001  # as above
 
 

@@ -29,7 +29,8 @@ class BurstAdapter(hal.PreparedModelBase):
         self.prepared = prepared
 
     @property
-    def cache_report(self) -> hal.CacheReport:  # type: ignore[override]  # always the prepared model's own
+    # Always the prepared model's own.
+    def cache_report(self) -> hal.CacheReport:  # type: ignore[override]
         return getattr(self.prepared, "cache_report", hal.NO_CACHE_REPORT)
 
     @property

@@ -161,7 +161,8 @@ def lent(array: NDArray) -> NDArray:
     if not array.flags.writeable:
         return array
     view = array.view()
-    view.setflags(False)  # type: ignore[call-arg]  # NumPy takes it so, and by its name it takes twice as long
+    # NumPy takes it so, and by its name it takes twice as long.
+    view.setflags(False)  # type: ignore[call-arg]
     return view
 
 

@@ -297,7 +297,8 @@ class Exchange:
                 copies.append(
                     CopyReceipt(result.nbytes, "output", "caller", f"{operand.name!r} dequantised")
                 )
-                result = dequantize(result, operand.quantization)  # noqa: PLW2901  # the delivered form
+                # The delivered form.
+                result = dequantize(result, operand.quantization)  # noqa: PLW2901
             delivered.append(result)
         return delivered
 

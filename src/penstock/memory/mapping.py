@@ -146,7 +146,8 @@ class _Table:
         changed = self._changed
         known, starts = self._sorted
         if known != changed:
-            starts = sorted(list(self.placed))  # noqa: C414  # a copy first: another thread may add meanwhile
+            # A copy first: another thread may add meanwhile.
+            starts = sorted(list(self.placed))  # noqa: C414
             self._sorted = changed, starts
         return starts
 

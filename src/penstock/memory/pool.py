@@ -272,7 +272,8 @@ def _flat(content: object) -> memoryview:
             if not content.flags.c_contiguous or content.dtype.hasobject:
                 raise ValueError("it is not C-contiguous, or holds Python objects")
             return memoryview(content.reshape(-1).view(np.uint8).data)
-        return memoryview(content).cast("B")  # type: ignore[arg-type]  # what is no buffer is refused below
+        # What is no buffer is refused below.
+        return memoryview(content).cast("B")  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise InputError(
             "a sealed pool is made of an array or another contiguous buffer, not of this "

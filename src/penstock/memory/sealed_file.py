@@ -47,7 +47,8 @@ def open_file(name: str) -> io.FileIO:
     device, which may never end, and for a named pipe, which may never be written.
     """
     # Without O_NONBLOCK, opening a named pipe waits until another process opens its other end.
-    file = open(name, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115  # the caller closes it
+    # The caller closes it.
+    file = open(name, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115
     try:
         mode = os.fstat(file.fileno()).st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):

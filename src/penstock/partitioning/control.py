@@ -197,7 +197,8 @@ def _branch(model: Model, index: int, shapes: Sequence[Shape]) -> Model | None:
         return None
     try:
         positions = {at: shape for at, shape in enumerate(shapes) if shape is not None}
-        return infer_shapes(extract(model, index), positions)  # type: ignore[arg-type]  # all are complete
+        # All are complete.
+        return infer_shapes(extract(model, index), positions)  # type: ignore[arg-type]
     except ModelError:
         return None
 

@@ -224,7 +224,8 @@ def _incomparable(output: int, problem: str) -> Distance:
 
 def _epsilon(dtype: np.dtype[Any]) -> float:
     """One unit in the last place: the rounding error of a narrow float type."""
-    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]  # published without types
+    # Published without types.
+    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
 
 
 def _is_hybrid(model: Model) -> bool:

@@ -148,7 +148,8 @@ class Seal:
         try:
             # Only saving needs this module; it cannot be imported without a free descriptor.
             from penstock.sealed.writing import save_entry
-        except Exception as error:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
+        # Whatever it is, the compile goes on without a cache.
+        except Exception as error:  # noqa: BLE001
             return SaveReport(reason=reason_of(error))
         return save_entry(self._trust, self._needed, given, payloads, expected, guard)
 

@@ -62,7 +62,8 @@ def save_entry(
             return SaveReport(_seal(trust, files, given, contents, roots, replaced))
     except _Emptied as emptied:
         return SaveReport(reason=reason_of(emptied.__cause__), emptied=True)
-    except Exception as error:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
+    # Whatever it is, the compile goes on without a cache.
+    except Exception as error:  # noqa: BLE001
         return SaveReport(reason=reason_of(error))
 
 

@@ -71,7 +71,8 @@ def test_layout_of_other_shapes(shape: Shape) -> None:
 )
 def test_arrange_puts_axes_in_order(axes: str, channels: int, expected: tuple[int, ...]) -> None:
     given = np.arange(2 * 4 * 3).reshape(2, 4, 3)[:, :, : 1 if channels == 1 else 3]
-    found = arrange(given, Layout(axes, 2, 4, channels))  # type: ignore[arg-type]  # a parameter is a str
+    # A parameter is a str.
+    found = arrange(given, Layout(axes, 2, 4, channels))  # type: ignore[arg-type]
     assert found.shape == expected
     assert found.flags.c_contiguous
     flat = found.reshape(-1) if channels != 4 else found[..., :3].reshape(-1)

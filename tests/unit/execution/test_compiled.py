@@ -506,7 +506,8 @@ class TestFallback:
         def refuse(model: Any, config: Any) -> Any:
             raise errors.GeneralFailure("out of registers")
 
-        device.prepare_model = refuse  # type: ignore[method-assign]  # a driver that lies in its support
+        # A driver that lies in its support.
+        device.prepare_model = refuse  # type: ignore[method-assign]
         with penstock.compile(add_relu(), devices=[device, "reference"]) as compiled:
             assert {p.device for p in compiled.plan.operations} == {"reference"}
             assert "out of registers" in compiled.plan.operations[0].reasons["weak"]

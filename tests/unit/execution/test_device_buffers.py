@@ -173,7 +173,8 @@ def test_bursts_take_buffers_without_copies(device: Device) -> None:
     ):
         given.copy_from(VALUE)
         for _ in range(3):
-            outputs = burst.run([given], out=[result])  # type: ignore[list-item]  # any memory will do
+            # Any memory will do.
+            outputs = burst.run([given], out=[result])  # type: ignore[list-item]
             assert not outputs.receipt.copies
         assert np.array_equal(result.numpy(), np.maximum(VALUE, 0))
 

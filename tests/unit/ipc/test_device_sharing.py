@@ -119,7 +119,8 @@ def test_runs_of_several_programs_go_one_after_another_as_they_came(way: str) ->
         until(lambda: device.seen == [1])
         for value in (2, 3, 4):
             begin(one, value, "low")
-            until(lambda value=value: scheduler.waiting == value - 1)  # type: ignore[misc]  # no lambda has types
+            # No lambda has types.
+            until(lambda value=value: scheduler.waiting == value - 1)  # type: ignore[misc]
         # Nobody is overtaken by what another calls high.
         begin(other, 9, "high")
         until(lambda: scheduler.waiting == 4)

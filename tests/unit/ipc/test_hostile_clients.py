@@ -362,7 +362,8 @@ def test_closing_the_device_closes_what_is_ones_own() -> None:
 
 def test_an_answer_for_no_call_ends_the_session() -> None:
     with client() as (device, session):
-        session._connection.send = lambda *_: None  # type: ignore[method-assign]  # the call is not sent
+        # The call is not sent.
+        session._connection.send = lambda *_: None  # type: ignore[method-assign]
         ours = session._connection
         received = iter([encode(wire.Answer(99, encode(wire.Done())))])
         ours.receive = lambda *_: _received(next(received))  # type: ignore[method-assign]

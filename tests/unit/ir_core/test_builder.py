@@ -199,7 +199,8 @@ def test_an_unknown_operation_is_refused_at_once() -> None:
 def test_shapes_may_come_as_any_integers() -> None:
     b = ModelBuilder()
     x = b.input(F32, tuple(np.array([2, 3])), "x")
-    (y,) = b.operation("RELU", [x], [(F32, [2, np.int64(3)])])  # type: ignore[list-item]  # the point
+    # The point.
+    (y,) = b.operation("RELU", [x], [(F32, [2, np.int64(3)])])  # type: ignore[list-item]
     model = b.build([y])
     assert [type(d) for o in model.operands for d in o.shape or ()] == [int] * 4
     with pytest.raises(InputError, match="tuple of whole numbers"):

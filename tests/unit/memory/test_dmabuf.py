@@ -202,7 +202,8 @@ def test_the_requests_are_those_of_the_kernels_headers(
     assert found is not None
     macro, kind, place = found.group(1), found.group(2).strip(), int(found.group(3), 0)
     if not kind.startswith("'"):
-        kind = re.search(rf"#define {kind}\s+('.')", text).group(1)  # type: ignore[union-attr]  # defined there
+        # Defined there.
+        kind = re.search(rf"#define {kind}\s+('.')", text).group(1)  # type: ignore[union-attr]
     body = re.search(rf"struct {structure} {{(.*?)}};", text, re.DOTALL).group(1)  # type: ignore[union-attr]
     letters = {"__u64": "Q", "__u32": "I"}
     fields = "=" + "".join(letters[t] for t in re.findall(r"(__u\d+)\s+\w+;", body))

@@ -232,7 +232,8 @@ class TestDot:
         assert "  op1 -> op2;" in lines
         assert '  op2 -> out0 [label="v2: float32[2, 3]"];' in lines
         colours = {
-            re.search(r'fillcolor="(#\w+)"', line).group(1)  # type: ignore[union-attr]  # every node has one
+            # Every node has one.
+            re.search(r'fillcolor="(#\w+)"', line).group(1)  # type: ignore[union-attr]
             for line in lines
             if line.strip().startswith(("op1", "op2")) and "fillcolor" in line
         }

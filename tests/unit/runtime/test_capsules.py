@@ -36,7 +36,8 @@ def network() -> Model:
 
 
 def wrong(kind: str = "MUL", fault: str = "much", **how: object) -> WrongDevice:
-    return WrongDevice(reference(), kind, fault, "wrong", **how)  # type: ignore[arg-type]  # as given
+    # As given.
+    return WrongDevice(reference(), kind, fault, "wrong", **how)  # type: ignore[arg-type]
 
 
 def capsule(device: object | None = None, *, names: bool = False) -> Capsule:

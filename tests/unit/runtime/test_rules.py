@@ -77,7 +77,8 @@ def test_tune_measure_and_cache_have_one_type(tmp_path: Path) -> None:
     with penstock.compile(add_relu(), devices=[device]) as compiled:
         one = f32([[1, 2, 3]] * 2)
         with pytest.raises(InputError, match="measure must be true or false, not 'q'"):
-            compiled.run([one, one], measure="q")  # type: ignore[arg-type]  # what a caller may still do
+            # What a caller may still do.
+            compiled.run([one, one], measure="q")  # type: ignore[arg-type]
 
 
 def test_missing_output_is_an_index_error_with_a_sentence() -> None:

@@ -52,7 +52,8 @@ def network() -> Model:
 
 
 def wrong(kind: str = "ADD", fault: str = "much", **how: object) -> WrongDevice:
-    return WrongDevice(reference(), kind, fault, "wrong", **how)  # type: ignore[arg-type]  # as given
+    # As given.
+    return WrongDevice(reference(), kind, fault, "wrong", **how)  # type: ignore[arg-type]
 
 
 def right() -> WrongDevice:

@@ -42,7 +42,8 @@ def outputs(device: WrongDevice, runs: int = 1, model: Model | None = None) -> l
 
 
 def wrong(kind: str, fault: str, **how: object) -> WrongDevice:
-    return WrongDevice(reference(), kind, fault, "wrong", **how)  # type: ignore[arg-type]  # as given
+    # As given.
+    return WrongDevice(reference(), kind, fault, "wrong", **how)  # type: ignore[arg-type]
 
 
 RIGHT = np.abs(X)

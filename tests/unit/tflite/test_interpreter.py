@@ -117,7 +117,8 @@ class TestOpening:
 
     def test_mutable_content_is_refused(self) -> None:
         with pytest.raises(TypeError, match="takes bytes"):
-            tflite.Interpreter(model_content=bytearray(models.chain()))  # type: ignore[arg-type]  # on purpose
+            # On purpose.
+            tflite.Interpreter(model_content=bytearray(models.chain()))  # type: ignore[arg-type]
 
 
 class TestMemory:

@@ -290,7 +290,8 @@ class Client:
                 frame = Frame(ask.body, handles)
                 try:
                     reply = self._dispatchers[ask.device].answer(frame, lease, job.token)
-                except BaseException as error:  # noqa: BLE001  # sys.exit() in a driver, say: a thread would end in silence
+                # Sys.exit() in a driver, say: a thread would end in silence.
+                except BaseException as error:  # noqa: BLE001
                     reply = refusal(error)
                 del frame
                 del handles

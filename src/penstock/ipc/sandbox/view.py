@@ -33,7 +33,8 @@ DETACH: Final = 2
 ST_RELATIME: Final = 4096
 """As statvfs(3) has it."""
 
-MOUNT_POINTS: Final = ("/tmp", "/mnt", "/media", "/srv", "/run", "/var")  # noqa: S108  # no file is made there
+# No file is made there.
+MOUNT_POINTS: Final = ("/tmp", "/mnt", "/media", "/srv", "/run", "/var")  # noqa: S108
 """Directories that systems have. The view is mounted at one of them, and hides its content."""
 IN_MEMORY: Final = "/scratch"
 """Temporary files, if no directory can hold them: the disk is full, or there is no home."""

@@ -198,7 +198,8 @@ class WrongDevice(InterceptingDevice):
         return _WrongModel(self, prepared, model)
 
 
-class _WrongModel(InterceptedModel, hal.PreparedModelBase):  # type: ignore[override]  # its report is the inner model's
+# Its report is the inner model's.
+class _WrongModel(InterceptedModel, hal.PreparedModelBase):  # type: ignore[override]
     def __init__(self, owner: WrongDevice, prepared: hal.PreparedModel, model: Model) -> None:
         super().__init__(owner, prepared)
         self._wrong, self._ran = owner, 0

@@ -229,7 +229,8 @@ def test_onnxruntime_writes_no_user_file_and_sends_no_telemetry(
 @pytest.mark.parametrize("threads", [1, 3])
 def test_session_gets_the_number_of_threads(threads: int) -> None:
     prepared = cpu().prepare_model(relu(), hal.PrepareConfig(num_threads=threads))
-    options = prepared.executable.session.get_session_options()  # type: ignore[attr-defined]  # its own
+    # Its own.
+    options = prepared.executable.session.get_session_options()  # type: ignore[attr-defined]
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
 
 

@@ -55,7 +55,8 @@ def impatient() -> OpenVinoDevice:
 
 
 def is_right(prepared: object) -> bool:
-    return np.allclose(run(prepared), answer(), atol=1e-4)  # type: ignore[arg-type]  # a prepared model
+    # A prepared model.
+    return np.allclose(run(prepared), answer(), atol=1e-4)  # type: ignore[arg-type]
 
 
 def loaded_elsewhere(folder: Path) -> list[str]:

@@ -30,7 +30,8 @@ I32 = DType.INT32
 
 
 def prepared(model: Model, accuracy: str = "faithful", threads: int = 1) -> hal.PreparedModelBase:
-    config = hal.PrepareConfig(accuracy=accuracy, num_threads=threads)  # type: ignore[arg-type]  # a literal
+    # A literal.
+    config = hal.PrepareConfig(accuracy=accuracy, num_threads=threads)  # type: ignore[arg-type]
     return device().prepare_model(model, config)
 
 
@@ -106,7 +107,8 @@ def test_closed_model_frees_its_interpreters_without_garbage_collection(
     shape: tuple[int, ...],
 ) -> None:
     each = prepared(one("ADD", [(F32, shape), (F32, shape)], [(F32, shape)]))
-    (kept,) = [weakref.ref(runner) for (runner,) in each._free]  # type: ignore[attr-defined]  # its own
+    # Its own.
+    (kept,) = [weakref.ref(runner) for (runner,) in each._free]  # type: ignore[attr-defined]
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -372,7 +374,8 @@ def test_partition_of_two_kernel_sets_equals_one_kernel_set() -> None:
     for got, want in zip(outs, wanted, strict=True):
         np.testing.assert_allclose(got, want, atol=2e-4 * np.abs(want).max())
     relaxed = prepared(model, "relaxed")
-    assert [f.segment.kernels for f in relaxed._files] == ["xnnpack"]  # type: ignore[attr-defined]  # its own
+    # Its own.
+    assert [f.segment.kernels for f in relaxed._files] == ["xnnpack"]  # type: ignore[attr-defined]
 
 
 def test_result_of_constants_may_be_an_output() -> None:
