@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import Site, build
-from penstock.drivers.reference.numerics import fixed_point
 from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantization
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations.signature import ACTIVATIONS

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import Unsupported
-from penstock.drivers.reference.numerics import fixed_point
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
 from tests.unit.drivers.reference.alone import alone, q

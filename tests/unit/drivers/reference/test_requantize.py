@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.numerics import fixed_point, one_operand
+from penstock.driverkit import fixed_point
+from penstock.drivers.reference.numerics import one_operand
 from penstock.drivers.reference.numerics.requantize import BLOCK, RealRequantizer, Requantizer
 from penstock.ir import DType, NDArray
 

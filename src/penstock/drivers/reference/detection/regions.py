@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from penstock.driverkit.fixed_point import round_half_away_from_zero
 from penstock.drivers.reference.detection.boxes import check_batches, check_boxes
 from penstock.drivers.reference.kernel import (
     Inputs,
@@ -25,7 +26,6 @@ from penstock.drivers.reference.kernel import (
     tensor_quantization,
 )
 from penstock.drivers.reference.layers.convolution import channels_first, from_nhwc, to_nhwc
-from penstock.drivers.reference.numerics.fixed_point import round_half_away_from_zero
 from penstock.drivers.reference.numerics.one_operand import FLOATING, STORED, Read, reader, writer
 from penstock.drivers.reference.numerics.products import tiles
 from penstock.drivers.reference.numerics.weights import given

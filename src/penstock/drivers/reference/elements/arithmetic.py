@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
-from penstock.drivers.reference.numerics import fixed_point, one_operand
+from penstock.drivers.reference.numerics import one_operand
 from penstock.drivers.reference.numerics.requantize import activation_bounds, quantized_range
 from penstock.ir import DType, NDArray, Quantization
 

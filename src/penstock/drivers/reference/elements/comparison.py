@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.elements.arithmetic import check_types, scaled, with_pair
 from penstock.drivers.reference.kernel import (
     Inputs,
@@ -18,7 +19,7 @@ from penstock.drivers.reference.kernel import (
     kernel,
     types,
 )
-from penstock.drivers.reference.numerics import fixed_point, one_operand
+from penstock.drivers.reference.numerics import one_operand
 from penstock.drivers.reference.numerics.requantize import saturated
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import (
     Inputs,
     Kernel,
@@ -19,7 +20,6 @@ from penstock.drivers.reference.kernel import (
     tensor_quantization,
     types,
 )
-from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import by_parts, look_up
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given

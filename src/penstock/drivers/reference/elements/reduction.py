@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
-from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import QUANTIZED
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.structure.shape import dimensions, normal_axis

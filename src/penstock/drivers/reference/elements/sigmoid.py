@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.fixed_point import power_of_two
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require
 from penstock.drivers.reference.numerics import one_operand
-from penstock.drivers.reference.numerics.fixed_point import power_of_two
 from penstock.ir import DType, NDArray
 
 RealFunction = Callable[[NDArray], NDArray]

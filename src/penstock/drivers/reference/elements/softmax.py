@@ -10,9 +10,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.layers.convolution import channels_first
-from penstock.drivers.reference.numerics import fixed_point, one_operand
+from penstock.drivers.reference.numerics import one_operand
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import REAL, given
 from penstock.errors import ShapeMismatch

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import (
     Inputs,
     Kernel,
@@ -18,7 +19,7 @@ from penstock.drivers.reference.kernel import (
     kernel,
     types,
 )
-from penstock.drivers.reference.numerics import fixed_point, one_operand
+from penstock.drivers.reference.numerics import one_operand
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
 from penstock.errors import InvalidArgument, ShapeMismatch

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.numerics import fixed_point
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.numerics.requantize import clamp_in_place
 from penstock.drivers.reference.numerics.weights import channel_scales
 from penstock.ir import DType, NDArray, Operand

@@ -7,8 +7,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from penstock.driverkit.fixed_point import round_half_away_from_zero
 from penstock.drivers.reference import kernel
-from penstock.drivers.reference.numerics.fixed_point import round_half_away_from_zero
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
 from penstock.interrupts import watched

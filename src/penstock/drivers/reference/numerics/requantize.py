@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import Site, require
-from penstock.drivers.reference.numerics import fixed_point
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray, Quantization
 

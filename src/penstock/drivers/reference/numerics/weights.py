@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.fixed_point import quantize_multipliers
 from penstock.drivers.reference import kernel
-from penstock.drivers.reference.numerics.fixed_point import quantize_multipliers
 from penstock.drivers.reference.numerics.products import SignedInput
 from penstock.drivers.reference.numerics.requantize import (
     RealRequantizer,

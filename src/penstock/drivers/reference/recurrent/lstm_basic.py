@@ -18,8 +18,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
-from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import by_bits, stored_values
 from penstock.drivers.reference.numerics.products import Columns
 from penstock.drivers.reference.numerics.weights import given

@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import Site, require
-from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.one_operand import round_half_away
 from penstock.drivers.reference.numerics.products import Columns
 from penstock.drivers.reference.recurrent import lstm_basic

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import (
     Inputs,
     Kernel,
@@ -23,7 +24,6 @@ from penstock.drivers.reference.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.numerics import fixed_point
 from penstock.drivers.reference.numerics.products import Columns, exact_dtype
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import flattened, given

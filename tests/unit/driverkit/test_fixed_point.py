@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.numerics import fixed_point, fixed_point as functions
+from penstock.driverkit import fixed_point, fixed_point as functions
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 MANTISSA = st.integers(2**30, 2**31 - 1)

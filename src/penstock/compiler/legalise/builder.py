@@ -1,0 +1,202 @@
+"""`Builder`: the program that legalisation writes, and `Operation`: what a rule sees of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from penstock.compiler.expression import Expression, Number, identity
+from penstock.compiler.program import (
+    Access,
+    Combine,
+    Kernel,
+    Position,
+    Program,
+    Tensor,
+    along,
+)
+from penstock.driverkit.site import Site, require
+from penstock.ir import DType, Model, NDArray, Operand
+from penstock.ir.types import static_shape
+
+Rule: TypeAlias = "Callable[[Operation], None]"
+"""Writes the kernels of one operation. Raises `Refused` for one that it has no kernels for."""
+
+RULES: Final[dict[str, Rule]] = {}
+"""The rules by the key of the operation."""
+
+
+def legal(*types: str) -> Callable[[Rule], Rule]:
+    """Registers a function as the rule of the operations *types*."""
+
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(types, rule))
+        return rule
+
+    return register
+
+
+class Builder:
+    """Collects the tensors and kernels of one subgraph.
+
+    With *judging* set, nothing is computed from constants: a rule can be asked whether it has
+    kernels for an operation, at little cost.
+    """
+
+    def __init__(self, model: Model, *, judging: bool = False) -> None:
+        self.model, self.judging = model, judging
+        self.tensors: list[Tensor] = []
+        self.constants: dict[int, NDArray] = {}
+        self.kernels: list[Kernel] = []
+        self.aliases: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._origin: tuple[int, ...] = ()
+
+    def operand(self, index: int) -> int:
+        """The tensor of operand *index* of the entry."""
+        if index not in self._numbers:
+            operand = self.model.entry.operands[index]
+            self._numbers[index] = self.tensor(operand.dtype, shape_of(operand), operand.name)
+            if operand.is_constant and not self.judging:
+                self.constants[self._numbers[index]] = self.model.constant(operand)
+        return self._numbers[index]
+
+    def tensor(self, dtype: DType, shape: Sequence[int], name: str = "") -> int:
+        """A new tensor."""
+        self.tensors.append(Tensor(dtype, tuple(shape), name))
+        return len(self.tensors) - 1
+
+    def constant(self, dtype: DType, shape: Sequence[int], compute: Callable[[], NDArray]) -> int:
+        """A new constant tensor. *compute* returns its array, and is not called for a judgement."""
+        index = self.tensor(dtype, shape)
+        if not self.judging:
+            array = np.ascontiguousarray(compute(), dtype.numpy)
+            self.constants[index] = array.reshape(self.tensors[index].shape)
+        return index
+
+    def alias(self, shape: Sequence[int], source: int) -> int:
+        """A tensor with the elements of *source* in another *shape*."""
+        tensor = self.tensor(self.tensors[source].dtype, shape)
+        self.aliases[tensor] = source
+        return tensor
+
+    def begin(self, origin: int) -> None:
+        """The kernels that follow are of operation *origin*."""
+        self._origin = (origin,)
+
+    def emit(
+        self,
+        name: str,
+        loops: Sequence[int],
+        reads: Sequence[Access],
+        body: Expression,
+        write: Access,
+        *,
+        reduced: Sequence[int] = (),
+        combine: Combine = "none",
+        sums: DType | None = None,
+        finish: Expression | None = None,
+        extras: Sequence[Access] = (),
+    ) -> None:
+        """Adds a kernel. *sums* is the type that it combines in (None: that of the body)."""
+        kept = sums or body.dtype
+        self.kernels.append(
+            Kernel(
+                name,
+                tuple(loops),
+                tuple(reads),
+                body,
+                finish or identity(kept),
+                write,
+                tuple(reduced),
+                combine,
+                kept,
+                tuple(extras),
+                self._origin,
+            )
+        )
+
+    def copy(self, name: str, source: Access, write: Access, loops: Sequence[int]) -> None:
+        """Adds a kernel that copies elements."""
+        self.emit(name, loops, [source], identity(self.tensors[source.tensor].dtype), write)
+
+    def finish(self) -> Program:
+        """The program, after all operations were written."""
+        entry = self.model.entry
+        return Program(
+            tuple(self.tensors),
+            self.constants,
+            tuple(self.kernels),
+            tuple(self.operand(i) for i in entry.inputs),
+            tuple(self.operand(i) for i in entry.outputs),
+            self.aliases,
+        )
+
+
+class Operation:
+    """One operation, for its rule: its site, and its tensors in the builder."""
+
+    def __init__(self, builder: Builder, site: Site) -> None:
+        self.build, self.site = builder, site
+
+    def tensor(self, position: int = 0) -> int:
+        """The tensor of input *position*."""
+        self.site.input(position)
+        return self.build.operand(self.site.input_indexes[position])
+
+    def target(self, position: int = 0) -> int:
+        """The tensor of output *position*."""
+        self.site.output_shape(position)
+        return self.build.operand(self.site.output_indexes[position])
+
+    def shape(self, tensor: int) -> tuple[int, ...]:
+        return self.build.tensors[tensor].shape
+
+    def whole(self, tensor: int) -> Access:
+        """All of *tensor*, a loop an axis."""
+        return Access(tensor, along(*range(len(self.shape(tensor)))))
+
+    def broadcast(self, tensor: int, rank: int) -> Access:
+        """All of *tensor* for *rank* loops, broadcast: axes of one element do not move."""
+        shape = self.shape(tensor)
+        first = rank - len(shape)
+        return Access(
+            tensor,
+            tuple(
+                Position() if size == 1 else Position(0, ((first + axis, 1),))
+                for axis, size in enumerate(shape)
+            ),
+        )
+
+    def elementwise(
+        self, name: str, body: Expression, sources: Iterable[int], target: int | None = None
+    ) -> None:
+        """Adds a kernel that computes *body* of *sources*, which broadcast, as *target*."""
+        written = self.target() if target is None else target
+        loops = self.shape(written)
+        reads = [self.broadcast(s, len(loops)) for s in sources]
+        self.build.emit(name, loops, reads, body, self.whole(written))
+
+    def rename(self, source: int, target: int | None = None) -> None:
+        """Makes *target* (None: the output) an alias of *source*: the same elements."""
+        written = self.target() if target is None else target
+        self.build.aliases[written] = source
+
+
+def shape_of(operand: Operand) -> tuple[int, ...]:
+    """The shape of *operand*. Refuses one that only a run knows."""
+    shape = static_shape(operand.shape)
+    require(shape is not None, "a shape that is known only when it runs")
+    return shape or ()
+
+
+def elements(shape: Sequence[int]) -> int:
+    return math.prod(shape)
+
+
+def number(value: Number) -> Number:
+    """*value* as a Python number."""
+    return value.item() if isinstance(value, np.generic) else value

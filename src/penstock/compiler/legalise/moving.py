@@ -1,0 +1,341 @@
+"""Operations that move elements: reshapes, slices, joins, padding, transposes, resizes, lookups.
+
+A reshape is an alias. A join is a copy a part, at its offset. Everything else is one copy whose
+positions say where each element comes from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.compiler.expression import Scope
+from penstock.compiler.legalise.builder import Operation, legal
+from penstock.compiler.legalise.elementwise import stored
+from penstock.compiler.legalise.quantised import integer_range, scale_of
+from penstock.compiler.program import Access, Position, along
+from penstock.driverkit.checks import axis_of, nearest_positions
+from penstock.driverkit.moving import (
+    bounds_of,
+    join_axis,
+    moved_operands,
+    order_of,
+    pads_of,
+    split_of,
+)
+from penstock.driverkit.site import require
+from penstock.ir import DType
+
+MOVED: Final = frozenset(
+    {DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64, DType.BOOL}
+    | {DType.FLOAT16}
+)
+
+
+def check_moved(operation: Operation) -> None:
+    """Refuses operands of types that no kernel moves, and of other scales than the result's."""
+    site = operation.site
+    for operand in moved_operands(site):
+        require(operand.dtype is site.output().dtype, "a result of another type")
+        require(operand.dtype in MOVED, f"{operand.dtype.value} values are not moved here")
+
+
+def copy(operation: Operation, source: Access, target: int | None = None) -> None:
+    """Adds the copy of *source* to the output, a loop for each of its axes."""
+    written = operation.target() if target is None else target
+    name = operation.site.operation.type.lower()
+    operation.build.copy(name, source, operation.whole(written), operation.shape(written))
+
+
+@legal("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
+def reshape(operation: Operation) -> None:
+    site = operation.site
+    size = math.prod(site.shape()) == math.prod(site.output_shape())
+    require(size and site.input().dtype is site.output().dtype, "a reshape of other elements")
+    require(site.input().dtype in MOVED, "types of this reshape")
+    operation.rename(operation.tensor())
+
+
+@legal("TRANSPOSE")
+def transpose(operation: Operation) -> None:
+    check_moved(operation)
+    order = order_of(operation.site)
+    source = [Position()] * len(order)
+    for loop, axis in enumerate(order):
+        source[axis] = along(loop)[0]
+    copy(operation, Access(operation.tensor(), tuple(source)))
+
+
+@legal("SLICE", "STRIDED_SLICE")
+def slice_(operation: Operation) -> None:
+    """Every step-th element from begin to end of each axis; one-element axes may be dropped."""
+    check_moved(operation)
+    site = operation.site
+    bounds = bounds_of(site)
+    axes = list(zip(bounds.begin, bounds.end, bounds.step, strict=True))
+    sizes = tuple(len(range(b, max(e, -1) if s < 0 else e, s)) for b, e, s in axes)
+    target = operation.target()
+    require(math.prod(sizes) == math.prod(operation.shape(target)), "a slice of another shape")
+    written = operation.build.tensor(site.output().dtype, sizes)
+    operation.build.aliases[target] = written
+    positions = tuple(Position(b, ((loop, s),)) for loop, (b, _, s) in enumerate(axes))
+    copy(operation, Access(operation.tensor(), positions), written)
+
+
+@legal("CONCATENATION", "PACK")
+def join(operation: Operation) -> None:
+    """The inputs one behind the other along an axis; uint8 ones rescaled to the result."""
+    check_moved(operation)
+    site = operation.site
+    axis, target = join_axis(site), operation.target()
+    rank, start = len(operation.shape(target)), 0
+    for position in range(len(site.inputs)):
+        source = operation.tensor(position)
+        if site.operation.type == "PACK":
+            shape = operation.shape(source)
+            source = operation.build.alias((*shape[:axis], 1, *shape[axis:]), source)
+        loops = operation.shape(source)
+        places = list(along(*range(rank)))
+        places[axis] = Position(start, ((axis, 1),))
+        write = Access(target, tuple(places))
+        _copy_part(operation, position, source, write, loops)
+        start += loops[axis]
+
+
+def _copy_part(
+    operation: Operation, position: int, source: int, write: Access, loops: Sequence[int]
+) -> None:
+    site = operation.site
+    given, made = site.input(position).quantization, site.output().quantization
+    dtype = site.output().dtype
+    rescales = dtype in {DType.UINT8, DType.INT8} and given != made and given and made
+    if not rescales or site.operation.type == "PACK":
+        operation.build.copy("join", operation.whole(source), write, loops)
+        return
+    first, last = scale_of(site.input(position), "an input"), scale_of(site.output(), "a result")
+    if (first.scale, first.zero_point) == (last.scale, last.zero_point):
+        operation.build.copy("join", operation.whole(source), write, loops)
+        return
+    require(dtype is DType.UINT8, f"parts of {dtype.value} in another scale than the result's")
+    scale = np.float32(first.scale) * (np.float32(1) / np.float32(last.scale))
+    bias = np.float32(-first.zero_point) * scale
+    scope = Scope(dtype)
+    real = scope.argument(0).cast(DType.FLOAT32) * float(scale) + float(bias)
+    low, high = integer_range(dtype)
+    whole = real.apply("round_away") + float(last.zero_point)
+    result = scope.finish(whole.clamp(float(low), float(high)).cast(dtype))
+    operation.build.emit("join", loops, [operation.whole(source)], result, write)
+
+
+@legal("SPLIT", "SPLIT_V", "UNPACK")
+def split(operation: Operation) -> None:
+    """Parts along an axis, a copy each."""
+    check_moved(operation)
+    site = operation.site
+    data, axis = split_of(site)
+    source, start = operation.tensor(data), 0
+    shape = operation.shape(source)
+    for index in range(len(site.outputs)):
+        target = operation.target(index)
+        if site.operation.type == "UNPACK":
+            full = operation.build.tensor(
+                site.output().dtype, (*shape[:axis], 1, *shape[axis + 1 :])
+            )
+            operation.build.aliases[target] = full
+            target = full
+        places = list(along(*range(len(shape))))
+        places[axis] = Position(start, ((axis, 1),))
+        copy(operation, Access(source, tuple(places)), target)
+        start += operation.shape(target)[axis]
+
+
+@legal("PAD", "PADV2")
+def pad(operation: Operation) -> None:
+    """The input surrounded by zeros, or by a constant."""
+    check_moved(operation)
+    site = operation.site
+    before, _ = pads_of(site)
+    if site.operation.type == "PADV2":
+        value = site.value(2, "its value").reshape(-1)[0].item()
+    else:
+        quantization = site.output().quantization
+        value = quantization.zero_point if quantization else 0
+    if site.output().dtype.is_float:
+        value = float(value)
+    positions = tuple(Position(-b, ((loop, 1),)) for loop, b in enumerate(before))
+    copy(operation, Access(operation.tensor(), positions, value))
+
+
+def through(operation: Operation, chosen: Sequence[int], loop: int) -> Position:
+    """The positions *chosen*, one for each value of *loop*."""
+    table = np.asarray(chosen, np.int32)
+    steps = set(np.diff(table).tolist())
+    if len(table) == 1 or len(steps) == 1:
+        return Position(int(table[0]), ((loop, steps.pop()),) if steps else ())
+    constant = operation.build.constant(DType.INT32, table.shape, lambda: table)
+    return Position(0, ((loop, 1),), constant)
+
+
+@legal("MIRROR_PAD")
+def mirror_pad(operation: Operation) -> None:
+    check_moved(operation)
+    site = operation.site
+    before, after = pads_of(site)
+    mode = "reflect" if site.attributes.text("mode") == "REFLECT" else "symmetric"
+    positions = tuple(
+        through(operation, np.pad(np.arange(size), (b, a), mode).tolist(), loop)  # type: ignore[call-overload]
+        for loop, (size, b, a) in enumerate(zip(site.shape(), before, after, strict=True))
+    )
+    copy(operation, Access(operation.tensor(), positions))
+
+
+@legal("RESIZE_NEAREST_NEIGHBOR")
+def resize_nearest(operation: Operation) -> None:
+    check_moved(operation)
+    site = operation.site
+    found = nearest_positions(site)
+    rows, columns = (through(operation, p.tolist(), a) for a, p in enumerate(found, 1))
+    copy(operation, Access(operation.tensor(), (*along(0), rows, columns, *along(3))))
+
+
+@legal("TILE")
+def tile(operation: Operation) -> None:
+    check_moved(operation)
+    shape, made = operation.site.shape(), operation.site.output_shape()
+    positions = tuple(
+        through(operation, [i % size for i in range(total)], loop) if size > 1 else Position()
+        for loop, (size, total) in enumerate(zip(shape, made, strict=True))
+    )
+    copy(operation, Access(operation.tensor(), positions))
+
+
+@legal("BROADCAST_TO")
+def broadcast_to(operation: Operation) -> None:
+    check_moved(operation)
+    copy(operation, operation.broadcast(operation.tensor(), len(operation.site.output_shape())))
+
+
+@legal("REVERSE_V2")
+def reverse(operation: Operation) -> None:
+    check_moved(operation)
+    shape = operation.site.shape()
+    axes = {axis_of(a, len(shape)) for a in operation.site.integers(1, "its axes")}
+    positions = tuple(
+        Position(size - 1, ((loop, -1),)) if loop in axes else along(loop)[0]
+        for loop, size in enumerate(shape)
+    )
+    copy(operation, Access(operation.tensor(), positions))
+
+
+@legal("SPACE_TO_DEPTH", "DEPTH_TO_SPACE")
+def blocks(operation: Operation) -> None:
+    """Blocks of pixels become channels, or channels blocks of pixels."""
+    check_moved(operation)
+    site = operation.site
+    block = site.attributes.integer("block_size")
+    inward = site.operation.type == "SPACE_TO_DEPTH"
+    small = site.output_shape() if inward else site.shape()
+    large = site.shape() if inward else site.output_shape()
+    batch, height, width, _ = small
+    depth = large[3]
+    require(large[1:3] == (height * block, width * block), "an image that is not in whole blocks")
+    dtype = site.output().dtype
+    split_up = (batch, height, block, width, block, depth)
+    together = (batch, height, width, block, block, depth)
+    source = operation.build.alias(split_up if inward else together, operation.tensor())
+    written = operation.build.tensor(dtype, together if inward else split_up)
+    operation.build.aliases[operation.target()] = written
+    order = (0, 1, 3, 2, 4, 5)
+    copy(operation, Access(source, along(*order)), written)
+
+
+@legal("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
+def batches(operation: Operation) -> None:
+    """Blocks of pixels become batches, with padding; or batches blocks of pixels, cropped."""
+    site = operation.site
+    data, made = site.shape(), site.output_shape()
+    sizes, edges = site.integers(1, "its block"), site.integers(2, "its padding")
+    count = len(sizes)
+    require(site.input().dtype is site.output().dtype in MOVED, "types of this operation")
+    require(len(edges) == 2 * count < 2 * len(data), "a block of another rank")
+    inward = site.operation.type == "SPACE_TO_BATCH_ND"
+    blocks_, rest = math.prod(sizes), (made if inward else data)[1 + count :]
+    small = made if inward else data
+    batch = small[0] // blocks_
+    source, target = operation.tensor(), operation.target()
+    grid = small[1 : 1 + count]
+    split_up = (*sizes, batch, *grid, *rest)
+    quantization = site.output().quantization
+    zero = quantization.zero_point if quantization else 0
+    if inward:
+        written = operation.build.tensor(site.output().dtype, split_up)
+        operation.build.aliases[target] = written
+        space = tuple(
+            Position(-edges[2 * i], ((count + 1 + i, sizes[i]), (i, 1))) for i in range(count)
+        )
+        tail = along(*range(2 * count + 1, len(split_up)))
+        positions = (*along(count), *space, *tail)
+        fill = float(zero) if site.output().dtype.is_float else zero
+        copy(operation, Access(source, positions, fill), written)
+        return
+    shaped = operation.build.alias(split_up, source)
+    _interleave(operation, shaped, target, sizes, edges)
+
+
+def _interleave(
+    operation: Operation, source: int, target: int, sizes: Sequence[int], edges: Sequence[int]
+) -> None:
+    """A copy for each position within a block, of the pixels that are not cropped."""
+    count, made = len(sizes), operation.shape(target)
+    grid = operation.shape(source)[count + 1 : 2 * count + 1]
+    for offsets in itertools.product(*(range(s) for s in sizes)):
+        first, loops = [], []
+        for i, offset in enumerate(offsets):
+            low = max(0, -(-(edges[2 * i] - offset) // sizes[i]))
+            high = min(grid[i], -(-(made[1 + i] + edges[2 * i] - offset) // sizes[i]))
+            first.append(low)
+            loops.append(max(0, high - low))
+        if 0 in loops:
+            continue
+        read = (
+            *(Position(o) for o in offsets),
+            *along(0),
+            *(Position(low, ((1 + i, 1),)) for i, low in enumerate(first)),
+            *along(*range(1 + count, len(made))),
+        )
+        write = (
+            *along(0),
+            *(
+                Position(low * sizes[i] + offsets[i] - edges[2 * i], ((1 + i, sizes[i]),))
+                for i, low in enumerate(first)
+            ),
+            *along(*range(1 + count, len(made))),
+        )
+        sizes_of_loops = (made[0], *loops, *made[1 + count :])
+        operation.build.copy("batches", Access(source, read), Access(target, write), sizes_of_loops)
+
+
+@legal("GATHER")
+def gather(operation: Operation) -> None:
+    """The elements at constant positions along an axis."""
+    site = operation.site
+    shape, chosen = site.shape(), site.value(1, "its positions")
+    axis = axis_of(site.attributes.integer("axis"), len(shape))
+    batch = site.attributes.get("batch_dims")
+    require(not batch, "a gather in batches")
+    require(site.input().dtype is site.output().dtype in MOVED, "types of this operation")
+    flat = chosen.reshape(-1).astype(np.int64)
+    require(((flat >= 0) & (flat < shape[axis])).all(), "positions outside the operand")
+    loops = (*shape[:axis], flat.size, *shape[axis + 1 :])
+    written = operation.build.tensor(site.output().dtype, loops)
+    operation.build.aliases[operation.target()] = written
+    places = list(along(*range(len(shape))))
+    places[axis] = through(operation, flat.tolist(), axis)
+    copy(operation, Access(operation.tensor(), tuple(places)), written)
+
+
+__all__ = ["copy", "stored", "through"]

@@ -1,0 +1,138 @@
+"""The program of a model: kernels over tensors, without a target.
+
+A kernel is a nest of loops around one expression. It reads tensors at positions that are sums of
+its loops, and writes one tensor. Convolutions, matrix products, pooling, element-wise chains,
+slices and transposes are all such nests; they differ in loops and positions alone. A driver finds
+the nests that it has fast code for, and prints the others as they are.
+
+Every pass of the compiler maps a `Program` to a `Program`. `penstock.compiler.checks` holds the
+invariants, `penstock.compiler.interpreter` evaluates a program in NumPy, and
+`penstock.compiler.printing` prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from penstock.compiler.expression import Expression, Number
+from penstock.ir import DType, NDArray
+
+Combine: TypeAlias = Literal["none", "sum", "product", "maximum", "minimum", "any", "all"]
+"""How the values of the reduced loops become one. "none": there are no reduced loops."""
+
+NEUTRAL: Final[Mapping[str, float]] = {"sum": 0, "product": 1, "any": 0, "all": 1}
+"""The value that a reduction begins with, where it does not depend on the type."""
+
+
+class Tensor(Struct, frozen=True):
+    """A value of the program: elements of *dtype* in *shape*, row-major unless it is laid out."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    name: str = ""
+
+
+class Position(Struct, frozen=True, array_like=True):
+    """A position along one axis of a tensor: *offset* plus the sum of loop * step.
+
+    *through* is a vector of positions, a constant tensor: the position is its element at that sum.
+    """
+
+    offset: int = 0
+    steps: tuple[tuple[int, int], ...] = ()
+    through: int | None = None
+
+    def span(self, sizes: tuple[int, ...]) -> tuple[int, int]:
+        """The least and the greatest sum over loops of *sizes*."""
+        ends = [(step * (sizes[loop] - 1)) for loop, step in self.steps]
+        return self.offset + sum(min(e, 0) for e in ends), self.offset + sum(
+            max(e, 0) for e in ends
+        )
+
+
+class Access(Struct, frozen=True, array_like=True):
+    """The elements of *tensor* that a kernel reads or writes: a position along each axis.
+
+    *fill* is the value of a read outside the tensor. Without it every position lies inside.
+    """
+
+    tensor: int
+    axes: tuple[Position, ...]
+    fill: Number | None = None
+
+    def loops(self) -> frozenset[int]:
+        """The loops on which the position depends."""
+        return frozenset(loop for axis in self.axes for loop, _ in axis.steps)
+
+
+class Kernel(Struct, frozen=True):
+    """One nest of loops.
+
+    The outer loops have the sizes *loops*; the inner ones, numbered on from there, the sizes
+    *reduced*. At each point *body* is computed from *reads*. *combine* makes one value of type
+    *sums* of all points of the reduced loops. *finish* is computed once for each point of the outer
+    loops, from that value and from *extras*, and its result is written to *write*. Outer loops
+    write different elements.
+
+    *name* says what the nest is (`convolution`, `add`), *origin* which operations of the model.
+    """
+
+    name: str
+    loops: tuple[int, ...]
+    reads: tuple[Access, ...]
+    body: Expression
+    finish: Expression
+    write: Access
+    reduced: tuple[int, ...] = ()
+    combine: Combine = "none"
+    sums: DType = DType.FLOAT32
+    extras: tuple[Access, ...] = ()
+    origin: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of all loops, outer ones first."""
+        return (*self.loops, *self.reduced)
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """Everything that the kernel reads."""
+        return (*self.reads, *self.extras)
+
+    @property
+    def tensors_read(self) -> tuple[int, ...]:
+        """The tensors that the kernel reads, tables and positions included."""
+        through = [p.through for a in self.accesses for p in a.axes if p.through is not None]
+        tables = (*self.body.tables, *self.finish.tables)
+        return (*(a.tensor for a in self.accesses), *through, *tables)
+
+
+class Program(Struct, frozen=True, eq=False):
+    """Kernels in the order in which they run.
+
+    *constants* has the values of constant tensors. *aliases* maps a tensor to another one whose
+    elements it is, in the same order, in another shape. *inputs* and *outputs* are those of the
+    model's entry, in its order. A tensor that is not constant, an input or an alias is written by
+    kernels, each element once, before it is read.
+    """
+
+    tensors: tuple[Tensor, ...]
+    constants: Mapping[int, NDArray]
+    kernels: tuple[Kernel, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    aliases: Mapping[int, int]
+
+    def root(self, tensor: int) -> int:
+        """The tensor whose elements *tensor* has."""
+        while tensor in self.aliases:
+            tensor = self.aliases[tensor]
+        return tensor
+
+
+def along(*loops: int) -> tuple[Position, ...]:
+    """The positions of a tensor that the given loops go through, an axis each."""
+    return tuple(Position(0, ((loop, 1),)) for loop in loops)

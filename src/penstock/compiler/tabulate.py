@@ -1,0 +1,130 @@
+"""Replaces chains that depend on one 8-bit value by a table of their 256 results."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.compiler.arithmetic import evaluate
+from penstock.compiler.expression import Expression, Scope, Step, Value
+from penstock.compiler.interpreter import product_of
+from penstock.compiler.program import Kernel, Program, Tensor
+from penstock.interrupts import polled
+from penstock.ir import DType, NDArray
+
+BYTES: Final = frozenset({DType.INT8, DType.UINT8})
+
+LEAST_STEPS: Final = 4
+"""The least steps that a table replaces."""
+
+
+def tabulate(program: Program) -> Program:
+    """*program* with tables. A table is a constant vector, indexed by the bits of the value."""
+    tables = _Tables(program)
+    kernels = [tables.kernel(k) for k in polled(program.kernels)]
+    return replace(
+        program, tensors=tuple(tables.tensors), constants=tables.constants, kernels=tuple(kernels)
+    )
+
+
+class _Tables:
+    def __init__(self, program: Program) -> None:
+        self.tensors = list(program.tensors)
+        self.constants = dict(program.constants)
+        self._known: dict[tuple[str, bytes], int] = {}
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        body = kernel.body if product_of(kernel) else self._expression(kernel.body)
+        return replace(kernel, body=body, finish=self._expression(kernel.finish))
+
+    def _expression(self, expression: Expression) -> Expression:
+        count = len(expression.arguments)
+        leaves = _leaves(expression)
+        scope = Scope(*expression.arguments)
+        values: dict[int, Value] = {}
+
+        def value(number: int) -> Value:
+            if number not in values:
+                values[number] = made(number)
+            return values[number]
+
+        def made(number: int) -> Value:
+            if number < count:
+                return scope.argument(number)
+            cone = _cone(expression, number, leaves[number])
+            if cone is not None and len(cone) >= LEAST_STEPS:
+                (pivot,) = leaves[number]
+                table = self._table(expression, number, pivot)
+                index = value(pivot).cast(DType.UINT8)
+                return scope.lookup(table, index, expression.dtype_of(number))
+            step = expression.steps[number - count]
+            given = tuple(value(a).index for a in step.arguments)
+            return scope._step(Step(step.operation, given, step.dtype, step.value))
+
+        return scope.finish(value(expression.result))
+
+    def _table(self, expression: Expression, number: int, pivot: int) -> int:
+        """The tensor with the values of step *number* for every value of *pivot*."""
+        dtype = expression.dtype_of(pivot)
+        every = np.arange(256, dtype=np.uint8).view(dtype.numpy)
+        results = _evaluated(expression, number, pivot, every, self.constants)
+        key = expression.dtype_of(number).value, results.tobytes()
+        if key not in self._known:
+            self.tensors.append(Tensor(expression.dtype_of(number), (256,), "table"))
+            self._known[key] = len(self.tensors) - 1
+            self.constants[self._known[key]] = results
+        return self._known[key]
+
+
+def _leaves(expression: Expression) -> list[frozenset[int]]:
+    """For each value, the arguments and 8-bit values that it is computed from."""
+    count = len(expression.arguments)
+    found: list[frozenset[int]] = [frozenset({i}) for i in range(count)]
+    for step in expression.steps:
+        parts = [
+            frozenset({a}) if expression.dtype_of(a) in BYTES else found[a] for a in step.arguments
+        ]
+        found.append(frozenset().union(*parts))
+    return found
+
+
+def _cone(expression: Expression, number: int, leaves: frozenset[int]) -> set[int] | None:
+    """The steps between the one 8-bit value that *number* depends on, and it; None if it depends
+    on others.
+    """
+    if len(leaves) != 1:
+        return None
+    (pivot,) = leaves
+    if expression.dtype_of(pivot) not in BYTES or pivot == number:
+        return None
+    count, cone, left = len(expression.arguments), set(), [number]
+    while left:
+        at = left.pop()
+        if at == pivot or at in cone:
+            continue
+        step = expression.steps[at - count]
+        if step.operation != "constant":
+            cone.add(at)
+        left.extend(step.arguments)
+    return cone
+
+
+def _evaluated(
+    expression: Expression, number: int, pivot: int, every: NDArray, constants: dict[int, NDArray]
+) -> NDArray:
+    """Step *number* for each value in *every* of *pivot*."""
+    scope = Scope(expression.dtype_of(pivot))
+    count, values = len(expression.arguments), {pivot: scope.argument(0)}
+
+    def value(at: int) -> Value:
+        if at not in values:
+            step = expression.steps[at - count]
+            given = tuple(value(a).index for a in step.arguments)
+            values[at] = scope._step(Step(step.operation, given, step.dtype, step.value))
+        return values[at]
+
+    result = scope.finish(value(number))
+    made = evaluate(result, [every], constants.__getitem__)
+    return np.ascontiguousarray(np.broadcast_to(made, every.shape))

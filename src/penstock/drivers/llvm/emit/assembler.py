@@ -1,0 +1,301 @@
+"""Writes functions in LLVM's textual intermediate representation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from penstock.ir import DType
+
+WORK: Final = ("begin", "end")
+"""The arguments of a kernel that say which units of its work it does."""
+
+
+class Reg(NamedTuple):
+    """A value of a function: its name (or a literal) and its LLVM type."""
+
+    name: str
+    type: str
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.name}"
+
+
+Index: TypeAlias = "int | str"
+"""A 64-bit index: a number, or the name of a value."""
+
+SCALARS = {
+    DType.FLOAT32: "float",
+    DType.FLOAT64: "double",
+    DType.FLOAT16: "half",
+    DType.INT8: "i8",
+    DType.UINT8: "i8",
+    DType.INT16: "i16",
+    DType.UINT16: "i16",
+    DType.INT32: "i32",
+    DType.UINT32: "i32",
+    DType.INT64: "i64",
+    DType.UINT64: "i64",
+    DType.BOOL: "i8",
+}
+"""The LLVM type of an element in memory."""
+
+
+def vector(lanes: int, scalar: str) -> str:
+    return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
+
+
+def splatted(value: str, scalar: str, lanes: int) -> Reg:
+    """A constant vector of equal elements."""
+    if lanes == 1:
+        return Reg(value, scalar)
+    return Reg(f"<{', '.join([f'{scalar} {value}'] * lanes)}>", vector(lanes, scalar))
+
+
+def lanes_of(type_: str) -> tuple[int, str]:
+    """(number of elements, type of one) of a type."""
+    if not type_.startswith("<"):
+        return 1, type_
+    count, scalar = type_.strip("<>").split(" x ")
+    return int(count), scalar
+
+
+def suffix_of(type_: str) -> str:
+    """How the name of an intrinsic says *type_*."""
+    lanes, scalar = lanes_of(type_)
+    short = {"float": "f32", "double": "f64", "half": "f16"}.get(scalar, scalar)
+    return short if lanes == 1 else f"v{lanes}{short}"
+
+
+class Function:
+    """One function. Its *arguments* are pointers.
+
+    A function of a kernel also gets the units of its work that it does, `begin` to `end`, and a
+    pointer to a number that is not 0 once the run is stopped.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], *, kernel: bool = True) -> None:
+        given = [f"ptr noalias %{a}" for a in arguments]
+        if kernel:
+            given += [*(f"i64 %{w}" for w in WORK), "ptr %stop"]
+        self.name = name
+        self.declarations: set[str] = set()
+        self._signature = f"@{name}({', '.join(given)})"
+        self._is_kernel = kernel
+        self._lines = [
+            f"define {'internal void' if kernel else 'i32'} {self._signature} noinline nounwind {{",
+            "entry:",
+        ]
+        self._block, self._count = "entry", 0
+
+    def fresh(self, stem: str = "v") -> str:
+        self._count += 1
+        return f"%{stem}{self._count}"
+
+    def line(self, text: str) -> None:
+        self._lines.append(f"  {text}")
+
+    def value(self, text: str, type_: str) -> Reg:
+        """The result of an instruction."""
+        name = self.fresh()
+        self.line(f"{name} = {text}")
+        return Reg(name, type_)
+
+    def call(self, name: str, type_: str, *arguments: Reg) -> Reg:
+        """The result of an intrinsic."""
+        types = ", ".join(a.type for a in arguments)
+        self.declarations.add(f"declare {type_} @{name}({types})")
+        return self.value(f"call {type_} @{name}({', '.join(map(str, arguments))})", type_)
+
+    def add(self, a: Index, b: Index) -> Index:
+        if isinstance(a, int) and isinstance(b, int):
+            return a + b
+        if a == 0 or b == 0:
+            return b if a == 0 else a
+        return self.value(f"add nsw i64 {a}, {b}", "i64").name
+
+    def mul(self, a: Index, b: Index) -> Index:
+        if isinstance(a, int) and isinstance(b, int):
+            return a * b
+        if 0 in {a, b}:
+            return 0
+        if a == 1 or b == 1:
+            return b if a == 1 else a
+        return self.value(f"mul nsw i64 {a}, {b}", "i64").name
+
+    def at(self, pointer: str, offset: Index) -> str:
+        """*pointer* plus *offset* bytes."""
+        if offset == 0:
+            return pointer
+        return self.value(f"getelementptr i8, ptr {pointer}, i64 {offset}", "ptr").name
+
+    def load(self, type_: str, pointer: str, align: int = 1) -> Reg:
+        return self.value(f"load {type_}, ptr {pointer}, align {align}", type_)
+
+    def store(self, value: Reg, pointer: str, align: int = 1) -> None:
+        self.line(f"store {value}, ptr {pointer}, align {align}")
+
+    def splat(self, value: Reg, lanes: int) -> Reg:
+        """A vector of *lanes* equal elements."""
+        if lanes == 1:
+            return value
+        type_ = vector(lanes, value.type)
+        one = self.value(f"insertelement {type_} poison, {value}, i32 0", type_)
+        mask = f"<{lanes} x i32> zeroinitializer"
+        return self.value(f"shufflevector {one}, {type_} poison, {mask}", type_)
+
+    def loop(
+        self,
+        begin: Index,
+        end: Index,
+        step: int,
+        body: Callable[[Index, list[Reg]], Sequence[Reg]],
+        carried: Sequence[Reg] = (),
+    ) -> list[Reg]:
+        """Runs *body* for begin, begin + step ... below end, at least once; returns what it
+        carries. A loop of one turn is written without a loop.
+        """
+        if isinstance(begin, int) and isinstance(end, int):
+            if end <= begin:
+                return list(carried)
+            if end - begin <= step:
+                return list(body(begin, list(carried)))
+        self._count += 1
+        number, before = self._count, self._block
+        self.line(f"br label %L{number}")
+        self._lines.append(f"L{number}:")
+        place, self._block = len(self._lines), f"L{number}"
+        self._lines.append("")
+        index = f"%i{number}"
+        names = [Reg(f"%c{number}_{k}", value.type) for k, value in enumerate(carried)]
+        made = list(body(index, list(names)))
+        following = self.value(f"add nuw nsw i64 {index}, {step}", "i64").name
+        again = self.value(f"icmp slt i64 {following}, {end}", "i1").name
+        phis = [f"  {index} = phi i64 [{begin}, %{before}], [{following}, %{self._block}]"]
+        phis += [
+            f"  {name.name} = phi {name.type} [{first.name}, %{before}], [{last.name}, %{self._block}]"
+            for name, first, last in zip(names, carried, made, strict=True)
+        ]
+        self._lines[place] = "\n".join(phis)
+        self.line(f"br i1 {again}, label %L{number}, label %X{number}, !llvm.loop !0")
+        self._lines.append(f"X{number}:")
+        self._block = f"X{number}"
+        return made
+
+    def share(
+        self,
+        whole: int,
+        body: Callable[[Index], object],
+        last: Callable[[], object] | None = None,
+    ) -> None:
+        """Runs *body* for each unit from `begin` to `end` that is below *whole*, and *last* if unit
+        *whole* is among them. Ends early once the run is stopped.
+        """
+        self._count += 1
+        number = self._count
+        if whole:
+            limit = self.call("llvm.smin.i64", "i64", Reg("%end", "i64"), Reg(str(whole), "i64"))
+            some = self.value(f"icmp slt i64 %begin, {limit.name}", "i1")
+            before = self._block
+            self.line(f"br {some}, label %U{number}, label %V{number}")
+            self._lines.append(f"U{number}:")
+            place, self._block = len(self._lines), f"U{number}"
+            self._lines.append("")
+            index = f"%u{number}"
+            stopped = self.value("load atomic i32, ptr %stop monotonic, align 4", "i32")
+            left = self.value(f"icmp ne {stopped}, 0", "i1")
+            self.line(f"br {left}, label %done, label %W{number}")
+            self._lines.append(f"W{number}:")
+            self._block = f"W{number}"
+            body(index)
+            following = self.value(f"add nuw nsw i64 {index}, 1", "i64").name
+            again = self.value(f"icmp slt i64 {following}, {limit.name}", "i1").name
+            self._lines[place] = (
+                f"  {index} = phi i64 [%begin, %{before}], [{following}, %{self._block}]"
+            )
+            self.line(f"br i1 {again}, label %U{number}, label %V{number}, !llvm.loop !0")
+            self._lines.append(f"V{number}:")
+            self._block = f"V{number}"
+        if last is not None:
+            first = self.value(f"icmp sle i64 %begin, {whole}", "i1")
+            behind = self.value(f"icmp sgt i64 %end, {whole}", "i1")
+            both = self.value(f"and {first}, {behind.name}", "i1")
+            self.line(f"br {both}, label %Y{number}, label %Z{number}")
+            self._lines.append(f"Y{number}:")
+            self._block = f"Y{number}"
+            last()
+            self.line(f"br label %Z{number}")
+            self._lines.append(f"Z{number}:")
+            self._block = f"Z{number}"
+
+    def joined(self, values: Sequence[Reg]) -> Reg:
+        """Vectors of one type, a power of two of them, one behind the other."""
+        parts = list(values)
+        while len(parts) > 1:
+            lanes, scalar = lanes_of(parts[0].type)
+            order = ", ".join(f"i32 {i}" for i in range(2 * lanes))
+            type_ = vector(2 * lanes, scalar)
+            parts = [
+                self.value(f"shufflevector {a}, {b}, <{2 * lanes} x i32> <{order}>", type_)
+                for a, b in zip(parts[::2], parts[1::2], strict=True)
+            ]
+        return parts[0]
+
+    def chosen(self, value: Reg, places: Sequence[int]) -> Reg:
+        """The elements of a vector at *places*."""
+        _, scalar = lanes_of(value.type)
+        order = ", ".join(f"i32 {p}" for p in places)
+        text = f"shufflevector {value}, {value.type} poison, <{len(places)} x i32> <{order}>"
+        return self.value(text, f"<{len(places)} x {scalar}>")
+
+    def resized(self, value: Reg, lanes: int) -> Reg:
+        """The first *lanes* elements of a vector; those behind its end are of no matter."""
+        had, _ = lanes_of(value.type)
+        if had == lanes:
+            return value
+        return self.chosen(value, [i if i < had else 0 for i in range(lanes)])
+
+    def masked_load(
+        self, type_: str, pointer: str, mask: Reg | None, fill: Reg | None = None
+    ) -> Reg:
+        """The elements where *mask* holds (None: all); *fill*, or 0, elsewhere."""
+        if mask is None:
+            return self.load(type_, pointer)
+        other = fill or Reg("zeroinitializer", type_)
+        name = f"llvm.masked.load.{suffix_of(type_)}.p0"
+        self.declarations.add(f"declare {type_} @{name}(ptr, {mask.type}, {type_})")
+        return self.value(
+            f"call {type_} @{name}(ptr align 1 {pointer}, {mask}, {type_} {other.name})", type_
+        )
+
+    def masked_store(self, value: Reg, pointer: str, mask: Reg | None) -> None:
+        """Stores the elements where *mask* holds (None: all)."""
+        if mask is None:
+            self.store(value, pointer)
+            return
+        name = f"llvm.masked.store.{suffix_of(value.type)}.p0"
+        self.declarations.add(f"declare void @{name}({value.type}, ptr, {mask.type})")
+        self.line(f"call void @{name}({value}, ptr align 1 {pointer}, {mask})")
+
+    def text(self) -> str:
+        if self._is_kernel:
+            return "\n".join([*self._lines, "  br label %done", "done:", "  ret void", "}"])
+        return "\n".join([*self._lines, "}"])
+
+
+def mask_of(count: int, lanes: int) -> Reg | None:
+    """The first *count* of *lanes* elements; None for all."""
+    if count >= lanes:
+        return None
+    bits = ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(lanes))
+    return Reg(f"<{bits}>", vector(lanes, "i1"))
+
+
+METADATA = '\n!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.disable"}\n'
+
+
+def module(functions: Sequence[Function], globals_: Sequence[str] = ()) -> str:
+    """The text of a module."""
+    declarations = sorted({d for f in functions for d in f.declarations})
+    texts = [f.text() for f in functions]
+    return "\n".join([*declarations, *globals_, *texts, METADATA])

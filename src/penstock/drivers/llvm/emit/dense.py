@@ -1,0 +1,547 @@
+"""The template of matrix products: convolutions, fully connected layers.
+
+A tile of *rows* positions by *columns* vectors of channels is held in registers. Weights are packed
+in the order in which a tile reads them. Data of 8 bits is multiplied a group of taps at a time,
+floats one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.compiler.program import Kernel, Program
+from penstock.drivers.llvm.emit import epilogue
+from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Index, Reg, mask_of, vector
+from penstock.drivers.llvm.emit.nest import Flat
+from penstock.drivers.llvm.emit.product import Product, Scaling, elements, product, scaling
+from penstock.drivers.llvm.emit.scalars import Writer
+from penstock.drivers.llvm.isa import Instructions, Isa
+from penstock.drivers.llvm.isa.instructions import GROUP
+from penstock.ir import DType, NDArray
+
+FEW_POSITIONS = 400
+"""With fewer positions, the weights of a panel are read once, for all positions."""
+
+SHORT = 48
+"""Taps of a sum that is written without loops over its segments."""
+
+
+class Loop(Struct, frozen=True):
+    """A loop over positions: its size, and the steps of data, result and extras, in elements."""
+
+    size: int
+    data: int
+    write: int
+    extras: tuple[int, ...]
+
+
+class Shape(Struct, frozen=True):
+    """A matrix product: *positions* (outermost first) by *channels*, over *segments*, (size, step)
+    each, of *length* adjacent taps.
+    """
+
+    positions: tuple[Loop, ...]
+    channels: int
+    channel_loop: int
+    segments: tuple[tuple[int, int], ...]
+    length: int
+
+
+def match(program: Program, kernel: Kernel, isa: Isa) -> Dense | None:
+    """*kernel* as a matrix product with constant weights, or None."""
+    found = product(program, kernel, isa)
+    if found is None:
+        return None
+    channel_loops = [i for i in range(len(kernel.loops)) if i in found.weights.loops()]
+    if len(channel_loops) != 1:
+        return None
+    n = channel_loops[0]
+    if found.data.steps[n] or found.write.steps[n] != 1:
+        return None
+    if any(e.steps[n] not in {0, 1} for e in found.extras):
+        return None
+    taps = _taps(kernel, found.data)
+    if taps is None:
+        return None
+    order, segments, length = taps
+    weights = elements(program, kernel, found.weights, [n, *order])
+    weights = weights.reshape(kernel.loops[n], -1, length)
+    scale = None
+    if not found.is_float:
+        scale = scaling(program, kernel, found, weights, isa)
+        if scale is None:
+            return None
+    shape = Shape(_positions(kernel, found, n), kernel.loops[n], n, segments, length)
+    return Dense(program, kernel, isa, found, shape, weights, scale)
+
+
+def _taps(kernel: Kernel, data: Flat) -> tuple[list[int], tuple[tuple[int, int], ...], int] | None:
+    """The reduced loops in order, and the taps as (size, step) of outer ones and a length of
+    adjacent ones.
+    """
+    reduced = range(len(kernel.loops), len(kernel.sizes))
+    order = sorted(reduced, key=lambda loop: -data.steps[loop])
+    length, segments = 1, []
+    for loop in reversed(order):
+        size, step = kernel.sizes[loop], data.steps[loop]
+        if step < 0:
+            return None
+        if size == 1:
+            continue
+        if step == length and not segments:
+            length *= size
+        else:
+            segments.insert(0, (size, step))
+    return order, tuple(segments), length
+
+
+def _positions(kernel: Kernel, found: Product, n: int) -> tuple[Loop, ...]:
+    """The loops over positions, adjacent ones merged where all steps agree."""
+    data, write, extras = found.data, found.write, found.extras
+    loops: list[Loop] = []
+    for loop, size in enumerate(kernel.loops):
+        if loop == n or size == 1:
+            continue
+        this = Loop(size, data.steps[loop], write.steps[loop], tuple(e.steps[loop] for e in extras))
+        if loops:
+            last = loops[-1]
+            outer, inner = (
+                (last.data, last.write, *last.extras),
+                (this.data, this.write, *this.extras),
+            )
+            if all(a == b * size for a, b in zip(outer, inner, strict=True)):
+                loops[-1] = Loop(last.size * size, this.data, this.write, this.extras)
+                continue
+        loops.append(this)
+    return tuple(loops) or (Loop(1, 0, 0, (0,) * len(extras)),)
+
+
+def tile_of(positions: int, channels: int, isa: Isa, *, is_float: bool) -> tuple[int, int]:
+    """(rows, columns) of a tile: little waste, and sums that fit the registers."""
+    lanes, best, found = isa.lanes, math.inf, (1, 1)
+    fewest = isa.registers * 7 // 16
+    for columns, heights, base in isa.float_tiles if is_float else isa.byte_tiles:
+        for place, height in enumerate(heights):
+            rows = min(height, positions)
+            wide = -(-channels // (lanes * columns)) * lanes * columns / channels
+            tall = -(-positions // rows) * rows / positions
+            few = max(0, fewest - rows * columns)
+            cost = base * wide * tall * (1 + 0.008 * place) * (1 + 0.03 * few)
+            if cost < best - 1e-9:
+                best, found = cost, (rows, columns)
+    return found
+
+
+class Dense:
+    """A matrix product."""
+
+    name = "dense"
+
+    def __init__(
+        self,
+        program: Program,
+        kernel: Kernel,
+        isa: Isa,
+        product: Product,
+        shape: Shape,
+        weights: NDArray,
+        scale: Scaling | None,
+    ) -> None:
+        self.program, self.kernel, self.machine = program, kernel, Instructions(isa)
+        self.product, self.shape, self.scale = product, shape, scale
+        self.lanes, self.is_float = isa.lanes, scale is None
+        self.stored = weights if scale is None else scale.weights
+        inner = shape.positions[-1]
+        self.rows, self.columns = tile_of(inner.size, shape.channels, isa, is_float=self.is_float)
+        self.panel = self.lanes * self.columns
+        self.taps = shape.length if self.is_float else -(-shape.length // GROUP) * GROUP
+        self.tap_bytes = 4 * self.panel
+        if scale is not None:
+            self.tap_bytes = self.machine.weight_bytes * self.columns // GROUP
+        self.item = 4 if self.is_float else 1
+        self.tables = list(dict.fromkeys(program.root(t) for t in kernel.finish.tables))
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        accesses = (self.product.data, self.product.write, *self.product.extras)
+        return (*(self.program.root(a.tensor) for a in accesses), *self.tables)
+
+    @property
+    def key(self) -> object:
+        scale = self.scale
+        if scale is None:
+            return None
+        scaled, proof = scale.scaled, scale.proof
+        known = None if scaled is None else (scaled.zero_point, scaled.limits, scaled.value)
+        return proof is not None and proof.single, known, self.rounds, scale.surplus, scale.offset
+
+    @property
+    def rounds(self) -> int:
+        """How many sums of a channel are patched at most."""
+        proof = None if self.scale is None else self.scale.proof
+        return 0 if proof is None else len(proof.exceptions)
+
+    @property
+    def panels(self) -> int:
+        return -(-self.shape.channels // self.panel)
+
+    @property
+    def by_panels(self) -> bool:
+        """Whether panels are the units of work; otherwise positions are."""
+        return math.prod(p.size for p in self.shape.positions) <= FEW_POSITIONS
+
+    @property
+    def units(self) -> int:
+        if self.by_panels:
+            return self.panels
+        outer = self.shape.positions[0].size
+        return outer if len(self.shape.positions) > 1 else -(-outer // self.rows)
+
+    def constants(self) -> tuple[NDArray, ...]:
+        channels, panel, panels = self.shape.channels, self.panel, self.panels
+        pieces = self.stored.shape[1]
+        full = np.zeros((panels * panel, pieces, self.taps), self.stored.dtype)
+        full[:channels, :, : self.shape.length] = self.stored
+        scale = self.scale
+        packs = scale is not None and scale.offset is not None
+        order = self.machine.order(self.columns) if packs else np.arange(panel)
+        shaped = full.reshape(panels, panel, pieces * self.taps)[:, order]
+        if scale is None:
+            return (np.ascontiguousarray(shaped.transpose(0, 2, 1), np.float32),)
+        groups = shaped.reshape(panels, self.columns, self.lanes, -1, GROUP).transpose(
+            0, 3, 1, 2, 4
+        )
+        packed = self.machine.packed_weights(groups.reshape(-1, self.columns, self.lanes, GROUP))
+
+        def padded(values: NDArray, kind: type) -> NDArray:
+            made = np.zeros(panels * panel, kind)
+            made[:channels] = np.broadcast_to(values, channels)
+            return np.ascontiguousarray(made.reshape(panels, panel)[:, order])
+
+        found = [packed, padded(scale.start, np.int32)]
+        proof = scale.proof
+        if proof is not None:
+            found += [padded(v, np.float32) for v in (proof.a, proof.above, proof.below)]
+            found += [padded(v, np.int32) for pair in proof.exceptions for v in pair]
+        return tuple(found)
+
+    def write(self, name: str) -> Function:
+        extras = [f"e{i}" for i in range(len(self.product.extras))]
+        tables = [f"t{i}" for i in range(len(self.tables))]
+        constants = ["w"] if self.is_float else ["w", "bias"]
+        if self.scale is not None and self.scale.proof is not None:
+            constants += ["a", "c", "d"]
+            constants += [f"{n}{i}" for i in range(self.rounds) for n in ("s", "x")]
+        function = Function(name, ["data", "out", *extras, *tables, *constants])
+        _Code(self, function).write()
+        return function
+
+
+class _Code:
+    """Writes the function of a matrix product."""
+
+    def __init__(self, dense: Dense, function: Function) -> None:
+        self.dense, self.f, self.m = dense, function, dense.machine
+        self.rows, self.columns, self.panel = dense.rows, dense.columns, dense.panel
+        self.scale, self.shape, self.lanes = dense.scale, dense.shape, dense.lanes
+
+    def write(self) -> None:
+        full, rest = divmod(self.shape.channels, self.panel)
+        outer = self.shape.positions[:-1]
+        if self.dense.by_panels:
+
+            def panel(number: Index, count: int) -> None:
+                self._walk(outer, [], lambda indexes: self._line(indexes, number, count))
+
+            last = (lambda: panel(full, rest)) if rest else None
+            self.f.share(full, lambda p: panel(p, self.panel), last)
+        elif outer:
+            self.f.share(
+                outer[0].size,
+                lambda y: self._walk(
+                    outer[1:], [y], lambda at: self._panels(lambda p, n: self._line(at, p, n))
+                ),
+            )
+        else:
+            size = self.shape.positions[-1].size
+            whole, left = divmod(size, self.rows)
+
+            def tile(x: Index) -> None:
+                self._panels(lambda p, n: self._tile([x], p, n))
+
+            # The last tile overlaps the one before it.
+            last = (lambda: tile(size - self.rows)) if left else None
+            self.f.share(whole, lambda u: tile(self.f.mul(u, self.rows)), last)
+
+    def _panels(self, body: Callable[[Index, int], None]) -> None:
+        full, rest = divmod(self.shape.channels, self.panel)
+        if full:
+            self.f.loop(0, full, 1, lambda p, _: body(p, self.panel) or [])
+        if rest:
+            body(full, rest)
+
+    def _walk(
+        self, loops: Sequence[Loop], indexes: list[Index], inner: Callable[[list[Index]], None]
+    ) -> None:
+        if not loops:
+            inner(indexes)
+            return
+
+        def body(index: Index, _: list[Reg]) -> list[Reg]:
+            self._walk(loops[1:], [*indexes, index], inner)
+            return []
+
+        self.f.loop(0, loops[0].size, 1, body)
+
+    def _line(self, indexes: list[Index], panel: Index, count: int) -> None:
+        """All tiles along the innermost positions."""
+        size, rows = self.shape.positions[-1].size, self.rows
+        full = size // rows * rows
+        self.f.loop(0, full, rows, lambda x, _: self._tile([*indexes, x], panel, count) or [])
+        if full < size:
+            self._tile([*indexes, size - rows], panel, count)
+
+    def _pointer(
+        self,
+        base: str,
+        access: Flat,
+        which: Callable[[Loop], int],
+        indexes: Sequence[Index],
+        more: Index = 0,
+    ) -> str:
+        f = self.f
+        place: Index = f.add(access.offset, more)
+        for loop, index in zip(self.shape.positions, indexes, strict=True):
+            place = f.add(place, f.mul(index, which(loop)))
+        return f.at(base, f.mul(place, access.dtype.numpy.itemsize))
+
+    def _tile(self, indexes: list[Index], panel: Index, count: int) -> None:
+        f, m = self.f, self.m
+        data = self._pointer("%data", self.dense.product.data, lambda p: p.data, indexes)
+        pieces = math.prod(size for size, _ in self.shape.segments)
+        size = pieces * self.dense.taps * self.dense.tap_bytes
+        weights = f.at("%w", f.mul(panel, size))
+        if self.scale is None:
+            start = [Reg("zeroinitializer", m.floats)] * self.columns
+        else:
+            bias = f.at("%bias", f.mul(panel, self.panel * 4))
+            width = m.isa.width
+            start = [f.load(m.words, f.at(bias, width * j), width) for j in range(self.columns)]
+        sums = [start[j] for _ in range(self.rows) for j in range(self.columns)]
+        if self.scale is not None and self.scale.surplus:
+            sums += [Reg("zeroinitializer", m.words)] * self.rows
+        total = self._segments(0, data, weights, sums)
+        if self.scale is not None and self.scale.surplus:
+            total = self._corrected(total, self.scale.surplus)
+        self._finish(total, indexes, panel, count)
+
+    def _corrected(self, sums: list[Reg], surplus: int) -> list[Reg]:
+        """The sums plus the surplus of the weights times the sum of the data."""
+        f, m, count = self.f, self.m, self.rows * self.columns
+        factor = ", ".join([f"i32 {surplus}"] * self.lanes)
+        made = []
+        for r in range(self.rows):
+            more = f.value(f"mul {sums[count + r]}, <{factor}>", m.words)
+            for j in range(self.columns):
+                made.append(f.value(f"add {sums[r * self.columns + j]}, {more.name}", m.words))
+        return made
+
+    def _segments(self, depth: int, data: str, weights: str, sums: list[Reg]) -> list[Reg]:
+        """The sums over the segments from *depth* on."""
+        dense, f, segments = self.dense, self.f, self.shape.segments
+        if depth == len(segments):
+            return self._taps(data, weights, sums)
+        size, step = segments[depth]
+        inside = math.prod(s for s, _ in segments[depth + 1 :])
+        stride = inside * dense.taps * dense.tap_bytes
+
+        def body(index: Index, carried: list[Reg]) -> list[Reg]:
+            moved = f.at(data, f.mul(index, step * dense.item))
+            return self._segments(depth + 1, moved, f.at(weights, f.mul(index, stride)), carried)
+
+        if math.prod(s for s, _ in segments) * dense.taps <= SHORT:
+            for index in range(size):
+                sums = body(index, sums)
+            return sums
+        return f.loop(0, size, 1, body, sums)
+
+    def _taps(self, data: str, weights: str, sums: list[Reg]) -> list[Reg]:
+        f, dense = self.f, self.dense
+        step = 1 if dense.is_float else GROUP
+        unrolled = 4 * step
+        full = dense.taps // unrolled * unrolled
+
+        def body(k: Index, carried: list[Reg]) -> list[Reg]:
+            a = f.at(data, f.mul(k, dense.item))
+            w = f.at(weights, f.mul(k, dense.tap_bytes))
+            for u in range(0, unrolled, step):
+                carried = self._products(a, w, u, carried)
+            return carried
+
+        sums = f.loop(0, full, unrolled, body, sums) if full else sums
+        for u in range(full, dense.taps, step):
+            sums = self._products(data, weights, u, sums)
+        return sums
+
+    def _products(self, data: str, weights: str, tap: int, sums: list[Reg]) -> list[Reg]:
+        """Adds the products of one tap (a group, of 8 bits) to every sum of the tile."""
+        f, m, dense, columns = self.f, self.m, self.dense, self.columns
+        position = self.shape.positions[-1].data * dense.item
+        base, made = f.at(weights, tap * dense.tap_bytes), list(sums)
+        if dense.is_float:
+            width = m.isa.width
+            w = [f.load(m.floats, f.at(base, width * j), width) for j in range(columns)]
+            for r in range(self.rows):
+                x = f.splat(f.load("float", f.at(data, r * position + tap * 4), 4), self.lanes)
+                for j in range(columns):
+                    at = r * columns + j
+                    made[at] = f.call(f"llvm.fma.v{self.lanes}f32", m.floats, x, w[j], made[at])
+            return made
+        packed = [m.weights(f, f.at(base, m.weight_bytes * j)) for j in range(columns)]
+        ones = m.ones(min(GROUP, self.shape.length - tap))
+        for r in range(self.rows):
+            group = self._group(f.at(data, r * position + tap), self.shape.length - tap)
+            x = m.broadcast(f, group)
+            for j in range(columns):
+                at = r * columns + j
+                made[at] = m.product(f, made[at], x, packed[j])
+            if self.scale is not None and self.scale.surplus:
+                at = self.rows * columns + r
+                made[at] = m.product(f, made[at], x, ones)
+        return made
+
+    def _group(self, pointer: str, left: int) -> Reg:
+        """A group of taps, as an i32. Nothing behind the last of *left* taps is read."""
+        f = self.f
+        if left >= GROUP:
+            return f.load("i32", pointer)
+        if left == 1:
+            return f.value(f"zext {f.load('i8', pointer)} to i32", "i32")
+        low = f.value(f"zext {f.load('i16', pointer)} to i32", "i32")
+        if left == 2:
+            return low
+        high = f.value(f"zext {f.load('i8', f.at(pointer, 2))} to i32", "i32")
+        return f.value(f"or {low}, {f.value(f'shl {high}, 16', 'i32').name}", "i32")
+
+    def _finish(self, sums: list[Reg], indexes: list[Index], panel: Index, count: int) -> None:
+        """The results of a tile, and where they go."""
+        f, dense, lanes = self.f, self.dense, self.lanes
+        channel = f.mul(panel, self.panel)
+        writer = Writer(f, lanes, self.m, self._table)
+        held = self._held(panel)
+        scale = self.scale
+        if scale is not None and scale.scaled is not None and scale.offset is not None:
+            self._bytes(sums, indexes, panel, count, held, scale.scaled, scale.offset)
+            return
+        write = dense.product.write
+        for j in range(self.columns):
+            left = min(lanes, count - lanes * j)
+            if left <= 0:
+                break
+            mask = mask_of(left, lanes)
+            for r in range(self.rows):
+                at = [*indexes[:-1], f.add(indexes[-1], r)]
+                place = f.add(channel, lanes * j)
+                extras = [
+                    self._extra(writer, i, at, place, mask)
+                    for i in range(len(dense.product.extras))
+                ]
+                result = self._value(writer, sums[r * self.columns + j], j, extras, held, panel)
+                pointer = self._pointer("%out", write, lambda p: p.write, at, place)
+                f.masked_store(writer.stored(result, write.dtype), pointer, mask)
+
+    def _bytes(
+        self, sums: list[Reg], indexes: list[Index], panel: Index, count: int,
+        held: list[list[Reg]], scaled: epilogue.Scaled, offset: int,
+    ) -> None:  # fmt: skip
+        """The results of a tile as bytes, four vectors of sums at a time: those of one row, or of
+        two or four.
+        """
+        f, m, each = self.f, self.m, self.columns
+        together, size, write = 4 // each, self.lanes * each, self.dense.product.write
+        mask = mask_of(count, size)
+        channel = f.mul(panel, self.panel)
+        for first in range(0, self.rows, together):
+            rows = [min(first + i, self.rows - 1) for i in range(together)]
+            whole = []
+            for row in rows:
+                for j in range(each):
+                    total = sums[row * each + j]
+                    value = epilogue.scaled_sum(f, m, total, held[j])
+                    whole.append(epilogue.patched(f, m, value, total, self._rounds(panel, j)))
+            packed = epilogue.packed(f, m, whole, scaled, offset, write.dtype)
+            for i in range(min(together, self.rows - first)):
+                part = packed if together == 1 else f.chosen(packed, m.part_of(i, each))
+                at = [*indexes[:-1], f.add(indexes[-1], first + i)]
+                f.masked_store(
+                    part, self._pointer("%out", write, lambda p: p.write, at, channel), mask
+                )
+
+    def _held(self, panel: Index) -> list[list[Reg]]:
+        """The vectors a, c and d of the proof, by column."""
+        if self.scale is None or self.scale.proof is None:
+            return []
+        f, m, width = self.f, self.m, self.m.isa.width
+        names = ["%a", "%c"] if self.scale.proof.single else ["%a", "%c", "%d"]
+        bases = [f.at(n, f.mul(panel, self.panel * 4)) for n in names]
+        return [
+            [f.load(m.floats, f.at(b, width * j), width) for b in bases]
+            for j in range(self.columns)
+        ]
+
+    def _value(
+        self, writer: Writer, total: Reg, column: int, extras: list[Reg], held: list[list[Reg]],
+        panel: Index,
+    ) -> Reg:  # fmt: skip
+        finish, scale = self.dense.kernel.finish, self.scale
+        if scale is None or scale.scaled is None:
+            return writer.write(finish, [total, *extras])
+        i32, scaled = DType.INT32, scale.scaled
+        whole = epilogue.scaled_sum(self.f, self.m, total, held[column])
+        whole = epilogue.patched(self.f, self.m, whole, total, self._rounds(panel, column))
+        moved = writer.op("add", i32, whole, writer.constant(scaled.zero_point, i32))
+        bounded = writer.clamped(moved, *scaled.limits, i32)
+        # The rest of the expression, with the value that was found in its place.
+        values: dict[int, Reg] = dict(enumerate([total, *extras]))
+        values[scaled.value] = bounded
+        return writer.value(finish, values, finish.result)
+
+    def _rounds(self, panel: Index, column: int) -> list[tuple[str, str]]:
+        """Pointers to the sums that are patched and to what they add, for one vector."""
+        f = self.f
+        place = f.add(f.mul(panel, self.panel * 4), self.m.isa.width * column)
+        return [(f.at(f"%s{i}", place), f.at(f"%x{i}", place)) for i in range(self.dense.rounds)]
+
+    def _table(self, tensor: int) -> tuple[str, DType]:
+        place = self.dense.tables.index(self.dense.program.root(tensor))
+        return f"%t{place}", self.dense.program.tensors[tensor].dtype
+
+    def _extra(
+        self, writer: Writer, number: int, indexes: list[Index], channel: Index, mask: Reg | None
+    ) -> Reg:
+        f, access = self.f, self.dense.product.extras[number]
+        step = access.steps[self.shape.channel_loop]
+        if not self._is_read(number + 1):
+            return Reg("poison", writer.type_of(access.dtype))
+        more = channel if step else 0
+        pointer = self._pointer(f"%e{number}", access, lambda p: p.extras[number], indexes, more)
+        scalar = SCALARS[access.dtype]
+        if not step:
+            single = Writer(f, 1, self.m, self._table).loaded(f.load(scalar, pointer), access.dtype)
+            return f.splat(single, self.lanes)
+        value = f.masked_load(vector(self.lanes, scalar), pointer, mask)
+        return writer.loaded(value, access.dtype)
+
+    def _is_read(self, argument: int) -> bool:
+        """Whether what follows the requantisation reads an argument: others are in its constants."""
+        finish = self.dense.kernel.finish
+        scaled = None if self.scale is None else self.scale.scaled
+        count, needed = len(finish.arguments), {finish.result}
+        for number in range(count + len(finish.steps) - 1, count - 1, -1):
+            if number in needed and (scaled is None or number != scaled.value):
+                needed.update(finish.steps[number - count].arguments)
+        return argument in needed

@@ -1,0 +1,355 @@
+"""The template of depthwise convolutions: each channel has a filter of its own.
+
+Floats: a vector of channels, a multiplication a tap. 8 bits: four vectors of sums at a time; the
+bytes of up to four rows are interleaved once for each column, and one product multiplies four taps.
+The packs at the end put the channels back in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.compiler.program import Kernel, Program
+from penstock.drivers.llvm.emit import epilogue
+from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Index, Reg, mask_of, vector
+from penstock.drivers.llvm.emit.nest import Flat
+from penstock.drivers.llvm.emit.product import Product, Scaling, elements, product, scaling
+from penstock.drivers.llvm.emit.scalars import Writer
+from penstock.drivers.llvm.isa import Instructions, Isa
+from penstock.drivers.llvm.isa.instructions import GROUP
+from penstock.ir import DType, NDArray
+
+FLOAT_COLUMNS: Final = 7
+BYTE_COLUMNS: Final = 4
+"""Columns of output that are computed side by side."""
+
+
+class Shape(Struct, frozen=True):
+    """Images, rows and columns of output as (size, step of data, step of result); the steps of data
+    between taps, in rows and columns.
+    """
+
+    images: tuple[int, int, int]
+    rows: tuple[int, int, int]
+    columns: tuple[int, int, int]
+    row_step: int
+    column_step: int
+    channels: int
+
+    @property
+    def loops(self) -> tuple[tuple[int, int, int], ...]:
+        return self.images, self.rows, self.columns
+
+
+def match(program: Program, kernel: Kernel, isa: Isa) -> Floats | Bytes | None:
+    """*kernel* as a depthwise convolution with constant filters, or None."""
+    if len(kernel.loops) != 4 or len(kernel.reduced) != 2:
+        return None
+    found = product(program, kernel, isa)
+    if found is None or not found.weights.loops() <= {3, 4, 5}:
+        return None
+    data, write = found.data, found.write
+    if data.steps[3] != 1 or write.steps[3] != 1:
+        return None
+    if any(e.steps[3] not in {0, 1} for e in found.extras):
+        return None
+    taps = elements(program, kernel, found.weights, [3, 4, 5])
+    n, h, w, channels = kernel.loops
+    shape = Shape(
+        (n, data.steps[0], write.steps[0]), (h, data.steps[1], write.steps[1]),
+        (w, data.steps[2], write.steps[2]), data.steps[4], data.steps[5], channels,
+    )  # fmt: skip
+    if found.is_float:
+        return Floats(program, kernel, isa, found, shape, taps)
+    if isa.width < 32:
+        return None
+    scale = scaling(program, kernel, found, taps, isa)
+    if scale is None or scale.offset is None:
+        return None
+    return Bytes(program, kernel, isa, found, shape, scale)
+
+
+class _Depthwise:
+    """What both forms share: blocks of channels, images, rows, tiles of columns."""
+
+    name = "depthwise"
+    lanes: int
+    most: int
+    key: object = None
+
+    def __init__(
+        self, program: Program, kernel: Kernel, isa: Isa, product: Product, shape: Shape
+    ) -> None:
+        self.program, self.kernel, self.machine = program, kernel, Instructions(isa)
+        self.product, self.shape = product, shape
+
+    @property
+    def units(self) -> int:
+        return self.shape.images[0] * self.shape.rows[0]
+
+    def walk(self, f: Function) -> None:
+        """Writes the loops; a unit is one row of one image, in all channels."""
+        shape, (full, rest) = self.shape, divmod(self.shape.channels, self.lanes)
+        tile = min(self.most, shape.columns[0])
+
+        def row(unit: Index) -> None:
+            image: Index = 0
+            y = unit
+            if shape.images[0] > 1:
+                image = f.value(f"udiv i64 {unit}, {shape.rows[0]}", "i64").name
+                y = f.value(f"urem i64 {unit}, {shape.rows[0]}", "i64").name
+            if full:
+                f.loop(0, full, 1, lambda b, _: line(image, y, b, self.lanes) or [])
+            if rest:
+                line(image, y, full, rest)
+
+        def line(image: Index, y: Index, block: Index, count: int) -> None:
+            size = shape.columns[0]
+            whole = size // tile * tile
+
+            def body(x: Index, _: list[Reg]) -> list[Reg]:
+                self.tile(f, block, count, (image, y, x), tile)
+                return []
+
+            f.loop(0, whole, tile, body)
+            if whole < size:
+                self.tile(f, block, count, (image, y, size - tile), tile)
+
+        f.share(self.units, row)
+
+    def tile(self, f: Function, block: Index, count: int, at: tuple[Index, ...], tile: int) -> None:
+        raise NotImplementedError
+
+    def place(
+        self, f: Function, access: Flat, which: int, block: Index, at: Sequence[Index]
+    ) -> str:
+        """The address of the first channel of *block* at a position; *which*: 1 data, 2 result."""
+        place: Index = f.add(access.offset, f.mul(block, self.lanes))
+        for loop, index in zip(self.shape.loops, at, strict=True):
+            place = f.add(place, f.mul(index, loop[which]))
+        base = "%data" if which == 1 else "%out"
+        return f.at(base, f.mul(place, access.dtype.numpy.itemsize))
+
+
+class Floats(_Depthwise):
+    """A depthwise convolution of float32."""
+
+    most = FLOAT_COLUMNS
+
+    def __init__(
+        self, program: Program, kernel: Kernel, isa: Isa, product: Product, shape: Shape,
+        taps: NDArray,
+    ) -> None:  # fmt: skip
+        super().__init__(program, kernel, isa, product, shape)
+        self.taps, self.lanes = taps, isa.lanes
+        self.most = min(FLOAT_COLUMNS, isa.registers // 4)
+        self.tables = list(dict.fromkeys(program.root(t) for t in kernel.finish.tables))
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        accesses = (self.product.data, self.product.write, *self.product.extras)
+        return (*(self.program.root(a.tensor) for a in accesses), *self.tables)
+
+    def constants(self) -> tuple[NDArray, ...]:
+        channels, height, width = self.taps.shape
+        blocks = -(-channels // self.lanes)
+        full = np.zeros((blocks * self.lanes, height, width), np.float32)
+        full[:channels] = self.taps
+        shaped = full.reshape(blocks, self.lanes, height, width)
+        return (np.ascontiguousarray(shaped.transpose(0, 2, 3, 1)),)
+
+    def write(self, name: str) -> Function:
+        extras = [f"e{i}" for i in range(len(self.product.extras))]
+        tables = [f"t{i}" for i in range(len(self.tables))]
+        f = Function(name, ["data", "out", *extras, *tables, "w"])
+        self.walk(f)
+        return f
+
+    def tile(self, f: Function, block: Index, count: int, at: tuple[Index, ...], tile: int) -> None:
+        m, shape, lanes = self.machine, self.shape, self.lanes
+        _, height, width = self.taps.shape
+        size = m.isa.width
+        mask = mask_of(count, lanes)
+        data = self.place(f, self.product.data, 1, block, at)
+        weights = f.at("%w", f.mul(block, height * width * size))
+        sums: list[Reg] = [Reg("zeroinitializer", m.floats)] * tile
+        spacing = shape.columns[1]
+        for ky in range(height):
+            w = [
+                f.load(m.floats, f.at(weights, (ky * width + kx) * size), size)
+                for kx in range(width)
+            ]
+            loaded: dict[int, Reg] = {}
+            for j in range(tile):
+                for kx in range(width):
+                    place = ky * shape.row_step + j * spacing + kx * shape.column_step
+                    if place not in loaded:
+                        loaded[place] = f.masked_load(m.floats, f.at(data, place * 4), mask)
+                    name = f"llvm.fma.v{lanes}f32"
+                    sums[j] = f.call(name, m.floats, loaded[place], w[kx], sums[j])
+        writer = Writer(f, lanes, m, self._table)
+        for j in range(tile):
+            here = (*at[:2], f.add(at[2], j))
+            extras = [
+                self._extra(f, writer, i, block, here, mask)
+                for i in range(len(self.product.extras))
+            ]
+            result = writer.write(self.kernel.finish, [sums[j], *extras])
+            stored = writer.stored(result, self.product.write.dtype)
+            f.masked_store(stored, self.place(f, self.product.write, 2, block, here), mask)
+
+    def _extra(
+        self, f: Function, writer: Writer, number: int, block: Index, at: Sequence[Index],
+        mask: Reg | None,
+    ) -> Reg:  # fmt: skip
+        access = self.product.extras[number]
+        place: Index = access.offset
+        if access.steps[3]:
+            place = f.add(place, f.mul(block, self.lanes))
+        for loop, index in enumerate(at):
+            place = f.add(place, f.mul(index, access.steps[loop]))
+        pointer = f.at(f"%e{number}", f.mul(place, access.dtype.numpy.itemsize))
+        scalar = SCALARS[access.dtype]
+        if not access.steps[3]:
+            single = Writer(f, 1, self.machine, self._table)
+            return f.splat(single.loaded(f.load(scalar, pointer), access.dtype), self.lanes)
+        value = f.masked_load(vector(self.lanes, scalar), pointer, mask)
+        return writer.loaded(value, access.dtype)
+
+    def _table(self, tensor: int) -> tuple[str, DType]:
+        place = self.tables.index(self.program.root(tensor))
+        return f"%t{place}", self.program.tensors[tensor].dtype
+
+
+class Bytes(_Depthwise):
+    """A depthwise convolution of 8 bits with proved requantisation."""
+
+    most = BYTE_COLUMNS
+
+    def __init__(
+        self, program: Program, kernel: Kernel, isa: Isa, product: Product, shape: Shape,
+        scale: Scaling,
+    ) -> None:  # fmt: skip
+        super().__init__(program, kernel, isa, product, shape)
+        self.scale, self.taps, self.lanes = scale, scale.weights, isa.width
+        if scale.proof is None or scale.scaled is None or scale.offset is None:
+            raise ValueError("8-bit sums without a requantisation")
+        self.proof, self.scaled, self.offset = scale.proof, scale.scaled, scale.offset
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        accesses = (self.product.data, self.product.write)
+        return tuple(self.program.root(a.tensor) for a in accesses)
+
+    @property
+    def key(self) -> object:  # type: ignore[override]
+        scaled = self.scaled.zero_point, self.scaled.limits
+        return (
+            self.taps.shape,
+            self.proof.single,
+            self.rounds,
+            scaled,
+            self.offset,
+            self.scale.surplus,
+        )
+
+    @property
+    def rounds(self) -> int:
+        return len(self.proof.exceptions)
+
+    def constants(self) -> tuple[NDArray, ...]:
+        m, (channels, height, width) = self.machine, self.taps.shape
+        blocks, groups, lanes = -(-channels // self.lanes), -(-height // GROUP), m.isa.lanes
+        order = m.interleaved_order()
+        full = np.zeros((blocks * self.lanes, groups * GROUP, width), np.int64)
+        full[:channels, :height] = self.taps
+        shaped = full.reshape(blocks, self.lanes, groups, GROUP, width)[:, order]
+        shaped = shaped.reshape(blocks, 4, lanes, groups, GROUP, width)
+        ordered = shaped.transpose(0, 3, 5, 1, 2, 4).reshape(-1, 4, lanes, GROUP)
+
+        def vector_of(values: NDArray, kind: type) -> NDArray:
+            made = np.zeros(blocks * self.lanes, kind)
+            made[:channels] = np.broadcast_to(values, channels)
+            return np.ascontiguousarray(made.reshape(blocks, self.lanes)[:, order])
+
+        proof = self.proof
+        return (
+            m.packed_weights(ordered),
+            vector_of(self.scale.start, np.int32),
+            *(vector_of(v, np.float32) for v in (proof.a, proof.above, proof.below)),
+            *(vector_of(v, np.int32) for pair in proof.exceptions for v in pair),
+        )
+
+    def write(self, name: str) -> Function:
+        patches = [f"{n}{i}" for i in range(self.rounds) for n in ("s", "x")]
+        f = Function(name, ["data", "out", "w", "bias", "a", "c", "d", *patches])
+        self.walk(f)
+        return f
+
+    def tile(self, f: Function, block: Index, count: int, at: tuple[Index, ...], tile: int) -> None:
+        m, shape = self.machine, self.shape
+        _, height, width = self.taps.shape
+        groups, size = -(-height // GROUP), m.isa.width
+        mask = mask_of(count, self.lanes)
+        data = self.place(f, self.product.data, 1, block, at)
+        weights = f.at("%w", f.mul(block, groups * width * 4 * m.weight_bytes))
+        bias = f.at("%bias", f.mul(block, 4 * size))
+        start = [f.load(m.words, f.at(bias, size * q), size) for q in range(4)]
+        sums = [list(start) for _ in range(tile)]
+        totals = [[Reg("zeroinitializer", m.words)] * 4 for _ in range(tile)]
+        spacing, step = shape.columns[1], shape.column_step
+        places = sorted({j * spacing + kx * step for j in range(tile) for kx in range(width)})
+        last = {j: j * spacing + (width - 1) * step for j in range(tile)}
+        for group in range(groups):
+            rows = range(group * GROUP, min(height, (group + 1) * GROUP))
+            for place in places:
+                loads = [
+                    f.masked_load(m.bytes, f.at(data, r * shape.row_step + place), mask)
+                    for r in rows
+                ]
+                mixed = m.interleaved(f, loads)
+                for j in range(tile):
+                    column, rest = divmod(place - j * spacing, step)
+                    if rest or not 0 <= column < width:
+                        continue
+                    for q in range(4):
+                        number = (group * width + column) * 4 + q
+                        w = m.weights(f, f.at(weights, number * m.weight_bytes))
+                        x = m.spread(f, mixed[q])
+                        sums[j][q] = m.product(f, sums[j][q], x, w)
+                        if self.scale.surplus:
+                            totals[j][q] = m.product(f, totals[j][q], x, m.ones(len(rows)))
+                    if group == groups - 1 and place == last[j]:
+                        if self.scale.surplus:
+                            sums[j] = self._corrected(f, sums[j], totals[j])
+                        here = (*at[:2], f.add(at[2], j))
+                        self._finish(f, sums[j], block, here, mask)
+
+    def _corrected(self, f: Function, sums: list[Reg], totals: list[Reg]) -> list[Reg]:
+        """The sums plus the surplus of the filters times the sum of the data."""
+        words = self.machine.words
+        factor = ", ".join([f"i32 {self.scale.surplus}"] * self.machine.isa.lanes)
+        more = [f.value(f"mul {t}, <{factor}>", words) for t in totals]
+        return [f.value(f"add {s}, {m.name}", words) for s, m in zip(sums, more, strict=True)]
+
+    def _finish(
+        self, f: Function, sums: list[Reg], block: Index, at: Sequence[Index], mask: Reg | None
+    ) -> None:
+        m, size = self.machine, self.machine.isa.width
+        names = ["%a", "%c"] if self.proof.single else ["%a", "%c", "%d"]
+        place = f.mul(block, 4 * size)
+        bases = [f.at(n, place) for n in names]
+        whole = []
+        for q, total in enumerate(sums):
+            line = [f.load(m.floats, f.at(b, size * q), size) for b in bases]
+            value = epilogue.scaled_sum(f, m, total, line)
+            shift = f.add(place, size * q)
+            rounds = [(f.at(f"%s{i}", shift), f.at(f"%x{i}", shift)) for i in range(self.rounds)]
+            whole.append(epilogue.patched(f, m, value, total, rounds))
+        write = self.product.write
+        packed = epilogue.packed(f, m, whole, self.scaled, self.offset, write.dtype)
+        f.masked_store(packed, self.place(f, write, 2, block, at), mask)

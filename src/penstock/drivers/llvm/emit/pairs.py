@@ -1,0 +1,151 @@
+"""Functions of two 8-bit values, such as quantised sums and products, in float32 by proof.
+
+result = floor(a * x + b * y + c), clamped, for all 65,536 pairs: each is tried here, with the
+rounding of the instructions. Pairs that differ are patched one by one.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.compiler.arithmetic import evaluate
+from penstock.compiler.expression import Expression, Scope, Step, Value
+from penstock.compiler.tabulate import BYTES, _leaves
+from penstock.drivers.llvm.emit.assembler import Reg
+from penstock.drivers.llvm.emit.scalars import Writer
+from penstock.ir import DType, NDArray
+
+LEAST_STEPS: Final = 8
+MOST_EXCEPTIONS: Final = 8
+TRIED: Final = 33
+
+
+class Pair(Struct, frozen=True):
+    """The value of step *number* from those of *x* and *y*."""
+
+    number: int
+    x: int
+    y: int
+    a: float
+    b: float
+    c: float
+    limits: tuple[int, int]
+    exceptions: tuple[tuple[int, int, int], ...]
+
+
+def find(expression: Expression, down: bool) -> dict[int, Pair]:
+    """The steps that are computed so, by number. The last of each chain."""
+    count = len(expression.arguments)
+    leaves, found = _leaves(expression), {}
+    users = {a for s in expression.steps for a in s.arguments} | {expression.result}
+    for index, step in enumerate(expression.steps):
+        number = count + index
+        if step.dtype not in BYTES or number not in users or len(leaves[number]) != 2:
+            continue
+        x, y = sorted(leaves[number])
+        if not {expression.dtype_of(x), expression.dtype_of(y)} <= BYTES:
+            continue
+        if step.operation in {"xor", "cast"} and expression.dtype_of(step.arguments[0]) in BYTES:
+            continue
+        pair = _fit(expression, number, x, y, down)
+        if pair is not None:
+            found[number] = pair
+    return found
+
+
+@lru_cache(maxsize=64)
+def found(expression: Expression, down: bool) -> dict[int, Pair]:
+    """`find`, once for each expression."""
+    return find(expression, down)
+
+
+def _fit(expression: Expression, number: int, x: int, y: int, down: bool) -> Pair | None:
+    values = [
+        np.arange(256, dtype=np.uint8).view(expression.dtype_of(leaf).numpy) for leaf in (x, y)
+    ]
+    result, steps = _function(expression, number, x, y)
+    if steps < LEAST_STEPS or result.tables:
+        return None
+    made = evaluate(result, [values[0][:, None], values[1][None, :]], lambda _: np.empty(0))
+    table = np.broadcast_to(made, (256, 256)).astype(np.int64)
+    first, second = (v.astype(np.float64) for v in values)
+    low, high = int(table.min()), int(table.max())
+    inside = (table > low) & (table < high)
+    if inside.sum() < 16:
+        return None
+    # Least squares give a and b to about a millionth; c is then tried.
+    rows, columns = np.nonzero(inside)
+    design = np.stack([first[rows], second[columns], np.ones(len(rows))], axis=1)
+    (a, b, c), *_ = np.linalg.lstsq(design, table[inside].astype(np.float64), rcond=None)
+    best: tuple[int, float] | None = None
+    if abs(a * first).max() > 2**20 or abs(b * second).max() > 2**20:
+        return None
+    a32, b32 = float(np.float32(a)), float(np.float32(b))
+    for offset in np.linspace(-0.05, 0.05, TRIED):
+        c32 = float(np.float32(c + offset + 0.5 * down))
+        wrong = int(
+            np.count_nonzero(
+                _computed(a32, b32, c32, first, second, (low, high), down=down) != table
+            )
+        )
+        if best is None or wrong < best[0]:
+            best = wrong, c32
+    if best is None or best[0] > MOST_EXCEPTIONS:
+        return None
+    computed = _computed(a32, b32, best[1], first, second, (low, high), down=down)
+    differ = np.argwhere(computed != table)
+    exceptions = tuple(
+        (int(values[0][i]), int(values[1][j]), int(table[i, j] - computed[i, j])) for i, j in differ
+    )
+    return Pair(number, x, y, a32, b32, best[1], (low, high), exceptions)
+
+
+def _computed(
+    a: float, b: float, c: float, x: NDArray, y: NDArray, limits: tuple[int, int], *, down: bool
+) -> NDArray:
+    """What the instructions compute: two rounded multiplications and additions, and a whole number
+    below or next to the second. The sums here are exact in float64.
+    """
+    inner = (b * y + c).astype(np.float32).astype(np.float64)
+    real = a * x[:, None] + inner[None, :]
+    whole = np.floor(real) if down else np.rint(real.astype(np.float32))
+    return np.clip(whole, *limits).astype(np.int64)
+
+
+def _function(expression: Expression, number: int, x: int, y: int) -> tuple[Expression, int]:
+    scope = Scope(expression.dtype_of(x), expression.dtype_of(y))
+    count, values = len(expression.arguments), {x: scope.argument(0), y: scope.argument(1)}
+
+    def value(at: int) -> Value:
+        if at not in values:
+            step = expression.steps[at - count]
+            given = tuple(value(a).index for a in step.arguments)
+            values[at] = scope._step(Step(step.operation, given, step.dtype, step.value))
+        return values[at]
+
+    result = scope.finish(value(number))
+    return result, sum(s.operation != "constant" for s in result.steps)
+
+
+def write(writer: Writer, pair: Pair, x: Reg, y: Reg, dtypes: tuple[DType, DType, DType]) -> Reg:
+    """The value of *pair* as the third of *dtypes*, from values of the first two."""
+    f32, i32 = DType.FLOAT32, DType.INT32
+    wide = [writer.cast(v, d, i32) for v, d in zip((x, y), dtypes, strict=False)]
+    real = [writer.cast(v, i32, f32) for v in wide]
+    a, b, c = (writer.constant(v, f32) for v in (pair.a, pair.b, pair.c))
+    inner = writer.intrinsic("fma", real[1], b, c)
+    whole = writer.machine.rounded(writer.function, real[0], a, inner)
+    bounded = writer.clamped(whole, *pair.limits, i32)
+    for p, q, delta in pair.exceptions:
+        same = [
+            writer.op("icmp eq", DType.BOOL, w, writer.constant(n, i32))
+            for w, n in zip(wide, (p, q), strict=True)
+        ]
+        both = writer.op("and", DType.BOOL, *same)
+        added = writer.choose(both, writer.constant(delta, i32), writer.constant(0, i32))
+        bounded = writer.op("add", i32, bounded, added)
+    return writer.cast(bounded, i32, dtypes[2])

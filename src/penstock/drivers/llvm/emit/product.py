@@ -1,0 +1,126 @@
+"""Sums of products with constant weights, as templates see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.compiler.interpreter import constant_elements, product_of
+from penstock.compiler.program import Access, Kernel, Program
+from penstock.drivers.llvm.emit import epilogue
+from penstock.drivers.llvm.emit.nest import Flat, flat
+from penstock.drivers.llvm.isa import Isa
+from penstock.drivers.llvm.proof.requantise import Proof, solve
+from penstock.ir import DType, NDArray
+
+F32, I32 = DType.FLOAT32, DType.INT32
+
+
+class Product(Struct, frozen=True, eq=False):
+    """A sum of products over data and constant weights: the accesses in elements of their tensors,
+    and the zero points of both factors.
+    """
+
+    data: Flat
+    weights: Access
+    write: Flat
+    extras: tuple[Flat, ...]
+    zeros: tuple[int, int]
+    is_float: bool
+
+
+def product(program: Program, kernel: Kernel, isa: Isa) -> Product | None:
+    """*kernel* as a product with constant weights that the templates of *isa* can compute; None if
+    it is none.
+    """
+    found = product_of(kernel)
+    if found is None or kernel.sums not in {F32, I32}:
+        return None
+    a, b, zeros = found
+    if program.root(b.tensor) not in program.constants or a.fill is not None or b.fill is not None:
+        return None
+    data, write = flat(program, a, kernel.sizes), flat(program, kernel.write, kernel.loops)
+    extras = tuple(flat(program, e, kernel.loops) for e in kernel.extras)
+    if data.axes or write.axes or any(e.axes for e in extras):
+        return None
+    is_float = data.dtype is F32
+    stored = DType.INT8 if isa.target.bytes == "signed" else DType.UINT8
+    if is_float != (kernel.sums is F32) or (not is_float and data.dtype is not stored):
+        return None
+    if is_float and zeros != (0, 0):
+        return None
+    return Product(data, b, write, extras, zeros, is_float)
+
+
+def elements(program: Program, kernel: Kernel, access: Access, order: Sequence[int]) -> NDArray:
+    """The constant elements that *access* reads, an axis for each loop of *order*."""
+    view = constant_elements(program, access, kernel.sizes)
+    others = [i for i in range(view.ndim) if i not in order]
+    moved = view.transpose([*order, *others]).reshape([view.shape[i] for i in order])
+    return np.ascontiguousarray(np.broadcast_to(moved, [kernel.sizes[i] for i in order]))
+
+
+class Scaling(Struct, frozen=True, eq=False):
+    """How sums of 8-bit products become results.
+
+    *weights* are those that the template multiplies by, [channels, ...]; *start* is what each sum
+    begins with. *surplus* times the sum of the data is added to each sum. With a *proof*, *scaled*
+    is the requantisation that it proves, and *offset* what is then added to give a stored byte
+    (None: the finish computes more).
+    """
+
+    weights: NDArray
+    start: NDArray
+    surplus: int
+    scaled: epilogue.Scaled | None = None
+    proof: Proof | None = None
+    offset: int | None = None
+
+
+def scaling(
+    program: Program, kernel: Kernel, product: Product, weights: NDArray, isa: Isa
+) -> Scaling | None:
+    """The scaling of a product of 8 bits with *weights* [channels, ...], as they are stored; None
+    if they do not fit the instructions.
+    """
+    data = product.data.dtype
+    wide = weights.astype(np.int64) - product.zeros[1]
+    axes = tuple(range(1, wide.ndim))
+    sums = wide.sum(axis=axes)
+    start = -product.zeros[0] * sums
+    scaled = epilogue.find(program, kernel)
+    proof, offset = None, None
+    if scaled is not None:
+        proof = _proved(scaled, wide, start, data, isa)
+        if proof.proved.all():
+            start = start + scaled.bias
+            offset = epilogue.offset_of(kernel.finish, scaled)
+        else:
+            scaled = proof = None
+    surplus = 0
+    if not _fits(wide):
+        # Stored bytes minus 128 fit; the data's own sum makes up for the rest.
+        surplus = 128 - product.zeros[1]
+        wide = wide - surplus
+        if not _fits(wide):
+            return None
+    return Scaling(wide, start, surplus, scaled, proof, offset)
+
+
+def _fits(weights: NDArray) -> bool:
+    return bool(weights.min(initial=0) >= -128 and weights.max(initial=0) <= 127)
+
+
+def _proved(
+    scaled: epilogue.Scaled, weights: NDArray, start: NDArray, data: DType, isa: Isa
+) -> Proof:
+    axes = tuple(range(1, weights.ndim))
+    low, high = (-128, 127) if data is DType.INT8 else (0, 255)
+    reach = np.stack([weights * low, weights * high])
+    begin = start + np.broadcast_to(scaled.bias, len(weights))
+    least = begin + reach.min(axis=0).sum(axis=axes)
+    greatest = begin + reach.max(axis=0).sum(axis=axes)
+    m, s = (np.broadcast_to(v, len(weights)) for v in (scaled.mantissas, scaled.shifts))
+    return solve(m, s, scaled.zero_point, scaled.limits, least, greatest, down=isa.rounds_down)

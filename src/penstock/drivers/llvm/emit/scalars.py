@@ -1,0 +1,370 @@
+"""Prints the steps of an expression as instructions on vectors of any width."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from penstock.compiler.expression import Expression, Number, Step
+from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Reg, vector
+from penstock.drivers.llvm.emit.functions import FUNCTIONS
+from penstock.drivers.llvm.isa import Instructions
+from penstock.ir import DType
+
+UNSIGNED: Final = frozenset({DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64, DType.BOOL})
+
+
+def register_type(dtype: DType) -> str:
+    """The LLVM type of one value in a register: booleans have one bit there."""
+    return "i1" if dtype is DType.BOOL else SCALARS[dtype]
+
+
+def literal(value: Number, dtype: DType) -> str:
+    """A constant of LLVM's language."""
+    if dtype is DType.BOOL:
+        return "true" if value else "false"
+    if dtype in {DType.FLOAT32, DType.FLOAT64}:
+        number = (
+            struct.unpack("<f", struct.pack("<f", value))[0] if dtype is DType.FLOAT32 else value
+        )
+        return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
+    return str(int(value))
+
+
+class Writer:
+    """Writes expressions into *function*, on vectors of *lanes* elements, with the instructions of
+    *machine*.
+
+    *table* returns a pointer to a constant tensor and its element type.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        lanes: int,
+        machine: Instructions,
+        table: Callable[[int], tuple[str, DType]],
+    ) -> None:
+        self.function, self.lanes, self.machine, self.table = function, lanes, machine, table
+
+    def type_of(self, dtype: DType) -> str:
+        return vector(self.lanes, register_type(dtype))
+
+    def constant(self, value: Number, dtype: DType) -> Reg:
+        text, type_ = literal(value, dtype), self.type_of(dtype)
+        if self.lanes == 1:
+            return Reg(text, type_)
+        each = f"{register_type(dtype)} {text}"
+        return Reg(f"<{', '.join([each] * self.lanes)}>", type_)
+
+    def write(self, expression: Expression, arguments: Sequence[Reg]) -> Reg:
+        """The result of *expression*."""
+        values = dict(enumerate(arguments))
+        return self.value(expression, values, expression.result)
+
+    def value(self, expression: Expression, values: dict[int, Reg], number: int) -> Reg:
+        """Value *number* of *expression*; *values* has those that are known, and gets others."""
+        if number in values:
+            return values[number]
+        from penstock.drivers.llvm.emit import pairs
+
+        vectors = self.lanes == self.machine.isa.lanes
+        pair = (
+            pairs.found(expression, self.machine.isa.rounds_down).get(number) if vectors else None
+        )
+        if pair is not None:
+            x, y = (self.value(expression, values, leaf) for leaf in (pair.x, pair.y))
+            dtypes = tuple(expression.dtype_of(v) for v in (pair.x, pair.y, number))
+            values[number] = pairs.write(self, pair, x, y, dtypes)
+            return values[number]
+        step = expression.steps[number - len(expression.arguments)]
+        given = [self.value(expression, values, a) for a in step.arguments]
+        dtypes = [expression.dtype_of(a) for a in step.arguments]
+        values[number] = self._step(step, given, dtypes)
+        return values[number]
+
+    def _step(self, step: Step, given: list[Reg], dtypes: list[DType]) -> Reg:
+        name = step.operation
+        if name == "constant":
+            return self.constant(step.value or 0, step.dtype)
+        if name == "cast":
+            return self.cast(given[0], dtypes[0], step.dtype)
+        if name == "lookup":
+            return self._lookup(int(step.value or 0), given[0], dtypes[0], step.dtype)
+        special = getattr(self, f"_{name}", None)
+        if special is not None:
+            return special(given, dtypes, step.dtype)  # type: ignore[no-any-return]
+        if name in FUNCTIONS and step.dtype is DType.FLOAT32:
+            return FUNCTIONS[name](self, *given)
+        raise NotImplementedError(f"{name} of {step.dtype.value}")
+
+    def op(self, text: str, dtype: DType, *values: Reg) -> Reg:
+        """An instruction of operands of one type."""
+        names = ", ".join(v.name for v in values)
+        return self.function.value(f"{text} {values[0].type} {names}", self.type_of(dtype))
+
+    def intrinsic(self, name: str, *values: Reg, extra: str = "") -> Reg:
+        """An intrinsic that is overloaded by the type of its first operand."""
+        type_ = values[0].type
+        scalar = {"float": "f32", "double": "f64"}.get(type_.split(" x ")[-1].strip("<>"), "")
+        scalar = scalar or type_.split(" x ")[-1].strip("<>")
+        suffix = f"v{self.lanes}{scalar}" if self.lanes > 1 else scalar
+        given = [*values, *([Reg(extra.split()[1], extra.split(maxsplit=1)[0])] if extra else [])]
+        return self.function.call(f"llvm.{name}.{suffix}", type_, *given)
+
+    # Arithmetic.
+
+    def _add(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.op("fadd" if dtype.is_float else "add", dtype, *v)
+
+    def _sub(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.op("fsub" if dtype.is_float else "sub", dtype, *v)
+
+    def _mul(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.op("fmul" if dtype.is_float else "mul", dtype, *v)
+
+    def _div(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        if dtype.is_float:
+            return self.op("fdiv", dtype, *v)
+        if dtype is DType.INT64:
+            raise NotImplementedError("quotients of int64")
+        # In float64, which is exact for 32 bits and never traps.
+        zero = self.op("icmp eq", DType.BOOL, v[1], self.constant(0, dtype))
+        safe = self.choose(zero, self.constant(1, dtype), v[1])
+        a, b = (self.cast(x, dtype, DType.FLOAT64) for x in (v[0], safe))
+        return self.cast(self.op("fdiv", DType.FLOAT64, a, b), DType.FLOAT64, dtype)
+
+    def _mod(self, v: list[Reg], d: list[DType], dtype: DType) -> Reg:
+        raise NotImplementedError("mod")
+
+    def _neg(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        if dtype.is_float:
+            return self.op("fneg", dtype, *v)
+        return self.op("sub", dtype, self.constant(0, dtype), *v)
+
+    def _abs(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        if dtype.is_float:
+            return self.intrinsic("fabs", *v)
+        return self.intrinsic("abs", *v, extra="i1 false")
+
+    def _sign(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        zero, one = self.constant(0, dtype), self.constant(1, dtype)
+        least = self.constant(-1, dtype)
+        less = "fcmp olt" if dtype.is_float else "icmp slt"
+        below = self.choose(self.op(less, DType.BOOL, v[0], zero), least, zero)
+        return self.choose(self.op(less, DType.BOOL, zero, v[0]), one, below)
+
+    def _maximum(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.extreme("ogt", "max", v, dtype)
+
+    def _minimum(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.extreme("olt", "min", v, dtype)
+
+    def clamped(self, value: Reg, low: Number, high: Number, dtype: DType) -> Reg:
+        """*value* within *low* and *high*."""
+        value = self.extreme("ogt", "max", [value, self.constant(low, dtype)], dtype)
+        return self.extreme("olt", "min", [value, self.constant(high, dtype)], dtype)
+
+    def extreme(self, compare: str, name: str, v: list[Reg], dtype: DType) -> Reg:
+        if dtype.is_float:
+            return self.choose(self.op(f"fcmp {compare}", DType.BOOL, *v), v[0], v[1])
+        return self.intrinsic(f"{'u' if dtype in UNSIGNED else 's'}{name}", *v)
+
+    def _floor(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.intrinsic("floor", *v)
+
+    def _ceil(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.intrinsic("ceil", *v)
+
+    def _trunc(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.intrinsic("trunc", *v)
+
+    def _round_even(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.intrinsic("roundeven", *v)
+
+    def _round_away(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        """Adds the number below one half, with the sign, and truncates."""
+        half = 0.49999997019767761 if dtype is DType.FLOAT32 else 0.49999999999999994
+        signed = self.intrinsic("copysign", self.constant(half, dtype), v[0])
+        return self.intrinsic("trunc", self.op("fadd", dtype, v[0], signed))
+
+    def _sqrt(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.intrinsic("sqrt", *v)
+
+    def _rsqrt(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.op("fdiv", dtype, self.constant(1.0, dtype), self.intrinsic("sqrt", *v))
+
+    # Comparisons and bits.
+
+    def _less(self, v: list[Reg], d: list[DType], _: DType) -> Reg:
+        return self._compare("lt", v, d[0])
+
+    def _less_equal(self, v: list[Reg], d: list[DType], _: DType) -> Reg:
+        return self._compare("le", v, d[0])
+
+    def _equal(self, v: list[Reg], d: list[DType], _: DType) -> Reg:
+        text = "fcmp oeq" if d[0].is_float else "icmp eq"
+        return self.op(text, DType.BOOL, *v)
+
+    def _compare(self, which: str, v: list[Reg], dtype: DType) -> Reg:
+        if dtype.is_float:
+            return self.op(f"fcmp o{which}", DType.BOOL, *v)
+        return self.op(f"icmp {'u' if dtype in UNSIGNED else 's'}{which}", DType.BOOL, *v)
+
+    def choose(self, condition: Reg, yes: Reg, no: Reg) -> Reg:
+        return self.function.value(f"select {condition}, {yes}, {no}", yes.type)
+
+    def _select(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.choose(*v)
+
+    def _and(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.op("and", dtype, *v)
+
+    def _or(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.op("or", dtype, *v)
+
+    def _xor(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.op("xor", dtype, *v)
+
+    def _not(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.op(
+            "xor", dtype, v[0], self.constant(-1 if dtype is not DType.BOOL else 1, dtype)
+        )
+
+    def _shift_left(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.op("shl", dtype, *v)
+
+    def _shift_right(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.op("lshr" if dtype in UNSIGNED else "ashr", dtype, *v)
+
+    def _leading_zeros(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        return self.intrinsic("ctlz", *v, extra="i1 false")
+
+    # Fixed point (docs of penstock.driverkit.fixed_point), in 64 bits.
+
+    def wide(self, value: Reg, dtype: DType) -> Reg:
+        return self.cast(value, dtype, DType.INT64)
+
+    def _narrowed(self, value: Reg, dtype: DType) -> Reg:
+        return self.cast(value, DType.INT64, dtype)
+
+    def _high_product(self, v: list[Reg], d: list[DType], dtype: DType) -> Reg:
+        a, b = (self.wide(x, t) for x, t in zip(v, d, strict=True))
+        return self._narrowed(self._high(a, b), dtype)
+
+    def _high(self, a: Reg, b: Reg) -> Reg:
+        i64 = DType.INT64
+        product = self.op("mul", i64, a, b)
+        product = self.op("add", i64, product, self.constant(1 << 30, i64))
+        product = self.op("ashr", i64, product, self.constant(31, i64))
+        return self.intrinsic("smin", product, self.constant(2**31 - 1, i64))
+
+    def _divide_by_power(self, v: list[Reg], d: list[DType], dtype: DType) -> Reg:
+        x, e = (self.wide(x, t) for x, t in zip(v, d, strict=True))
+        return self._narrowed(self._divided(x, e), dtype)
+
+    def _divided(self, x: Reg, exponent: Reg) -> Reg:
+        i64 = DType.INT64
+        one, zero = self.constant(1, i64), self.constant(0, i64)
+        half = self.op("ashr", i64, self.op("shl", i64, one, exponent), one)
+        sign = self.op("ashr", i64, x, self.constant(63, i64))
+        some = self.op("icmp sgt", DType.BOOL, half, zero)
+        less = self.op("and", i64, sign, self.choose(some, self.constant(-1, i64), zero))
+        moved = self.op("add", i64, self.op("add", i64, x, half), less)
+        return self.op("ashr", i64, moved, exponent)
+
+    def _rescale(self, v: list[Reg], d: list[DType], dtype: DType) -> Reg:
+        i64 = DType.INT64
+        x, mantissa, shift = (self.wide(x, t) for x, t in zip(v, d, strict=True))
+        zero = self.constant(0, i64)
+        left = self.intrinsic("smax", shift, zero)
+        right = self.intrinsic("smax", self.op("sub", i64, zero, shift), zero)
+        left = self.op("and", i64, left, self.constant(31, i64))
+        moved = self.op("shl", i64, x, left)
+        moved = self.wide(self.cast(moved, i64, DType.INT32), DType.INT32)
+        return self._narrowed(self._divided(self._high(moved, mantissa), right), dtype)
+
+    def _rescale_wide(self, v: list[Reg], d: list[DType], dtype: DType) -> Reg:
+        i64 = DType.INT64
+        x, mantissa, shift = (self.wide(x, t) for x, t in zip(v, d, strict=True))
+        rounded = self.op("add", i64, mantissa, self.constant(1 << 15, i64))
+        rounded = self.op("ashr", i64, rounded, self.constant(16, i64))
+        small = self.op("icmp slt", DType.BOOL, mantissa, self.constant(0x7FFF0000, i64))
+        reduced = self.choose(small, rounded, self.constant(0x7FFF, i64))
+        total = self.op("sub", i64, self.constant(15, i64), shift)
+        mask = self.constant(63, i64)
+        before = self.op("and", i64, self.op("sub", i64, total, self.constant(1, i64)), mask)
+        half = self.op("shl", i64, self.constant(1, i64), before)
+        sum_ = self.op("add", i64, self.op("mul", i64, x, reduced), half)
+        return self._narrowed(self.op("ashr", i64, sum_, self.op("and", i64, total, mask)), dtype)
+
+    # Conversions and tables.
+
+    def cast(self, value: Reg, given: DType, made: DType) -> Reg:
+        """A value of type *given* as *made*."""
+        source, target = register_type(given), register_type(made)
+        type_ = self.type_of(made)
+        if source == target:
+            return value
+        if made is DType.BOOL:
+            return self.op("icmp ne", made, value, self.constant(0, given))
+        if given.is_float and made.is_float:
+            wider = {"half": 0, "float": 1, "double": 2}
+            name = "fpext" if wider[source] < wider[target] else "fptrunc"
+        elif given.is_float:
+            whole = target if target in {"i32", "i64"} else "i32"
+            middle = vector(self.lanes, whole)
+            kinds = {"float": "f32", "double": "f64", "half": "f16"}[source]
+            suffix = (
+                f"v{self.lanes}{whole}.v{self.lanes}{kinds}"
+                if self.lanes > 1
+                else f"{whole}.{kinds}"
+            )
+            found = self.function.call(f"llvm.fptosi.sat.{suffix}", middle, value)
+            if whole == target:
+                return found
+            return self.function.value(f"trunc {found} to {type_}", type_)
+        elif made.is_float:
+            name = "uitofp" if given in UNSIGNED else "sitofp"
+        else:
+            bits = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
+            extend = "zext" if given in UNSIGNED else "sext"
+            name = extend if bits[source] < bits[target] else "trunc"
+        return self.function.value(f"{name} {value} to {type_}", type_)
+
+    def _lookup(self, table: int, index: Reg, given: DType, made: DType) -> Reg:
+        pointer, dtype = self.table(table)
+        if given is DType.UINT8 and dtype in {DType.UINT8, DType.INT8} and self.lanes > 1:
+            found = self.machine.lookup(self.function, pointer, index, self.lanes)
+            if found is not None:
+                return found
+        wide = self.cast(index, given, DType.INT64)
+        scalar = SCALARS[dtype]
+        if self.lanes == 1:
+            place = self.function.value(f"getelementptr {scalar}, ptr {pointer}, {wide}", "ptr")
+            return self.loaded(self.function.load(scalar, place.name), dtype)
+        pointers = vector(self.lanes, "ptr")
+        places = self.function.value(f"getelementptr {scalar}, ptr {pointer}, {wide}", pointers)
+        type_ = vector(self.lanes, scalar)
+        mask = Reg(f"<{', '.join(['i1 true'] * self.lanes)}>", vector(self.lanes, "i1"))
+        kinds = {"float": "f32", "double": "f64"}.get(scalar, scalar)
+        name = f"llvm.masked.gather.v{self.lanes}{kinds}.v{self.lanes}p0"
+        found = self.function.call(name, type_, places, mask, Reg("poison", type_))
+        return self.loaded(found, dtype)
+
+    def loaded(self, value: Reg, dtype: DType) -> Reg:
+        """A value as it lies in memory, as it is in a register."""
+        if dtype is not DType.BOOL:
+            return value
+        return self.function.value(
+            f"icmp ne {value}, {'0' if self.lanes == 1 else 'zeroinitializer'}",
+            self.type_of(DType.BOOL),
+        )
+
+    def stored(self, value: Reg, dtype: DType) -> Reg:
+        """A value as it is in a register, as it lies in memory."""
+        if dtype is not DType.BOOL:
+            return value
+        type_ = vector(self.lanes, "i8")
+        return self.function.value(f"zext {value} to {type_}", type_)
