@@ -17,12 +17,15 @@ from penstock.ir import DType
 
 Number: TypeAlias = "int | float | bool"
 
-UNARY: Final = frozenset(
-    ["neg", "abs", "sign", "floor", "ceil", "trunc", "round_even", "round_away", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "tanh", "logistic", "expm1", "erf", "not", "cast", "leading_zeros"]
-)
-BINARY: Final = frozenset(
-    ["add", "sub", "mul", "div", "mod", "power", "minimum", "maximum", "less", "less_equal", "equal", "and", "or", "xor", "shift_left", "shift_right", "high_product", "divide_by_power"]
-)
+UNARY: Final = frozenset([
+    "neg", "abs", "sign", "floor", "ceil", "trunc", "round_even", "round_away", "sqrt", "rsqrt",
+    "exp", "log", "sin", "cos", "tanh", "logistic", "expm1", "erf", "not", "cast",
+    "leading_zeros",
+])  # fmt: skip
+BINARY: Final = frozenset([
+    "add", "sub", "mul", "div", "mod", "power", "minimum", "maximum", "less", "less_equal",
+    "equal", "and", "or", "xor", "shift_left", "shift_right", "high_product", "divide_by_power",
+])  # fmt: skip
 OPERATIONS: Final = {
     **dict.fromkeys(UNARY, 1),
     **dict.fromkeys(BINARY, 2),
@@ -118,13 +121,13 @@ class Value:
         return self.scope.add(operation, self, *others)
 
     def cast(self, dtype: DType) -> Value:
-        """This value as *dtype*. Floats are truncated to integers, and integers wrap."""
+        """The value as *dtype*. Floats are truncated to integers, and integers wrap."""
         if self.dtype is dtype:
             return self
         return self.scope.add("cast", self, dtype=dtype)
 
     def clamp(self, low: Number | None, high: Number | None) -> Value:
-        """This value within *low* and *high*; None does not bound it."""
+        """The value within *low* and *high*; None does not bound it."""
         value = self if low is None else self.apply("maximum", low)
         return value if high is None else value.apply("minimum", high)
 
@@ -145,14 +148,14 @@ class Scope:
     def constant(self, value: Number, dtype: DType) -> Value:
         """The number *value* as *dtype*."""
         exact = float(value) if dtype.is_float else bool(value) if dtype is DType.BOOL else value
-        return self._step(Step("constant", (), dtype, exact))
+        return self.step(Step("constant", (), dtype, exact))
 
     def add(
         self, operation: str, first: Value, *others: Value | Number, dtype: DType | None = None
     ) -> Value:
         """A step; numbers among *others* become constants of the type of *first*."""
         values = [first, *(self._value(o, first.dtype) for o in others)]
-        return self._step(Step(operation, tuple(v.index for v in values), dtype or first.dtype))
+        return self.step(Step(operation, tuple(v.index for v in values), dtype or first.dtype))
 
     def compare(self, operation: str, first: Value, other: Value | Number) -> Value:
         """A comparison: a step with a result of type bool."""
@@ -162,18 +165,18 @@ class Scope:
         """*yes* where *condition* holds, otherwise *no*."""
         chosen = self._value(no, yes.dtype)
         indexes = condition.index, yes.index, chosen.index
-        return self._step(Step("select", indexes, yes.dtype))
+        return self.step(Step("select", indexes, yes.dtype))
 
     def lookup(self, table: int, index: Value, dtype: DType) -> Value:
         """Element *index* of the constant tensor *table*, a vector of *dtype*."""
-        return self._step(Step("lookup", (index.index,), dtype, table))
+        return self.step(Step("lookup", (index.index,), dtype, table))
 
     def inline(self, expression: Expression, *arguments: Value) -> Value:
         """The result of *expression* on *arguments*, whose steps become steps of this one."""
         values = list(arguments)
         for step in expression.steps:
             moved = tuple(values[a].index for a in step.arguments)
-            values.append(self._step(Step(step.operation, moved, step.dtype, step.value)))
+            values.append(self.step(Step(step.operation, moved, step.dtype, step.value)))
         return values[expression.result]
 
     def finish(self, result: Value) -> Expression:
@@ -195,7 +198,8 @@ class Scope:
     def _value(self, given: Value | Number, dtype: DType) -> Value:
         return given if isinstance(given, Value) else self.constant(given, dtype)
 
-    def _step(self, step: Step) -> Value:
+    def step(self, step: Step) -> Value:
+        """The result of *step*, whose arguments are values of this scope."""
         # 0.0 and -0.0 are equal, and differ as numbers.
         key = step, repr(step.value)
         if key not in self._known:
@@ -207,7 +211,7 @@ class Scope:
 def written(arguments: Sequence[DType], expression: Expression) -> str:
     """*expression* as text, one step a line."""
     names = [f"x{i}" for i in range(len(arguments))]
-    lines = []
+    lines: list[str] = []
     for step in expression.steps:
         given = ", ".join(names[a] for a in step.arguments)
         value = "" if step.value is None else f"{', ' if given else ''}{step.value!r}"

@@ -118,8 +118,8 @@ def _inverse(access: Access, loops: Sequence[int], shape: Sequence[int]) -> list
         found[loop] = axis
     # Axes of one element have no loop; loops of one element take the axes that are left.
     left = [axis for axis in range(len(shape)) if axis not in found]
-    for loop, axis in enumerate(found):
-        if axis is None:
+    for loop, place in enumerate(found):
+        if place is None:
             if loops[loop] != 1:
                 return None
             found[loop] = left.pop(0)

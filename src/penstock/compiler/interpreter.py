@@ -164,8 +164,8 @@ class Run:
 
 
 def constant_elements(program: Program, access: Access, sizes: tuple[int, ...]) -> NDArray:
-    """The elements of a constant tensor that *access* reads: an axis for each loop of *sizes*, of one
-    element where the position does not depend on the loop.
+    """The elements of a constant tensor that *access* reads: an axis for each loop of *sizes*, of
+    one element where the position does not depend on the loop.
     """
     part = replace(program, kernels=(), inputs=(), outputs=())
     return Run(part, []).read(access, sizes)
@@ -240,10 +240,10 @@ def _reduced(kernel: Kernel, values: NDArray, axes: tuple[int, ...]) -> NDArray:
     if kernel.combine == "product":
         return np.asarray(np.multiply.reduce(values, axes, values.dtype))
     if kernel.combine in {"any", "all"}:
-        function = np.logical_or if kernel.combine == "any" else np.logical_and
-        return np.asarray(function.reduce(values, axes))
-    function = np.fmax if kernel.combine == "maximum" else np.fmin
-    return np.asarray(function.reduce(values, axes, initial=least_of(kernel)))
+        truth = np.logical_or if kernel.combine == "any" else np.logical_and
+        return np.asarray(truth.reduce(values, axes))
+    extreme = np.fmax if kernel.combine == "maximum" else np.fmin
+    return np.asarray(extreme.reduce(values, axes, initial=least_of(kernel)))
 
 
 def least_of(kernel: Kernel) -> Any:

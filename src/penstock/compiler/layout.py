@@ -37,8 +37,8 @@ def lay_out(program: Program, target: Target) -> Program:
 
 
 def own_inputs(program: Program, stored: DType | None) -> Program:
-    """Copies each input that a sum of products reads, with padding or as another type than *stored*,
-    to a tensor of the program: only these are laid out.
+    """Copies each input that a sum of products reads, with padding or as another type than
+    *stored*, to a tensor of the program: only these are laid out.
     """
     other = OTHER.get(stored) if stored else None
     inputs = {program.root(t) for t in program.inputs}
@@ -70,7 +70,7 @@ def own_inputs(program: Program, stored: DType | None) -> Program:
                 identity(value.dtype),
                 identity(value.dtype),
                 Access(names[tensor], axes),
-            )  # fmt: skip
+            )
         )
     kernels = [
         replace(k, reads=tuple(_named(a, names) for a in k.reads))

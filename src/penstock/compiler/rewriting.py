@@ -36,7 +36,8 @@ class Uses:
 
 def substituted(position: Position, loops: Sequence[Position]) -> Position | None:
     """*position* with loop i replaced by the position loops[i]; None if that is no position."""
-    offset, steps = position.offset, defaultdict(int)
+    offset = position.offset
+    steps: dict[int, int] = defaultdict(int)
     for loop, step in position.steps:
         inner = loops[loop]
         if inner.through is not None:

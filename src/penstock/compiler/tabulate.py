@@ -61,7 +61,7 @@ class _Tables:
                 return scope.lookup(table, index, expression.dtype_of(number))
             step = expression.steps[number - count]
             given = tuple(value(a).index for a in step.arguments)
-            return scope._step(Step(step.operation, given, step.dtype, step.value))
+            return scope.step(Step(step.operation, given, step.dtype, step.value))
 
         return scope.finish(value(expression.result))
 
@@ -122,7 +122,7 @@ def _evaluated(
         if at not in values:
             step = expression.steps[at - count]
             given = tuple(value(a).index for a in step.arguments)
-            values[at] = scope._step(Step(step.operation, given, step.dtype, step.value))
+            values[at] = scope.step(Step(step.operation, given, step.dtype, step.value))
         return values[at]
 
     result = scope.finish(value(number))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.compiler.legalise import elementwise, layers, moving, reductions
-from penstock.compiler.legalise.builder import RULES, Builder, Operation, legal
+from penstock.compiler.legalise.builder import RULES, Builder, Operation, Rule, legal
 from penstock.compiler.program import Program
 from penstock.driverkit.site import Refused, Site, make_sites
 from penstock.interrupts import polled
@@ -14,7 +14,8 @@ __all__ = ["RULES", "Builder", "Operation", "judge", "legal", "legalise"]
 _FAMILIES = elementwise, layers, moving, reductions
 
 
-def rule_of(site: Site):  # type: ignore[no-untyped-def]
+def rule_of(site: Site) -> Rule:
+    """The rule of an operation; raises `Refused` if there is none."""
     rule = RULES.get(site.operation.key)
     if rule is None:
         raise Refused(f"{site.operation.key} has no kernels")

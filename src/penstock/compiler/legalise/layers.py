@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -77,7 +77,11 @@ def _is_wide(site: Site, layer: Layer) -> bool:
     return site.attributes.get("quantized_bias_type") != "INT32"
 
 
-def _emit(operation, name, layer, products, sums, zeros, finish_of) -> None:  # type: ignore[no-untyped-def]
+def _emit(
+    operation: Operation, name: str, layer: Layer, products: Products, sums: DType,
+    zeros: tuple[int | None, int | None],
+    finish_of: Callable[[Operation, Layer, Finish], Expression],
+) -> None:  # fmt: skip
     data, weights = operation.tensor(layer.data), operation.tensor(layer.weights)
     fill = 0.0 if zeros[0] is None else zeros[0]
     shape = operation.shape(data)
@@ -267,7 +271,7 @@ class _Flat(Operation):
 
 @legal("BATCH_MATMUL")
 def batch_matmul(operation: Operation) -> None:
-    """The last two dimensions multiplied, the others broadcast; either side transposed on demand."""
+    """The last two dimensions multiplied, the others broadcast; either side may be transposed."""
     site = operation.site
     a, b, output = site.shape(0), site.shape(1), site.output_shape()
     adjoint = site.flag("adj_x"), site.flag("adj_y")
@@ -296,7 +300,7 @@ def batch_matmul(operation: Operation) -> None:
     real = float(np.float32(given.scale) * np.float32(other.scale)) / made.scale
     sums = DType.INT64 if wide else DType.INT32
 
-    def finish(operation: Operation, layer: Layer, finish: Finish) -> Expression:
+    def finish(_operation: Operation, _layer: Layer, finish: Finish) -> Expression:
         limits = limits_of("NONE", site.output())
         return rescaled(
             finish, np.array([real]), None, limits, made.zero_point, site.output().dtype, wide=wide
@@ -306,6 +310,6 @@ def batch_matmul(operation: Operation) -> None:
     _emit(operation, "matmul", Layer(), products, sums, zeros, finish)
 
 
-def _plain(operation: Operation, layer: Layer, finish: Finish) -> Expression:
+def _plain(_operation: Operation, _layer: Layer, finish: Finish) -> Expression:
     scope = finish.scope()
     return scope.finish(scope.argument(0))

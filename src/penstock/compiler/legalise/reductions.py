@@ -247,9 +247,7 @@ def _quantised_softmax(operation: Operation, read: Access, greatest: Access, bet
     site = operation.site
     dtype, shape = site.output().dtype, site.shape()
     rows, last = shape[:-1], len(shape) - 1
-    powers = _powers(
-        scale_of(site.input(), "the input").scale, float(site.attributes.number("beta"))
-    )
+    powers = _powers(scale_of(site.input(), "the input").scale, beta)
     build = operation.build
     table = build.constant(I32, powers.shape, lambda: powers)
     summands = fixed_point.rounding_divide_by_pot(powers, 12)

@@ -173,7 +173,8 @@ class Function:
         again = self.value(f"icmp slt i64 {following}, {end}", "i1").name
         phis = [f"  {index} = phi i64 [{begin}, %{before}], [{following}, %{self._block}]"]
         phis += [
-            f"  {name.name} = phi {name.type} [{first.name}, %{before}], [{last.name}, %{self._block}]"
+            f"  {name.name} = phi {name.type} [{first.name}, %{before}],"
+            f" [{last.name}, %{self._block}]"
             for name, first, last in zip(names, carried, made, strict=True)
         ]
         self._lines[place] = "\n".join(phis)
@@ -181,6 +182,15 @@ class Function:
         self._lines.append(f"X{number}:")
         self._block = f"X{number}"
         return made
+
+    def each(self, begin: Index, end: Index, step: int, body: Callable[[Index], object]) -> None:
+        """Runs *body* for begin, begin + step ... below end, which carries nothing."""
+
+        def turn(index: Index, _: list[Reg]) -> list[Reg]:
+            body(index)
+            return []
+
+        self.loop(begin, end, step, turn)
 
     def share(
         self,
@@ -285,8 +295,11 @@ class Function:
 
 def mask_of(count: int, lanes: int) -> Reg | None:
     """The first *count* of *lanes* elements; None for all."""
-    if count >= lanes:
-        return None
+    return None if count >= lanes else first_of(count, lanes)
+
+
+def first_of(count: int, lanes: int) -> Reg:
+    """A mask of the first *count* of *lanes* elements."""
     bits = ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(lanes))
     return Reg(f"<{bits}>", vector(lanes, "i1"))
 

@@ -18,7 +18,7 @@ from penstock.drivers.llvm.emit import epilogue
 from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Index, Reg, mask_of, vector
 from penstock.drivers.llvm.emit.nest import Flat
 from penstock.drivers.llvm.emit.product import Product, Scaling, elements, product, scaling
-from penstock.drivers.llvm.emit.scalars import Writer
+from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa import Instructions, Isa
 from penstock.drivers.llvm.isa.instructions import GROUP
 from penstock.ir import DType, NDArray
@@ -85,7 +85,8 @@ def _taps(kernel: Kernel, data: Flat) -> tuple[list[int], tuple[tuple[int, int],
     """
     reduced = range(len(kernel.loops), len(kernel.sizes))
     order = sorted(reduced, key=lambda loop: -data.steps[loop])
-    length, segments = 1, []
+    length = 1
+    segments: list[tuple[int, int]] = []
     for loop in reversed(order):
         size, step = kernel.sizes[loop], data.steps[loop]
         if step < 0:
@@ -218,7 +219,7 @@ class Dense:
         packed = self.machine.packed_weights(groups.reshape(-1, self.columns, self.lanes, GROUP))
 
         def padded(values: NDArray, kind: type) -> NDArray:
-            made = np.zeros(panels * panel, kind)
+            made: NDArray = np.zeros(panels * panel, kind)
             made[:channels] = np.broadcast_to(values, channels)
             return np.ascontiguousarray(made.reshape(panels, panel)[:, order])
 
@@ -280,7 +281,7 @@ class _Code:
     def _panels(self, body: Callable[[Index, int], None]) -> None:
         full, rest = divmod(self.shape.channels, self.panel)
         if full:
-            self.f.loop(0, full, 1, lambda p, _: body(p, self.panel) or [])
+            self.f.each(0, full, 1, lambda p: body(p, self.panel))
         if rest:
             body(full, rest)
 
@@ -301,7 +302,7 @@ class _Code:
         """All tiles along the innermost positions."""
         size, rows = self.shape.positions[-1].size, self.rows
         full = size // rows * rows
-        self.f.loop(0, full, rows, lambda x, _: self._tile([*indexes, x], panel, count) or [])
+        self.f.each(0, full, rows, lambda x: self._tile([*indexes, x], panel, count))
         if full < size:
             self._tile([*indexes, size - rows], panel, count)
 
@@ -343,11 +344,13 @@ class _Code:
         """The sums plus the surplus of the weights times the sum of the data."""
         f, m, count = self.f, self.m, self.rows * self.columns
         factor = ", ".join([f"i32 {surplus}"] * self.lanes)
-        made = []
+        made: list[Reg] = []
         for r in range(self.rows):
             more = f.value(f"mul {sums[count + r]}, <{factor}>", m.words)
-            for j in range(self.columns):
-                made.append(f.value(f"add {sums[r * self.columns + j]}, {more.name}", m.words))
+            made += [
+                f.value(f"add {sums[r * self.columns + j]}, {more.name}", m.words)
+                for j in range(self.columns)
+            ]
         return made
 
     def _segments(self, depth: int, data: str, weights: str, sums: list[Reg]) -> list[Reg]:
@@ -405,13 +408,13 @@ class _Code:
         ones = m.ones(min(GROUP, self.shape.length - tap))
         for r in range(self.rows):
             group = self._group(f.at(data, r * position + tap), self.shape.length - tap)
-            x = m.broadcast(f, group)
+            parts = m.broadcast(f, group)
             for j in range(columns):
                 at = r * columns + j
-                made[at] = m.product(f, made[at], x, packed[j])
+                made[at] = m.product(f, made[at], parts, packed[j])
             if self.scale is not None and self.scale.surplus:
                 at = self.rows * columns + r
-                made[at] = m.product(f, made[at], x, ones)
+                made[at] = m.product(f, made[at], parts, ones)
         return made
 
     def _group(self, pointer: str, left: int) -> Reg:
@@ -537,7 +540,7 @@ class _Code:
         return writer.loaded(value, access.dtype)
 
     def _is_read(self, argument: int) -> bool:
-        """Whether what follows the requantisation reads an argument: others are in its constants."""
+        """Whether the steps after the requantisation read an argument."""
         finish = self.dense.kernel.finish
         scaled = None if self.scale is None else self.scale.scaled
         count, needed = len(finish.arguments), {finish.result}

@@ -18,7 +18,7 @@ from penstock.drivers.llvm.emit import epilogue
 from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Index, Reg, mask_of, vector
 from penstock.drivers.llvm.emit.nest import Flat
 from penstock.drivers.llvm.emit.product import Product, Scaling, elements, product, scaling
-from penstock.drivers.llvm.emit.scalars import Writer
+from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa import Instructions, Isa
 from penstock.drivers.llvm.isa.instructions import GROUP
 from penstock.ir import DType, NDArray
@@ -103,7 +103,7 @@ class _Depthwise:
                 image = f.value(f"udiv i64 {unit}, {shape.rows[0]}", "i64").name
                 y = f.value(f"urem i64 {unit}, {shape.rows[0]}", "i64").name
             if full:
-                f.loop(0, full, 1, lambda b, _: line(image, y, b, self.lanes) or [])
+                f.each(0, full, 1, lambda b: line(image, y, b, self.lanes))
             if rest:
                 line(image, y, full, rest)
 

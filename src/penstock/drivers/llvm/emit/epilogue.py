@@ -1,4 +1,4 @@
-"""Finds the requantisation in the end of a layer, and what a driver needs to compute it by proof."""
+"""Finds the requantisation at the end of a layer, and writes it as it was proved."""
 
 from __future__ import annotations
 

@@ -1,21 +1,19 @@
 """Elementary functions of float32 by range reduction and polynomials, to about two units in the
 last place.
 
-exp and log: minimax polynomials after Cody and Waite's reduction (Software Manual for the Elementary
-Functions, 1980). tanh and logistic: from exp. erf: Abramowitz and Stegun would be too coarse; it is
-computed from a rational function (Cody, 1969, as the reference device does).
+exp and log: minimax polynomials after Cody and Waite's reduction (Software Manual for the
+Elementary Functions, 1980). tanh and logistic: from exp. erf: a rational function (Cody, 1969), as
+the reference device computes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.drivers.llvm.emit.assembler import Reg
+from penstock.drivers.llvm.emit.scalars import Scalars
 from penstock.ir import DType
-
-if TYPE_CHECKING:
-    from penstock.drivers.llvm.emit.scalars import Writer
 
 F32, I32, F64 = DType.FLOAT32, DType.INT32, DType.FLOAT64
 
@@ -23,11 +21,11 @@ LOG2E: Final = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 
 
-def _fma(w: Writer, a: Reg, b: Reg, c: Reg) -> Reg:
+def _fma(w: Scalars, a: Reg, b: Reg, c: Reg) -> Reg:
     return w.intrinsic("fma", a, b, c)
 
 
-def polynomial(w: Writer, x: Reg, coefficients: tuple[float, ...], dtype: DType = F32) -> Reg:
+def polynomial(w: Scalars, x: Reg, coefficients: tuple[float, ...], dtype: DType = F32) -> Reg:
     """Horner's scheme; the highest power first."""
     result = w.constant(coefficients[0], dtype)
     for coefficient in coefficients[1:]:
@@ -39,7 +37,7 @@ EXP: Final = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2
               5.0000001201e-1)  # fmt: skip
 
 
-def exp(w: Writer, x: Reg) -> Reg:
+def exp(w: Scalars, x: Reg) -> Reg:
     """2**n * exp(r) with |r| <= ln(2) / 2; 0 below -103.3, infinity above 88.7."""
     high, low = w.constant(88.8, F32), w.constant(-104.0, F32)
     bounded = w.extreme("olt", "min", [x, high], F32)
@@ -56,13 +54,13 @@ def exp(w: Writer, x: Reg) -> Reg:
     return w.op("fmul", F32, w.op("fmul", F32, p, _power_of_two(w, half)), _power_of_two(w, rest))
 
 
-def _power_of_two(w: Writer, exponent: Reg) -> Reg:
+def _power_of_two(w: Scalars, exponent: Reg) -> Reg:
     biased = w.op("add", I32, exponent, w.constant(127, I32))
     bits = w.op("shl", I32, biased, w.constant(23, I32))
     return w.function.value(f"bitcast {bits} to {w.type_of(F32)}", w.type_of(F32))
 
 
-def logistic(w: Writer, x: Reg) -> Reg:
+def logistic(w: Scalars, x: Reg) -> Reg:
     one = w.constant(1.0, F32)
     small = exp(w, w.op("fneg", F32, w.intrinsic("fabs", x)))
     negative = w.op("fcmp olt", DType.BOOL, x, w.constant(0.0, F32))
@@ -74,7 +72,7 @@ TANH: Final = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.3331442
                -3.33332819422e-1)  # fmt: skip
 
 
-def tanh(w: Writer, x: Reg) -> Reg:
+def tanh(w: Scalars, x: Reg) -> Reg:
     """A polynomial below 0.625; 1 - 2 / (exp(2x) + 1) above."""
     size = w.intrinsic("fabs", x)
     square = w.op("fmul", F32, x, x)
@@ -93,7 +91,7 @@ LOG: Final = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e
               -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
 
 
-def log(w: Writer, x: Reg) -> Reg:
+def log(w: Scalars, x: Reg) -> Reg:
     """The logarithm of a number above 0: of its mantissa in [sqrt(1/2), sqrt(2)), and n ln(2).
     0 gives minus infinity, a negative number NaN.
     """
@@ -129,7 +127,7 @@ COS: Final = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 PI_PARTS: Final = (-1.5703125, -4.837512969970703125e-4, -7.549789948768648e-8)
 
 
-def _circular(w: Writer, x: Reg, quarter: int) -> Reg:
+def _circular(w: Scalars, x: Reg, quarter: int) -> Reg:
     """sin(x + quarter * pi / 2), reduced to |r| <= pi / 4."""
     n = w.intrinsic("roundeven", w.op("fmul", F32, x, w.constant(0.63661977236, F32)))
     r = x
@@ -147,11 +145,11 @@ def _circular(w: Writer, x: Reg, quarter: int) -> Reg:
     return w.choose(flip, w.op("fneg", F32, value), value)
 
 
-def sin(w: Writer, x: Reg) -> Reg:
+def sin(w: Scalars, x: Reg) -> Reg:
     return _circular(w, x, 0)
 
 
-def cos(w: Writer, x: Reg) -> Reg:
+def cos(w: Scalars, x: Reg) -> Reg:
     return _circular(w, x, 1)
 
 

@@ -8,10 +8,12 @@ last reduced loop, whose lanes are combined at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 
+from penstock.compiler.expression import Step
 from penstock.compiler.interpreter import least_of
 from penstock.compiler.program import Access, Kernel, Program
 from penstock.drivers.llvm.emit.assembler import (
@@ -19,16 +21,20 @@ from penstock.drivers.llvm.emit.assembler import (
     Function,
     Index,
     Reg,
+    first_of,
     mask_of,
     splatted,
     vector,
 )
-from penstock.drivers.llvm.emit.scalars import Writer
+from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa import Instructions, Isa
 from penstock.ir import DType, NDArray
 
 UNROLLED = 4
 """The number of vectors that a reduction sums side by side."""
+
+COMBINES: Final = {"sum": "add", "product": "mul", "any": "or", "all": "and"}
+"""The scalar operation of a reduction, where it is named otherwise."""
 
 
 class Axis(Struct, frozen=True):
@@ -263,7 +269,7 @@ class Nest:
                 if full < size:
                     self.indexes[last] = full
                     value = self._body(lanes, size - full, 0)
-                    mask = mask_of(size - full, lanes)
+                    mask = first_of(size - full, lanes)
                     totals = [self._combined(writer, totals[0], writer.choose(mask, value, start))]
                 return totals
 
@@ -296,16 +302,9 @@ class Nest:
         return writer.constant(least_of(self.kernel).item(), self.kernel.sums)
 
     def _combined(self, writer: Writer, total: Reg, value: Reg) -> Reg:
-        dtype, pair = self.kernel.sums, [total, value]
-        kinds: dict[str, Callable[[], Reg]] = {
-            "sum": lambda: writer._add(pair, [], dtype),
-            "product": lambda: writer._mul(pair, [], dtype),
-            "maximum": lambda: writer._maximum(pair, [], dtype),
-            "minimum": lambda: writer._minimum(pair, [], dtype),
-            "any": lambda: writer._or(pair, [], dtype),
-            "all": lambda: writer._and(pair, [], dtype),
-        }
-        return kinds[self.kernel.combine]()
+        dtype, combine = self.kernel.sums, self.kernel.combine
+        step = Step(COMBINES.get(combine, combine), (0, 1), dtype)
+        return writer.step(step, [total, value], [dtype, dtype])
 
     def _body(self, lanes: int, tail: int | None, shift: int) -> Reg:
         writer = Writer(self.function, lanes, self.machine, self._table)

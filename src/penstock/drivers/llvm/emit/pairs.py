@@ -16,7 +16,7 @@ from penstock.compiler.arithmetic import evaluate
 from penstock.compiler.expression import Expression, Scope, Step, Value
 from penstock.compiler.tabulate import BYTES, _leaves
 from penstock.drivers.llvm.emit.assembler import Reg
-from penstock.drivers.llvm.emit.scalars import Writer
+from penstock.drivers.llvm.emit.scalars import Scalars
 from penstock.ir import DType, NDArray
 
 LEAST_STEPS: Final = 8
@@ -124,14 +124,14 @@ def _function(expression: Expression, number: int, x: int, y: int) -> tuple[Expr
         if at not in values:
             step = expression.steps[at - count]
             given = tuple(value(a).index for a in step.arguments)
-            values[at] = scope._step(Step(step.operation, given, step.dtype, step.value))
+            values[at] = scope.step(Step(step.operation, given, step.dtype, step.value))
         return values[at]
 
     result = scope.finish(value(number))
     return result, sum(s.operation != "constant" for s in result.steps)
 
 
-def write(writer: Writer, pair: Pair, x: Reg, y: Reg, dtypes: tuple[DType, DType, DType]) -> Reg:
+def write(writer: Scalars, pair: Pair, x: Reg, y: Reg, dtypes: tuple[DType, DType, DType]) -> Reg:
     """The value of *pair* as the third of *dtypes*, from values of the first two."""
     f32, i32 = DType.FLOAT32, DType.INT32
     wide = [writer.cast(v, d, i32) for v, d in zip((x, y), dtypes, strict=False)]

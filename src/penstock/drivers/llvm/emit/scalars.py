@@ -1,14 +1,13 @@
-"""Prints the steps of an expression as instructions on vectors of any width."""
+"""Prints single steps of an expression as instructions on vectors of any width."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-from penstock.compiler.expression import Expression, Number, Step
+from penstock.compiler.expression import Number, Step
 from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Reg, vector
-from penstock.drivers.llvm.emit.functions import FUNCTIONS
 from penstock.drivers.llvm.isa import Instructions
 from penstock.ir import DType
 
@@ -32,9 +31,9 @@ def literal(value: Number, dtype: DType) -> str:
     return str(int(value))
 
 
-class Writer:
-    """Writes expressions into *function*, on vectors of *lanes* elements, with the instructions of
-    *machine*.
+class Scalars:
+    """Writes scalar operations into *function*, on vectors of *lanes* elements, with the
+    instructions of *machine*.
 
     *table* returns a pointer to a constant tensor and its element type.
     """
@@ -58,33 +57,8 @@ class Writer:
         each = f"{register_type(dtype)} {text}"
         return Reg(f"<{', '.join([each] * self.lanes)}>", type_)
 
-    def write(self, expression: Expression, arguments: Sequence[Reg]) -> Reg:
-        """The result of *expression*."""
-        values = dict(enumerate(arguments))
-        return self.value(expression, values, expression.result)
-
-    def value(self, expression: Expression, values: dict[int, Reg], number: int) -> Reg:
-        """Value *number* of *expression*; *values* has those that are known, and gets others."""
-        if number in values:
-            return values[number]
-        from penstock.drivers.llvm.emit import pairs
-
-        vectors = self.lanes == self.machine.isa.lanes
-        pair = (
-            pairs.found(expression, self.machine.isa.rounds_down).get(number) if vectors else None
-        )
-        if pair is not None:
-            x, y = (self.value(expression, values, leaf) for leaf in (pair.x, pair.y))
-            dtypes = tuple(expression.dtype_of(v) for v in (pair.x, pair.y, number))
-            values[number] = pairs.write(self, pair, x, y, dtypes)
-            return values[number]
-        step = expression.steps[number - len(expression.arguments)]
-        given = [self.value(expression, values, a) for a in step.arguments]
-        dtypes = [expression.dtype_of(a) for a in step.arguments]
-        values[number] = self._step(step, given, dtypes)
-        return values[number]
-
-    def _step(self, step: Step, given: list[Reg], dtypes: list[DType]) -> Reg:
+    def step(self, step: Step, given: list[Reg], dtypes: list[DType]) -> Reg:
+        """The result of *step* on values of *dtypes*."""
         name = step.operation
         if name == "constant":
             return self.constant(step.value or 0, step.dtype)
@@ -95,8 +69,6 @@ class Writer:
         special = getattr(self, f"_{name}", None)
         if special is not None:
             return special(given, dtypes, step.dtype)  # type: ignore[no-any-return]
-        if name in FUNCTIONS and step.dtype is DType.FLOAT32:
-            return FUNCTIONS[name](self, *given)
         raise NotImplementedError(f"{name} of {step.dtype.value}")
 
     def op(self, text: str, dtype: DType, *values: Reg) -> Reg:

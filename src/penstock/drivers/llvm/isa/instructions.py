@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Instructions:
         return {"vpdpbusd": 1, "sdot": 1, "vpmaddwd": 2, "smlal": 4}[self.isa.dot]
 
     @property
-    def weight_type(self) -> np.dtype[np.signedinteger]:  # type: ignore[type-var]
+    def weight_type(self) -> np.dtype[np.signedinteger[Any]]:
         """The type of packed weights."""
         return np.dtype(np.int8 if self.parts == 1 else np.int16)
 
@@ -237,7 +237,9 @@ class Instructions:
     # Tables.
 
     def lookup(self, f: Function, table: str, index: Reg, lanes: int) -> Reg | None:
-        """Bytes of a table of 256 at *index*, a vector of *lanes* bytes; None: no such instruction."""
+        """Bytes of a table of 256 at *index*, a vector of *lanes* bytes; None without an
+        instruction for it.
+        """
         if self.isa.bytes_by_table != 128:
             return None
         parts = [f.load(self.bytes, f.at(table, 64 * i), 1) for i in range(4)]

@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from penstock.compiler.target import Target
+from penstock.compiler.target import Bytes, Target
 
 Dot: TypeAlias = Literal["vpdpbusd", "vpmaddwd", "sdot", "smlal"]
 """The instruction that multiplies 8-bit values: four taps of unsigned data and signed weights; two
@@ -47,7 +47,7 @@ class Isa(Struct, frozen=True):
     @property
     def target(self) -> Target:
         """What the front half is told of the set."""
-        data = "signed" if self.dot in {"sdot", "smlal"} else "unsigned"
+        data: Bytes = "signed" if self.dot in {"sdot", "smlal"} else "unsigned"
         return Target(vector=self.width, bytes=data)
 
 

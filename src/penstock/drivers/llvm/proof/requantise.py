@@ -2,8 +2,8 @@
 
 TFLite scales a sum by a fixed-point multiplier with two roundings. The result rises with the sum.
 So does floor(a * sum + c), for the real value of the product and sum: an addition that rounds down
-never crosses a whole number. So does the nearest whole number to the nearest float32 to a * sum + c,
-where no instruction rounds down. Two rising functions with whole results in [low, high] are equal
+never crosses a whole number. Where no instruction rounds down, so does the whole number nearest to
+the float32 nearest to a * sum + c. Two rising functions with whole results in [low, high] are equal
 everywhere if they are equal where the one steps, and just before. There are at most 255 steps a
 channel: `solve` finds a and c from them, and checks each.
 
@@ -139,7 +139,7 @@ def _exceptions(
         centres = steps[channel][live[channel]]
         around = np.append(centres, 0)[:, None] + np.arange(-WINDOW, WINDOW + 1)
         sums = np.unique(around.reshape(-1))
-        one = Line(*(v[channel] for v in (line.a, line.above, line.below)), line.down)
+        one = Line(line.a[channel], line.above[channel], line.below[channel], line.down)
         made = one.at(sums[None, :])[0]
         true = rescale(sums, multiplier[0][channel], multiplier[1][channel])
         low, high = int(levels[0]) - 1, int(levels[-1])
@@ -177,7 +177,7 @@ def _steps(
     live = (steps <= hi) & (steps > lo)
     before = rescale(steps - 1, m, s) < levels
     at = rescale(steps, m, s) >= levels
-    return steps, live, ((before & at) | ~live).all(axis=1)
+    return steps, live, np.asarray(((before & at) | ~live).all(axis=1))
 
 
 def _bounds(
@@ -202,8 +202,7 @@ def _holds(line: Line, steps: NDArray, live: NDArray, levels: NDArray) -> NDArra
     """Whether both functions agree at every step and just before it."""
     reached = line.at(steps) >= levels
     missed = line.at(steps - 1) < levels
-    result: NDArray = (~live | (reached & missed)).all(axis=1)
-    return result
+    return np.asarray((~live | (reached & missed)).all(axis=1))
 
 
 def _meets(line: Line, multiplier: tuple[NDArray, NDArray], levels: NDArray) -> NDArray:
