@@ -63,11 +63,12 @@ def processor_features() -> str:
                     flags = set(value.split())
                     break
     # The flag smep is no kind of sme.
-    known = (flags or _numpy_features()) - {"smep"}
+    known = (flags or numpy_features()) - {"smep"}
     return " ".join(sorted(f for f in known if f.startswith(FEATURE_PREFIXES))) or "baseline"
 
 
-def _numpy_features() -> set[str]:
+def numpy_features() -> set[str]:
+    """The processor's features that NumPy knows, in small letters."""
     from numpy.lib import introspect
 
     runtime = getattr(introspect, "__cpu_features__", None)

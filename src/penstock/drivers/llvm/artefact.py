@@ -1,0 +1,55 @@
+"""The payloads of the cache files: object code with a manifest, and the constants.
+
+The model file has a manifest (its length in 4 bytes, little-endian, then msgpack) and an ELF
+object. The data file has the packed constants, at the offsets that the code expects; the code reads
+them where the verified copy of the file is mapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.driverkit.artefact import Ports, framed, unframed
+from penstock.errors import GeneralFailure
+
+SCHEMA: Final = 1
+"""Increased when the generator writes other code for the same model, or another frame or file."""
+
+MAX_ARENA: Final = 1 << 40
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What belongs to the object code of one model.
+
+    *engine* is the version of llvmlite that compiled it. *instructions* is the name of the
+    instruction set, *features* what the code uses of the processor. *arena* and *constants* are
+    sizes in bytes. *kernels* has for each kernel, in their order, its template, its name and the
+    operations of the model that it computes.
+    """
+
+    schema: int
+    engine: str
+    ports: Ports
+    instructions: str
+    features: tuple[str, ...]
+    arena: int
+    constants: int
+    kernels: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+def pack(manifest: Manifest, code: bytes, constants: bytes) -> tuple[Sequence[bytes], list[bytes]]:
+    """The contents of the model files and of the data files."""
+    return [framed(manifest, code)], [constants]
+
+
+def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, memoryview]:
+    """The manifest and the object code. Raises `GeneralFailure` for other contents."""
+    manifest, code = unframed(model, Manifest, SCHEMA)
+    if manifest.constants != data.nbytes:
+        raise GeneralFailure("the artefact's constants are not of the length that it says")
+    if not 0 <= manifest.arena <= MAX_ARENA:
+        raise GeneralFailure(f"the artefact asks for {manifest.arena} bytes of memory")
+    return manifest, code

@@ -1,0 +1,78 @@
+"""LLVM, through llvmlite: the text of a module becomes object code. The only user of llvmlite.
+
+Nothing here is imported for a model from the cache.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from penstock.driverkit.lazy_engine import LazyEngine, message_of
+from penstock.drivers.llvm.isa.record import Isa
+
+OPTIMISATION: Final = 2
+
+OPTIONS: Final = ("penstock", "-enable-misched=false")
+"""Kernels are written in the order in which they should run; LLVM's scheduler would spill."""
+
+
+def _load() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    for option in OPTIONS[1:]:
+        llvm.set_option(OPTIONS[0], option)
+    return llvm
+
+
+_engine: Final = LazyEngine(
+    "LLVM", _load, "", lambda error: message_of(error, line=0), forkable=True
+)
+
+
+def triple(isa: Isa) -> str:
+    """The target: ELF objects on every system, with the calling convention of this one."""
+    if sys.platform == "win32" and isa.architecture == "x86_64":
+        return "x86_64-pc-windows-msvc-elf"
+    return f"{isa.architecture}-unknown-linux-gnu"
+
+
+def flags(isa: Isa) -> str:
+    """The features of *isa*, as LLVM takes them."""
+    used = [f"+{feature}" for feature in isa.features]
+    if isa.architecture == "x86_64" and isa.width == 64:
+        used.append("-prefer-256-bit")
+    if isa.architecture == "aarch64":
+        used.append("+reserve-x18")  # the platform's own register on macOS and Windows
+    return ",".join(used)
+
+
+def compile_object(text: str, isa: Isa) -> bytes:
+    """The object code of the module *text*. Raises `GeneralFailure` with LLVM's message."""
+    llvm = _engine.get()
+    with _engine.guarded("compile the model"):
+        code: bytes = _machine(llvm, isa).emit_object(_parsed(llvm, text))
+    return code
+
+
+def assembly(text: str, isa: Isa) -> str:
+    """The assembly of the module *text*."""
+    llvm = _engine.get()
+    with _engine.guarded("compile the model"):
+        written: str = _machine(llvm, isa).emit_assembly(_parsed(llvm, text))
+    return written
+
+
+def _parsed(llvm: Any, text: str) -> Any:
+    module = llvm.parse_assembly(text)
+    module.verify()
+    return module
+
+
+def _machine(llvm: Any, isa: Isa) -> Any:
+    target = llvm.Target.from_triple(triple(isa))
+    return target.create_target_machine(
+        cpu="", features=flags(isa), opt=OPTIMISATION, reloc="pic", codemodel="small"
+    )

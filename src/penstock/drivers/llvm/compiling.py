@@ -1,0 +1,60 @@
+"""From a model to object code and constants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.compiler import memory, pipeline
+from penstock.compiler.legalise import legalise
+from penstock.driverkit.artefact import ports_of
+from penstock.driverkit.engine import check_limits
+from penstock.driverkit.site import Refused
+from penstock.drivers.llvm import artefact, backend
+from penstock.drivers.llvm.artefact import Manifest
+from penstock.drivers.llvm.emit.module import generate
+from penstock.drivers.llvm.isa.record import Isa
+from penstock.errors import GeneralFailure
+from penstock.hal import PrepareConfig
+from penstock.ir import Model
+
+if TYPE_CHECKING:
+    from penstock.drivers.llvm.device import LlvmDevice
+
+LAST: Final = "tabulate"
+
+
+class Compiled(msgspec.Struct, frozen=True, eq=False):
+    """A compile's result: what the cache files hold."""
+
+    manifest: Manifest
+    code: bytes
+    constants: bytes
+
+
+def compile_model(
+    device: LlvmDevice, model: Model, isa: Isa, engine: str, config: PrepareConfig
+) -> Compiled:
+    """The code of *model*, whose operations are all supported, for *isa*."""
+    check_limits(config)
+    try:
+        program = pipeline.upto(legalise(model), LAST, isa.target)
+    except Refused as refusal:
+        raise GeneralFailure(f"the model cannot be compiled: {refusal}") from refusal
+    check_limits(config)
+    planned = memory.plan(program)
+    made = generate(planned, isa)
+    check_limits(config)
+    device.count(compiles=1)
+    code = backend.compile_object(made.text, isa)
+    check_limits(config)
+    kernels = tuple(
+        (template, kernel.name, kernel.origin)
+        for template, kernel in zip(made.templates, program.kernels, strict=True)
+    )
+    manifest = Manifest(
+        artefact.SCHEMA, engine, ports_of(model), isa.name, isa.features, made.arena,
+        len(made.constants), kernels,
+    )  # fmt: skip
+    return Compiled(manifest, code, made.constants)

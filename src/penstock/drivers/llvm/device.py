@@ -1,0 +1,137 @@
+"""The device: examines, compiles, saves and loads models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from penstock import hal
+from penstock.driverkit import installation as kit
+from penstock.driverkit.engine import EngineDevice, report_of
+from penstock.drivers.llvm import artefact, processor
+from penstock.errors import DeviceUnavailable, OtherVersion
+from penstock.ir import Model
+from penstock.knobs import DriverSetting
+from penstock.sealed import LoadedEntry, Seal
+
+if TYPE_CHECKING:
+    from penstock.driverkit.site import Site
+    from penstock.drivers.llvm.isa.record import Isa
+    from penstock.drivers.llvm.prepared import LlvmPreparedModel
+
+PACKAGE: Final = "llvmlite"
+INSTALL: Final = "pip install llvmlite"
+ADAPTER_VERSION: Final = 1
+
+COSTS: Final = {"float32": 0.1, "float16": 0.1, "int8": 0.025, "uint8": 0.05, "int16": 0.2}
+PERFORMANCE: Final = {kind: hal.PerformanceInfo(cost, cost) for kind, cost in COSTS.items()}
+"""Measured on one thread of an x86-64 processor with AVX-512, on networks."""
+
+OTHER: Final = hal.PerformanceInfo(execution_time=0.05, power_usage=0.05)
+DISPATCH_NS: Final = 2_000
+
+code: Final = DriverSetting("llvm_code", ("compile", "load"))
+"""Where code comes from. "load": also a machine without llvmlite offers the device, for models that
+another machine has compiled into its cache.
+"""
+
+
+class LlvmDevice(EngineDevice):
+    """The processor, by code that Penstock generates. *seal* seals the cache files."""
+
+    files = (1, 1)
+    """A model file of object code, and a data file of the constants that it reads."""
+
+    def __init__(self, *, seal: Seal | None = None) -> None:
+        claims = hal.Capabilities(
+            performance=PERFORMANCE,
+            default_performance=OTHER,
+            dynamic_outputs=False,
+            dispatch_ns=DISPATCH_NS,
+            families=("llvm",),
+        )
+        super().__init__("llvm", hal.DeviceType.CPU, claims, seal=seal)
+
+    def version_of_artefacts(self) -> str:
+        """The driver and its generator. Instruction sets and llvmlite's version are in the
+        artefact: it may be of another machine.
+        """
+        return f"{ADAPTER_VERSION} (schema {artefact.SCHEMA})"
+
+    def unusable(self) -> str | None:
+        if processor.best() is None:
+            return processor.no_record()
+        if engine_version() or code() == "load":
+            return None
+        return f"llvmlite is not installed: {INSTALL}"
+
+    def examine(self, model: Model) -> Sequence[hal.Support]:
+        from penstock.driverkit.site import make_sites
+        from penstock.driverkit.support import answered
+
+        return answered(make_sites(model), judge, "exact")
+
+    def compile(self, model: Model, config: hal.PrepareConfig) -> LlvmPreparedModel:
+        from penstock.drivers.llvm.compiling import compile_model
+
+        if not (engine := engine_version()):
+            raise DeviceUnavailable(f"llvmlite is not installed: {INSTALL}")
+        made = compile_model(self, model, processor.chosen(), engine, config)
+        saved = self.save(config, lambda: artefact.pack(made.manifest, made.code, made.constants))
+        constants = np.frombuffer(made.constants, np.uint8)
+        return self._prepared(made.manifest, made.code, constants, report_of(saved))
+
+    def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> LlvmPreparedModel:
+        model, data = entry.model[0], entry.data[0]
+        manifest, code = artefact.unpack(model, data)
+        check_instructions(manifest, processor.chosen())
+        if (own := engine_version()) and manifest.engine != own:
+            raise OtherVersion(f"the artefact is of llvmlite {manifest.engine}, and this is {own}")
+        self.count(loads=1)
+        constants = np.frombuffer(data, np.uint8)
+        return self._prepared(manifest, code, constants, hal.CacheReport())
+
+    def _prepared(
+        self,
+        manifest: artefact.Manifest,
+        code: bytes | memoryview,
+        constants: np.ndarray,
+        report: hal.CacheReport,
+    ) -> LlvmPreparedModel:
+        from penstock.drivers.llvm.loading import load
+        from penstock.drivers.llvm.prepared import Code, Executable, LlvmPreparedModel
+
+        loaded = Code(manifest, load(code), constants)
+        return LlvmPreparedModel(self, manifest.ports, report, Executable(loaded))
+
+
+def judge(site: Site) -> hal.AccuracyClass:
+    """The class of *site*; raises `Refused` if there are no kernels for it."""
+    from penstock.compiler import legalise
+
+    legalise.judge(site)
+    return "exact"
+
+
+def check_instructions(manifest: artefact.Manifest, isa: Isa) -> None:
+    """Raises `OtherVersion` for an artefact that this processor cannot run, or of another
+    instruction set than *isa*.
+    """
+    lacking = sorted(set(manifest.features) - processor.features())
+    if lacking:
+        names = ", ".join(lacking)
+        raise OtherVersion(
+            f"the artefact is for {manifest.instructions}, and the processor lacks {names}"
+        )
+    if manifest.instructions != isa.name:
+        raise OtherVersion(f"the artefact is for {manifest.instructions}, and not for {isa.name}")
+
+
+@cache
+def engine_version() -> str:
+    """The version of the installed llvmlite, from its metadata; "" if it is not installed."""
+    folder = kit.package_folder(PACKAGE)
+    return "" if folder is None else kit.version_and_record(PACKAGE, folder)[0]
