@@ -2,10 +2,10 @@
 
 TFLite scales a sum by a fixed-point multiplier with two roundings. The result rises with the sum.
 So does floor(a * sum + c), for the real value of the product and sum: an addition that rounds down
-never crosses a whole number. Where no instruction rounds down, so does the whole number nearest to
-the float32 nearest to a * sum + c. Two rising functions with whole results in [low, high] are equal
+never crosses a whole number. So does the nearest whole number to the nearest float32 to that sum,
+where no instruction rounds down. Two rising functions with whole results in [low, high] are equal
 everywhere if they are equal where the one steps, and just before. There are at most 255 steps a
-channel: `solve` finds a and c from them, and checks each.
+channel: `solve` computes them, and a and c from them, and proves each.
 
 A channel whose sums below 0 round the other way gets a second c for these. A channel that cannot be
 proved is computed in whole numbers.
@@ -13,19 +13,27 @@ proved is computed in whole numbers.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
 
 from penstock.driverkit.fixed_point import rescale
+from penstock.interrupts import polled
 from penstock.ir import NDArray
 
-CANDIDATES: Final = sorted(range(-12, 13), key=abs)
-"""Distances, in units in the last place, from the rounded multiplier, of those that are tried."""
+CANDIDATES: Final = sorted(set(range(-12, 13)) - {0}, key=abs)
+"""Distances, in units in the last place, from the rounded multiplier, of those that are tried where
+it is not right itself.
+"""
 
 FAR: Final = 1e9
 
+BLOCK: Final = 48
+"""The channels that are solved at once: arrays of their steps stay in the nearest cache."""
+
+DEEPEST: Final = 20
+"""The greatest right shift: beyond it, the arithmetic here would not be exact in float64."""
 
 MOST_EXCEPTIONS: Final = 6
 """The most sums of a channel that are patched one by one."""
@@ -63,43 +71,89 @@ def solve(
     """A proof for each channel, whose sums lie within *least* and *greatest*. *down*: instructions
     round down, otherwise to the nearest.
     """
-    scales = mantissas.astype(np.float64) * 2.0 ** (shifts.astype(np.float64) - 31)
-    channels = len(scales)
     low, high = limits
     levels = np.arange(low + 1, high + 1, dtype=np.int64) - zero_point
     single = zero_point <= low
-    if not levels.size:
-        zeros = np.zeros(channels, np.float32)
-        none = np.zeros((0, 2, channels), np.int32)
-        return Proof(zeros, zeros, zeros, np.ones(channels, bool), True, none)
-    steps, live, known = _steps(mantissas, shifts, scales, levels, least, greatest)
-    best = np.full(channels, -np.inf)
-    a = np.zeros(channels, np.float32)
-    above, below = np.zeros(channels, np.float32), np.zeros(channels, np.float32)
-    rounded = scales.astype(np.float32)
-    for distance in CANDIDATES:
-        tried = (rounded.view(np.int32) + distance).view(np.float32)
-        bounds = _bounds(tried, steps, live, levels, single=single)
-        width = np.minimum(bounds[1] - bounds[0], bounds[3] - bounds[2])
-        better = width > best
-        best = np.where(better, width, best)
-        a = np.where(better, tried, a)
-        above = np.where(better, ((bounds[0] + bounds[1]) / 2).astype(np.float32), above)
-        below = np.where(better, ((bounds[2] + bounds[3]) / 2).astype(np.float32), below)
-    if single:
-        below = above
-    if not down:
-        above, below = above - np.float32(0.5), below - np.float32(0.5)
-    line = Line(a, above, below, down)
-    right = _holds(line, steps, live, levels) & _meets(line, (mantissas, shifts), levels)
-    # Conversions of greater sums round, but rise: only those at steps must be exact.
-    small = (np.abs(np.where(live, steps, 0)) < 2**24).all(axis=1)
-    small &= np.maximum(np.abs(least), np.abs(greatest)) * scales < 2.0**31
-    usable = known & small & (scales > 2.0**-20)
-    exceptions, patched = _exceptions(
-        line, steps, live, (mantissas, shifts), levels, ~right & usable
+    # Channels of one multiplier share a proof, for the sums of all of them.
+    _, chosen, place = np.unique(
+        mantissas.astype(np.int64) * 128 + shifts, return_index=True, return_inverse=True
     )
-    return Proof(a, above, below, usable & (right | patched), single, exceptions)
+    count = len(chosen)
+    lowest, most = np.full(count, 2**62), np.full(count, -(2**62))
+    np.minimum.at(lowest, place, least)
+    np.maximum.at(most, place, greatest)
+    if not levels.size:
+        zeros = np.zeros(len(place), np.float32)
+        none = np.zeros((0, 2, len(place)), np.int32)
+        return Proof(zeros, zeros, zeros, np.ones(len(place), bool), True, none)
+    parts = []
+    for first in polled(range(0, count, BLOCK)):
+        some = slice(first, first + BLOCK)
+        multiplier = Multiplier(
+            mantissas[chosen[some]].astype(np.int64), shifts[chosen[some]].astype(np.int64)
+        )
+        steps = Steps.of(multiplier, levels, lowest[some], most[some])
+        parts.append(_solved(multiplier, levels, steps, single=single, down=down))
+    made = [np.concatenate([getattr(p[0], n) for p in parts]) for n in ("a", "above", "below")]
+    proved = np.concatenate([p[1] for p in parts])
+    differ = [d for p in parts for d in p[2]]
+    exceptions = _table(differ)
+    return Proof(
+        made[0][place], made[1][place], made[2][place], proved[place], single,
+        exceptions[:, :, place],
+    )  # fmt: skip
+
+
+class Multiplier(Struct, frozen=True, eq=False):
+    """A quantised multiplier a channel (`penstock.driverkit.fixed_point`)."""
+
+    mantissas: NDArray
+    shifts: NDArray
+
+    @property
+    def scales(self) -> NDArray:
+        return self.mantissas.astype(np.float64) * 2.0 ** (self.shifts.astype(np.float64) - 31)
+
+    def of(self, sums: NDArray) -> NDArray:
+        """The exact results for *sums* [channels, any number]."""
+        return rescale(sums, self.mantissas[:, None], self.shifts[:, None])
+
+
+class Steps(Struct, frozen=True, eq=False):
+    """The least sum that reaches each level, [channels, levels]; *live*: whether it and the sum
+    before it can occur. *known*: whether the arithmetic of a channel is exact here.
+    """
+
+    at: NDArray
+    live: NDArray
+    known: NDArray
+
+    @classmethod
+    def of(
+        cls, multiplier: Multiplier, levels: NDArray, least: NDArray, greatest: NDArray
+    ) -> Steps:
+        """The inverse of both roundings: first that of the shift, which rounds halves away from 0,
+        then that of the product, which rounds halves up.
+        """
+        mantissas, shifts = multiplier.mantissas, multiplier.shifts
+        right, left = np.clip(-shifts, 0, DEEPEST)[:, None], np.clip(shifts, 0, 31)[:, None]
+        half = (np.int64(1) << right) >> 1
+        product = (levels << right) - half
+        product += (product < 0) & (half > 0)
+        divisor = np.maximum(mantissas, 1)[:, None] << left
+        at = ((product << 31) - (1 << 30) + divisor - 1) // divisor
+        live = (at <= greatest[:, None]) & (at > least[:, None])
+        reach = np.maximum(np.abs(least), np.abs(greatest)).astype(np.float64)
+        scales = multiplier.scales
+        known = (-shifts <= DEEPEST) & (mantissas > 0) & (scales > 2.0**-DEEPEST)
+        # Left shifts wrap, and conversions to whole numbers must not overflow.
+        known &= (reach * 2.0 ** np.maximum(shifts, 0) < 2.0**31) & (reach * scales < 2.0**31)
+        # Conversions of greater sums round, but rise: only those at steps must be exact.
+        known &= ~(live & ((at >= 2**24) | (at <= -(2**24)))).any(axis=1)
+        return cls(at, live, known)
+
+    def chosen(self, channels: NDArray) -> Steps:
+        return Steps(self.at[channels], self.live[channels], self.known[channels])
 
 
 class Line(Struct, frozen=True, eq=False):
@@ -112,7 +166,7 @@ class Line(Struct, frozen=True, eq=False):
 
     def at(self, sums: NDArray) -> NDArray:
         """The whole numbers for *sums*, [channels, any number]. The products and additions of
-        float32 numbers are exact in float64 near the steps (`solve` refuses others).
+        float32 numbers are exact in float64 near the steps (`Steps.known`).
         """
         a, above, below = (
             v.astype(np.float64).reshape(-1, 1) for v in (self.a, self.above, self.below)
@@ -123,92 +177,137 @@ class Line(Struct, frozen=True, eq=False):
         return np.rint(real.astype(np.float32)).astype(np.float64)
 
 
-def _exceptions(
-    line: Line, steps: NDArray, live: NDArray, multiplier: tuple[NDArray, NDArray],
-    levels: NDArray, wrong: NDArray,
-) -> tuple[NDArray, NDArray]:  # fmt: skip
-    """The sums of the *wrong* channels whose result differs, and which channels these complete.
+class Bounds(Struct, frozen=True, eq=False):
+    """The least c, and the first that is too great, for sums from 0 on and for those below."""
+
+    above: tuple[NDArray, NDArray]
+    below: tuple[NDArray, NDArray]
+
+    @property
+    def width(self) -> NDArray:
+        """How much room there is; not above 0: none."""
+        result: NDArray = np.minimum(self.above[1] - self.above[0], self.below[1] - self.below[0])
+        return result
+
+    def line(self, a: NDArray, *, down: bool) -> Line:
+        """The line in the middle of the room."""
+        made = [((x + y) / 2).astype(np.float32) for x, y in (self.above, self.below)]
+        if not down:
+            made = [c - np.float32(0.5) for c in made]
+        return Line(a, made[0], made[1], down)
+
+    def holds(self, line: Line) -> NDArray:
+        """Whether a line that rounds down is right for every sum."""
+        result: NDArray = (self.above[0] <= line.above) & (line.above < self.above[1])
+        result &= (self.below[0] <= line.below) & (line.below < self.below[1])
+        return result
+
+
+def _solved(
+    multiplier: Multiplier, levels: NDArray, steps: Steps, *, single: bool, down: bool
+) -> tuple[Line, NDArray, list[dict[int, int]]]:
+    """The lines, which channels they are proved for, and the exceptions of each."""
+    rounded = multiplier.scales.astype(np.float32)
+    line, right = _tried(rounded, multiplier, levels, steps, single=single, down=down)
+    wrong = np.flatnonzero(~right & steps.known)
+    differ: list[dict[int, int]] = [{} for _ in right]
+    if not wrong.size:
+        return line, right & steps.known, differ
+    some = Multiplier(multiplier.mantissas[wrong], multiplier.shifts[wrong])
+    left = steps.chosen(wrong)
+    best = np.full(len(wrong), -np.inf)
+    a = rounded[wrong]
+    for distance in (0, *CANDIDATES):
+        tried = (rounded[wrong].view(np.int32) + distance).view(np.float32)
+        width = _bounds(tried, some, levels, left, single=single).width
+        a, best = np.where(width > best, tried, a), np.maximum(width, best)
+    other, holds = _tried(a, some, levels, left, single=single, down=down)
+    for name in ("a", "above", "below"):
+        getattr(line, name)[wrong] = getattr(other, name)
+    right[wrong] = holds
+    for place, channel in enumerate(wrong):
+        if not holds[place]:
+            found = _differing(line, int(channel), multiplier, levels, steps)
+            right[channel] = found is not None
+            differ[channel] = found or {}
+    return line, right & steps.known, differ
+
+
+def _tried(
+    a: NDArray, multiplier: Multiplier, levels: NDArray, steps: Steps, *, single: bool, down: bool
+) -> tuple[Line, NDArray]:
+    """The best line with the multipliers *a*, and the channels for which it is right."""
+    bounds = _bounds(a, multiplier, levels, steps, single=single)
+    line = bounds.line(a.copy(), down=down)
+    if down:
+        return line, bounds.holds(line)
+    reached = line.at(steps.at) >= levels
+    missed = line.at(steps.at - 1) < levels
+    right = np.asarray((~steps.live | (reached & missed)).all(axis=1))
+    if not single:
+        # Where c changes, both sides of 0 must be right.
+        sides = np.broadcast_to(np.array([[-1, 0]]), (len(a), 2))
+        agree: NDArray = line.at(sides) == multiplier.of(sides)
+        right &= np.asarray(agree.all(axis=1))
+    return line, right
+
+
+def _bounds(
+    a: NDArray, multiplier: Multiplier, levels: NDArray, steps: Steps, *, single: bool
+) -> Bounds:
+    """At each step the level is reached, and just before it, a less, it is not."""
+    wide = a.astype(np.float64)
+    reach = levels - wide[:, None] * steps.at
+
+    def within(here: NDArray, before: NDArray) -> tuple[NDArray, NDArray]:
+        low = np.where(here, reach, -FAR).max(axis=1)
+        high = np.where(before, reach, FAR).min(axis=1) + wide
+        return low, high
+
+    live = steps.live
+    if single:
+        low, high = within(live, live)
+        low, high = np.maximum(low, -1.0), np.minimum(high, 2.0)
+        return Bounds((low, high), (low, high))
+    # A sum of 0 gives 0, and that of -1 what it gives: each line is right on its side of 0.
+    above = within(live & (steps.at >= 0), live & (steps.at >= 1))
+    below = within(live & (steps.at < 0), live & (steps.at < 1))
+    last = multiplier.of(np.full((len(a), 1), -1))[:, 0]
+    return Bounds(
+        (np.maximum(above[0], 0.0), np.minimum(above[1], 1.0)),
+        (np.maximum(below[0], last + wide), np.minimum(below[1], last + wide + 1)),
+    )
+
+
+def _differing(
+    line: Line, channel: int, multiplier: Multiplier, levels: NDArray, steps: Steps
+) -> dict[int, int] | None:
+    """The sums of one channel whose result differs, and by how much; None if they are too many.
 
     Both functions rise: if they agree at the ends of a window around each step, they agree between
     the windows.
     """
-    channels = len(wrong)
-    patched = np.zeros(channels, bool)
-    found: list[dict[int, int]] = []
-    for channel in np.flatnonzero(wrong):
-        centres = steps[channel][live[channel]]
-        around = np.append(centres, 0)[:, None] + np.arange(-WINDOW, WINDOW + 1)
-        sums = np.unique(around.reshape(-1))
-        one = Line(line.a[channel], line.above[channel], line.below[channel], line.down)
-        made = one.at(sums[None, :])[0]
-        true = rescale(sums, multiplier[0][channel], multiplier[1][channel])
-        low, high = int(levels[0]) - 1, int(levels[-1])
-        delta = np.clip(true, low, high) - np.clip(made, low, high)
-        ends = np.isin(sums, centres + WINDOW) | np.isin(sums, centres - WINDOW)
-        differ = {int(s): int(d) for s, d in zip(sums[delta != 0], delta[delta != 0], strict=True)}
-        patched[channel] = len(differ) <= MOST_EXCEPTIONS and not np.any(delta[ends])
-        found.append({} if not patched[channel] else differ)
-    rounds = max((len(d) for d in found), default=0)
-    exceptions = np.zeros((rounds, 2, channels), np.int32)
-    exceptions[:, 0] = np.iinfo(np.int32).min
-    for channel, differ in zip(np.flatnonzero(wrong), found, strict=True):
-        for place, (total, delta_) in enumerate(differ.items()):
-            exceptions[place, :, channel] = total, delta_
-    return exceptions, patched
-
-
-def _steps(
-    mantissas: NDArray, shifts: NDArray, scales: NDArray, levels: NDArray, least: NDArray,
-    greatest: NDArray,
-) -> tuple[NDArray, NDArray, NDArray]:  # fmt: skip
-    """The least sum that reaches each level, [channels, levels]; whether it lies within the bounds
-    of the sums; and whether the steps of a channel are certain.
-    """
-    m, s = mantissas[:, None], shifts[:, None]
-    lo, hi = least[:, None].astype(np.int64), greatest[:, None].astype(np.int64)
-    guess = (levels[None, :] - 0.5) / np.maximum(scales[:, None], 1e-12)
-    first = np.floor(np.clip(guess, lo - 16.0, hi + 16.0)).astype(np.int64) - 4
-    steps = np.broadcast_to(hi + 1, first.shape).copy()
-    found = np.zeros(first.shape, bool)
-    for k in range(9):
-        reached = rescale(first + k, m, s) >= levels
-        steps = np.where(~found & reached, first + k, steps)
-        found |= reached
-    live = (steps <= hi) & (steps > lo)
-    before = rescale(steps - 1, m, s) < levels
-    at = rescale(steps, m, s) >= levels
-    return steps, live, np.asarray(((before & at) | ~live).all(axis=1))
-
-
-def _bounds(
-    a: NDArray, steps: NDArray, live: NDArray, levels: NDArray, *, single: bool
-) -> tuple[Any, Any, Any, Any]:
-    """The least and greatest c: at each step the level is reached, just before it is not."""
-    wide = a.astype(np.float64)[:, None]
-    reach, miss = levels - wide * steps, levels - wide * (steps - 1)
-
-    def within(here: NDArray | bool, before: NDArray | bool) -> tuple[NDArray, NDArray]:
-        low = np.where(live & here, reach, -FAR).max(axis=1)
-        high = np.where(live & before, miss, FAR).min(axis=1)
-        return np.maximum(low, -1.0), np.minimum(high, 2.0)
-
-    if single:
-        low, high = within(True, True)
-        return low, high, low, high
-    return (*within(steps >= 0, steps >= 1), *within(steps < 0, steps < 1))
-
-
-def _holds(line: Line, steps: NDArray, live: NDArray, levels: NDArray) -> NDArray:
-    """Whether both functions agree at every step and just before it."""
-    reached = line.at(steps) >= levels
-    missed = line.at(steps - 1) < levels
-    return np.asarray((~live | (reached & missed)).all(axis=1))
-
-
-def _meets(line: Line, multiplier: tuple[NDArray, NDArray], levels: NDArray) -> NDArray:
-    """Whether both functions agree on both sides of 0, where c changes."""
-    sums = np.broadcast_to(np.array([[-1, 0]]), (len(line.a), 2))
-    true = rescale(sums.astype(np.int64), multiplier[0][:, None], multiplier[1][:, None])
+    centres = steps.at[channel][steps.live[channel]]
+    around = np.append(centres, 0)[:, None] + np.arange(-WINDOW, WINDOW + 1)
+    sums = np.unique(around.reshape(-1))
+    a, above, below = (v[channel] for v in (line.a, line.above, line.below))
+    one = Line(a, above, below, line.down)
+    true = rescale(sums, multiplier.mantissas[channel], multiplier.shifts[channel])
     low, high = int(levels[0]) - 1, int(levels[-1])
-    result: NDArray = (np.clip(line.at(sums), low, high) == np.clip(true, low, high)).all(axis=1)
-    return result
+    delta = np.clip(true, low, high) - np.clip(one.at(sums[None, :])[0], low, high)
+    ends = np.isin(sums, centres + WINDOW) | np.isin(sums, centres - WINDOW)
+    places = np.flatnonzero(delta)
+    if len(places) > MOST_EXCEPTIONS or ends[places].any():
+        return None
+    return {int(sums[p]): int(delta[p]) for p in places}
+
+
+def _table(differ: list[dict[int, int]]) -> NDArray:
+    """The exceptions of all channels, [rounds, 2, channels]."""
+    rounds = max((len(d) for d in differ), default=0)
+    table = np.zeros((rounds, 2, len(differ)), np.int32)
+    table[:, 0] = np.iinfo(np.int32).min
+    for channel, found in enumerate(differ):
+        for place, (total, delta) in enumerate(found.items()):
+            table[place, :, channel] = total, delta
+    return table
