@@ -86,14 +86,14 @@ def scaling(
     if they do not fit the instructions.
     """
     data = product.data.dtype
-    wide = weights.astype(np.int64) - product.zeros[1]
-    axes = tuple(range(1, wide.ndim))
-    sums = wide.sum(axis=axes)
+    wide = weights.astype(np.int16 if weights.dtype.itemsize == 1 else np.int64)
+    wide = np.asarray(wide - wide.dtype.type(product.zeros[1]))
+    sums = _summed(wide)
     start = -product.zeros[0] * sums
     scaled = epilogue.find(program, kernel)
     proof, offset = None, None
     if scaled is not None:
-        proof = _proved(scaled, wide, start, data, isa)
+        proof = _proved(scaled, wide, sums, start, data, isa)
         if proof.proved.all():
             start = start + scaled.bias
             offset = epilogue.offset_of(kernel.finish, scaled)
@@ -113,14 +113,19 @@ def _fits(weights: NDArray) -> bool:
     return bool(weights.min(initial=0) >= -128 and weights.max(initial=0) <= 127)
 
 
+def _summed(weights: NDArray) -> NDArray:
+    """The sum of the weights of each channel, int64."""
+    return np.asarray(weights.reshape(len(weights), -1).sum(axis=1, dtype=np.int64))
+
+
 def _proved(
-    scaled: epilogue.Scaled, weights: NDArray, start: NDArray, data: DType, isa: Isa
+    scaled: epilogue.Scaled, weights: NDArray, sums: NDArray, start: NDArray, data: DType, isa: Isa
 ) -> Proof:
-    axes = tuple(range(1, weights.ndim))
     low, high = (-128, 127) if data is DType.INT8 else (0, 255)
-    reach = np.stack([weights * low, weights * high])
     begin = start + np.broadcast_to(scaled.bias, len(weights))
-    least = begin + reach.min(axis=0).sum(axis=axes)
-    greatest = begin + reach.max(axis=0).sum(axis=axes)
+    raised = _summed(np.maximum(weights, 0))
+    lowered = sums - raised
+    least = begin + raised * low + lowered * high
+    greatest = begin + raised * high + lowered * low
     m, s = (np.broadcast_to(v, len(weights)) for v in (scaled.mantissas, scaled.shifts))
     return solve(m, s, scaled.zero_point, scaled.limits, least, greatest, down=isa.rounds_down)
