@@ -1,7 +1,7 @@
 """The frame: what one run of generated code gets, as 64-bit words.
 
-`run(frame)` executes the share of one thread, and returns 0. Words are pointers, unless said
-otherwise. A thread executes the part [low, high) of the work of each kernel, in 65536ths.
+`run(frame)` executes the program and returns 0, or 1 if the run was stopped. Words are pointers,
+unless said otherwise. A frame is used by one run at a time, and begins at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,38 @@ class Word(IntEnum):
     """An int32. The run ends soon after it is not 0, and its results are then of no use."""
 
     TIMES = 4
-    """An array of int64, for the time when each kernel began and when the last one ended; or
-    null.
+    """An array of int64 for time stamps: when each kernel began and, at the end, when the last one
+    ended; so for each image. Or null.
     """
 
     TEAM = 5
-    """What the threads of a run share; null for one thread."""
+    """The team, whose threads help with the run (`penstock.drivers.llvm.run.team`); null for none.
+    """
 
     LOW = 6
-    """A number: where the share of this thread begins."""
+    """A number: the part [low, high) of the work of each kernel is executed, in 65536ths."""
 
     HIGH = 7
-    """A number: where it ends."""
 
     THREADS = 8
-    """A number: of threads."""
+    """A number: how many threads execute the run at most. Results do not depend on it."""
 
     IMAGES = 9
-    """A number: how many times the program runs, each on the next part of every port."""
+    """A number: how many times the program runs, each on the next part of every port. Only
+    programs that treat images separately read it.
+    """
+
+    KERNEL = 10
+    """A number, written by the run: the kernel that runs, or ran last."""
+
+    ELSEWHERE = 11
+    """As KERNEL, written by the other threads of the run."""
+
+    ARRIVED = 16
+    """Two int32: threads that wait at the barrier, and those of them that sleep."""
+
+    PHASE = 24
+    """An int32: how often the barrier has opened."""
 
 
-WORDS: Final = len(Word)
+WORDS: Final = 32

@@ -68,14 +68,21 @@ def suffix_of(type_: str) -> str:
 
 
 class Function:
-    """One function. Its *arguments* are pointers.
+    """One function. Its *arguments* are pointers, and *numbers* follow them.
 
     A function of a kernel also gets the units of its work that it does, `begin` to `end`, and a
     pointer to a number that is not 0 once the run is stopped.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], *, kernel: bool = True) -> None:
-        given = [f"ptr noalias %{a}" for a in arguments]
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        kernel: bool = True,
+        numbers: Sequence[str] = (),
+    ) -> None:
+        given = [f"ptr noalias %{a}" for a in arguments] + [f"i64 %{n}" for n in numbers]
         if kernel:
             given += [*(f"i64 %{w}" for w in WORK), "ptr %stop"]
         self.name = name
@@ -83,7 +90,7 @@ class Function:
         self._signature = f"@{name}({', '.join(given)})"
         self._is_kernel = kernel
         self._lines = [
-            f"define {'internal void' if kernel else 'i32'} {self._signature} noinline nounwind {{",
+            f"define internal void {self._signature} noinline nounwind {{",
             "entry:",
         ]
         self._block, self._count = "entry", 0
@@ -192,6 +199,18 @@ class Function:
 
         self.loop(begin, end, step, turn)
 
+    def when(self, condition: str, body: Callable[[], object]) -> None:
+        """Runs *body* if *condition*, an i1, holds."""
+        self._count += 1
+        number = self._count
+        self.line(f"br i1 {condition}, label %T{number}, label %E{number}")
+        self._lines.append(f"T{number}:")
+        self._block = f"T{number}"
+        body()
+        self.line(f"br label %E{number}")
+        self._lines.append(f"E{number}:")
+        self._block = f"E{number}"
+
     def share(
         self,
         whole: int,
@@ -290,7 +309,7 @@ class Function:
     def text(self) -> str:
         if self._is_kernel:
             return "\n".join([*self._lines, "  br label %done", "done:", "  ret void", "}"])
-        return "\n".join([*self._lines, "}"])
+        return "\n".join([*self._lines, "  ret void", "}"])
 
 
 def mask_of(count: int, lanes: int) -> Reg | None:
@@ -307,8 +326,8 @@ def first_of(count: int, lanes: int) -> Reg:
 METADATA = '\n!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.disable"}\n'
 
 
-def module(functions: Sequence[Function], globals_: Sequence[str] = ()) -> str:
-    """The text of a module."""
+def module(functions: Sequence[Function], others: Sequence[str] = ()) -> str:
+    """The text of a module of *functions*, with the text of *others*."""
     declarations = sorted({d for f in functions for d in f.declarations})
     texts = [f.text() for f in functions]
-    return "\n".join([*declarations, *globals_, *texts, METADATA])
+    return "\n".join([*declarations, *others, *texts, METADATA])

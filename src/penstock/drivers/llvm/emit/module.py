@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 import numpy as np
@@ -9,11 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.compiler.expression import Expression
-from penstock.compiler.memory import Plan
+from penstock.compiler.memory import Plan, nbytes
 from penstock.compiler.program import Kernel, Program
-from penstock.drivers.llvm.emit import dense, depthwise
-from penstock.drivers.llvm.emit.assembler import Function, module
+from penstock.drivers.llvm.emit import dense, depthwise, team
+from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, module
+from penstock.drivers.llvm.emit.cost import LEAST_PROGRAM, LEAST_SHARED, nanoseconds
 from penstock.drivers.llvm.emit.nest import Nest
+from penstock.drivers.llvm.emit.team import ALONE, Sleeping
 from penstock.drivers.llvm.emit.template import Template
 from penstock.drivers.llvm.frame import Word
 from penstock.drivers.llvm.isa import Isa
@@ -24,8 +27,11 @@ CONSTANT_ALIGNMENT: Final = 64
 
 
 class Generated(Struct, frozen=True, eq=False):
-    """A module's text, the bytes of its constants, and the size of its arena. *templates* says by
-    which template each kernel is computed.
+    """A module's text, the bytes of its constants, and the size of its arena.
+
+    *templates* says by which template each kernel is computed. *estimate_ns* is about how long a
+    run takes on one thread. *shared* says whether threads share it, and *images* whether it runs
+    for as many images as its frame says.
     """
 
     text: str
@@ -33,6 +39,9 @@ class Generated(Struct, frozen=True, eq=False):
     arena: int
     functions: int
     templates: tuple[str, ...]
+    estimate_ns: int = 0
+    shared: bool = False
+    images: bool = False
 
 
 def template_of(program: Program, kernel: Kernel, isa: Isa) -> Template:
@@ -45,24 +54,103 @@ def template_of(program: Program, kernel: Kernel, isa: Isa) -> Template:
 
 
 class Module:
-    """Collects the functions, constants and calls of one module."""
+    """Collects the functions, constants and calls of one module.
 
-    def __init__(self, plan: Plan, isa: Isa) -> None:
+    `share(frame, index, threads)` executes the share of one of the *threads* of a run. Kernels that
+    are too small to share are executed by thread 0.
+    """
+
+    def __init__(
+        self, plan: Plan, isa: Isa, *, images: bool = False, system: Sleeping | None = None
+    ) -> None:
         self.plan, self.program, self.isa = plan, plan.program, isa
         self.functions: dict[object, Function] = {}
         self.constants = bytearray()
+        self.estimate_ns = 0.0
+        self._images, self._system = images, system
         self._places: dict[object, int] = {}
         ports = [*self.program.inputs, *self.program.outputs]
         self._ports = {self.program.root(t): k for k, t in reversed(list(enumerate(ports)))}
-        self.entry = entry = Function("run", ["frame"], kernel=False)
+        self.entry = Function("share", ["frame"], kernel=False, numbers=["index", "threads"])
         self._words = {
-            word: entry.value(f"load ptr, ptr {entry.at('%frame', 8 * word)}, align 8", "ptr").name
-            for word in (Word.PORTS, Word.ARENA, Word.CONSTANTS, Word.STOP)
+            word: self._word(word, "ptr")
+            for word in (Word.PORTS, Word.ARENA, Word.CONSTANTS, Word.STOP, Word.TIMES)
         }
-        self._share = [
-            entry.value(f"load i64, ptr {entry.at('%frame', 8 * word)}, align 8", "i64").name
-            for word in (Word.LOW, Word.HIGH)
+        self._image: Index = 0
+
+    def generate(self) -> tuple[str, ...]:
+        """Writes every kernel and its call. Returns the names of their templates."""
+        program = self.program
+        found = [template_of(program, k, self.isa) for k in polled(program.kernels)]
+        times = [
+            nanoseconds(program, k, t.name, self.isa)
+            for k, t in zip(program.kernels, found, strict=True)
         ]
+        self.estimate_ns = sum(times)
+        worth = [t.units > 1 and ns >= LEAST_SHARED for t, ns in zip(found, times, strict=True)]
+        gain = sum(ns for ns, good in zip(times, worth, strict=True) if good)
+        self.shared = self._system is not None and gain >= LEAST_PROGRAM
+        self._begin()
+
+        def program_once(image: Index, _: list[Reg]) -> list[Reg]:
+            self._image = image
+            for number, (kernel, template) in enumerate(zip(program.kernels, found, strict=True)):
+                if self.shared and number and (worth[number - 1] or worth[number]):
+                    self._barrier()
+                self._mark(number)
+                self._kernel(kernel, template, shared=self.shared and worth[number])
+            self._mark(len(found))
+            if self.shared and self._images:
+                self._barrier()
+            return []
+
+        images = self._word(Word.IMAGES, "i64") if self._images else 1
+        self.entry.loop(0, images, 1, program_once)
+        return tuple(template.name for template in found)
+
+    def _word(self, word: Word, type_: str) -> str:
+        place = self.entry.at("%frame", 8 * word)
+        return self.entry.value(f"load {type_}, ptr {place}, align 8", type_).name
+
+    def _begin(self) -> None:
+        """Computes the shares of this thread, and where it stores how far it is."""
+        f = self.entry
+        low, high = self._word(Word.LOW, "i64"), self._word(Word.HIGH, "i64")
+        first = f.value("icmp eq i64 %index, 0", "i1").name
+        alone = f.value(f"select i1 {first}, i64 {high}, i64 {low}", "i64").name
+        self._alone = low, alone
+        self._share = low, high
+        if self.shared:
+            size = f.value(f"sub i64 {high}, {low}", "i64").name
+            self._team = self._word(Word.TEAM, "ptr")
+            self._several = f.value("icmp ugt i64 %threads, 1", "i1").name
+            ends = []
+            for index in ("%index", f.value("add i64 %index, 1", "i64").name):
+                part = f.value(f"mul i64 {size}, {index}", "i64").name
+                part = f.value(f"udiv i64 {part}, %threads", "i64").name
+                ends.append(f.value(f"add i64 {low}, {part}", "i64").name)
+            self._share = ends[0], ends[1]
+        own, other = f.at("%frame", 8 * Word.KERNEL), f.at("%frame", 8 * Word.ELSEWHERE)
+        self._marker = f.value(f"select i1 {first}, ptr {own}, ptr {other}", "ptr").name
+        times = self._words[Word.TIMES]
+        self._times = f.value(f"select i1 {first}, ptr {times}, ptr null", "ptr").name
+        self._timed = f.value(f"icmp ne ptr {self._times}, null", "i1").name
+
+    def _barrier(self) -> None:
+        call = f"call void @barrier(ptr %frame, ptr {self._team}, i64 %threads)"
+        self.entry.when(self._several, lambda: self.entry.line(call))
+
+    def _mark(self, number: int) -> None:
+        """Stores that kernel *number* begins; the number of kernels: that the last one ended."""
+        f = self.entry
+        if number < len(self.program.kernels):
+            f.store(Reg(str(number), "i64"), self._marker, 8)
+
+        def stamp() -> None:
+            place = f.add(f.mul(self._image, len(self.program.kernels) + 1), number)
+            f.line(f"call void @stamp(ptr {self._times}, i64 {place})")
+
+        f.when(self._timed, stamp)
 
     def place(self, key: object, array: NDArray) -> int:
         """The offset of a constant; equal keys share it."""
@@ -79,12 +167,12 @@ class Module:
             return entry.at(self._words[Word.CONSTANTS], place)
         if tensor in self._ports:
             slot = entry.at(self._words[Word.PORTS], 8 * self._ports[tensor])
-            return entry.value(f"load ptr, ptr {slot}, align 8", "ptr").name
+            port = entry.value(f"load ptr, ptr {slot}, align 8", "ptr").name
+            return entry.at(port, entry.mul(self._image, nbytes(self.program, tensor)))
         return entry.at(self._words[Word.ARENA], self.plan.offsets[tensor])
 
-    def kernel(self, kernel: Kernel) -> str:
-        """Adds the code and the call of *kernel*; returns the name of its template."""
-        template = template_of(self.program, kernel, self.isa)
+    def _kernel(self, kernel: Kernel, template: Template, *, shared: bool) -> None:
+        """Adds the code and the call of *kernel*."""
         key = template.name, template.key, _key(self.program, kernel, template.tensors)
         if key not in self.functions:
             self.functions[key] = template.write(f"k{len(self.functions)}")
@@ -93,14 +181,15 @@ class Module:
             content = array.dtype.str, array.shape, array.tobytes()
             place = self.place(content, array)
             pointers.append(self.entry.at(self._words[Word.CONSTANTS], place))
-        self._call(self.functions[key], pointers, template.units)
-        return template.name
+        share = self._share if shared else self._alone
+        self._call(self.functions[key], pointers, template.units, share)
 
-    def _call(self, function: Function, pointers: list[str], units: int) -> None:
+    def _call(
+        self, function: Function, pointers: list[str], units: int, share: tuple[str, str]
+    ) -> None:
         entry = self.entry
         begin, end = (
-            entry.value(f"lshr i64 {entry.mul(share, units)}, 16", "i64").name
-            for share in self._share
+            entry.value(f"lshr i64 {entry.mul(bound, units)}, 16", "i64").name for bound in share
         )
         given = [f"ptr {p}" for p in pointers]
         given += [f"i64 {begin}", f"i64 {end}", f"ptr {self._words[Word.STOP]}"]
@@ -108,15 +197,24 @@ class Module:
 
     def text(self) -> str:
         """The module."""
-        self.entry.line("ret i32 0")
-        return module([*self.functions.values(), self.entry])
+        runs = ALONE
+        if self.shared and self._system is not None:
+            runs = team.shared(self.isa, self._system)
+        return module([*self.functions.values(), self.entry], [team.ticks(self.isa), runs])
 
 
-def generate(plan: Plan, isa: Isa) -> Generated:
-    """The code of *plan* for *isa*. `run(frame)` executes it (`penstock.drivers.llvm.frame`)."""
-    made = Module(plan, isa)
-    templates = tuple(made.kernel(k) for k in polled(plan.program.kernels))
-    return Generated(made.text(), bytes(made.constants), plan.size, len(made.functions), templates)
+def generate(plan: Plan, isa: Isa, *, images: bool = False) -> Generated:
+    """The code of *plan* for *isa*. `run(frame)` executes it (`penstock.drivers.llvm.frame`).
+
+    With *images* the program treats axis 0 of all its inputs and outputs as separate images, and
+    is for one of them; a run computes as many as its frame says.
+    """
+    made = Module(plan, isa, images=images, system=team.SLEEPING.get(sys.platform))
+    templates = made.generate()
+    return Generated(
+        made.text(), bytes(made.constants), plan.size, len(made.functions), templates,
+        int(made.estimate_ns), made.shared, images,
+    )  # fmt: skip
 
 
 def _key(program: Program, kernel: Kernel, tensors: tuple[int, ...]) -> object:

@@ -1,0 +1,52 @@
+"""How long kernels take, roughly: enough to decide which of them are worth a second thread."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from penstock.compiler.memory import nbytes
+from penstock.compiler.program import Kernel, Program
+from penstock.drivers.llvm.isa import Isa
+from penstock.ir import DType
+
+BYTES_A_NS: Final = 20.0
+"""Bytes that a core reads or writes in a nanosecond, from its second cache."""
+
+STEPS_A_NS: Final = 1.5
+"""Vectors of scalar operations in a nanosecond."""
+
+PRODUCTS_A_NS: Final = 4.0
+"""Vectors of multiply-accumulates of float32 in a nanosecond."""
+
+LEAST_SHARED: Final = 5_000.0
+"""Nanoseconds from which on a kernel is shared: several times what a barrier takes."""
+
+LEAST_PROGRAM: Final = 150_000.0
+"""Nanoseconds of shared kernels from which on a program is. Waking a thread takes tens of
+microseconds.
+"""
+
+
+def products(kernel: Kernel) -> int:
+    """The multiply-accumulates of a sum of products; otherwise 0."""
+    steps = kernel.body.steps
+    is_product = kernel.combine == "sum" and len(kernel.reads) == 2 and bool(steps)
+    if not is_product or kernel.body.result != len(kernel.body.arguments) + len(steps) - 1:
+        return 0
+    return math.prod(kernel.sizes) if steps[-1].operation == "mul" else 0
+
+
+def nanoseconds(program: Program, kernel: Kernel, template: str, isa: Isa) -> float:
+    """The estimated time of *kernel* on one thread."""
+    touched = {program.root(t) for t in (kernel.write.tensor, *kernel.tensors_read)}
+    moved = sum(nbytes(program, t) for t in touched) / BYTES_A_NS
+    points, work = math.prod(kernel.sizes), products(kernel)
+    if template != "nest" and work:
+        rate = PRODUCTS_A_NS * isa.lanes
+        if kernel.sums is not DType.FLOAT32:
+            rate *= {"vpdpbusd": 4, "sdot": 4, "vpmaddwd": 2, "smlal": 1}[isa.dot]
+        return moved + work / (rate / 4 if template == "depthwise" else rate)
+    steps = points * max(1, len(kernel.body.steps))
+    steps += math.prod(kernel.loops) * len(kernel.finish.steps)
+    return moved + steps / (STEPS_A_NS * isa.lanes)
