@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -14,6 +12,7 @@ from penstock.compiler.memory import Plan, nbytes
 from penstock.compiler.program import Kernel, Program
 from penstock.drivers.llvm.emit import dense, depthwise, team
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, module
+from penstock.drivers.llvm.emit.constants import Constants
 from penstock.drivers.llvm.emit.cost import LEAST_PROGRAM, LEAST_SHARED, nanoseconds
 from penstock.drivers.llvm.emit.nest import Nest
 from penstock.drivers.llvm.emit.team import ALONE, Sleeping
@@ -21,9 +20,6 @@ from penstock.drivers.llvm.emit.template import Template
 from penstock.drivers.llvm.frame import Word
 from penstock.drivers.llvm.isa import Isa
 from penstock.interrupts import polled
-from penstock.ir import NDArray
-
-CONSTANT_ALIGNMENT: Final = 64
 
 
 class Generated(Struct, frozen=True, eq=False):
@@ -65,10 +61,9 @@ class Module:
     ) -> None:
         self.plan, self.program, self.isa = plan, plan.program, isa
         self.functions: dict[object, Function] = {}
-        self.constants = bytearray()
+        self.constants = Constants()
         self.estimate_ns = 0.0
         self._images, self._system = images, system
-        self._places: dict[object, int] = {}
         ports = [*self.program.inputs, *self.program.outputs]
         self._ports = {self.program.root(t): k for k, t in reversed(list(enumerate(ports)))}
         self.entry = Function("share", ["frame"], kernel=False, numbers=["index", "threads"])
@@ -152,18 +147,10 @@ class Module:
 
         f.when(self._timed, stamp)
 
-    def place(self, key: object, array: NDArray) -> int:
-        """The offset of a constant; equal keys share it."""
-        if key not in self._places:
-            self.constants.extend(b"\0" * (-len(self.constants) % CONSTANT_ALIGNMENT))
-            self._places[key] = len(self.constants)
-            self.constants.extend(np.ascontiguousarray(array).tobytes())
-        return self._places[key]
-
     def pointer(self, tensor: int) -> str:
         entry = self.entry
         if tensor in self.program.constants:
-            place = self.place(tensor, self.program.constants[tensor])
+            place = self.constants.add(self.program.constants[tensor])
             return entry.at(self._words[Word.CONSTANTS], place)
         if tensor in self._ports:
             slot = entry.at(self._words[Word.PORTS], 8 * self._ports[tensor])
@@ -178,8 +165,7 @@ class Module:
             self.functions[key] = template.write(f"k{len(self.functions)}")
         pointers = [self.pointer(t) for t in template.tensors]
         for array in template.constants():
-            content = array.dtype.str, array.shape, array.tobytes()
-            place = self.place(content, array)
+            place = self.constants.add(array)
             pointers.append(self.entry.at(self._words[Word.CONSTANTS], place))
         share = self._share if shared else self._alone
         self._call(self.functions[key], pointers, template.units, share)
@@ -212,7 +198,7 @@ def generate(plan: Plan, isa: Isa, *, images: bool = False) -> Generated:
     made = Module(plan, isa, images=images, system=team.SLEEPING.get(sys.platform))
     templates = made.generate()
     return Generated(
-        made.text(), bytes(made.constants), plan.size, len(made.functions), templates,
+        made.text(), made.constants.joined(), plan.size, len(made.functions), templates,
         int(made.estimate_ns), made.shared, images,
     )  # fmt: skip
 

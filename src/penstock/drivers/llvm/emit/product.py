@@ -86,8 +86,8 @@ def scaling(
     if they do not fit the instructions.
     """
     data = product.data.dtype
-    wide = weights.astype(np.int16 if weights.dtype.itemsize == 1 else np.int64)
-    wide = np.asarray(wide - wide.dtype.type(product.zeros[1]))
+    narrow = np.int16 if weights.dtype.itemsize == 1 else np.int64
+    wide = np.subtract(weights, product.zeros[1], dtype=narrow)
     sums = _summed(wide)
     start = -product.zeros[0] * sums
     scaled = epilogue.find(program, kernel)

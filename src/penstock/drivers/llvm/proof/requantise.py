@@ -284,18 +284,22 @@ def _differing(
 ) -> dict[int, int] | None:
     """The sums of one channel whose result differs, and by how much; None if they are too many.
 
-    Both functions rise: if they agree at the ends of a window around each step, they agree between
-    the windows.
+    Both functions rise, and the true one is constant between its steps: if they agree just before
+    and at a step, or at the ends of a window around it, they agree between.
     """
-    centres = steps.at[channel][steps.live[channel]]
-    around = np.append(centres, 0)[:, None] + np.arange(-WINDOW, WINDOW + 1)
-    sums = np.unique(around.reshape(-1))
     a, above, below = (v[channel] for v in (line.a, line.above, line.below))
     one = Line(a, above, below, line.down)
+    live = steps.live[channel]
+    at = steps.at[channel][live]
+    wrong = (one.at(at[None])[0] < levels[live]) | (one.at(at[None] - 1)[0] >= levels[live])
+    centres = at[wrong]
+    # Where c changes, a window as well.
+    around = np.append(centres, 0)[:, None] + np.arange(-WINDOW, WINDOW + 1)
+    sums = np.unique(around.reshape(-1))
     true = rescale(sums, multiplier.mantissas[channel], multiplier.shifts[channel])
     low, high = int(levels[0]) - 1, int(levels[-1])
     delta = np.clip(true, low, high) - np.clip(one.at(sums[None, :])[0], low, high)
-    ends = np.isin(sums, centres + WINDOW) | np.isin(sums, centres - WINDOW)
+    ends = np.isin(sums, around[:, [0, -1]])
     places = np.flatnonzero(delta)
     if len(places) > MOST_EXCEPTIONS or ends[places].any():
         return None

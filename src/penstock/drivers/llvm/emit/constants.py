@@ -1,0 +1,43 @@
+"""The constants of a module: packed arrays one behind the other, equal ones once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from penstock.ir import NDArray
+
+ALIGNMENT: Final = 64
+"""The alignment of each array, in bytes."""
+
+ENDS: Final = 64
+"""How many bytes at both ends of an array are looked up before whole arrays are compared."""
+
+
+class Constants:
+    """Collects arrays. Each is kept as it is until `joined` copies all of them once."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._parts: list[memoryview | bytes] = []
+        self._known: dict[tuple[int, bytes, bytes], list[tuple[int, memoryview]]] = {}
+
+    def add(self, array: NDArray) -> int:
+        """The offset of the bytes of *array*, which must not change any more."""
+        flat = np.ascontiguousarray(array).reshape(-1)
+        view = memoryview(flat.view(np.uint8)) if flat.size else memoryview(b"")
+        same = self._known.setdefault((len(view), bytes(view[:ENDS]), bytes(view[-ENDS:])), [])
+        for offset, other in same:
+            if other == view:
+                return offset
+        gap = -self.size % ALIGNMENT
+        offset = self.size + gap
+        self._parts += [bytes(gap), view]
+        self.size = offset + len(view)
+        same.append((offset, view))
+        return offset
+
+    def joined(self) -> bytes:
+        """All bytes."""
+        return b"".join(self._parts)
