@@ -101,7 +101,7 @@ class LlvmDevice(EngineDevice):
         constants: np.ndarray,
         report: hal.CacheReport,
     ) -> LlvmPreparedModel:
-        from penstock.drivers.llvm.loading import load
+        from penstock.drivers.llvm.load import load
         from penstock.drivers.llvm.prepared import Code, Executable, LlvmPreparedModel
 
         loaded = Code(manifest, load(code), constants)

@@ -13,7 +13,7 @@ from penstock.driverkit.engine import check_limits
 from penstock.driverkit.engine_model import EngineModel, Inputs, Outputs, RunPool
 from penstock.drivers.llvm.artefact import Manifest
 from penstock.drivers.llvm.frame import WHOLE, WORDS, Word
-from penstock.drivers.llvm.loading import Image
+from penstock.drivers.llvm.load import Image
 from penstock.errors import GeneralFailure
 from penstock.hal import ExecutionConfig
 from penstock.ir import DType, NDArray
@@ -47,23 +47,19 @@ def address_of(array: NDArray) -> int:
 class Code:
     """The code of one model, loaded: *image* is the code, *constants* what it reads.
 
-    Runs hold it: it is unmapped once the model is closed and the last run has ended.
+    Runs hold it: the image is unmapped once the model is closed and the last run has ended.
     """
 
     def __init__(self, manifest: Manifest, image: Image, constants: NDArray) -> None:
         self.manifest = manifest
         self.constants = constants if address_of(constants) % ALIGNMENT == 0 else moved(constants)
         self._image = image
-        self.entry = ENTRY(image.symbol("run"))
+        self.entry = ENTRY(image.address("run"))
         self.process = os.getpid()
 
     def unusable(self) -> str | None:
         """Why this process cannot run the code: it was forked from the one that loaded it."""
         return None if self.process == os.getpid() else FORKED
-
-    def __del__(self) -> None:
-        if (image := getattr(self, "_image", None)) is not None:
-            image.close()
 
 
 class Run:
