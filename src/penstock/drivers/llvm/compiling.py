@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.compiler import memory, pipeline
 from penstock.compiler.legalise import legalise
+from penstock.compiler.outputs import with_own_outputs
 from penstock.driverkit.artefact import ports_of
 from penstock.driverkit.engine import check_limits
 from penstock.driverkit.site import Refused
@@ -38,11 +40,16 @@ def compile_model(
 ) -> Compiled:
     """The code of *model*, whose operations are all supported, for *isa*."""
     check_limits(config)
+    ports = ports_of(model)
     try:
-        program = pipeline.upto(legalise(model), LAST, isa.target)
+        program = legalise(model)
+        pairs = zip(program.outputs, ports.forwards, strict=True)
+        computed = tuple(tensor for tensor, source in pairs if source < 0)
+        program = pipeline.upto(replace(program, outputs=computed), LAST, isa.target)
     except Refused as refusal:
         raise GeneralFailure(f"the model cannot be compiled: {refusal}") from refusal
     check_limits(config)
+    program = with_own_outputs(program)
     planned = memory.plan(program)
     made = generate(planned, isa)
     check_limits(config)
@@ -54,7 +61,7 @@ def compile_model(
         for template, kernel in zip(made.templates, program.kernels, strict=True)
     )
     manifest = Manifest(
-        artefact.SCHEMA, engine, ports_of(model), isa.name, isa.features, made.arena,
+        artefact.SCHEMA, engine, ports, isa.name, isa.features, made.arena,
         len(made.constants), kernels,
     )  # fmt: skip
     return Compiled(manifest, code, made.constants)
