@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -21,9 +21,6 @@ from penstock.errors import GeneralFailure
 from penstock.hal import PrepareConfig
 from penstock.ir import Model
 
-if TYPE_CHECKING:
-    from penstock.drivers.llvm.device import LlvmDevice
-
 LAST: Final = "tabulate"
 
 
@@ -35,10 +32,10 @@ class Compiled(msgspec.Struct, frozen=True, eq=False):
     constants: bytes
 
 
-def compile_model(
-    device: LlvmDevice, model: Model, isa: Isa, engine: str, config: PrepareConfig
-) -> Compiled:
-    """The code of *model*, whose operations are all supported, for *isa*."""
+def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) -> Compiled:
+    """The code of *model*, whose operations are all supported, for *isa*. *engine* is the version
+    of llvmlite.
+    """
     check_limits(config)
     ports = ports_of(model)
     try:
@@ -53,7 +50,6 @@ def compile_model(
     planned = memory.plan(program)
     made = generate(planned, isa)
     check_limits(config)
-    device.count(compiles=1)
     code = backend.compile_object(made.text, isa)
     check_limits(config)
     kernels = tuple(

@@ -79,7 +79,8 @@ class LlvmDevice(EngineDevice):
 
         if not (engine := engine_version()):
             raise DeviceUnavailable(f"llvmlite is not installed: {INSTALL}")
-        made = compile_model(self, model, processor.chosen(), engine, config)
+        self.count(compiles=1)
+        made = compile_model(model, processor.chosen(), engine, config)
         saved = self.save(config, lambda: artefact.pack(made.manifest, made.code, made.constants))
         constants = np.frombuffer(made.constants, np.uint8)
         return self._prepared(made.manifest, made.code, constants, report_of(saved))
