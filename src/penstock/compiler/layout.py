@@ -70,6 +70,7 @@ def own_inputs(program: Program, stored: DType | None) -> Program:
                 identity(value.dtype),
                 identity(value.dtype),
                 Access(names[tensor], axes),
+                sums=value.dtype,
             )
         )
     kernels = [

@@ -126,14 +126,10 @@ class Builder:
     def finish(self) -> Program:
         """The program, after all operations were written."""
         entry = self.model.entry
-        return Program(
-            tuple(self.tensors),
-            self.constants,
-            tuple(self.kernels),
-            tuple(self.operand(i) for i in entry.inputs),
-            tuple(self.operand(i) for i in entry.outputs),
-            self.aliases,
-        )
+        inputs = tuple(self.operand(i) for i in entry.inputs)
+        outputs = tuple(self.operand(i) for i in entry.outputs)
+        kernels, tensors = tuple(self.kernels), tuple(self.tensors)
+        return Program(tensors, self.constants, kernels, inputs, outputs, self.aliases)
 
 
 class Operation:
