@@ -20,6 +20,7 @@ from penstock.testing.doubles import FaultyDevice
 from penstock.testing.lab import LabDevice
 from penstock.testing.loopback import LoopbackDevice, isolated_device
 from tests.checked import count_contract_checks
+from tests.support_llvm import needs_llvm
 from tests.support_onnxruntime import needs_onnxruntime
 from tests.support_openvino import needs_openvino
 from tests.support_xnnpack import needs_litert
@@ -38,12 +39,14 @@ DRIVERS: Final[dict[str, Callable[[], Device]]] = {
     "lab, staged": lambda: LabDevice(mode="staged", uses=2),
     "lab, data files only": lambda: LabDevice(files=(0, 3)),
     "faulty": lambda: FaultyDevice(LabDevice(files=(1, 0)), {"allocate": "always"}),
+    "llvm": lambda: only("llvm"),
     "xnnpack": lambda: only("xnnpack", "xnnpack"),
     "xnnpack-builtin": lambda: only("xnnpack", "xnnpack-builtin"),
     "onnxruntime-cpu": lambda: only("onnxruntime", "onnxruntime-cpu"),
     "openvino-cpu": lambda: only("openvino", "openvino-cpu"),
 }
 ENGINES: Final[dict[str, pytest.MarkDecorator]] = {
+    "llvm": needs_llvm,
     "xnnpack": needs_litert,
     "xnnpack-builtin": needs_litert,
     "onnxruntime-cpu": needs_onnxruntime,
@@ -74,6 +77,7 @@ ISOLATED: Final = {
     "lab, staged": "penstock.testing.loopback:lab_staged",
     "lab, data files only": "penstock.testing.loopback:lab_data_files",
     "faulty": "penstock.testing.loopback:faulty",
+    "llvm": "penstock.drivers.llvm:create",
     "xnnpack": "penstock.drivers.xnnpack:create",
     "xnnpack-builtin": "penstock.drivers.xnnpack:create",
     "onnxruntime-cpu": "penstock.drivers.onnxruntime:create",
