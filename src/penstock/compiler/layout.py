@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from penstock.compiler.expression import Expression, Number, Scope, identity
 from penstock.compiler.fold import fold_unused
 from penstock.compiler.interpreter import product_of
-from penstock.compiler.legalise.layers import product
+from penstock.compiler.legalise.products import product
 from penstock.compiler.program import Access, Kernel, Position, Program, Tensor, along
 from penstock.compiler.rewriting import Uses, rebuilt
 from penstock.compiler.target import Target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.compiler.legalise import elementwise, layers, moving, reductions
+from penstock.compiler.legalise import elementwise, layers, matrices, moving, reductions
 from penstock.compiler.legalise.builder import RULES, Builder, Operation, Rule, legal
 from penstock.compiler.program import Program
 from penstock.driverkit.site import Refused, Site, make_sites
@@ -11,7 +11,7 @@ from penstock.ir import Model
 
 __all__ = ["RULES", "Builder", "Operation", "judge", "legal", "legalise"]
 
-_FAMILIES = elementwise, layers, moving, reductions
+_FAMILIES = elementwise, layers, matrices, moving, reductions
 
 
 def rule_of(site: Site) -> Rule:

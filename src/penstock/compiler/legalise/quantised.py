@@ -127,9 +127,9 @@ class Finish:
         self.extras: list[Access] = []
         self._steps: list[str] = []
 
-    def read(self, tensor: int) -> int:
-        """Reads element [channel] of the vector *tensor*; returns its argument number."""
-        self.extras.append(Access(tensor, (self._channel,)))
+    def read(self, tensor: int, axes: Sequence[Position] | None = None) -> int:
+        """Reads *tensor* at *axes* (None: a vector at [channel]); returns its argument number."""
+        self.extras.append(Access(tensor, (self._channel,) if axes is None else tuple(axes)))
         self._dtypes.append(self._operation.build.tensors[tensor].dtype)
         return len(self._dtypes) - 1
 
