@@ -1,0 +1,1 @@
+"""How generated code runs: the team of threads, stopped runs, measured runs."""
