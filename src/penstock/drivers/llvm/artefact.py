@@ -27,7 +27,9 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     *engine* is the version of llvmlite that compiled it. *instructions* is the name of the
     instruction set, *features* what the code uses of the processor. *arena* and *constants* are
     sizes in bytes. *kernels* has for each kernel, in their order, its template, its name and the
-    operations of the model that it computes.
+    operations of the model that it computes; *work* its multiply-accumulates and the type of their
+    sums. *shared* says whether threads share a run, *images* whether a run may compute several
+    images, and *estimate_ns* about how long a run of one takes on one thread.
     """
 
     schema: int
@@ -38,6 +40,10 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     arena: int
     constants: int
     kernels: tuple[tuple[str, str, tuple[int, ...]], ...]
+    work: tuple[tuple[int, str], ...]
+    shared: bool
+    images: bool
+    estimate_ns: int
 
 
 def pack(manifest: Manifest, code: bytes, constants: bytes) -> tuple[Sequence[bytes], list[bytes]]:

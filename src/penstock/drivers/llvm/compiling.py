@@ -15,6 +15,7 @@ from penstock.driverkit.engine import check_limits
 from penstock.driverkit.site import Refused
 from penstock.drivers.llvm import artefact, backend
 from penstock.drivers.llvm.artefact import Manifest
+from penstock.drivers.llvm.emit.cost import products
 from penstock.drivers.llvm.emit.module import generate
 from penstock.drivers.llvm.isa.record import Isa
 from penstock.errors import GeneralFailure
@@ -56,8 +57,9 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
         (template, kernel.name, kernel.origin)
         for template, kernel in zip(made.templates, program.kernels, strict=True)
     )
+    work = tuple((products(kernel), kernel.sums.value) for kernel in program.kernels)
     manifest = Manifest(
         artefact.SCHEMA, engine, ports, isa.name, isa.features, made.arena,
-        len(made.constants), kernels,
+        len(made.constants), kernels, work, made.shared, made.images, made.estimate_ns,
     )  # fmt: skip
     return Compiled(manifest, code, made.constants)

@@ -16,6 +16,7 @@ from penstock.errors import DeviceUnavailable, OtherVersion
 from penstock.ir import Model
 from penstock.knobs import DriverSetting
 from penstock.sealed import LoadedEntry, Seal
+from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
     from penstock.driverkit.site import Site
@@ -83,7 +84,7 @@ class LlvmDevice(EngineDevice):
         made = compile_model(model, processor.chosen(), engine, config)
         saved = self.save(config, lambda: artefact.pack(made.manifest, made.code, made.constants))
         constants = np.frombuffer(made.constants, np.uint8)
-        return self._prepared(made.manifest, made.code, constants, report_of(saved))
+        return self._prepared(made.manifest, made.code, constants, report_of(saved), config)
 
     def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> LlvmPreparedModel:
         model, data = entry.model[0], entry.data[0]
@@ -93,7 +94,7 @@ class LlvmDevice(EngineDevice):
             raise OtherVersion(f"the artefact is of llvmlite {manifest.engine}, and this is {own}")
         self.count(loads=1)
         constants = np.frombuffer(data, np.uint8)
-        return self._prepared(manifest, code, constants, hal.CacheReport())
+        return self._prepared(manifest, code, constants, hal.CacheReport(), config)
 
     def _prepared(
         self,
@@ -101,11 +102,14 @@ class LlvmDevice(EngineDevice):
         code: bytes | memoryview,
         constants: np.ndarray,
         report: hal.CacheReport,
+        config: hal.PrepareConfig,
     ) -> LlvmPreparedModel:
         from penstock.drivers.llvm.load import load
-        from penstock.drivers.llvm.prepared import Code, Executable, LlvmPreparedModel
+        from penstock.drivers.llvm.prepared import LlvmPreparedModel
+        from penstock.drivers.llvm.run.code import Code
+        from penstock.drivers.llvm.run.running import Executable
 
-        loaded = Code(manifest, load(code), constants)
+        loaded = Code(manifest, load(code), constants, allowed_threads(config.num_threads))
         return LlvmPreparedModel(self, manifest.ports, report, Executable(loaded))
 
 

@@ -80,6 +80,8 @@ class Executable:
             raise _refused(error, size) from error
         self.size = size
         self._unmap = weakref.finalize(self, chosen.unmap, self.address, size)
+        # At the end of the program, threads may still wait in the code.
+        self._unmap.atexit = False
         try:
             chosen.fill(self.address, contents(self.address))
             chosen.seal(self.address, code, size)

@@ -33,6 +33,8 @@ SPINS: Final = 300
 SPINS_CROWDED: Final = 1
 """The same with more threads than processors: whoever spins then keeps another from working."""
 
+MOST_THREADS: Final = MOST_WORKERS + 1
+
 PATIENCE: Final = 1.0
 """Seconds that closing the last model waits for the threads to end."""
 
@@ -44,8 +46,8 @@ _ENTRY: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 class Loaded(Protocol):
     """Loaded object code. It stays mapped as long as this object lives."""
 
-    def symbol(self, name: str) -> int:
-        """The address of a function."""
+    def address(self, name: str) -> int:
+        """The address of the function *name*."""
         ...
 
 
@@ -59,8 +61,8 @@ class Workers:
         self._memory: NDArray = self._room[start : start + size]
         self.address = self._memory.ctypes.data
         self._code = code
-        self._work = _ENTRY(code.symbol("worker"))
-        self._dismiss = _ENTRY(code.symbol("dismiss"))
+        self._work = _ENTRY(code.address("worker"))
+        self._dismiss = _ENTRY(code.address("dismiss"))
         self.threads: list[threading.Thread] = []
         wait, wake = _functions()
         self._set(Team.WAIT, wait)
@@ -71,8 +73,8 @@ class Workers:
         """Starts threads until there are *count*."""
         for number in range(len(self.threads), min(count, MOST_WORKERS)):
             thread = threading.Thread(
-                target=self._work,
-                args=(self.address, self.box(number)),
+                target=_serve,
+                args=(self, number),
                 name=f"penstock-llvm-{number + 1}",
                 daemon=True,
             )
@@ -86,6 +88,10 @@ class Workers:
     def box(self, number: int) -> int:
         """The address of the memory of worker *number*."""
         return self.address + TEAM_BYTES + number * BOX_BYTES
+
+    def serve(self, number: int) -> None:
+        """What worker *number* does, until the team ends."""
+        self._work(self.address, self.box(number))
 
     def end(self) -> None:
         """Tells the threads to end. No run uses them, and none will."""
@@ -175,10 +181,18 @@ settle: Final = _process.settle
 size: Final = _process.size
 
 
+def _serve(workers: Workers, number: int) -> None:
+    # The argument keeps the team's memory and code as long as the thread uses them.
+    workers.serve(number)
+
+
 def _functions() -> tuple[int, int]:
     """The addresses of the system's functions that wait for a word and wake for it."""
     system = SLEEPING[sys.platform]
     library: Any = ctypes
     opened = library.WinDLL(system.library) if system.library else ctypes.CDLL(None)
-    found = [ctypes.cast(getattr(opened, n), ctypes.c_void_p).value for n in (system.wait, system.wake)]
-    return found[0] or 0, found[1] or 0
+    wait, wake = (
+        ctypes.cast(getattr(opened, name), ctypes.c_void_p).value or 0
+        for name in (system.wait, system.wake)
+    )
+    return wait, wake

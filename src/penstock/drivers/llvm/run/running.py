@@ -1,0 +1,90 @@
+"""Runs of loaded code: a frame, an arena and the addresses of the arguments."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
+from penstock.drivers.llvm.frame import WHOLE, WORDS, Word
+from penstock.drivers.llvm.run import stop
+from penstock.drivers.llvm.run.code import Code, address_of, aligned
+from penstock.errors import GeneralFailure
+from penstock.hal import ExecutionConfig
+from penstock.ir import DType, NDArray
+
+
+class Run:
+    """One frame with its arena, used by one caller at a time. *timed*: `times` has, after a run,
+    the time stamps of its kernels.
+    """
+
+    def __init__(self, code: Code, *, timed: bool = False) -> None:
+        ports = code.manifest.ports
+        computed = [
+            p for p, source in zip(ports.outputs, ports.forwards, strict=True) if source < 0
+        ]
+        self._code, self._entry = code, code.entry
+        self._given = len(ports.inputs)
+        self._computed = computed
+        self._unwanted: dict[int, NDArray] = {}
+        self._ports: Any = (ctypes.c_uint64 * (self._given + len(computed)))()
+        self._arena = aligned(code.manifest.arena)
+        self._stop = np.zeros(1, np.int32)
+        self._is_brief = code.manifest.estimate_ns < stop.BRIEF_NS
+        self.times = np.zeros(len(code.manifest.kernels) + 1 if timed else 0, np.int64)
+        self._frame = frame = aligned(8 * WORDS).view(np.uint64)
+        frame[...] = 0
+        frame[Word.PORTS] = ctypes.addressof(self._ports)
+        frame[Word.ARENA] = address_of(self._arena)
+        frame[Word.CONSTANTS] = address_of(code.constants)
+        frame[Word.STOP] = address_of(self._stop)
+        frame[Word.TIMES] = address_of(self.times) if timed else 0
+        frame[Word.TEAM] = code.team
+        frame[Word.HIGH] = WHOLE
+        frame[Word.THREADS] = code.threads
+        frame[Word.IMAGES] = 1
+        self._at = address_of(frame)
+
+    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
+        """Runs once. Raises `Cancelled` or `MissedDeadlineTransient` if it is stopped; the next
+        run is not affected.
+        """
+        ports = self._ports
+        at = 0
+        for array in inputs:
+            ports[at] = array.__array_interface__["data"][0]
+            at += 1
+        for wanted in outputs:
+            array = self._room(at) if wanted is None else wanted
+            ports[at] = array.__array_interface__["data"][0]
+            at += 1
+        if self._is_brief or (config.deadline_ns is None and config.cancel is None):
+            if status := self._entry(self._at):
+                raise GeneralFailure(f"the code ended with status {status}")
+            return
+        stop.enter(self._stop, config)
+        try:
+            status = self._entry(self._at)
+        finally:
+            stop.leave(self._stop)
+            self._stop[0] = 0
+        if status:
+            stop.raise_reason(config)
+
+    def _room(self, at: int) -> NDArray:
+        """Memory for an output that the caller does not want."""
+        if at not in self._unwanted:
+            port = self._computed[at - self._given]
+            self._unwanted[at] = np.empty(port.shape, DType(port.dtype).numpy)
+        return self._unwanted[at]
+
+
+class Executable(RunPool[Run]):
+    """The runs of *code*."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(lambda: Run(code), code.unusable)
+        self.code = code
