@@ -30,17 +30,39 @@ def _error_function(x: NDArray) -> NDArray:
     return np.asarray(_erf(x.astype(np.float64)).astype(x.dtype)) if x.size else x
 
 
+def _maximum(a: NDArray, b: NDArray) -> NDArray:
+    """The larger one; the second of two floats if either is NaN."""
+    return np.where(a > b, a, b) if a.dtype.kind == "f" else np.maximum(a, b)
+
+
+def _minimum(a: NDArray, b: NDArray) -> NDArray:
+    """The smaller one; the second of two floats if either is NaN."""
+    return np.where(a < b, a, b) if a.dtype.kind == "f" else np.minimum(a, b)
+
+
+def _not(x: NDArray) -> NDArray:
+    return np.logical_not(x) if x.dtype == np.bool_ else np.invert(x)
+
+
 def _divide(a: NDArray, b: NDArray) -> NDArray:
-    """Integers are truncated toward zero; a quotient by zero is 0 here, and the kernel checks."""
+    """Integers are truncated toward zero; a divisor of 0 counts as 1. The one quotient that int32
+    does not hold saturates.
+    """
     if a.dtype.kind == "f":
         return np.asarray(np.divide(a, b))
-    safe = np.where(b == 0, 1, b).astype(np.int64)
-    size = np.abs(a.astype(np.int64)) // np.abs(safe)
-    return np.where((a < 0) ^ (b < 0), -size, size)
+    safe = np.where(b == 0, 1, b)
+    if a.dtype.kind == "u":
+        return np.asarray(a // safe)
+    wide, divisor = a.astype(np.int64), safe.astype(np.int64)
+    quotient = wide // divisor
+    quotient += (quotient * divisor != wide) & ((wide < 0) != (divisor < 0))
+    return np.minimum(quotient, 2**31 - 1) if a.dtype == np.int32 else quotient
 
 
 def _modulo(a: NDArray, b: NDArray) -> NDArray:
-    """The remainder with the sign of *b* (of a quotient rounded down)."""
+    """The remainder with the sign of *b* (of a quotient rounded down). An integer divisor of 0
+    counts as 1.
+    """
     if a.dtype.kind == "f":
         return np.asarray(np.mod(a, b))
     return np.asarray(np.mod(a, np.where(b == 0, 1, b)))
@@ -85,12 +107,12 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
     "less_equal": np.less_equal,
     "log": np.log,
     "logistic": _logistic,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
+    "maximum": _maximum,
+    "minimum": _minimum,
     "mod": _modulo,
     "mul": np.multiply,
     "neg": np.negative,
-    "not": np.logical_not,
+    "not": _not,
     "or": np.bitwise_or,
     "power": np.power,
     "rescale": _rescale,
@@ -136,12 +158,21 @@ def _step(step: Step, given: Sequence[NDArray], tables: Callable[[int], NDArray]
         return np.asarray(tables(int(step.value or 0))[given[0]])
     if step.operation == "cast":
         return _cast(given[0], step.dtype)
+    if step.operation == "bitcast":
+        return np.asarray(given[0]).view(dtype)
     result = np.asarray(FUNCTIONS[step.operation](*given))
     return result if result.dtype == dtype else result.astype(dtype)
 
 
 def _cast(x: NDArray, dtype: DType) -> NDArray:
-    """Floats become integers as in C where these represent them; NaN becomes 0."""
-    if x.dtype.kind == "f" and dtype.is_integer:
-        x = np.nan_to_num(np.trunc(x), nan=0.0).astype(np.int64)
-    return np.asarray(x.astype(dtype.numpy))
+    """Floats are truncated and saturate at the type's limits, NaN becomes 0. Integers of 8 and 16
+    bits are made from int32, and wrap.
+    """
+    if x.dtype.kind != "f" or not dtype.is_integer:
+        return np.asarray(x.astype(dtype.numpy))
+    middle = dtype.numpy if dtype.numpy.itemsize >= 4 else np.dtype(np.int32)
+    limits = np.iinfo(middle)
+    whole = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
+    above = whole >= float(limits.max)
+    inside = np.where(above, 0, np.maximum(whole, float(limits.min)))
+    return np.where(above, limits.max, inside.astype(middle)).astype(dtype.numpy)

@@ -20,7 +20,7 @@ Number: TypeAlias = "int | float | bool"
 UNARY: Final = frozenset([
     "neg", "abs", "sign", "floor", "ceil", "trunc", "round_even", "round_away", "sqrt", "rsqrt",
     "exp", "log", "sin", "cos", "tanh", "logistic", "expm1", "erf", "not", "cast",
-    "leading_zeros",
+    "bitcast", "leading_zeros",
 ])  # fmt: skip
 BINARY: Final = frozenset([
     "add", "sub", "mul", "div", "mod", "power", "minimum", "maximum", "less", "less_equal",
@@ -127,9 +127,20 @@ class Value:
         return self.scope.add("cast", self, dtype=dtype)
 
     def clamp(self, low: Number | None, high: Number | None) -> Value:
-        """The value within *low* and *high*; None does not bound it."""
-        value = self if low is None else self.apply("maximum", low)
-        return value if high is None else value.apply("minimum", high)
+        """The value within *low* and *high*; None does not bound it. NaN stays NaN."""
+        value = self if low is None else self.bounded("maximum", low)
+        return value if high is None else value.bounded("minimum", high)
+
+    def bounded(self, operation: str, bound: Number) -> Value:
+        """The `maximum` or `minimum` of this value and *bound*. NaN stays NaN."""
+        if not self.dtype.is_float:
+            return self.apply(operation, bound)
+        # The second of two floats is the result where one of them is NaN.
+        return self.scope.constant(bound, self.dtype).apply(operation, self)
+
+    def bitcast(self, dtype: DType) -> Value:
+        """The bits of this value as *dtype*, which is as wide."""
+        return self.scope.add("bitcast", self, dtype=dtype)
 
 
 class Scope:
@@ -148,6 +159,7 @@ class Scope:
     def constant(self, value: Number, dtype: DType) -> Value:
         """The number *value* as *dtype*."""
         exact = float(value) if dtype.is_float else bool(value) if dtype is DType.BOOL else value
+        exact = exact if isinstance(exact, bool | float) else int(exact)
         return self.step(Step("constant", (), dtype, exact))
 
     def add(

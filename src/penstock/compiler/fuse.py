@@ -38,7 +38,8 @@ def fuse(program: Program) -> Program:
         while changed:
             changed = False
             for access in dict.fromkeys(a.tensor for a in (*kernel.reads, *kernel.extras)):
-                if access in program.aliases or not uses.is_private(access):
+                through = {p.through for a in kernel.accesses for p in a.axes}
+                if access in program.aliases or access in through or not uses.is_private(access):
                     continue
                 maker = kernels[makers[access]] if access in makers else None
                 if maker is None or makers[access] == index:

@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from penstock.compiler.arithmetic import evaluate
 from penstock.compiler.program import NEUTRAL, Access, Kernel, Position, Program
+from penstock.errors import GeneralFailure
 from penstock.interrupts import polled
 from penstock.ir import DType, NDArray
 
@@ -24,8 +25,14 @@ CHUNK: Final = 1 << 24
 
 
 def run(program: Program, inputs: Sequence[NDArray]) -> list[NDArray]:
-    """The outputs of *program* for arrays in the shapes of its inputs."""
-    return [Run(program, inputs).evaluated(i) for i in program.outputs]
+    """The outputs of the model for arrays in the shapes of its inputs. Raises `GeneralFailure` with
+    the message of a flag that is true.
+    """
+    done = Run(program, inputs)
+    for flag, message in zip(program.flags, program.failures, strict=True):
+        if done.evaluated(flag).any():
+            raise GeneralFailure(message)
+    return [done.evaluated(i) for i in program.results]
 
 
 class Run:
@@ -125,7 +132,7 @@ class Run:
         for axis, position in enumerate(axes):
             if position.through is not None:
                 chosen = self.evaluated(position.through)
-                array = np.take(array, chosen, axis)
+                array = np.take(array, chosen, axis, mode="clip")
                 axes[axis] = Position(position.offset, position.steps)
         if access.fill is not None:
             spans = [p.span(sizes) for p in axes]

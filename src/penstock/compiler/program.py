@@ -38,7 +38,9 @@ class Tensor(Struct, frozen=True):
 class Position(Struct, frozen=True, array_like=True):
     """A position along one axis of a tensor: *offset* plus the sum of loop * step.
 
-    *through* is a vector of positions, a constant tensor: the position is its element at that sum.
+    *through* is an int32 vector: the position is its element at that sum. Elements of a vector that
+    is not constant are clamped to the axis, so that no read leaves the tensor. A flag of
+    `Program.failures` says that an element lay outside.
     """
 
     offset: int = 0
@@ -117,6 +119,10 @@ class Program(Struct, frozen=True, eq=False):
     elements it is, in the same order, in another shape. *inputs* and *outputs* are those of the
     model's entry, in its order. A tensor that is not constant, an input or an alias is written by
     kernels, each element once, before it is read.
+
+    *failures* are messages of the last outputs, flags of type bool and shape [1] that follow those
+    of the model. A run whose flag is true has failed, with that message: its inputs were such that
+    the operation has no result.
     """
 
     tensors: tuple[Tensor, ...]
@@ -125,6 +131,17 @@ class Program(Struct, frozen=True, eq=False):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     aliases: Mapping[int, int]
+    failures: tuple[str, ...] = ()
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """The outputs of the model: *outputs* without flags."""
+        return self.outputs[: len(self.outputs) - len(self.failures)]
+
+    @property
+    def flags(self) -> tuple[int, ...]:
+        """The flags of *failures*, in their order."""
+        return self.outputs[len(self.outputs) - len(self.failures) :]
 
     def root(self, tensor: int) -> int:
         """The tensor whose elements *tensor* has."""

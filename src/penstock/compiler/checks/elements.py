@@ -24,7 +24,9 @@ def spread(elements: int, step: int, count: int) -> int:
 
 
 def along_axis(program: Program, position: Position, sizes: Sequence[int]) -> list[int]:
-    """The positions along an axis, each once, in rising order; some may lie outside the tensor."""
+    """The positions along an axis, each once, in rising order; some may lie outside the tensor.
+    *through*, if there is one, is constant.
+    """
     low, high = position.span(tuple(sizes))
     reached, offset = 1, position.offset - low
     for loop, step in position.steps:
@@ -53,7 +55,12 @@ def reached(program: Program, access: Access, sizes: Sequence[int]) -> int:
     elements = 1
     for axis in reversed(range(len(shape))):
         inner, elements = elements, 0
-        for place in along_axis(program, access.axes[axis], sizes):
+        position = access.axes[axis]
+        table = None if position.through is None else program.root(position.through)
+        # Positions that a run computes may be any.
+        known = table is None or table in program.constants
+        places = along_axis(program, position, sizes) if known else range(shape[axis])
+        for place in places:
             if 0 <= place < shape[axis]:
                 elements |= inner << (place * strides[axis])
     return elements

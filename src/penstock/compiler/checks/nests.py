@@ -107,11 +107,12 @@ def _position_fault(
         return f"through table {position.through}, which is no tensor,"
     table = program.constants.get(program.root(position.through))
     name = tensor_name(program, position.through)
-    if table is None or table.dtype.kind != "i":
-        return f"through {name}, which is no constant of whole numbers,"
-    count = table.size
+    tensor = program.tensors[position.through]
+    if tensor.dtype is not DType.INT32 or len(tensor.shape) != 1:
+        return f"through {name}, which is no vector of int32,"
+    count = tensor.shape[0]
     if not filled and not 0 <= low <= high < count:
         return f"through elements {low} to {high} of {name}"
-    if count and not 0 <= int(table.min()) <= int(table.max()) < size:
+    if table is not None and count and not 0 <= int(table.min()) <= int(table.max()) < size:
         return f"at positions {table.min()} to {table.max()} of {size}, from {name},"
     return None

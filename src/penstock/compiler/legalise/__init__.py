@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.compiler.legalise import elementwise, layers, matrices, moving, reductions
+from penstock.compiler.legalise import (
+    elementwise,
+    halves,
+    layers,
+    matrices,
+    moving,
+    reductions,
+)
 from penstock.compiler.legalise.builder import RULES, Builder, Operation, Rule, legal
 from penstock.compiler.program import Program
 from penstock.driverkit.site import Refused, Site, make_sites
@@ -24,8 +31,23 @@ def rule_of(site: Site) -> Rule:
 
 def judge(site: Site) -> None:
     """Raises `Refused` unless there are kernels for *site*. Reads no large constants."""
-    builder = Builder(site.model, judging=True)
-    rule_of(site)(Operation(builder, site))
+    write(Builder(site.model, judging=True), site)
+
+
+def write(builder: Builder, site: Site) -> None:
+    """Writes the kernels of *site*. An operation without kernels for float16 is computed in
+    float32.
+    """
+    rule, before = rule_of(site), builder.mark()
+    try:
+        rule(Operation(builder, site))
+    except Refused:
+        if not halves.has_halves(site):
+            raise
+        builder.undo(before)
+        wide = halves.WideOperation(builder, site)
+        rule(wide)
+        wide.finish()
 
 
 def legalise(model: Model) -> Program:
@@ -33,5 +55,5 @@ def legalise(model: Model) -> Program:
     builder = Builder(model)
     for site in polled(make_sites(model)):
         builder.begin(site.index)
-        rule_of(site)(Operation(builder, site))
+        write(builder, site)
     return builder.finish()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.compiler.expression import Expression, Number, identity
 from penstock.compiler.program import (
@@ -52,8 +53,21 @@ class Builder:
         self.constants: dict[int, NDArray] = {}
         self.kernels: list[Kernel] = []
         self.aliases: dict[int, int] = {}
+        self.failures: list[tuple[int, str]] = []
         self._numbers: dict[int, int] = {}
         self._origin: tuple[int, ...] = ()
+
+    def mark(self) -> tuple[int, int, int]:
+        """The state that `undo` returns to."""
+        return len(self.tensors), len(self.kernels), len(self.failures)
+
+    def undo(self, mark: tuple[int, int, int]) -> None:
+        """Removes everything that was added since *mark*."""
+        tensors, kernels, failures = mark
+        del self.tensors[tensors:], self.kernels[kernels:], self.failures[failures:]
+        self.constants = {t: a for t, a in self.constants.items() if t < tensors}
+        self.aliases = {t: s for t, s in self.aliases.items() if t < tensors and s < tensors}
+        self._numbers = {i: t for i, t in self._numbers.items() if t < tensors}
 
     def operand(self, index: int) -> int:
         """The tensor of operand *index* of the entry."""
@@ -123,13 +137,38 @@ class Builder:
         """Adds a kernel that copies elements."""
         self.emit(name, loops, [source], identity(self.tensors[source.tensor].dtype), write)
 
+    def fail_where(self, message: str, reads: Sequence[Access], wrong: Expression) -> None:
+        """The run fails with *message* if *wrong* is true of any of the elements that *reads* name.
+        The loops are the axes of the first of them.
+        """
+        sizes = self.tensors[reads[0].tensor].shape
+        flag = self.tensor(DType.BOOL, (1,))
+        inner = [
+            replace(
+                a,
+                axes=tuple(
+                    replace(p, steps=tuple((loop + 1, s) for loop, s in p.steps)) for p in a.axes
+                ),
+            )
+            for a in reads
+        ]
+        self.emit("check", (1,), inner, wrong, Access(flag, along(0)), reduced=sizes, combine="any")
+        self.failures.append((flag, message))
+
     def finish(self) -> Program:
         """The program, after all operations were written."""
         entry = self.model.entry
         inputs = tuple(self.operand(i) for i in entry.inputs)
         outputs = tuple(self.operand(i) for i in entry.outputs)
-        kernels, tensors = tuple(self.kernels), tuple(self.tensors)
-        return Program(tensors, self.constants, kernels, inputs, outputs, self.aliases)
+        return Program(
+            tuple(self.tensors),
+            self.constants,
+            tuple(self.kernels),
+            inputs,
+            (*outputs, *(flag for flag, _ in self.failures)),
+            self.aliases,
+            tuple(message for _, message in self.failures),
+        )
 
 
 class Operation:
@@ -137,6 +176,11 @@ class Operation:
 
     def __init__(self, builder: Builder, site: Site) -> None:
         self.build, self.site = builder, site
+
+    @property
+    def is_half(self) -> bool:
+        """Whether float32 operands stand for float16 ones."""
+        return False
 
     def tensor(self, position: int = 0) -> int:
         """The tensor of input *position*."""

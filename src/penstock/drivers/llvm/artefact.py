@@ -29,7 +29,9 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     sizes in bytes. *kernels* has for each kernel, in their order, its template, its name and the
     operations of the model that it computes; *work* its multiply-accumulates and the type of their
     sums. *shared* says whether threads share a run, *images* whether a run may compute several
-    images, and *estimate_ns* about how long a run of one takes on one thread.
+    images, and *estimate_ns* about how long a run of one takes on one thread. *failures* are the
+    messages of the flags, one byte each, whose ports follow those of the outputs: a run has failed
+    if its flag is set.
     """
 
     schema: int
@@ -44,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     shared: bool
     images: bool
     estimate_ns: int
+    failures: tuple[str, ...] = ()
 
 
 def pack(manifest: Manifest, code: bytes, constants: bytes) -> tuple[Sequence[bytes], list[bytes]]:

@@ -41,9 +41,10 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
     ports = ports_of(model)
     try:
         program = legalise(model)
-        pairs = zip(program.outputs, ports.forwards, strict=True)
+        pairs = zip(program.results, ports.forwards, strict=True)
         computed = tuple(tensor for tensor, source in pairs if source < 0)
-        program = pipeline.upto(replace(program, outputs=computed), LAST, isa.target)
+        program = replace(program, outputs=(*computed, *program.flags))
+        program = pipeline.upto(program, LAST, isa.target)
     except Refused as refusal:
         raise GeneralFailure(f"the model cannot be compiled: {refusal}") from refusal
     check_limits(config)
@@ -61,5 +62,6 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
     manifest = Manifest(
         artefact.SCHEMA, engine, ports, isa.name, isa.features, made.arena,
         len(made.constants), kernels, work, made.shared, made.images, made.estimate_ns,
+        program.failures,
     )  # fmt: skip
     return Compiled(manifest, code, made.constants)

@@ -39,7 +39,7 @@ COMBINES: Final = {"sum": "add", "product": "mul", "any": "or", "all": "and"}
 
 class Axis(Struct, frozen=True):
     """One axis of an access that is more than a stride: its positions come from a table, or lie
-    outside the tensor at times.
+    outside the tensor at times. Those of a table that is *computed* are clamped to the axis.
     """
 
     offset: int
@@ -48,6 +48,7 @@ class Axis(Struct, frozen=True):
     stride: int
     through: int | None
     checked: bool
+    computed: bool = False
 
 
 class Flat(Struct, frozen=True):
@@ -72,8 +73,17 @@ def flat(program: Program, access: Access, sizes: Sequence[int]) -> Flat:
         low, high = position.span(tuple(sizes))
         outside = position.through is None and not (low >= 0 and high < size)
         if position.through is not None:
+            computed = program.root(position.through) not in program.constants
             axes.append(
-                Axis(position.offset, position.steps, size, stride, position.through, False)
+                Axis(
+                    position.offset,
+                    position.steps,
+                    size,
+                    stride,
+                    position.through,
+                    checked=False,
+                    computed=computed,
+                )
             )
             continue
         offset += position.offset * stride
@@ -304,7 +314,8 @@ class Nest:
     def _combined(self, writer: Writer, total: Reg, value: Reg) -> Reg:
         dtype, combine = self.kernel.sums, self.kernel.combine
         step = Step(COMBINES.get(combine, combine), (0, 1), dtype)
-        return writer.step(step, [total, value], [dtype, dtype])
+        # The second of two floats is taken where one is NaN: reductions ignore NaN.
+        return writer.step(step, [value, total], [dtype, dtype])
 
     def _body(self, lanes: int, tail: int | None, shift: int) -> Reg:
         writer = Writer(self.function, lanes, self.machine, self._table)
@@ -426,7 +437,7 @@ class Nest:
         function = self.function
         address = function.at(self._pointer(axis.through or 0), function.mul(position, 4))
         if not factor or lanes == 1:
-            value = function.load("i32", address)
+            value = self._clamped(axis, function.load("i32", address), 1)
             return function.value(f"sext {value} to i64", "i64")
         writer = Writer(function, lanes, self.machine, self._table)
         type_ = vector(lanes, "i32")
@@ -444,7 +455,14 @@ class Nest:
                 "i32",
                 4,
             )
-        return writer.cast(value, DType.INT32, DType.INT64)
+        return writer.cast(self._clamped(axis, value, lanes), DType.INT32, DType.INT64)
+
+    def _clamped(self, axis: Axis, value: Reg, lanes: int) -> Reg:
+        """Positions within *axis*, as int32."""
+        if not axis.computed:
+            return value
+        writer = Writer(self.function, lanes, self.machine, self._table)
+        return writer.clamped(value, 0, axis.size - 1, DType.INT32)
 
     def _inside(self, position: Index, size: int, factor: int, lanes: int) -> Reg:
         """Whether positions lie in an axis of *size* elements."""

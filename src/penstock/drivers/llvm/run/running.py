@@ -30,7 +30,12 @@ class Run:
         self._given = len(ports.inputs)
         self._computed = computed
         self._unwanted: dict[int, NDArray] = {}
-        self._ports: Any = (ctypes.c_uint64 * (self._given + len(computed)))()
+        self._failures = code.manifest.failures
+        self._flags = np.zeros(len(self._failures), np.bool_)
+        places = self._given + len(computed)
+        self._ports: Any = (ctypes.c_uint64 * (places + len(self._flags)))()
+        for at in range(len(self._flags)):
+            self._ports[places + at] = address_of(self._flags) + at
         self._arena = aligned(code.manifest.arena)
         self._stop = np.zeros(1, np.int32)
         self._is_brief = code.manifest.estimate_ns < stop.BRIEF_NS
@@ -49,8 +54,8 @@ class Run:
         self._at = address_of(frame)
 
     def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
-        """Runs once. Raises `Cancelled` or `MissedDeadlineTransient` if it is stopped; the next
-        run is not affected.
+        """Runs once. Raises `Cancelled` or `MissedDeadlineTransient` if it is stopped, and
+        `GeneralFailure` if the inputs have no result; the next run is not affected.
         """
         ports = self._ports
         at = 0
@@ -64,6 +69,7 @@ class Run:
         if self._is_brief or (config.deadline_ns is None and config.cancel is None):
             if status := self._entry(self._at):
                 raise GeneralFailure(f"the code ended with status {status}")
+            self._check_flags()
             return
         stop.enter(self._stop, config)
         try:
@@ -73,6 +79,11 @@ class Run:
             self._stop[0] = 0
         if status:
             stop.raise_reason(config)
+        self._check_flags()
+
+    def _check_flags(self) -> None:
+        if self._failures and self._flags.any():
+            raise GeneralFailure(self._failures[int(self._flags.argmax())])
 
     def _room(self, at: int) -> NDArray:
         """Memory for an output that the caller does not want."""
