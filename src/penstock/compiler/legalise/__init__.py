@@ -9,6 +9,7 @@ from penstock.compiler.legalise import (
     matrices,
     moving,
     reductions,
+    transposed,
 )
 from penstock.compiler.legalise.builder import RULES, Builder, Operation, Rule, legal
 from penstock.compiler.program import Program
@@ -18,7 +19,7 @@ from penstock.ir import Model
 
 __all__ = ["RULES", "Builder", "Operation", "judge", "legal", "legalise"]
 
-_FAMILIES = elementwise, layers, matrices, moving, reductions
+_FAMILIES = elementwise, layers, matrices, moving, reductions, transposed
 
 
 def rule_of(site: Site) -> Rule:
