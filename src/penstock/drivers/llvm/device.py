@@ -105,12 +105,12 @@ class LlvmDevice(EngineDevice):
         config: hal.PrepareConfig,
     ) -> LlvmPreparedModel:
         from penstock.drivers.llvm.load import load
-        from penstock.drivers.llvm.prepared import LlvmPreparedModel
+        from penstock.drivers.llvm.prepared import LlvmPreparedModel, profiler_of
         from penstock.drivers.llvm.run.code import Code
         from penstock.drivers.llvm.run.running import Executable
 
         loaded = Code(manifest, load(code), constants, allowed_threads(config.num_threads))
-        return LlvmPreparedModel(self, manifest.ports, report, Executable(loaded))
+        return LlvmPreparedModel(self, manifest.ports, report, Executable(loaded), profiler_of)
 
 
 def judge(site: Site) -> hal.AccuracyClass:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from penstock.driverkit.engine_model import EngineModel
+from penstock.driverkit.engine_model import EngineModel, Profiler
 from penstock.drivers.llvm.run import team
 from penstock.drivers.llvm.run.running import Executable
+
+
+def profiler_of(executable: Executable) -> Profiler[Any]:
+    """The measured runs of *executable*."""
+    from penstock.drivers.llvm.run.profiling import profiler
+
+    return profiler(executable)
 
 
 class LlvmPreparedModel(EngineModel[Executable]):

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from penstock.compiler.expression import Expression
 from penstock.compiler.memory import Plan, nbytes
 from penstock.compiler.program import Kernel, Program
-from penstock.drivers.llvm.emit import dense, depthwise, team
+from penstock.drivers.llvm.emit import dense, depthwise, peak, team
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, module
 from penstock.drivers.llvm.emit.constants import Constants
-from penstock.drivers.llvm.emit.cost import LEAST_PROGRAM, LEAST_SHARED, nanoseconds
+from penstock.drivers.llvm.emit.cost import LEAST_PROGRAM, LEAST_SHARED, nanoseconds, products
 from penstock.drivers.llvm.emit.nest import Nest
 from penstock.drivers.llvm.emit.team import ALONE, Sleeping
 from penstock.drivers.llvm.emit.template import Template
@@ -183,10 +183,16 @@ class Module:
 
     def text(self) -> str:
         """The module."""
-        runs = ALONE
-        if self.shared and self._system is not None:
-            runs = team.shared(self.isa, self._system)
-        return module([*self.functions.values(), self.entry], [team.ticks(self.isa), runs])
+        others = [team.ticks(self.isa)]
+        system = self._system if self.shared else None
+        others.append(ALONE if system is None else team.shared(self.isa, system))
+        functions = [*self.functions.values(), self.entry]
+        for kind in peak.FUNCTIONS:
+            if any(products(k) and k.sums.value == kind for k in self.program.kernels):
+                function, entry = peak.loop(kind, self.isa)
+                functions.append(function)
+                others.append(entry)
+        return module(functions, others)
 
 
 def generate(plan: Plan, isa: Isa, *, images: bool = False) -> Generated:
