@@ -26,5 +26,7 @@ def with_own_outputs(program: Program) -> Program:
         outputs.append(len(tensors) - 1)
         axes, copied = along(*range(len(value.shape))), identity(value.dtype)
         source, target = Access(tensor, axes), Access(outputs[-1], axes)
-        kernels.append(Kernel("copy", value.shape, (source,), copied, copied, target))
+        kernels.append(
+            Kernel("copy", value.shape, (source,), copied, copied, target, sums=value.dtype)
+        )
     return replace(program, tensors=tuple(tensors), kernels=tuple(kernels), outputs=tuple(outputs))
