@@ -26,7 +26,7 @@ class Constants:
     def add(self, array: NDArray) -> int:
         """The offset of the bytes of *array*, which must not change any more."""
         flat = np.ascontiguousarray(array).reshape(-1)
-        view = memoryview(flat.view(np.uint8)) if flat.size else memoryview(b"")
+        view = flat.view(np.uint8).data if flat.size else memoryview(b"")
         same = self._known.setdefault((len(view), bytes(view[:ENDS]), bytes(view[-ENDS:])), [])
         for offset, other in same:
             if other == view:
