@@ -42,6 +42,7 @@ class _Tables:
     def _expression(self, expression: Expression) -> Expression:
         count = len(expression.arguments)
         leaves = _leaves(expression)
+        kept = _of_two(expression, leaves)
         scope = Scope(*expression.arguments)
         values: dict[int, Value] = {}
 
@@ -54,7 +55,7 @@ class _Tables:
             if number < count:
                 return scope.argument(number)
             cone = _cone(expression, number, leaves[number])
-            if cone is not None and len(cone) >= LEAST_STEPS:
+            if cone is not None and len(cone) >= LEAST_STEPS and number not in kept:
                 (pivot,) = leaves[number]
                 table = self._table(expression, number, pivot)
                 index = value(pivot).cast(DType.UINT8)
@@ -87,6 +88,23 @@ def _leaves(expression: Expression) -> list[frozenset[int]]:
             frozenset({a}) if expression.dtype_of(a) in BYTES else found[a] for a in step.arguments
         ]
         found.append(frozenset().union(*parts))
+    return found
+
+
+def _of_two(expression: Expression, leaves: list[frozenset[int]]) -> set[int]:
+    """The steps within functions of two 8-bit values with an 8-bit result: drivers compute such a
+    function as a whole.
+    """
+    count, found = len(expression.arguments), set[int]()
+    for place, step in enumerate(expression.steps):
+        if step.dtype not in BYTES or len(leaves[count + place]) != 2:
+            continue
+        left = list(step.arguments)
+        while left:
+            at = left.pop()
+            if at >= count and at not in found and expression.dtype_of(at) not in BYTES:
+                found.add(at)
+                left.extend(expression.steps[at - count].arguments)
     return found
 
 

@@ -15,7 +15,15 @@ from msgspec import Struct
 
 from penstock.compiler.program import Kernel, Program
 from penstock.drivers.llvm.emit import epilogue
-from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Index, Reg, mask_of, vector
+from penstock.drivers.llvm.emit.assembler import (
+    SCALARS,
+    Function,
+    Index,
+    Reg,
+    mask_of,
+    splatted,
+    vector,
+)
 from penstock.drivers.llvm.emit.nest import Flat
 from penstock.drivers.llvm.emit.product import Product, Scaling, elements, product, scaling
 from penstock.drivers.llvm.emit.writer import Writer
@@ -56,13 +64,8 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Dense | None:
     found = product(program, kernel, isa)
     if found is None:
         return None
-    channel_loops = [i for i in range(len(kernel.loops)) if i in found.weights.loops()]
-    if len(channel_loops) != 1:
-        return None
-    n = channel_loops[0]
-    if found.data.steps[n] or found.write.steps[n] != 1:
-        return None
-    if any(e.steps[n] not in {0, 1} for e in found.extras):
+    n = _channel_loop(kernel, found)
+    if n is None:
         return None
     taps = _taps(kernel, found.data)
     if taps is None:
@@ -77,6 +80,25 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Dense | None:
             return None
     shape = Shape(_positions(kernel, found, n), kernel.loops[n], n, segments, length)
     return Dense(program, kernel, isa, found, shape, weights, scale)
+
+
+def _channel_loop(kernel: Kernel, found: Product) -> int | None:
+    """The one loop along which weights differ; the result lies contiguous along it."""
+    used = found.weights.loops()
+    loops = [i for i, size in enumerate(kernel.loops) if i in used and size > 1]
+    loops = loops or [i for i, size in enumerate(kernel.loops) if size == 1][-1:]
+    if len(loops) != 1:
+        return None
+    n = loops[0]
+    if kernel.loops[n] > 1 and (found.data.steps[n] or found.write.steps[n] != 1):
+        return None
+    for extra in found.extras:
+        if kernel.loops[n] > 1 and extra.steps[n] not in {0, 1}:
+            return None
+        # Positions outside are known from the channel alone.
+        if any(axis.through is not None or axis.steps != ((n, 1),) for axis in extra.axes):
+            return None
+    return n
 
 
 def _taps(kernel: Kernel, data: Flat) -> tuple[list[int], tuple[tuple[int, int], ...], int] | None:
@@ -438,7 +460,7 @@ class _Code:
         held = self._held(panel)
         scale = self.scale
         if scale is not None and scale.scaled is not None and scale.offset is not None:
-            self._bytes(sums, indexes, panel, count, held, scale.scaled, scale.offset)
+            self._bytes(sums, indexes, panel, count, held, scale)
             return
         write = dense.product.write
         for j in range(self.columns):
@@ -459,12 +481,15 @@ class _Code:
 
     def _bytes(
         self, sums: list[Reg], indexes: list[Index], panel: Index, count: int,
-        held: list[list[Reg]], scaled: epilogue.Scaled, offset: int,
+        held: list[list[Reg]], scale: Scaling,
     ) -> None:  # fmt: skip
         """The results of a tile as bytes, four vectors of sums at a time: those of one row, or of
         two or four.
         """
         f, m, each = self.f, self.m, self.columns
+        scaled, finish = scale.scaled, self.dense.kernel.finish
+        if scaled is None or scale.offset is None:
+            raise ValueError("8-bit sums without a requantisation")
         together, size, write = 4 // each, self.lanes * each, self.dense.product.write
         mask = mask_of(count, size)
         channel = f.mul(panel, self.panel)
@@ -476,13 +501,37 @@ class _Code:
                     total = sums[row * each + j]
                     value = epilogue.scaled_sum(f, m, total, held[j])
                     whole.append(epilogue.patched(f, m, value, total, self._rounds(panel, j)))
-            packed = epilogue.packed(f, m, whole, scaled, offset, write.dtype)
+            made = epilogue.packed(f, m, whole, scaled, scale.offset, finish.dtype_of(scale.value))
+            places = [[*indexes[:-1], f.add(indexes[-1], row)] for row in rows]
+            if scale.value != finish.result:
+                made = self._rest(made, scale.value, places, channel, mask)
             for i in range(min(together, self.rows - first)):
-                part = packed if together == 1 else f.chosen(packed, m.part_of(i, each))
-                at = [*indexes[:-1], f.add(indexes[-1], first + i)]
-                f.masked_store(
-                    part, self._pointer("%out", write, lambda p: p.write, at, channel), mask
-                )
+                part = made if together == 1 else f.chosen(made, m.part_of(i, each))
+                at = self._pointer("%out", write, lambda p: p.write, places[i], channel)
+                f.masked_store(part, at, mask)
+
+    def _rest(
+        self, packed: Reg, value: int, places: list[list[Index]], channel: Index, mask: Reg | None
+    ) -> Reg:
+        """What the finish makes of *packed*, its value *value*: the bytes of the rows at *places*, in
+        the order of `Instructions.part_of`.
+        """
+        f, m, finish = self.f, self.m, self.dense.kernel.finish
+        size = m.isa.width // len(places)
+        order = [0] * m.isa.width
+        for i in range(len(places)):
+            for k, place in enumerate(m.part_of(i, self.columns)):
+                order[place] = i * size + k
+        values = {value: packed}
+        single = Writer(f, size, m, self._table)
+        for number in range(len(self.dense.product.extras)):
+            if self._is_read(number + 1):
+                parts = [self._extra(single, number, at, channel, mask) for at in places]
+                whole = f.joined(parts)
+                values[number + 1] = f.chosen(whole, order) if len(parts) > 1 else whole
+        writer = Writer(f, m.isa.width, m, self._table)
+        made = writer.value(finish, values, finish.result)
+        return writer.stored(made, self.dense.product.write.dtype)
 
     def _held(self, panel: Index) -> list[list[Reg]]:
         """The vectors a, c and d of the proof, by column."""
@@ -526,25 +575,44 @@ class _Code:
     def _extra(
         self, writer: Writer, number: int, indexes: list[Index], channel: Index, mask: Reg | None
     ) -> Reg:
+        """The elements of an extra for the channels from *channel* on, as *writer* takes them."""
         f, access = self.f, self.dense.product.extras[number]
         step = access.steps[self.shape.channel_loop]
         if not self._is_read(number + 1):
             return Reg("poison", writer.type_of(access.dtype))
         more = channel if step else 0
         pointer = self._pointer(f"%e{number}", access, lambda p: p.extras[number], indexes, more)
-        scalar = SCALARS[access.dtype]
+        scalar, lanes = SCALARS[access.dtype], writer.lanes
         if not step:
             single = Writer(f, 1, self.m, self._table).loaded(f.load(scalar, pointer), access.dtype)
-            return f.splat(single, self.lanes)
-        value = f.masked_load(vector(self.lanes, scalar), pointer, mask)
+            return f.splat(single, lanes)
+        fill = None
+        if access.axes:
+            fill = writer.constant(access.fill or 0, access.dtype)
+            mask = self._inside(access, channel, lanes, mask)
+        value = f.masked_load(vector(lanes, scalar), pointer, mask, fill)
         return writer.loaded(value, access.dtype)
 
+    def _inside(self, access: Flat, channel: Index, lanes: int, mask: Reg | None) -> Reg:
+        """Which of the channels from *channel* on lie inside the tensor of an extra."""
+        f, type_ = self.f, vector(lanes, "i32")
+        first = (
+            f.value(f"trunc i64 {channel} to i32", "i32")
+            if isinstance(channel, str)
+            else Reg(str(channel), "i32")
+        )
+        numbers = ", ".join(f"i32 {i}" for i in range(lanes))
+        at = f.value(f"add {f.splat(first, lanes)}, <{numbers}>", type_)
+        for axis in access.axes:
+            limit = splatted(str(axis.size), "i32", lanes)
+            moved = f.value(f"add {at}, {splatted(str(axis.offset), 'i32', lanes).name}", type_)
+            inside = f.value(f"icmp ult {moved}, {limit.name}", vector(lanes, "i1"))
+            mask = inside if mask is None else f.value(f"and {mask}, {inside.name}", inside.type)
+        return mask or Reg("zeroinitializer", vector(lanes, "i1"))
+
     def _is_read(self, argument: int) -> bool:
-        """Whether the steps after the requantisation read an argument."""
-        finish = self.dense.kernel.finish
-        scaled = None if self.scale is None else self.scale.scaled
-        count, needed = len(finish.arguments), {finish.result}
-        for number in range(count + len(finish.steps) - 1, count - 1, -1):
-            if number in needed and (scaled is None or number != scaled.value):
-                needed.update(finish.steps[number - count].arguments)
-        return argument in needed
+        """Whether what follows the requantisation reads an argument: others are in its constants."""
+        scale, known = self.scale, None
+        if scale is not None and scale.scaled is not None:
+            known = scale.scaled.value if scale.offset is None else scale.value
+        return argument in epilogue.needed(self.dense.kernel.finish, known)

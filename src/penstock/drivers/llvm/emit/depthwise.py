@@ -55,7 +55,7 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Floats | Bytes | None:
     data, write = found.data, found.write
     if data.steps[3] != 1 or write.steps[3] != 1:
         return None
-    if any(e.steps[3] not in {0, 1} for e in found.extras):
+    if any(e.axes or e.steps[3] not in {0, 1} for e in found.extras):
         return None
     taps = elements(program, kernel, found.weights, [3, 4, 5])
     n, h, w, channels = kernel.loops
@@ -68,7 +68,7 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Floats | Bytes | None:
     if isa.width < 32:
         return None
     scale = scaling(program, kernel, found, taps, isa)
-    if scale is None or scale.offset is None:
+    if scale is None or scale.offset is None or scale.value != kernel.finish.result:
         return None
     return Bytes(program, kernel, isa, found, shape, scale)
 

@@ -11,7 +11,7 @@ from penstock.compiler.expression import Expression, Step
 from penstock.compiler.layout import SIGN
 from penstock.compiler.program import Kernel, Program
 from penstock.compiler.tabulate import BYTES
-from penstock.drivers.llvm.emit.assembler import Function, Reg, splatted, vector
+from penstock.drivers.llvm.emit.assembler import Function, Reg, lanes_of, splatted, vector
 from penstock.drivers.llvm.isa import Instructions
 from penstock.ir import DType, NDArray
 
@@ -112,25 +112,40 @@ def _scaled(
     )
 
 
-def offset_of(finish: Expression, scaled: Scaled) -> int | None:
-    """What is added to the requantised value to give the stored byte: 128 where int8 is stored as
-    uint8, -128 where uint8 is stored as int8, otherwise 0. None if more is computed.
+def byte_of(finish: Expression, scaled: Scaled) -> tuple[int, int] | None:
+    """(the byte that the requantised value becomes, what is added to give it), or None. 128 is added
+    where int8 is stored as uint8, -128 where uint8 is stored as int8, otherwise 0.
     """
     first, value, offset = len(finish.arguments), scaled.value, 0
-    while value != finish.result:
+    found: tuple[int, int] | None = None
+    while value != finish.result and not offset:
         users = [(first + i, s) for i, s in enumerate(finish.steps) if value in s.arguments]
         if len(users) != 1:
-            return None
-        at, step = users[0]
-        if step.operation == "xor" and step.dtype in BYTES and not offset:
+            break
+        value, step = users[0]
+        if step.operation == "xor" and step.dtype in BYTES:
             other = finish.steps[step.arguments[1] - first]
             if other.operation != "constant" or abs(int(other.value or 0)) != SIGN:
-                return None
+                break
             offset = SIGN if step.dtype is DType.UINT8 else -SIGN
         elif step.operation != "cast" or step.dtype not in BYTES:
-            return None
-        value = at
-    return offset
+            break
+        elif found is not None:
+            # The other type of a byte is no other number only once its sign bit is flipped.
+            continue
+        found = value, offset
+    if found is None or 0 in needed(finish, found[0]):
+        return None
+    return found
+
+
+def needed(finish: Expression, known: int | None) -> set[int]:
+    """The values that the result is computed from where value *known* is given."""
+    count, found = len(finish.arguments), {finish.result}
+    for number in range(count + len(finish.steps) - 1, count - 1, -1):
+        if number in found and number != known:
+            found.update(finish.steps[number - count].arguments)
+    return found
 
 
 def scaled_sum(f: Function, m: Instructions, total: Reg, vectors: Sequence[Reg]) -> Reg:
@@ -167,10 +182,15 @@ def packed(
     signed = dtype is DType.INT8
     result = m.pack(f, whole, scaled.zero_point + offset, signed=signed)
     low, high = scaled.limits[0] + offset, scaled.limits[1] + offset
+    return bounded(f, result, (low, high), signed=signed)
+
+
+def bounded(f: Function, value: Reg, limits: tuple[int, int], *, signed: bool) -> Reg:
+    """A vector of bytes within *limits*."""
     least, most = (-128, 127) if signed else (0, 255)
-    kind, count = "s" if signed else "u", m.isa.width
-    for bound, limit, operation in ((low, least, "max"), (high, most, "min")):
+    kind, (count, _) = "s" if signed else "u", lanes_of(value.type)
+    for bound, limit, operation in ((limits[0], least, "max"), (limits[1], most, "min")):
         if bound != limit:
             constant = splatted(str(bound), "i8", count)
-            result = f.call(f"llvm.{kind}{operation}.v{count}i8", result.type, result, constant)
-    return result
+            value = f.call(f"llvm.{kind}{operation}.v{count}i8", value.type, value, constant)
+    return value

@@ -6,6 +6,7 @@ rounding of the instructions. Pairs that differ are patched one by one.
 
 from __future__ import annotations
 
+import operator
 from functools import lru_cache
 from typing import Final
 
@@ -16,12 +17,14 @@ from penstock.compiler.arithmetic import evaluate
 from penstock.compiler.expression import Expression, Scope, Step, Value
 from penstock.compiler.tabulate import BYTES, _leaves
 from penstock.drivers.llvm.emit.assembler import Reg
+from penstock.drivers.llvm.emit.epilogue import bounded
 from penstock.drivers.llvm.emit.scalars import Scalars
 from penstock.ir import DType, NDArray
 
 LEAST_STEPS: Final = 8
 MOST_EXCEPTIONS: Final = 8
-TRIED: Final = 33
+OFFSETS: Final = (0.0, *(sign * 2.0**-k for k in range(18, 4, -1) for sign in (1, -1)))
+"""What is tried beside the real constant: roundings within the function move its steps a little."""
 
 
 class Pair(Struct, frozen=True):
@@ -77,23 +80,22 @@ def _fit(expression: Expression, number: int, x: int, y: int, down: bool) -> Pai
     inside = (table > low) & (table < high)
     if inside.sum() < 16:
         return None
-    # Least squares give a and b to about a millionth; c is then tried.
-    rows, columns = np.nonzero(inside)
-    design = np.stack([first[rows], second[columns], np.ones(len(rows))], axis=1)
-    (a, b, c), *_ = np.linalg.lstsq(design, table[inside].astype(np.float64), rcond=None)
+    exact = _line(result)
+    if exact is None:
+        return None
+    a, b, c = exact
     best: tuple[int, float] | None = None
     if abs(a * first).max() > 2**20 or abs(b * second).max() > 2**20:
         return None
     a32, b32 = float(np.float32(a)), float(np.float32(b))
-    for offset in np.linspace(-0.05, 0.05, TRIED):
+    for offset in OFFSETS:
         c32 = float(np.float32(c + offset + 0.5 * down))
-        wrong = int(
-            np.count_nonzero(
-                _computed(a32, b32, c32, first, second, (low, high), down=down) != table
-            )
-        )
+        made = _computed(a32, b32, c32, first, second, (low, high), down=down)
+        wrong = int(np.count_nonzero(made != table))
         if best is None or wrong < best[0]:
             best = wrong, c32
+        if not wrong:
+            break
     if best is None or best[0] > MOST_EXCEPTIONS:
         return None
     computed = _computed(a32, b32, best[1], first, second, (low, high), down=down)
@@ -102,6 +104,45 @@ def _fit(expression: Expression, number: int, x: int, y: int, down: bool) -> Pai
         (int(values[0][i]), int(values[1][j]), int(table[i, j] - computed[i, j])) for i, j in differ
     )
     return Pair(number, x, y, a32, b32, best[1], (low, high), exceptions)
+
+
+def _line(expression: Expression) -> tuple[float, float, float] | None:
+    """(a, b, c) of the real function a * x + b * y + c that *expression* rounds and clamps; None if
+    it is another function.
+    """
+
+    def at(*point: float) -> float | None:
+        values = list(point)
+        for step in expression.steps:
+            given = [values[i] for i in step.arguments]
+            made = _real(step, given)
+            if made is None:
+                return None
+            values.append(made)
+        return values[expression.result]
+
+    found = [at(0.0, 0.0), at(1.0, 0.0), at(0.0, 1.0), at(64.0, 32.0)]
+    origin, right, up, far = (float("nan") if v is None else v for v in found)
+    a, b = right - origin, up - origin
+    if not abs(64 * a + 32 * b + origin - far) <= 1e-9 * (abs(far) + 1):
+        return None
+    return a, b, origin
+
+
+def _real(step: Step, given: list[float]) -> float | None:
+    """The real value of a step: without rounding, and without bounds."""
+    if step.operation == "constant":
+        return float(step.value or 0)
+    if step.operation in {"cast", "maximum", "minimum", "round_even", "round_away"}:
+        return given[0]
+    if step.operation == "rescale":
+        value, mantissa, shift = given
+        return value * mantissa * 2.0 ** (shift - 31)
+    if step.operation == "shift_left":
+        return given[0] * 2.0 ** given[1]
+    kinds = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
+    found = kinds.get(step.operation)
+    return None if found is None else float(found(*given))
 
 
 def _computed(
@@ -134,12 +175,14 @@ def _function(expression: Expression, number: int, x: int, y: int) -> tuple[Expr
 def write(writer: Scalars, pair: Pair, x: Reg, y: Reg, dtypes: tuple[DType, DType, DType]) -> Reg:
     """The value of *pair* as the third of *dtypes*, from values of the first two."""
     f32, i32 = DType.FLOAT32, DType.INT32
+    if writer.lanes == writer.machine.isa.width and dtypes[2] in BYTES:
+        return _write_bytes(writer, pair, (x, y), dtypes)
     wide = [writer.cast(v, d, i32) for v, d in zip((x, y), dtypes, strict=False)]
     real = [writer.cast(v, i32, f32) for v in wide]
     a, b, c = (writer.constant(v, f32) for v in (pair.a, pair.b, pair.c))
     inner = writer.intrinsic("fma", real[1], b, c)
     whole = writer.machine.rounded(writer.function, real[0], a, inner)
-    bounded = writer.clamped(whole, *pair.limits, i32)
+    result = writer.clamped(whole, *pair.limits, i32)
     for p, q, delta in pair.exceptions:
         same = [
             writer.op("icmp eq", DType.BOOL, w, writer.constant(n, i32))
@@ -147,5 +190,31 @@ def write(writer: Scalars, pair: Pair, x: Reg, y: Reg, dtypes: tuple[DType, DTyp
         ]
         both = writer.op("and", DType.BOOL, *same)
         added = writer.choose(both, writer.constant(delta, i32), writer.constant(0, i32))
-        bounded = writer.op("add", i32, bounded, added)
-    return writer.cast(bounded, i32, dtypes[2])
+        result = writer.op("add", i32, result, added)
+    return writer.cast(result, i32, dtypes[2])
+
+
+def _write_bytes(
+    writer: Writer, pair: Pair, values: tuple[Reg, Reg], dtypes: tuple[DType, DType, DType]
+) -> Reg:
+    """The value of *pair* for a whole vector of bytes: four vectors of 32 bits side by side."""
+    f, m = writer.function, writer.machine
+    lanes, signed = m.isa.lanes, dtypes[2] is DType.INT8
+    one = type(writer)(f, lanes, m, writer.table)
+    a, b, c = (one.constant(v, DType.FLOAT32) for v in (pair.a, pair.b, pair.c))
+    x, y = (m.widened(f, v, signed=d is DType.INT8) for v, d in zip(values, dtypes, strict=False))
+    whole = []
+    for first, second in zip(x, y, strict=True):
+        real = [one.cast(v, DType.INT32, DType.FLOAT32) for v in (first, second)]
+        whole.append(m.rounded(f, real[0], a, one.intrinsic("fma", real[1], b, c)))
+    packed = m.pack(f, whole, 0, signed=signed)
+    result = bounded(f, packed, pair.limits, signed=signed)
+    for p, q, delta in pair.exceptions:
+        same = [
+            writer.op("icmp eq", DType.BOOL, v, writer.constant(n, d))
+            for v, n, d in zip(values, (p, q), dtypes, strict=False)
+        ]
+        both = writer.op("and", DType.BOOL, *same)
+        added = (writer.constant(v, dtypes[2]) for v in (delta, 0))
+        result = writer.op("add", dtypes[2], result, writer.choose(both, *added))
+    return result

@@ -43,7 +43,7 @@ def product(program: Program, kernel: Kernel, isa: Isa) -> Product | None:
         return None
     data, write = flat(program, a, kernel.sizes), flat(program, kernel.write, kernel.loops)
     extras = tuple(flat(program, e, kernel.loops) for e in kernel.extras)
-    if data.axes or write.axes or any(e.axes for e in extras):
+    if data.axes or write.axes:
         return None
     is_float = data.dtype is F32
     stored = DType.INT8 if isa.target.bytes == "signed" else DType.UINT8
@@ -68,7 +68,8 @@ class Scaling(Struct, frozen=True, eq=False):
     *weights* are those that the template multiplies by, [channels, ...]; *start* is what each sum
     begins with. *surplus* times the sum of the data is added to each sum. With a *proof*, *scaled*
     is the requantisation that it proves, and *offset* what is then added to give a stored byte
-    (None: the finish computes more).
+        (None: the finish computes no byte). *value* is that byte, which the rest of the finish, if there
+    is any, is computed from.
     """
 
     weights: NDArray
@@ -77,6 +78,7 @@ class Scaling(Struct, frozen=True, eq=False):
     scaled: epilogue.Scaled | None = None
     proof: Proof | None = None
     offset: int | None = None
+    value: int = -1
 
 
 def scaling(
@@ -91,12 +93,14 @@ def scaling(
     sums = _summed(wide)
     start = -product.zeros[0] * sums
     scaled = epilogue.find(program, kernel)
-    proof, offset = None, None
+    proof, offset, value = None, None, -1
     if scaled is not None:
         proof = _proved(scaled, wide, sums, start, data, isa)
         if proof.proved.all():
             start = start + scaled.bias
-            offset = epilogue.offset_of(kernel.finish, scaled)
+            found = epilogue.byte_of(kernel.finish, scaled)
+            if found is not None:
+                value, offset = found
         else:
             scaled = proof = None
     surplus = 0
@@ -106,7 +110,7 @@ def scaling(
         wide = wide - surplus
         if not _fits(wide):
             return None
-    return Scaling(wide, start, surplus, scaled, proof, offset)
+    return Scaling(wide, start, surplus, scaled, proof, offset, value)
 
 
 def _fits(weights: NDArray) -> bool:

@@ -24,7 +24,7 @@ class Writer(Scalars):
         """Value *number* of *expression*; *values* has those that are known, and gets others."""
         if number in values:
             return values[number]
-        vectors = self.lanes == self.machine.isa.lanes
+        vectors = self.lanes % self.machine.isa.lanes == 0
         pair = (
             pairs.found(expression, self.machine.isa.rounds_down).get(number) if vectors else None
         )

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.llvm.emit.assembler import Function, Reg, splatted, vector
+from penstock.drivers.llvm.emit.assembler import Function, Reg, lanes_of, splatted, vector
 from penstock.drivers.llvm.isa.record import Isa
 from penstock.ir import NDArray
 
@@ -167,15 +167,21 @@ class Instructions:
 
     def rounded(self, f: Function, value: Reg, a: Reg, c: Reg) -> Reg:
         """A * value + c, of floats, as whole numbers of 32 bits: rounded down, or to the nearest
-        where the set does not round down (`penstock.drivers.llvm.proof`).
+        where the set does not round down (`penstock.drivers.llvm.proof`). Vectors may be longer than
+        those of the set.
         """
+        lanes = self.isa.lanes
+        count = lanes_of(value.type)[0]
+        if count > lanes:
+            parts = [range(i, i + lanes) for i in range(0, count, lanes)]
+            given = ([f.chosen(v, part) for v in (value, a, c)] for part in parts)
+            return f.joined([self.rounded(f, *three) for three in given])
         if self.isa.rounds_down:
             down = Reg("9", "i32")
             product = f.call("llvm.x86.avx512.vfmadd.ps.512", self.floats, value, a, c, down)
             nothing, every = Reg("zeroinitializer", self.words), Reg("-1", "i16")
             name = "llvm.x86.avx512.mask.cvtps2dq.512"
             return f.call(name, self.words, product, nothing, every, down)
-        lanes = self.isa.lanes
         product = f.call(f"llvm.fma.v{lanes}f32", self.floats, value, a, c)
         if self.isa.architecture == "x86_64":
             return f.call("llvm.x86.avx.cvt.ps2dq.256", self.words, product)
@@ -222,6 +228,33 @@ class Instructions:
             halves.append(made)
         name = "packsswb" if signed else "packuswb"
         return f.call(f"llvm.x86.{prefix}.{name}{suffix}", octets, *halves)
+
+    def widened(self, f: Function, bytes_: Reg, *, signed: bool) -> list[Reg]:
+        """A vector of bytes as four vectors of 32 bits, in the order of `pack`."""
+        if self.isa.architecture == "aarch64":
+            count, extend = self.isa.width, "sext" if signed else "zext"
+            wide = vector(count, "i32")
+            every = f.value(f"{extend} {bytes_} to {wide}", wide)
+            lanes = self.isa.lanes
+            return [f.chosen(every, range(i, i + lanes)) for i in range(0, count, lanes)]
+        # Signed bytes go to the top of each lane first, and are then shifted down.
+        zero = Reg("zeroinitializer", self.bytes)
+        half = vector(self.isa.width // 2, "i16")
+        none = Reg("zeroinitializer", half)
+        made = []
+        for upper in (0, 1):
+            pair = (zero, bytes_) if signed else (bytes_, zero)
+            words = f.value(f"bitcast {self._unpacked(f, *pair, upper, 1)} to {half}", half)
+            for high in (0, 1):
+                given = (none, words) if signed else (words, none)
+                mixed = f.value(
+                    f"bitcast {self._unpacked(f, *given, high, 2)} to {self.words}", self.words
+                )
+                if signed:
+                    shift = splatted("24", "i32", self.isa.lanes)
+                    mixed = f.value(f"ashr {mixed}, {shift.name}", self.words)
+                made.append(mixed)
+        return made
 
     def _narrowed(self, f: Function, whole: list[Reg], zero: int, *, signed: bool) -> Reg:
         joined = f.joined(whole)

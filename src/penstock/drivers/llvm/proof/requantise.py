@@ -97,11 +97,25 @@ def solve(
     made = [np.concatenate([getattr(p[0], n) for p in parts]) for n in ("a", "above", "below")]
     proved = np.concatenate([p[1] for p in parts])
     differ = [d for p in parts for d in p[2]]
-    exceptions = _table(differ)
-    return Proof(
-        made[0][place], made[1][place], made[2][place], proved[place], single,
-        exceptions[:, :, place],
-    )  # fmt: skip
+    exceptions = _table(differ)[:, :, place]
+    a, above, below = (m[place] for m in made)
+    flat, value = _constant(Multiplier(mantissas, shifts), levels, least, greatest)
+    a = np.where(flat, np.float32(0), a)
+    middle = (value + 0.5 * down).astype(np.float32)
+    above, below = np.where(flat, middle, above), np.where(flat, middle, below)
+    exceptions[:, 0, flat], exceptions[:, 1, flat] = np.iinfo(np.int32).min, 0
+    exceptions = exceptions[exceptions[:, 1].any(axis=1)]
+    return Proof(a, above, below, proved[place] | flat, single, exceptions)
+
+
+def _constant(
+    multiplier: Multiplier, levels: NDArray, least: NDArray, greatest: NDArray
+) -> tuple[NDArray, NDArray]:
+    """Which channels have one result for all their sums, and that result before the zero point."""
+    ends = np.clip(multiplier.of(np.stack([least, greatest], 1)), levels[0] - 1, levels[-1])
+    reach = np.maximum(np.abs(least), np.abs(greatest))
+    rises = (multiplier.shifts <= 0) & (reach < 2**31)
+    return (ends[:, 0] == ends[:, 1]) & rises, ends[:, 0]
 
 
 class Multiplier(Struct, frozen=True, eq=False):
