@@ -513,7 +513,7 @@ class _Code:
     def _rest(
         self, packed: Reg, value: int, places: list[list[Index]], channel: Index, mask: Reg | None
     ) -> Reg:
-        """What the finish makes of *packed*, its value *value*: the bytes of the rows at *places*, in
+        """What the finish makes of *packed*, its value *value*: bytes of the rows at *places*, in
         the order of `Instructions.part_of`.
         """
         f, m, finish = self.f, self.m, self.dense.kernel.finish
@@ -611,7 +611,7 @@ class _Code:
         return mask or Reg("zeroinitializer", vector(lanes, "i1"))
 
     def _is_read(self, argument: int) -> bool:
-        """Whether what follows the requantisation reads an argument: others are in its constants."""
+        """Whether what follows the requantisation reads an argument; constants have the others."""
         scale, known = self.scale, None
         if scale is not None and scale.scaled is not None:
             known = scale.scaled.value if scale.offset is None else scale.value

@@ -113,7 +113,7 @@ def _scaled(
 
 
 def byte_of(finish: Expression, scaled: Scaled) -> tuple[int, int] | None:
-    """(the byte that the requantised value becomes, what is added to give it), or None. 128 is added
+    """(the byte that the requantised value becomes, what is added for it), or None. 128 is added
     where int8 is stored as uint8, -128 where uint8 is stored as int8, otherwise 0.
     """
     first, value, offset = len(finish.arguments), scaled.value, 0

@@ -195,7 +195,7 @@ def write(writer: Scalars, pair: Pair, x: Reg, y: Reg, dtypes: tuple[DType, DTyp
 
 
 def _write_bytes(
-    writer: Writer, pair: Pair, values: tuple[Reg, Reg], dtypes: tuple[DType, DType, DType]
+    writer: Scalars, pair: Pair, values: tuple[Reg, Reg], dtypes: tuple[DType, DType, DType]
 ) -> Reg:
     """The value of *pair* for a whole vector of bytes: four vectors of 32 bits side by side."""
     f, m = writer.function, writer.machine
