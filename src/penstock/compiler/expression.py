@@ -8,7 +8,6 @@ arithmetic, bit for bit as TFLite's reference kernels compute it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -218,15 +217,3 @@ class Scope:
             self._known[key] = len(self._arguments) + len(self._steps)
             self._steps.append(step)
         return Value(self, self._known[key], step.dtype)
-
-
-def written(arguments: Sequence[DType], expression: Expression) -> str:
-    """*expression* as text, one step a line."""
-    names = [f"x{i}" for i in range(len(arguments))]
-    lines: list[str] = []
-    for step in expression.steps:
-        given = ", ".join(names[a] for a in step.arguments)
-        value = "" if step.value is None else f"{', ' if given else ''}{step.value!r}"
-        names.append(f"v{len(lines)}")
-        lines.append(f"{names[-1]} = {step.operation}({given}{value}): {step.dtype.value}")
-    return "\n".join([*lines, f"return {names[expression.result]}"])
