@@ -53,6 +53,9 @@ class Word(IntEnum):
     ELSEWHERE = 11
     """As KERNEL, written by the other threads of the run."""
 
+    ENDED = 12
+    """A number: not 0 once a run of several threads has seen, at a barrier, that it is stopped."""
+
     ARRIVED = 16
     """Two int32: threads that wait at the barrier, and those of them that sleep."""
 

@@ -88,7 +88,6 @@ class Function:
         self.name = name
         self.declarations: set[str] = set()
         self._signature = f"@{name}({', '.join(given)})"
-        self._is_kernel = kernel
         self._lines = [
             f"define internal void {self._signature} noinline nounwind {{",
             "entry:",
@@ -211,6 +210,14 @@ class Function:
         self._lines.append(f"E{number}:")
         self._block = f"E{number}"
 
+    def leave_if(self, condition: str) -> None:
+        """Returns from the function if *condition*, an i1, holds."""
+        self._count += 1
+        number = self._count
+        self.line(f"br i1 {condition}, label %done, label %G{number}")
+        self._lines.append(f"G{number}:")
+        self._block = f"G{number}"
+
     def share(
         self,
         whole: int,
@@ -307,9 +314,7 @@ class Function:
         self.line(f"call void @{name}({value}, ptr align 1 {pointer}, {mask})")
 
     def text(self) -> str:
-        if self._is_kernel:
-            return "\n".join([*self._lines, "  br label %done", "done:", "  ret void", "}"])
-        return "\n".join([*self._lines, "  ret void", "}"])
+        return "\n".join([*self._lines, "  br label %done", "done:", "  ret void", "}"])
 
 
 def mask_of(count: int, lanes: int) -> Reg | None:

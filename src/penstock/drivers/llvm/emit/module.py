@@ -132,8 +132,9 @@ class Module:
         self._timed = f.value(f"icmp ne ptr {self._times}, null", "i1").name
 
     def _barrier(self) -> None:
-        call = f"call void @barrier(ptr %frame, ptr {self._team}, i64 %threads)"
-        self.entry.when(self._several, lambda: self.entry.line(call))
+        call = f"call i1 @barrier(ptr %frame, ptr {self._team}, i64 %threads)"
+        f = self.entry
+        f.when(self._several, lambda: f.leave_if(f.value(call, "i1").name))
 
     def _mark(self, number: int) -> None:
         """Stores that kernel *number* begins; the number of kernels: that the last one ended."""

@@ -166,7 +166,8 @@ define i32 @run(ptr %frame) noinline nounwind {{
 
 def shared(isa: Isa, system: Sleeping) -> str:
     """`run` of a program that threads share, `worker(team, box)`, which a thread executes until
-    `dismiss(team, box)`, and `barrier(frame, team, threads)`.
+    `dismiss(team, box)`, and `barrier(frame, team, threads)`. The barrier returns whether the run is
+    stopped, the same to every thread, so that all leave.
     """
     number = str(FUTEX[isa.architecture])
     pause, declared = PAUSE[isa.architecture], PAUSES[isa.architecture]
@@ -229,10 +230,11 @@ call:
 done:
   ret void
 }}
-define internal void @barrier(ptr %frame, ptr %team, i64 %threads) noinline nounwind {{
+define internal i1 @barrier(ptr %frame, ptr %team, i64 %threads) noinline nounwind {{
   %arrived = getelementptr i8, ptr %frame, i64 {8 * Word.ARRIVED}
   %asleep = getelementptr i8, ptr %frame, i64 {8 * Word.ARRIVED + 4}
   %phase = getelementptr i8, ptr %frame, i64 {8 * Word.PHASE}
+  %ended = getelementptr i8, ptr %frame, i64 {8 * Word.ENDED}
   %old = load atomic i32, ptr %phase acquire, align 4
   %before = atomicrmw add ptr %arrived, i32 1 seq_cst
   %all = trunc i64 %threads to i32
@@ -241,11 +243,19 @@ define internal void @barrier(ptr %frame, ptr %team, i64 %threads) noinline noun
   br i1 %last, label %open, label %stay
 open:
   store atomic i32 0, ptr %arrived monotonic, align 4
+  %stop.at = getelementptr i8, ptr %frame, i64 {8 * Word.STOP}
+  %stop = load ptr, ptr %stop.at, align 8
+  %flag = load atomic i32, ptr %stop monotonic, align 4
+  %set = icmp ne i32 %flag, 0
+  %wide = zext i1 %set to i64
+  store i64 %wide, ptr %ended, align 8
   call void @advance(ptr %team, ptr %phase, ptr %asleep)
-  ret void
+  ret i1 %set
 stay:
   call void @until(ptr %team, ptr %phase, ptr %asleep, i32 %old)
-  ret void
+  %answer = load i64, ptr %ended, align 8
+  %leave = icmp ne i64 %answer, 0
+  ret i1 %leave
 }}
 define void @worker(ptr %team, ptr %box) noinline nounwind {{
 entry:

@@ -17,8 +17,9 @@ from penstock.ir import DType, NDArray
 
 
 class Run:
-    """One frame with its arena, used by one caller at a time. *timed*: `times` has, after a run,
-    the time stamps of its kernels.
+    """One frame with its arena, used by one caller at a time. Its *flag* stops it.
+
+    *timed*: `times` has, after a run, the time stamps of its kernels.
     """
 
     def __init__(self, code: Code, *, timed: bool = False) -> None:
@@ -37,15 +38,15 @@ class Run:
         for at in range(len(self._flags)):
             self._ports[places + at] = address_of(self._flags) + at
         self._arena = aligned(code.manifest.arena)
-        self._stop = np.zeros(1, np.int32)
+        self.flag = np.zeros(1, np.int32)
         self._is_brief = code.manifest.estimate_ns < stop.BRIEF_NS
         self.times = np.zeros(len(code.manifest.kernels) + 1 if timed else 0, np.int64)
-        self._frame = frame = aligned(8 * WORDS).view(np.uint64)
+        self.frame = frame = aligned(8 * WORDS).view(np.uint64)
         frame[...] = 0
         frame[Word.PORTS] = ctypes.addressof(self._ports)
         frame[Word.ARENA] = address_of(self._arena)
         frame[Word.CONSTANTS] = address_of(code.constants)
-        frame[Word.STOP] = address_of(self._stop)
+        frame[Word.STOP] = address_of(self.flag)
         frame[Word.TIMES] = address_of(self.times) if timed else 0
         frame[Word.TEAM] = code.team
         frame[Word.HIGH] = WHOLE
@@ -71,12 +72,12 @@ class Run:
                 raise GeneralFailure(f"the code ended with status {status}")
             self._check_flags()
             return
-        stop.enter(self._stop, config)
+        stop.enter(self.flag, config)
         try:
             status = self._entry(self._at)
         finally:
-            stop.leave(self._stop)
-            self._stop[0] = 0
+            stop.leave(self.flag)
+            self.flag[0] = 0
         if status:
             stop.raise_reason(config)
         self._check_flags()
