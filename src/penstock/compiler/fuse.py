@@ -15,10 +15,15 @@ from penstock.compiler.expression import Expression, Scope, Value, identity
 from penstock.compiler.interpreter import product_of
 from penstock.compiler.program import Access, Kernel, Position, Program
 from penstock.compiler.rewriting import Uses, moved, rebuilt
+from penstock.compiler.tabulate import BYTES
 from penstock.interrupts import polled
+from penstock.ir import DType
 
 MOST_STEPS: Final = 96
 """The most steps of a fused expression: beyond it, values no longer fit in registers."""
+
+FEW_STEPS: Final = 4
+"""The most steps that are computed anew for each of several readers of an element."""
 
 MOST_OPERANDS: Final = 12
 """The most tensors that a fused kernel reads."""
@@ -77,6 +82,8 @@ def _after(program: Program, maker: Kernel, kernel: Kernel, tensor: int) -> Kern
         return None
     kept = tuple(a for a in extras if a is not None)
     dtypes = [program.tensors[a.tensor].dtype for a in kept]
+    if product_of(maker) is not None and not _joins_product(program, maker, kept):
+        return None
     count = len(maker.finish.arguments)
     scope = Scope(*maker.finish.arguments, *dtypes)
     made = scope.inline(maker.finish, *(scope.argument(i) for i in range(count)))
@@ -89,6 +96,18 @@ def _after(program: Program, maker: Kernel, kernel: Kernel, tensor: int) -> Kern
         write=write,
         origin=(*maker.origin, *kernel.origin),
     )
+
+
+def _joins_product(program: Program, maker: Kernel, extras: Sequence[Access]) -> bool:
+    """Whether the sum of products *maker* can end with a kernel that reads *extras*: each at a
+    plain position, since templates read them with the results. 8-bit results are packed many at a
+    time, which other data of 8 bits would prevent.
+    """
+    if any(a.fill is not None or any(p.through is not None for p in a.axes) for a in extras):
+        return False
+    if maker.sums is not DType.INT32 or maker.finish.dtype not in BYTES:
+        return True
+    return all(program.root(a.tensor) in program.constants for a in extras)
 
 
 def _inlined(scope: Scope, kernel: Kernel, tensor: int, made: Value, first: int) -> Value:
@@ -141,7 +160,8 @@ def _before(maker: Kernel, kernel: Kernel, tensor: int) -> Kernel | None:
     if not plain or None in loops:
         return None
     places = [reads[0].axes[axis] for axis in loops if axis is not None]
-    if kernel.combine != "none" and len(maker.loops) > 0 and _repeats(kernel, reads[0]):
+    steps = len(maker.body.steps) + len(maker.finish.steps)
+    if (kernel.combine != "none" or steps > FEW_STEPS) and _repeats(kernel, reads[0]):
         return None
     sources = [moved(a, places) for a in maker.reads]
     extras = [moved(a, places) for a in maker.extras]
@@ -173,7 +193,7 @@ def _before(maker: Kernel, kernel: Kernel, tensor: int) -> Kernel | None:
 
 
 def _repeats(kernel: Kernel, access: Access) -> bool:
-    """Whether a reduction reads an element more than once: then it is computed once, and kept."""
+    """Whether a kernel reads an element more than once: then it is computed once, and kept."""
     used = access.loops()
     return any(loop not in used for loop in range(len(kernel.sizes))) or any(
         len(p.steps) > 1 for p in access.axes
