@@ -18,7 +18,7 @@ from penstock.execution.inputs import call_inputs
 from penstock.execution.interface import Outputs, ready_inputs
 from penstock.execution.run import Run
 from penstock.execution.series import Series
-from penstock.execution.variant import Variant
+from penstock.execution.variants import Entry
 from penstock.hal import CancelToken, PreparedModel, Priority
 from penstock.ir import NDArray
 
@@ -53,7 +53,7 @@ class Burst(Closing):
         # For a model with unknown dimensions: the form for the shapes of the last run.
         self._shapes: tuple[tuple[int, ...], ...] | None = None
         self._awaited = executable.awaited
-        self._variant: Variant | None = None
+        self._entry: Entry | None = None
         self._series: Series | None = None
         self._ready = executable.ready
         # The series whose last run may be repeated unchanged.
@@ -278,9 +278,9 @@ class Burst(Closing):
         series = self._series
         if series is None or shapes != self._shapes:
             self._drop()
-            variant = self._executable.variants.take(shapes, run)
-            self._variant, self._shapes = variant, shapes
-            series = self._series = Series(variant, self._hold)
+            entry = self._executable.variants.take(shapes, run)
+            self._entry, self._shapes = entry, shapes
+            series = self._series = Series(entry.variant, self._hold)
             exchange = self._executable.exchange
             if exchange.is_in_order:
                 # The next inputs of the same dtypes and shapes can take the fast path.
@@ -291,9 +291,9 @@ class Burst(Closing):
         series, self._series, self._settled = self._series, None, None
         if series is not None:
             series.close()
-        variant, self._variant = self._variant, None
-        if variant is not None:
-            self._executable.variants.give_back(variant)
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._executable.variants.give_back(entry)
         self._given, self._arrays, self._kinds = (), [], ()
         self._out, self._targets, self._checked = (), [], None
 

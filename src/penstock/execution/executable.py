@@ -178,23 +178,25 @@ class Executable:
                     ready = None
             if self.awaited is not None:
                 self.welcome()
-            if not self.is_dynamic or self._keeps_to_roles(arrays, out):
-                if plain and out is None and state is None and self.feedback is None:
-                    results = self.base.run(run, arrays, None, self.state)
+            plain = plain and out is None and state is None and self.feedback is None
+            variant, entry, shapes = self.base, None, None
+            if self.is_dynamic and (plain or not self._keeps_to_roles(arrays, out)):
+                shapes = ready.shapes if ready is not None else tuple([a.shape for a in arrays])
+                entry = self.variants.take(shapes, run)
+                variant = entry.variant
+            try:
+                if plain:
+                    results = variant.run(run, arrays, None, self.state)
                     if not exchange.has_all_outputs:
                         results = exchange.deliver(results, False, run.copies)
                 else:
-                    results = self.run_on(self.base, run, arrays, out, state, dequantize)
-            else:
-                shapes = tuple([a.shape for a in arrays])
-                variant = self.variants.take(shapes, run)
-                try:
                     results = self.run_on(variant, run, arrays, out, state, dequantize)
-                finally:
-                    self.variants.give_back(variant)
-                if ready is None and exchange.is_in_order:
-                    # The next inputs of the same dtypes and shapes can take the fast path.
-                    self.ready = ready_inputs(exchange.interface.inputs, shapes)
+            finally:
+                if entry is not None:
+                    self.variants.give_back(entry)
+            if shapes is not None and ready is None and exchange.is_in_order:
+                # The next inputs of the same dtypes and shapes can take the fast path.
+                self.ready = ready_inputs(exchange.interface.inputs, shapes)
         finally:
             gate.inside.pop()
             if gate.shut:

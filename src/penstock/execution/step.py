@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from numpy import empty
 
@@ -17,14 +17,24 @@ from penstock.execution.arena import allocate, is_sized
 from penstock.execution.priority import QueueUser
 from penstock.execution.results import breach_of, check_result
 from penstock.execution.run import Alternatives, Run, StepTrace
-from penstock.hal import ExecutionConfig, ExecutionResult, HostMemory, ProvenRequest, Request
-from penstock.ir import DType
+from penstock.hal import (
+    DONE,
+    ExecutionConfig,
+    ExecutionResult,
+    HostMemory,
+    ProvenRequest,
+    Request,
+)
+from penstock.ir import DType, NDArray
 from penstock.ir.types import is_static, static_shape
 from penstock.partitioning.plan import ports_of
 
 if TYPE_CHECKING:
     from penstock.execution.recovery import Recovery
     from penstock.hal import RequestArgument
+
+Compute: TypeAlias = Callable[[Sequence[NDArray], Sequence[NDArray]], None]
+"""`PreparedModelBase.compute`: computes outputs from inputs, all of them arrays."""
 
 
 class Step(QueueUser):
@@ -72,12 +82,17 @@ class Step(QueueUser):
         """Whether each execution is one driver call with arrays of known shapes."""
         self.call: Callable[[Request, ExecutionConfig], ExecutionResult] = prepared.prepared.execute
         """Calls the driver. A faster path may replace it, unless the step is queued."""
+        self.compute: Compute | None = None
+        if self.is_direct:
+            self.compute = getattr(prepared.prepared, "compute", None)
+        """The driver's shorter way to run; None if it has none, or if the step is queued."""
         self._lock = threading.Lock()
 
     def queue_runs(self) -> None:
         """Queues every execution on the device from now on. See `QueueUser`."""
         from penstock.execution.adapters import scheduled
 
+        self.compute = None
         self.prepared = scheduled(self.prepared)
         self.call = self.prepared.prepared.execute
 
@@ -120,6 +135,30 @@ class Step(QueueUser):
 
             note_remote(self.prepared, result, run)
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result))
+
+    def execute_arrays(
+        self, run: Run, inputs: Sequence[NDArray], compute: Compute
+    ) -> list[NDArray]:
+        """As `execute`, by *compute* from *inputs* in the step's order; returns the outputs."""
+        began = perf_counter_ns()
+        outputs: list[NDArray] = []
+        for _, shape, dtype in self._kinds:
+            try:
+                outputs.append(empty(shape, dtype))
+            except (MemoryError, ValueError):
+                outputs.append(allocate(shape, dtype))
+        try:
+            compute(inputs, outputs)
+        except FOREIGN as error:
+            if isinstance(error, MissedDeadline | Cancelled):
+                raise
+            if not isinstance(error, DriverError):
+                error = breach_of(self.prepared.device, error)
+            run.values = dict(zip(self.inputs, inputs, strict=True))
+            self.recover(run, error, began)
+            return [run.values[i] for i in self.outputs]
+        run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), DONE))
+        return outputs
 
     def request(self, run: Run) -> Request:
         """The request of one execution, kept in `run.places` if its arguments stay the same."""

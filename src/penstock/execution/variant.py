@@ -19,7 +19,7 @@ from penstock.execution.arena import Arena, StateBuffers, buffered_variables, sl
 from penstock.execution.priority import QUEUES, DeviceQueue
 from penstock.execution.run import Alternatives, Run
 from penstock.execution.step import Step
-from penstock.hal import Device, PrepareConfig, Priority
+from penstock.hal import Device, ExecutionConfig, PrepareConfig, Priority
 from penstock.hal.device import is_isolated
 from penstock.ir import NDArray
 from penstock.ir.types import is_static
@@ -96,6 +96,10 @@ class Variant:
             for s in compilation.steps
         )
         self._arenas: list[Arena] = []
+        self._plain: ExecutionConfig | None = None
+        """The last configuration that `is_plain` accepted."""
+        self._lone = self._lone_step()
+        """The only step, if its driver may have a shorter way to run it; else None."""
         self._lock = threading.Lock()
         self._whole: Recovery | None = None
         self.replaced: list[Step | ControlStep] = []
@@ -123,6 +127,18 @@ class Variant:
         arrays. *state* is required if the model has state. It is locked during the run, and changes
         only if the run succeeds.
         """
+        lone = self._lone
+        if (
+            lone is not None
+            and (compute := lone.compute) is not None
+            and out is None
+            and run.bound is None
+            and self.is_plain(run.config)
+        ):
+            try:
+                return lone.execute_arrays(run, inputs, compute)
+            except DriverError as error:
+                return self._repeated(run, inputs, error)
         lock = arena = turn = None
         if state is not None and self.states:
             lock = state.held(run.config)
@@ -177,6 +193,34 @@ class Variant:
                 self.give_back(arena)
             if lock is not None:
                 lock.__exit__(None, None, None)
+
+    def is_plain(self, config: ExecutionConfig) -> bool:
+        """Whether a run with *config* has no limits, attributes or times."""
+        if config is self._plain:
+            return True
+        limits = config.deadline_ns, config.cancel, config.loop_timeout_ns
+        if limits == (None, None, None) and not config.measure and not config.attributes:
+            self._plain = config
+            return True
+        return False
+
+    def _repeated(self, run: Run, inputs: Sequence[NDArray], error: DriverError) -> list[NDArray]:
+        run.values = self.values(run, inputs, None)
+        self.repeat_whole(run, error)
+        return [run.values[i] for i in self.outputs]
+
+    def _lone_step(self) -> Step | None:
+        """The step, if the plan is one driver call from the model's inputs to its outputs."""
+        if len(self.steps) != 1 or self.is_pending or self._lends or self.slots:
+            return None
+        step = self.steps[0]
+        is_lone = (
+            self.is_direct
+            and isinstance(step, Step)
+            and step.inputs == self.inputs
+            and step.outputs == self.outputs
+        )
+        return step if is_lone and isinstance(step, Step) else None
 
     def execute(self, run: Run) -> None:
         """Executes every step. Raises a step's `DriverError`, `MissedDeadline*`, `Cancelled`."""
@@ -257,6 +301,7 @@ class Variant:
                     self.replaced.append(step)
                     self.steps[at] = self.step_of(pending.result)
             self.is_pending = waiting
+            self._lone = self._lone_step()
 
     def close(self) -> None:
         """Closes the prepared models. A second call does nothing."""

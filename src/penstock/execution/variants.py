@@ -28,6 +28,18 @@ Specialize: TypeAlias = Callable[[dict[int, tuple[int, ...]], ExecutionConfig], 
 """Compiles the model for full input shapes, by position, under a run's deadline and token."""
 
 
+class Entry:
+    """A variant in the cache; *inside* has one entry for each of its runs."""
+
+    __slots__ = ("dropped", "inside", "variant")
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        # Changed without the lock: append and pop are atomic.
+        self.inside: list[None] = []
+        self.dropped = False
+
+
 class Variants:
     """A bounded cache of variants.
 
@@ -39,37 +51,55 @@ class Variants:
     def __init__(self, specialize: Specialize) -> None:
         self._specialize = specialize
         self._lock = threading.Lock()
-        self._ready: OrderedDict[Shapes, Variant] = OrderedDict()
+        self._ready: OrderedDict[Shapes, Entry] = OrderedDict()
         self._pending: dict[Shapes, Future[None]] = {}
-        self._users: dict[Variant, int] = {}
+        self._latest: Entry | None = None
+        """The most recently used entry."""
 
     def stop_compiling(self, end: float) -> None:
         """Cancels background compiles; `close` waits for their end until *end*."""
         with self._lock:
             every = [*self._ready.values()]
-        for variant in every:
-            variant.compilation.stop_compiling(end)
+        for entry in every:
+            entry.variant.compilation.stop_compiling(end)
 
     def close(self) -> None:
         """Closes every variant. None may be in use."""
         with self._lock:
             every = [*self._ready.values()]
             self._ready.clear()
-        for variant in every:
-            variant.close()
+            self._latest = None
+        for entry in every:
+            entry.variant.close()
 
-    def take(self, shapes: Shapes, run: Run) -> Variant:
+    def take(self, shapes: Shapes, run: Run) -> Entry:
         """The variant for *shapes*, open until it is given back. Adds its compile to *run*."""
+        latest = self._latest
+        if latest is not None and self._ready.get(shapes) is latest:
+            # Without the lock. `_drop` either sees this run inside, or has set *dropped* before.
+            latest.inside.append(None)
+            variant = latest.variant
+            if (
+                not latest.dropped
+                and variant.absence is None
+                and run.config.priority == variant.config.priority
+            ):
+                return latest
+            self.give_back(latest)
+        return self._taken(shapes, run)
+
+    def _taken(self, shapes: Shapes, run: Run) -> Entry:
         config = run.config
         while True:
             self._renew(shapes)
             with self._lock:
-                if (variant := self._ready.get(shapes)) is not None:
+                if (entry := self._ready.get(shapes)) is not None:
                     self._ready.move_to_end(shapes)
-                    self._users[variant] = self._users.get(variant, 0) + 1
-                    if config.priority != variant.config.priority:
-                        variant.expect(config.priority)
-                    return variant
+                    self._latest = entry
+                    entry.inside.append(None)
+                    if config.priority != entry.variant.config.priority:
+                        entry.variant.expect(config.priority)
+                    return entry
                 from concurrent.futures import Future
 
                 mine: Future[None] = Future()
@@ -80,18 +110,16 @@ class Variants:
 
     def _renew(self, shapes: Shapes) -> None:
         """Drops a variant compiled without a driver that is available again."""
-        variant = self._ready.get(shapes)
-        if variant is None or variant.absence is None or not variant.absence.any_is_back():
+        entry = self._ready.get(shapes)
+        if entry is None or (absence := entry.variant.absence) is None or not absence.any_is_back():
             return
         with self._lock:
-            if self._ready.get(shapes) is not variant:
+            if self._ready.get(shapes) is not entry:
                 return
             del self._ready[shapes]
-            unused = variant not in self._users
-        if unused:
-            variant.close()
+        self._drop(entry)
 
-    def _compile(self, shapes: Shapes, run: Run, done: Future[None]) -> Variant:
+    def _compile(self, shapes: Shapes, run: Run, done: Future[None]) -> Entry:
         try:
             variant = self._specialize(dict(enumerate(shapes)), run.config)
             variant.expect(run.config.priority)
@@ -99,15 +127,13 @@ class Variants:
             run.spans += variant.compilation.receipt.spans
             run.notes += variant.compilation.receipt.notes
             run.copies += variant.compilation.receipt.copies
+            entry = Entry(variant)
+            entry.inside.append(None)
             with self._lock:
-                self._ready[shapes] = variant
-                self._users[variant] = 1
+                self._ready[shapes] = self._latest = entry
                 dropped = []
                 while len(self._ready) > MAX_VARIANTS:
-                    _, old = self._ready.popitem(last=False)
-                    # One in use is closed when it is given back.
-                    if old not in self._users:
-                        dropped.append(old)
+                    dropped.append(self._ready.popitem(last=False)[1])
         except BaseException as error:
             with self._lock:
                 del self._pending[shapes]
@@ -117,19 +143,25 @@ class Variants:
             del self._pending[shapes]
         done.set_result(None)
         for old in dropped:
-            old.close()
-        return variant
+            self._drop(old)
+        return entry
 
-    def give_back(self, variant: Variant) -> None:
-        """Ends one use of *variant*."""
+    def give_back(self, entry: Entry) -> None:
+        """Ends one use of *entry*."""
+        entry.inside.pop()
+        if entry.dropped:
+            self._drop(entry)
+
+    def _drop(self, entry: Entry) -> None:
+        """Closes the variant of *entry*, which is evicted: now, or when its last run gives it
+        back.
+        """
         with self._lock:
-            self._users[variant] -= 1
-            if self._users[variant]:
+            entry.dropped = True
+            if entry.inside:
                 return
-            del self._users[variant]
-            kept = variant in self._ready.values()
-        if not kept:
-            variant.close()
+            entry.inside.append(None)  # so that it is closed once
+        entry.variant.close()
 
 
 def _wait(pending: Future[None], config: ExecutionConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
@@ -14,7 +14,7 @@ from penstock.errors import DriverError, GeneralFailure, MissedDeadlineTransient
 from penstock.hal.config import ExecutionConfig
 from penstock.hal.request import ExecutionResult, Request
 from penstock.hal.validate import validate_fenced
-from penstock.ir import Model
+from penstock.ir import Model, NDArray
 
 if TYPE_CHECKING:
     from penstock.hal.fence import Fence
@@ -117,6 +117,14 @@ class PreparedModelBase:
 
     cache_report: CacheReport = NO_CACHE_REPORT
     """Optional. The default reports nothing."""
+
+    compute: Callable[[Sequence[NDArray], Sequence[NDArray]], None] | None = None
+    """Optional: a shorter way to run, `compute(inputs, outputs)`, without a request.
+
+    The arrays are C-contiguous, of the operands' element types and shapes, all of them known; every
+    output is wanted. There are no limits, attributes or times. Inputs are only read. Raises as
+    `execute`. The runtime uses it for a model that is a single step, in the same process.
+    """
 
     loops: bool = True
     """Optional: whether a run may loop a number of times that depends on its data.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from penstock.driverkit.engine_model import EngineModel, Profiler
 from penstock.drivers.llvm.run import team
 from penstock.drivers.llvm.run.running import Executable
+from penstock.errors import GeneralFailure
+from penstock.ir import NDArray
+
+Compute: TypeAlias = Callable[[Sequence[NDArray], Sequence[NDArray]], None]
 
 
 def profiler_of(executable: Executable) -> Profiler[Any]:
@@ -19,6 +23,16 @@ def profiler_of(executable: Executable) -> Profiler[Any]:
 
 class LlvmPreparedModel(EngineModel[Executable]):
     """A model as code of the processor."""
+
+    @property
+    def compute(self) -> Compute | None:  # type: ignore[override]  # depends on the model
+        """As `PreparedModelBase.compute`; None if an input is an output."""
+        return None if self._forwards else self._compute
+
+    def _compute(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
+        if (executable := self.executable) is None:
+            raise GeneralFailure("the prepared model is closed")
+        executable.compute(inputs, outputs)
 
     @property
     def kernels(self) -> Sequence[tuple[str, str, tuple[int, ...]]]:

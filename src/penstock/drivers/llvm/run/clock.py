@@ -11,7 +11,7 @@ import time
 from typing import Final, Protocol
 
 from penstock.drivers.llvm.emit.peak import FUNCTIONS, Kind, products_a_turn
-from penstock.drivers.llvm.run.code import address_of, aligned
+from penstock.drivers.llvm.run.addresses import address_of, aligned
 from penstock.errors import GeneralFailure
 
 CALIBRATION_SECONDS: Final = 0.01

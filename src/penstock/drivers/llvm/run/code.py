@@ -6,37 +6,22 @@ import ctypes
 import os
 from typing import Final
 
-import numpy as np
-
 from penstock.drivers.llvm.artefact import Manifest
 from penstock.drivers.llvm.load import Image
 from penstock.drivers.llvm.run import team
+from penstock.drivers.llvm.run.addresses import is_aligned, moved
 from penstock.ir import NDArray
 
-ALIGNMENT: Final = 64
 FORKED: Final = "the model was prepared before this process was forked; compile it again"
 
 ENTRY: Final = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
 
-def aligned(size: int) -> NDArray:
-    """Fresh bytes, aligned for vector instructions."""
-    room = np.empty(size + ALIGNMENT, np.uint8)
-    start = -address_of(room) % ALIGNMENT
-    return room[start : start + size]
+_forks: Final[list[None]] = []
+"""One entry for each fork between the first process and this one."""
 
-
-def moved(array: NDArray) -> NDArray:
-    """A copy of bytes, aligned."""
-    copy = aligned(array.nbytes)
-    copy[...] = array
-    return copy
-
-
-def address_of(array: NDArray) -> int:
-    """The address of the first element."""
-    address: int = array.__array_interface__["data"][0]
-    return address
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _forks.append(None))
 
 
 class Code:
@@ -51,10 +36,10 @@ class Code:
         self, manifest: Manifest, image: Image, constants: NDArray, threads: int = 1
     ) -> None:
         self.manifest = manifest
-        self.constants = constants if address_of(constants) % ALIGNMENT == 0 else moved(constants)
+        self.constants = constants if is_aligned(constants) else moved(constants)
         self.image = image
         self.entry = ENTRY(image.address("run"))
-        self.process = os.getpid()
+        self._forks = len(_forks)
         self.threads = min(threads, team.MOST_THREADS) if manifest.shared else 1
         self._member = team.join(image, self.threads) if self.threads > 1 else None
 
@@ -65,7 +50,7 @@ class Code:
 
     def unusable(self) -> str | None:
         """Why this process cannot run the code: it was forked from the one that loaded it."""
-        return None if self.process == os.getpid() else FORKED
+        return None if self._forks == len(_forks) else FORKED
 
     def __del__(self) -> None:
         if (member := getattr(self, "_member", None)) is not None:

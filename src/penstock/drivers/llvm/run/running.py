@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy as np
 from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
 from penstock.drivers.llvm.frame import WHOLE, WORDS, Word
 from penstock.drivers.llvm.run import stop
-from penstock.drivers.llvm.run.code import Code, address_of, aligned
-from penstock.errors import GeneralFailure
+from penstock.drivers.llvm.run.addresses import address_of, aligned, pointer_at
+from penstock.drivers.llvm.run.code import Code
+from penstock.errors import DeadObject, GeneralFailure
 from penstock.hal import ExecutionConfig
 from penstock.ir import DType, NDArray
 
@@ -58,20 +60,11 @@ class Run:
         """Runs once. Raises `Cancelled` or `MissedDeadlineTransient` if it is stopped, and
         `GeneralFailure` if the inputs have no result; the next run is not affected.
         """
-        ports = self._ports
-        at = 0
-        for array in inputs:
-            ports[at] = array.__array_interface__["data"][0]
-            at += 1
-        for wanted in outputs:
-            array = self._room(at) if wanted is None else wanted
-            ports[at] = array.__array_interface__["data"][0]
-            at += 1
+        wanted = [self._room(at) if array is None else array for at, array in enumerate(outputs)]
         if self._is_brief or (config.deadline_ns is None and config.cancel is None):
-            if status := self._entry(self._at):
-                raise GeneralFailure(f"the code ended with status {status}")
-            self._check_flags()
+            self.compute(inputs, wanted)
             return
+        self._bind(inputs, wanted)
         stop.enter(self.flag, config)
         try:
             status = self._entry(self._at)
@@ -82,14 +75,33 @@ class Run:
             stop.raise_reason(config)
         self._check_flags()
 
+    def compute(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
+        """Runs once, without limits: writes all *outputs*."""
+        # As `_bind`, which would be another call.
+        ports, at = self._ports, 0
+        for array in inputs:
+            ports[at] = pointer_at(id(array)).value
+            at += 1
+        for array in outputs:
+            ports[at] = pointer_at(id(array)).value
+            at += 1
+        if status := self._entry(self._at):
+            raise GeneralFailure(f"the code ended with status {status}")
+        if self._failures:
+            self._check_flags()
+
+    def _bind(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
+        for at, array in enumerate((*inputs, *outputs)):
+            self._ports[at] = pointer_at(id(array)).value
+
     def _check_flags(self) -> None:
         if self._failures and self._flags.any():
             raise GeneralFailure(self._failures[int(self._flags.argmax())])
 
     def _room(self, at: int) -> NDArray:
-        """Memory for an output that the caller does not want."""
+        """Memory for output *at*, which the caller does not want."""
         if at not in self._unwanted:
-            port = self._computed[at - self._given]
+            port = self._computed[at]
             self._unwanted[at] = np.empty(port.shape, DType(port.dtype).numpy)
         return self._unwanted[at]
 
@@ -100,3 +112,14 @@ class Executable(RunPool[Run]):
     def __init__(self, code: Code) -> None:
         super().__init__(lambda: Run(code), code.unusable)
         self.code = code
+
+    def compute(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
+        """As `Run.compute`, of a free run. Raises `DeadObject` in a forked child."""
+        if (reason := self.code.unusable()) is not None:
+            raise DeadObject(reason)
+        try:
+            run = self._free.pop()
+        except IndexError:
+            run = self._make()
+        run.compute(inputs, outputs)
+        self._free.append(run)
