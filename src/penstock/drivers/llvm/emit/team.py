@@ -129,8 +129,9 @@ PAUSES: Final = {
 
 TICKS: Final = {
     "x86_64": "call i64 @llvm.readcyclecounter()",
-    # The counter of cycles may not be read by programs there; the one of time may.
-    "aarch64": 'call i64 asm sideeffect "mrs $0, cntvct_el0", "=r"()',
+    # The counter of cycles may not be read by programs there; the one of time may (cntvct_el0).
+    # LLVM assembles for no other processor than this one: no inline assembly.
+    "aarch64": "call i64 @llvm.readsteadycounter()",
 }
 """Reads the clock that time stamps are taken from."""
 
@@ -139,6 +140,7 @@ def ticks(isa: Isa) -> str:
     """`ticks()` returns the clock; `stamp(times, place)` stores it."""
     return f"""
 declare i64 @llvm.readcyclecounter()
+declare i64 @llvm.readsteadycounter()
 define i64 @ticks() noinline nounwind {{
   %now = {TICKS[isa.architecture]}
   ret i64 %now
