@@ -99,12 +99,18 @@ def _after(program: Program, maker: Kernel, kernel: Kernel, tensor: int) -> Kern
 
 
 def _joins_product(program: Program, maker: Kernel, extras: Sequence[Access]) -> bool:
-    """Whether the sum of products *maker* can end with a kernel that reads *extras*: each at a
-    plain position, since templates read them with the results. 8-bit results are packed many at a
-    time, which other data of 8 bits would prevent.
+    """Whether the sum of products *maker* can end with a kernel that reads *extras*: each at plain
+    positions, since templates read them with the results. Only channels, the last axis, may lie
+    outside. 8-bit results are packed many at a time, which other data of 8 bits would slow down.
     """
-    if any(a.fill is not None or any(p.through is not None for p in a.axes) for a in extras):
-        return False
+    for access in extras:
+        shape = program.tensors[access.tensor].shape
+        spans = [p.span(maker.loops) for p in access.axes]
+        if any(p.through is not None for p in access.axes) or any(
+            low < 0 or high >= size
+            for (low, high), size in zip(spans[:-1], shape[:-1], strict=True)
+        ):
+            return False
     if maker.sums is not DType.INT32 or maker.finish.dtype not in BYTES:
         return True
     return all(program.root(a.tensor) in program.constants for a in extras)
