@@ -56,7 +56,8 @@ def relocated(placed: Placed, address: int) -> NDArray:
     known = RELOCATIONS[object_.architecture]
     starts = np.array(placed.starts, np.int64)
     ends = np.array([len(s.content) for s in object_.sections], np.int64)
-    for type_ in np.unique(object_.types):
+    # NumPy's `unique` imports its masked arrays, which takes longer than all of this.
+    for type_ in sorted(set(object_.types.tolist())):
         chosen = object_.types == type_
         if int(type_) not in known:
             raise broken(f"its relocation of type {type_} is unknown")
