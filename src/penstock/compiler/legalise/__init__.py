@@ -6,9 +6,12 @@ from penstock.compiler.legalise import (
     elementwise,
     halves,
     layers,
+    lstm,
     matrices,
     moving,
+    recurrent,
     reductions,
+    svdf,
     transposed,
 )
 from penstock.compiler.legalise.builder import RULES, Builder, Operation, Rule, legal
@@ -19,7 +22,17 @@ from penstock.ir import Model
 
 __all__ = ["RULES", "Builder", "Operation", "judge", "legal", "legalise"]
 
-_FAMILIES = elementwise, layers, matrices, moving, reductions, transposed
+_FAMILIES = (
+    elementwise,
+    layers,
+    lstm,
+    matrices,
+    moving,
+    recurrent,
+    reductions,
+    svdf,
+    transposed,
+)
 
 
 def rule_of(site: Site) -> Rule:

@@ -49,12 +49,30 @@ def quantised_rows(
     before: Sequence[int] = (),
     after: Sequence[int] = (),
 ) -> Rows:
-    """Emits the kernels that quantise *source*. Its first *rank* axes are rows. Elements that stand
-    for 0 surround asymmetric values: *before* and *after* each axis.
+    """As `quantised_part`, of all of the tensor *source*. Its first *rank* axes are rows. Elements
+    that stand for 0 surround asymmetric values: *before* and *after* each axis.
     """
-    build, shape = operation.build, operation.shape(source)
+    shape = operation.shape(source)
+    edges = (tuple(before), tuple(after)) if asymmetric and before else None
+    whole = operation.whole(source)
+    return quantised_part(operation, whole, shape, rank, asymmetric=asymmetric, edges=edges)
+
+
+def quantised_part(
+    operation: Operation,
+    source: Access,
+    shape: tuple[int, ...],
+    rank: int,
+    *,
+    asymmetric: bool,
+    edges: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+) -> Rows:
+    """Emits the kernels that quantise what loops of *shape* read by *source*. The first *rank*
+    loops are rows. *edges* are as many elements as surround the values before and after each axis.
+    """
+    build = operation.build
     rows, rest = shape[:rank], shape[rank:]
-    reads = [operation.whole(source)]
+    reads = [source]
 
     def extreme(name: str, combine: str, body: Expression) -> int:
         target = build.tensor(F32, rows)
@@ -69,7 +87,8 @@ def quantised_rows(
         operation.elementwise(name, body, sources, target)
         return target
 
-    scope = Scope(operation.build.tensors[source].dtype)
+    dtype = build.tensors[source.tensor].dtype
+    scope = Scope(dtype)
     value = scope.argument(0).cast(F32)
     if not asymmetric:
         reach = extreme("greatest magnitude", "maximum", scope.finish(value.apply("abs")))
@@ -83,22 +102,20 @@ def quantised_rows(
         scales = computed("scale", F32, _asymmetric(scaled=True), *ends)
         offsets = computed("offset", DType.INT32, _asymmetric(scaled=False), *ends)
         factors = [scales, offsets]
-    edges = (tuple(before), tuple(after)) if asymmetric and before else ((0,) * len(shape),) * 2
-    sizes = tuple(a + size + b for a, size, b in zip(edges[0], shape, edges[1], strict=True))
+    begin, end = edges or ((0,) * len(shape), (0,) * len(shape))
+    sizes = tuple(a + size + b for a, size, b in zip(begin, shape, end, strict=True))
     values = build.tensor(DType.INT8, sizes)
-    axes = tuple(Position(-edge, ((axis, 1),)) for axis, edge in enumerate(edges[0]))
-    dtype = build.tensors[source].dtype
+    if sizes != shape:
+        axes = tuple(Position(-edge, ((axis, 1),)) for axis, edge in enumerate(begin))
+        source = Access(source.tensor, axes, 0.0)
     build.emit(
         "quantise rows",
         sizes,
-        [
-            Access(source, axes, 0.0 if sizes != shape else None),
-            *(Access(factor, along(*range(rank))) for factor in factors),
-        ],
+        [source, *(Access(factor, along(*range(rank))) for factor in factors)],
         _asymmetric_values(dtype) if asymmetric else _symmetric_values(dtype),
         Access(values, along(*range(len(sizes)))),
     )
-    return Rows(values, scales, offsets, edges[0])
+    return Rows(values, scales, offsets, begin)
 
 
 def _reach(scope: Scope, argument: int) -> Value:

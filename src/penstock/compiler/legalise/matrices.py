@@ -53,10 +53,10 @@ class Flat(Operation):
 
     def __init__(self, operation: Operation, source: int, target: int) -> None:
         super().__init__(operation.build, operation.site)
-        self._source, self._target = source, target
+        self._within, self._source, self._target = operation, source, target
 
     def tensor(self, position: int = 0) -> int:
-        return self._source if position == 0 else super().tensor(position)
+        return self._source if position == 0 else self._within.tensor(position)
 
     def target(self, position: int = 0) -> int:
         return self._target

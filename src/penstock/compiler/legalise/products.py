@@ -118,8 +118,12 @@ def _is_stored(site: Site, layer: Layer) -> bool:
     return made is given or (layer.real and made is DType.INT16)
 
 
-def emit_product(operation: Operation, name: str, form: Form, part: Products) -> None:
-    """Adds the kernel of *part*. One without products has sums of 0."""
+def emit_product(
+    operation: Operation, name: str, form: Form, part: Products, target: int | None = None
+) -> None:
+    """Adds the kernel of *part*, which writes *target* (None: the output). One without products has
+    sums of 0.
+    """
     build = operation.build
     shift = form.before or (0,) * len(part.data)
     positions = tuple(
@@ -148,7 +152,7 @@ def emit_product(operation: Operation, name: str, form: Form, part: Products) ->
         part.loops,
         reads,
         body,
-        Access(operation.target(), part.write),
+        Access(operation.target() if target is None else target, part.write),
         reduced=() if is_empty else part.reduced,
         combine="none" if is_empty else "sum",
         sums=form.sums,

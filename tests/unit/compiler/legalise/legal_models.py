@@ -46,9 +46,9 @@ def layer(
     inputs: Sequence[Given | None],
     output: tuple[DType, Quantization | None],
     attributes: Mapping[str, AttributeValue],
-    more: Sequence[DType] = (),
+    more: Sequence[tuple[DType, Quantization | None]] = (),
 ) -> Model:
-    """A model of one operation; *more* are the types of its other outputs."""
+    """A model of one operation. *output* and *more* are the types of its outputs."""
     builder = ModelBuilder()
     numbers: list[int | None] = []
     for position, given in enumerate(inputs):
@@ -61,7 +61,7 @@ def layer(
         else:
             quantization, dtype_ = given.quantization, given.dtype
             numbers.append(builder.constant(given.array, quantization=quantization, dtype=dtype_))
-    made = [(output[0], None, output[1]), *((dtype, None, None) for dtype in more)]
+    made = [(dtype, None, quantization) for dtype, quantization in (output, *more)]
     return infer_shapes(builder.build(builder.operation(kind, numbers, made, dict(attributes))))
 
 
