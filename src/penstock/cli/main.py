@@ -18,9 +18,10 @@ from penstock.cli.cache import cache
 from penstock.cli.capsules import replay
 from penstock.cli.compare import compare
 from penstock.cli.doctor import devices, doctor
+from penstock.cli.dump import dump
 from penstock.cli.inspect import inspect
 from penstock.cli.output import Output
-from penstock.cli.plan import dump, plan
+from penstock.cli.plan import plan
 from penstock.cli.run import run
 from penstock.cli.settings import knobs
 from penstock.logs import printable

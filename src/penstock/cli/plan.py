@@ -1,10 +1,9 @@
-"""`penstock plan` and `dump`: the device of each operation, and the result of each stage."""
+"""`penstock plan`: the device of each operation, and why the others did not get it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
@@ -158,35 +157,3 @@ def short(name: str) -> str:
     """The first of the names that converters join with `;`, or its end if it is long."""
     first = name.partition(";")[0]
     return first if len(first) <= NAME_WIDTH else "..." + first[3 - NAME_WIDTH :]
-
-
-class Stage(Enum):
-    LOAD = "load"
-    PARTITION = "partition"
-    COMPILE = "compile"
-
-
-def dump(
-    context: typer.Context,
-    model: options.ModelFile,
-    after: Annotated[Stage, option("--after", "The stage to stop after.")],
-    device: options.Devices = None,
-    signature: options.SignatureName = None,
-) -> None:
-    """Print the model, the plan, or what was compiled, as text that can be compared."""
-    from penstock.cli import opening
-
-    output = output_of(context)
-    loaded = opening.load(model)
-    if after is Stage.LOAD:
-        text, data = loaded.model.show(), {"text": loaded.model.show()}
-    else:
-        opening.warn_of_settings(output)
-        compiled, _ = opening.compile_model(loaded, options.Choices(device, signature))
-        with compiled:
-            text, data = compiled.plan.show(), json.loads(compiled.plan.to_json())
-            if after is Stage.COMPILE:
-                text += compiled.receipt.show()
-                data = {"plan": data, "receipt": json.loads(compiled.receipt.to_json())}
-    output.line(text.rstrip("\n"))
-    output.json({"stage": after.value, after.value: data})

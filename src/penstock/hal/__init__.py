@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         Timing as Timing,
         TokenArgument as TokenArgument,
     )
+    from penstock.hal.stages import stages_of as stages_of
     from penstock.hal.validate import (
         check_deadline as check_deadline,
         refuse_unmapped as refuse_unmapped,
@@ -105,6 +106,7 @@ NAMES: Final = {
     "request": "DONE NO_VALUE_ARGUMENT ArgumentCopy RemoteResult ExecutionResult HostMemory "
     "Memory NoValue OperationTiming OutputShape PaddedBytes PoolArgument ProvenRequest Request "
     "RequestArgument Timing TokenArgument",
+    "stages": "stages_of",
     "validate": "check_deadline refuse_unmapped validate_prepare validate_prepare_config "
     "validate_request validate_support",
 }

@@ -114,6 +114,10 @@ class DeviceBase:
     feature_level: int = 8
     capabilities: Capabilities = Capabilities()
     hal_version: int = HAL_VERSION
+    stages: tuple[str, ...] = ()
+    """Optional: the stages of a compile that `dump` prints, in their order. The default prints
+    none.
+    """
 
     def check(self) -> str | None:
         """Optional. The default accepts every system."""
@@ -130,6 +134,12 @@ class DeviceBase:
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
         """Optional. The default supports no device memory."""
         raise GeneralFailure("this device has no memory domains")
+
+    def dump(self, model: Model, config: PrepareConfig, stage: str) -> str:
+        """Optional: the result of *stage*, one of `stages`, of a compile of *model*, as text for
+        people. Equal models have equal texts; nothing is saved. Raises what `prepare_model` raises.
+        """
+        raise GeneralFailure("this device prints no stages of its compile")
 
     def close(self) -> None:
         """Optional. The default does nothing."""

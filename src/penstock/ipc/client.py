@@ -31,6 +31,7 @@ class Described:
         self.name, self.version, self.type = d.name, d.version, d.device_type
         self.feature_level, self.hal_version = d.feature_level, d.hal_version
         self.capabilities, self.description = d.capabilities, d
+        self.stages = d.stages
 
 
 class RemoteDevice(Described):
@@ -45,7 +46,7 @@ class RemoteDevice(Described):
         super().__init__(remote.ask(channel, lambda _: call, wire.Description, deadline_ns))
         can = self.capabilities
         extensions = (extension.name for extension in can.extensions)
-        names = (*can.families, *can.memory_kinds, *can.performance, *extensions)
+        names = (*self.stages, *can.families, *can.memory_kinds, *can.performance, *extensions)
         given = [("name", self.name), ("version", self.version)]
         for what, text in (*given, *(("capability", name) for name in names)):
             if not text.isprintable() or len(text) > MOST_CHARACTERS:
@@ -81,6 +82,12 @@ class RemoteDevice(Described):
 
         made = remote.ask(self.channel, call, wire.Made, may_end_early=True)
         return RemotePreparedModel(self.channel, made, self._rings)
+
+    def dump(self, model: Model, config: hal.PrepareConfig, stage: str) -> str:
+        def call(pack: Packer) -> wire.Call:
+            return wire.Dump(_model(pack, model), pack.prepare_config(config), stage)
+
+        return remote.ask(self.channel, call, wire.Dumped, may_end_early=True).text
 
     def allocate(
         self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]

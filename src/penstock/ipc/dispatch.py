@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from penstock import errors, hal
 from penstock.hal.buffer import validate_allocate
 from penstock.hal.prepared import report_of
+from penstock.hal.stages import dump, stages_of
 from penstock.ipc import wire
 from penstock.ipc.client_objects import ClientObject, ClientObjects, Kind
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
@@ -121,8 +122,9 @@ class Dispatcher:
                     )
                 d = device
                 return wire.Description(
-                    d.name, d.version, d.type, d.feature_level, d.capabilities, d.hal_version
-                )
+                    d.name, d.version, d.type, d.feature_level, d.capabilities, d.hal_version,
+                    stages_of(d),
+                )  # fmt: skip
             case wire.Check():
                 return wire.Reason(device.check())
             case wire.CacheFilesNeeded():
@@ -134,6 +136,9 @@ class Dispatcher:
                 counted = lease.message_bytes if lease.message_bytes > LEAST_COUNTED else 0
                 prepare = partial(device.prepare_model, model, config)
                 return self._placed(prepare, lease, config, BYTES_OF_FORM * counted, model)
+            case wire.Dump(model=form, config=given, stage=stage):
+                config = self._prepare_config(given, context.stop)
+                return wire.Dumped(dump(device, take.model(form), config, stage))
             case wire.PrepareFromCache(config=given):
                 config = self._prepare_config(given, context.stop)
                 nbytes = sum(map(_file_bytes, (*config.model_cache, *config.data_cache)))

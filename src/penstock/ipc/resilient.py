@@ -76,6 +76,12 @@ class IsolatedDevice(Described):
         made = self._retrying("prepare_model_from_cache", None, call, config.deadline_ns)
         return IsolatedPreparedModel(self, made, None, config)
 
+    def dump(self, model: Model, config: hal.PrepareConfig, stage: str) -> str:
+        def call(remote: RemoteDevice) -> str:
+            return remote.dump(model, config, stage)
+
+        return self._retrying("dump", model, call, config.deadline_ns)
+
     def allocate(
         self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
     ) -> tuple[int, hal.Buffer]:

@@ -18,7 +18,7 @@ from penstock.hal.request import Dimensions
 from penstock.ir import DataLocation, DType, Signature, Subgraph, Variable
 from penstock.memory import HardwareBufferDescription
 
-WIRE_VERSION: Final = 6
+WIRE_VERSION: Final = 7
 """Increased whenever a message changes its form."""
 
 MAX_FRAME: Final = 32 << 20
@@ -136,6 +136,14 @@ class Prepare(Form, frozen=True, tag="prepare_model"):
     config: hal.PrepareConfig
 
 
+class Dump(Form, frozen=True, tag="dump"):
+    """`Device.dump` of a stage of the description. The reply is `Dumped`."""
+
+    model: ModelForm
+    config: hal.PrepareConfig
+    stage: str
+
+
 class PrepareFromCache(Form, frozen=True, tag="prepare_model_from_cache"):
     """`Device.prepare_model_from_cache`. The reply is `Made`."""
 
@@ -233,6 +241,7 @@ Call: TypeAlias = (
     | CacheFilesNeeded
     | SupportedOperations
     | Prepare
+    | Dump
     | PrepareFromCache
     | Allocate
     | Execute
@@ -257,6 +266,13 @@ class Description(Form, frozen=True, tag="description"):
     feature_level: int
     capabilities: hal.Capabilities
     hal_version: int
+    stages: tuple[str, ...] = ()
+
+
+class Dumped(Form, frozen=True, tag="dumped"):
+    """What a stage of a compile made, as text."""
+
+    text: str
 
 
 class Reason(Form, frozen=True, tag="reason"):
@@ -319,6 +335,7 @@ class Stopped(Form, frozen=True, tag="stopped"):
 
 Reply: TypeAlias = (
     Description
+    | Dumped
     | Reason
     | CacheFiles
     | Supports

@@ -228,6 +228,10 @@ class TestDefaults:
             device.prepare_model_from_cache(hal.PrepareConfig())
         with pytest.raises(errors.GeneralFailure, match="no memory domains"):
             device.allocate(hal.BufferDesc(), [])
+        assert device.stages == ()
+        model = ModelBuilder().build([])
+        with pytest.raises(errors.GeneralFailure, match="prints no stages"):
+            device.dump(model, hal.PrepareConfig(), "fuse")
         device.close()
         device.close()
 

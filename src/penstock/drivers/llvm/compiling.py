@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from penstock.compiler import memory, pipeline
 from penstock.compiler.legalise import legalise
 from penstock.compiler.outputs import with_own_outputs
+from penstock.compiler.program import Program
 from penstock.driverkit.artefact import ports_of
 from penstock.driverkit.engine import check_limits
 from penstock.driverkit.site import Refused
@@ -39,14 +40,7 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
     """
     check_limits(config)
     ports = ports_of(model)
-    try:
-        program = legalise(model)
-        pairs = zip(program.results, ports.forwards, strict=True)
-        computed = tuple(tensor for tensor, source in pairs if source < 0)
-        program = replace(program, outputs=(*computed, *program.flags))
-        program = pipeline.upto(program, LAST, isa.target)
-    except Refused as refusal:
-        raise GeneralFailure(f"the model cannot be compiled: {refusal}") from refusal
+    program = lowered(model, isa)
     check_limits(config)
     program = with_own_outputs(program)
     planned = memory.plan(program)
@@ -65,3 +59,25 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
         program.failures,
     )  # fmt: skip
     return Compiled(manifest, code, made.constants)
+
+
+def legal(model: Model) -> Program:
+    """The program of *model*, with the outputs that code computes: runs copy outputs that are
+    inputs. Raises `GeneralFailure` for an operation without kernels.
+    """
+    ports = ports_of(model)
+    try:
+        program = legalise(model)
+    except Refused as refusal:
+        raise GeneralFailure(f"the model cannot be compiled: {refusal}") from refusal
+    pairs = zip(program.results, ports.forwards, strict=True)
+    computed = tuple(tensor for tensor, source in pairs if source < 0)
+    return replace(program, outputs=(*computed, *program.flags))
+
+
+def lowered(model: Model, isa: Isa, last: str = LAST) -> Program:
+    """The program of *model* after the pass *last*. Raises as `legal` does."""
+    try:
+        return pipeline.upto(legal(model), last, isa.target)
+    except Refused as refusal:
+        raise GeneralFailure(f"the model cannot be compiled: {refusal}") from refusal

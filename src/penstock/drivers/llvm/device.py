@@ -46,6 +46,8 @@ class LlvmDevice(EngineDevice):
     files = (1, 1)
     """A model file of object code, and a data file of the constants that it reads."""
 
+    stages = ("legalise", "fuse", "layout", "memory", "llvm", "asm")
+
     def __init__(self, *, seal: Seal | None = None) -> None:
         claims = hal.Capabilities(
             performance=PERFORMANCE,
@@ -85,6 +87,12 @@ class LlvmDevice(EngineDevice):
         saved = self.save(config, lambda: artefact.pack(made.manifest, made.code, made.constants))
         constants = np.frombuffer(made.constants, np.uint8)
         return self._prepared(made.manifest, made.code, constants, report_of(saved), config)
+
+    def dump(self, model: Model, config: hal.PrepareConfig, stage: str) -> str:
+        from penstock.drivers.llvm import stages
+
+        hal.validate_prepare(model, config)
+        return stages.dump(model, processor.chosen(), stage)
 
     def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> LlvmPreparedModel:
         model, data = entry.model[0], entry.data[0]

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from penstock.errors import DriverError, GeneralFailure, InvalidArgument
 from penstock.hal import ACCURACY_RANK, HAL_VERSION, Device, DeviceType, PrepareConfig, Support
 from penstock.hal.capabilities import fault_of
+from penstock.hal.stages import dump, stages_of
 from penstock.ir import ModelBuilder
 from penstock.testing.contract import cases
 from penstock.testing.contract.promise import (
@@ -88,6 +89,32 @@ def check_check_gives_a_reason(device: Device) -> None:
     """`check()` is None, or a sentence."""
     reason = device.check()
     require(reason is None or reason.strip(), f"check() gave {reason!r}")
+
+
+@SUITE.check
+def check_stages_are_printed(device: Device) -> None:
+    """The stages of a compile have distinct names; each is text, equal for equal models. A stage
+    that the device does not name is refused.
+    """
+    stages = stages_of(device)
+    if not stages:
+        raise NotCovered("prints no stages of a compile")
+    names = [str(s) == s and s.isprintable() and s.strip() == s != "" for s in stages]
+    require(all(names), f"stages are {stages!r}")
+    require(len(set(stages)) == len(stages), f"stages {', '.join(stages)}: one name twice")
+    case = next(iter(cases.supported_cases(device)))
+    config = PrepareConfig()
+    for stage in stages:
+        first = dump(device, case.model, config, stage)
+        require(first.strip(), f"{case.name}: stage {stage} is empty")
+        again = dump(device, replace(case.model), config, stage)
+        require(first == again, f"{case.name}: stage {stage} has another text again")
+    raised = ""
+    try:
+        dump(device, case.model, config, "no such stage")
+    except DriverError as error:
+        raised = describe(error)
+    require(raised, "a stage that the device does not name is printed")
 
 
 @SUITE.check
