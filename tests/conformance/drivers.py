@@ -13,6 +13,7 @@ from penstock.testing.loopback import isolated_device
 
 DRIVERS: Final = {
     "reference": "reference",
+    "llvm": "llvm",
     "xnnpack": "xnnpack",
     "onnxruntime-cpu": "onnxruntime",
     "openvino-cpu": "openvino",

@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.distribution import origin_of
 from penstock.errors import NoEntry
-from penstock.hal import Device, ExtensionAttribute, PrepareConfig
+from penstock.hal import Device, ExtensionAttribute, PrepareConfig, portable_of
 from penstock.ir import Model
 from penstock.ir.digest import Form, digest_structure
 
@@ -70,7 +70,9 @@ def ingredients_of(
     found["device"] = device.name
     found["version"] = device.version
     found["source"] = origin_of(device)
-    found["cpu_features"] = cpu_features()
+    portable = portable_of(config)
+    is_portable = portable in device.capabilities.baselines
+    found["cpu_features"] = portable if is_portable else cpu_features()
     found["preference"] = config.preference
     found["priority"] = config.priority
     found["accuracy"] = config.accuracy

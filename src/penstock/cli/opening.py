@@ -154,6 +154,7 @@ def compile_model(
             devices=devices or None,
             signature=choices.signature,
             num_threads=choices.threads,
+            portable=choices.portable,
             shapes=shapes or None,
             policy=policy,
             cache=not choices.no_cache,

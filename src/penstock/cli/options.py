@@ -78,6 +78,14 @@ Threads: TypeAlias = Annotated[
     int | None, option("--threads N", "Threads a driver may use.", min=1)
 ]
 
+Portable: TypeAlias = Annotated[
+    str | None,
+    option(
+        "--portable BASELINE",
+        "Compile for every machine with this processor baseline, such as x86-64-v3.",
+    ),
+]
+
 Seed: TypeAlias = Annotated[int, option("--seed N", "Seed of random inputs.", min=0)]
 
 Normalize: TypeAlias = Annotated[
@@ -134,6 +142,7 @@ class Choices:
     device: Devices = None
     signature: SignatureName = None
     threads: Threads = None
+    portable: Portable = None
     accuracy: Accuracy = None
     placement: Placement = None
     seed: Seed = 0
@@ -163,6 +172,7 @@ class Key:
     ] = None
     accuracy: Accuracy = None
     threads: Threads = None
+    portable: Portable = None
     signature: SignatureName = None
     shape: Shapes = None
     directory: CacheDirectory = None

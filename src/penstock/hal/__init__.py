@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         PrepareConfig as PrepareConfig,
         Priority as Priority,
         ProgressEvent as ProgressEvent,
+        portable_of as portable_of,
     )
     from penstock.hal.device import (
         HAL_VERSION as HAL_VERSION,
@@ -97,7 +98,7 @@ NAMES: Final = {
     "Support",
     "config": "BYTE_SIZE_OF_CACHE_TOKEN MAX_NUMBER_OF_CACHE_FILES NO_TOKEN PREFERENCES "
     "PRIORITIES CacheHandle CancelToken ExecutionConfig Preference PrepareConfig "
-    "Priority ProgressEvent",
+    "Priority ProgressEvent portable_of",
     "device": "HAL_VERSION Device DeviceBase",
     "fence": "DescriptorFence EventFence Fence as_descriptor",
     "loading": "InvalidDevice",

@@ -182,6 +182,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Throughput of tensor data to or from a device that does not share host memory."""
     families: tuple[str, ...] = ()
     """Names of the hardware and engine families of the device ("cuda", "hexagon")."""
+    baselines: tuple[str, ...] = ()
+    """Names of processor baselines ("x86-64-v3") that the device can compile for, whatever the
+    processor is. Such an artefact is portable to every machine whose processor has the baseline.
+    """
     extensions: tuple[Extension, ...] = ()
     """The vendor extensions that the device supports (NNAPI section 8.6); it gets no others."""
     simulated: bool = False

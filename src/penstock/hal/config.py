@@ -111,6 +111,18 @@ class PrepareConfig(
     cancel: CancelToken | None = None
 
 
+PORTABLE: Final = "portable"
+"""The option in `PrepareConfig.options` that names the baseline of a portable artefact."""
+
+
+def portable_of(config: PrepareConfig) -> str:
+    """The baseline that a device compiles for instead of the processor; "" for the processor.
+
+    A device gets it only if its `Capabilities.baselines` have it.
+    """
+    return dict(config.options).get(PORTABLE, "")
+
+
 class ExecutionConfig(
     msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
 ):

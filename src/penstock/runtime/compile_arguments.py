@@ -15,7 +15,7 @@ from penstock.arguments import check_kind
 from penstock.compilation.prepared import NO_CACHE_ASKED
 from penstock.errors import InputError, Unreadable
 from penstock.execution.interface import Interface, find_name
-from penstock.hal.config import ProgressCallback
+from penstock.hal.config import PORTABLE, ProgressCallback
 from penstock.ir import Model
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
@@ -56,6 +56,7 @@ class CompileArguments(Struct, frozen=True):
     """Why *cache* is None."""
     variants: Callable[[Policy], Callable[..., Variant]] | None = None
     """Makes the class of the compiled forms, as `Variant` is one; None for `Variant` itself."""
+    portable: str | None = None
 
 
 class Occasion(Struct, frozen=True):
@@ -102,6 +103,21 @@ def check_types(
         raise InputError(f"tune must be true or false, not {tune!r}")
     if isolate is not None and not isinstance(isolate, bool):
         raise InputError(f"isolate must be true, false or None, not {isolate!r}")
+
+
+def portable_options(
+    portable: object, devices: Sequence[hal.Device]
+) -> tuple[tuple[str, str], ...]:
+    """The options of a compile for the baseline *portable* (None: for this processor). Raises
+    `InputError` if none of *devices* can compile for it.
+    """
+    if portable is None:
+        return ()
+    known = sorted({name for d in devices for name in d.capabilities.baselines})
+    if portable not in known:
+        choices = f"one of {', '.join(known)}" if known else "left out: no device compiles for any"
+        raise InputError(f"portable names a processor baseline, {choices}; not {portable!r}")
+    return ((PORTABLE, str(portable)),)
 
 
 def cache_info(cache: object) -> tuple[CacheInfo | None, str]:

@@ -41,6 +41,7 @@ def compile_model(
     tune: bool = False,
     progress: ProgressCallback | None = None,
     extension_attributes: Sequence[hal.ExtensionAttribute] = (),
+    portable: str | None = None,
 ) -> CompiledModel:
     """Compiles a model for this machine: loads it if necessary, partitions, compiles.
 
@@ -64,6 +65,11 @@ def compile_model(
     follows the knob `isolate`, which by default isolates drivers of other distributions than
     Penstock. *extension_attributes* are vendor hints for the driver of the single listed device;
     they are part of the cache key.
+
+    *portable* names a processor baseline ("x86-64-v3", "armv8.2-a+dotprod") that devices with such
+    baselines compile for, instead of for this processor: the cache entry is then of use on every
+    machine with the baseline, and one machine can fill the cache of another. If this processor
+    lacks the baseline, the entry is written and the steps run on the fallback device.
 
     Raises `ModelError` (also a ValueError) for the model. Raises `InputError` for an argument, and
     for an unknown device in the policy's rules. Raises `PlacementError`, with every device's
@@ -96,7 +102,9 @@ def compile_model(
 
         variants = shadowed
     wanted = devices, preference, priority, num_threads, signature, shapes, policy
-    arguments = CompileArguments(*wanted, info, tune, isolate, attributes, uncached, variants)
+    arguments = CompileArguments(
+        *wanted, info, tune, isolate, attributes, uncached, variants, portable
+    )
     deadline_ns = deadline_of(timeout, time.monotonic_ns())
     recorder = Recorder()
     with interruptible(deadline_ns, cancel):

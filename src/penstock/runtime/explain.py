@@ -16,7 +16,12 @@ from penstock.ir import Model, infer_shapes
 from penstock.loaders import Source, load
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
-from penstock.runtime.compile_arguments import Occasion, Shapes, shapes_by_position
+from penstock.runtime.compile_arguments import (
+    Occasion,
+    Shapes,
+    portable_options,
+    shapes_by_position,
+)
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.planning import check_rules, plan_model
 from penstock.threads import allowed_threads
@@ -44,6 +49,7 @@ def explain_model(
     signature: str | None = None,
     shapes: Shapes | None = None,
     policy: Policy | None = None,
+    portable: str | None = None,
 ) -> tuple[ExecutionPlan, list[ExplainedStep]]:
     """The plan that `compile_model` would make with these arguments, and each step's cache entry.
 
@@ -66,6 +72,7 @@ def explain_model(
     by_name = {device.name: device for device in chosen}
     threads = allowed_threads(num_threads)
     limits: dict[str, Any] = {"accuracy": policy.accuracy, "num_threads": threads}
+    limits["options"] = portable_options(portable, chosen)
     config = PrepareConfig(preference=preference, priority=priority, **limits)
     given = infer_shapes(model, positions), positions, chosen, by_name
     plan = plan_model(Occasion(model, *given, policy, config, str(cache.directory)))

@@ -66,6 +66,7 @@ class Session:
             deadline_ns=deadline_ns,
             accuracy=self.policy.accuracy,
             num_threads=allowed_threads(arguments.num_threads),
+            options=compile_arguments.portable_options(arguments.portable, self.chosen),
             attributes=arguments.attributes,
             progress=self.reporter,
             cancel=cancel,

@@ -40,6 +40,7 @@ def compile_arguments(key: Key) -> dict[str, Any]:
         **chosen,
         "devices": key.device or None,
         "num_threads": key.threads,
+        "portable": key.portable,
         "signature": key.signature,
         "shapes": parse_shapes(key.shape) or None,
         "policy": policy_of(key.accuracy),

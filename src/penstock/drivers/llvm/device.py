@@ -54,6 +54,7 @@ class LlvmDevice(EngineDevice):
             default_performance=OTHER,
             dynamic_outputs=False,
             dispatch_ns=DISPATCH_NS,
+            baselines=tuple(processor.BASELINES),
             families=("llvm",),
         )
         super().__init__("llvm", hal.DeviceType.CPU, claims, seal=seal)
@@ -83,10 +84,13 @@ class LlvmDevice(EngineDevice):
         if not (engine := engine_version()):
             raise DeviceUnavailable(f"llvmlite is not installed: {INSTALL}")
         self.count(compiles=1)
-        made = compile_model(model, processor.chosen(), engine, config)
+        made = compile_model(model, processor.chosen(hal.portable_of(config)), engine, config)
         saved = self.save(config, lambda: artefact.pack(made.manifest, made.code, made.constants))
         constants = np.frombuffer(made.constants, np.uint8)
-        return self._prepared(made.manifest, made.code, constants, report_of(saved), config)
+        report = report_of(saved)
+        if processor.lacking(made.manifest.features):
+            return self._elsewhere(made.manifest, report)
+        return self._prepared(made.manifest, made.code, constants, report, config)
 
     def dump(self, model: Model, config: hal.PrepareConfig, stage: str) -> str:
         from penstock.drivers.llvm import stages
@@ -97,12 +101,20 @@ class LlvmDevice(EngineDevice):
     def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> LlvmPreparedModel:
         model, data = entry.model[0], entry.data[0]
         manifest, code = artefact.unpack(model, data)
-        check_instructions(manifest, processor.chosen())
-        if (own := engine_version()) and manifest.engine != own:
+        portable = hal.portable_of(config)
+        check_instructions(manifest, processor.chosen(portable))
+        # A portable artefact may be of a machine with another llvmlite.
+        if not portable and (own := engine_version()) and manifest.engine != own:
             raise OtherVersion(f"the artefact is of llvmlite {manifest.engine}, and this is {own}")
         self.count(loads=1)
         constants = np.frombuffer(data, np.uint8)
         return self._prepared(manifest, code, constants, hal.CacheReport(), config)
+
+    def _elsewhere(self, manifest: artefact.Manifest, report: hal.CacheReport) -> LlvmPreparedModel:
+        """The prepared model of code for other processors than this one."""
+        from penstock.drivers.llvm.prepared import ElsewhereModel
+
+        return ElsewhereModel(self, manifest.ports, report, None, why=elsewhere(manifest))
 
     def _prepared(
         self,
@@ -129,16 +141,18 @@ def judge(site: Site) -> hal.AccuracyClass:
     return "exact"
 
 
+def elsewhere(manifest: artefact.Manifest) -> str:
+    """Why this processor cannot run an artefact."""
+    names = ", ".join(processor.lacking(manifest.features))
+    return f"the artefact is for {manifest.instructions}, and the processor lacks {names}"
+
+
 def check_instructions(manifest: artefact.Manifest, isa: Isa) -> None:
     """Raises `OtherVersion` for an artefact that this processor cannot run, or of another
     instruction set than *isa*.
     """
-    lacking = sorted(set(manifest.features) - processor.features())
-    if lacking:
-        names = ", ".join(lacking)
-        raise OtherVersion(
-            f"the artefact is for {manifest.instructions}, and the processor lacks {names}"
-        )
+    if processor.lacking(manifest.features):
+        raise OtherVersion(elsewhere(manifest))
     if manifest.instructions != isa.name:
         raise OtherVersion(f"the artefact is for {manifest.instructions}, and not for {isa.name}")
 

@@ -9,6 +9,7 @@ from penstock.driverkit.engine_model import EngineModel, Profiler
 from penstock.drivers.llvm.run import team
 from penstock.drivers.llvm.run.running import Executable
 from penstock.errors import GeneralFailure
+from penstock.hal import ExecutionConfig
 from penstock.ir import NDArray
 
 Compute: TypeAlias = Callable[[Sequence[NDArray], Sequence[NDArray]], None]
@@ -42,3 +43,18 @@ class LlvmPreparedModel(EngineModel[Executable]):
     def close(self) -> None:
         super().close()
         team.settle()
+
+
+class ElsewhereModel(LlvmPreparedModel):
+    """Code that was compiled and saved for other processors. Here each run fails with *why*."""
+
+    def __init__(self, *arguments: Any, why: str) -> None:
+        super().__init__(*arguments)
+        self._why = why
+
+    @property
+    def compute(self) -> None:  # type: ignore[override]  # there is none
+        return None
+
+    def current(self, config: ExecutionConfig) -> Executable:
+        raise GeneralFailure(self._why)

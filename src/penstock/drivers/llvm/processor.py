@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -60,11 +61,16 @@ def features() -> frozenset[str]:
     return frozenset(found)
 
 
+def lacking(wanted: Iterable[str]) -> tuple[str, ...]:
+    """Those of the *wanted* features that the processor lacks."""
+    return tuple(f for f in wanted if f not in features())
+
+
 def missing(isa: Isa) -> tuple[str, ...]:
     """The features of *isa* that the processor lacks; its architecture if that is another."""
     if isa.architecture != architecture():
         return (isa.architecture,)
-    return tuple(f for f in isa.features if f not in features())
+    return lacking(isa.features)
 
 
 def best() -> Isa | None:
@@ -85,9 +91,9 @@ def chosen(portable: str = "") -> Isa:
         return RECORDS[BASELINES[portable]]
     if (wanted := instructions()) != "processor":
         isa = RECORDS[wanted]
-        if lacking := missing(isa):
+        if lacks := missing(isa):
             text = f"driver setting llvm_instructions is {wanted}, but the processor lacks"
-            raise InvalidArgument(f"{text} {', '.join(lacking)}")
+            raise InvalidArgument(f"{text} {', '.join(lacks)}")
         return isa
     if (found := best()) is None:
         raise DeviceUnavailable(no_record())

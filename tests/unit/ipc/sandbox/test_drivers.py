@@ -13,7 +13,7 @@ from penstock.runtime.isolation import supervisors
 from penstock.testing.contract.cases import every_case
 
 CASE = next(case for case in every_case() if case.name == "fully_connected")
-DEVICES = ("reference", "sample", "xnnpack", "onnxruntime-cpu", "openvino-cpu")
+DEVICES = ("reference", "sample", "llvm", "xnnpack", "onnxruntime-cpu", "openvino-cpu")
 
 
 @pytest.mark.parametrize("name", DEVICES)
