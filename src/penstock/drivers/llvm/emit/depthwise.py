@@ -1,8 +1,6 @@
 """The template of depthwise convolutions: each channel has a filter of its own.
 
-Floats: a vector of channels, a multiplication a tap. 8 bits: four vectors of sums at a time; the
-bytes of up to four rows are interleaved once for each column, and one product multiplies four taps.
-The packs at the end put the channels back in order.
+Floats: a vector of channels, a multiplication a tap. 8 bits: `depthwise_bytes`.
 """
 
 from __future__ import annotations
@@ -11,38 +9,18 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from msgspec import Struct
 
 from penstock.compiler.program import Kernel, Program
-from penstock.drivers.llvm.emit import epilogue
 from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Index, Reg, mask_of, vector
+from penstock.drivers.llvm.emit.depthwise_bytes import Bytes, Shape
 from penstock.drivers.llvm.emit.nest import Flat
-from penstock.drivers.llvm.emit.product import Product, Scaling, elements, product, scaling
+from penstock.drivers.llvm.emit.product import Product, elements, product, scaling
 from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa import Instructions, Isa
-from penstock.drivers.llvm.isa.instructions import GROUP
 from penstock.ir import DType, NDArray
 
 FLOAT_COLUMNS: Final = 7
-BYTE_COLUMNS: Final = 4
 """Columns of output that are computed side by side."""
-
-
-class Shape(Struct, frozen=True):
-    """Images, rows and columns of output as (size, step of data, step of result); the steps of data
-    between taps, in rows and columns.
-    """
-
-    images: tuple[int, int, int]
-    rows: tuple[int, int, int]
-    columns: tuple[int, int, int]
-    row_step: int
-    column_step: int
-    channels: int
-
-    @property
-    def loops(self) -> tuple[tuple[int, int, int], ...]:
-        return self.images, self.rows, self.columns
 
 
 def match(program: Program, kernel: Kernel, isa: Isa) -> Floats | Bytes | None:
@@ -70,11 +48,11 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Floats | Bytes | None:
     scale = scaling(program, kernel, found, taps, isa)
     if scale is None or scale.offset is None or scale.value != kernel.finish.result:
         return None
-    return Bytes(program, kernel, isa, found, shape, scale)
+    return Bytes(program, isa, found, shape, scale)
 
 
 class _Depthwise:
-    """What both forms share: blocks of channels, images, rows, tiles of columns."""
+    """Blocks of channels, images, rows, tiles of columns."""
 
     name = "depthwise"
     lanes: int
@@ -223,133 +201,3 @@ class Floats(_Depthwise):
     def _table(self, tensor: int) -> tuple[str, DType]:
         place = self.tables.index(self.program.root(tensor))
         return f"%t{place}", self.program.tensors[tensor].dtype
-
-
-class Bytes(_Depthwise):
-    """A depthwise convolution of 8 bits with proved requantisation."""
-
-    most = BYTE_COLUMNS
-
-    def __init__(
-        self, program: Program, kernel: Kernel, isa: Isa, product: Product, shape: Shape,
-        scale: Scaling,
-    ) -> None:  # fmt: skip
-        super().__init__(program, kernel, isa, product, shape)
-        self.scale, self.taps, self.lanes = scale, scale.weights, isa.width
-        if scale.proof is None or scale.scaled is None or scale.offset is None:
-            raise ValueError("8-bit sums without a requantisation")
-        self.proof, self.scaled, self.offset = scale.proof, scale.scaled, scale.offset
-
-    @property
-    def tensors(self) -> tuple[int, ...]:
-        accesses = (self.product.data, self.product.write)
-        return tuple(self.program.root(a.tensor) for a in accesses)
-
-    @property
-    def key(self) -> object:  # type: ignore[override]
-        scaled = self.scaled.zero_point, self.scaled.limits
-        return (
-            self.taps.shape,
-            self.proof.single,
-            self.rounds,
-            scaled,
-            self.offset,
-            self.scale.surplus,
-        )
-
-    @property
-    def rounds(self) -> int:
-        return len(self.proof.exceptions)
-
-    def constants(self) -> tuple[NDArray, ...]:
-        m, (channels, height, width) = self.machine, self.taps.shape
-        blocks, groups, lanes = -(-channels // self.lanes), -(-height // GROUP), m.isa.lanes
-        order = m.interleaved_order()
-        full = np.zeros((blocks * self.lanes, groups * GROUP, width), np.int64)
-        full[:channels, :height] = self.taps
-        shaped = full.reshape(blocks, self.lanes, groups, GROUP, width)[:, order]
-        shaped = shaped.reshape(blocks, 4, lanes, groups, GROUP, width)
-        ordered = shaped.transpose(0, 3, 5, 1, 2, 4).reshape(-1, 4, lanes, GROUP)
-
-        def vector_of(values: NDArray, kind: type) -> NDArray:
-            made = np.zeros(blocks * self.lanes, kind)
-            made[:channels] = np.broadcast_to(values, channels)
-            return np.ascontiguousarray(made.reshape(blocks, self.lanes)[:, order])
-
-        proof = self.proof
-        return (
-            m.packed_weights(ordered),
-            vector_of(self.scale.start, np.int32),
-            *(vector_of(v, np.float32) for v in (proof.a, proof.above, proof.below)),
-            *(vector_of(v, np.int32) for pair in proof.exceptions for v in pair),
-        )
-
-    def write(self, name: str) -> Function:
-        patches = [f"{n}{i}" for i in range(self.rounds) for n in ("s", "x")]
-        f = Function(name, ["data", "out", "w", "bias", "a", "c", "d", *patches])
-        self.walk(f)
-        return f
-
-    def tile(self, f: Function, block: Index, count: int, at: tuple[Index, ...], tile: int) -> None:
-        m, shape = self.machine, self.shape
-        _, height, width = self.taps.shape
-        groups, size = -(-height // GROUP), m.isa.width
-        mask = mask_of(count, self.lanes)
-        data = self.place(f, self.product.data, 1, block, at)
-        weights = f.at("%w", f.mul(block, groups * width * 4 * m.weight_bytes))
-        bias = f.at("%bias", f.mul(block, 4 * size))
-        start = [f.load(m.words, f.at(bias, size * q), size) for q in range(4)]
-        sums = [list(start) for _ in range(tile)]
-        totals = [[Reg("zeroinitializer", m.words)] * 4 for _ in range(tile)]
-        spacing, step = shape.columns[1], shape.column_step
-        places = sorted({j * spacing + kx * step for j in range(tile) for kx in range(width)})
-        last = {j: j * spacing + (width - 1) * step for j in range(tile)}
-        for group in range(groups):
-            rows = range(group * GROUP, min(height, (group + 1) * GROUP))
-            for place in places:
-                loads = [
-                    f.masked_load(m.bytes, f.at(data, r * shape.row_step + place), mask)
-                    for r in rows
-                ]
-                mixed = m.interleaved(f, loads)
-                for j in range(tile):
-                    column, rest = divmod(place - j * spacing, step)
-                    if rest or not 0 <= column < width:
-                        continue
-                    for q in range(4):
-                        number = (group * width + column) * 4 + q
-                        w = m.weights(f, f.at(weights, number * m.weight_bytes))
-                        x = m.spread(f, mixed[q])
-                        sums[j][q] = m.product(f, sums[j][q], x, w)
-                        if self.scale.surplus:
-                            totals[j][q] = m.product(f, totals[j][q], x, m.ones(len(rows)))
-                    if group == groups - 1 and place == last[j]:
-                        if self.scale.surplus:
-                            sums[j] = self._corrected(f, sums[j], totals[j])
-                        here = (*at[:2], f.add(at[2], j))
-                        self._finish(f, sums[j], block, here, mask)
-
-    def _corrected(self, f: Function, sums: list[Reg], totals: list[Reg]) -> list[Reg]:
-        """The sums plus the surplus of the filters times the sum of the data."""
-        words = self.machine.words
-        factor = ", ".join([f"i32 {self.scale.surplus}"] * self.machine.isa.lanes)
-        more = [f.value(f"mul {t}, <{factor}>", words) for t in totals]
-        return [f.value(f"add {s}, {m.name}", words) for s, m in zip(sums, more, strict=True)]
-
-    def _finish(
-        self, f: Function, sums: list[Reg], block: Index, at: Sequence[Index], mask: Reg | None
-    ) -> None:
-        m, size = self.machine, self.machine.isa.width
-        names = ["%a", "%c"] if self.proof.single else ["%a", "%c", "%d"]
-        place = f.mul(block, 4 * size)
-        bases = [f.at(n, place) for n in names]
-        whole = []
-        for q, total in enumerate(sums):
-            line = [f.load(m.floats, f.at(b, size * q), size) for b in bases]
-            value = epilogue.scaled_sum(f, m, total, line)
-            shift = f.add(place, size * q)
-            rounds = [(f.at(f"%s{i}", shift), f.at(f"%x{i}", shift)) for i in range(self.rounds)]
-            whole.append(epilogue.patched(f, m, value, total, rounds))
-        write = self.product.write
-        packed = epilogue.packed(f, m, whole, self.scaled, self.offset, write.dtype)
-        f.masked_store(packed, self.place(f, write, 2, block, at), mask)

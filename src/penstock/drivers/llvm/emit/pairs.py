@@ -137,9 +137,9 @@ def _real(step: Step, given: list[float]) -> float | None:
         return given[0]
     if step.operation == "rescale":
         value, mantissa, shift = given
-        return value * mantissa * 2.0 ** (shift - 31)
+        return float(value * mantissa * 2.0 ** (shift - 31))
     if step.operation == "shift_left":
-        return given[0] * 2.0 ** given[1]
+        return float(given[0] * 2.0 ** given[1])
     kinds = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
     found = kinds.get(step.operation)
     return None if found is None else float(found(*given))

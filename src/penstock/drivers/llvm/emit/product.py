@@ -68,8 +68,8 @@ class Scaling(Struct, frozen=True, eq=False):
     *weights* are those that the template multiplies by, [channels, ...]; *start* is what each sum
     begins with. *surplus* times the sum of the data is added to each sum. With a *proof*, *scaled*
     is the requantisation that it proves, and *offset* what is then added to give a stored byte
-        (None: the finish computes no byte). *value* is that byte, which the rest of the finish, if there
-    is any, is computed from.
+    (None: the finish computes no byte). *value* is that byte, which the rest of the finish, if
+    there is any, is computed from.
     """
 
     weights: NDArray

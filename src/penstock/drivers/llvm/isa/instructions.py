@@ -103,13 +103,16 @@ class Instructions:
 
     def ones(self, taps: int) -> list[Reg]:
         """Weights of 1 for the first *taps* taps of a group, of 0 behind them."""
+        return self.repeated([int(t < taps) for t in range(GROUP)])
+
+    def repeated(self, taps: list[int]) -> list[Reg]:
+        """The same weights *taps*, of one group, for every sum."""
         each, lanes = GROUP // self.parts, self.isa.lanes
         scalar = "i8" if self.parts == 1 else "i16"
         made = []
         for part in range(self.parts):
-            bits = [int(part * each + t < taps) for t in range(each)] * lanes
-            text = ", ".join(f"{scalar} {b}" for b in bits)
-            made.append(Reg(f"<{text}>", vector(len(bits), scalar)))
+            text = ", ".join(f"{scalar} {t}" for t in taps[part * each : (part + 1) * each] * lanes)
+            made.append(Reg(f"<{text}>", vector(each * lanes, scalar)))
         return made
 
     def spread(self, f: Function, mixed: Reg) -> list[Reg]:
@@ -167,8 +170,8 @@ class Instructions:
 
     def rounded(self, f: Function, value: Reg, a: Reg, c: Reg) -> Reg:
         """A * value + c, of floats, as whole numbers of 32 bits: rounded down, or to the nearest
-        where the set does not round down (`penstock.drivers.llvm.proof`). Vectors may be longer than
-        those of the set.
+        where the set does not round down (`penstock.drivers.llvm.proof`). Vectors may be longer
+        than those of the set.
         """
         lanes = self.isa.lanes
         count = lanes_of(value.type)[0]

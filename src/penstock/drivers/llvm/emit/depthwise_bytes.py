@@ -1,0 +1,334 @@
+"""Depthwise convolutions of 8 bits, with proved requantisation.
+
+The bytes of up to four rows of data are interleaved once for each column, so that one product
+multiplies four taps. Two rows of the result share what they both read. The packs at the end put the
+channels back in order.
+
+Where columns lie side by side, a row is one line of bytes: vectors run along it whatever the number
+of channels is, and the weights repeat after some of them. Otherwise a vector holds channels of one
+column; where there are few, only as many as a vector of sums has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.compiler.program import Program
+from penstock.drivers.llvm.emit import epilogue
+from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, mask_of, vector
+from penstock.drivers.llvm.emit.product import Product, Scaling
+from penstock.drivers.llvm.isa import Instructions, Isa
+from penstock.drivers.llvm.isa.instructions import GROUP
+from penstock.ir import NDArray
+
+TOGETHER = 4
+"""Vectors of sums that one pack makes bytes of."""
+
+
+class Shape(Struct, frozen=True):
+    """Images, rows and columns of output as (size, step of data, step of result); the steps of data
+    between taps, in rows and columns.
+    """
+
+    images: tuple[int, int, int]
+    rows: tuple[int, int, int]
+    columns: tuple[int, int, int]
+    row_step: int
+    column_step: int
+    channels: int
+
+    @property
+    def loops(self) -> tuple[tuple[int, int, int], ...]:
+        return self.images, self.rows, self.columns
+
+
+class Bytes:
+    """A depthwise convolution of 8 bits.
+
+    *each* vectors of sums are computed for a vector of data: four, or one where there are few
+    channels. *rows* rows of the result are computed together. The weights of vector b are those of
+    vector b + *phases*, which lies *steps* (of data, of the result) behind it.
+    """
+
+    name = "depthwise"
+
+    def __init__(
+        self, program: Program, isa: Isa, product: Product, shape: Shape, scale: Scaling
+    ) -> None:
+        self.program, self.machine = program, Instructions(isa)
+        self.product, self.shape, self.scale = product, shape, scale
+        if scale.proof is None or scale.scaled is None or scale.offset is None:
+            raise ValueError("8-bit sums without a requantisation")
+        self.proof, self.scaled, self.offset = scale.proof, scale.scaled, scale.offset
+        self.taps = scale.weights
+        channels, width = shape.channels, isa.width
+        count, data, write = shape.columns
+        self.flat = data == shape.column_step == channels and (write == channels or count == 1)
+        few = not self.flat and channels <= 2 * isa.lanes and count >= TOGETHER
+        self.each = 1 if few else TOGETHER
+        self.lanes = isa.lanes * self.each
+        self.rows = 2 if shape.rows[0] > 1 and shape.rows[1] == shape.row_step else 1
+        if self.flat:
+            self.phases = math.lcm(channels, width) // width
+            self.steps = self.phases * width, self.phases * width
+        else:
+            self.phases = -(-channels // self.lanes)
+            self.steps = data, write
+        self.groups = -(-(self.taps.shape[1] + self.rows - 1) // GROUP)
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        accesses = (self.product.data, self.product.write)
+        return tuple(self.program.root(a.tensor) for a in accesses)
+
+    @property
+    def key(self) -> object:
+        scaled = self.scaled.zero_point, self.scaled.limits
+        return (
+            self.taps.shape, self.proof.single, self.rounds, scaled, self.offset,
+            self.scale.surplus,
+        )  # fmt: skip
+
+    @property
+    def rounds(self) -> int:
+        return len(self.proof.exceptions)
+
+    @property
+    def units(self) -> int:
+        return self.shape.images[0] * -(-self.shape.rows[0] // self.rows)
+
+    def constants(self) -> tuple[NDArray, ...]:
+        m, (channels, height, width) = self.machine, self.taps.shape
+        size, phases, rows = self.lanes, self.phases, self.rows
+        order = m.interleaved_order() if self.each > 1 else np.arange(size)
+        places = np.arange(phases * size).reshape(phases, size)[:, order]
+        inside = (places < channels) | self.flat
+        channel = places % channels
+        full = np.zeros((phases, size, rows, self.groups * GROUP, width), np.int64)
+        for row in range(rows):
+            full[:, :, row, row : row + height] = self.taps[channel]
+        full *= inside[:, :, None, None, None]
+        shaped = full.reshape(phases, self.each, m.isa.lanes, rows, self.groups, GROUP, width)
+        ordered = shaped.transpose(0, 4, 6, 3, 1, 2, 5)
+
+        def vector_of(values: NDArray, kind: type) -> NDArray:
+            made = np.broadcast_to(values, channels)[channel] * inside
+            return np.ascontiguousarray(made, kind)
+
+        proof = self.proof
+        return (
+            m.packed_weights(ordered.reshape(-1, self.each, m.isa.lanes, GROUP)),
+            vector_of(self.scale.start, np.int32),
+            *(vector_of(v, np.float32) for v in (proof.a, proof.above, proof.below)),
+            *(vector_of(v, np.int32) for pair in proof.exceptions for v in pair),
+        )
+
+    def write(self, name: str) -> Function:
+        patches = [f"{n}{i}" for i in range(self.rounds) for n in ("s", "x")]
+        f = Function(name, ["data", "out", "w", "bias", "a", "c", "d", *patches])
+        _Code(self, f).write()
+        return f
+
+
+class _Code:
+    """Writes the function of a depthwise convolution."""
+
+    def __init__(self, layer: Bytes, function: Function) -> None:
+        self.layer, self.f, self.m = layer, function, layer.machine
+        self.shape, self.rows, self.each = layer.shape, layer.rows, layer.each
+        self.width = layer.taps.shape[2]
+
+    def write(self) -> None:
+        shape, f = self.shape, self.f
+        pairs = -(-shape.rows[0] // self.rows)
+
+        def unit(number: Index) -> None:
+            image: Index = 0
+            y = number
+            if shape.images[0] > 1:
+                image = f.value(f"udiv i64 {number}, {pairs}", "i64").name
+                y = f.value(f"urem i64 {number}, {pairs}", "i64").name
+            y = f.mul(y, self.rows)
+            if shape.rows[0] % self.rows:
+                # The last pair overlaps the one before it.
+                top = Reg(str(shape.rows[0] - self.rows), "i64")
+                y = f.call("llvm.smin.i64", "i64", Reg(str(y), "i64"), top).name
+            bases = []
+            for which, access in ((1, self.layer.product.data), (2, self.layer.product.write)):
+                place: Index = f.add(access.offset, f.mul(image, shape.images[which]))
+                bases.append(f.add(place, f.mul(y, shape.rows[which])))
+            self._row(f.at("%data", bases[0]), f.at("%out", bases[1]))
+
+        f.share(self.layer.units, unit)
+
+    def _row(self, data: str, out: str) -> None:
+        """One row of the result, or a pair."""
+        layer, f, lanes = self.layer, self.f, self.layer.lanes
+        count, phases = self.shape.columns[0], layer.phases
+
+        def line(phase: Index, begin: int, end: int, channels: int) -> None:
+            start = f.mul(phase, lanes)
+            self._line(f.at(data, start), f.at(out, start), phase, (begin, end), channels)
+
+        if layer.flat:
+            whole, rest = divmod(count * self.shape.channels, lanes)
+            turns, more = divmod(whole, phases)
+            if turns:
+                f.loop(0, phases, 1, lambda b, _: line(b, 0, turns, lanes) or [])
+            if more:
+                f.loop(0, more, 1, lambda b, _: line(b, turns, turns + 1, lanes) or [])
+            if rest:
+                line(more, turns, turns + 1, rest)
+            return
+        full, rest = divmod(self.shape.channels, lanes)
+        if full:
+            f.loop(0, full, 1, lambda b, _: line(b, 0, count, lanes) or [])
+        if rest:
+            line(full, 0, count, rest)
+
+    def _line(self, data: str, out: str, phase: Index, span: tuple[int, int], count: int) -> None:
+        """The vectors of one phase, *count* bytes each: those from span[0] to span[1]."""
+        f, mask, steps = self.f, mask_of(count, self.layer.lanes), self.layer.steps
+        begin, end = span
+        if self.each == 1:
+            whole = begin + (end - begin) // TOGETHER * TOGETHER
+
+            def tile(t: Index, _: list[Reg]) -> list[Reg]:
+                at = f.at(data, f.mul(t, steps[0])), f.at(out, f.mul(t, steps[1]))
+                self._tile(*at, phase, mask)
+                return []
+
+            f.loop(begin, whole, TOGETHER, tile)
+            if whole < end:
+                tile(end - TOGETHER, [])
+            return
+        kept = self._kept()
+        first = f.at(data, f.mul(begin, steps[0]))
+        carried = [x for column in range(kept) for x in self._column(first, column, mask)]
+
+        def body(t: Index, held: list[Reg]) -> list[Reg]:
+            each = self.each * self.layer.groups
+            columns = [held[each * i : each * (i + 1)] for i in range(kept)]
+            at = f.at(data, f.mul(t, steps[0]))
+            columns += [self._column(at, column, mask) for column in range(kept, self.width)]
+            self._vectors(columns, f.at(out, f.mul(t, steps[1])), phase, mask)
+            return [x for column in columns[self.width - kept :] for x in column]
+
+        f.loop(begin, end, 1, body, carried)
+
+    def _kept(self) -> int:
+        """The columns that one vector shares with the next."""
+        moved, rest = divmod(self.layer.steps[0], self.shape.column_step)
+        return 0 if rest or self.shape.columns[0] == 1 else max(0, self.width - moved)
+
+    def _loaded(self, data: str, place: int, mask: Reg | None) -> list[list[Reg]]:
+        """The data of all rows at *place*, by group of taps."""
+        f, layer = self.f, self.layer
+        count = layer.taps.shape[1] + self.rows - 1
+        type_ = vector(layer.lanes, "i8")
+        rows = [
+            f.masked_load(type_, f.at(data, r * self.shape.row_step + place), mask)
+            for r in range(count)
+        ]
+        return [rows[g : g + GROUP] for g in range(0, count, GROUP)]
+
+    def _column(self, data: str, column: int, mask: Reg | None) -> list[Reg]:
+        """The vectors of one column of taps: four for each group."""
+        groups = self._loaded(data, column * self.shape.column_step, mask)
+        return [x for rows in groups for x in self.m.interleaved(self.f, rows)]
+
+    def _narrow(self, data: str, place: int, mask: Reg | None) -> list[Reg]:
+        """The vectors of one column where there are few channels: one for each group."""
+        f, lanes = self.f, self.layer.lanes
+        made = []
+        for rows in self._loaded(data, place, mask):
+            filled = [*rows, *[rows[-1]] * (GROUP - len(rows))]
+            order = [tap * lanes + lane for lane in range(lanes) for tap in range(GROUP)]
+            made.append(f.chosen(f.joined(filled), order))
+        return made
+
+    def _summed(
+        self, sums: list[Reg], row: int, column: int, mixed: Sequence[Reg], phase: Index
+    ) -> list[Reg]:
+        """*sums* plus the products of one column of taps, for one row of the result."""
+        layer, f, m, each = self.layer, self.f, self.m, self.each
+        height, groups = layer.taps.shape[1], layer.groups
+        size = groups * self.width * self.rows * each * m.weight_bytes
+        base = f.at("%w", f.mul(phase, size))
+        for group in range(groups):
+            taps = [0 <= group * GROUP + t - row < height for t in range(GROUP)]
+            if not any(taps):
+                continue
+            number = ((group * self.width + column) * self.rows + row) * each
+            for q in range(each):
+                w = m.weights(f, f.at(base, (number + q) * m.weight_bytes))
+                x = m.spread(f, mixed[group * each + q])
+                sums[q] = m.product(f, sums[q], x, w)
+                for surplus in self._surplus():
+                    more = m.repeated([surplus * tap for tap in taps])
+                    sums[q] = m.product(f, sums[q], x, more)
+        return sums
+
+    def _surplus(self) -> list[int]:
+        """What is added to every weight, in numbers that fit those of products."""
+        surplus = self.layer.scale.surplus
+        if surplus == 128:
+            return [64, 64]
+        return [surplus] if surplus else []
+
+    def _start(self, phase: Index) -> list[Reg]:
+        f, m, size = self.f, self.m, self.m.isa.width
+        bias = f.at("%bias", f.mul(phase, self.each * size))
+        return [f.load(m.words, f.at(bias, size * q), size) for q in range(self.each)]
+
+    def _vectors(
+        self, columns: Sequence[list[Reg]], out: str, phase: Index, mask: Reg | None
+    ) -> None:
+        """One vector of bytes of each row of the result."""
+        for row in range(self.rows):
+            sums = self._start(phase)
+            for column, mixed in enumerate(columns):
+                sums = self._summed(sums, row, column, mixed, phase)
+            whole = [self._scaled(total, phase, q) for q, total in enumerate(sums)]
+            packed = self._packed(whole)
+            self.f.masked_store(packed, self.f.at(out, row * self.shape.rows[2]), mask)
+
+    def _tile(self, data: str, out: str, phase: Index, mask: Reg | None) -> None:
+        """Four columns of the result, a vector of sums each."""
+        f, m, (spacing, apart) = self.f, self.m, self.layer.steps
+        step = self.shape.column_step
+        loaded: dict[int, list[Reg]] = {}
+        whole: list[list[Reg]] = [[] for _ in range(self.rows)]
+        for j in range(TOGETHER):
+            sums = [self._start(phase) for _ in range(self.rows)]
+            for column in range(self.width):
+                place = j * spacing + column * step
+                if place not in loaded:
+                    loaded[place] = self._narrow(data, place, mask)
+                for row in range(self.rows):
+                    sums[row] = self._summed(sums[row], row, column, loaded[place], phase)
+            for row in range(self.rows):
+                whole[row].append(self._scaled(sums[row][0], phase, 0))
+        for row in range(self.rows):
+            packed = self._packed(whole[row])
+            for j in range(TOGETHER):
+                at = f.at(out, j * apart + row * self.shape.rows[2])
+                f.masked_store(f.chosen(packed, m.part_of(j, 1)), at, mask)
+
+    def _scaled(self, total: Reg, phase: Index, q: int) -> Reg:
+        f, m, layer, size = self.f, self.m, self.layer, self.m.isa.width
+        names = ["%a", "%c"] if layer.proof.single else ["%a", "%c", "%d"]
+        place = f.add(f.mul(phase, self.each * size), size * q)
+        line = [f.load(m.floats, f.at(n, place), size) for n in names]
+        value = epilogue.scaled_sum(f, m, total, line)
+        rounds = [(f.at(f"%s{i}", place), f.at(f"%x{i}", place)) for i in range(layer.rounds)]
+        return epilogue.patched(f, m, value, total, rounds)
+
+    def _packed(self, whole: list[Reg]) -> Reg:
+        layer = self.layer
+        dtype = layer.product.write.dtype
+        return epilogue.packed(self.f, self.m, whole, layer.scaled, layer.offset, dtype)
