@@ -12,12 +12,16 @@ from penstock.cli import files, options
 from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.options import assumed_shapes, in_words, option, parse_shapes, shaped
 from penstock.cli.output import Output, output_of
-from penstock.errors import ModelError, PlacementError, counted
+from penstock.errors import DriverError, ModelError, PlacementError, counted
 from penstock.logs import printable
 
 if TYPE_CHECKING:
     from penstock.ir import Model
+    from penstock.partitioning import ExecutionPlan
     from penstock.partitioning.policy import Policy
+
+WIDTH: Final = 80
+"""Columns of a line."""
 
 NAME_WIDTH: Final = 48
 """Columns of an operation's name in a table; `--json` has all of it."""
@@ -85,9 +89,53 @@ def plan(
         return
     for line in made.show().splitlines():
         output.line(line)
+    explained = explained_steps(made, device)
+    for step in explained:
+        output.line(f"how {step['device']} computes step {step['step']}:")
+        for line in how_lines(step["operations"]):
+            output.line(line)
     if likely:
         output.line(f"planned for {in_words(likely)}; --shape gives another shape", "dim")
-    output.json({"plan": json.loads(made.to_json())})
+    output.json({"plan": json.loads(made.to_json()), "how": explained})
+
+
+def explained_steps(plan: ExecutionPlan, named: Sequence[str] | None) -> list[dict[str, Any]]:
+    """For each step whose device says how it computes operations: the operations, in words."""
+    from penstock.hal import PrepareConfig
+    from penstock.hal.stages import explanations
+    from penstock.runtime import manager
+
+    devices = {device.name: device for device in manager.choose(list(named) if named else None)}
+    found: list[dict[str, Any]] = []
+    for step in plan.steps:
+        device = devices.get(step.device)
+        if device is None or step.control is not None:
+            continue
+        try:
+            words = explanations(device, step.model, PrepareConfig(options=step.options))
+        except DriverError as error:
+            words = (f"not known: {error}",) * len(step.operations)
+        rows = [
+            {"index": index, "type": plan.operations[index].type, "how": how}
+            for index, how in zip(step.operations, words, strict=False)
+        ]
+        if rows:
+            found.append({"step": step.index, "device": step.device, "operations": rows})
+    return found
+
+
+def how_lines(operations: Sequence[dict[str, Any]]) -> list[str]:
+    """`  0-3, 5: CONV_2D x5: dense`, operations of one type and words in one line."""
+    from penstock.partitioning.show import ranges, wrapped
+
+    groups: dict[tuple[str, str], list[int]] = {}
+    for operation in operations:
+        groups.setdefault((operation["type"], operation["how"]), []).append(operation["index"])
+    lines: list[str] = []
+    for (kind, how), indexes in groups.items():
+        count = f" x{len(indexes)}" if len(indexes) > 1 else ""
+        lines += wrapped(f"  {ranges(indexes)}: {kind}{count}: {how}", "    ", WIDTH)
+    return lines
 
 
 def refusals(

@@ -141,6 +141,12 @@ class DeviceBase:
         """
         raise GeneralFailure("this device prints no stages of its compile")
 
+    def explain(self, model: Model, config: PrepareConfig) -> Sequence[str]:
+        """Optional: how the device computes each operation of *model*, in a few words each; nothing
+        is compiled. The default says nothing.
+        """
+        return ()
+
     def close(self) -> None:
         """Optional. The default does nothing."""
 

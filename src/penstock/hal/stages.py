@@ -1,7 +1,11 @@
-"""Stages of a compile, for devices that print what they make of a model."""
+"""What a device makes of a model, for people: stages of a compile, and words for each operation.
+
+All of it is optional: a device may have none of these members.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import GeneralFailure, InvalidArgument
@@ -42,3 +46,18 @@ def dump(device: Device, model: Model, config: PrepareConfig, stage: str) -> str
     if not isinstance(text, str):
         raise GeneralFailure(f"device {device.name!r} dumps {type(text).__name__} instead of text")
     return text
+
+
+def explanations(device: Device, model: Model, config: PrepareConfig) -> tuple[str, ...]:
+    """How *device* computes each operation of *model*, which it supports, in words; nothing if it
+    does not say. Raises `GeneralFailure` for words that are not one text an operation.
+    """
+    explain = getattr(device, "explain", None)
+    words: Sequence[str] = () if explain is None else tuple(explain(model, config))
+    right = len(words) in {0, len(model.operations)} and all(isinstance(w, str) for w in words)
+    if not right:
+        raise GeneralFailure(
+            f"device {device.name!r} explains {len(model.operations)} operations in "
+            f"{len(words)} texts"
+        )
+    return tuple(words)

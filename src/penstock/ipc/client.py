@@ -89,6 +89,12 @@ class RemoteDevice(Described):
 
         return remote.ask(self.channel, call, wire.Dumped, may_end_early=True).text
 
+    def explain(self, model: Model, config: hal.PrepareConfig) -> Sequence[str]:
+        def call(pack: Packer) -> wire.Call:
+            return wire.Explain(_model(pack, model), pack.prepare_config(config))
+
+        return remote.ask(self.channel, call, wire.Explained, may_end_early=True).words
+
     def allocate(
         self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
     ) -> tuple[int, hal.Buffer]:

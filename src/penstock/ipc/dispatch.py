@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from penstock import errors, hal
 from penstock.hal.buffer import validate_allocate
 from penstock.hal.prepared import report_of
-from penstock.hal.stages import dump, stages_of
+from penstock.hal.stages import dump, explanations, stages_of
 from penstock.ipc import wire
 from penstock.ipc.client_objects import ClientObject, ClientObjects, Kind
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
@@ -139,6 +139,9 @@ class Dispatcher:
             case wire.Dump(model=form, config=given, stage=stage):
                 config = self._prepare_config(given, context.stop)
                 return wire.Dumped(dump(device, take.model(form), config, stage))
+            case wire.Explain(model=form, config=given):
+                config = self._prepare_config(given, context.stop)
+                return wire.Explained(explanations(device, take.model(form), config))
             case wire.PrepareFromCache(config=given):
                 config = self._prepare_config(given, context.stop)
                 nbytes = sum(map(_file_bytes, (*config.model_cache, *config.data_cache)))

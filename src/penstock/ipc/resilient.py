@@ -82,6 +82,12 @@ class IsolatedDevice(Described):
 
         return self._retrying("dump", model, call, config.deadline_ns)
 
+    def explain(self, model: Model, config: hal.PrepareConfig) -> Sequence[str]:
+        def call(remote: RemoteDevice) -> Sequence[str]:
+            return remote.explain(model, config)
+
+        return self._retrying("explain", model, call, config.deadline_ns)
+
     def allocate(
         self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
     ) -> tuple[int, hal.Buffer]:

@@ -144,6 +144,13 @@ class Dump(Form, frozen=True, tag="dump"):
     stage: str
 
 
+class Explain(Form, frozen=True, tag="explain"):
+    """`Device.explain`. The reply is `Explained`."""
+
+    model: ModelForm
+    config: hal.PrepareConfig
+
+
 class PrepareFromCache(Form, frozen=True, tag="prepare_model_from_cache"):
     """`Device.prepare_model_from_cache`. The reply is `Made`."""
 
@@ -242,6 +249,7 @@ Call: TypeAlias = (
     | SupportedOperations
     | Prepare
     | Dump
+    | Explain
     | PrepareFromCache
     | Allocate
     | Execute
@@ -273,6 +281,12 @@ class Dumped(Form, frozen=True, tag="dumped"):
     """What a stage of a compile made, as text."""
 
     text: str
+
+
+class Explained(Form, frozen=True, tag="explained"):
+    """How a device computes each operation."""
+
+    words: tuple[str, ...]
 
 
 class Reason(Form, frozen=True, tag="reason"):
@@ -336,6 +350,7 @@ class Stopped(Form, frozen=True, tag="stopped"):
 Reply: TypeAlias = (
     Description
     | Dumped
+    | Explained
     | Reason
     | CacheFiles
     | Supports

@@ -1,4 +1,4 @@
-"""`penstock dump --after STAGE` for stages of devices."""
+"""`penstock dump --after STAGE` for stages of devices, and the templates in `penstock plan`."""
 
 from __future__ import annotations
 
@@ -112,3 +112,15 @@ def test_stage_of_a_device_without_a_step_is_wrong_usage(
     result = run("dump", model, "--after", "fuse", "-d", "llvm", "-d", "reference")
     assert result.exit_code == 2
     assert "llvm would print stage 'fuse', and gets no step of the plan" in result.stderr
+
+
+def test_plan_says_which_template_computes_each_operation(run: Run, model: Path) -> None:
+    text = run("plan", model, "-d", "llvm").stdout
+    _, _, how = text.partition("how llvm computes step 0:\n")
+    assert how == ("  0: ADD: nest, with operation 1\n  1: RELU: nest, with operation 0\n")
+    data: Any = json.loads(run("plan", model, "-d", "llvm", "--json").stdout)
+    (step,) = data["how"]
+    assert [o["how"] for o in step["operations"]] == [
+        "nest, with operation 1", "nest, with operation 0",
+    ]  # fmt: skip
+    assert json.loads(run("plan", model, "-d", "sample", "--json").stdout)["how"] == []

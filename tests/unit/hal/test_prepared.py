@@ -232,6 +232,7 @@ class TestDefaults:
         model = ModelBuilder().build([])
         with pytest.raises(errors.GeneralFailure, match="prints no stages"):
             device.dump(model, hal.PrepareConfig(), "fuse")
+        assert device.explain(model, hal.PrepareConfig()) == ()
         device.close()
         device.close()
 

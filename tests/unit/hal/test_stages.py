@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument
-from penstock.hal.stages import check_stage, dump, stages_of
+from penstock.hal.stages import check_stage, dump, explanations, stages_of
 from penstock.ir import Model
 from penstock.testing.contract.cases import every_case
 from penstock.testing.doubles import InterceptingDevice
@@ -26,6 +27,9 @@ class Staged(NumpyDevice):
 
     def dump(self, model: Model, config: hal.PrepareConfig, stage: str) -> str:
         return f"{stage}: {len(model.operations)} operations"
+
+    def explain(self, model: Model, config: hal.PrepareConfig) -> Sequence[str]:
+        return [f"by hand, {operation.key}" for operation in model.operations]
 
 
 def device(stages: tuple[str, ...] = ("cut", "sewn")) -> Staged:
@@ -61,6 +65,22 @@ def test_device_without_stages_is_refused_by_name(wrap: Any) -> None:
     assert stages_of(plain) == ()
     with pytest.raises(GeneralFailure, match="device 'plain' prints no stages"):
         check_stage(plain, "cut")
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, LoopbackDevice], ids=["here", "behind-messages"])
+def test_operations_are_explained(wrap: Any) -> None:
+    wanted = tuple(f"by hand, {operation.key}" for operation in MODEL.operations)
+    assert explanations(wrap(device()), MODEL, PLAIN) == wanted
+    assert explanations(wrap(NumpyDevice("plain")), MODEL, PLAIN) == ()
+
+
+def test_explanations_of_other_operations_are_refused() -> None:
+    class Short(Staged):
+        def explain(self, model: Model, config: hal.PrepareConfig) -> Sequence[str]:
+            return ["by hand"] * (len(model.operations) + 1)
+
+    with pytest.raises(GeneralFailure, match="'short' explains"):
+        explanations(Short("short"), MODEL, PLAIN)
 
 
 def test_stages_that_are_not_text_are_refused() -> None:

@@ -98,6 +98,12 @@ class LlvmDevice(EngineDevice):
         hal.validate_prepare(model, config)
         return stages.dump(model, processor.chosen(), stage)
 
+    def explain(self, model: Model, config: hal.PrepareConfig) -> Sequence[str]:
+        from penstock.drivers.llvm import stages
+
+        hal.validate_prepare(model, config)
+        return stages.explain(model, processor.chosen())
+
     def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> LlvmPreparedModel:
         model, data = entry.model[0], entry.data[0]
         manifest, code = artefact.unpack(model, data)
