@@ -309,6 +309,11 @@ class Function:
         if mask is None:
             self.store(value, pointer)
             return
+        if mask.name == first_of(1, lanes_of(mask.type)[0]).name:
+            # LLVM 22 stores all four bytes of a word here that is truncated to a byte.
+            _, scalar = lanes_of(value.type)
+            self.store(self.value(f"extractelement {value}, i64 0", scalar), pointer)
+            return
         name = f"llvm.masked.store.{suffix_of(value.type)}.p0"
         self.declarations.add(f"declare void @{name}({value.type}, ptr, {mask.type})")
         self.line(f"call void @{name}({value}, ptr align 1 {pointer}, {mask})")
