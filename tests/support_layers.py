@@ -248,7 +248,13 @@ class Layers:
     def joined(self, x: int, other: int) -> int:
         first, second = self.shape(x), self.shape(other)
         shape = (*first[:-1], first[-1] + second[-1])
-        quantization = self.quantized(x) if self.chance(0.5) else self.quantization()
+        quantization = self.quantized(x)
+        if self.dtype is I8 and self.quantized(other) != quantization:
+            return self.add(
+                "CONCATENATION", [x, x], (*first[:-1], 2 * first[-1]), quantization, axis=3
+            )
+        if self.chance(0.5):
+            quantization = self.quantization() if self.dtype is U8 else quantization
         return self.add("CONCATENATION", [x, other], shape, quantization, axis=3)
 
     def transposed(self, x: int) -> int:

@@ -1,0 +1,118 @@
+"""Buffers between pages that nobody may touch, and runs of generated code in them.
+
+    python -m tests.support_guard ISA FAMILY FIRST LAST
+
+A read or write outside a buffer ends the process. It prints the name of each case before it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.compiler import interpreter
+from penstock.compiler.legalise import judge
+from penstock.compiler.program import Program
+from penstock.driverkit.site import Refused, make_sites
+from penstock.drivers.llvm.isa import RECORDS, Isa
+from penstock.ir import Model, NDArray
+from tests.support_compiler import differences
+from tests.support_generated import Runner, compiled
+from tests.support_layers import draw_layer
+
+NONE = 0
+ALIGNMENT = 64
+
+
+class Guarded:
+    """*size* bytes between two pages without access: their last byte lies before one of them, or,
+    with *first*, their first byte behind one. Of *aligned* bytes the end may be up to 63 bytes off.
+    """
+
+    def __init__(self, size: int, *, first: bool, aligned: bool = False) -> None:
+        page = mmap.PAGESIZE
+        room = -(-max(size, 1) // page) * page
+        self._map = mmap.mmap(-1, room + 2 * page)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        library = ctypes.CDLL(None, use_errno=True)
+        for place in (base, base + page + room):
+            if library.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(page), NONE):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        offset = 0 if first else room - (-(-size // ALIGNMENT) * ALIGNMENT if aligned else size)
+        self.address = base + page + offset
+        whole = np.frombuffer(self._map, np.uint8, room, page)
+        self.bytes: NDArray = whole[offset : offset + size]
+        whole[:] = 0xA5
+
+
+def run_guarded(runner: Runner, inputs: list[NDArray], *, first: bool) -> list[NDArray]:
+    """The outputs of a run whose every buffer is guarded."""
+    program, generated = runner.program, runner.generated
+    buffers = []
+    for array in inputs:
+        buffers.append(Guarded(array.nbytes, first=first))
+        buffers[-1].bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    outputs = []
+    for number in program.outputs:
+        tensor = program.tensors[number]
+        size = math.prod(tensor.shape) * tensor.dtype.numpy.itemsize
+        outputs.append((Guarded(size, first=first), tensor))
+    arena = Guarded(generated.arena, first=first, aligned=True)
+    constants = Guarded(len(generated.constants), first=first, aligned=True)
+    constants.bytes[:] = np.frombuffer(generated.constants, np.uint8)
+    ports = [b.address for b in (*buffers, *(o for o, _ in outputs))]
+    runner.call(ports, arena.address, constants.address)
+    return [o.bytes.view(t.dtype.numpy).reshape(t.shape).copy() for o, t in outputs]
+
+
+def cases(family: str, first: int, last: int) -> Iterator[tuple[str, Model, list[NDArray]]]:
+    """The models of a family that the compiler takes."""
+    for seed in range(first, last):
+        model, inputs = draw_layer(family, seed)
+        try:
+            for site in make_sites(model):
+                judge(site)
+        except Refused:
+            continue
+        yield f"{family} {seed}", model, inputs
+
+
+def wrong(program: Program, isa: Isa, inputs: list[NDArray]) -> list[str]:
+    """What differs from the interpreter, run between guard pages on both sides."""
+    wanted = interpreter.run(program, inputs)
+    runner = Runner(program, isa)
+    found = []
+    for first in (False, True):
+        found += differences(wanted, run_guarded(runner, inputs, first=first))
+    runner.close()
+    return found
+
+
+def say(text: str) -> None:
+    """Writes a line that a fault cannot lose."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str]) -> int:
+    isa, family, bounds = RECORDS[arguments[0]], arguments[1], list(map(int, arguments[2:4]))
+    count = failed = 0
+    for name, model, inputs in cases(family, *bounds):
+        program = compiled(model, isa)
+        kernels = ", ".join(k.name for k in program.kernels)
+        say(f"{name} on {isa.name}: {kernels}")
+        for difference in wrong(program, isa, inputs):
+            say(f"WRONG {difference}")
+            failed += 1
+        count += 1
+    say(f"{count} cases")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
