@@ -24,7 +24,7 @@ from penstock.drivers.llvm.emit.assembler import (
     splatted,
     vector,
 )
-from penstock.drivers.llvm.emit.nest import Flat
+from penstock.drivers.llvm.emit.flat import Flat
 from penstock.drivers.llvm.emit.product import Product, Scaling, elements, product, scaling
 from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa import Instructions, Isa

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.compiler.program import Kernel, Program
 from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Index, Reg, mask_of, vector
 from penstock.drivers.llvm.emit.depthwise_bytes import Bytes, Shape
-from penstock.drivers.llvm.emit.nest import Flat
+from penstock.drivers.llvm.emit.flat import Flat
 from penstock.drivers.llvm.emit.product import Product, elements, product, scaling
 from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa import Instructions, Isa

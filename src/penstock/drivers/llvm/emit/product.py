@@ -10,7 +10,7 @@ from msgspec import Struct
 from penstock.compiler.interpreter import constant_elements, product_of
 from penstock.compiler.program import Access, Kernel, Program
 from penstock.drivers.llvm.emit import epilogue
-from penstock.drivers.llvm.emit.nest import Flat, flat
+from penstock.drivers.llvm.emit.flat import Flat, flat
 from penstock.drivers.llvm.isa import Isa
 from penstock.drivers.llvm.proof.requantise import Proof, solve
 from penstock.ir import DType, NDArray
