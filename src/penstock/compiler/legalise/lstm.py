@@ -296,11 +296,9 @@ def _clipped(value: Value, clip: float) -> Value:
     return value.clamp(-clip, clip) if clip > 0 else value
 
 
-@legal("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM")
-def lstm(operation: Operation) -> None:
+def real_lstm(operation: Operation) -> None:
     """One step, or a sequence of them."""
     site = operation.site
-    require(site.attributes.get("kernel_type") != "BASIC", "the basic kernel of LSTM")
     require_real(operation, 0, *STATES)
     time_major = None if site.operation.type == "LSTM" else site.flag("time_major")
     memory = Memory(operation, UNIDIRECTIONAL)

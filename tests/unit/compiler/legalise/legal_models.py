@@ -5,7 +5,7 @@ gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -70,18 +70,23 @@ def feeds(inputs: Sequence[Given | None]) -> list[NDArray]:
     return [given.array for given in inputs if given is not None and given.fed]
 
 
-def check(model: Model, arrays: Sequence[NDArray]) -> list[NDArray]:
-    """The program of *model* gives what the reference device gives after every pass, for both kinds
-    of bytes: integers bit for bit. Returns the outputs.
+def check(
+    model: Model, arrays: Sequence[NDArray], stages: Collection[str] = tuple(pipeline.PASSES)
+) -> list[NDArray]:
+    """The program of *model* gives what the reference device gives, as it is written and after each
+    of *stages*, for both kinds of bytes: integers bit for bit. Returns the outputs.
     """
     with penstock.compile(model, devices=["reference"], cache=False) as compiled:
         wanted = list(compiled.run(list(arrays)))
     program = legalise(model)
     compare(interpreter.run(program, arrays), wanted, "legalise")
-    for stored in ("unsigned", "signed"):
-        for stage in pipeline.PASSES:
-            staged = pipeline.upto(program, stage, Target(bytes=stored))
-            compare(interpreter.run(staged, arrays), wanted, f"{stage}, {stored}")
+    targets = Target(bytes="unsigned"), Target(bytes="signed")
+    for target in targets:
+        staged = program
+        for stage, step in pipeline.PASSES.items():
+            staged = step(staged, target)
+            if stage in stages:
+                compare(interpreter.run(staged, arrays), wanted, f"{stage}, {target.bytes}")
     return [np.asarray(array) for array in wanted]
 
 

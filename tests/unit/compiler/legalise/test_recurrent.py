@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -9,17 +10,25 @@ import pytest
 
 from penstock.compiler.legalise import judge
 from penstock.driverkit.site import Refused, make_sites
-from penstock.ir import DType
+from penstock.ir import DType, Model, NDArray
 from tests.unit.compiler.legalise.legal_models import Given, check, feeds, layer
 from tests.unit.drivers.reference.support_cells import (
     Filters,
     both_case,
+    integer_basic_case,
     integer_svdf_case,
+    real_basic_case,
     real_svdf_case,
     sequence_case,
     step_case,
 )
-from tests.unit.drivers.reference.support_lstm import Form, bidirectional_case, real_case
+from tests.unit.drivers.reference.support_lstm import (
+    Form,
+    bidirectional_case,
+    integer_case,
+    narrow_case,
+    real_case,
+)
 from tests.unit.drivers.reference.support_recurrent import Case, Constant, State, values
 
 F32, I8, U8 = DType.FLOAT32, DType.INT8, DType.UINT8
@@ -27,10 +36,8 @@ WEIGHTS: Final = [F32, I8, U8]
 ACTIVATIONS: Final = ["NONE", "RELU", "RELU6", "TANH"]
 
 
-def check_case(case: Case, seed: int = 0) -> None:
-    """The program of *case* gives what the reference device gives; states are inputs and outputs of
-    the model.
-    """
+def model_of(case: Case, seed: int = 0) -> tuple[Model, list[NDArray]]:
+    """The model of *case*, whose states are inputs and outputs, and arrays for its inputs."""
     rng = np.random.default_rng(seed)
     inputs: list[Given | None] = []
     states = []
@@ -51,8 +58,12 @@ def check_case(case: Case, seed: int = 0) -> None:
     first, *others = case.outputs
     more = [*((o.dtype, o.quantization) for o in others), *states]
     output = first.dtype, first.quantization
-    model = layer(case.kind, inputs, output, case.attributes, more)
-    check(model, feeds(inputs))
+    return layer(case.kind, inputs, output, case.attributes, more), feeds(inputs)
+
+
+def check_case(case: Case, seed: int = 0) -> None:
+    """The program of *case* gives what the reference device gives, new states included."""
+    check(*model_of(case, seed), stages=["tabulate"])
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -130,17 +141,32 @@ def test_integer_svdf(bias: bool) -> None:
             check_case(integer_svdf_case(rng, filters, bias=bias), seed)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("power", [-15, -11, -9])
+def test_integer_memories(form: Form, power: int) -> None:
+    rng = np.random.default_rng(-power)
+    zero_point = int(rng.integers(-128, 128))
+    clips: dict[str, Any] = {"cell_clip": 0.3 * 2.0 ** (power + 15), "proj_clip": 0.1}
+    for more in ({}, clips):
+        check_case(integer_case(replace(form, steps=3), rng, zero_point, power, **more))
+
+
+@pytest.mark.parametrize(("batch", "size", "cells"), [(1, 3, 4), (2, 5, 3), (3, 1, 1)])
+def test_basic_kernels(batch: int, size: int, cells: int) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        check_case(real_basic_case(rng, batch, size, cells), seed)
+        check_case(integer_basic_case(rng, batch, size, cells), seed)
+
+
+def test_memories_of_twelve_intermediate_results_are_refused() -> None:
+    case = narrow_case(np.random.default_rng(7))
+    with pytest.raises(Refused, match="an integer memory with 12 intermediate results"):
+        judge(make_sites(model_of(case)[0])[0])
+
+
 def test_sequences_are_bounded() -> None:
     rng = np.random.default_rng(5)
-    case = real_case(Form(steps=257), rng)
-    inputs = [
-        None
-        if item is None
-        else Given(item.value)
-        if isinstance(item, Constant)
-        else Given(np.zeros(item.shape, np.float32), fed=True)
-        for item in case.inputs
-    ]
-    model = layer(case.kind, inputs, (F32, None), case.attributes, [(F32, None)] * 2)
+    model, _ = model_of(real_case(Form(steps=257), rng))
     with pytest.raises(Refused, match="a sequence of 257 steps"):
         judge(make_sites(model)[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from penstock.driverkit import tables_16
 from penstock.drivers.reference.recurrent import lstm_basic
 from penstock.ir import DType, NDArray, Operand
 from tests.support_litert import kernel_of, q, refusal
@@ -98,15 +99,15 @@ X = np.arange(-(2**15), 2**15)
 
 
 def test_the_logistic_function_is_near_the_real_one_and_symmetric() -> None:
-    found = lstm_basic.logistic_q3()[X]
+    found = tables_16.logistic_q3()[X]
     assert np.abs(found / 2**15 - 1 / (1 + np.exp(-X / 2**12))).max() < 7 / 2**15
     np.testing.assert_array_equal(found[X > 0] + found[X < 0][:0:-1], 2**15 - 1)
     assert found[X == 0] == 2**14
 
 
-@pytest.mark.parametrize("bits", range(lstm_basic.MOST_INTEGER_BITS + 1))
+@pytest.mark.parametrize("bits", range(tables_16.MOST_INTEGER_BITS + 1))
 def test_the_hyperbolic_tangent_is_near_the_real_one_and_odd(bits: int) -> None:
-    found = lstm_basic.tanh_of(bits)[X]
+    found = tables_16.tanh_of(bits)[X]
     assert np.abs(found / 2**15 - np.tanh(X / 2 ** (15 - bits))).max() < 13 / 2**15
     np.testing.assert_array_equal(found[1:], -found[:0:-1])
 
@@ -114,8 +115,8 @@ def test_the_hyperbolic_tangent_is_near_the_real_one_and_odd(bits: int) -> None:
 @pytest.mark.parametrize("bits", [0, 3])
 def test_cut_functions_lose_less_than_one_step_towards_zero(bits: int) -> None:
     real = np.tanh(X / 2 ** (15 - bits)) * 2**15
-    tanh = np.abs(real) - np.abs(lstm_basic.cut_tanh(bits)[X])
-    logistic = 2**15 / (1 + np.exp(-X / 2**12)) - lstm_basic.cut_logistic()[X]
+    tanh = np.abs(real) - np.abs(tables_16.cut_tanh(bits)[X])
+    logistic = 2**15 / (1 + np.exp(-X / 2**12)) - tables_16.cut_logistic()[X]
     for off in (tanh, logistic):
         assert off.min() > -0.01
         assert off.max() < 1.01
@@ -129,4 +130,4 @@ def test_int16_products_round_halves_up_and_saturate() -> None:
 
 def test_recurrent_tables_are_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
-        lstm_basic.logistic_q3()[0] = 0
+        tables_16.logistic_q3()[0] = 0

@@ -1,90 +1,30 @@
-"""The basic kernel of LSTM, whose weights are one matrix, NNAPI's QUANTIZED_16BIT_LSTM, and the
-tables of integer cells.
+"""The basic kernel of LSTM, whose weights are one matrix, and NNAPI's QUANTIZED_16BIT_LSTM.
 
 Gates are in the order input, new values, forget, output: rows of the weights [4 * cells, inputs +
 cells], whose columns are those of the input, then of the previous activation.
 
-Nonlinearities are tables over int16, of two kinds: gemmlowp's 16-bit fixed-point functions, which
-round every step to 16 bits, and functions of real values that are cut off to 15 bits. A number Qk
-has k integer bits: its raw value stands for raw / 2**(15 - k). Tables are indexed by stored values:
-negative ones count from the end.
+Nonlinearities are tables over int16 (`driverkit.tables_16`), indexed by stored values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from penstock.driverkit import fixed_point
+from penstock.driverkit.tables_16 import GREATEST, LEAST, logistic_q3, tanh_of
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
-from penstock.drivers.reference.numerics.one_operand import by_bits, stored_values
 from penstock.drivers.reference.numerics.products import Columns
 from penstock.drivers.reference.numerics.weights import given
 from penstock.drivers.reference.recurrent.cells import REAL, logistic, real_array
 from penstock.ir import DType, NDArray
 
-LEAST: Final = -(2**15)
-GREATEST: Final = 2**15 - 1
-MOST_INTEGER_BITS: Final = 6
-"""The greatest k with a hyperbolic tangent of Qk."""
-
-_ONE_Q2: Final = 1 << 13
-
 
 def multiply_q15(a: NDArray, b: NDArray | int) -> NDArray:
     """The product of int16 values over 2**15 to the nearest, halves up; -1 times -1 saturates."""
     return fixed_point.doubling_high_mul(a, b, 16)
-
-
-@cache
-def logistic_q3() -> NDArray:
-    """The logistic function in Q0 of every value of Q3."""
-    x = stored_values(DType.INT16)
-    above = fixed_point.shift_left_saturating(_twice_the_reciprocal(-np.abs(x), 3), 1, 16)
-    return _table(np.where(x == 0, 1 << 14, np.where(x > 0, above, GREATEST - above)))
-
-
-@cache
-def tanh_of(integer_bits: int) -> NDArray:
-    """The hyperbolic tangent in Q0 of Q*integer_bits*, which is 0 to `MOST_INTEGER_BITS`."""
-    x = stored_values(DType.INT16)
-    half = _twice_the_reciprocal(-np.abs(x), integer_bits + 1)
-    size = fixed_point.shift_left_saturating(half - _ONE_Q2, 2, 16)
-    return _table(np.where(x == 0, 0, np.where(x < 0, -size, size)))
-
-
-def _twice_the_reciprocal(x: NDArray, integer_bits: int) -> NDArray:
-    """2 / (1 + exp(x)) in Q2 of x <= 0 in Q*integer_bits*."""
-    powers = fixed_point.exp_on_negative_values(x, integer_bits, 16)
-    return fixed_point.twice_the_reciprocal(powers, 16)
-
-
-@cache
-def cut_logistic() -> NDArray:
-    """The logistic function of every value of Q3, in float32, truncated to Q0."""
-    x = (stored_values(DType.INT16) * 2.0**-12).astype(np.float32)
-    small = np.exp(-x.astype(np.float64)).astype(np.float32)
-    return _cut(np.float32(1) / (np.float32(1) + small))
-
-
-@cache
-def cut_tanh(integer_bits: int) -> NDArray:
-    """The hyperbolic tangent of every value of Q*integer_bits*, in float32, truncated to Q0."""
-    x = (stored_values(DType.INT16) * 2.0 ** (integer_bits - 15)).astype(np.float32)
-    return _cut(np.tanh(x.astype(np.float64)).astype(np.float32))
-
-
-def _cut(reals: NDArray) -> NDArray:
-    return _table(np.clip(np.trunc(reals * np.float32(2**15)), LEAST, GREATEST))
-
-
-def _table(values: NDArray) -> NDArray:
-    table = by_bits(values.astype(np.int64), DType.INT16)
-    table.flags.writeable = False
-    return table
 
 
 Scale: TypeAlias = Callable[[NDArray, int, int], NDArray]

@@ -15,13 +15,12 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.driverkit import fixed_point
+from penstock.driverkit import fixed_point, tables_16
+from penstock.driverkit.tables_16 import GREATEST, LEAST
 from penstock.drivers.reference.kernel import Site, require
 from penstock.drivers.reference.numerics.one_operand import round_half_away
 from penstock.drivers.reference.numerics.products import Columns
-from penstock.drivers.reference.recurrent import lstm_basic
 from penstock.drivers.reference.recurrent.cells import Arrays, States, rows_of
-from penstock.drivers.reference.recurrent.lstm_basic import GREATEST, LEAST
 from penstock.drivers.reference.recurrent.lstm_real import (
     CELL,
     FORGET,
@@ -223,17 +222,17 @@ class Intermediates:
 class Memory16(IntegerMemory):
     """The form with five intermediate results, its parameters prepared."""
 
-    _tanh = staticmethod(lstm_basic.tanh_of)
+    _tanh = staticmethod(tables_16.tanh_of)
 
     def __init__(self, site: Site, intermediates: Intermediates, arrays: Arrays) -> None:
         power = fixed_point.power_of_two(site.quantization(STATES[1]).scale)
-        fits = power is not None and -15 <= power <= lstm_basic.MOST_INTEGER_BITS - 15
+        fits = power is not None and -15 <= power <= tables_16.MOST_INTEGER_BITS - 15
         require(fits, "a cell state whose scale is not a power of two between 2**-15 and 2**-9")
         clip, hidden = clip_of(site, "cell_clip"), intermediates.hidden
         super().__init__(site, arrays, power or 0, clip, intermediates.gates)
         gates, normalised = self._gates, site.has(AT.norm(FORGET))
         self._norms = {g: Norm.of(site, g, arrays) for g in gates if normalised}
-        self._logistic = lstm_basic.logistic_q3()
+        self._logistic = tables_16.logistic_q3()
 
         def product(where: list[int], vectors: int, biased: bool) -> ScaledProduct:
             given = site.quantization(vectors)
@@ -322,7 +321,7 @@ class Intermediates8:
 class Memory8(IntegerMemory):
     """The form with twelve intermediate results, its parameters prepared."""
 
-    _tanh = staticmethod(lstm_basic.cut_tanh)
+    _tanh = staticmethod(tables_16.cut_tanh)
 
     def __init__(self, site: Site, intermediates: Intermediates8, arrays: Arrays) -> None:
         for needed in (AT.norm(FORGET), AT.projection, AT.projection_bias):
@@ -333,7 +332,7 @@ class Memory8(IntegerMemory):
         super().__init__(site, arrays, -15, clip if clip < 1 else 0.0, totals)
         gates = self._gates
         self._norms = {g: RealNorm(site, g, arrays) for g in gates}
-        self._logistic = lstm_basic.cut_logistic()
+        self._logistic = tables_16.cut_logistic()
 
         def product(where: list[int], vectors: int, which: int) -> NarrowProduct:
             given, scales = site.quantization(vectors), intermediates.scales[which::3]
