@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.compiler.expression import Number, Step
-from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Reg, vector
+from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Reg, suffix_of, vector
 from penstock.drivers.llvm.isa import Instructions
 from penstock.ir import DType
 
@@ -285,16 +285,9 @@ class Scalars:
             wider = {"half": 0, "float": 1, "double": 2}
             name = "fpext" if wider[source] < wider[target] else "fptrunc"
         elif given.is_float:
-            whole = target if target in {"i32", "i64"} else "i32"
-            middle = vector(self.lanes, whole)
-            kinds = {"float": "f32", "double": "f64", "half": "f16"}[source]
-            suffix = (
-                f"v{self.lanes}{whole}.v{self.lanes}{kinds}"
-                if self.lanes > 1
-                else f"{whole}.{kinds}"
-            )
-            found = self.function.call(f"llvm.fptosi.sat.{suffix}", middle, value)
-            if whole == target:
+            whole = DType.INT64 if target == "i64" else DType.INT32
+            found = self._whole(value, given, whole)
+            if register_type(whole) == target:
                 return found
             return self.function.value(f"trunc {found} to {type_}", type_)
         elif made.is_float:
@@ -304,6 +297,25 @@ class Scalars:
             extend = "zext" if given in UNSIGNED else "sext"
             name = extend if bits[source] < bits[target] else "trunc"
         return self.function.value(f"{name} {value} to {type_}", type_)
+
+    def _whole(self, value: Reg, given: DType, made: DType) -> Reg:
+        """A float, truncated, as int32 or int64: the nearest of these where it is beyond them, and
+        0 for NaN.
+        """
+        bits = 8 * made.numpy.itemsize
+        type_ = self.type_of(made)
+        if self.lanes == 1 or self.machine.isa.architecture == "aarch64":
+            name = f"llvm.fptosi.sat.{suffix_of(type_)}.{suffix_of(value.type)}"
+            return self.function.call(name, type_, value)
+        # x86 has no such instruction for vectors. Comparisons decide what is no such number.
+        least, limit = (self.constant(sign * 2.0 ** (bits - 1), given) for sign in (-1, 1))
+        most = self.constant(2 ** (bits - 1) - 1, made)
+        above = self.op("fcmp oge", DType.BOOL, value, limit)
+        inside = self.extreme("ogt", "max", [value, least], given)
+        inside = self.choose(above, self.constant(0, given), inside)
+        whole = self.function.value(f"fptosi {inside} to {type_}", type_)
+        odd = self.op("fcmp uno", DType.BOOL, value, value)
+        return self.choose(odd, self.constant(0, made), self.choose(above, most, whole))
 
     def _lookup(self, table: int, index: Reg, given: DType, made: DType) -> Reg:
         pointer, dtype = self.table(table)
