@@ -30,8 +30,10 @@ Raises whatever the engine raises.
 converted: Final = Converter()
 
 
-def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
-    """LiteRT's interpreter with default settings. Outputs are views of its tensors."""
+def litert(path: Path, threads: int, inputs: Sequence[Array], *, copies: bool = False) -> Call:
+    """LiteRT's interpreter with default settings. Outputs are views of its tensors; with *copies*
+    they are arrays of the caller, as `get_tensor` returns them.
+    """
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(str(path), num_threads=threads)
@@ -43,7 +45,7 @@ def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
     details = interpreter.get_output_details()
     read = [
         partial(interpreter.get_tensor, place["index"])
-        if place["dtype"] is bytes or place["dtype"].__name__ == "bytes_"
+        if copies or place["dtype"] is bytes or place["dtype"].__name__ == "bytes_"
         else interpreter.tensor(place["index"])
         for place in details
     ]
@@ -182,6 +184,9 @@ def openvino(path: Path, threads: int, inputs: Sequence[Array], mode: str = "PER
 
     return run
 
+
+copying_litert: Final = partial(litert, copies=True)
+"""LiteRT by `set_tensor`, `invoke` and `get_tensor`."""
 
 DEFAULT: Final = {".tflite": "litert", ".onnx": "onnxruntime"}
 """The native engine of each format. It always competes."""

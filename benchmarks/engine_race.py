@@ -21,7 +21,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.competitors import COMPETITORS, DEFAULT, READS, Array, Call, converted
+from benchmarks.competitors import (
+    COMPETITORS,
+    DEFAULT,
+    READS,
+    Array,
+    Call,
+    converted,
+    copying_litert,
+)
+from benchmarks.exact_race import DEVICES, EXACT, LEAST_ROUNDS as EXACT_ROUNDS, layers_of
 from benchmarks.gates import Alone, Verdict, alone_by, judge_operations, judge_outputs
 
 if TYPE_CHECKING:
@@ -47,11 +56,16 @@ BURST: Final = "penstock (burst)"
 def main(model: str, threads: str, accuracy: str, rounds: str, devices: str = "") -> None:
     use_cores(int(threads))
     path = Path(model)
+    exact = accuracy == EXACT
+    devices = devices or (DEVICES if exact else "")
     inputs = recorded(path) or draw(path)
     field = Field(path, int(threads), accuracy, inputs)
     compiled = ours(path, int(threads), accuracy, inputs, devices)
     field.judge_ours(compiled, devices)
-    field.judge_others()
+    if exact:
+        field.enter_all()
+    else:
+        field.judge_others()
     converted.close()
     with compiled.burst() as burst:
         subjects: dict[str, Call] = {
@@ -59,12 +73,20 @@ def main(model: str, threads: str, accuracy: str, rounds: str, devices: str = ""
             BURST: lambda given: burst.run(*given),
             **field.subjects,
         }
-        times = race({name: partial(call, inputs) for name, call in subjects.items()}, int(rounds))
+        calls = {name: partial(call, inputs) for name, call in subjects.items()}
+        times = race(calls, int(rounds), EXACT_ROUNDS if exact else LEAST_ROUNDS)
     plan = [(step.device, len(step.operations)) for step in compiled.plan.steps]
     verdicts = {name: verdict.to_dict() for name, verdict in field.verdicts.items()}
     # The clock does not resolve nanoseconds.
     times = {name: [round(took, 9) for took in each] for name, each in times.items()}
-    found = {"times": times, "verdicts": verdicts, "refused": field.refused, "plan": plan}
+    found: dict[str, Any] = {
+        "times": times,
+        "verdicts": verdicts,
+        "refused": field.refused,
+        "plan": plan,
+    }
+    if exact:
+        found["layers"] = layers_of(compiled, inputs)
     print(json.dumps({**found, "seed": SEED}))
 
 
@@ -112,6 +134,23 @@ class Field:
                     self.subjects[subject] = call
                 if verdict.in_class or name == DEFAULT[self.path.suffix]:
                     break
+
+    def enter_all(self) -> None:
+        """Every engine races as it runs by default, whatever it computes. Nothing of it is judged:
+        no engine claims to be `exact`.
+        """
+        for name, ways in COMPETITORS.items():
+            if self.path.suffix not in READS[name]:
+                continue
+            make = copying_litert if name == "litert" else ways[""]
+            try:
+                call = make(self.path, self.threads, self.inputs)
+                call(self.inputs)
+            except Exception as error:  # noqa: BLE001  # an engine that cannot run a network does not race
+                self.refused[name] = f"{type(error).__name__}: {str(error)[:200]}"
+                continue
+            self.subjects[name] = call
+            self.verdicts[name] = Verdict(0, None)
 
     def _judge(self, make: Callable[..., Call], alone: Alone) -> Verdict:
         outputs = judge_outputs(make, self.path, self.threads, self.accuracy, self.inputs)
@@ -162,8 +201,10 @@ def use_cores(threads: int) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
 
 
-def race(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """The median run of each subject's turn in each round.
+def race(
+    subjects: Mapping[str, Callable[[], Any]], rounds: int, least: int = LEAST_ROUNDS
+) -> dict[str, list[float]]:
+    """The median run of each subject's turn in each round, of which there are at least *least*.
 
     Every round begins with another subject, and every second round runs in reverse order. Each turn
     begins when the threads of the previous subject have stopped spinning.
@@ -182,7 +223,7 @@ def race(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, li
         once = max(time.perf_counter() - began, 1e-7)
         counts[name] = max(1, min(1000, round(TURN_S / once)))
         took += once * (1 + counts[name])
-    rounds = min(rounds, max(LEAST_ROUNDS, int(RACE_S / took)))
+    rounds = min(rounds, max(least, int(RACE_S / took)))
     times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         order = [names[(turn + position) % len(names)] for position in range(len(names))]
@@ -229,7 +270,9 @@ def draw(path: Path) -> list[Array]:
 def ours(
     path: Path, threads: int, accuracy: str, inputs: Sequence[Array], devices: str
 ) -> CompiledModel:
-    """Penstock's tuned plan over every usable device, or over the named devices."""
+    """Penstock's tuned plan over every usable device, or over the named devices; in `exact` the
+    predicted plan.
+    """
     import penstock
 
     model = penstock.load(path)
@@ -245,7 +288,7 @@ def ours(
         # Told on the command line.
         policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]
         num_threads=threads,
-        tune=True,
+        tune=accuracy != EXACT,
         cache=os.environ.get("PENSTOCK_CACHE_DIR") or False,
     )
 

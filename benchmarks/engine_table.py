@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from benchmarks.engine_race import BURST, OURS
+from benchmarks.exact_race import DEVICES, EXACT, table as exact_table
 from benchmarks.standings import Race, best, lost, means, medians, ratio, why
 
 ENGINES: Final = ("litert", "onnxruntime", "openvino")
@@ -53,7 +54,29 @@ def document(told: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[str
     )
     for group in sorted({(race["accuracy"], race["threads"]) for race in races.values()}):
         chosen = [r for r in races.values() if (r["accuracy"], r["threads"]) == group]
-        yield from table(*group, chosen)
+        if group[0] == EXACT:
+            yield from exact(group[1], chosen, told["instruction sets"])
+        else:
+            yield from table(*group, chosen)
+
+
+def exact(threads: int, races: list[Race], instruction_sets: str) -> Iterator[str]:
+    """The section of the class `exact`: Penstock's own compiler."""
+    failed = [race for race in races if "failed" in race]
+    alone = [r for r in races if "failed" not in r and r["native"] not in r["times"]]
+    yield ""
+    yield f"## {EXACT}, {threads} thread{'s' if threads > 1 else ''}"
+    yield ""
+    yield (
+        f"`devices={DEVICES.split(',')}` beside the engine of the format as it runs by default, "
+        "which is judged by nothing. The ratio is its time"
+    )
+    yield "over Penstock's, the median of each round's; beside medians stands the middle half."
+    yield from exact_table([r for r in races if r not in alone], instruction_sets)
+    if failed or alone:
+        yield ""
+    yield from (f"- {race['id']}: no race: {race['failed']}" for race in failed)
+    yield from (f"- {race['id']}: the native engine does not run it" for race in alone)
 
 
 def table(accuracy: str, threads: int, races: list[Race]) -> Iterator[str]:

@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,13 +24,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.engine_race import OURS
-from benchmarks.machine import load
+from benchmarks.exact_race import EXACT, aims, class_of, speed_up
+from benchmarks.machine import instruction_sets, load
 from benchmarks.measuring import ROOT, Row
 from benchmarks.results import OtherRun, Results
 from benchmarks.standings import Race, best, limit, means, medians, ratio, why
 
 NAME: Final = "engines"
-CLASSES: Final = ("faithful", "relaxed")
+CLASSES: Final = ("faithful", "relaxed", EXACT)
 ROUNDS: Final = 15
 QUICK: Final = ("hello_world_int8", "resnet8_cifar10_int8", "mobilenet_v1_0.25_224_float")
 LONGEST_S: Final = 1800
@@ -93,8 +95,11 @@ def races(
                     race = raced(entry, count, accuracy, rounds)
                     results.add(race)
                 done.append(race)
-                yield judged(race)
-            yield from compared(accuracy, count, done)
+                yield judged_exact(race) if accuracy == EXACT else judged(race)
+            if accuracy == EXACT:
+                yield from compared_exact(count, done)
+            else:
+                yield from compared(accuracy, count, done)
 
 
 def networks(only: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -127,6 +132,7 @@ def raced(entry: dict[str, Any], threads: int, accuracy: str, rounds: int) -> Ra
         "id": entry["id"],
         "macs": entry.get("macs"),
         "native": NATIVE[entry["format"]],
+        "class": network_class(entry),
         "load": load(),
     }
     arguments = [entry["path"], str(threads), accuracy, str(rounds)]
@@ -156,6 +162,13 @@ def raced(entry: dict[str, Any], threads: int, accuracy: str, rounds: int) -> Ra
         last = done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else "?"
         return {**race, "failed": f"exit code {done.returncode}: {last}"}
     return {**race, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def network_class(entry: dict[str, Any]) -> str:
+    """The class of the network, by where most of its multiply-accumulates are."""
+    import penstock
+
+    return class_of(penstock.load(entry["path"]), entry.get("macs"))
 
 
 def _every_core() -> None:
@@ -189,6 +202,40 @@ def judged(race: Race) -> Row:
         for name, took in times.items()
     )
     return Row(NAME, measure, ratio(race, rival), "x", round(limit(race, rival), 4), note)
+
+
+def judged_exact(race: Race) -> Row:
+    """Penstock's time over the native engine's, and the least that its class should reach."""
+    measure = f"{EXACT} {race['id']}, {race['threads']} threads"
+    if "failed" in race:
+        return Row(NAME, measure, math.inf, "x", 1.0, race["failed"])
+    if not race["verdicts"][OURS]["in_outputs"]:
+        note = f"beyond the class: {why(race['verdicts'][OURS])}"
+        return Row(NAME, measure, math.inf, "x", 1.0, note)
+    if race["native"] not in race["times"]:
+        return Row(NAME, measure, math.nan, "x", None, f"nobody competes: {race['refused']}")
+    least = aims(instruction_sets())[race["class"]].least
+    note = f"{race['class']}; " + ", ".join(
+        f"{n} {1e3 * t:.3f} ms" for n, t in medians(race).items()
+    )
+    allowed = None if least is None else round(1 / least, 4)
+    return Row(NAME, measure, 1 / speed_up(race), "x", allowed, note)
+
+
+def compared_exact(threads: int, done: Sequence[Race]) -> Iterator[Row]:
+    """The inverse of the geometric mean of each class, and of what it should reach."""
+    for name, aim in aims(instruction_sets()).items():
+        ratios = [
+            speed_up(race)
+            for race in done
+            if "failed" not in race and race["class"] == name and race["native"] in race["times"]
+        ]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            note = f"{mean:.3f}x over {len(ratios)} networks"
+            yield Row(
+                NAME, f"{EXACT}, {threads} threads, {name}", 1 / mean, "x", 1 / aim.mean, note
+            )
 
 
 def compared(accuracy: str, threads: int, done: Sequence[Race]) -> Iterator[Row]:
