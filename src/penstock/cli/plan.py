@@ -64,7 +64,7 @@ def plan(
         None if name == "-" else files.target(option, name, endings)
         for option, name, endings in (("--dot", dot, ()), ("--svg", svg, (".svg",)))
     )
-    choices = options.Choices(device, signature, None, accuracy, placement)
+    choices = options.Choices(device, signature, accuracy=accuracy, placement=placement)
     policy = opening.policy_of(accuracy, placement)
     loaded = opening.load(model)
     opening.warn_of_settings(output)
