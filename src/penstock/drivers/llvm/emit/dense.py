@@ -398,7 +398,8 @@ class _Code:
         f, dense = self.f, self.dense
         step = 1 if dense.is_float else GROUP
         unrolled = 4 * step
-        full = dense.taps // unrolled * unrolled
+        # Behind the last tap is no data: a group with fewer taps is not in the loop.
+        full = self.shape.length // unrolled * unrolled
 
         def body(k: Index, carried: list[Reg]) -> list[Reg]:
             a = f.at(data, f.mul(k, dense.item))
@@ -467,7 +468,7 @@ class _Code:
             left = min(lanes, count - lanes * j)
             if left <= 0:
                 break
-            mask = mask_of(left, lanes)
+            writer.active = mask = mask_of(left, lanes)
             for r in range(self.rows):
                 at = [*indexes[:-1], f.add(indexes[-1], r)]
                 place = f.add(channel, lanes * j)

@@ -170,6 +170,7 @@ class Floats(_Depthwise):
                     name = f"llvm.fma.v{lanes}f32"
                     sums[j] = f.call(name, m.floats, loaded[place], w[kx], sums[j])
         writer = Writer(f, lanes, m, self._table)
+        writer.active = mask
         for j in range(tile):
             here = (*at[:2], f.add(at[2], j))
             extras = [

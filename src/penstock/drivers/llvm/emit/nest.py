@@ -231,7 +231,7 @@ class _Code:
 
     def _finish(self, total: Reg, span: Span) -> None:
         """The result of *span* from its *total*, stored."""
-        writer = self.places.writer(span.lanes)
+        writer = self.places.writer(span.lanes, span.mask)
         extras = [self.places.load(e, span) for e in self.loops.extras]
         result = writer.write(self.kernel.finish, [total, *extras])
         written = self.loops.written
@@ -239,7 +239,7 @@ class _Code:
 
     def _body(self, span: Span) -> Reg:
         values = [self.places.load(r, span) for r in self.loops.reads]
-        return self.places.writer(span.lanes).write(self.kernel.body, values)
+        return self.places.writer(span.lanes, span.mask).write(self.kernel.body, values)
 
     def _sums(self, spans: list[Span]) -> list[Reg]:
         """Combines the reduced loops, for *spans* side by side."""

@@ -52,9 +52,13 @@ class Places:
     def table(self, tensor: int) -> tuple[str, DType]:
         return self.pointer(tensor), self.program.tensors[tensor].dtype
 
-    def writer(self, lanes: int) -> Writer:
-        """Writes expressions on vectors of *lanes* elements."""
-        return Writer(self.function, lanes, self.machine, self.table)
+    def writer(self, lanes: int, active: Reg | None = None) -> Writer:
+        """Writes expressions on vectors of *lanes* elements, those of *active* where not all
+        matter.
+        """
+        writer = Writer(self.function, lanes, self.machine, self.table)
+        writer.active = active
+        return writer
 
     def index(self, loop: int, span: Span) -> Index:
         index = self.indexes[loop]

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.compiler.expression import Number, Step
-from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Reg, suffix_of, vector
+from penstock.drivers.llvm.emit.assembler import (
+    SCALARS,
+    Function,
+    Reg,
+    first_of,
+    suffix_of,
+    vector,
+)
 from penstock.drivers.llvm.isa import Instructions
 from penstock.ir import DType
 
@@ -35,8 +42,11 @@ class Scalars:
     """Writes scalar operations into *function*, on vectors of *lanes* elements, with the
     instructions of *machine*.
 
-    *table* returns a pointer to a constant tensor and its element type.
+    *table* returns a pointer to a constant tensor and its element type. *active* is a mask of the
+    elements that matter (None: all): tables are not read for others.
     """
+
+    active: Reg | None = None
 
     def __init__(
         self,
@@ -331,7 +341,7 @@ class Scalars:
         pointers = vector(self.lanes, "ptr")
         places = self.function.value(f"getelementptr {scalar}, ptr {pointer}, {wide}", pointers)
         type_ = vector(self.lanes, scalar)
-        mask = Reg(f"<{', '.join(['i1 true'] * self.lanes)}>", vector(self.lanes, "i1"))
+        mask = self.active or first_of(self.lanes, self.lanes)
         kinds = {"float": "f32", "double": "f64"}.get(scalar, scalar)
         name = f"llvm.masked.gather.v{self.lanes}{kinds}.v{self.lanes}p0"
         found = self.function.call(name, type_, places, mask, Reg("poison", type_))
