@@ -40,7 +40,11 @@ def fold_padding(program: Program) -> Program:
     """
     uses = Uses(program)
     kernels: list[Kernel | None] = list(program.kernels)
-    for index, kernel in enumerate(program.kernels):
+    for index in range(len(kernels)):
+        # What it reads may be another tensor by now.
+        kernel = kernels[index]
+        if kernel is None:
+            continue
         target = kernel.write.tensor
         shape = program.tensors[target].shape
         if not is_copy(kernel) or target in program.aliases or target in uses.aliased:

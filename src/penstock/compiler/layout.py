@@ -183,7 +183,7 @@ def halos(program: Program) -> Program:
         fills = {a.fill for _, a in readers}
         low, high = _border(program, readers)
         free = tensor not in program.aliases and tensor not in uses.aliased and tensor not in fixed
-        free = free and not _padded_otherwise(program, tensor)
+        free = free and not _read_otherwise(program, tensor)
         if free and len(fills) == 1:
             _enlarge(tensors, kernels, tensor, low, high)
             first = min(uses.writers[tensor])
@@ -201,14 +201,18 @@ def halos(program: Program) -> Program:
     return rebuilt(replace(program, tensors=tuple(tensors)), ordered)
 
 
-def _padded_otherwise(program: Program, tensor: int) -> bool:
-    """Whether a kernel that is no sum of products reads beyond *tensor*: it would read the
-    border.
+def _read_otherwise(program: Program, tensor: int) -> bool:
+    """Whether *tensor* must keep its size: a kernel that is no sum of products reads beyond it, and
+    would read the border; or a kernel reads it through a table of positions.
     """
     return any(
-        access.tensor == tensor and access.fill is not None
+        access.tensor == tensor
+        and (
+            any(p.through is not None for p in access.axes)
+            or (access.fill is not None and (number or product_of(kernel) is None))
+        )
         for kernel in program.kernels
-        for access in (kernel.accesses if product_of(kernel) is None else kernel.extras)
+        for number, access in enumerate(kernel.accesses)
     )
 
 
