@@ -17,8 +17,9 @@ from penstock import errors, knobs
 from penstock.cache.info import CacheInfo
 from penstock.sealed import EntryFiles
 from tests.support_attacks import exchange, expected, given, layer
+from tests.support_engine_entry import refusal
 from tests.support_openvino import cpu, needs_openvino
-from tests.support_openvino_entry import OpenVinoEntry, refusal
+from tests.support_openvino_entry import OpenVinoEntry
 from tests.support_sealed import TOKEN
 
 pytestmark = needs_openvino

@@ -22,7 +22,8 @@ if __name__ == "__main__" and __package__ is None:
 
 from penstock.errors import SealBroken
 from tests.conftest import CORPUS, NO_CORPUS
-from tests.support_openvino_entry import NETWORK, OpenVinoEntry
+from tests.support_engine_entry import NETWORK
+from tests.support_openvino_entry import OpenVinoEntry
 
 CYCLES = 2000
 
