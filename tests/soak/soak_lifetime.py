@@ -75,10 +75,10 @@ def _counts() -> tuple[int, int, int, int]:
     gc.collect()
     directory = Path("/proc/self/fd")
     descriptors = len(list(directory.iterdir())) if directory.is_dir() else 0
-    return descriptors, live_mappings(), threading.active_count(), _resident_kib()
+    return descriptors, live_mappings(), threading.active_count(), resident_kib()
 
 
-def _resident_kib() -> int:
+def resident_kib() -> int:
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     except OSError:

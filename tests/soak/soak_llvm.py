@@ -1,0 +1,106 @@
+"""The device llvm: python -m tests.soak.soak_llvm [--count N] [--stride N] [--cycles N] [--seed S].
+
+A network is compiled, run and closed over and over, anew and from the cache: no mapping, descriptor
+or thread may be left. Then each bit of both of its cache files is flipped: the driver must refuse
+it before code is mapped. Seeded ones go through whole compiles. Prints figures; exit code 1 when
+something was left, accepted, or answered wrong; 2 without the corpus or the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__" and __package__ is None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+import penstock
+from penstock.drivers.llvm import LlvmDevice
+from penstock.errors import SealBroken
+from tests.conftest import CORPUS, NO_CORPUS
+from tests.soak.soak_lifetime import resident_kib
+from tests.support_engine_entry import NETWORK
+from tests.support_llvm import MISSING, LlvmEntry
+
+ALLOWED_GROWTH_KIB = 16 * 1024
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the soak and returns the exit code."""
+    parser = argparse.ArgumentParser("python -m tests.soak.soak_llvm", description=__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="compile and close so often")
+    parser.add_argument("--stride", type=int, default=1, help="flip every N-th bit alone")
+    parser.add_argument("--cycles", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if CORPUS is None:
+        print(NO_CORPUS)
+        return 2
+    if MISSING is not None:
+        print(MISSING)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="penstock-soak-") as root:
+        left = _open_and_close(CORPUS, Path(root) / "turns", options.count)
+        entry = LlvmEntry(CORPUS, Path(root) / "cache")
+        bits = entry.bits()[options.seed % options.stride :: options.stride]
+        begun = time.monotonic()
+        refused = entry.refuse(SealBroken, bits)
+        print(f"{NETWORK}: {refused} bits refused in {time.monotonic() - begun:.0f} s")
+        begun = time.monotonic()
+        model, data = (path.stat().st_size * 8 for path in entry.paths())
+        draw = random.Random(options.seed)
+        few = min(options.cycles // 10, data)
+        done = entry.attack(SealBroken, 1, draw.sample(range(data), few))
+        done += entry.attack(SealBroken, 0, draw.sample(range(model), options.cycles - few))
+        print(f"{NETWORK}: {done} whole cycles in {time.monotonic() - begun:.0f} s")
+    whole = (refused, done) == (len(bits), options.cycles)
+    return 0 if whole and not left else 1
+
+
+def _open_and_close(corpus: Path, cache: Path, count: int) -> bool:
+    """Compiles, runs and closes a network *count* times; whether something is left."""
+    model = penstock.load(corpus / "models" / "networks" / f"{NETWORK}.tflite")
+    policy = penstock.Policy(allow_fallback=False)
+    begun = time.monotonic()
+    before = (0, 0, 0, 0)
+    for turn in range(-20, count):
+        if not turn:
+            before = _counts()
+        with penstock.compile(
+            model,
+            devices=[LlvmDevice()],
+            policy=policy,
+            cache=cache if turn % 2 else None,
+            shapes={str(model.inputs[0].name): (1, 1)},
+        ) as compiled:
+            compiled.run([np.array([[turn % 100]], np.int8)])
+    after = _counts()
+    print(f"{NETWORK}: {count} compiles and closes in {time.monotonic() - begun:.0f} s")
+    names = ("mappings", "descriptors", "threads", "resident KiB")
+    rows = zip(names, before, after, strict=True)
+    print(", ".join(f"{name} {was} -> {now}" for name, was, now in rows))
+    return after[1:3] != before[1:3] or any(
+        now > was + room
+        for was, now, room in zip(before, after, (16, 0, 0, ALLOWED_GROWTH_KIB), strict=True)
+    )
+
+
+def _counts() -> tuple[int, int, int, int]:
+    gc.collect()
+    own = Path("/proc/self")
+    mappings = (own / "maps").read_text("utf-8").count("\n")
+    descriptors = len(list((own / "fd").iterdir()))
+    return mappings, descriptors, threading.active_count(), resident_kib()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
