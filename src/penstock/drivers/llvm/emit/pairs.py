@@ -1,17 +1,20 @@
 """Functions of two 8-bit values, such as quantised sums and products, in float32 by proof.
 
-result = floor(a * x + b * y + c), clamped, for all 65,536 pairs: each is tried here, with the
-rounding of the instructions. Pairs that differ are patched one by one.
+result = floor(a * x + b * y + c), or floor(a * (x - p) * (y - q) + c), clamped, for all 65,536
+pairs: each is tried here, with the rounding of the instructions. Pairs that differ are patched one
+by one.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.compiler.arithmetic import evaluate
 from penstock.compiler.expression import Expression, Scope, Step, Value
@@ -28,7 +31,9 @@ OFFSETS: Final = (0.0, *(sign * 2.0**-k for k in range(18, 4, -1) for sign in (1
 
 
 class Pair(Struct, frozen=True):
-    """The value of step *number* from those of *x* and *y*."""
+    """The value of step *number* from those of *x* and *y*: a * x + b * y + c, or with *zeros* a
+    times the product of their distances from these, plus *c*, or *below* where it is negative.
+    """
 
     number: int
     x: int
@@ -38,6 +43,21 @@ class Pair(Struct, frozen=True):
     c: float
     limits: tuple[int, int]
     exceptions: tuple[tuple[int, int, int], ...]
+    zeros: tuple[int, int] | None = None
+    below: float = 0.0
+
+    def computed(self, x: NDArray, y: NDArray, *, down: bool) -> NDArray:
+        """What the instructions compute of all pairs of *x* and *y*, exceptions apart: a whole
+        number below or next to a sum, of which the summands are exact in float64 here.
+        """
+        if self.zeros is None:
+            inner = (self.b * y + self.c).astype(np.float32).astype(np.float64)
+            real = self.a * x[:, None] + inner[None, :]
+        else:
+            product = (x - self.zeros[0])[:, None] * (y - self.zeros[1])[None, :]
+            real = self.a * product + np.where(product < 0, self.below, self.c)
+        whole = np.floor(real) if down else np.rint(real.astype(np.float32))
+        return np.clip(whole, *self.limits).astype(np.int64)
 
 
 def find(expression: Expression, down: bool) -> dict[int, Pair]:
@@ -80,53 +100,73 @@ def _fit(expression: Expression, number: int, x: int, y: int, down: bool) -> Pai
     inside = (table > low) & (table < high)
     if inside.sum() < 16:
         return None
-    exact = _line(result)
-    if exact is None:
-        return None
-    a, b, c = exact
-    best: tuple[int, float] | None = None
-    if abs(a * first).max() > 2**20 or abs(b * second).max() > 2**20:
-        return None
-    a32, b32 = float(np.float32(a)), float(np.float32(b))
-    for offset in OFFSETS:
-        c32 = float(np.float32(c + offset + 0.5 * down))
-        made = _computed(a32, b32, c32, first, second, (low, high), down=down)
-        wrong = int(np.count_nonzero(made != table))
-        if best is None or wrong < best[0]:
-            best = wrong, c32
+    tried = [*_lines(result, number, (x, y), (low, high), down=down)]
+    best, wrong = None, MOST_EXCEPTIONS + 1
+    for pair in tried:
+        count = int(np.count_nonzero(pair.computed(first, second, down=down) != table))
+        if count < wrong:
+            best, wrong = pair, count
         if not wrong:
             break
-    if best is None or best[0] > MOST_EXCEPTIONS:
+    if best is None:
         return None
-    computed = _computed(a32, b32, best[1], first, second, (low, high), down=down)
+    computed = best.computed(first, second, down=down)
     differ = np.argwhere(computed != table)
     exceptions = tuple(
         (int(values[0][i]), int(values[1][j]), int(table[i, j] - computed[i, j])) for i, j in differ
     )
-    return Pair(number, x, y, a32, b32, best[1], (low, high), exceptions)
+    return replace(best, exceptions=exceptions)
 
 
-def _line(expression: Expression) -> tuple[float, float, float] | None:
-    """(a, b, c) of the real function a * x + b * y + c that *expression* rounds and clamps; None if
-    it is another function.
-    """
+def _lines(
+    expression: Expression, number: int, leaves: tuple[int, int], limits: tuple[int, int], *,
+    down: bool,
+) -> Iterator[Pair]:  # fmt: skip
+    """What may compute *expression*: its real function, its constant moved a little."""
+    origin, right, up, far, corner = (
+        float("nan") if v is None else v
+        for v in (
+            _at(expression, *point)
+            for point in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (64.0, 32.0), (1.0, 1.0))
+        )
+    )
+    a, b, both = right - origin, up - origin, corner - right - up + origin
+    wide = 64 * a + 32 * b + 64 * 32 * both + origin
+    if not abs(wide - far) <= 1e-9 * (abs(far) + 1):
+        return
+    half = 0.5 * down
+    if abs(both) <= 1e-9 * (abs(a) + abs(b)):
+        if max(abs(a), abs(b)) > 2**12:
+            return
+        for offset in OFFSETS:
+            yield Pair(number, *leaves, _single(a), _single(b), _single(origin + offset + half),
+                       limits, ())  # fmt: skip
+        return
+    zeros = round(-b / both), round(-a / both)
+    if max(abs(z) for z in zeros) > 256 or abs(both) > 1:
+        return
+    c = origin - both * zeros[0] * zeros[1]
+    # Halves are rounded away from 0, and so the steps of negative products lie elsewhere.
+    for offset in OFFSETS:
+        for sign in (1, -1):
+            yield Pair(number, *leaves, _single(both), 0.0, _single(c + offset + half), limits, (),
+                       zeros, _single(c + sign * offset + half))  # fmt: skip
 
-    def at(*point: float) -> float | None:
-        values = list(point)
-        for step in expression.steps:
-            given = [values[i] for i in step.arguments]
-            made = _real(step, given)
-            if made is None:
-                return None
-            values.append(made)
-        return values[expression.result]
 
-    found = [at(0.0, 0.0), at(1.0, 0.0), at(0.0, 1.0), at(64.0, 32.0)]
-    origin, right, up, far = (float("nan") if v is None else v for v in found)
-    a, b = right - origin, up - origin
-    if not abs(64 * a + 32 * b + origin - far) <= 1e-9 * (abs(far) + 1):
-        return None
-    return a, b, origin
+def _single(value: float) -> float:
+    """*value* as float32."""
+    return float(np.float32(value))
+
+
+def _at(expression: Expression, *point: float) -> float | None:
+    """The real function that *expression* rounds and clamps, at a point; None if it is unknown."""
+    values = list(point)
+    for step in expression.steps:
+        made = _real(step, [values[i] for i in step.arguments])
+        if made is None:
+            return None
+        values.append(made)
+    return values[expression.result]
 
 
 def _real(step: Step, given: list[float]) -> float | None:
@@ -143,18 +183,6 @@ def _real(step: Step, given: list[float]) -> float | None:
     kinds = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
     found = kinds.get(step.operation)
     return None if found is None else float(found(*given))
-
-
-def _computed(
-    a: float, b: float, c: float, x: NDArray, y: NDArray, limits: tuple[int, int], *, down: bool
-) -> NDArray:
-    """What the instructions compute: two rounded multiplications and additions, and a whole number
-    below or next to the second. The sums here are exact in float64.
-    """
-    inner = (b * y + c).astype(np.float32).astype(np.float64)
-    real = a * x[:, None] + inner[None, :]
-    whole = np.floor(real) if down else np.rint(real.astype(np.float32))
-    return np.clip(whole, *limits).astype(np.int64)
 
 
 def _function(expression: Expression, number: int, x: int, y: int) -> tuple[Expression, int]:
@@ -174,14 +202,11 @@ def _function(expression: Expression, number: int, x: int, y: int) -> tuple[Expr
 
 def write(writer: Scalars, pair: Pair, x: Reg, y: Reg, dtypes: tuple[DType, DType, DType]) -> Reg:
     """The value of *pair* as the third of *dtypes*, from values of the first two."""
-    f32, i32 = DType.FLOAT32, DType.INT32
+    i32 = DType.INT32
     if writer.lanes == writer.machine.isa.width and dtypes[2] in BYTES:
         return _write_bytes(writer, pair, (x, y), dtypes)
     wide = [writer.cast(v, d, i32) for v, d in zip((x, y), dtypes, strict=False)]
-    real = [writer.cast(v, i32, f32) for v in wide]
-    a, b, c = (writer.constant(v, f32) for v in (pair.a, pair.b, pair.c))
-    inner = writer.intrinsic("fma", real[1], b, c)
-    whole = writer.machine.rounded(writer.function, real[0], a, inner)
+    whole = _whole(writer, pair, wide[0], wide[1])
     result = writer.clamped(whole, *pair.limits, i32)
     for p, q, delta in pair.exceptions:
         same = [
@@ -194,6 +219,25 @@ def write(writer: Scalars, pair: Pair, x: Reg, y: Reg, dtypes: tuple[DType, DTyp
     return writer.cast(result, i32, dtypes[2])
 
 
+def _whole(writer: Scalars, pair: Pair, x: Reg, y: Reg) -> Reg:
+    """The whole number, not clamped, from int32 values."""
+    f32 = DType.FLOAT32
+    first, second = (writer.cast(v, DType.INT32, f32) for v in (x, y))
+    a, b, c = (writer.constant(v, f32) for v in (pair.a, pair.b, pair.c))
+    if pair.zeros is None:
+        added = writer.intrinsic("fma", second, b, c)
+        return writer.machine.rounded(writer.function, first, a, added)
+    distances = [
+        writer.op("fsub", f32, v, writer.constant(float(z), f32)) if z else v
+        for v, z in zip((first, second), pair.zeros, strict=True)
+    ]
+    product = writer.op("fmul", f32, *distances)
+    if pair.below != pair.c:
+        negative = writer.op("fcmp olt", DType.BOOL, product, writer.constant(0.0, f32))
+        c = writer.choose(negative, writer.constant(pair.below, f32), c)
+    return writer.machine.rounded(writer.function, product, a, c)
+
+
 def _write_bytes(
     writer: Scalars, pair: Pair, values: tuple[Reg, Reg], dtypes: tuple[DType, DType, DType]
 ) -> Reg:
@@ -201,12 +245,8 @@ def _write_bytes(
     f, m = writer.function, writer.machine
     lanes, signed = m.isa.lanes, dtypes[2] is DType.INT8
     one = type(writer)(f, lanes, m, writer.table)
-    a, b, c = (one.constant(v, DType.FLOAT32) for v in (pair.a, pair.b, pair.c))
     x, y = (m.widened(f, v, signed=d is DType.INT8) for v, d in zip(values, dtypes, strict=False))
-    whole = []
-    for first, second in zip(x, y, strict=True):
-        real = [one.cast(v, DType.INT32, DType.FLOAT32) for v in (first, second)]
-        whole.append(m.rounded(f, real[0], a, one.intrinsic("fma", real[1], b, c)))
+    whole = [_whole(one, pair, first, second) for first, second in zip(x, y, strict=True)]
     packed = m.pack(f, whole, 0, signed=signed)
     result = bounded(f, packed, pair.limits, signed=signed)
     for p, q, delta in pair.exceptions:
