@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from penstock.compiler.legalise import (
+    activations,
+    comparing,
+    converting,
     elementwise,
+    functions,
     halves,
+    indexing,
     layers,
     lstm,
     lstm_forms,
     lstm_integer,
     matrices,
     moving,
+    normalising,
+    pooling,
     recurrent,
     reductions,
+    resizing,
+    shapes,
+    softmaxes,
     svdf,
     transposed,
 )
@@ -25,15 +35,25 @@ from penstock.ir import Model
 __all__ = ["RULES", "Builder", "Operation", "judge", "legal", "legalise"]
 
 _FAMILIES = (
+    activations,
+    comparing,
+    converting,
     elementwise,
+    functions,
+    indexing,
     layers,
     lstm,
     lstm_forms,
     lstm_integer,
     matrices,
     moving,
+    normalising,
+    pooling,
     recurrent,
     reductions,
+    resizing,
+    shapes,
+    softmaxes,
     svdf,
     transposed,
 )

@@ -9,7 +9,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.compiler.expression import Expression, Number, identity
+from penstock.compiler.arithmetic import evaluate
+from penstock.compiler.expression import Expression, Number, Scope, Value, identity
 from penstock.compiler.program import (
     Access,
     Combine,
@@ -19,12 +20,15 @@ from penstock.compiler.program import (
     Tensor,
     along,
 )
-from penstock.driverkit.site import Site, require
+from penstock.driverkit.site import Refused, Site, require
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 
 Rule: TypeAlias = "Callable[[Operation], None]"
 """Writes the kernels of one operation. Raises `Refused` for one that it has no kernels for."""
+
+SMALL: Final = 1 << 16
+"""The most elements of a constant that a judgement reads."""
 
 RULES: Final[dict[str, Rule]] = {}
 """The rules by the key of the operation."""
@@ -220,10 +224,30 @@ class Operation:
         reads = [self.broadcast(s, len(loops)) for s in sources]
         self.build.emit(name, loops, reads, body, self.whole(written))
 
+    def fail_if(self, position: int, message: str, wrong: Callable[[Value], Value]) -> None:
+        """The run fails with *message* if *wrong* is true of an element of input *position*. An
+        input that is constant is checked here: the operation is refused.
+        """
+        operand = self.site.input(position)
+        scope = Scope(operand.dtype)
+        body = scope.finish(wrong(scope.argument(0)))
+        if operand.is_constant:
+            if not self.build.judging or elements(shape_of(operand)) <= SMALL:
+                found = evaluate(body, [self.site.value(position, "an operand")], _no_table)
+                require(not np.any(found), message)
+            return
+        site = self.site
+        place = f"operation {site.index} ({site.operation.key}): {message}"
+        self.build.fail_where(place, [self.whole(self.tensor(position))], body)
+
     def rename(self, source: int, target: int | None = None) -> None:
         """Makes *target* (None: the output) an alias of *source*: the same elements."""
         written = self.target() if target is None else target
         self.build.aliases[written] = source
+
+
+def _no_table(number: int) -> NDArray:
+    raise Refused(f"a check with table {number}")
 
 
 def shape_of(operand: Operand) -> tuple[int, ...]:

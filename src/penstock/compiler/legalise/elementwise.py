@@ -1,4 +1,4 @@
-"""Operations on the elements at one position: arithmetic, activations, comparisons, conversions.
+"""Operations on the elements at one position: arithmetic, and what other rules share.
 
 Quantised functions are written as integer arithmetic, or as float arithmetic on dequantised values
 where TFLite computes its tables so. `penstock.compiler.tabulate` makes a table of a chain that
@@ -8,12 +8,14 @@ depends on one 8-bit value.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from penstock.compiler.expression import Scope, Value
+from penstock.compiler.arithmetic import evaluate
+from penstock.compiler.expression import Number, Scope, Value
 from penstock.compiler.legalise.builder import Operation, legal
+from penstock.compiler.legalise.fixed import reciprocal
 from penstock.compiler.legalise.quantised import (
     NARROW,
     STORED,
@@ -23,12 +25,18 @@ from penstock.compiler.legalise.quantised import (
     rescale,
     scale_of,
 )
-from penstock.driverkit.fixed_point import power_of_two
-from penstock.driverkit.site import Refused, require
-from penstock.ir import DType
+from penstock.driverkit.fixed_point import power_of_two, quantize_multiplier
+from penstock.driverkit.site import require
+from penstock.ir import DType, NDArray
 
 F32, I32, I64 = DType.FLOAT32, DType.INT32, DType.INT64
 PLAIN: Final = frozenset({F32, I32, I64})
+WHOLE: Final = frozenset(
+    {DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32}
+)
+MOST_ADDED: Final = 64
+MOVED: Final = WHOLE | PLAIN | {DType.BOOL, DType.FLOAT16, DType.FLOAT64, DType.UINT64}
+"""The types of elements that are moved unchanged."""
 
 
 def arguments(operation: Operation, count: int) -> tuple[Scope, list[Value]]:
@@ -80,28 +88,56 @@ def centred(value: Value, operation: Operation, position: int) -> Value:
     return wide - given.zero_point if given.zero_point else wide
 
 
+GREATEST: Final = float(np.finfo(np.float32).max)
+GREATEST_HALF: Final = float(np.finfo(np.float16).max)
+
 PAIRS: Final = {"ADD": "add", "SUB": "sub", "MUL": "mul", "DIV": "div"}
+
+
+SUMMED: Final = PLAIN | {DType.INT16}
+TYPES: Final = {
+    "ADD": SUMMED,
+    "SUB": SUMMED,
+    "MUL": SUMMED | {DType.UINT32},
+    "DIV": frozenset({F32, I32}),
+}
+"""The types of plain arithmetic, by operation."""
 
 
 @legal("ADD", "SUB", "MUL", "DIV")
 def arithmetic(operation: Operation) -> None:
-    """A + b and its kin, broadcast, with a fused activation. Integers wrap."""
+    """A + b and its kin, broadcast, with a fused activation. Integers wrap, floats stay finite.
+    Quotients of integers are truncated toward zero, and a divisor of 0 fails the run.
+    """
     site = operation.site
     kind = site.operation.type
     if is_stored(operation):
         same_types(operation, STORED)
-        require(kind != "DIV", "quotients of quantised values")
-        compute = _quantised_product if kind == "MUL" else _quantised_sum
+        if kind == "DIV":
+            zero = scale_of(site.input(1), "input 1").zero_point
+            operation.fail_if(1, "division by zero", lambda b: b.scope.compare("equal", b, zero))
+            compute = _quantised_quotient
+        else:
+            compute = _quantised_product if kind == "MUL" else _quantised_sum
         emit(operation, compute(operation), 2)
         return
-    dtype = same_types(operation, PLAIN)
-    require(kind != "DIV" or dtype is F32, "quotients of integers, whose divisor may be 0")
+    dtype = same_types(operation, TYPES[kind])
+    if kind == "DIV" and dtype is I32:
+        operation.fail_if(1, "division by zero", lambda b: b.scope.compare("equal", b, 0))
     _, (a, b) = arguments(operation, 2)
-    low, high = bounds_of(site.activation)
-    result = a.apply(PAIRS[kind], b)
-    if dtype is not F32:
+    low, high = plain_bounds(operation)
+    emit(operation, a.apply(PAIRS[kind], b).clamp(low, high), 2)
+
+
+def plain_bounds(operation: Operation) -> tuple[Number | None, Number | None]:
+    """The bounds of plain arithmetic with a fused activation."""
+    low, high = bounds_of(operation.site.activation)
+    dtype = operation.site.output().dtype
+    if not dtype.is_float:
         low, high = (None if bound is None else int(bound) for bound in (low, high))
-    emit(operation, result.clamp(low, high), 2)
+        return (0 if dtype is DType.UINT32 and low is not None else low), high
+    greatest = GREATEST_HALF if operation.is_half else GREATEST
+    return -greatest if low is None else low, greatest if high is None else high
 
 
 def _scales(operation: Operation) -> tuple[np.float32, np.float32, np.float32]:
@@ -161,9 +197,46 @@ def _quantised_product(operation: Operation) -> Value:
     return stored(rescale(product, real), operation, limits_of(site.activation, site.output()))
 
 
+def _quantised_quotient(operation: Operation) -> Value:
+    """A times the reciprocal of b, in the bits that a leaves free. int16 of one shape are computed
+    in float32. Results beyond 32 bits saturate.
+    """
+    site = operation.site
+    scale_a, scale_b, scale = _scales(operation)
+    limits = limits_of(site.activation, site.output())
+    scope, (a, b) = arguments(operation, 2)
+    if a.dtype is DType.INT16:
+        points = [scale_of(o, "int16").zero_point for o in (site.input(), site.input(1))]
+        require(
+            not any([*points, scale_of(site.output(), "int16").zero_point]),
+            "int16 with a zero point other than 0",
+        )
+        if site.shape() == site.shape(1):
+            reals = a.cast(F32) * float(scale_a), b.cast(F32) * float(scale_b)
+            quotient = (reals[0] / reals[1] / float(scale)).apply("round_away")
+            return stored(quotient.cast(I32), operation, limits)
+    mantissa, shift = quantize_multiplier(scale_a / (scale_b * scale))
+    divisor, value = centred(b, operation, 1), centred(a, operation, 0)
+    value = scope.select(divisor < 0, -value, value)
+    # A divisor of 0 fails the run; here it may be any number.
+    divisor = divisor.apply("abs").apply("maximum", 1)
+    size = value.apply("abs")
+    zeros = size.apply("leading_zeros") - 1
+    below = (size + size - 1).apply("leading_zeros")
+    headroom = scope.select(value < 0, below, zeros)
+    moved = value.cast(I64).apply("shift_left", headroom.cast(I64))
+    fine = moved.apply("high_product", reciprocal(divisor))
+    scaled = fine.apply("high_product", mantissa)
+    right = -divisor.apply("leading_zeros") + 31 + headroom - shift
+    left = (-right).clamp(0, 31).cast(I64)
+    held = scaled.apply("shift_left", left).clamp(-(2**31), 2**31 - 1)
+    result = held.apply("divide_by_power", right.clamp(0, 62).cast(I64)).cast(I32)
+    return stored(result, operation, limits)
+
+
 @legal("MAXIMUM", "MINIMUM")
 def extreme(operation: Operation) -> None:
-    """The larger or smaller stored value."""
+    """The larger or smaller stored value; the second operand if either is NaN."""
     same_types(operation, PLAIN | STORED)
     _, (a, b) = arguments(operation, 2)
     emit(operation, a.apply(operation.site.operation.type.lower(), b), 2)
@@ -171,78 +244,84 @@ def extreme(operation: Operation) -> None:
 
 @legal("SQUARED_DIFFERENCE")
 def squared_difference(operation: Operation) -> None:
-    require(not is_stored(operation), "squared differences of quantised values")
-    same_types(operation, frozenset({F32, I32}))
+    """(a - b)**2. Quantised operands are scaled to 2**-7 of twice the larger scale first."""
+    dtype = same_types(operation, frozenset({F32, I32, DType.INT8}))
     _, (a, b) = arguments(operation, 2)
-    difference = a - b
-    emit(operation, difference * difference, 2)
+    if dtype is not DType.INT8:
+        difference = a - b
+        emit(operation, difference * difference, 2)
+        return
+    scales = [scale_of(operation.site.input(i), f"input {i}").scale for i in (0, 1)]
+    twice, made = 2.0 * max(scales), np.float32(scale_of(operation.site.output(), "a result").scale)
+    first, second = (
+        rescale(centred(v, operation, i).apply("shift_left", 7), s / twice)
+        for i, (v, s) in enumerate(zip((a, b), scales, strict=True))
+    )
+    difference = first - second
+    real = twice * twice / float(np.float32(2**14) * made)
+    emit(operation, stored(rescale(difference * difference, real), operation), 2)
 
 
 @legal("POW")
 def power(operation: Operation) -> None:
+    """A to the power of b."""
     same_types(operation, frozenset({F32}))
     _, (a, b) = arguments(operation, 2)
     emit(operation, a.apply("power", b), 2)
 
 
-COMPARISONS: Final = {
-    "LESS": ("less", False, False),
-    "LESS_EQUAL": ("less_equal", False, False),
-    "GREATER": ("less", True, False),
-    "GREATER_EQUAL": ("less_equal", True, False),
-    "EQUAL": ("equal", False, False),
-    "NOT_EQUAL": ("equal", False, True),
-}
-"""The scalar operation of each comparison, whether its operands change places, whether it is
-negated.
-"""
-
-
-@legal(*COMPARISONS)
-def comparison(operation: Operation) -> None:
-    """Compares plain numbers and booleans, and quantised values in steps of 2**-8."""
-    site = operation.site
-    name, swapped, negated = COMPARISONS[site.operation.type]
+@legal("FLOOR_DIV", "FLOOR_MOD")
+def floor_division(operation: Operation) -> None:
+    """floor(a / b), or its remainder. A divisor of 0 fails the run, except with floats and mod."""
+    remainder = operation.site.operation.type == "FLOOR_MOD"
+    accepted = frozenset({DType.INT8, DType.INT16, I32, F32})
+    dtype = same_types(operation, accepted | {I64} if remainder else accepted)
     scope, (a, b) = arguments(operation, 2)
-    require(a.dtype is b.dtype, "a comparison of two types")
-    if a.dtype in NARROW or (name == "equal" and is_stored(operation)):
-        a, b = (
-            rescale(
-                centred(v, operation, i).apply("shift_left", 8),
-                scale_of(site.input(i), "an operand").scale,
-            )
-            for i, v in enumerate((a, b))
-        )
-    else:
-        require(a.dtype in PLAIN or (a.dtype is DType.BOOL and name == "equal"), "this comparison")
-    first, second = (b, a) if swapped else (a, b)
-    result = scope.compare(name, first, second)
-    emit(operation, result.apply("not") if negated else result, 2)
+    if not (remainder and dtype is F32):
+        operation.fail_if(1, "division by zero", lambda b: b.scope.compare("equal", b, 0))
+    if remainder:
+        emit(operation, a.apply("mod", b), 2)
+        return
+    if dtype is F32:
+        emit(operation, (a / b).apply("floor"), 2)
+        return
+    quotient = a / b
+    exact = scope.compare("equal", quotient * b, a)
+    signs = (a < 0).apply("xor", b < 0)
+    lower = scope.select(exact.apply("not").apply("and", signs), quotient - 1, quotient)
+    # The one quotient that int32 does not hold wraps.
+    emit(operation, scope.select(scope.compare("equal", b, -1), -a, lower), 2)
 
 
-@legal("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")
-def logic(operation: Operation) -> None:
-    kind = operation.site.operation.type.removeprefix("LOGICAL_").lower()
-    count = 1 if kind == "not" else 2
-    _, values = arguments(operation, count)
-    require(all(v.dtype is DType.BOOL for v in values), "logic of another type than bool")
-    emit(operation, values[0].apply(kind, *values[1:]), count)
+@legal("BITWISE_XOR")
+def bitwise_xor(operation: Operation) -> None:
+    """The bits that differ."""
+    same_types(operation, WHOLE | {DType.BOOL})
+    _, (a, b) = arguments(operation, 2)
+    emit(operation, a.apply("xor", b), 2)
 
 
-@legal("SELECT", "SELECT_V2")
-def select(operation: Operation) -> None:
-    """The first value where the condition holds, otherwise the second one."""
+@legal("RIGHT_SHIFT")
+def right_shift(operation: Operation) -> None:
+    """A shifted right by b bits, at least 0 and less than there are."""
+    bits = same_types(operation, WHOLE).bits or 0
+    _, (a, b) = arguments(operation, 2)
+    emit(operation, a.apply("shift_right", b.clamp(0, bits - 1)), 2)
+
+
+@legal("ADD_N")
+def add_n(operation: Operation) -> None:
+    """The sum of all inputs; floats stay finite at every step."""
     site = operation.site
-    scope, (condition, a, b) = arguments(operation, 3)
-    require(condition.dtype is DType.BOOL, "a condition of another type than bool")
-    require(a.dtype is b.dtype is site.output().dtype, "a choice between two types")
-    result = scope.finish(scope.select(condition, a, b))
-    sources = [operation.tensor(i) for i in range(3)]
-    shapes = [operation.shape(s) for s in sources]
-    if site.operation.type == "SELECT" and len(shapes[0]) == 1 and len(shapes[1]) > 1:
-        rows = (*shapes[0], *(1,) * (len(shapes[1]) - 1))
-        sources[0] = operation.build.alias(rows, sources[0])
-    operation.elementwise("select", result, sources)
+    count = len(site.inputs)
+    dtype = same_types(operation, frozenset({F32, I32}), count)
+    require(count <= MOST_ADDED, f"{count} inputs")
+    _, values = arguments(operation, count)
+    low, high = (-GREATEST, GREATEST) if dtype is F32 else (None, None)
+    total = values[0]
+    for value in values[1:]:
+        total = (total + value).clamp(low, high)
+    emit(operation, total, count)
 
 
 def unary(operation: Operation, real: Callable[[Value], Value]) -> None:
@@ -272,205 +351,65 @@ def quantised(operation: Operation, real: Value) -> Value:
     return steps.clamp(float(low), float(high)).cast(output.dtype)
 
 
-REAL: Final = {
-    "EXP": "exp",
-    "LOG": "log",
-    "SQRT": "sqrt",
-    "SIN": "sin",
-    "COS": "cos",
-    "FLOOR": "floor",
-    "CEIL": "ceil",
-    "ROUND": "round_even",
-    "RSQRT": "rsqrt",
-}
+STEPS: Final = 512
+"""The steps of TFLite's tables for int16."""
 
 
-@legal(*REAL)
-def real_function(operation: Operation) -> None:
-    require(operation.site.input().dtype is F32, "only float32 values are computed here")
-    _, (x,) = arguments(operation, 1)
-    emit(operation, x.apply(REAL[operation.site.operation.type]), 1)
-
-
-@legal("SQUARE")
-def square(operation: Operation) -> None:
-    require(operation.site.input().dtype is F32, "only float32 values are computed here")
-    _, (x,) = arguments(operation, 1)
-    emit(operation, x * x, 1)
-
-
-@legal("NEG", "ABS", "SIGN")
-def sign(operation: Operation) -> None:
+def interpolated(operation: Operation, real: Callable[[Value], Value]) -> None:
+    """A real function of an int16 operand, as TFLite's tables compute it: 512 steps of input, each
+    corrected by half its error in the middle. Slopes and results wrap at 16 bits.
+    """
     site = operation.site
-    dtype = site.input().dtype
-    accepted = PLAIN | ({DType.INT8, DType.INT16} if site.operation.type == "NEG" else set())
-    require(dtype in accepted and site.output().dtype is dtype, "types of this function")
-    _, (x,) = arguments(operation, 1)
-    emit(operation, x.apply(site.operation.type.lower()), 1)
-
-
-@legal("LOGISTIC")
-def logistic(operation: Operation) -> None:
-    """1 / (1 + exp(-x)); below -9 TFLite's kernel for floats computes exp(x)."""
-    site = operation.site
-    if site.input().dtype in NARROW:
-        require(scale_of(site.output(), "a result").scale == 2.0**-8, "a result not in 1/256")
-        unary(operation, lambda x: _one(x) / (_one(x) + _precise("exp", -x)))
-        return
-    unary(operation, lambda x: x.scope.select(x < -9.0, x.apply("exp"), x.apply("logistic")))
-
-
-def _one(x: Value) -> Value:
-    return x.scope.constant(1.0, F32)
-
-
-def _precise(name: str, x: Value) -> Value:
-    """A function as C's mathematical library rounds it: once."""
-    return x.cast(DType.FLOAT64).apply(name).cast(F32)
-
-
-@legal("TANH")
-def tanh(operation: Operation) -> None:
-    if operation.site.input().dtype in NARROW:
-        unary(operation, lambda x: _precise("tanh", x))
-        return
-    unary(operation, lambda x: x.apply("tanh"))
-
-
-@legal("ELU")
-def elu(operation: Operation) -> None:
-    require(operation.site.input().dtype is not DType.UINT8, "ELU of uint8")
-    unary(
-        operation,
-        lambda x: x.scope.select(
-            x < 0.0, (x.apply("minimum", 0.0).cast(DType.FLOAT64).apply("expm1")).cast(F32), x
-        ),
-    )
-
-
-@legal("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1")
-def relu(operation: Operation) -> None:
-    """X clamped; a quantised input is rescaled to the output's scale first."""
-    site = operation.site
-    kind = site.operation.type
-    low, high = (0.0, 1.0) if kind == "RELU_0_TO_1" else bounds_of(kind)
-    _, (x,) = arguments(operation, 1)
-    if x.dtype is F32:
-        emit(operation, x.clamp(low, high), 1)
-        return
-    require(x.dtype in STORED and site.output().dtype is x.dtype, "types of this function")
     given, made = scale_of(site.input(), "the input"), scale_of(site.output(), "a result")
-    ratio = float(np.float32(given.scale) / np.float32(made.scale))
-    least, greatest = integer_range(x.dtype)
-    if low is not None:
-        least = max(least, made.zero_point + _steps(low, made.scale))
-    if high is not None:
-        greatest = min(greatest, made.zero_point + _steps(high, made.scale))
-    scaled = rescale(centred(x, operation, 0), ratio) + made.zero_point
-    # The least bound first, as TFLite's kernel: an empty range gives the greatest value.
-    bounded = scaled.apply("maximum", least).apply("minimum", greatest)
-    emit(operation, bounded.clamp(*integer_range(x.dtype)).cast(x.dtype), 1)
-
-
-def _steps(real: float, scale: float) -> int:
-    from penstock.driverkit.fixed_point import round_half_away
-
-    return int(round_half_away(float(np.float32(real) / np.float32(scale))))
-
-
-@legal("LEAKY_RELU")
-def leaky_relu(operation: Operation) -> None:
-    site = operation.site
-    alpha = np.float32(site.attributes.number("alpha"))
+    require(not given.zero_point and not made.zero_point, "int16 with a zero point other than 0")
+    inner = Scope(F32)
+    function = inner.finish(real(inner.argument(0)))
+    points = interpolation_table(
+        (given.scale, 0),
+        (made.scale, 0),
+        lambda x: evaluate(function, [x], _no_tables),
+        np.float32,
+    )
+    table_ = operation.build.constant(I32, points.shape, lambda: points)
     scope, (x,) = arguments(operation, 1)
-    if x.dtype is F32:
-        below = x * float(alpha)
-        result = x.apply("maximum", below) if 0 < alpha <= 1 else scope.select(x < 0.0, below, x)
-        emit(operation, result, 1)
-        return
-    require(x.dtype in STORED and site.output().dtype is x.dtype, "types of this function")
-    scale, made = (
-        np.float32(scale_of(o, "an operand").scale) for o in (site.input(), site.output())
-    )
-    slope = float(scale * alpha / made)
-    value = centred(x, operation, 0)
-    below = rescale(value, abs(slope))
-    below = -below if slope < 0 else below
-    result = scope.select(value < 0, below, rescale(value, float(scale / made)))
-    emit(operation, stored(result, operation), 1)
+    wide = x.cast(I32)
+    index = wide.apply("shift_right", 7) + 256
+    low, high = scope.lookup(table_, index, I32), scope.lookup(table_, index + 1, I32)
+    slope = (high - low).cast(DType.INT16).cast(I32)
+    moved = (slope * wide.apply("and", 0x7F) + 64).apply("shift_right", 7)
+    emit(operation, (low + moved).cast(DType.INT16), 1)
 
 
-@legal("PRELU")
-def prelu(operation: Operation) -> None:
-    site = operation.site
-    scope, (x, alpha) = arguments(operation, 2)
-    if x.dtype is alpha.dtype is F32:
-        emit(operation, scope.select(x < 0.0, x * alpha, x), 2)
-        return
-    expected = DType.INT8 if x.dtype is DType.INT16 else x.dtype
-    require(x.dtype in STORED and alpha.dtype is expected, "types of this function")
-    scale, slopes, made = (
-        np.float32(scale_of(o, "an operand").scale)
-        for o in (site.input(), site.input(1), site.output())
-    )
-    value = centred(x, operation, 0)
-    below = rescale(value * centred(alpha, operation, 1), float(scale * slopes / made))
-    result = scope.select(value < 0, below, rescale(value, float(scale / made)))
-    emit(operation, stored(result, operation), 2)
+def interpolation_table(
+    given: tuple[float, int],
+    made: tuple[float, int],
+    function: Callable[[NDArray], NDArray],
+    real: type[np.floating[Any]],
+) -> NDArray:
+    """The 513 points for int16 values of (scale, zero point) pairs, computed in *real*."""
+    (in_scale, in_zero), (out_scale, out_zero) = given, made
+    low, high = integer_range(DType.INT16)
+    in_min, in_max = (np.array([in_scale], real) * real(v - in_zero) for v in (low, high))
+    out_min, out_max = (np.array([out_scale], real) * real(v - out_zero) for v in (low, high))
+    step = (in_max - in_min) / real(STEPS)
+    inverse = real(2**16) / (out_max - out_min)
+    with np.errstate(all="ignore"):
+        starts = in_min + np.arange(STEPS + 1).astype(real) * step
+        ends, middles = function(starts), function(starts[:-1] + step / real(2))
+        samples = _rounded(ends[:-1] * inverse)
+        between = _rounded((ends[1:] * inverse + samples) / real(2))
+        bias = _rounded((between - _rounded(middles * inverse)) / real(2))
+        last = _rounded(function(in_max) * inverse)
+    points: NDArray = np.clip(np.concatenate([samples - bias, last]), low, high)
+    # A function that overflows has infinite errors; its points become NaN.
+    return np.nan_to_num(points, nan=0.0).astype(np.int32)
 
 
-@legal("HARD_SWISH")
-def hard_swish(operation: Operation) -> None:
-    require(operation.site.input().dtype is F32, "only float32 values are computed here")
-    _, (x,) = arguments(operation, 1)
-    emit(operation, x * (x + 3.0).clamp(0.0, 6.0) / 6.0, 1)
+def _rounded(x: NDArray) -> NDArray:
+    """To the nearest integer, halves away from zero."""
+    whole = np.trunc(x)
+    return np.asarray(whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype))
 
 
-@legal("CAST")
-def cast(operation: Operation) -> None:
-    """Converts plain numbers. Floats are truncated; what an integer does not hold is undefined."""
-    _, (x,) = arguments(operation, 1)
-    target = operation.site.output().dtype
-    plain = PLAIN | STORED | {DType.BOOL}
-    require(x.dtype in plain and target in plain, "types of this conversion")
-    if target is DType.BOOL:
-        emit(operation, x.scope.compare("equal", x, 0).apply("not"), 1)
-        return
-    emit(operation, x.cast(target), 1)
-
-
-@legal("QUANTIZE")
-def quantize(operation: Operation) -> None:
-    """Quantises real values (a real division, halves away from zero), or rescales stored ones."""
-    site = operation.site
-    _, (x,) = arguments(operation, 1)
-    output = site.output()
-    made = scale_of(output, "a result")
-    require(output.dtype in STORED, "types of this conversion")
-    if x.dtype is F32:
-        low, high = integer_range(output.dtype)
-        steps = (x / float(np.float32(made.scale))).apply("round_away")
-        bounded = steps.clamp(float(low - made.zero_point), float(high - made.zero_point))
-        emit(operation, (bounded + float(made.zero_point)).cast(output.dtype), 1)
-        return
-    require(x.dtype in STORED, "types of this conversion")
-    given = scale_of(site.input(), "the input")
-    emit(
-        operation, stored(rescale(centred(x, operation, 0), given.scale / made.scale), operation), 1
-    )
-
-
-@legal("DEQUANTIZE")
-def dequantize(operation: Operation) -> None:
-    """Stored values as real ones, or 16-bit floats as float32."""
-    site = operation.site
-    _, (x,) = arguments(operation, 1)
-    require(site.output().dtype is F32, "types of this conversion")
-    if x.dtype is DType.FLOAT16:
-        emit(operation, x.cast(F32), 1)
-        return
-    if x.dtype not in STORED:
-        raise Refused("types of this conversion")
-    given = scale_of(site.input(), "the input")
-    wide = x.cast(F32) - float(given.zero_point)
-    emit(operation, wide * float(np.float32(given.scale)), 1)
+def _no_tables(number: int) -> NDArray:
+    raise LookupError(f"table {number} of a function without tables")

@@ -9,16 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
 from penstock.compiler.expression import Scope
 from penstock.compiler.legalise.builder import Operation, legal
-from penstock.compiler.legalise.elementwise import stored
+from penstock.compiler.legalise.elementwise import MOVED
 from penstock.compiler.legalise.quantised import integer_range, scale_of
 from penstock.compiler.program import Access, Position, along
-from penstock.driverkit.checks import axis_of, nearest_positions
+from penstock.driverkit.checks import axis_of
 from penstock.driverkit.moving import (
     bounds_of,
     join_axis,
@@ -29,11 +28,6 @@ from penstock.driverkit.moving import (
 )
 from penstock.driverkit.site import require
 from penstock.ir import DType
-
-MOVED: Final = frozenset(
-    {DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64, DType.BOOL}
-    | {DType.FLOAT16}
-)
 
 
 def check_moved(operation: Operation) -> None:
@@ -193,15 +187,6 @@ def mirror_pad(operation: Operation) -> None:
     copy(operation, Access(operation.tensor(), positions))
 
 
-@legal("RESIZE_NEAREST_NEIGHBOR")
-def resize_nearest(operation: Operation) -> None:
-    check_moved(operation)
-    site = operation.site
-    found = nearest_positions(site)
-    rows, columns = (through(operation, p.tolist(), a) for a, p in enumerate(found, 1))
-    copy(operation, Access(operation.tensor(), (*along(0), rows, columns, *along(3))))
-
-
 @legal("TILE")
 def tile(operation: Operation) -> None:
     check_moved(operation)
@@ -319,23 +304,19 @@ def _interleave(
         operation.build.copy("batches", Access(source, read), Access(target, write), sizes_of_loops)
 
 
-@legal("GATHER")
-def gather(operation: Operation) -> None:
-    """The elements at constant positions along an axis."""
+@legal("CHANNEL_SHUFFLE")
+def channel_shuffle(operation: Operation) -> None:
+    """Channel g * n + i, of n in each group, moves to position i * groups + g."""
     site = operation.site
-    shape, chosen = site.shape(), site.value(1, "its positions")
+    shape, groups = site.shape(), site.attributes.integer("groups")
     axis = axis_of(site.attributes.integer("axis"), len(shape))
-    batch = site.attributes.get("batch_dims")
-    require(not batch, "a gather in batches")
-    require(site.input().dtype is site.output().dtype in MOVED, "types of this operation")
-    flat = chosen.reshape(-1).astype(np.int64)
-    require(((flat >= 0) & (flat < shape[axis])).all(), "positions outside the operand")
-    loops = (*shape[:axis], flat.size, *shape[axis + 1 :])
-    written = operation.build.tensor(site.output().dtype, loops)
+    same = site.input().quantization == site.output().quantization
+    require(site.input().dtype is site.output().dtype in MOVED and same, "types of this operation")
+    require(groups > 0 and shape[axis] % groups == 0, f"{groups} groups of {shape[axis]} channels")
+    each = shape[axis] // groups
+    before, after = shape[:axis], shape[axis + 1 :]
+    source = operation.build.alias((*before, groups, each, *after), operation.tensor())
+    written = operation.build.tensor(site.output().dtype, (*before, each, groups, *after))
     operation.build.aliases[operation.target()] = written
-    places = list(along(*range(len(shape))))
-    places[axis] = through(operation, flat.tolist(), axis)
-    copy(operation, Access(operation.tensor(), tuple(places)), written)
-
-
-__all__ = ["copy", "stored", "through"]
+    order = [*range(axis), axis + 1, axis, *range(axis + 2, len(shape) + 1)]
+    copy(operation, Access(source, along(*order)), written)
