@@ -40,8 +40,9 @@ EXP: Final = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2
 def exp(w: Scalars, x: Reg) -> Reg:
     """2**n * exp(r) with |r| <= ln(2) / 2; 0 below -103.3, infinity above 88.7."""
     high, low = w.constant(88.8, F32), w.constant(-104.0, F32)
-    bounded = w.extreme("olt", "min", [x, high], F32)
-    bounded = w.extreme("ogt", "max", [bounded, low], F32)
+    # The second of two floats is taken where one is NaN: NaN stays NaN.
+    bounded = w.extreme("olt", "min", [high, x], F32)
+    bounded = w.extreme("ogt", "max", [low, bounded], F32)
     n = w.intrinsic("roundeven", w.op("fmul", F32, bounded, w.constant(LOG2E, F32)))
     r = _fma(w, n, w.constant(-LN2_HIGH, F32), bounded)
     r = _fma(w, n, w.constant(-LN2_LOW, F32), r)
@@ -79,7 +80,7 @@ def tanh(w: Scalars, x: Reg) -> Reg:
     product = w.op("fmul", F32, polynomial(w, square, TANH), square)
     small = _fma(w, product, x, x)
     two, one = w.constant(2.0, F32), w.constant(1.0, F32)
-    bounded = w.extreme("olt", "min", [size, w.constant(10.0, F32)], F32)
+    bounded = w.extreme("olt", "min", [w.constant(10.0, F32), size], F32)
     power = w.op("fadd", F32, exp(w, w.op("fmul", F32, bounded, two)), one)
     large = w.op("fsub", F32, one, w.op("fdiv", F32, two, power))
     large = w.intrinsic("copysign", large, x)
@@ -118,39 +119,9 @@ def log(w: Scalars, x: Reg) -> Reg:
     result = w.choose(is_zero, infinite, result)
     negative = w.op("fcmp olt", DType.BOOL, x, zero)
     result = w.choose(negative, w.constant(float("nan"), F32), result)
-    top = w.op("fcmp oeq", DType.BOOL, x, w.constant(float("inf"), F32))
+    # Infinity and NaN are their own logarithms.
+    top = w.op("fcmp ueq", DType.BOOL, x, w.constant(float("inf"), F32))
     return w.choose(top, x, result)
-
-
-SIN: Final = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
-COS: Final = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
-PI_PARTS: Final = (-1.5703125, -4.837512969970703125e-4, -7.549789948768648e-8)
-
-
-def _circular(w: Scalars, x: Reg, quarter: int) -> Reg:
-    """sin(x + quarter * pi / 2), reduced to |r| <= pi / 4."""
-    n = w.intrinsic("roundeven", w.op("fmul", F32, x, w.constant(0.63661977236, F32)))
-    r = x
-    for part in PI_PARTS:
-        r = _fma(w, n, w.constant(part, F32), r)
-    square = w.op("fmul", F32, r, r)
-    s = _fma(w, w.op("fmul", F32, polynomial(w, square, SIN), square), r, r)
-    c = _fma(w, square, w.constant(-0.5, F32), w.constant(1.0, F32))
-    c = _fma(w, w.op("fmul", F32, square, square), polynomial(w, square, COS), c)
-    turn = w.op("add", I32, w.cast(n, F32, I32), w.constant(quarter, I32))
-    zero = w.constant(0, I32)
-    odd = w.op("icmp ne", DType.BOOL, w.op("and", I32, turn, w.constant(1, I32)), zero)
-    flip = w.op("icmp ne", DType.BOOL, w.op("and", I32, turn, w.constant(2, I32)), zero)
-    value = w.choose(odd, c, s)
-    return w.choose(flip, w.op("fneg", F32, value), value)
-
-
-def sin(w: Scalars, x: Reg) -> Reg:
-    return _circular(w, x, 0)
-
-
-def cos(w: Scalars, x: Reg) -> Reg:
-    return _circular(w, x, 1)
 
 
 FUNCTIONS: Final[dict[str, Callable[..., Reg]]] = {
@@ -158,6 +129,4 @@ FUNCTIONS: Final[dict[str, Callable[..., Reg]]] = {
     "log": log,
     "logistic": logistic,
     "tanh": tanh,
-    "sin": sin,
-    "cos": cos,
 }

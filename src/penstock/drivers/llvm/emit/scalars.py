@@ -21,6 +21,9 @@ from penstock.ir import DType
 UNSIGNED: Final = frozenset({DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64, DType.BOOL})
 
 
+FLOAT: Final = DType.FLOAT32
+
+
 def register_type(dtype: DType) -> str:
     """The LLVM type of one value in a register: booleans have one bit there."""
     return "i1" if dtype is DType.BOOL else SCALARS[dtype]
@@ -35,6 +38,8 @@ def literal(value: Number, dtype: DType) -> str:
             struct.unpack("<f", struct.pack("<f", value))[0] if dtype is DType.FLOAT32 else value
         )
         return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
+    if dtype is DType.FLOAT16:
+        return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
     return str(int(value))
 
 
@@ -106,19 +111,47 @@ class Scalars:
     def _mul(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
         return self.op("fmul" if dtype.is_float else "mul", dtype, *v)
 
+    def _safe_divisor(self, divisor: Reg, dtype: DType, *, signed: bool) -> Reg:
+        """1 in the place of 0, and of -1 if *signed*."""
+        one = self.constant(1, dtype)
+        zero = self.op("icmp eq", DType.BOOL, divisor, self.constant(0, dtype))
+        safe = self.choose(zero, one, divisor)
+        if not signed:
+            return safe
+        minus = self.op("icmp eq", DType.BOOL, divisor, self.constant(-1, dtype))
+        return self.choose(minus, one, safe)
+
     def _div(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
         if dtype.is_float:
             return self.op("fdiv", dtype, *v)
+        if dtype is DType.UINT64:
+            return self.op("udiv", dtype, v[0], self._safe_divisor(v[1], dtype, signed=False))
         if dtype is DType.INT64:
-            raise NotImplementedError("quotients of int64")
+            # The quotient of the least value by -1 would trap.
+            safe = self._safe_divisor(v[1], dtype, signed=True)
+            minus = self.op("icmp eq", DType.BOOL, v[1], self.constant(-1, dtype))
+            negative = self.op("sub", dtype, self.constant(0, dtype), v[0])
+            return self.choose(minus, negative, self.op("sdiv", dtype, v[0], safe))
         # In float64, which is exact for 32 bits and never traps.
-        zero = self.op("icmp eq", DType.BOOL, v[1], self.constant(0, dtype))
-        safe = self.choose(zero, self.constant(1, dtype), v[1])
+        safe = self._safe_divisor(v[1], dtype, signed=False)
         a, b = (self.cast(x, dtype, DType.FLOAT64) for x in (v[0], safe))
         return self.cast(self.op("fdiv", DType.FLOAT64, a, b), DType.FLOAT64, dtype)
 
     def _mod(self, v: list[Reg], d: list[DType], dtype: DType) -> Reg:
-        raise NotImplementedError("mod")
+        if dtype.is_float:
+            raise NotImplementedError(f"mod of {dtype.value}")
+        signed = dtype not in UNSIGNED
+        # Remainders by 1 and -1 are 0.
+        safe = self._safe_divisor(v[1], dtype, signed=signed)
+        quotient = self._div([v[0], safe], d, dtype)
+        rest = self.op("sub", dtype, v[0], self.op("mul", dtype, quotient, safe))
+        if not signed:
+            return rest
+        zero = self.constant(0, dtype)
+        some = self.op("icmp ne", DType.BOOL, rest, zero)
+        unlike = self.op("icmp slt", DType.BOOL, self.op("xor", dtype, rest, safe), zero)
+        moved = self.op("add", dtype, rest, safe)
+        return self.choose(self.op("and", DType.BOOL, some, unlike), moved, rest)
 
     def _neg(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
         if dtype.is_float:
@@ -128,14 +161,20 @@ class Scalars:
     def _abs(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
         if dtype.is_float:
             return self.intrinsic("fabs", *v)
+        if dtype in UNSIGNED:
+            return v[0]
         return self.intrinsic("abs", *v, extra="i1 false")
 
     def _sign(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
         zero, one = self.constant(0, dtype), self.constant(1, dtype)
-        least = self.constant(-1, dtype)
-        less = "fcmp olt" if dtype.is_float else "icmp slt"
-        below = self.choose(self.op(less, DType.BOOL, v[0], zero), least, zero)
-        return self.choose(self.op(less, DType.BOOL, zero, v[0]), one, below)
+        if dtype in UNSIGNED:
+            return self.choose(self.op("icmp eq", DType.BOOL, v[0], zero), zero, one)
+        if not dtype.is_float:
+            return self.clamped(v[0], -1, 1, dtype)
+        # Zeros and NaN are their own signs.
+        less, greater = (self.op(f"fcmp {c}", DType.BOOL, v[0], zero) for c in ("olt", "ogt"))
+        below = self.choose(less, self.constant(-1, dtype), v[0])
+        return self.choose(greater, one, below)
 
     def _maximum(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
         return self.extreme("ogt", "max", v, dtype)
@@ -221,7 +260,16 @@ class Scalars:
         return self.op("lshr" if dtype in UNSIGNED else "ashr", dtype, *v)
 
     def _leading_zeros(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
-        return self.intrinsic("ctlz", *v, extra="i1 false")
+        """Of numbers of 32 bits, whatever their type is."""
+        zeros = self.intrinsic("ctlz", *v, extra="i1 false")
+        more = 32 - 8 * dtype.numpy.itemsize
+        return self.op("add", dtype, zeros, self.constant(more, dtype)) if more else zeros
+
+    def _bitcast(self, v: list[Reg], _: list[DType], dtype: DType) -> Reg:
+        type_ = self.type_of(dtype)
+        if v[0].type == type_:
+            return v[0]
+        return self.function.value(f"bitcast {v[0]} to {type_}", type_)
 
     # Fixed point (docs of penstock.driverkit.fixed_point), in 64 bits.
 
@@ -290,11 +338,19 @@ class Scalars:
         if source == target:
             return value
         if made is DType.BOOL:
-            return self.op("icmp ne", made, value, self.constant(0, given))
+            compare = "fcmp une" if given.is_float else "icmp ne"
+            return self.op(compare, made, value, self.constant(0, given))
+        half = DType.FLOAT16
+        if half in {given, made} and FLOAT not in {given, made}:
+            # From and to float16 there are conversions of float32 alone.
+            return self.cast(self.cast(value, given, FLOAT), FLOAT, made)
         if given.is_float and made.is_float:
-            wider = {"half": 0, "float": 1, "double": 2}
-            name = "fpext" if wider[source] < wider[target] else "fptrunc"
+            widens = given.numpy.itemsize < made.numpy.itemsize
+            name = "fpext" if widens else "fptrunc"
         elif given.is_float:
+            if made in {DType.UINT32, DType.UINT64}:
+                name = f"llvm.fptoui.sat.{suffix_of(type_)}.{suffix_of(value.type)}"
+                return self.function.call(name, type_, value)
             whole = DType.INT64 if target == "i64" else DType.INT32
             found = self._whole(value, given, whole)
             if register_type(whole) == target:
@@ -333,7 +389,9 @@ class Scalars:
             found = self.machine.lookup(self.function, pointer, index, self.lanes)
             if found is not None:
                 return found
-        wide = self.cast(index, given, DType.INT64)
+        # Indexes of 32 bits are extended with their sign.
+        narrow = given.numpy.itemsize < 4 or given is DType.INT32
+        wide = self.cast(index, given, DType.INT32 if narrow else DType.INT64)
         scalar = SCALARS[dtype]
         if self.lanes == 1:
             place = self.function.value(f"getelementptr {scalar}, ptr {pointer}, {wide}", "ptr")
@@ -342,7 +400,7 @@ class Scalars:
         places = self.function.value(f"getelementptr {scalar}, ptr {pointer}, {wide}", pointers)
         type_ = vector(self.lanes, scalar)
         mask = self.active or first_of(self.lanes, self.lanes)
-        kinds = {"float": "f32", "double": "f64"}.get(scalar, scalar)
+        kinds = {"float": "f32", "double": "f64", "half": "f16"}.get(scalar, scalar)
         name = f"llvm.masked.gather.v{self.lanes}{kinds}.v{self.lanes}p0"
         found = self.function.call(name, type_, places, mask, Reg("poison", type_))
         return self.loaded(found, dtype)

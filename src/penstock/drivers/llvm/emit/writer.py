@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+from msgspec.structs import replace
 
 from penstock.compiler.expression import Expression, Step
-from penstock.drivers.llvm.emit import pairs
+from penstock.drivers.llvm.emit import doubles, pairs
 from penstock.drivers.llvm.emit.assembler import Reg
 from penstock.drivers.llvm.emit.functions import FUNCTIONS
 from penstock.drivers.llvm.emit.scalars import Scalars
 from penstock.ir import DType
+
+F16, F32, F64 = DType.FLOAT16, DType.FLOAT32, DType.FLOAT64
+
+UNCHANGED: Final = frozenset(["bitcast", "cast", "select"])
+"""What is done to float16 values as they are; anything else is computed in float32."""
 
 
 class Writer(Scalars):
@@ -40,6 +48,18 @@ class Writer(Scalars):
         return values[number]
 
     def step(self, step: Step, given: list[Reg], dtypes: list[DType]) -> Reg:
-        if step.operation in FUNCTIONS and step.dtype is DType.FLOAT32:
-            return FUNCTIONS[step.operation](self, *given)
+        name, dtype = step.operation, step.dtype
+        if F16 in dtypes and name not in UNCHANGED:
+            wide = [F32 if d is F16 else d for d in dtypes]
+            values = [self.cast(v, d, w) for v, d, w in zip(given, dtypes, wide, strict=True)]
+            made = F32 if dtype is F16 else dtype
+            return self.cast(self.step(replace(step, dtype=made), values, wide), made, dtype)
+        if dtype is F32 and name in FUNCTIONS:
+            return FUNCTIONS[name](self, *given)
+        if dtype is F32 and name in doubles.WIDENED:
+            values = [self.cast(v, F32, F64) for v in given]
+            function = doubles.modulo if name == "mod" else doubles.FUNCTIONS[name]
+            return self.cast(function(self, *values), F64, F32)
+        if dtype is F64 and name in doubles.FUNCTIONS:
+            return doubles.FUNCTIONS[name](self, *given)
         return super().step(step, given, dtypes)
