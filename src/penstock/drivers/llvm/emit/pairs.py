@@ -7,6 +7,7 @@ by one.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from functools import lru_cache
@@ -146,9 +147,11 @@ def _lines(
     if max(abs(z) for z in zeros) > 256 or abs(both) > 1:
         return
     c = origin - both * zeros[0] * zeros[1]
-    # Halves are rounded away from 0, and so the steps of negative products lie elsewhere.
-    for offset in OFFSETS:
-        for sign in (1, -1):
+    # The first of two roundings moves steps by half its unit; the second rounds halves away from 0,
+    # and so the steps of negative products move the other way.
+    moved = 2.0 ** (math.frexp(both)[1] - 1)
+    for offset in (moved, *OFFSETS):
+        for sign in (-1, 1):
             yield Pair(number, *leaves, _single(both), 0.0, _single(c + offset + half), limits, (),
                        zeros, _single(c + sign * offset + half))  # fmt: skip
 
