@@ -29,6 +29,7 @@ def test_random_networks_equal_the_reference_after_every_pass(first: int) -> Non
         (73, "a copy of a copy, folded with the kernel that it was before"),
         (141, "a border moved the places of a table of positions"),
         (34, "as 141, in a mirrored padding"),
+        (1034, "padding behind a tensor, folded into reads through a table of positions"),
     ],
 )
 def test_network_that_a_pass_broke_is_sound(seed: int, defect: str) -> None:
