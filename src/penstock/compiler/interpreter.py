@@ -89,8 +89,10 @@ class Run:
         return _reduced(kernel, values, axes)
 
     def _multiplied(self, kernel: Kernel, a: Access, b: Access, zeros: tuple[int, int]) -> NDArray:
-        """A sum of products as one matrix product."""
-        wide: np.dtype[Any] = np.dtype(np.float64)
+        """A sum of products as one matrix product. Float64 is exact for factors of 16 bits."""
+        narrow = all(self.program.tensors[f.tensor].dtype.bits in {8, 16} for f in (a, b))
+        real = narrow or kernel.sums.is_float
+        wide: np.dtype[Any] = np.dtype(np.float64 if real else np.int64)
         outer = len(kernel.loops)
         loops = [a.loops(), b.loops()]
         batch = [i for i in range(outer) if i in loops[0] and i in loops[1]]

@@ -12,7 +12,6 @@ from penstock.compiler.legalise import hybrid
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.products import (
     F32,
-    REAL,
     Form,
     Layer,
     Products,
@@ -77,7 +76,7 @@ def batch_matmul(operation: Operation) -> None:
         scope = finish.scope()
         return scope.finish(scope.argument(0).cast(made.dtype))
 
-    if len(dtypes) == 1 and left.dtype in REAL:
+    if dtypes == {F32}:
         form = Form(*tensors, F32, (None, None), plain)
     elif len(dtypes) == 1 and left.dtype in {DType.INT32, DType.INT64}:
         form = Form(*tensors, left.dtype, (None, None), plain)

@@ -31,9 +31,6 @@ from penstock.driverkit.site import Site, require
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32
-REAL: Final = frozenset({F32, DType.FLOAT16})
-"""Types of layers that are computed in float32."""
-
 PACKED: Final = frozenset({DType.INT4, DType.INT2})
 """Types of constant weights that a program has as int8."""
 
@@ -96,7 +93,7 @@ def emit_layer(operation: Operation, name: str, layer: Layer, *parts: Products) 
     """Adds the kernels of a layer: one for each of *parts*."""
     site = operation.site
     data, weights, made = site.input(layer.data), site.input(layer.weights), site.output()
-    if data.dtype in REAL and weights.dtype is data.dtype is made.dtype:
+    if data.dtype is weights.dtype is made.dtype is F32:
         form = _float_form(operation, layer)
     elif data.dtype in STORED and weights.dtype in WEIGHTS and _is_stored(site, layer):
         form = _quantised_form(operation, layer)
@@ -201,7 +198,7 @@ def _float_form(operation: Operation, layer: Layer) -> Form:
         total = scope.argument(0)
         if bias is not None:
             total = total + scope.argument(bias).cast(F32)
-        return scope.finish(total.clamp(*bounds).cast(site.output().dtype))
+        return scope.finish(total.clamp(*bounds))
 
     tensors = operation.tensor(layer.data), operation.tensor(layer.weights)
     return Form(*tensors, F32, (None, None), finish_of)
