@@ -107,21 +107,12 @@ def _composed(
     found = moved(Access(source.tensor, source.axes, source.fill), access.axes)
     if found is None:
         return None
-    for position, size in zip(found.axes, inner, strict=True):
-        if position.through is not None and not _lies_inside(program, position.through, size):
-            return None
     fill = access.fill if access.fill is not None else source.fill
     inside = all(
         p.through is not None or (p.span(sizes)[0] >= 0 and p.span(sizes)[1] < size)
         for p, size in zip(found.axes, inner, strict=True)
     )
     return replace(found, fill=None if inside else fill)
-
-
-def _lies_inside(program: Program, table: int, size: int) -> bool:
-    """Whether every position of a table is one along an axis of *size* elements."""
-    places = program.constants[program.root(table)]
-    return places.size == 0 or bool(places.min() >= 0 and places.max() < size)
 
 
 def fold_unused(program: Program) -> Program:

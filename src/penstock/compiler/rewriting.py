@@ -58,6 +58,10 @@ def moved(access: Access, loops: Sequence[Position]) -> Access | None:
     axes = [substituted(p, loops) for p in access.axes]
     if any(a is None for a in axes):
         return None
+    tables = any(loops[loop].through is not None for loop in access.loops())
+    if tables and access.fill is not None:
+        # What a table names lies inside; a fill is for positions that do not.
+        return None
     return replace(access, axes=tuple(a for a in axes if a is not None))
 
 
