@@ -20,7 +20,8 @@ Function = Callable[..., NDArray]
 
 
 def _logistic(x: NDArray) -> NDArray:
-    return np.asarray(1 / (1 + np.exp(-x)))
+    small = np.exp(-np.abs(x))
+    return np.asarray(np.where(x < 0, small, x.dtype.type(1)) / (1 + small))
 
 
 _erf: Final = np.vectorize(math.erf, otypes=[np.float64])

@@ -327,7 +327,8 @@ class Scalars:
         before = self.op("and", i64, self.op("sub", i64, total, self.constant(1, i64)), mask)
         half = self.op("shl", i64, self.constant(1, i64), before)
         sum_ = self.op("add", i64, self.op("mul", i64, x, reduced), half)
-        return self._narrowed(self.op("ashr", i64, sum_, self.op("and", i64, total, mask)), dtype)
+        result = self.op("ashr", i64, sum_, self.op("and", i64, total, mask))
+        return self.cast(self.cast(result, i64, DType.INT32), DType.INT32, dtype)
 
     # Conversions and tables.
 
