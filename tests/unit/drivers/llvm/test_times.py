@@ -50,8 +50,8 @@ def test_kernels_are_reported_with_their_operations(threads: int) -> None:
 
 def test_the_times_of_kernels_fill_the_run() -> None:
     with penstock.compile(small(), devices=[LlvmDevice()], cache=False, num_threads=1) as model:
-        for _ in range(3):
-            (step,) = model.run([X], measure=True).receipt.steps
+        model.run([X])
+        (step,) = model.run([X], measure=True).receipt.steps
     kernels = [k for k in step.kernels if k.kernel != SETUP]
     for first, second in itertools.pairwise(kernels):
         assert abs(first.start_ns + first.duration_ns - second.start_ns) <= 1

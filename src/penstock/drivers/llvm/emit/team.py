@@ -168,8 +168,8 @@ define i32 @run(ptr %frame) noinline nounwind {{
 
 def shared(isa: Isa, system: Sleeping) -> str:
     """`run` of a program that threads share, `worker(team, box)`, which a thread executes until
-    `dismiss(team, box)`, and `barrier(frame, team, threads)`. The barrier returns whether the run is
-    stopped, the same to every thread, so that all leave.
+    `dismiss(team, box)`, and `barrier(frame, team, threads)`. The barrier returns whether the run
+    is stopped, the same to every thread, so that all leave.
     """
     number = str(FUTEX[isa.architecture])
     pause, declared = PAUSE[isa.architecture], PAUSES[isa.architecture]
