@@ -28,8 +28,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     instruction set, *features* what the code uses of the processor. *arena* and *constants* are
     sizes in bytes. *kernels* has for each kernel, in their order, its template, its name and the
     operations of the model that it computes; *work* its multiply-accumulates and the type of their
-    sums. *shared* says whether threads share a run, *images* whether a run may compute several
-    images, and *estimate_ns* about how long a run of one takes on one thread. *failures* are the
+    sums. *shared* says whether threads share a run, *images* how many images a run computes,
+    one after another, and *estimate_ns* about how long it takes on one thread. *failures* are the
     messages of the flags, one byte each, whose ports follow those of the outputs: a run has failed
     if its flag is set.
     """
@@ -44,7 +44,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     kernels: tuple[tuple[str, str, tuple[int, ...]], ...]
     work: tuple[tuple[int, str], ...]
     shared: bool
-    images: bool
+    images: int
     estimate_ns: int
     failures: tuple[str, ...] = ()
 

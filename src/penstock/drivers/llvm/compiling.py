@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from contextlib import suppress
+from hashlib import sha256
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from penstock.compiler import memory, pipeline
+from penstock.compiler.batch import separated
 from penstock.compiler.legalise import legalise
 from penstock.compiler.outputs import with_own_outputs
 from penstock.compiler.program import Program
@@ -25,6 +29,9 @@ from penstock.ir import Model
 
 LAST: Final = "tabulate"
 
+MOST_OBJECTS: Final = 8
+"""Modules whose object code is kept; most have some hundred kilobytes."""
+
 
 class Compiled(msgspec.Struct, frozen=True, eq=False):
     """A compile's result: what the cache files hold."""
@@ -34,19 +41,44 @@ class Compiled(msgspec.Struct, frozen=True, eq=False):
     constants: bytes
 
 
+class _Objects:
+    """The object code of recent modules: batches of different sizes have the same code.
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._codes: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+
+    def get(self, text: str, isa: Isa) -> bytes:
+        """The code of the module *text*."""
+        key = isa.name, sha256(text.encode()).digest()
+        # `pop` and assignments of a dictionary are atomic.
+        code = self._codes.pop(key, None)
+        if code is None:
+            code = backend.compile_object(text, isa)
+        self._codes[key] = code
+        while len(self._codes) > MOST_OBJECTS:
+            with suppress(KeyError):
+                self._codes.popitem(last=False)
+        return code
+
+
+_objects: Final = _Objects()
+
+
 def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) -> Compiled:
     """The code of *model*, whose operations are all supported, for *isa*. *engine* is the version
     of llvmlite.
     """
     check_limits(config)
     ports = ports_of(model)
-    program = lowered(model, isa)
+    program, images = lowered_batch(model, isa)
     check_limits(config)
     program = with_own_outputs(program)
     planned = memory.plan(program)
-    made = generate(planned, isa)
+    made = generate(planned, isa, images=images > 1)
     check_limits(config)
-    code = backend.compile_object(made.text, isa)
+    code = _objects.get(made.text, isa)
     check_limits(config)
     kernels = tuple(
         (template, kernel.name, kernel.origin)
@@ -55,7 +87,7 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
     work = tuple((products(kernel), kernel.sums.value) for kernel in program.kernels)
     manifest = Manifest(
         artefact.SCHEMA, engine, ports, isa.name, isa.features, made.arena,
-        len(made.constants), kernels, work, made.shared, made.images, made.estimate_ns,
+        len(made.constants), kernels, work, made.shared, images, made.estimate_ns * images,
         program.failures,
     )  # fmt: skip
     return Compiled(manifest, code, made.constants)
@@ -76,8 +108,16 @@ def legal(model: Model) -> Program:
 
 
 def lowered(model: Model, isa: Isa, last: str = LAST) -> Program:
-    """The program of *model* after the pass *last*. Raises as `legal` does."""
+    """The program of *model*, or of one of its images, after the pass *last*. Raises as `legal`."""
+    return lowered_batch(model, isa, last)[0]
+
+
+def lowered_batch(model: Model, isa: Isa, last: str = LAST) -> tuple[Program, int]:
+    """As `lowered`, and the number of images."""
+    program, images = legal(model), 1
+    if (batch := separated(program)) is not None:
+        program, images = batch.program, batch.images
     try:
-        return pipeline.upto(legal(model), last, isa.target)
+        return pipeline.upto(program, last, isa.target), images
     except Refused as refusal:
         raise GeneralFailure(f"the model cannot be compiled: {refusal}") from refusal

@@ -87,7 +87,7 @@ class LlvmDevice(EngineDevice):
         made = compile_model(model, processor.chosen(hal.portable_of(config)), engine, config)
         saved = self.save(config, lambda: artefact.pack(made.manifest, made.code, made.constants))
         constants = np.frombuffer(made.constants, np.uint8)
-        report = report_of(saved)
+        report = report_of(saved, form_of(made.manifest))
         if processor.lacking(made.manifest.features):
             return self._elsewhere(made.manifest, report)
         return self._prepared(made.manifest, made.code, constants, report, config)
@@ -114,7 +114,8 @@ class LlvmDevice(EngineDevice):
             raise OtherVersion(f"the artefact is of llvmlite {manifest.engine}, and this is {own}")
         self.count(loads=1)
         constants = np.frombuffer(data, np.uint8)
-        return self._prepared(manifest, code, constants, hal.CacheReport(), config)
+        report = hal.CacheReport(artefact=form_of(manifest))
+        return self._prepared(manifest, code, constants, report, config)
 
     def _elsewhere(self, manifest: artefact.Manifest, report: hal.CacheReport) -> LlvmPreparedModel:
         """The prepared model of code for other processors than this one."""
@@ -151,6 +152,11 @@ def elsewhere(manifest: artefact.Manifest) -> str:
     """Why this processor cannot run an artefact."""
     names = ", ".join(processor.lacking(manifest.features))
     return f"the artefact is for {manifest.instructions}, and the processor lacks {names}"
+
+
+def form_of(manifest: artefact.Manifest) -> str:
+    """How a batch is computed; empty for one image, or for images that are not independent."""
+    return f"one image, {manifest.images} times" if manifest.images > 1 else ""
 
 
 def check_instructions(manifest: artefact.Manifest, isa: Isa) -> None:

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
+import numpy as np
 
 from penstock.driverkit.engine_model import Inputs, Outputs, Profiler, RunPool
 from penstock.drivers.llvm.isa import RECORDS
@@ -73,16 +74,16 @@ class MeasuredRun:
         self.duration_ns = time.perf_counter_ns() - start
 
     def _read(self, run: Run, at_ns: int) -> None:
-        """Makes the timings of a run that began at *at_ns*."""
+        """Makes the timings of a run that began at *at_ns*. A kernel's time is for all images."""
         measured = self._measured
         manifest = measured.executable.code.manifest
-        stamps = [int(stamp) for stamp in run.times]
+        stamps = run.times.reshape(manifest.images, -1)
+        took = np.diff(stamps, axis=1).sum(axis=0) * measured.ns_a_tick
+        ends = np.cumsum(took)
         timings = [OperationTiming((), SETUP, 0, self._setup)] if self._setup else []
         for number, (template, name, operations) in enumerate(manifest.kernels):
-            start, end = (
-                round((stamps[k] - stamps[0]) * measured.ns_a_tick) for k in (number, number + 1)
-            )
-            work, peak = manifest.work[number][0], measured.peaks[number]
+            start, end = round(float(ends[number] - took[number])), round(float(ends[number]))
+            work, peak = manifest.work[number][0] * manifest.images, measured.peaks[number]
             text = name if template in {"nest", name} else f"{name} by {template}"
             if peak and end > start:
                 text += f", {100 * work / (end - start) / peak:.0f}% of peak"

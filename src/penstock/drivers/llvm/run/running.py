@@ -42,7 +42,8 @@ class Run:
         self._arena = aligned(code.manifest.arena)
         self.flag = np.zeros(1, np.int32)
         self._is_brief = code.manifest.estimate_ns < stop.BRIEF_NS
-        self.times = np.zeros(len(code.manifest.kernels) + 1 if timed else 0, np.int64)
+        stamps = (len(code.manifest.kernels) + 1) * code.manifest.images
+        self.times = np.zeros(stamps if timed else 0, np.int64)
         self.frame = frame = aligned(8 * WORDS).view(np.uint64)
         frame[...] = 0
         frame[Word.PORTS] = ctypes.addressof(self._ports)
@@ -53,7 +54,7 @@ class Run:
         frame[Word.TEAM] = code.team
         frame[Word.HIGH] = WHOLE
         frame[Word.THREADS] = code.threads
-        frame[Word.IMAGES] = 1
+        frame[Word.IMAGES] = code.manifest.images
         self._at = address_of(frame)
 
     def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
