@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli import options
-from penstock.cli.failures import UsageError
-from penstock.cli.options import option
+from penstock.cli.failures import FileError, UsageError
+from penstock.cli.options import assumed_shapes, option, parse_shapes, shaped
 from penstock.cli.output import output_of
+from penstock.errors import ModelError
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
-    from penstock.cli.opening import Loaded
     from penstock.hal import Device
 
 STAGES: Final = ("load", "partition", "compile")
@@ -34,15 +34,19 @@ def dump(
     ],
     device: options.Devices = None,
     signature: options.SignatureName = None,
+    shape: options.Shapes = None,
 ) -> None:
     """Print the model, the plan, what was compiled, or a stage of a device's compile, as text that
     can be compared.
 
-    A stage of a device prints each step of the plan that this device gets.
+    A stage of a device prints each step of the plan that this device gets; an unknown dimension of
+    MODEL counts there as 1 unless --shape sets it.
     """
     from penstock.cli import opening
+    from penstock.execution.interface import interface_of
 
     output = output_of(context)
+    given = parse_shapes(shape)
     choices = options.Choices(device, signature)
     printers = [] if after in STAGES else printers_of(after, device)
     loaded = opening.load(model)
@@ -50,7 +54,17 @@ def dump(
         text, data = loaded.model.show(), {"text": loaded.model.show()}
     else:
         opening.warn_of_settings(output)
-        text, data = _compiled(loaded, choices, after, printers)
+        likely: dict[str, tuple[int, ...]] = {}
+        try:
+            entered = loaded.model.signature_model(signature) if signature else loaded.model
+            shaped(interface_of(entered, signature).inputs, given)
+            if printers:
+                likely = assumed_shapes(loaded.model, signature, given)
+        except ModelError as error:
+            raise FileError(loaded.path, str(error)) from error
+        compiled, _ = opening.compile_model(loaded, choices, None, {**likely, **given}, likely)
+        with compiled:
+            text, data = _texts(compiled, after, printers)
     output.line(text.rstrip("\n"))
     output.json({"stage": after, after: data})
 
@@ -75,20 +89,16 @@ def printers_of(stage: str, named: Sequence[str] | None) -> list[Device]:
     return found
 
 
-def _compiled(
-    loaded: Loaded, choices: options.Choices, after: str, printers: Sequence[Device]
+def _texts(
+    compiled: CompiledModel, after: str, printers: Sequence[Device]
 ) -> tuple[str, dict[str, Any]]:
     """The text of a stage that needs a plan, and its values for `--json`."""
-    from penstock.cli import opening
-
-    compiled, _ = opening.compile_model(loaded, choices)
-    with compiled:
-        if after not in STAGES:
-            return _device_stage(compiled, after, printers)
-        text, data = compiled.plan.show(), json.loads(compiled.plan.to_json())
-        if after == "compile":
-            text += compiled.receipt.show()
-            data = {"plan": data, "receipt": json.loads(compiled.receipt.to_json())}
+    if after not in STAGES:
+        return _device_stage(compiled, after, printers)
+    text, data = compiled.plan.show(), json.loads(compiled.plan.to_json())
+    if after == "compile":
+        text += compiled.receipt.show()
+        data = {"plan": data, "receipt": json.loads(compiled.receipt.to_json())}
     return text, data
 
 
