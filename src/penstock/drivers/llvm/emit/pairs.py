@@ -81,7 +81,7 @@ def find(expression: Expression, down: bool) -> dict[int, Pair]:
     return found
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def found(expression: Expression, down: bool) -> dict[int, Pair]:
     """`find`, once for each expression."""
     return find(expression, down)
