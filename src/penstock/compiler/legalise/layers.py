@@ -152,11 +152,10 @@ class _LastChannels(Operation):
 
     def __init__(self, operation: Operation) -> None:
         super().__init__(operation.build, operation.site)
-        source = super().tensor()
-        made = super().target()
-        self._source = self._copied(source, (0, 2, 3, 1))
-        shape = self.shape(made)
-        dtype = self.build.tensors[made].dtype
+        self._within, self._made = operation, operation.target()
+        self._source = self._copied(operation.tensor(), (0, 2, 3, 1))
+        shape = self.shape(self._made)
+        dtype = self.build.tensors[self._made].dtype
         self._target = self.build.tensor(dtype, [shape[i] for i in (0, 2, 3, 1)])
 
     def _copied(self, source: int, order: Sequence[int]) -> int:
@@ -174,10 +173,10 @@ class _LastChannels(Operation):
 
     def store(self) -> None:
         """Copies the result to the output."""
-        self._transpose(self._target, super().target(), (0, 3, 1, 2))
+        self._transpose(self._target, self._made, (0, 3, 1, 2))
 
     def tensor(self, position: int = 0) -> int:
-        return self._source if position == 0 else super().tensor(position)
+        return self._source if position == 0 else self._within.tensor(position)
 
     def target(self, position: int = 0) -> int:
         return self._target

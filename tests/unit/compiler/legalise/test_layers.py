@@ -224,3 +224,24 @@ def test_refusals_say_why() -> None:
     model = layer("CONV_2D", [image, filters], output, steps("SAME", (1, 1), (1, 1)))
     with pytest.raises(Refused, match="bfloat16, bfloat16 to bfloat16 is not computed here"):
         judge(make_sites(model)[0])
+
+
+@pytest.mark.parametrize("data_layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("padding", ["SAME", "VALID", "EXPLICIT"])
+def test_groups_of_nnapi(data_layout: str, dtype: DType, padding: str) -> None:
+    rng = np.random.default_rng(7)
+    attributes: dict[str, Any] = {
+        "padding": padding,
+        "explicit_padding": (1, 0, 2, 1) if padding == "EXPLICIT" else (),
+        "stride_h": 2,
+        "stride_w": 1,
+        "groups": 3,
+        "data_layout": data_layout,
+        "fused_activation_function": "RELU",
+    }
+    shape = (2, 5, 7, 6) if data_layout == "NHWC" else (2, 6, 5, 7)
+    image = Given(values(rng, dtype, shape), fed=True)
+    filters, bias = Given(values(rng, dtype, (9, 3, 2, 2))), Given(values(rng, dtype, (9,)))
+    model = layer("GROUPED_CONV_2D", [image, filters, bias], (dtype, None), attributes)
+    check(model, [image.array])
