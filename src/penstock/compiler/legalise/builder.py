@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ from penstock.compiler.program import (
     along,
 )
 from penstock.driverkit.site import Refused, Site, require
-from penstock.ir import DType, Model, NDArray, Operand
+from penstock.ir import DType, Model, NDArray, Operand, Subgraph
 from penstock.ir.types import static_shape
 
 Rule: TypeAlias = "Callable[[Operation], None]"
@@ -60,6 +61,7 @@ class Builder:
         self.failures: list[tuple[int, str]] = []
         self._numbers: dict[int, int] = {}
         self._origin: tuple[int, ...] = ()
+        self._graph, self._depth = model.entry, 0
 
     def mark(self) -> tuple[int, int, int]:
         """The state that `undo` returns to."""
@@ -73,10 +75,24 @@ class Builder:
         self.aliases = {t: s for t, s in self.aliases.items() if t < tensors and s < tensors}
         self._numbers = {i: t for i, t in self._numbers.items() if t < tensors}
 
+    @contextmanager
+    def inside(self, graph: Subgraph, known: Mapping[int, int]) -> Iterator[int]:
+        """Operands are those of *graph* in the context; *known* has the tensors of its inputs. The
+        value is how many subgraphs the context is in.
+        """
+        outer = self._graph, self._numbers
+        self._graph, self._numbers = graph, dict(known)
+        self._depth += 1
+        try:
+            yield self._depth
+        finally:
+            self._graph, self._numbers = outer
+            self._depth -= 1
+
     def operand(self, index: int) -> int:
-        """The tensor of operand *index* of the entry."""
+        """The tensor of operand *index* of the subgraph that is written."""
         if index not in self._numbers:
-            operand = self.model.entry.operands[index]
+            operand = self._graph.operands[index]
             self._numbers[index] = self.tensor(operand.dtype, shape_of(operand), operand.name)
             if operand.is_constant and not self.judging:
                 self.constants[self._numbers[index]] = self.model.constant(operand)

@@ -57,8 +57,8 @@ TYPES: Final[dict[str, tuple[DType, ...]]] = {
 
 UNITS: Final = {F16: 2**-10, F32: 2**-23, F64: 2**-52}
 
-LOOSE: Final = {"exp": 4, "log": 4, "tanh": 6, "logistic": 6, "expm1": 4, "erf": 4, "sin": 4, "cos": 4,
-                "power": 64, "rsqrt": 3}  # fmt: skip
+LOOSE: Final = {"exp": 4, "log": 4, "tanh": 6, "logistic": 6, "expm1": 4, "erf": 4, "sin": 4,
+                "cos": 4, "power": 64, "rsqrt": 3}  # fmt: skip
 """How many units in the last place an elementary function may be off. Other operations are exact.
 """
 
