@@ -170,23 +170,24 @@ class _Code:
         layer, f, lanes = self.layer, self.f, self.layer.lanes
         count, phases = self.shape.columns[0], layer.phases
 
-        def line(phase: Index, begin: int, end: int, channels: int) -> None:
+        def line(phase: Index, begin: int, end: int, channels: int) -> list[Reg]:
             start = f.mul(phase, lanes)
             self._line(f.at(data, start), f.at(out, start), phase, (begin, end), channels)
+            return []
 
         if layer.flat:
             whole, rest = divmod(count * self.shape.channels, lanes)
             turns, more = divmod(whole, phases)
             if turns:
-                f.loop(0, phases, 1, lambda b, _: line(b, 0, turns, lanes) or [])
+                f.loop(0, phases, 1, lambda b, _: line(b, 0, turns, lanes))
             if more:
-                f.loop(0, more, 1, lambda b, _: line(b, turns, turns + 1, lanes) or [])
+                f.loop(0, more, 1, lambda b, _: line(b, turns, turns + 1, lanes))
             if rest:
                 line(more, turns, turns + 1, rest)
             return
         full, rest = divmod(self.shape.channels, lanes)
         if full:
-            f.loop(0, full, 1, lambda b, _: line(b, 0, count, lanes) or [])
+            f.loop(0, full, 1, lambda b, _: line(b, 0, count, lanes))
         if rest:
             line(full, 0, count, rest)
 
