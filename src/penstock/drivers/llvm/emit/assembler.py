@@ -41,6 +41,11 @@ SCALARS = {
 """The LLVM type of an element in memory."""
 
 
+BYTES_OF: Final = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "float": 4, "double": 8}
+
+MOST_PIECES: Final = 3
+
+
 def vector(lanes: int, scalar: str) -> str:
     return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
@@ -314,12 +319,28 @@ class Function:
             _, scalar = lanes_of(value.type)
             self.store(self.value(f"extractelement {value}, i64 0", scalar), pointer)
             return
+        pieces = pieces_of(mask)
+        if pieces is not None:
+            self._store_pieces(value, pointer, pieces)
+            return
         name = f"llvm.masked.store.{suffix_of(value.type)}.p0"
         self.declarations.add(f"declare void @{name}({value.type}, ptr, {mask.type})")
         self.line(f"call void @{name}({value}, ptr align 1 {pointer}, {mask})")
 
     def text(self) -> str:
         return "\n".join([*self._lines, "  br label %done", "done:", "  ret void", "}"])
+
+
+def pieces_of(mask: Reg) -> list[int] | None:
+    """The powers of two, greatest first, whose sum is how many first elements *mask* is of; None if
+    it is of others, or they are many. A few plain stores take less time than one of single bytes.
+    """
+    lanes, _ = lanes_of(mask.type)
+    count = mask.name.count("true")
+    pieces = [1 << bit for bit in range(lanes.bit_length(), -1, -1) if count >> bit & 1]
+    if not pieces or len(pieces) > MOST_PIECES or first_of(count, lanes).name != mask.name:
+        return None
+    return pieces
 
 
 def mask_of(count: int, lanes: int) -> Reg | None:

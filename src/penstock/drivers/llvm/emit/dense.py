@@ -34,6 +34,8 @@ from penstock.ir import DType, NDArray
 FEW_POSITIONS = 400
 """With fewer positions, the weights of a panel are read once, for all positions."""
 
+MOST_FOLDED = 4
+
 SHORT = 48
 """Taps of a sum that is written without loops over its segments."""
 
@@ -159,8 +161,22 @@ def tile_of(positions: int, channels: int, isa: Isa, *, is_float: bool) -> tuple
     return found
 
 
+def fold_of(shape: Shape, isa: Isa, group: int) -> int:
+    """How many groups of adjacent taps lie side by side in a vector of sums, which has lanes for more
+    channels than there are.
+    """
+    best, fold = -(-shape.length // group), 1
+    tried = 2
+    while tried * shape.channels <= isa.lanes and tried <= MOST_FOLDED:
+        steps = -(-shape.length // (group * tried))
+        if steps < best:
+            best, fold = steps, tried
+        tried *= 2
+    return fold
+
+
 class Dense:
-    """A matrix product."""
+    """A matrix product. *unit* taps are multiplied at once, *fold* groups of them side by side."""
 
     name = "dense"
 
@@ -180,11 +196,19 @@ class Dense:
         self.stored = weights if scale is None else scale.weights
         inner = shape.positions[-1]
         self.rows, self.columns = tile_of(inner.size, shape.channels, isa, is_float=self.is_float)
-        self.panel = self.lanes * self.columns
-        self.taps = shape.length if self.is_float else -(-shape.length // GROUP) * GROUP
-        self.tap_bytes = 4 * self.panel
-        if scale is not None:
-            self.tap_bytes = self.machine.weight_bytes * self.columns // GROUP
+        group = 1 if self.is_float else GROUP
+        self.fold = fold_of(shape, isa, group)
+        if self.fold > 1:
+            self.rows, self.columns = min(inner.size, isa.registers * 7 // 16), 1
+        self.panel = self.lanes * self.columns // self.fold
+        self.unit = group * self.fold
+        self.taps = -(-shape.length // self.unit) * self.unit
+        # The last unit of bytes begins where it ends with the last tap; weights are 0 for taps of
+        # the one before it.
+        rest = shape.length % self.unit
+        self.overlaps = not self.is_float and rest > 0 and shape.length > self.unit
+        size = isa.width if scale is None else self.machine.weight_bytes
+        self.tap_bytes = size * self.columns // self.unit
         self.item = 4 if self.is_float else 1
         self.tables = list(dict.fromkeys(program.root(t) for t in kernel.finish.tables))
 
@@ -228,24 +252,33 @@ class Dense:
         channels, panel, panels = self.shape.channels, self.panel, self.panels
         pieces = self.stored.shape[1]
         full = np.zeros((panels * panel, pieces, self.taps), self.stored.dtype)
-        full[:channels, :, : self.shape.length] = self.stored
+        length = self.shape.length
+        whole = length - length % self.unit if self.overlaps else length
+        full[:channels, :, :whole] = self.stored[:, :, :whole]
+        if whole < length:
+            full[:channels, :, whole - length :] = self.stored[:, :, whole:]
         scale = self.scale
-        packs = scale is not None and scale.offset is not None
+        packs = scale is not None and scale.offset is not None and self.fold == 1
         order = self.machine.order(self.columns) if packs else np.arange(panel)
         shaped = full.reshape(panels, panel, pieces * self.taps)[:, order]
+        grouped = shaped.reshape(panels, panel, -1, self.fold, self.unit // self.fold)
+        grouped = grouped.transpose(0, 2, 1, 3, 4)
         if scale is None:
-            return (np.ascontiguousarray(shaped.transpose(0, 2, 1), np.float32),)
-        groups = shaped.reshape(panels, self.columns, self.lanes, -1, GROUP).transpose(
-            0, 3, 1, 2, 4
-        )
-        packed = self.machine.packed_weights(groups.reshape(-1, self.columns, self.lanes, GROUP))
+            return (np.ascontiguousarray(grouped, np.float32),)
+        packed = self.machine.packed_weights(grouped.reshape(-1, self.columns, self.lanes, GROUP))
 
         def padded(values: NDArray, kind: type) -> NDArray:
-            made: NDArray = np.zeros(panels * panel, kind)
-            made[:channels] = np.broadcast_to(values, channels)
-            return np.ascontiguousarray(made.reshape(panels, panel)[:, order])
+            made = np.zeros((panels, panel * self.fold), kind)
+            some = np.zeros(panels * panel, kind)
+            some[:channels] = np.broadcast_to(values, channels)
+            made[:, :panel] = some.reshape(panels, panel)[:, order]
+            return made
 
-        found = [packed, padded(scale.start, np.int32)]
+        start = padded(scale.start, np.int32)
+        if self.fold > 1:
+            start = np.zeros((panel, self.fold), np.int32)
+            start[:, 0] = padded(scale.start, np.int32)[0, :panel]
+        found = [packed, start]
         proof = scale.proof
         if proof is not None:
             found += [padded(v, np.float32) for v in (proof.a, proof.above, proof.below)]
@@ -357,10 +390,23 @@ class _Code:
         sums = [start[j] for _ in range(self.rows) for j in range(self.columns)]
         if self.scale is not None and self.scale.surplus:
             sums += [Reg("zeroinitializer", m.words)] * self.rows
-        total = self._segments(0, data, weights, sums)
+        total = [self._unfolded(v) for v in self._segments(0, data, weights, sums)]
         if self.scale is not None and self.scale.surplus:
             total = self._corrected(total, self.scale.surplus)
         self._finish(total, indexes, panel, count)
+
+    def _unfolded(self, total: Reg) -> Reg:
+        """The sums of the channels, from those of the groups of taps of each."""
+        fold = self.dense.fold
+        while fold > 1:
+            parts = [
+                self.f.chosen(total, [min(2 * i + odd, self.lanes - 1) for i in range(self.lanes)])
+                for odd in (0, 1)
+            ]
+            add = "fadd" if self.scale is None else "add"
+            total = self.f.value(f"{add} {parts[0]}, {parts[1].name}", total.type)
+            fold //= 2
+        return total
 
     def _corrected(self, sums: list[Reg], surplus: int) -> list[Reg]:
         """The sums plus the surplus of the weights times the sum of the data."""
@@ -396,25 +442,37 @@ class _Code:
 
     def _taps(self, data: str, weights: str, sums: list[Reg]) -> list[Reg]:
         f, dense = self.f, self.dense
-        step = 1 if dense.is_float else GROUP
-        unrolled = 4 * step
-        # Behind the last tap is no data: a group with fewer taps is not in the loop.
-        full = self.shape.length // unrolled * unrolled
+        step = dense.unit
+        whole = self.shape.length // step * step
+        unrolled = (4 if dense.fold == 1 else 2) * step
+        # Behind the last tap is no data: a unit with fewer taps is not in the loop.
+        full = whole // unrolled * unrolled
 
         def body(k: Index, carried: list[Reg]) -> list[Reg]:
             a = f.at(data, f.mul(k, dense.item))
             w = f.at(weights, f.mul(k, dense.tap_bytes))
             for u in range(0, unrolled, step):
-                carried = self._products(a, w, u, carried)
+                carried = self._products(a, w, u, step, carried)
             return carried
 
         sums = f.loop(0, full, unrolled, body, sums) if full else sums
         for u in range(full, dense.taps, step):
-            sums = self._products(data, weights, u, sums)
+            left = min(step, self.shape.length - u)
+            if left < step and dense.overlaps:
+                back = f.at(data, left - step)
+                taps = [int(t >= step - left) for t in range(step)]
+                sums = self._products(back, weights, u, step, sums, taps)
+            else:
+                sums = self._products(data, weights, u, left, sums)
         return sums
 
-    def _products(self, data: str, weights: str, tap: int, sums: list[Reg]) -> list[Reg]:
-        """Adds the products of one tap (a group, of 8 bits) to every sum of the tile."""
+    def _products(
+        self, data: str, weights: str, tap: int, left: int, sums: list[Reg],
+        taps: list[int] | None = None,
+    ) -> list[Reg]:  # fmt: skip
+        """Adds the products of one unit of taps, *left* of which are there, to every sum of the
+        tile. *taps* says which of them count (None: all).
+        """
         f, m, dense, columns = self.f, self.m, self.dense, self.columns
         position = self.shape.positions[-1].data * dense.item
         base, made = f.at(weights, tap * dense.tap_bytes), list(sums)
@@ -422,23 +480,53 @@ class _Code:
             width = m.isa.width
             w = [f.load(m.floats, f.at(base, width * j), width) for j in range(columns)]
             for r in range(self.rows):
-                x = f.splat(f.load("float", f.at(data, r * position + tap * 4), 4), self.lanes)
+                x = self._some(f.at(data, r * position + tap * 4), left)
                 for j in range(columns):
                     at = r * columns + j
                     made[at] = f.call(f"llvm.fma.v{self.lanes}f32", m.floats, x, w[j], made[at])
             return made
         packed = [m.weights(f, f.at(base, m.weight_bytes * j)) for j in range(columns)]
-        ones = m.ones(min(GROUP, self.shape.length - tap))
+        ones = m.repeated(taps or [1] * dense.unit)
         for r in range(self.rows):
-            group = self._group(f.at(data, r * position + tap), self.shape.length - tap)
-            parts = m.broadcast(f, group)
+            x = self._groups(f.at(data, r * position + tap), left)
             for j in range(columns):
                 at = r * columns + j
-                made[at] = m.product(f, made[at], parts, packed[j])
+                made[at] = m.product(f, made[at], x, packed[j])
             if self.scale is not None and self.scale.surplus:
                 at = self.rows * columns + r
-                made[at] = m.product(f, made[at], parts, ones)
+                made[at] = m.product(f, made[at], x, ones)
         return made
+
+    def _some(self, pointer: str, left: int) -> Reg:
+        """*left* floats, and zeros up to a unit, side by side again and again."""
+        f, fold = self.f, self.dense.fold
+        if fold == 1:
+            return f.splat(f.load("float", pointer, 4), self.lanes)
+        type_ = vector(fold, "float")
+        if left == fold:
+            few = f.load(type_, pointer, 4)
+        else:
+            few = Reg("zeroinitializer", type_)
+            for i in range(left):
+                one = f.load("float", f.at(pointer, 4 * i), 4)
+                few = f.value(f"insertelement {few}, {one}, i32 {i}", type_)
+        return f.chosen(few, [i % fold for i in range(self.lanes)])
+
+    def _groups(self, pointer: str, left: int) -> list[Reg]:
+        """*left* bytes, and zeros up to a unit, in every lane as products take them."""
+        f, m, fold = self.f, self.m, self.dense.fold
+        if fold == 1:
+            return m.broadcast(f, self._group(pointer, left))
+        type_ = vector(fold, "i32")
+        if left == self.dense.unit:
+            few = f.load(type_, pointer)
+        else:
+            few = Reg("zeroinitializer", type_)
+            for i in range(-(-left // GROUP)):
+                one = self._group(f.at(pointer, GROUP * i), left - GROUP * i)
+                few = f.value(f"insertelement {few}, {one}, i32 {i}", type_)
+        wide = f.chosen(few, [i % fold for i in range(self.lanes)])
+        return m.spread(f, f.value(f"bitcast {wide} to {m.bytes}", m.bytes))
 
     def _group(self, pointer: str, left: int) -> Reg:
         """A group of taps, as an i32. Nothing behind the last of *left* taps is read."""

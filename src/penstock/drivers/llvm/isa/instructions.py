@@ -101,17 +101,18 @@ class Instructions:
         product = f.value(f"mul {wide[0]}, {wide[1].name}", words)
         return f.value(f"add {total}, {product.name}", words)
 
-    def ones(self, taps: int) -> list[Reg]:
-        """Weights of 1 for the first *taps* taps of a group, of 0 behind them."""
-        return self.repeated([int(t < taps) for t in range(GROUP)])
-
     def repeated(self, taps: list[int]) -> list[Reg]:
-        """The same weights *taps*, of one group, for every sum."""
+        """The weights *taps*, of one group or several, side by side again and again."""
         each, lanes = GROUP // self.parts, self.isa.lanes
         scalar = "i8" if self.parts == 1 else "i16"
         made = []
         for part in range(self.parts):
-            text = ", ".join(f"{scalar} {t}" for t in taps[part * each : (part + 1) * each] * lanes)
+            numbers = [
+                taps[(lane * GROUP + part * each + t) % len(taps)]
+                for lane in range(lanes)
+                for t in range(each)
+            ]
+            text = ", ".join(f"{scalar} {n}" for n in numbers)
             made.append(Reg(f"<{text}>", vector(each * lanes, scalar)))
         return made
 
