@@ -327,6 +327,15 @@ class Function:
         self.declarations.add(f"declare void @{name}({value.type}, ptr, {mask.type})")
         self.line(f"call void @{name}({value}, ptr align 1 {pointer}, {mask})")
 
+    def _store_pieces(self, value: Reg, pointer: str, pieces: Sequence[int]) -> None:
+        """Stores the first elements of a vector: so many at a time."""
+        _, scalar = lanes_of(value.type)
+        size, done = BYTES_OF[scalar], 0
+        for count in pieces:
+            part = self.chosen(value, range(done, done + count))
+            self.store(part, self.at(pointer, done * size))
+            done += count
+
     def text(self) -> str:
         return "\n".join([*self._lines, "  br label %done", "done:", "  ret void", "}"])
 

@@ -1,0 +1,181 @@
+"""Matrix products as they are computed: loops, tiles, and packed weights."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.compiler.program import Kernel, Program
+from penstock.drivers.llvm.emit.product import Product, Scaling
+from penstock.drivers.llvm.isa import Instructions, Isa
+from penstock.drivers.llvm.isa.instructions import GROUP
+from penstock.ir import NDArray
+
+FEW_POSITIONS = 400
+"""With fewer positions, the weights of a panel are read once, for all positions."""
+
+MOST_FOLDED = 4
+
+
+class Loop(Struct, frozen=True):
+    """A loop over positions: its size, and the steps of data, result and extras, in elements."""
+
+    size: int
+    data: int
+    write: int
+    extras: tuple[int, ...]
+
+
+class Shape(Struct, frozen=True):
+    """A matrix product: *positions* (outermost first) by *channels*, over *segments*, (size, step)
+    each, of *length* adjacent taps.
+    """
+
+    positions: tuple[Loop, ...]
+    channels: int
+    channel_loop: int
+    segments: tuple[tuple[int, int], ...]
+    length: int
+
+
+def tile_of(positions: int, channels: int, isa: Isa, *, is_float: bool) -> tuple[int, int]:
+    """(rows, columns) of a tile: little waste, and sums that fit the registers."""
+    lanes, best, found = isa.lanes, math.inf, (1, 1)
+    fewest = isa.registers * 7 // 16
+    for columns, heights, base in isa.float_tiles if is_float else isa.byte_tiles:
+        for place, height in enumerate(heights):
+            rows = min(height, positions)
+            wide = -(-channels // (lanes * columns)) * lanes * columns / channels
+            tall = -(-positions // rows) * rows / positions
+            few = max(0, fewest - rows * columns)
+            cost = base * wide * tall * (1 + 0.008 * place) * (1 + 0.03 * few)
+            if cost < best - 1e-9:
+                best, found = cost, (rows, columns)
+    return found
+
+
+def fold_of(shape: Shape, isa: Isa, group: int) -> int:
+    """How many groups of adjacent taps lie side by side in a vector of sums, where it has lanes for
+    more channels than there are.
+    """
+    best, fold = -(-shape.length // group), 1
+    tried = 2
+    while tried * shape.channels <= isa.lanes and tried <= MOST_FOLDED:
+        steps = -(-shape.length // (group * tried))
+        if steps < best:
+            best, fold = steps, tried
+        tried *= 2
+    return fold
+
+
+class Matrix:
+    """A matrix product. *unit* taps are multiplied at once, *fold* groups of them side by side."""
+
+    name = "dense"
+
+    def __init__(
+        self,
+        program: Program,
+        kernel: Kernel,
+        isa: Isa,
+        product: Product,
+        shape: Shape,
+        weights: NDArray,
+        scale: Scaling | None,
+    ) -> None:
+        self.program, self.kernel, self.machine = program, kernel, Instructions(isa)
+        self.product, self.shape, self.scale = product, shape, scale
+        self.lanes, self.is_float = isa.lanes, scale is None
+        self.stored = weights if scale is None else scale.weights
+        inner = shape.positions[-1]
+        self.rows, self.columns = tile_of(inner.size, shape.channels, isa, is_float=self.is_float)
+        group = 1 if self.is_float else GROUP
+        self.fold = fold_of(shape, isa, group)
+        if self.fold > 1:
+            self.rows, self.columns = min(inner.size, isa.registers * 7 // 16), 1
+        self.panel = self.lanes * self.columns // self.fold
+        self.unit = group * self.fold
+        self.taps = -(-shape.length // self.unit) * self.unit
+        # The last unit of bytes begins where it ends with the last tap; weights are 0 for taps of
+        # the one before it.
+        rest = shape.length % self.unit
+        self.overlaps = not self.is_float and rest > 0 and shape.length > self.unit
+        size = isa.width if scale is None else self.machine.weight_bytes
+        self.tap_bytes = size * self.columns // self.unit
+        self.item = 4 if self.is_float else 1
+        self.tables = list(dict.fromkeys(program.root(t) for t in kernel.finish.tables))
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        accesses = (self.product.data, self.product.write, *self.product.extras)
+        return (*(self.program.root(a.tensor) for a in accesses), *self.tables)
+
+    @property
+    def key(self) -> object:
+        scale = self.scale
+        if scale is None:
+            return None
+        scaled, proof = scale.scaled, scale.proof
+        known = None if scaled is None else (scaled.zero_point, scaled.limits, scaled.value)
+        return proof is not None and proof.single, known, self.rounds, scale.surplus, scale.offset
+
+    @property
+    def rounds(self) -> int:
+        """How many sums of a channel are patched at most."""
+        proof = None if self.scale is None else self.scale.proof
+        return 0 if proof is None else len(proof.exceptions)
+
+    @property
+    def panels(self) -> int:
+        return -(-self.shape.channels // self.panel)
+
+    @property
+    def by_panels(self) -> bool:
+        """Whether panels are the units of work; otherwise positions are."""
+        return math.prod(p.size for p in self.shape.positions) <= FEW_POSITIONS
+
+    @property
+    def units(self) -> int:
+        if self.by_panels:
+            return self.panels
+        outer = self.shape.positions[0].size
+        return outer if len(self.shape.positions) > 1 else -(-outer // self.rows)
+
+    def constants(self) -> tuple[NDArray, ...]:
+        channels, panel, panels = self.shape.channels, self.panel, self.panels
+        pieces = self.stored.shape[1]
+        full = np.zeros((panels * panel, pieces, self.taps), self.stored.dtype)
+        length = self.shape.length
+        whole = length - length % self.unit if self.overlaps else length
+        full[:channels, :, :whole] = self.stored[:, :, :whole]
+        if whole < length:
+            full[:channels, :, whole - length :] = self.stored[:, :, whole:]
+        scale = self.scale
+        packs = scale is not None and scale.offset is not None and self.fold == 1
+        order = self.machine.order(self.columns) if packs else np.arange(panel)
+        shaped = full.reshape(panels, panel, pieces * self.taps)[:, order]
+        grouped = shaped.reshape(panels, panel, -1, self.fold, self.unit // self.fold)
+        grouped = grouped.transpose(0, 2, 1, 3, 4)
+        if scale is None:
+            return (np.ascontiguousarray(grouped, np.float32),)
+        packed = self.machine.packed_weights(grouped.reshape(-1, self.columns, self.lanes, GROUP))
+
+        def padded(values: NDArray, kind: type) -> NDArray:
+            made: NDArray = np.zeros((panels, panel * self.fold), kind)
+            some: NDArray = np.zeros(panels * panel, kind)
+            some[:channels] = np.broadcast_to(values, channels)
+            made[:, :panel] = some.reshape(panels, panel)[:, order]
+            return made
+
+        start = padded(scale.start, np.int32)
+        if self.fold > 1:
+            start = np.zeros((panel, self.fold), np.int32)
+            start[:, 0] = padded(scale.start, np.int32)[0, :panel]
+        found = [packed, start]
+        proof = scale.proof
+        if proof is not None:
+            found += [padded(v, np.float32) for v in (proof.a, proof.above, proof.below)]
+            found += [padded(v, np.int32) for pair in proof.exceptions for v in pair]
+        return tuple(found)

@@ -1,0 +1,436 @@
+"""Writes the functions of matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from penstock.drivers.llvm.emit import epilogue
+from penstock.drivers.llvm.emit.assembler import (
+    SCALARS,
+    Function,
+    Index,
+    Reg,
+    mask_of,
+    splatted,
+    vector,
+)
+from penstock.drivers.llvm.emit.flat import Flat
+from penstock.drivers.llvm.emit.matrix import Loop, Matrix
+from penstock.drivers.llvm.emit.product import Scaling
+from penstock.drivers.llvm.emit.writer import Writer
+from penstock.drivers.llvm.isa.instructions import GROUP
+from penstock.ir import DType
+
+SHORT = 48
+"""Taps of a sum that is written without loops over its segments."""
+
+
+class Code:
+    """Writes the function of a matrix product."""
+
+    def __init__(self, dense: Matrix, function: Function) -> None:
+        self.dense, self.f, self.m = dense, function, dense.machine
+        self.rows, self.columns, self.panel = dense.rows, dense.columns, dense.panel
+        self.scale, self.shape, self.lanes = dense.scale, dense.shape, dense.lanes
+
+    def write(self) -> None:
+        full, rest = divmod(self.shape.channels, self.panel)
+        outer = self.shape.positions[:-1]
+        if self.dense.by_panels:
+
+            def panel(number: Index, count: int) -> None:
+                self._walk(outer, [], lambda indexes: self._line(indexes, number, count))
+
+            last = (lambda: panel(full, rest)) if rest else None
+            self.f.share(full, lambda p: panel(p, self.panel), last)
+        elif outer:
+            self.f.share(
+                outer[0].size,
+                lambda y: self._walk(
+                    outer[1:], [y], lambda at: self._panels(lambda p, n: self._line(at, p, n))
+                ),
+            )
+        else:
+            size = self.shape.positions[-1].size
+            whole, left = divmod(size, self.rows)
+
+            def tile(x: Index) -> None:
+                self._panels(lambda p, n: self._tile([x], p, n))
+
+            # The last tile overlaps the one before it.
+            last = (lambda: tile(size - self.rows)) if left else None
+            self.f.share(whole, lambda u: tile(self.f.mul(u, self.rows)), last)
+
+    def _panels(self, body: Callable[[Index, int], None]) -> None:
+        full, rest = divmod(self.shape.channels, self.panel)
+        if full:
+            self.f.each(0, full, 1, lambda p: body(p, self.panel))
+        if rest:
+            body(full, rest)
+
+    def _walk(
+        self, loops: Sequence[Loop], indexes: list[Index], inner: Callable[[list[Index]], None]
+    ) -> None:
+        if not loops:
+            inner(indexes)
+            return
+
+        def body(index: Index, _: list[Reg]) -> list[Reg]:
+            self._walk(loops[1:], [*indexes, index], inner)
+            return []
+
+        self.f.loop(0, loops[0].size, 1, body)
+
+    def _line(self, indexes: list[Index], panel: Index, count: int) -> None:
+        """All tiles along the innermost positions."""
+        size, rows = self.shape.positions[-1].size, self.rows
+        full = size // rows * rows
+        self.f.each(0, full, rows, lambda x: self._tile([*indexes, x], panel, count))
+        if full < size:
+            self._tile([*indexes, size - rows], panel, count)
+
+    def _pointer(
+        self,
+        base: str,
+        access: Flat,
+        which: Callable[[Loop], int],
+        indexes: Sequence[Index],
+        more: Index = 0,
+    ) -> str:
+        f = self.f
+        place: Index = f.add(access.offset, more)
+        for loop, index in zip(self.shape.positions, indexes, strict=True):
+            place = f.add(place, f.mul(index, which(loop)))
+        return f.at(base, f.mul(place, access.dtype.numpy.itemsize))
+
+    def _tile(self, indexes: list[Index], panel: Index, count: int) -> None:
+        f, m = self.f, self.m
+        data = self._pointer("%data", self.dense.product.data, lambda p: p.data, indexes)
+        pieces = math.prod(size for size, _ in self.shape.segments)
+        size = pieces * self.dense.taps * self.dense.tap_bytes
+        weights = f.at("%w", f.mul(panel, size))
+        if self.scale is None:
+            start = [Reg("zeroinitializer", m.floats)] * self.columns
+        else:
+            bias = f.at("%bias", f.mul(panel, self.panel * 4))
+            width = m.isa.width
+            start = [f.load(m.words, f.at(bias, width * j), width) for j in range(self.columns)]
+        sums = [start[j] for _ in range(self.rows) for j in range(self.columns)]
+        if self.scale is not None and self.scale.surplus:
+            sums += [Reg("zeroinitializer", m.words)] * self.rows
+        total = [self._unfolded(v) for v in self._segments(0, data, weights, sums)]
+        if self.scale is not None and self.scale.surplus:
+            total = self._corrected(total, self.scale.surplus)
+        self._finish(total, indexes, panel, count)
+
+    def _unfolded(self, total: Reg) -> Reg:
+        """The sums of the channels, from those of the groups of taps of each."""
+        fold = self.dense.fold
+        while fold > 1:
+            parts = [
+                self.f.chosen(total, [min(2 * i + odd, self.lanes - 1) for i in range(self.lanes)])
+                for odd in (0, 1)
+            ]
+            add = "fadd" if self.scale is None else "add"
+            total = self.f.value(f"{add} {parts[0]}, {parts[1].name}", total.type)
+            fold //= 2
+        return total
+
+    def _corrected(self, sums: list[Reg], surplus: int) -> list[Reg]:
+        """The sums plus the surplus of the weights times the sum of the data."""
+        f, m, count = self.f, self.m, self.rows * self.columns
+        factor = ", ".join([f"i32 {surplus}"] * self.lanes)
+        made: list[Reg] = []
+        for r in range(self.rows):
+            more = f.value(f"mul {sums[count + r]}, <{factor}>", m.words)
+            made += [
+                f.value(f"add {sums[r * self.columns + j]}, {more.name}", m.words)
+                for j in range(self.columns)
+            ]
+        return made
+
+    def _segments(self, depth: int, data: str, weights: str, sums: list[Reg]) -> list[Reg]:
+        """The sums over the segments from *depth* on."""
+        dense, f, segments = self.dense, self.f, self.shape.segments
+        if depth == len(segments):
+            return self._taps(data, weights, sums)
+        size, step = segments[depth]
+        inside = math.prod(s for s, _ in segments[depth + 1 :])
+        stride = inside * dense.taps * dense.tap_bytes
+
+        def body(index: Index, carried: list[Reg]) -> list[Reg]:
+            moved = f.at(data, f.mul(index, step * dense.item))
+            return self._segments(depth + 1, moved, f.at(weights, f.mul(index, stride)), carried)
+
+        if math.prod(s for s, _ in segments) * dense.taps <= SHORT:
+            for index in range(size):
+                sums = body(index, sums)
+            return sums
+        return f.loop(0, size, 1, body, sums)
+
+    def _taps(self, data: str, weights: str, sums: list[Reg]) -> list[Reg]:
+        f, dense = self.f, self.dense
+        step = dense.unit
+        whole = self.shape.length // step * step
+        unrolled = (4 if dense.fold == 1 else 2) * step
+        # Behind the last tap is no data: a unit with fewer taps is not in the loop.
+        full = whole // unrolled * unrolled
+
+        def body(k: Index, carried: list[Reg]) -> list[Reg]:
+            a = f.at(data, f.mul(k, dense.item))
+            w = f.at(weights, f.mul(k, dense.tap_bytes))
+            for u in range(0, unrolled, step):
+                carried = self._products(a, w, u, step, carried)
+            return carried
+
+        sums = f.loop(0, full, unrolled, body, sums) if full else sums
+        for u in range(full, dense.taps, step):
+            left = min(step, self.shape.length - u)
+            if left < step and dense.overlaps:
+                back = f.at(data, left - step)
+                taps = [int(t >= step - left) for t in range(step)]
+                sums = self._products(back, weights, u, step, sums, taps)
+            else:
+                sums = self._products(data, weights, u, left, sums)
+        return sums
+
+    def _products(
+        self, data: str, weights: str, tap: int, left: int, sums: list[Reg],
+        taps: list[int] | None = None,
+    ) -> list[Reg]:  # fmt: skip
+        """Adds the products of one unit of taps, *left* of which are there, to every sum of the
+        tile. *taps* says which of them count (None: all).
+        """
+        f, m, dense, columns = self.f, self.m, self.dense, self.columns
+        position = self.shape.positions[-1].data * dense.item
+        base, made = f.at(weights, tap * dense.tap_bytes), list(sums)
+        if dense.is_float:
+            width = m.isa.width
+            w = [f.load(m.floats, f.at(base, width * j), width) for j in range(columns)]
+            for r in range(self.rows):
+                x = self._some(f.at(data, r * position + tap * 4), left)
+                for j in range(columns):
+                    at = r * columns + j
+                    made[at] = f.call(f"llvm.fma.v{self.lanes}f32", m.floats, x, w[j], made[at])
+            return made
+        packed = [m.weights(f, f.at(base, m.weight_bytes * j)) for j in range(columns)]
+        ones = m.repeated(taps or [1] * dense.unit)
+        for r in range(self.rows):
+            groups = self._groups(f.at(data, r * position + tap), left)
+            for j in range(columns):
+                at = r * columns + j
+                made[at] = m.product(f, made[at], groups, packed[j])
+            if self.scale is not None and self.scale.surplus:
+                at = self.rows * columns + r
+                made[at] = m.product(f, made[at], groups, ones)
+        return made
+
+    def _some(self, pointer: str, left: int) -> Reg:
+        """*left* floats, and zeros up to a unit, side by side again and again."""
+        f, fold = self.f, self.dense.fold
+        if fold == 1:
+            return f.splat(f.load("float", pointer, 4), self.lanes)
+        type_ = vector(fold, "float")
+        if left == fold:
+            few = f.load(type_, pointer, 4)
+        else:
+            few = Reg("zeroinitializer", type_)
+            for i in range(left):
+                one = f.load("float", f.at(pointer, 4 * i), 4)
+                few = f.value(f"insertelement {few}, {one}, i32 {i}", type_)
+        return f.chosen(few, [i % fold for i in range(self.lanes)])
+
+    def _groups(self, pointer: str, left: int) -> list[Reg]:
+        """*left* bytes, and zeros up to a unit, in every lane as products take them."""
+        f, m, fold = self.f, self.m, self.dense.fold
+        if fold == 1:
+            return m.broadcast(f, self._group(pointer, left))
+        type_ = vector(fold, "i32")
+        if left == self.dense.unit:
+            few = f.load(type_, pointer)
+        else:
+            few = Reg("zeroinitializer", type_)
+            for i in range(-(-left // GROUP)):
+                one = self._group(f.at(pointer, GROUP * i), left - GROUP * i)
+                few = f.value(f"insertelement {few}, {one}, i32 {i}", type_)
+        wide = f.chosen(few, [i % fold for i in range(self.lanes)])
+        return m.spread(f, f.value(f"bitcast {wide} to {m.bytes}", m.bytes))
+
+    def _group(self, pointer: str, left: int) -> Reg:
+        """A group of taps, as an i32. Nothing behind the last of *left* taps is read."""
+        f = self.f
+        if left >= GROUP:
+            return f.load("i32", pointer)
+        if left == 1:
+            return f.value(f"zext {f.load('i8', pointer)} to i32", "i32")
+        low = f.value(f"zext {f.load('i16', pointer)} to i32", "i32")
+        if left == 2:
+            return low
+        high = f.value(f"zext {f.load('i8', f.at(pointer, 2))} to i32", "i32")
+        return f.value(f"or {low}, {f.value(f'shl {high}, 16', 'i32').name}", "i32")
+
+    def _finish(self, sums: list[Reg], indexes: list[Index], panel: Index, count: int) -> None:
+        """The results of a tile, and where they go."""
+        f, dense, lanes = self.f, self.dense, self.lanes
+        channel = f.mul(panel, self.panel)
+        writer = Writer(f, lanes, self.m, self._table)
+        held = self._held(panel)
+        scale = self.scale
+        if scale is not None and scale.scaled is not None and scale.offset is not None:
+            self._bytes(sums, indexes, panel, count, held, scale)
+            return
+        write = dense.product.write
+        for j in range(self.columns):
+            left = min(lanes, count - lanes * j)
+            if left <= 0:
+                break
+            writer.active = mask = mask_of(left, lanes)
+            for r in range(self.rows):
+                at = [*indexes[:-1], f.add(indexes[-1], r)]
+                place = f.add(channel, lanes * j)
+                extras = [
+                    self._extra(writer, i, at, place, mask)
+                    for i in range(len(dense.product.extras))
+                ]
+                result = self._value(writer, sums[r * self.columns + j], j, extras, held, panel)
+                pointer = self._pointer("%out", write, lambda p: p.write, at, place)
+                f.masked_store(writer.stored(result, write.dtype), pointer, mask)
+
+    def _bytes(
+        self, sums: list[Reg], indexes: list[Index], panel: Index, count: int,
+        held: list[list[Reg]], scale: Scaling,
+    ) -> None:  # fmt: skip
+        """The results of a tile as bytes, four vectors of sums at a time: those of one row, or of
+        two or four.
+        """
+        f, m, each = self.f, self.m, self.columns
+        scaled, finish = scale.scaled, self.dense.kernel.finish
+        if scaled is None or scale.offset is None:
+            raise ValueError("8-bit sums without a requantisation")
+        together, size, write = 4 // each, self.lanes * each, self.dense.product.write
+        mask = mask_of(count, size)
+        channel = f.mul(panel, self.panel)
+        for first in range(0, self.rows, together):
+            rows = [min(first + i, self.rows - 1) for i in range(together)]
+            whole = []
+            for row in rows:
+                for j in range(each):
+                    total = sums[row * each + j]
+                    value = epilogue.scaled_sum(f, m, total, held[j])
+                    whole.append(epilogue.patched(f, m, value, total, self._rounds(panel, j)))
+            made = epilogue.packed(f, m, whole, scaled, scale.offset, finish.dtype_of(scale.value))
+            places = [[*indexes[:-1], f.add(indexes[-1], row)] for row in rows]
+            if scale.value != finish.result:
+                made = self._rest(made, scale.value, places, channel, mask)
+            for i in range(min(together, self.rows - first)):
+                part = made if together == 1 else f.chosen(made, m.part_of(i, each))
+                at = self._pointer("%out", write, lambda p: p.write, places[i], channel)
+                f.masked_store(part, at, mask)
+
+    def _rest(
+        self, packed: Reg, value: int, places: list[list[Index]], channel: Index, mask: Reg | None
+    ) -> Reg:
+        """What the finish makes of *packed*, its value *value*: bytes of the rows at *places*, in
+        the order of `Instructions.part_of`.
+        """
+        f, m, finish = self.f, self.m, self.dense.kernel.finish
+        size = m.isa.width // len(places)
+        order = [0] * m.isa.width
+        for i in range(len(places)):
+            for k, place in enumerate(m.part_of(i, self.columns)):
+                order[place] = i * size + k
+        values = {value: packed}
+        single = Writer(f, size, m, self._table)
+        for number in range(len(self.dense.product.extras)):
+            if self._is_read(number + 1):
+                parts = [self._extra(single, number, at, channel, mask) for at in places]
+                whole = f.joined(parts)
+                values[number + 1] = f.chosen(whole, order) if len(parts) > 1 else whole
+        writer = Writer(f, m.isa.width, m, self._table)
+        made = writer.value(finish, values, finish.result)
+        return writer.stored(made, self.dense.product.write.dtype)
+
+    def _held(self, panel: Index) -> list[list[Reg]]:
+        """The vectors a, c and d of the proof, by column."""
+        if self.scale is None or self.scale.proof is None:
+            return []
+        f, m, width = self.f, self.m, self.m.isa.width
+        names = ["%a", "%c"] if self.scale.proof.single else ["%a", "%c", "%d"]
+        bases = [f.at(n, f.mul(panel, self.panel * 4)) for n in names]
+        return [
+            [f.load(m.floats, f.at(b, width * j), width) for b in bases]
+            for j in range(self.columns)
+        ]
+
+    def _value(
+        self, writer: Writer, total: Reg, column: int, extras: list[Reg], held: list[list[Reg]],
+        panel: Index,
+    ) -> Reg:  # fmt: skip
+        finish, scale = self.dense.kernel.finish, self.scale
+        if scale is None or scale.scaled is None:
+            return writer.write(finish, [total, *extras])
+        i32, scaled = DType.INT32, scale.scaled
+        whole = epilogue.scaled_sum(self.f, self.m, total, held[column])
+        whole = epilogue.patched(self.f, self.m, whole, total, self._rounds(panel, column))
+        moved = writer.op("add", i32, whole, writer.constant(scaled.zero_point, i32))
+        bounded = writer.clamped(moved, *scaled.limits, i32)
+        # The rest of the expression, with the value that was found in its place.
+        values: dict[int, Reg] = dict(enumerate([total, *extras]))
+        values[scaled.value] = bounded
+        return writer.value(finish, values, finish.result)
+
+    def _rounds(self, panel: Index, column: int) -> list[tuple[str, str]]:
+        """Pointers to the sums that are patched and to what they add, for one vector."""
+        f = self.f
+        place = f.add(f.mul(panel, self.panel * 4), self.m.isa.width * column)
+        return [(f.at(f"%s{i}", place), f.at(f"%x{i}", place)) for i in range(self.dense.rounds)]
+
+    def _table(self, tensor: int) -> tuple[str, DType]:
+        place = self.dense.tables.index(self.dense.program.root(tensor))
+        return f"%t{place}", self.dense.program.tensors[tensor].dtype
+
+    def _extra(
+        self, writer: Writer, number: int, indexes: list[Index], channel: Index, mask: Reg | None
+    ) -> Reg:
+        """The elements of an extra for the channels from *channel* on, as *writer* takes them."""
+        f, access = self.f, self.dense.product.extras[number]
+        step = access.steps[self.shape.channel_loop]
+        if not self._is_read(number + 1):
+            return Reg("poison", writer.type_of(access.dtype))
+        more = channel if step else 0
+        pointer = self._pointer(f"%e{number}", access, lambda p: p.extras[number], indexes, more)
+        scalar, lanes = SCALARS[access.dtype], writer.lanes
+        if not step:
+            single = Writer(f, 1, self.m, self._table).loaded(f.load(scalar, pointer), access.dtype)
+            return f.splat(single, lanes)
+        fill = None
+        if access.axes:
+            fill = writer.constant(access.fill or 0, access.dtype)
+            mask = self._inside(access, channel, lanes, mask)
+        value = f.masked_load(vector(lanes, scalar), pointer, mask, fill)
+        return writer.loaded(value, access.dtype)
+
+    def _inside(self, access: Flat, channel: Index, lanes: int, mask: Reg | None) -> Reg:
+        """Which of the channels from *channel* on lie inside the tensor of an extra."""
+        f, type_ = self.f, vector(lanes, "i32")
+        first = (
+            f.value(f"trunc i64 {channel} to i32", "i32")
+            if isinstance(channel, str)
+            else Reg(str(channel), "i32")
+        )
+        numbers = ", ".join(f"i32 {i}" for i in range(lanes))
+        at = f.value(f"add {f.splat(first, lanes)}, <{numbers}>", type_)
+        for axis in access.axes:
+            limit = splatted(str(axis.size), "i32", lanes)
+            moved = f.value(f"add {at}, {splatted(str(axis.offset), 'i32', lanes).name}", type_)
+            inside = f.value(f"icmp ult {moved}, {limit.name}", vector(lanes, "i1"))
+            mask = inside if mask is None else f.value(f"and {mask}, {inside.name}", inside.type)
+        return mask or Reg("zeroinitializer", vector(lanes, "i1"))
+
+    def _is_read(self, argument: int) -> bool:
+        """Whether what follows the requantisation reads an argument; constants have the others."""
+        scale, known = self.scale, None
+        if scale is not None and scale.scaled is not None:
+            known = scale.scaled.value if scale.offset is None else scale.value
+        return argument in epilogue.needed(self.dense.kernel.finish, known)
