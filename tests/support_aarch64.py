@@ -8,6 +8,7 @@ A second thread is started by clone(2).
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import struct
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pytest
 from msgspec import Struct
 
 from penstock.compiler.memory import plan
@@ -42,9 +44,19 @@ CLONE: Final = 0x50F00
 """CLONE_VM, CLONE_FS, CLONE_FILES, CLONE_SIGHAND, CLONE_THREAD and CLONE_SYSVSEM."""
 
 
+def skip_without_qemu() -> None:
+    """Skips the test if qemu is not installed; in continuous integration it has to be."""
+    if not _found() and "CI" not in os.environ:
+        pytest.skip(f"{QEMU} is not installed")
+
+
+def _found() -> str | None:
+    return shutil.which(QEMU) or shutil.which("qemu-aarch64")
+
+
 def find_qemu() -> str:
     """The path of qemu; raises if it is not installed."""
-    found = shutil.which(QEMU) or shutil.which("qemu-aarch64")
+    found = _found()
     if found is None:
         raise RuntimeError(
             f"{QEMU} is not installed (Debian and Ubuntu: apt install qemu-user-static)"
@@ -145,47 +157,22 @@ def executable(segments: Sequence[tuple[int, int, bytes]], entry: int) -> bytes:
     return (head + headers).ljust(PAGE, b"\0") + content
 
 
-def linked(program: Program, isa: Isa, inputs: Sequence[NDArray], threads: int = 1) -> bytes:
-    """An executable that runs *program* once on *inputs* and writes its outputs, each padded to 64
-    bytes. With two *threads* the second one helps.
+def linked(code: bytes, data: _Data, frame: int, got: tuple[int, int], team: int = 0) -> bytes:
+    """An executable that calls `run` of the object *code* once with *frame*, and writes the bytes
+    *got* of *data*, (address, length). A second thread works for the team at address *team*.
     """
-    generated = generate(plan(program), isa)
-    if threads > 1 and not generated.shared:
-        raise ValueError("the program is too small for threads")
-    data = _Data()
-    constants = data.add(generated.constants)
-    ports = [data.add(np.ascontiguousarray(a).tobytes()) for a in inputs]
-    first = data.add(b"")
-    for number in program.outputs:
-        tensor = program.tensors[number]
-        ports.append(
-            data.add(bytes(_padded(math.prod(tensor.shape) * tensor.dtype.numpy.itemsize)))
-        )
-    got = first, data.end - first
-    parsed = parse(compile_object(generated.text, isa))
+    parsed = parse(code)
     placed = place(parsed, PAGE)
 
     def address(name: str) -> int:
         symbol = parsed.symbols[name]
         return CODE + placed.starts[symbol.section] + symbol.offset
 
-    words = [0] * WORDS
-    words[Word.ARENA], words[Word.CONSTANTS] = data.add(bytes(generated.arena)), constants
-    words[Word.PORTS] = data.add(struct.pack(f"<{len(ports)}Q", *ports))
-    words[Word.STOP] = data.add(bytes(64))
-    words[Word.HIGH], words[Word.THREADS], words[Word.IMAGES] = WHOLE, threads, 1
-    team = None
-    if threads > 1:
-        memory = bytearray(TEAM_BYTES + BOX_BYTES)
-        for field, value in (
-            (Places.SPINS, SPINS), (Places.WAIT, START), (Places.WAKE, START), (Places.COUNT, 1),
-        ):  # fmt: skip
-            memory[field : field + 8] = struct.pack("<Q", value)
+    second = None
+    if team:
         stack = data.add(bytes(STACK)) + STACK
-        team = Team(stack, data.add(bytes(memory)), address("worker"), address("dismiss"))
-        words[Word.TEAM] = team.memory
-    frame = data.add(struct.pack(f"<{WORDS}Q", *words))
-    start = [*SYSCALL, *_start(address("run"), frame, got, team)]
+        second = Team(stack, team, address("worker"), address("dismiss"))
+    start = [*SYSCALL, *_start(address("run"), frame, got, second)]
     image = relocated(placed, CODE).tobytes()
     segments = [(START, 5, struct.pack(f"<{len(start)}I", *start))]
     segments.append((CODE, 5, image[: placed.code]))
@@ -195,16 +182,10 @@ def linked(program: Program, isa: Isa, inputs: Sequence[NDArray], threads: int =
     return executable(segments, START + 4 * len(SYSCALL))
 
 
-def _padded(size: int) -> int:
-    return -(-size // 64) * 64
-
-
-def run(
-    program: Program, isa: Isa, inputs: Sequence[NDArray], directory: Path, threads: int = 1
-) -> list[NDArray]:
-    """The outputs of *program*, run under qemu. Raises `RuntimeError` if it fails."""
+def executed(content: bytes, isa: Isa, directory: Path) -> bytes:
+    """What an executable writes under qemu. Raises `RuntimeError` if it fails."""
     path = directory / "program"
-    path.write_bytes(linked(program, isa, inputs, threads))
+    path.write_bytes(content)
     path.chmod(0o700)
     # The processor without dot products is the first one of 64 bits.
     cpu = "max" if "dotprod" in isa.features else "cortex-a57"
@@ -213,10 +194,56 @@ def run(
     )
     if done.returncode:
         raise RuntimeError(f"qemu ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+    return done.stdout
+
+
+def run_code(text: str, isa: Isa, size: int, directory: Path) -> bytes:
+    """The *size* bytes that `run` of a module writes where the first word of its frame points."""
+    data = _Data()
+    got = data.add(bytes(_padded(size)))
+    frame = data.add(struct.pack("<8Q", got, *[0] * 7))
+    return executed(linked(compile_object(text, isa), data, frame, (got, size)), isa, directory)
+
+
+def _padded(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+def run(
+    program: Program, isa: Isa, inputs: Sequence[NDArray], directory: Path, threads: int = 1
+) -> list[NDArray]:
+    """The outputs of *program*, run under qemu. With two *threads* the second one helps."""
+    generated = generate(plan(program), isa)
+    if threads > 1 and not generated.shared:
+        raise ValueError("the program is too small for threads")
+    data = _Data()
+    words = [0] * WORDS
+    words[Word.CONSTANTS] = data.add(generated.constants)
+    ports = [data.add(np.ascontiguousarray(a).tobytes()) for a in inputs]
+    first = data.add(b"")
+    for number in program.outputs:
+        tensor = program.tensors[number]
+        size = math.prod(tensor.shape) * tensor.dtype.numpy.itemsize
+        ports.append(data.add(bytes(_padded(size))))
+    got = first, data.end - first
+    words[Word.ARENA] = data.add(bytes(generated.arena))
+    words[Word.PORTS] = data.add(struct.pack(f"<{len(ports)}Q", *ports))
+    words[Word.STOP] = data.add(bytes(64))
+    words[Word.HIGH], words[Word.THREADS], words[Word.IMAGES] = WHOLE, threads, 1
+    if threads > 1:
+        memory = bytearray(TEAM_BYTES + BOX_BYTES)
+        for field, value in (
+            (Places.SPINS, SPINS), (Places.WAIT, START), (Places.WAKE, START), (Places.COUNT, 1),
+        ):  # fmt: skip
+            memory[field : field + 8] = struct.pack("<Q", value)
+        words[Word.TEAM] = data.add(bytes(memory))
+    frame = data.add(struct.pack(f"<{WORDS}Q", *words))
+    code = compile_object(generated.text, isa)
+    written = executed(linked(code, data, frame, got, words[Word.TEAM]), isa, directory)
     made, at = [], 0
     for number in program.outputs:
         tensor = program.tensors[number]
-        count = int(np.prod(tensor.shape))
-        made.append(np.frombuffer(done.stdout, tensor.dtype.numpy, count, at).reshape(tensor.shape))
+        count = math.prod(tensor.shape)
+        made.append(np.frombuffer(written, tensor.dtype.numpy, count, at).reshape(tensor.shape))
         at += _padded(made[-1].nbytes)
     return made

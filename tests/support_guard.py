@@ -11,19 +11,16 @@ import ctypes
 import math
 import mmap
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 
 from penstock.compiler import interpreter
-from penstock.compiler.legalise import judge
 from penstock.compiler.program import Program
-from penstock.driverkit.site import Refused, make_sites
 from penstock.drivers.llvm.isa import RECORDS, Isa
-from penstock.ir import Model, NDArray
+from penstock.ir import NDArray
 from tests.support_compiler import differences
 from tests.support_generated import Runner, compiled
-from tests.support_layers import draw_layer
+from tests.support_layers import supported_layers
 
 NONE = 0
 ALIGNMENT = 64
@@ -70,18 +67,6 @@ def run_guarded(runner: Runner, inputs: list[NDArray], *, first: bool) -> list[N
     return [o.bytes.view(t.dtype.numpy).reshape(t.shape).copy() for o, t in outputs]
 
 
-def cases(family: str, first: int, last: int) -> Iterator[tuple[str, Model, list[NDArray]]]:
-    """The models of a family that the compiler takes."""
-    for seed in range(first, last):
-        model, inputs = draw_layer(family, seed)
-        try:
-            for site in make_sites(model):
-                judge(site)
-        except Refused:
-            continue
-        yield f"{family} {seed}", model, inputs
-
-
 def wrong(program: Program, isa: Isa, inputs: list[NDArray]) -> list[str]:
     """What differs from the interpreter, run between guard pages on both sides."""
     wanted = interpreter.run(program, inputs)
@@ -102,10 +87,10 @@ def say(text: str) -> None:
 def main(arguments: list[str]) -> int:
     isa, family, bounds = RECORDS[arguments[0]], arguments[1], list(map(int, arguments[2:4]))
     count = failed = 0
-    for name, model, inputs in cases(family, *bounds):
+    for seed, model, inputs in supported_layers(family, range(*bounds)):
         program = compiled(model, isa)
         kernels = ", ".join(k.name for k in program.kernels)
-        say(f"{name} on {isa.name}: {kernels}")
+        say(f"{family} {seed} on {isa.name}: {kernels}")
         for difference in wrong(program, isa, inputs):
             say(f"WRONG {difference}")
             failed += 1

@@ -6,11 +6,13 @@ here draw sizes around the widths of vectors, extreme scales and values at both 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from penstock.compiler.legalise import judge
+from penstock.driverkit.site import Refused, make_sites
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Quantization
 
 T = TypeVar("T")
@@ -309,3 +311,17 @@ def draw_layer(family: str, seed: int, dtype: DType | None = None) -> tuple[Mode
     return model, [
         layers.values(o.dtype, tuple(d or 1 for d in o.shape or ())) for o in model.inputs
     ]
+
+
+def supported_layers(
+    family: str, seeds: Sequence[int], dtype: DType | None = None
+) -> Iterator[tuple[int, Model, list[NDArray]]]:
+    """(seed, model, inputs) of the models of *seeds* that the compiler takes."""
+    for seed in seeds:
+        model, inputs = draw_layer(family, seed, dtype)
+        try:
+            for site in make_sites(model):
+                judge(site)
+        except Refused:
+            continue
+        yield seed, model, inputs

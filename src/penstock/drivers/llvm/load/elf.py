@@ -62,6 +62,9 @@ FUNCTION: Final = 2
 LARGEST: Final = 1 << 30
 """The most bytes of an object, and the greatest addend."""
 
+UNWINDING: Final = ".eh_frame"
+"""The section that tells how to leave functions by an exception. Nobody does."""
+
 GREATEST_ALIGNMENT: Final = 4096
 
 
@@ -173,6 +176,8 @@ class _Reader:
             if not flags & ALLOC:
                 continue
             name = self._name(self._names, int(header["name"]))
+            if name == UNWINDING:
+                continue
             # A table of pointers is writable only until it is relocated.
             if flags & WRITE and not name.startswith(".data.rel.ro"):
                 raise broken(f"its section {name} is writable, and generated code has no such data")

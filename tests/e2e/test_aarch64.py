@@ -1,0 +1,78 @@
+"""Generated code for aarch64, linked by the loader and run under qemu, is what the interpreter
+computes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import penstock
+from penstock.compiler import interpreter
+from penstock.drivers.llvm.isa import RECORDS
+from penstock.ir import DType, Model, NDArray, infer_shapes
+from tests.support_aarch64 import run, skip_without_qemu
+from tests.support_compiler import differences
+from tests.support_generated import compiled, values_for
+from tests.support_layers import FAMILIES, supported_layers
+
+SETS: Final = ("neon-dot", "neon")
+
+NETWORKS: Final = (
+    "vww_96_int8.tflite",
+    "mobilenet_v1_0.25_128_uint8.tflite",
+    "yunet_float.tflite",
+    "wakeword_okay_nabu.tflite",
+)
+SHARED: Final = NETWORKS[:3]
+"""Networks that are large enough for two threads."""
+
+SEEDS: Final = range(5)
+
+
+@pytest.fixture(autouse=True)
+def needs_qemu() -> None:
+    skip_without_qemu()
+
+
+def wrong(
+    model: Model, inputs: list[NDArray] | None, name: str, directory: Path, threads: int = 1
+) -> list[str]:
+    isa = RECORDS[name]
+    program = compiled(model, isa)
+    given = values_for(program) if inputs is None else inputs
+    got = run(program, isa, given, directory, threads)
+    return differences(interpreter.run(program, given), got)
+
+
+def network(corpus: Path, name: str) -> Model:
+    """A network of the corpus, with one image a run."""
+    model = penstock.load(corpus / "models" / "networks" / name)
+    shapes = [tuple(max(1, d or 1) for d in o.shape or ()) for o in model.inputs]
+    return infer_shapes(model, dict(enumerate(shapes)))
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_network_runs_bit_for_bit_on_one_thread(
+    name: str, isa: str, corpus: Path, tmp_path: Path
+) -> None:
+    assert wrong(network(corpus, name), None, isa, tmp_path) == []
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("name", SHARED)
+def test_network_runs_bit_for_bit_on_two_threads(
+    name: str, isa: str, corpus: Path, tmp_path: Path
+) -> None:
+    assert wrong(network(corpus, name), None, isa, tmp_path, threads=2) == []
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.FLOAT32], ids=lambda d: d.value)
+def test_layers_run_bit_for_bit(family: str, dtype: DType, isa: str, tmp_path: Path) -> None:
+    for seed, model, inputs in supported_layers(family, SEEDS, dtype):
+        assert wrong(model, inputs, isa, tmp_path) == [], f"seed {seed}"

@@ -1,0 +1,46 @@
+"""Generated code touches nothing outside its buffers: it runs between pages without access, in
+another process, on every instruction set of this machine.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support_generated import sets_here
+from tests.support_layers import FAMILIES
+
+SEEDS = 12
+
+
+@pytest.mark.parametrize("isa", [isa.name for isa in sets_here()])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_code_touches_nothing_outside_its_buffers(family: str, isa: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support_guard", isa, family, "0", str(SEEDS)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, f"{lines[-3:]} ended with {done.returncode}: {done.stderr[-800:]}"
+    count = re.fullmatch(r"(\d+) cases", lines[-1])
+    assert count is not None
+    assert int(count[1]) >= SEEDS // 2
+
+
+def test_touching_a_guard_page_is_a_failure_that_names_the_case() -> None:
+    script = (
+        "import ctypes\nfrom tests.support_guard import Guarded, say\n"
+        "for first in (False, True):\n"
+        "    buffer = Guarded(100, first=first)\n"
+        "    ctypes.memset(buffer.address, 1, 100)\n"
+        "say('inside')\n"
+        "ctypes.memset(Guarded(100, first=False).address, 1, 101)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "inside\n"
+    assert done.returncode < 0
