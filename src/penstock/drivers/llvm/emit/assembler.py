@@ -223,6 +223,11 @@ class Function:
         self._lines.append(f"G{number}:")
         self._block = f"G{number}"
 
+    def poll(self) -> None:
+        """Returns from the function of a kernel if the run is stopped."""
+        stopped = self.value("load atomic i32, ptr %stop monotonic, align 4", "i32")
+        self.leave_if(self.value(f"icmp ne {stopped}, 0", "i1").name)
+
     def share(
         self,
         whole: int,

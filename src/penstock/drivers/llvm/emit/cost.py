@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from penstock.compiler.memory import nbytes
-from penstock.compiler.program import Kernel, Program
+from penstock.compiler.program import Access, Kernel, Program
 from penstock.drivers.llvm.isa import Isa
 from penstock.ir import DType
 
@@ -37,10 +37,17 @@ def products(kernel: Kernel) -> int:
     return math.prod(kernel.sizes) if steps[-1].operation == "mul" else 0
 
 
+def _bytes(program: Program, access: Access, sizes: tuple[int, ...]) -> float:
+    """The bytes of the elements that *access* touches, each once."""
+    tensor = program.tensors[access.tensor]
+    touched = math.prod(sizes[loop] for loop in access.loops())
+    return min(touched * tensor.dtype.numpy.itemsize, nbytes(program, access.tensor))
+
+
 def nanoseconds(program: Program, kernel: Kernel, template: str, isa: Isa) -> float:
     """The estimated time of *kernel* on one thread."""
-    touched = {program.root(t) for t in (kernel.write.tensor, *kernel.tensors_read)}
-    moved = sum(nbytes(program, t) for t in touched) / BYTES_A_NS
+    moved = sum(_bytes(program, a, kernel.sizes) for a in (kernel.write, *kernel.accesses))
+    moved /= BYTES_A_NS
     points, work = math.prod(kernel.sizes), products(kernel)
     if template != "nest" and work:
         rate = PRODUCTS_A_NS * isa.lanes

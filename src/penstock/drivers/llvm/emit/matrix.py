@@ -134,7 +134,9 @@ class Matrix:
     @property
     def by_panels(self) -> bool:
         """Whether panels are the units of work; otherwise positions are."""
-        return math.prod(p.size for p in self.shape.positions) <= FEW_POSITIONS
+        few = math.prod(p.size for p in self.shape.positions) <= FEW_POSITIONS
+        # Threads cannot share one panel, and the order is then the same.
+        return few and (self.panels > 1 or len(self.shape.positions) == 1)
 
     @property
     def units(self) -> int:

@@ -22,6 +22,9 @@ from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa.instructions import GROUP
 from penstock.ir import DType
 
+MANY_PRODUCTS = 1 << 20
+"""Products from which on the flag that stops a run is read before them: tens of microseconds."""
+
 SHORT = 48
 """Taps of a sum that is written without loops over its segments."""
 
@@ -55,12 +58,21 @@ class Code:
             size = self.shape.positions[-1].size
             whole, left = divmod(size, self.rows)
 
+            def part(x: Index, panel: Index, count: int) -> None:
+                self._poll(self.rows)
+                self._tile([x], panel, count)
+
             def tile(x: Index) -> None:
-                self._panels(lambda p, n: self._tile([x], p, n))
+                self._panels(lambda p, n: part(x, p, n))
 
             # The last tile overlaps the one before it.
             last = (lambda: tile(size - self.rows)) if left else None
             self.f.share(whole, lambda u: tile(self.f.mul(u, self.rows)), last)
+
+    def _poll(self, positions: int) -> None:
+        """Ends a stopped run, before the products of one panel with so many *positions*."""
+        if positions * self.panel * self.dense.stored[0].size > MANY_PRODUCTS:
+            self.f.poll()
 
     def _panels(self, body: Callable[[Index, int], None]) -> None:
         full, rest = divmod(self.shape.channels, self.panel)
@@ -85,6 +97,7 @@ class Code:
     def _line(self, indexes: list[Index], panel: Index, count: int) -> None:
         """All tiles along the innermost positions."""
         size, rows = self.shape.positions[-1].size, self.rows
+        self._poll(size)
         full = size // rows * rows
         self.f.each(0, full, rows, lambda x: self._tile([*indexes, x], panel, count))
         if full < size:
