@@ -43,8 +43,6 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Floats | Bytes | None:
     )  # fmt: skip
     if found.is_float:
         return Floats(program, kernel, isa, found, shape, taps)
-    if isa.width < 32:
-        return None
     scale = scaling(program, kernel, found, taps, isa)
     if scale is None or scale.offset is None or scale.value != kernel.finish.result:
         return None
