@@ -136,7 +136,9 @@ def plain_bounds(operation: Operation) -> tuple[Number | None, Number | None]:
     if not dtype.is_float:
         low, high = (None if bound is None else int(bound) for bound in (low, high))
         return (0 if dtype is DType.UINT32 and low is not None else low), high
-    greatest = GREATEST_HALF if operation.is_half else GREATEST
+    # The others are computed in float32 by the reference device, and become infinite.
+    half = operation.is_half and operation.site.operation.type in {"ADD", "MUL"}
+    greatest = GREATEST_HALF if half else GREATEST
     return -greatest if low is None else low, greatest if high is None else high
 
 

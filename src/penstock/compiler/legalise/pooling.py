@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.compiler.expression import Scope, Value, identity
 from penstock.compiler.legalise.builder import Operation, legal
-from penstock.compiler.legalise.elementwise import F32, GREATEST, GREATEST_HALF, I32
+from penstock.compiler.legalise.elementwise import F32, GREATEST, I32
 from penstock.compiler.legalise.quantised import STORED, bounds_of, integer_range, limits_of
 from penstock.compiler.program import Access, Position, along
 from penstock.driverkit.checks import pool_windows
@@ -89,8 +89,7 @@ def _activated(operation: Operation, value: Value) -> Value:
     output = site.output()
     if output.dtype is F32:
         low, high = bounds_of(site.activation)
-        greatest = GREATEST_HALF if operation.is_half else GREATEST
-        return value.clamp(-greatest if low is None else low, greatest if high is None else high)
+        return value.clamp(-GREATEST if low is None else low, GREATEST if high is None else high)
     if site.activation != "NONE":
         value = value.clamp(*limits_of(site.activation, output))
     return value.cast(output.dtype)

@@ -214,9 +214,9 @@ def compare(name: str, dtype: DType, got: NDArray, wanted: NDArray) -> str | Non
         wrong = got != wanted
     else:
         unit = UNITS[DType(got.dtype.name)]
-        wide, exact = got.astype(np.float64), wanted.astype(np.float64)
         least = float(np.finfo(got.dtype).tiny)
         with np.errstate(invalid="ignore", over="ignore"):
+            wide, exact = got.astype(np.float64), wanted.astype(np.float64)
             bound = LOOSE.get(name, 0.0) * unit * np.maximum(np.abs(exact), least)
             if name in {"sin", "cos"}:
                 bound = bound + unit
