@@ -69,6 +69,9 @@ def _type_fault(step: Step, given: Sequence[DType]) -> str | None:
         return _constant_fault(step)
     if name in {"cast", "lookup"}:
         return None
+    if name == "bitcast":
+        same = made.numpy.itemsize == given[0].numpy.itemsize
+        return None if same else f"makes {made.value} of the bits of {given[0].value}"
     if name == "select":
         right = given[0] is DType.BOOL and given[1] is given[2] is made
     elif name in COMPARISONS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from penstock.compiler.expression import Scope, Value
@@ -53,10 +54,7 @@ def _quantised_l2(operation: Operation, rows: Rows) -> None:
     value = scope.argument(0).cast(I32) - zero
     body = scope.finish(value * value)
     sums = rows.reduced("squares", [rows.every(rows.source)], body, "sum", I32)
-    mantissas, shifts = (
-        rows.of_row("inverse", sums, lambda x, at=at: fixed.inverse_root(x.cast(I64))[at].cast(I32))
-        for at in (0, 1)
-    )
+    mantissas, shifts = (rows.of_row("inverse", sums, partial(_inverse_root, at)) for at in (0, 1))
     scope = Scope(dtype, I32, I32)
     x, mantissa, shift = scope.argument(0).cast(I32) - zero, scope.argument(1), scope.argument(2)
     if dtype is DType.UINT8:
@@ -66,6 +64,11 @@ def _quantised_l2(operation: Operation, rows: Rows) -> None:
     result = scope.finish((scaled + middle).clamp(least, least + 255).cast(dtype))
     reads = [rows.every(rows.source), rows.one(mantissas), rows.one(shifts)]
     rows.made("l2_normalization", reads, result, operation.target())
+
+
+def _inverse_root(part: int, x: Value) -> Value:
+    """The mantissa (part 0) or the shift (part 1) of 1 / sqrt(x)."""
+    return fixed.inverse_root(x.cast(I64))[part].cast(I32)
 
 
 @legal("LOCAL_RESPONSE_NORMALIZATION")

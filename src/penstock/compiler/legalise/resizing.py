@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -90,7 +91,7 @@ def resize_bilinear(operation: Operation) -> None:
     weights = I32 if dtype is DType.INT8 else I64 if fixed else F32
     build, source = operation.build, operation.tensor()
     shares = [
-        build.constant(weights, each.weight.shape, lambda each=each: each.weight)
+        build.constant(weights, each.weight.shape, partial(np.asarray, each.weight))
         for each in (rows, columns)
     ]
     places = [
