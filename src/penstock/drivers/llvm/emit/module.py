@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +22,8 @@ from penstock.drivers.llvm.emit.template import Template
 from penstock.drivers.llvm.frame import Word
 from penstock.drivers.llvm.isa import Isa
 from penstock.interrupts import polled
+
+LONGEST_NAME: Final = 60
 
 
 class Generated(Struct, frozen=True, eq=False):
@@ -163,7 +167,8 @@ class Module:
         """Adds the code and the call of *kernel*."""
         key = template.name, template.key, _key(self.program, kernel, template.tensors)
         if key not in self.functions:
-            self.functions[key] = template.write(f"k{len(self.functions)}")
+            name = _name(len(self.functions), template.name, kernel.name)
+            self.functions[key] = template.write(name)
         pointers = [self.pointer(t) for t in template.tensors]
         for array in template.constants():
             place = self.constants.add(array)
@@ -208,6 +213,12 @@ def generate(plan: Plan, isa: Isa, *, images: bool = False) -> Generated:
         made.text(), made.constants.joined(), plan.size, len(made.functions), templates,
         int(made.estimate_ns), made.shared, images,
     )  # fmt: skip
+
+
+def _name(number: int, template: str, kernel: str) -> str:
+    """The name of a function: what profilers and crash reports show of it."""
+    said = kernel if template in {"nest", kernel} else f"{template}_{kernel}"
+    return f"k{number}_{re.sub(r'[^0-9A-Za-z]+', '_', said)[:LONGEST_NAME]}"
 
 
 def _key(program: Program, kernel: Kernel, tensors: tuple[int, ...]) -> object:

@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock.drivers.llvm.artefact import Manifest
 from penstock.drivers.llvm.load import Image
-from penstock.drivers.llvm.run import team
+from penstock.drivers.llvm.run import perf, team
 from penstock.drivers.llvm.run.addresses import is_aligned, moved
 from penstock.ir import NDArray
 
@@ -38,6 +38,7 @@ class Code:
         self.manifest = manifest
         self.constants = constants if is_aligned(constants) else moved(constants)
         self.image = image
+        perf.announce(image)
         self.entry = ENTRY(image.address("run"))
         self._forks = len(_forks)
         self.threads = min(threads, team.MOST_THREADS) if manifest.shared else 1
