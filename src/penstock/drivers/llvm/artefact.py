@@ -15,7 +15,7 @@ import msgspec
 from penstock.driverkit.artefact import Ports, framed, unframed
 from penstock.errors import GeneralFailure
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Increased when the generator writes other code for the same model, or another frame or file."""
 
 MAX_ARENA: Final = 1 << 40
@@ -27,11 +27,11 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     *engine* is the version of llvmlite that compiled it. *instructions* is the name of the
     instruction set, *features* what the code uses of the processor. *arena* and *constants* are
     sizes in bytes. *kernels* has for each kernel, in their order, its template, its name and the
-    operations of the model that it computes; *work* its multiply-accumulates and the type of their
-    sums. *shared* says whether threads share a run, *images* how many images a run computes,
-    one after another, and *estimate_ns* about how long it takes on one thread. *failures* are the
-    messages of the flags, one byte each, whose ports follow those of the outputs: a run has failed
-    if its flag is set.
+    operations of the model that it computes; *functions* the names of their code; *work* their
+    multiply-accumulates and the types of their sums. *shared* says whether threads share a run,
+    *images* how many images a run computes, one after another, and *estimate_ns* about how long it
+    takes on one thread. *failures* are the messages of the flags, one byte each, whose
+    ports follow those of the outputs: a run has failed if its flag is set.
     """
 
     schema: int
@@ -42,6 +42,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     arena: int
     constants: int
     kernels: tuple[tuple[str, str, tuple[int, ...]], ...]
+    functions: tuple[str, ...]
     work: tuple[tuple[int, str], ...]
     shared: bool
     images: int

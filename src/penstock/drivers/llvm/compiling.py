@@ -87,8 +87,8 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
     work = tuple((products(kernel), kernel.sums.value) for kernel in program.kernels)
     manifest = Manifest(
         artefact.SCHEMA, engine, ports, isa.name, isa.features, made.arena,
-        len(made.constants), kernels, work, made.shared, images, made.estimate_ns * images,
-        program.failures,
+        len(made.constants), kernels, made.called, work, made.shared, images,
+        made.estimate_ns * images, program.failures,
     )  # fmt: skip
     return Compiled(manifest, code, made.constants)
 

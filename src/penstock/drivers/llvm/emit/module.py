@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.compiler.expression import Expression
 from penstock.compiler.memory import Plan, nbytes
 from penstock.compiler.program import Kernel, Program
-from penstock.drivers.llvm.emit import dense, depthwise, peak, team
+from penstock.drivers.llvm.emit import dense, depthwise, fault, peak, team
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, module
 from penstock.drivers.llvm.emit.constants import Constants
 from penstock.drivers.llvm.emit.cost import LEAST_PROGRAM, LEAST_SHARED, nanoseconds, products
@@ -29,9 +29,9 @@ LONGEST_NAME: Final = 60
 class Generated(Struct, frozen=True, eq=False):
     """A module's text, the bytes of its constants, and the size of its arena.
 
-    *templates* says by which template each kernel is computed. *estimate_ns* is about how long a
-    run takes on one thread. *shared* says whether threads share it, and *images* whether it runs
-    for as many images as its frame says.
+    *templates* says by which template each kernel is computed, *called* by which function.
+    *estimate_ns* is about how long a run takes on one thread. *shared* says whether threads share
+    it, and *images* whether it runs for as many images as its frame says.
     """
 
     text: str
@@ -39,6 +39,7 @@ class Generated(Struct, frozen=True, eq=False):
     arena: int
     functions: int
     templates: tuple[str, ...]
+    called: tuple[str, ...] = ()
     estimate_ns: int = 0
     shared: bool = False
     images: bool = False
@@ -67,6 +68,8 @@ class Module:
         self.functions: dict[object, Function] = {}
         self.constants = Constants()
         self.estimate_ns = 0.0
+        self.called: list[str] = []
+        """The name of each kernel's function."""
         self._images, self._system = images, system
         ports = [*self.program.inputs, *self.program.outputs]
         self._ports = {self.program.root(t): k for k, t in reversed(list(enumerate(ports)))}
@@ -173,6 +176,7 @@ class Module:
         for array in template.constants():
             place = self.constants.add(array)
             pointers.append(self.entry.at(self._words[Word.CONSTANTS], place))
+        self.called.append(self.functions[key].name)
         share = self._share if shared else self._alone
         self._call(self.functions[key], pointers, template.units, share)
 
@@ -189,7 +193,7 @@ class Module:
 
     def text(self) -> str:
         """The module."""
-        others = [team.ticks(self.isa)]
+        others = [team.ticks(self.isa), fault.handler(self.isa.architecture)]
         system = self._system if self.shared else None
         others.append(ALONE if system is None else team.shared(self.isa, system))
         functions = [*self.functions.values(), self.entry]
@@ -211,7 +215,7 @@ def generate(plan: Plan, isa: Isa, *, images: bool = False) -> Generated:
     templates = made.generate()
     return Generated(
         made.text(), made.constants.joined(), plan.size, len(made.functions), templates,
-        int(made.estimate_ns), made.shared, images,
+        tuple(made.called), int(made.estimate_ns), made.shared, images,
     )  # fmt: skip
 
 

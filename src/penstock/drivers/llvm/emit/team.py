@@ -23,9 +23,6 @@ BOX_BYTES: Final = 128
 
 MOST_WORKERS: Final = 63
 
-ENTRIES: Final = ("run", "worker", "dismiss", "ticks")
-"""The functions of a module that may be called from outside."""
-
 
 class Team(IntEnum):
     """The bytes of a team's memory before its boxes."""

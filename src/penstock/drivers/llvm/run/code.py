@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock.drivers.llvm.artefact import Manifest
 from penstock.drivers.llvm.load import Image
-from penstock.drivers.llvm.run import perf, team
+from penstock.drivers.llvm.run import faults, perf, team
 from penstock.drivers.llvm.run.addresses import is_aligned, moved
 from penstock.ir import NDArray
 
@@ -39,6 +39,7 @@ class Code:
         self.constants = constants if is_aligned(constants) else moved(constants)
         self.image = image
         perf.announce(image)
+        self.faults = faults.register(image, manifest)
         self.entry = ENTRY(image.address("run"))
         self._forks = len(_forks)
         self.threads = min(threads, team.MOST_THREADS) if manifest.shared else 1
@@ -54,5 +55,7 @@ class Code:
         return None if self._forks == len(_forks) else FORKED
 
     def __del__(self) -> None:
+        if (registered := getattr(self, "faults", None)) is not None:
+            faults.forget(registered)
         if (member := getattr(self, "_member", None)) is not None:
             member.leave()

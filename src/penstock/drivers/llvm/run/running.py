@@ -56,6 +56,8 @@ class Run:
         frame[Word.THREADS] = code.threads
         frame[Word.IMAGES] = code.manifest.images
         self._at = address_of(frame)
+        if code.faults is not None:
+            code.faults.watch(self, frame, (Word.KERNEL, Word.ELSEWHERE))
 
     def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         """Runs once. Raises `Cancelled` or `MissedDeadlineTransient` if it is stopped, and
