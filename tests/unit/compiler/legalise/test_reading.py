@@ -20,20 +20,9 @@ from tests.unit.compiler.legalise.legal_models import Given, check, feeds, layer
 
 F32, F16, F64, BOOL = DType.FLOAT32, DType.FLOAT16, DType.FLOAT64, DType.BOOL
 I8, U8, I16, I32, I64 = DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64
-EVERY: Final = (
-    F32,
-    F16,
-    F64,
-    I8,
-    U8,
-    I16,
-    DType.UINT16,
-    I32,
-    DType.UINT32,
-    I64,
-    DType.UINT64,
-    BOOL,
-)
+U16, U32, U64 = DType.UINT16, DType.UINT32, DType.UINT64
+NUMBERS: Final = (F32, F16, I8, U8, I16, I32, I64)
+EVERY: Final = (*NUMBERS, F64, U16, U32, U64, BOOL)
 
 
 def numbers(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> NDArray:
