@@ -57,12 +57,14 @@ def show_plan(plan: Plan) -> str:
 
 
 def _ports(program: Program) -> Iterator[str]:
-    kinds = (("input", program.inputs), ("output", program.outputs))
+    kinds = (("input", program.inputs), ("output", program.results))
     for kind, tensors in kinds:
         for tensor in tensors:
             root = program.root(tensor)
             same = f" = {_name(program, root)}" if root != tensor else ""
             yield f"{kind} {_declared(program, tensor)}{same}"
+    for flag, message in zip(program.flags, program.failures, strict=True):
+        yield f"flag {_name(program, flag)}: the run fails: {message}"
     used = {t for kernel in program.kernels for t in (*kernel.tensors_read, kernel.write.tensor)}
     for tensor in sorted(used & program.constants.keys()):
         yield f"constant {_declared(program, tensor)}"

@@ -243,6 +243,23 @@ def test_element_of_an_output_written_twice_is_named() -> None:
     )
 
 
+def test_flag_of_a_failure_is_one_boolean() -> None:
+    tensors = (Tensor(DType.BOOL, (1,), "ok"), Tensor(F32, (1,), "real"))
+    scope = Scope()
+    truth = scope.finish(scope.constant(value=True, dtype=DType.BOOL))
+    kernel = Kernel(
+        "flag", (1,), (), truth, identity(DType.BOOL), Access(0, along(0)), sums=DType.BOOL
+    )
+    program = Program(tensors, {}, (kernel,), (1,), (1, 0), {}, ("an index outside",))
+    check(program)
+    for broken, message in (
+        (replace(program, outputs=(0, 1)), r"flag tensor 1 'real' \(float32 \[1\]\) is not"),
+        (replace(program, outputs=(), failures=("one", "two")), "2 messages of 0 outputs"),
+    ):
+        with pytest.raises(BrokenProgram, match=message):
+            check(broken)
+
+
 def test_elements_of_a_nest_are_those_that_its_points_reach() -> None:
     """Random nests: the set, counted by shifts, against every point by itself."""
     rng = np.random.default_rng(3)

@@ -57,6 +57,11 @@ kernel 0: pool, by template nest
     )
 
 
+def test_flags_are_printed_with_their_messages() -> None:
+    program = Program((Tensor(DType.BOOL, (1,), "bad"),), {}, (), (), (0,), {}, ("out of reach",))
+    assert show(program) == "flag t0: the run fails: out of reach\n"
+
+
 def test_operations_are_printed_by_type_and_name() -> None:
     model = small_network()
     for target in TARGETS:

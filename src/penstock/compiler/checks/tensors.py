@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from penstock.compiler.checks.failing import BrokenProgram, tensor_name
 from penstock.compiler.program import Program
+from penstock.ir import DType
 
 
 def check_tensors(program: Program) -> None:
@@ -34,6 +35,12 @@ def check_tensors(program: Program) -> None:
             raise BrokenProgram(f"input {tensor_name(program, index)} is {kind}")
     if len(set(program.inputs)) != len(program.inputs):
         raise BrokenProgram("a tensor is listed as input twice")
+    if len(program.failures) > len(program.outputs):
+        raise BrokenProgram(f"{len(program.failures)} messages of {len(program.outputs)} outputs")
+    for index in program.flags:
+        tensor = program.tensors[index]
+        if tensor.dtype is not DType.BOOL or tensor.shape != (1,):
+            raise BrokenProgram(f"flag {tensor_name(program, index)} is not bool [1]")
 
 
 def _known(program: Program, tensors: Iterable[int], kind: str) -> None:
