@@ -1,0 +1,37 @@
+"""The template of matrix products agrees with the interpreter on random layers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from penstock.compiler import interpreter
+from penstock.compiler.program import Program
+from penstock.drivers.llvm.emit.module import template_of
+from penstock.drivers.llvm.isa import Isa
+from tests.support_generated import Runner, largest_difference, sets_here, values_for
+from tests.support_products import layers
+
+
+def check(program: Program, isa: Isa, template: str) -> None:
+    """Compares one run, and says which template was meant."""
+    assert template_of(program, program.kernels[0], isa).name == template
+    inputs = values_for(program)
+    runner = Runner(program, isa)
+    (got,), (wanted,) = runner(inputs), interpreter.run(program, inputs)
+    runner.close()
+    assert largest_difference(got, wanted) <= (1e-5 if wanted.dtype.kind == "f" else 0)
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+@settings(max_examples=40, deadline=None)
+@given(program=layers(depthwise=False, is_float=False))
+def test_bytes_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
+    check(program, isa, "dense")
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+@settings(max_examples=25, deadline=None)
+@given(program=layers(depthwise=False, is_float=True))
+def test_floats_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
+    check(program, isa, "dense")
