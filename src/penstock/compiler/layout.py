@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from penstock.compiler.columns import by_columns
 from penstock.compiler.expression import Expression, Number, Scope, identity
 from penstock.compiler.fold import fold_unused
 from penstock.compiler.interpreter import product_of
@@ -33,7 +34,7 @@ def lay_out(program: Program, target: Target) -> Program:
         program = own_inputs(program, None)
     if target.halo:
         program = halos(program)
-    return fold_unused(program)
+    return fold_unused(by_columns(program))
 
 
 def own_inputs(program: Program, stored: DType | None) -> Program:

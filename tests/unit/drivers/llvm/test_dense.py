@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, settings, strategies as st
 
 from penstock.compiler import interpreter
-from penstock.compiler.program import Program
+from penstock.compiler.columns import by_columns
+from penstock.compiler.expression import identity
+from penstock.compiler.legalise.products import product
+from penstock.compiler.program import Access, Kernel, Program, Tensor, along
 from penstock.drivers.llvm.emit.module import template_of
-from penstock.drivers.llvm.isa import Isa
+from penstock.drivers.llvm.isa import RECORDS, Isa
+from penstock.ir import DType
 from tests.support_generated import Runner, largest_difference, sets_here, values_for
 from tests.support_products import layers
 
@@ -35,3 +39,45 @@ def test_bytes_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
 @given(program=layers(depthwise=False, is_float=True))
 def test_floats_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
     check(program, isa, "dense")
+
+
+@st.composite
+def products_of_two(draw: st.DrawFn) -> Program:
+    """A product of two inputs, in batches; the second factor has its columns last, or its taps."""
+    sizes = [st.sampled_from(s) for s in ((1, 3), (1, 2, 7, 20), (2, 5, 16, 33, 70), (2, 9, 32))]
+    batch, rows, columns, depth = (draw(s) for s in sizes)
+    last = draw(st.booleans())
+    f32 = DType.FLOAT32
+    second = (batch, depth, columns) if last else (batch, columns, depth)
+    shapes = (batch, rows, depth), second, (batch, rows, columns)
+    reads = Access(0, along(0, 1, 3)), Access(1, along(0, 3, 2) if last else along(0, 2, 3))
+    kernel = Kernel(
+        "matmul", shapes[2], reads, product(f32, f32, f32, (None, None)), identity(f32),
+        Access(2, along(0, 1, 2)), (depth,), "sum", f32,
+    )  # fmt: skip
+    return Program(tuple(Tensor(f32, s) for s in shapes), {}, (kernel,), (0, 1), (2,), {})
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+@settings(max_examples=25, deadline=None)
+@given(program=products_of_two())
+def test_products_of_two_inputs_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
+    inputs = values_for(program)
+    runner = Runner(by_columns(program), isa)
+    (got,), (wanted,) = runner(inputs), interpreter.run(program, inputs)
+    runner.close()
+    assert largest_difference(got, wanted) <= 1e-5
+
+
+def test_a_second_factor_is_copied_so_that_columns_lie_last() -> None:
+    f32 = DType.FLOAT32
+    tensors = Tensor(f32, (8, 16)), Tensor(f32, (24, 16)), Tensor(f32, (8, 24))
+    reads = Access(0, along(0, 2)), Access(1, along(1, 2))
+    body = product(f32, f32, f32, (None, None))
+    kernel = Kernel(
+        "matmul", (8, 24), reads, body, identity(f32), Access(2, along(0, 1)), (16,), "sum", f32
+    )
+    made = by_columns(Program(tensors, {}, (kernel,), (0, 1), (2,), {}))
+    assert [k.name for k in made.kernels] == ["columns", "matmul"]
+    assert made.tensors[3].shape == (16, 24)
+    assert template_of(made, made.kernels[1], RECORDS["avx2"]).name == "dense"

@@ -7,6 +7,8 @@ floats one by one.
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.compiler.program import Kernel, Program
 from penstock.drivers.llvm.emit.assembler import Function
 from penstock.drivers.llvm.emit.flat import Flat
@@ -24,6 +26,8 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Dense | None:
     n = _channel_loop(kernel, found)
     if n is None:
         return None
+    if found.streamed is not None:
+        return _streamed(program, kernel, isa, found, found.streamed)
     taps = _taps(kernel, found.data)
     if taps is None:
         return None
@@ -37,6 +41,31 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Dense | None:
             return None
     shape = Shape(_positions(kernel, found, n), kernel.loops[n], n, segments, length)
     return Dense(program, kernel, isa, found, shape, weights, scale)
+
+
+def _streamed(
+    program: Program, kernel: Kernel, isa: Isa, found: Product, weights: Flat
+) -> Dense | None:
+    """A product of two tensors: weights lie contiguous along the channels, with one step between
+    taps.
+    """
+    outer = len(kernel.loops)
+    reduced = [i for i in range(outer, len(kernel.sizes)) if kernel.sizes[i] > 1]
+    loops = [
+        i
+        for i, size in enumerate(kernel.loops)
+        if size > 1 and weights.steps[i] == 1 and not found.data.steps[i]
+    ]
+    if len(reduced) != 1 or len(loops) != 1 or found.write.steps[loops[0]] != 1:
+        return None
+    n, taps = loops[0], reduced[0]
+    if any(e.axes or e.steps[n] not in {0, 1} for e in found.extras):
+        return None
+    size, step = kernel.sizes[taps], found.data.steps[taps]
+    segments, length = ((), size) if step == 1 else (((size, step),), 1)
+    positions = _positions(kernel, found, n)
+    shape = Shape(positions, kernel.loops[n], n, segments, length, weights.steps[taps])
+    return Dense(program, kernel, isa, found, shape, np.zeros((0, 0, 0), np.float32), None)
 
 
 def _channel_loop(kernel: Kernel, found: Product) -> int | None:
@@ -86,15 +115,18 @@ def _positions(kernel: Kernel, found: Product, n: int) -> tuple[Loop, ...]:
     for loop, size in enumerate(kernel.loops):
         if loop == n or size == 1:
             continue
-        this = Loop(size, data.steps[loop], write.steps[loop], tuple(e.steps[loop] for e in extras))
+        step = 0 if found.streamed is None else found.streamed.steps[loop]
+        this = Loop(
+            size, data.steps[loop], write.steps[loop], tuple(e.steps[loop] for e in extras), step
+        )
         if loops:
             last = loops[-1]
             outer, inner = (
-                (last.data, last.write, *last.extras),
-                (this.data, this.write, *this.extras),
+                (last.data, last.write, last.weights, *last.extras),
+                (this.data, this.write, this.weights, *this.extras),
             )
             if all(a == b * size for a, b in zip(outer, inner, strict=True)):
-                loops[-1] = Loop(last.size * size, this.data, this.write, this.extras)
+                loops[-1] = Loop(last.size * size, this.data, this.write, this.extras, this.weights)
                 continue
         loops.append(this)
     return tuple(loops) or (Loop(1, 0, 0, (0,) * len(extras)),)

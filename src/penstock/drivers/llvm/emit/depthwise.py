@@ -28,7 +28,7 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Floats | Bytes | None:
     if len(kernel.loops) != 4 or len(kernel.reduced) != 2:
         return None
     found = product(program, kernel, isa)
-    if found is None or not found.weights.loops() <= {3, 4, 5}:
+    if found is None or found.streamed is not None or not found.weights.loops() <= {3, 4, 5}:
         return None
     data, write = found.data, found.write
     if data.steps[3] != 1 or write.steps[3] != 1:

@@ -18,19 +18,25 @@ FEW_POSITIONS = 400
 
 MOST_FOLDED = 4
 
+FLOAT_BYTES = 4
+
 
 class Loop(Struct, frozen=True):
-    """A loop over positions: its size, and the steps of data, result and extras, in elements."""
+    """A loop over positions: its size, and the steps of data, result, extras and streamed weights,
+    in elements.
+    """
 
     size: int
     data: int
     write: int
     extras: tuple[int, ...]
+    weights: int = 0
 
 
 class Shape(Struct, frozen=True):
     """A matrix product: *positions* (outermost first) by *channels*, over *segments*, (size, step)
-    each, of *length* adjacent taps.
+    each, of *length* adjacent taps. *stream*: the step between taps of weights that are read where
+    they lie.
     """
 
     positions: tuple[Loop, ...]
@@ -38,6 +44,7 @@ class Shape(Struct, frozen=True):
     channel_loop: int
     segments: tuple[tuple[int, int], ...]
     length: int
+    stream: int | None = None
 
 
 def tile_of(positions: int, channels: int, isa: Isa, *, is_float: bool) -> tuple[int, int]:
@@ -92,7 +99,7 @@ class Matrix:
         inner = shape.positions[-1]
         self.rows, self.columns = tile_of(inner.size, shape.channels, isa, is_float=self.is_float)
         group = 1 if self.is_float else GROUP
-        self.fold = fold_of(shape, isa, group)
+        self.fold = 1 if shape.stream is not None else fold_of(shape, isa, group)
         if self.fold > 1:
             self.rows, self.columns = min(inner.size, isa.registers * 7 // 16), 1
         self.panel = self.lanes * self.columns // self.fold
@@ -104,13 +111,17 @@ class Matrix:
         self.overlaps = not self.is_float and rest > 0 and shape.length > self.unit
         size = isa.width if scale is None else self.machine.weight_bytes
         self.tap_bytes = size * self.columns // self.unit
+        if shape.stream is not None:
+            self.tap_bytes = shape.stream * FLOAT_BYTES
         self.item = 4 if self.is_float else 1
         self.tables = list(dict.fromkeys(program.root(t) for t in kernel.finish.tables))
 
     @property
     def tensors(self) -> tuple[int, ...]:
         accesses = (self.product.data, self.product.write, *self.product.extras)
-        return (*(self.program.root(a.tensor) for a in accesses), *self.tables)
+        streamed = self.product.streamed
+        weights = () if streamed is None else (self.program.root(streamed.tensor),)
+        return (*(self.program.root(a.tensor) for a in accesses), *self.tables, *weights)
 
     @property
     def key(self) -> object:
@@ -146,6 +157,8 @@ class Matrix:
         return outer if len(self.shape.positions) > 1 else -(-outer // self.rows)
 
     def constants(self) -> tuple[NDArray, ...]:
+        if self.shape.stream is not None:
+            return ()
         channels, panel, panels = self.shape.channels, self.panel, self.panels
         pieces = self.stored.shape[1]
         full = np.zeros((panels * panel, pieces, self.taps), self.stored.dtype)

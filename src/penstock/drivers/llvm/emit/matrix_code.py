@@ -35,6 +35,7 @@ class Code:
     def __init__(self, dense: Matrix, function: Function) -> None:
         self.dense, self.f, self.m = dense, function, dense.machine
         self.rows, self.columns, self.panel = dense.rows, dense.columns, dense.panel
+        self.count = 0
         self.scale, self.shape, self.lanes = dense.scale, dense.shape, dense.lanes
 
     def write(self) -> None:
@@ -122,7 +123,13 @@ class Code:
         data = self._pointer("%data", self.dense.product.data, lambda p: p.data, indexes)
         pieces = math.prod(size for size, _ in self.shape.segments)
         size = pieces * self.dense.taps * self.dense.tap_bytes
-        weights = f.at("%w", f.mul(panel, size))
+        self.count = count
+        streamed = self.dense.product.streamed
+        if streamed is None:
+            weights = f.at("%w", f.mul(panel, size))
+        else:
+            first = f.mul(panel, self.panel)
+            weights = self._pointer("%w", streamed, lambda p: p.weights, indexes, first)
         if self.scale is None:
             start = [Reg("zeroinitializer", m.floats)] * self.columns
         else:
@@ -220,7 +227,10 @@ class Code:
         base, made = f.at(weights, tap * dense.tap_bytes), list(sums)
         if dense.is_float:
             width = m.isa.width
-            w = [f.load(m.floats, f.at(base, width * j), width) for j in range(columns)]
+            if self.shape.stream is None:
+                w = [f.load(m.floats, f.at(base, width * j), width) for j in range(columns)]
+            else:
+                w = [self._streamed(base, j) for j in range(columns)]
             for r in range(self.rows):
                 x = self._some(f.at(data, r * position + tap * 4), left)
                 for j in range(columns):
@@ -238,6 +248,14 @@ class Code:
                 at = self.rows * columns + r
                 made[at] = m.product(f, made[at], groups, ones)
         return made
+
+    def _streamed(self, base: str, column: int) -> Reg:
+        """A vector of weights where they lie."""
+        left = self.count - self.lanes * column
+        if left <= 0:
+            return Reg("zeroinitializer", self.m.floats)
+        pointer = self.f.at(base, self.m.isa.width * column)
+        return self.f.masked_load(self.m.floats, pointer, mask_of(left, self.lanes))
 
     def _some(self, pointer: str, left: int) -> Reg:
         """*left* floats, and zeros up to a unit, side by side again and again."""

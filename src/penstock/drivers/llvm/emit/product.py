@@ -1,4 +1,4 @@
-"""Sums of products with constant weights, as templates see them."""
+"""Sums of products, as templates see them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ F32, I32 = DType.FLOAT32, DType.INT32
 
 
 class Product(Struct, frozen=True, eq=False):
-    """A sum of products over data and constant weights: the accesses in elements of their tensors,
-    and the zero points of both factors.
+    """A sum of products over data and weights: the accesses in elements of their tensors, and the
+    zero points of both factors. *streamed*: weights, of floats, that are not constant.
     """
 
     data: Flat
@@ -29,17 +29,16 @@ class Product(Struct, frozen=True, eq=False):
     extras: tuple[Flat, ...]
     zeros: tuple[int, int]
     is_float: bool
+    streamed: Flat | None = None
 
 
 def product(program: Program, kernel: Kernel, isa: Isa) -> Product | None:
-    """*kernel* as a product with constant weights that the templates of *isa* can compute; None if
-    it is none.
-    """
+    """*kernel* as a product that the templates of *isa* can compute; None if it is none."""
     found = product_of(kernel)
     if found is None or kernel.sums not in {F32, I32}:
         return None
     a, b, zeros = found
-    if program.root(b.tensor) not in program.constants or a.fill is not None or b.fill is not None:
+    if a.fill is not None or b.fill is not None:
         return None
     data, write = flat(program, a, kernel.sizes), flat(program, kernel.write, kernel.loops)
     extras = tuple(flat(program, e, kernel.loops) for e in kernel.extras)
@@ -51,7 +50,12 @@ def product(program: Program, kernel: Kernel, isa: Isa) -> Product | None:
         return None
     if is_float and zeros != (0, 0):
         return None
-    return Product(data, b, write, extras, zeros, is_float)
+    streamed = None
+    if program.root(b.tensor) not in program.constants:
+        streamed = flat(program, b, kernel.sizes)
+        if streamed.dtype is not F32 or not is_float or streamed.axes:
+            return None
+    return Product(data, b, write, extras, zeros, is_float, streamed)
 
 
 def elements(program: Program, kernel: Kernel, access: Access, order: Sequence[int]) -> NDArray:
