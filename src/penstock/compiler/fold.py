@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from penstock.compiler.interpreter import Run
 from penstock.compiler.program import Access, Kernel, Position, Program
 from penstock.compiler.rewriting import Uses, is_copy, is_whole, moved, rebuilt
+from penstock.compiler.simplify import simplify
 from penstock.interrupts import polled
 
 
@@ -14,7 +15,7 @@ def fold(program: Program) -> Program:
     """*program* without kernels on constants, without padding that readers can do themselves, and
     without kernels whose results nobody reads.
     """
-    return fold_unused(fold_padding(fold_constants(program)))
+    return fold_unused(simplify(fold_padding(fold_constants(program))))
 
 
 def fold_constants(program: Program) -> Program:

@@ -11,6 +11,7 @@ from penstock.compiler.arithmetic import evaluate
 from penstock.compiler.expression import Expression, Scope, Step, Value
 from penstock.compiler.interpreter import product_of
 from penstock.compiler.program import Kernel, Program, Tensor
+from penstock.compiler.simplify import whole
 from penstock.interrupts import polled
 from penstock.ir import DType, NDArray
 
@@ -36,13 +37,14 @@ class _Tables:
         self._known: dict[tuple[str, bytes], int] = {}
 
     def kernel(self, kernel: Kernel) -> Kernel:
+        kernel = whole(kernel)
         body = kernel.body if product_of(kernel) else self._expression(kernel.body)
         return replace(kernel, body=body, finish=self._expression(kernel.finish))
 
     def _expression(self, expression: Expression) -> Expression:
         count = len(expression.arguments)
-        leaves = _leaves(expression)
-        kept = _of_two(expression, leaves)
+        kept = _of_two(expression, _leaves(expression))
+        leaves = _origins(expression)
         scope = Scope(*expression.arguments)
         values: dict[int, Value] = {}
 
@@ -85,8 +87,28 @@ def _leaves(expression: Expression) -> list[frozenset[int]]:
     found: list[frozenset[int]] = [frozenset({i}) for i in range(count)]
     for step in expression.steps:
         parts = [
-            frozenset({a}) if expression.dtype_of(a) in BYTES else found[a] for a in step.arguments
+            frozenset({a}) if expression.dtype_of(a) in BYTES and found[a] else found[a]
+            for a in step.arguments
         ]
+        found.append(frozenset().union(*parts))
+    return found
+
+
+def _origins(expression: Expression) -> list[frozenset[int]]:
+    """As `_leaves`, but an 8-bit value that depends on one other alone is no leaf: that one is."""
+    count = len(expression.arguments)
+    found: list[frozenset[int]] = [frozenset({i}) for i in range(count)]
+
+    def origin(value: int) -> frozenset[int]:
+        if expression.dtype_of(value) not in BYTES:
+            return found[value]
+        alone = len(found[value]) <= 1 and all(
+            expression.dtype_of(o) in BYTES for o in found[value]
+        )
+        return found[value] if alone else frozenset({value})
+
+    for step in expression.steps:
+        parts = [origin(a) for a in step.arguments]
         found.append(frozenset().union(*parts))
     return found
 
