@@ -45,6 +45,11 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     return penstock.load(tmp_path / "small.tflite")
 
 
+def labelled(line: str) -> str:
+    """*line* without the numbers of its label, which other functions change."""
+    return re.sub(r"\.LBB\d+_\d+", ".LBB", line)
+
+
 def in_order(shown: list[str], printed: list[str]) -> list[str]:
     """The lines of *shown* that *printed* does not have, in this order."""
     missing, place = [], 0
@@ -70,10 +75,10 @@ def test_page_reads_the_assembly_line_by_line(small: Model) -> None:
     pytest.importorskip("llvmlite", reason="llvmlite is not installed")
     # A line is an instruction, and after two or more spaces what it does.
     pattern = r"(?m)^(\w+) {2,}(\S+(?: \S+)*)"
-    shown = [" ".join(found) for found in re.findall(pattern, SHOWN["asm"])]
+    shown = [labelled(" ".join(found)) for found in re.findall(pattern, SHOWN["asm"])]
     assert len(shown) > 20
     printed = stages.dump(small, ISA, "asm")
-    lines = [" ".join(line.split("#")[0].split()) for line in printed.splitlines()]
+    lines = [labelled(" ".join(line.split("#")[0].split())) for line in printed.splitlines()]
     assert in_order(shown, lines) == []
 
 

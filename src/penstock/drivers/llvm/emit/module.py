@@ -221,8 +221,8 @@ def generate(plan: Plan, isa: Isa, *, images: bool = False) -> Generated:
 
 def _name(number: int, template: str, kernel: str) -> str:
     """The name of a function: what profilers and crash reports show of it."""
-    said = kernel if template in {"nest", kernel} else f"{template}_{kernel}"
-    return f"k{number}_{re.sub(r'[^0-9A-Za-z]+', '_', said)[:LONGEST_NAME]}"
+    shown = kernel if template in {"nest", kernel} else f"{template}_{kernel}"
+    return f"k{number}_{re.sub(r'[^0-9A-Za-z]+', '_', shown)[:LONGEST_NAME]}"
 
 
 def _key(program: Program, kernel: Kernel, tensors: tuple[int, ...]) -> object:
