@@ -20,6 +20,11 @@ MOST_FOLDED = 4
 
 FLOAT_BYTES = 4
 
+MOST_PARTS = 4
+
+ENOUGH_SUMS = 8
+"""So many sums keep the multipliers busy while each waits for its last product."""
+
 
 class Loop(Struct, frozen=True):
     """A loop over positions: its size, and the steps of data, result, extras and streamed weights,
@@ -102,6 +107,13 @@ class Matrix:
         self.fold = 1 if shape.stream is not None else fold_of(shape, isa, group)
         if self.fold > 1:
             self.rows, self.columns = min(inner.size, isa.registers * 7 // 16), 1
+        # Few sums wait for each other: they are taken in parts, unit by unit in turn.
+        self.parts = 1
+        units = shape.length // (group * self.fold)
+        while 2 * self.parts <= min(MOST_PARTS, units) and (
+            self.parts * self.rows * self.columns < ENOUGH_SUMS
+        ):
+            self.parts *= 2
         self.panel = self.lanes * self.columns // self.fold
         self.unit = group * self.fold
         self.taps = -(-shape.length // self.unit) * self.unit

@@ -72,7 +72,8 @@ class Code:
 
     def _poll(self, positions: int) -> None:
         """Ends a stopped run, before the products of one panel with so many *positions*."""
-        if positions * self.panel * self.dense.stored[0].size > MANY_PRODUCTS:
+        taps = math.prod(n for n, _ in self.shape.segments) * self.shape.length
+        if positions * self.panel * taps > MANY_PRODUCTS:
             self.f.poll()
 
     def _panels(self, body: Callable[[Index, int], None]) -> None:
@@ -137,12 +138,27 @@ class Code:
             width = m.isa.width
             start = [f.load(m.words, f.at(bias, width * j), width) for j in range(self.columns)]
         sums = [start[j] for _ in range(self.rows) for j in range(self.columns)]
+        tile = len(sums)
+        sums += [Reg("zeroinitializer", sums[0].type)] * (tile * (self.dense.parts - 1))
         if self.scale is not None and self.scale.surplus:
             sums += [Reg("zeroinitializer", m.words)] * self.rows
-        total = [self._unfolded(v) for v in self._segments(0, data, weights, sums)]
+        sums = self._joined(self._segments(0, data, weights, sums), tile)
+        total = [self._unfolded(v) for v in sums]
         if self.scale is not None and self.scale.surplus:
             total = self._corrected(total, self.scale.surplus)
         self._finish(total, indexes, panel, count)
+
+    def _joined(self, sums: list[Reg], tile: int) -> list[Reg]:
+        """The sums of a tile, from those of its parts; sums of the data follow."""
+        add = "fadd" if self.scale is None else "add"
+        parts = self.dense.parts
+        while parts > 1:
+            parts //= 2
+            half = tile * parts
+            pairs = zip(sums[:half], sums[half : 2 * half], strict=True)
+            joined = [self.f.value(f"{add} {a}, {b.name}", a.type) for a, b in pairs]
+            sums = [*joined, *sums[2 * half :]]
+        return sums
 
     def _unfolded(self, total: Reg) -> Reg:
         """The sums of the channels, from those of the groups of taps of each."""
@@ -225,6 +241,8 @@ class Code:
         f, m, dense, columns = self.f, self.m, self.dense, self.columns
         position = self.shape.positions[-1].data * dense.item
         base, made = f.at(weights, tap * dense.tap_bytes), list(sums)
+        tile = self.rows * columns
+        part = tile * (tap // dense.unit % dense.parts)
         if dense.is_float:
             width = m.isa.width
             if self.shape.stream is None:
@@ -234,7 +252,7 @@ class Code:
             for r in range(self.rows):
                 x = self._some(f.at(data, r * position + tap * 4), left)
                 for j in range(columns):
-                    at = r * columns + j
+                    at = part + r * columns + j
                     made[at] = f.call(f"llvm.fma.v{self.lanes}f32", m.floats, x, w[j], made[at])
             return made
         packed = [m.weights(f, f.at(base, m.weight_bytes * j)) for j in range(columns)]
@@ -242,10 +260,10 @@ class Code:
         for r in range(self.rows):
             groups = self._groups(f.at(data, r * position + tap), left)
             for j in range(columns):
-                at = r * columns + j
+                at = part + r * columns + j
                 made[at] = m.product(f, made[at], groups, packed[j])
             if self.scale is not None and self.scale.surplus:
-                at = self.rows * columns + r
+                at = tile * dense.parts + r
                 made[at] = m.product(f, made[at], groups, ones)
         return made
 
