@@ -75,7 +75,7 @@ def test_exceptions_are_patched() -> None:
 
 def test_channels_of_one_multiplier_share_a_proof_for_the_sums_of_all() -> None:
     mantissas, shifts = quantize_multipliers([0.01, 0.02, 0.01])
-    least, greatest = np.array([-10, -10, -90_000]), np.array([10, 10, 90_000])
+    least, greatest = np.array([-900, -900, -90_000]), np.array([900, 900, 90_000])
     proof = solve(mantissas, shifts, -3, (-128, 127), least, greatest, down=True)
     assert proof.a[0] == proof.a[2]
     assert proof.above[0] == proof.above[2]
@@ -89,9 +89,7 @@ def test_one_possible_result_needs_no_steps() -> None:
     assert proof.single
 
 
-@pytest.mark.parametrize(
-    ("scale", "bound"), [(2.0**-24, 2**20), (0.0, 100), (1.9, 2**31 - 1), (1e-5, 2**31)]
-)
+@pytest.mark.parametrize(("scale", "bound"), [(2.0**-24, 2**30), (1.9, 2**31 - 1), (1e-5, 2**31)])
 def test_what_would_not_be_exact_is_not_proved(scale: float, bound: int) -> None:
     mantissas, shifts = quantize_multipliers([scale])
     proof = solve(
