@@ -269,7 +269,7 @@ def _no_table(number: int) -> NDArray:
 def shape_of(operand: Operand) -> tuple[int, ...]:
     """The shape of *operand*. Refuses one that only a run knows."""
     shape = static_shape(operand.shape)
-    require(shape is not None, "a shape that is known only when it runs")
+    require(shape is not None, "a shape that is known only when it runs (shapes= makes it known)")
     return shape or ()
 
 

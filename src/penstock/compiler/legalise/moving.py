@@ -189,13 +189,41 @@ def mirror_pad(operation: Operation) -> None:
 
 @legal("TILE")
 def tile(operation: Operation) -> None:
-    check_moved(operation)
-    shape, made = operation.site.shape(), operation.site.output_shape()
-    positions = tuple(
-        through(operation, [i % size for i in range(total)], loop) if size > 1 else Position()
-        for loop, (size, total) in enumerate(zip(shape, made, strict=True))
-    )
-    copy(operation, Access(operation.tensor(), positions))
+    """The operand as often along each axis as its multiples say. These may be known only to a run,
+    which fails if they are not those of the result's shape.
+    """
+    site = operation.site
+    dtype = site.output().dtype
+    require(site.input().dtype is dtype in MOVED, f"{dtype.value} values are not moved here")
+    shape, made = site.shape(), site.output_shape()
+    counts = tuple(total // size for size, total in zip(shape, made, strict=True))
+    fits = all(n * size == total for n, size, total in zip(counts, shape, made, strict=True))
+    require(fits, "a result that is not the operand several times")
+    fail_unless_equal(operation, 1, counts, f"multiples that are not {list(counts)}")
+    pairs = [size for pair in zip(counts, shape, strict=True) for size in pair]
+    written = operation.build.tensor(dtype, pairs)
+    operation.build.aliases[operation.target()] = written
+    copy(operation, Access(operation.tensor(), along(*range(1, len(pairs), 2))), written)
+
+
+def fail_unless_equal(
+    operation: Operation, position: int, wanted: Sequence[int], message: str
+) -> None:
+    """The run fails unless input *position* has the numbers *wanted*. A constant one is refused."""
+    site = operation.site
+    operand, count = site.input(position), len(wanted)
+    require(operand.dtype in {DType.INT32, DType.INT64}, "sizes of another type")
+    if operand.is_constant:
+        require(site.integers(position, "sizes") == list(wanted), message)
+        return
+    require(math.prod(site.shape(position)) == count, "sizes of another rank")
+    flat = operation.build.alias((count,), operation.tensor(position))
+    numbers = operation.build.constant(operand.dtype, (count,), lambda: np.array(wanted))
+    scope = Scope(operand.dtype, operand.dtype)
+    wrong = scope.compare("equal", scope.argument(0), scope.argument(1)).apply("not")
+    place = f"operation {site.index} ({site.operation.key}): {message}"
+    reads = [operation.whole(flat), operation.whole(numbers)]
+    operation.build.fail_where(place, reads, scope.finish(wrong))
 
 
 @legal("BROADCAST_TO")

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from penstock.compiler.expression import Scope
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.elementwise import MOVED
+from penstock.compiler.legalise.moving import fail_unless_equal
 from penstock.compiler.program import Access, Position
 from penstock.driverkit.site import require
 from penstock.ir import DType, NDArray
@@ -55,32 +55,11 @@ def fill(operation: Operation) -> None:
     dtype, shape = site.output().dtype, site.output_shape()
     require(site.input(1).dtype is dtype in MOVED, "types of this operation")
     require(math.prod(site.shape(1)) == 1, "a value of several elements")
-    if site.input(0).is_constant:
-        require(tuple(site.integers(0, "its shape")) == shape, "a result of another shape")
-    else:
-        fail_unless_equal(operation, 0, shape, f"a shape that is not {list(shape)}")
+    fail_unless_equal(operation, 0, shape, f"a shape that is not {list(shape)}")
     source = operation.tensor(1)
     read = Access(source, (Position(),) * len(operation.shape(source)))
     target = operation.target()
     operation.build.copy("fill", read, operation.whole(target), shape)
-
-
-def fail_unless_equal(
-    operation: Operation, position: int, wanted: tuple[int, ...], message: str
-) -> None:
-    """The run fails unless input *position* has the numbers *wanted*."""
-    site = operation.site
-    dtype = site.input(position).dtype
-    require(dtype in {DType.INT32, DType.INT64}, "sizes of another type")
-    require(math.prod(site.shape(position)) == len(wanted), "sizes of another rank")
-    source = operation.tensor(position)
-    flat = operation.build.alias((len(wanted),), source)
-    numbers = operation.build.constant(dtype, (len(wanted),), lambda: np.array(wanted))
-    scope = Scope(dtype, dtype)
-    wrong = scope.compare("equal", scope.argument(0), scope.argument(1)).apply("not")
-    place = f"operation {site.index} ({site.operation.key}): {message}"
-    reads = [operation.whole(flat), operation.whole(numbers)]
-    operation.build.fail_where(place, reads, scope.finish(wrong))
 
 
 @legal("ZEROS_LIKE")
