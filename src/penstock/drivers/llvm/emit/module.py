@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -17,6 +18,7 @@ from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, module
 from penstock.drivers.llvm.emit.constants import Constants
 from penstock.drivers.llvm.emit.cost import LEAST_PROGRAM, LEAST_SHARED, nanoseconds, products
 from penstock.drivers.llvm.emit.nest import Nest
+from penstock.drivers.llvm.emit.rebase import rebased
 from penstock.drivers.llvm.emit.team import ALONE, Sleeping
 from penstock.drivers.llvm.emit.template import Template
 from penstock.drivers.llvm.frame import Word
@@ -83,7 +85,9 @@ class Module:
     def generate(self) -> tuple[str, ...]:
         """Writes every kernel and its call. Returns the names of their templates."""
         program = self.program
-        found = [template_of(program, k, self.isa) for k in polled(program.kernels)]
+        relative = [rebased(program, k) for k in program.kernels]
+        kernels, moves = [k for k, _ in relative], [m for _, m in relative]
+        found = [template_of(program, k, self.isa) for k in polled(kernels)]
         times = [
             nanoseconds(program, k, t.name, self.isa)
             for k, t in zip(program.kernels, found, strict=True)
@@ -96,11 +100,11 @@ class Module:
 
         def program_once(image: Index, _: list[Reg]) -> list[Reg]:
             self._image = image
-            for number, (kernel, template) in enumerate(zip(program.kernels, found, strict=True)):
+            for number, (kernel, template) in enumerate(zip(kernels, found, strict=True)):
                 if self.shared and number and (worth[number - 1] or worth[number]):
                     self._barrier()
                 self._mark(number)
-                self._kernel(kernel, template, shared=self.shared and worth[number])
+                self._kernel(kernel, template, moves[number], shared=self.shared and worth[number])
             self._mark(len(found))
             if self.shared and self._images:
                 self._barrier()
@@ -166,13 +170,20 @@ class Module:
             return entry.at(port, entry.mul(self._image, nbytes(self.program, tensor)))
         return entry.at(self._words[Word.ARENA], self.plan.offsets[tensor])
 
-    def _kernel(self, kernel: Kernel, template: Template, *, shared: bool) -> None:
-        """Adds the code and the call of *kernel*."""
+    def _kernel(
+        self, kernel: Kernel, template: Template, moves: Mapping[int, int], *, shared: bool
+    ) -> None:
+        """Adds the code and the call of *kernel*, whose tensors begin *moves* elements on."""
         key = template.name, template.key, _key(self.program, kernel, template.tensors)
         if key not in self.functions:
             name = _name(len(self.functions), template.name, kernel.name)
             self.functions[key] = template.write(name)
-        pointers = [self.pointer(t) for t in template.tensors]
+        pointers = [
+            self.entry.at(
+                self.pointer(t), moves.get(t, 0) * self.program.tensors[t].dtype.numpy.itemsize
+            )
+            for t in template.tensors
+        ]
         for array in template.constants():
             place = self.constants.add(array)
             pointers.append(self.entry.at(self._words[Word.CONSTANTS], place))
