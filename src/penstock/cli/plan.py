@@ -103,7 +103,7 @@ def explained_steps(plan: ExecutionPlan, named: Sequence[str] | None) -> list[di
     """For each step whose device says how it computes operations: the operations, in words."""
     from penstock.hal import PrepareConfig
     from penstock.hal.stages import explanations
-    from penstock.runtime import manager
+    from penstock.runtime.discovery import manager
 
     devices = {device.name: device for device in manager.choose(list(named) if named else None)}
     found: list[dict[str, Any]] = []

@@ -47,7 +47,7 @@ def outcome(model: penstock.CompiledModel) -> tuple[str, str]:
     return step.cache.outcome, step.cache.reason
 
 
-def test_neither_support_nor_a_cached_model_loads_llvm(tmp_path: Path) -> None:
+def test_support_and_a_cached_model_load_no_llvm(tmp_path: Path) -> None:
     with compiled(tmp_path):
         pass
     program = (
@@ -122,7 +122,7 @@ def test_an_entry_of_another_llvmlite_is_compiled_again(
         assert outcome(model) == ("miss", reason)
 
 
-def test_without_llvmlite_the_device_is_unavailable_but_loads_if_it_is_told_to(
+def test_without_llvmlite_the_device_is_unavailable_and_loads_artefacts_on_demand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with compiled(tmp_path):

@@ -55,7 +55,7 @@ def test_a_fault_names_the_kernel_and_its_operation(threads: str) -> None:
     assert second == "Fatal Python error: Segmentation fault"
 
 
-def test_nobody_is_told_who_did_not_ask() -> None:
+def test_a_fault_is_printed_only_on_demand() -> None:
     ended = _ended("1", "")
     assert ended.returncode == -signal.SIGSEGV
     assert "penstock" not in ended.stderr

@@ -138,7 +138,7 @@ def test_code_for_another_architecture_is_refused() -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\x7fELF", bytes(64), b"\x7fELF\x02\x01\x01" + bytes(57)]
 )
-def test_what_is_no_object_is_refused(content: bytes) -> None:
+def test_bytes_that_are_no_object_are_refused(content: bytes) -> None:
     with pytest.raises(GeneralFailure, match="cannot be loaded"):
         load(content)
 

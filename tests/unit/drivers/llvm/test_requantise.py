@@ -90,7 +90,7 @@ def test_one_possible_result_needs_no_steps() -> None:
 
 
 @pytest.mark.parametrize(("scale", "bound"), [(2.0**-24, 2**30), (1.9, 2**31 - 1), (1e-5, 2**31)])
-def test_what_would_not_be_exact_is_not_proved(scale: float, bound: int) -> None:
+def test_channels_that_would_not_be_exact_are_not_proved(scale: float, bound: int) -> None:
     mantissas, shifts = quantize_multipliers([scale])
     proof = solve(
         mantissas, shifts, 0, (-128, 127), np.array([-bound]), np.array([bound]), down=True
