@@ -34,7 +34,7 @@ from tests.golden.cases import (
 from tests.golden.detections import detecting
 from tests.golden.engine_rules import judge, judged_of
 
-ENGINES: Final = ("xnnpack", "onnxruntime-cpu", "openvino-cpu")
+ENGINES: Final = ("llvm", "xnnpack", "onnxruntime-cpu", "openvino-cpu")
 ACCURACIES: Final[tuple[AccuracyClass, ...]] = ("exact", "faithful", "relaxed")
 FORMATS: Final[tuple[Format, ...]] = ("tflite", "onnx")
 REFERENCE: Final = "reference"

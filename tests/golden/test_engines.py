@@ -24,6 +24,7 @@ LARGEST_HERE: Final = 50_000_000
 FLOAT_SCHEMES: Final = frozenset({"float32", "float16-weights"})
 QUANTIZED_SCHEMES: Final = frozenset({"int8", "uint8"})
 FLOORS: Final[Mapping[str, Mapping[str, float]]] = {
+    "llvm": {"faithful": 0.95, "relaxed": 0.95},
     "xnnpack": {"faithful": 0.99, "relaxed": 0.99},
     "onnxruntime-cpu": {"faithful": 0.95, "relaxed": 0.98},
     "openvino-cpu": {"faithful": 0.95, "relaxed": 0.98},

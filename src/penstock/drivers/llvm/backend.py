@@ -27,9 +27,13 @@ def _load() -> Any:
     return llvm
 
 
-_engine: Final = LazyEngine(
-    "LLVM", _load, "", lambda error: message_of(error, line=0), forkable=True
-)
+def _message(error: Exception) -> str:
+    """The line that says what is wrong: of LLVM's parser the second, of anything else the first."""
+    is_parsed = "parsing error" in str(error).partition("\n")[0] and "\n" in str(error)
+    return message_of(error, line=1 if is_parsed else 0)
+
+
+_engine: Final = LazyEngine("LLVM", _load, "", _message, forkable=True)
 
 
 def triple(isa: Isa) -> str:
