@@ -160,6 +160,21 @@ class Step(QueueUser):
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), DONE))
         return outputs
 
+    def execute_values(self, run: Run, values: dict[int, NDArray], compute: Compute) -> bool:
+        """As `execute`, by *compute* on *values*, which have every input; adds the outputs. Whether
+        the driver succeeded.
+        """
+        began = perf_counter_ns()
+        for i, shape, dtype in self._kinds:
+            if i not in values:
+                values[i] = empty(shape, dtype)
+        try:
+            compute([values[i] for i in self.inputs], [values[i] for i in self.outputs])
+        except FOREIGN:
+            return False
+        run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), DONE))
+        return True
+
     def request(self, run: Run) -> Request:
         """The request of one execution, kept in `run.places` if its arguments stay the same."""
         places = run.places

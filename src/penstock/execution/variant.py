@@ -127,18 +127,14 @@ class Variant:
         arrays. *state* is required if the model has state. It is locked during the run, and changes
         only if the run succeeds.
         """
-        lone = self._lone
-        if (
-            lone is not None
-            and (compute := lone.compute) is not None
-            and out is None
-            and run.bound is None
-            and self.is_plain(run.config)
-        ):
-            try:
-                return lone.execute_arrays(run, inputs, compute)
-            except DriverError as error:
-                return self._repeated(run, inputs, error)
+        lone, compute = self._lone, None
+        if lone is not None and out is None and run.bound is None and self.is_plain(run.config):
+            compute = lone.compute
+            if compute is not None and not self.states:
+                try:
+                    return lone.execute_arrays(run, inputs, compute)
+                except DriverError as error:
+                    return self._repeated(run, inputs, error)
         lock = arena = turn = None
         if state is not None and self.states:
             lock = state.held(run.config)
@@ -150,12 +146,18 @@ class Variant:
                 if self._needed:
                     self.check_assigned(state)
                 turn = state.turn(self._turning, run.copies)
+                if turn is not None and lone is not None and compute is not None:
+                    values = {**turn.values, **dict(zip(self.inputs, inputs, strict=True))}
+                    # After a failure the run begins again as any other, which may fall back.
+                    if lone.execute_values(run, values, compute):
+                        state.end_turn(turn)
+                        return [values[i] for i in self.outputs]
             if out is None and state is None and run.bound is None:
                 # Inlined `values`, which saves a call. No `strict=True`: it would double the time
                 # of this loop.
                 values = run.values = {}
                 for operand, array in zip(self.inputs, inputs):  # noqa: B905  # equal lengths
-                    values[operand] = array  # noqa: PERF403  # a comprehension costs a call
+                    values[operand] = array  # a comprehension costs a call
             else:
                 values = run.values = self.values(run, inputs, out, state, turn)
             if self.slots:
@@ -214,13 +216,13 @@ class Variant:
         if len(self.steps) != 1 or self.is_pending or self._lends or self.slots:
             return None
         step = self.steps[0]
-        is_lone = (
-            self.is_direct
-            and isinstance(step, Step)
-            and step.inputs == self.inputs
-            and step.outputs == self.outputs
-        )
-        return step if is_lone and isinstance(step, Step) else None
+        if not (isinstance(step, Step) and step.is_direct and self.delivers_its_own):
+            return None
+        state = {p.input for p in self._turning} | {p.output for p in self._turning}
+        known = set(step.inputs) <= state.union(self.inputs)
+        whole = known and state.union(self.outputs).issuperset(step.outputs)
+        is_plain = step.inputs == self.inputs and step.outputs == self.outputs
+        return step if (whole if self.states else is_plain) else None
 
     def execute(self, run: Run) -> None:
         """Executes every step. Raises a step's `DriverError`, `MissedDeadline*`, `Cancelled`."""
