@@ -56,6 +56,11 @@ class Word(IntEnum):
     ENDED = 12
     """A number: not 0 once a run of several threads has seen, at a barrier, that it is stopped."""
 
+    HEAD = 12
+    """A number. If it is not 0, the ports are objects, which have the pointer so many bytes from
+    their beginning: then nobody needs to read the addresses of arrays one by one.
+    """
+
     ARRIVED = 16
     """Two int32: threads that wait at the barrier, and those of them that sleep."""
 

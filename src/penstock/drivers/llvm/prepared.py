@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from penstock.driverkit.engine_model import EngineModel, Profiler
 from penstock.drivers.llvm.run import team
-from penstock.drivers.llvm.run.running import Executable
+from penstock.drivers.llvm.run.running import Compute, Executable
 from penstock.errors import GeneralFailure
 from penstock.hal import ExecutionConfig
-from penstock.ir import NDArray
-
-Compute: TypeAlias = Callable[[Sequence[NDArray], Sequence[NDArray]], None]
 
 
 def profiler_of(executable: Executable) -> Profiler[Any]:
@@ -28,12 +25,8 @@ class LlvmPreparedModel(EngineModel[Executable]):
     @property
     def compute(self) -> Compute | None:  # type: ignore[override]  # depends on the model
         """As `PreparedModelBase.compute`; None if an input is an output."""
-        return None if self._forwards else self._compute
-
-    def _compute(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
-        if (executable := self.executable) is None:
-            raise GeneralFailure("the prepared model is closed")
-        executable.compute(inputs, outputs)
+        executable = self.executable
+        return None if self._forwards or executable is None else executable.compute
 
     @property
     def kernels(self) -> Sequence[tuple[str, str, tuple[int, ...]]]:
@@ -41,6 +34,8 @@ class LlvmPreparedModel(EngineModel[Executable]):
         return () if self.executable is None else self.executable.code.manifest.kernels
 
     def close(self) -> None:
+        if (executable := self.executable) is not None:
+            executable.let_go()
         super().close()
         team.settle()
 

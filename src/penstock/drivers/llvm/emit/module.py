@@ -81,6 +81,8 @@ class Module:
             for word in (Word.PORTS, Word.ARENA, Word.CONSTANTS, Word.STOP, Word.TIMES)
         }
         self._image: Index = 0
+        self._head = self._word(Word.HEAD, "i64")
+        self._is_pointer = self.entry.value(f"icmp eq i64 {self._head}, 0", "i1").name
 
     def generate(self) -> tuple[str, ...]:
         """Writes every kernel and its call. Returns the names of their templates."""
@@ -167,6 +169,10 @@ class Module:
         if tensor in self._ports:
             slot = entry.at(self._words[Word.PORTS], 8 * self._ports[tensor])
             port = entry.value(f"load ptr, ptr {slot}, align 8", "ptr").name
+            inside = entry.value(f"getelementptr i8, ptr {port}, i64 {self._head}", "ptr").name
+            chosen = f"select i1 {self._is_pointer}, ptr {slot}, ptr {inside}"
+            place = entry.value(chosen, "ptr").name
+            port = entry.value(f"load ptr, ptr {place}, align 8", "ptr").name
             return entry.at(port, entry.mul(self._image, nbytes(self.program, tensor)))
         return entry.at(self._words[Word.ARENA], self.plan.offsets[tensor])
 

@@ -36,9 +36,9 @@ def _has_pointer_behind_head() -> bool:
     return all(_Shifted.from_address(id(a)).value == a.ctypes.data for a in samples)
 
 
-pointer_at: Final[Callable[[int], Any]] = (
-    _Shifted.from_address if _has_pointer_behind_head() else _Pointer
-)
+HAS_POINTER: Final = _has_pointer_behind_head()
+
+pointer_at: Final[Callable[[int], Any]] = _Shifted.from_address if HAS_POINTER else _Pointer
 """`pointer_at(id(array)).value` is the address of the array's elements. `array.ctypes.data` takes
 twenty times as long, which is longer than a small network.
 """
@@ -48,6 +48,13 @@ def address_of(array: NDArray) -> int:
     """The address of the first element."""
     address: int = pointer_at(id(array)).value
     return address
+
+
+OBJECT_HEAD: Final = HEAD if HAS_POINTER else 0
+"""The word `HEAD` of frames whose ports are `port_of` arrays."""
+
+port_of: Final[Callable[[NDArray], int]] = id if HAS_POINTER else address_of
+"""What a port of a frame gets for an array: the object, or its address. The object is faster."""
 
 
 def aligned(size: int) -> NDArray:

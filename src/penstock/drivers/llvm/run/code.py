@@ -20,6 +20,9 @@ ENTRY: Final = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 _forks: Final[list[None]] = []
 """One entry for each fork between the first process and this one."""
 
+forks_so_far: Final = _forks.__len__
+"""How many forks there are between the first process and this one."""
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _forks.append(None))
 
@@ -41,7 +44,7 @@ class Code:
         perf.announce(image)
         self.faults = faults.register(image, manifest)
         self.entry = ENTRY(image.address("run"))
-        self._forks = len(_forks)
+        self._forks = forks_so_far()
         self.threads = min(threads, team.MOST_THREADS) if manifest.shared else 1
         self._member = team.join(image, self.threads) if self.threads > 1 else None
 
@@ -52,7 +55,7 @@ class Code:
 
     def unusable(self) -> str | None:
         """Why this process cannot run the code: it was forked from the one that loaded it."""
-        return None if self._forks == len(_forks) else FORKED
+        return None if self._forks == forks_so_far() else FORKED
 
     def __del__(self) -> None:
         if (registered := getattr(self, "faults", None)) is not None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
 from penstock.drivers.llvm.frame import WHOLE, WORDS, Word
 from penstock.drivers.llvm.run import stop
-from penstock.drivers.llvm.run.addresses import address_of, aligned, pointer_at
-from penstock.drivers.llvm.run.code import Code
+from penstock.drivers.llvm.run.addresses import OBJECT_HEAD, address_of, aligned, port_of
+from penstock.drivers.llvm.run.code import FORKED, Code, forks_so_far
 from penstock.errors import DeadObject, GeneralFailure
 from penstock.hal import ExecutionConfig
 from penstock.ir import DType, NDArray
@@ -36,9 +36,10 @@ class Run:
         self._failures = code.manifest.failures
         self._flags = np.zeros(len(self._failures), np.bool_)
         places = self._given + len(computed)
-        self._ports: Any = (ctypes.c_uint64 * (places + len(self._flags)))()
-        for at in range(len(self._flags)):
-            self._ports[places + at] = address_of(self._flags) + at
+        self.ports: Any = (ctypes.c_uint64 * (places + len(self._flags)))()
+        self._flag_arrays = [self._flags[at : at + 1] for at in range(len(self._flags))]
+        for at, array in enumerate(self._flag_arrays):
+            self.ports[places + at] = port_of(array)
         self._arena = aligned(code.manifest.arena)
         self.flag = np.zeros(1, np.int32)
         self._is_brief = code.manifest.estimate_ns < stop.BRIEF_NS
@@ -46,7 +47,7 @@ class Run:
         self.times = np.zeros(stamps if timed else 0, np.int64)
         self.frame = frame = aligned(8 * WORDS).view(np.uint64)
         frame[...] = 0
-        frame[Word.PORTS] = ctypes.addressof(self._ports)
+        frame[Word.PORTS] = ctypes.addressof(self.ports)
         frame[Word.ARENA] = address_of(self._arena)
         frame[Word.CONSTANTS] = address_of(code.constants)
         frame[Word.STOP] = address_of(self.flag)
@@ -55,6 +56,7 @@ class Run:
         frame[Word.HIGH] = WHOLE
         frame[Word.THREADS] = code.threads
         frame[Word.IMAGES] = code.manifest.images
+        frame[Word.HEAD] = OBJECT_HEAD
         self._at = address_of(frame)
         if code.faults is not None:
             code.faults.watch(self, frame, (Word.KERNEL, Word.ELSEWHERE))
@@ -64,10 +66,10 @@ class Run:
         `GeneralFailure` if the inputs have no result; the next run is not affected.
         """
         wanted = [self._room(at) if array is None else array for at, array in enumerate(outputs)]
-        if self._is_brief or (config.deadline_ns is None and config.cancel is None):
-            self.compute(inputs, wanted)
-            return
         self._bind(inputs, wanted)
+        if self._is_brief or (config.deadline_ns is None and config.cancel is None):
+            self.execute()
+            return
         stop.enter(self.flag, config)
         try:
             status = self._entry(self._at)
@@ -78,16 +80,8 @@ class Run:
             stop.raise_reason(config)
         self._check_flags()
 
-    def compute(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
-        """Runs once, without limits: writes all *outputs*."""
-        # As `_bind`, which would be another call.
-        ports, at = self._ports, 0
-        for array in inputs:
-            ports[at] = pointer_at(id(array)).value
-            at += 1
-        for array in outputs:
-            ports[at] = pointer_at(id(array)).value
-            at += 1
+    def execute(self) -> None:
+        """Executes the code, without limits, for the arrays that `ports` points to."""
         if status := self._entry(self._at):
             raise GeneralFailure(f"the code ended with status {status}")
         if self._failures:
@@ -95,7 +89,7 @@ class Run:
 
     def _bind(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
         for at, array in enumerate((*inputs, *outputs)):
-            self._ports[at] = pointer_at(id(array)).value
+            self.ports[at] = port_of(array)
 
     def _check_flags(self) -> None:
         if self._failures and self._flags.any():
@@ -109,20 +103,53 @@ class Run:
         return self._unwanted[at]
 
 
+Compute: TypeAlias = Callable[[Sequence[NDArray], Sequence[NDArray]], None]
+
+
 class Executable(RunPool[Run]):
     """The runs of *code*."""
 
     def __init__(self, code: Code) -> None:
         super().__init__(lambda: Run(code), code.unusable)
         self.code = code
+        self._makers = [self._make]
+        self.compute = _compute_of(self._free, self._makers)
+        """Runs once, without limits: `compute(inputs, outputs)`. Raises `DeadObject` in a forked
+        child, `GeneralFailure` once `let_go` was called.
+        """
 
-    def compute(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
-        """As `Run.compute`, of a free run. Raises `DeadObject` in a forked child."""
-        if (reason := self.code.unusable()) is not None:
-            raise DeadObject(reason)
+    def let_go(self) -> None:
+        """Makes `compute` let go of the code, at the end of its last run."""
+        self._makers.clear()
+        self._free.clear()
+
+
+def _compute_of(free: list[Run], makers: list[Callable[[], Run]]) -> Compute:
+    """A function and not methods: a small network takes less time than three calls. Whoever keeps
+    it does not keep the code.
+    """
+    port, forks = port_of, forks_so_far()
+
+    def compute(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
+        if forks_so_far() != forks:
+            raise DeadObject(FORKED)
+        # `pop` and `append` of a list are atomic.
         try:
-            run = self._free.pop()
+            run = free.pop()
         except IndexError:
-            run = self._make()
-        run.compute(inputs, outputs)
-        self._free.append(run)
+            if not makers:
+                raise GeneralFailure("the prepared model is closed") from None
+            run = makers[0]()
+        ports, at = run.ports, 0
+        for array in inputs:
+            ports[at] = port(array)
+            at += 1
+        for array in outputs:
+            ports[at] = port(array)
+            at += 1
+        run.execute()
+        free.append(run)
+        if not makers:
+            free.clear()
+
+    return compute
