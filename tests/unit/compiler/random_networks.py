@@ -19,10 +19,6 @@ class Value:
     def __init__(self, index: int, shape: tuple[int, ...], q: Quantization | None) -> None:
         self.index, self.shape, self.q = index, shape, q
 
-    @property
-    def dtype(self) -> DType:
-        return DType.FLOAT32 if self.q is None else DType.INT8
-
 
 class Network:
     """Grows a network of *count* operations from *seed*."""
@@ -32,12 +28,14 @@ class Network:
         self.builder = ModelBuilder()
         self.values: list[Value] = []
         self.read: set[int] = set()
+        self.bytes = (DType.INT8, DType.UINT8)[int(self.rng.random() < 0.25)]
         for number in range(int(self.rng.integers(1, 3))):
             self._input(number)
         rules: list[Callable[[Value], bool]] = [
             self._pad, self._slice, self._transpose, self._reshape, self._join, self._add,
             self._activate, self._pool, self._reduce, self._convolve, self._softmax, self._split,
-            self._mirror, self._requantise,
+            self._mirror, self._requantise, self._depthwise, self._gather, self._connect,
+            self._resize, self._strided,
         ]  # fmt: skip
         grown = 0
         while grown < count:
@@ -55,13 +53,21 @@ class Network:
     def _input(self, number: int) -> None:
         shape = (1, *(int(n) for n in self.rng.integers(2, 7, 2)), int(self.rng.integers(1, 6)))
         q = self._quantization() if self.rng.random() < 0.6 else None
-        dtype = DType.FLOAT32 if q is None else DType.INT8
+        dtype = DType.FLOAT32 if q is None else self.bytes
         index = self.builder.input(dtype, shape, f"x{number}", quantization=q)
         self.values.append(Value(index, shape, q))
 
     def _quantization(self) -> Quantization:
         scale = float(self.rng.choice(SCALES))
-        return Quantization((scale,), (int(self.rng.integers(-20, 21)),))
+        return Quantization((scale,), (self._middle + int(self.rng.integers(-20, 21)),))
+
+    @property
+    def _middle(self) -> int:
+        return 0 if self.bytes is DType.INT8 else 128
+
+    def _fixed(self, scale: float) -> Quantization:
+        """The scale that TFLite has for results of some operations: shares, or from -1 to 1."""
+        return Quantization((scale,), (self._middle if scale == 1 / 128 else self._middle - 128,))
 
     def _add_operation(
         self, kind: str, inputs: list[int], shape: tuple[int, ...], q: Quantization | None,
@@ -69,7 +75,7 @@ class Network:
     ) -> bool:  # fmt: skip
         if int(np.prod(shape)) > MOST_ELEMENTS or 0 in shape:
             return False
-        out: tuple[Any, ...] = (DType.FLOAT32, shape) if q is None else (DType.INT8, shape, q)
+        out: tuple[Any, ...] = (DType.FLOAT32, shape) if q is None else (self.bytes, shape, q)
         (index,) = self.builder.operation(kind, inputs, [out], attributes)
         self.read |= set(inputs)
         self.values.append(Value(index, shape, q))
@@ -144,10 +150,7 @@ class Network:
 
     def _activate(self, x: Value) -> bool:
         kind = ("RELU", "LOGISTIC", "RELU6", "TANH")[int(self.rng.integers(4))]
-        fixed = {
-            "LOGISTIC": Quantization((1 / 256,), (-128,)),
-            "TANH": Quantization((1 / 128,), (0,)),
-        }
+        fixed = {"LOGISTIC": self._fixed(1 / 256), "TANH": self._fixed(1 / 128)}
         q = None if x.q is None else fixed.get(kind, x.q)
         return self._add_operation(kind, [x.index], x.shape, q)
 
@@ -170,31 +173,81 @@ class Network:
         inputs = [x.index, self._constant([axis])]
         return self._add_operation(kind, inputs, shape, x.q, keep_dims=True)
 
+    def _parameters(
+        self, x: Value, shape: tuple[int, ...], channels: int
+    ) -> tuple[int, int, Quantization | None]:
+        """Weights of *shape*, biases, and the quantisation of the results."""
+        if x.q is None:
+            weights = self._constant(self.rng.standard_normal(shape), np.float32)
+            return weights, self._constant(self.rng.standard_normal(channels), np.float32), None
+        if self.bytes is DType.INT8:
+            low, zero = -127, 0
+        else:
+            low, zero = 0, int(self.rng.integers(100, 156))
+        values = self.rng.integers(low, 128, shape)
+        kind = np.int8 if self.bytes is DType.INT8 else np.uint8
+        weights = self._constant(values, kind, Quantization((0.01,), (zero,)))
+        biases = self.rng.integers(-900, 900, channels)
+        scale = Quantization((x.q.scales[0] * 0.01,), (0,))
+        return weights, self._constant(biases, np.int32, scale), self._quantization()
+
     def _convolve(self, x: Value) -> bool:
         if len(x.shape) != 4:
             return False
         channels, side = int(self.rng.integers(1, 7)), int(self.rng.choice([1, 3]))
-        shape = (channels, side, side, x.shape[3])
-        if x.q is None:
-            w = self._constant(self.rng.standard_normal(shape), np.float32)
-            b, q = self._constant(self.rng.standard_normal(channels), np.float32), None
-        else:
-            w = self._constant(
-                self.rng.integers(-127, 128, shape), np.int8, Quantization((0.01,), (0,))
-            )
-            scale = x.q.scales[0] * 0.01
-            bias = self.rng.integers(-900, 900, channels)
-            b, q = (
-                self._constant(bias, np.int32, Quantization((scale,), (0,))),
-                self._quantization(),
-            )
+        w, b, q = self._parameters(x, (channels, side, side, x.shape[3]), channels)
+        stride = int(self.rng.integers(1, 3))
+        sides = [-(-n // stride) for n in x.shape[1:3]]
         return self._add_operation(
-            "CONV_2D", [x.index, w, b], (*x.shape[:3], channels), q, padding="SAME", stride_w=1,
-            stride_h=1, fused_activation_function="RELU" if self.rng.random() < 0.5 else "NONE",
+            "CONV_2D", [x.index, w, b], (x.shape[0], *sides, channels), q, padding="SAME",
+            stride_w=stride, stride_h=stride, fused_activation_function=self._fused(),
         )  # fmt: skip
 
+    def _depthwise(self, x: Value) -> bool:
+        if len(x.shape) != 4:
+            return False
+        times, side = int(self.rng.integers(1, 3)), int(self.rng.choice([2, 3]))
+        channels = x.shape[3] * times
+        w, b, q = self._parameters(x, (1, side, side, channels), channels)
+        return self._add_operation(
+            "DEPTHWISE_CONV_2D", [x.index, w, b], (*x.shape[:3], channels), q, padding="SAME",
+            stride_w=1, stride_h=1, depth_multiplier=times, fused_activation_function=self._fused(),
+        )  # fmt: skip
+
+    def _connect(self, x: Value) -> bool:
+        count = int(self.rng.integers(1, 20))
+        w, b, q = self._parameters(x, (count, x.shape[-1]), count)
+        return self._add_operation(
+            "FULLY_CONNECTED", [x.index, w, b], (*x.shape[:-1], count), q, keep_num_dims=True,
+            fused_activation_function=self._fused(),
+        )  # fmt: skip
+
+    def _fused(self) -> str:
+        return "RELU" if self.rng.random() < 0.5 else "NONE"
+
+    def _gather(self, x: Value) -> bool:
+        axis = int(self.rng.integers(len(x.shape)))
+        count = int(self.rng.integers(1, 6))
+        chosen = self._constant(self.rng.integers(0, x.shape[axis], count))
+        shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+        return self._add_operation("GATHER", [x.index, chosen], shape, x.q, axis=axis)
+
+    def _resize(self, x: Value) -> bool:
+        if len(x.shape) != 4:
+            return False
+        sides = [int(n) for n in self.rng.integers(1, 9, 2)]
+        kind = ("RESIZE_NEAREST_NEIGHBOR", "RESIZE_BILINEAR")[int(self.rng.integers(2))]
+        shape = (x.shape[0], *sides, x.shape[3])
+        return self._add_operation(kind, [x.index, self._constant(sides)], shape, x.q)
+
+    def _strided(self, x: Value) -> bool:
+        steps = [int(n) for n in self.rng.integers(1, 4, len(x.shape))]
+        shape = tuple(-(-n // s) for n, s in zip(x.shape, steps, strict=True))
+        bounds = [self._constant(v) for v in ([0] * len(steps), x.shape, steps)]
+        return self._add_operation("STRIDED_SLICE", [x.index, *bounds], shape, x.q)
+
     def _softmax(self, x: Value) -> bool:
-        q = None if x.q is None else Quantization((1 / 256,), (-128,))
+        q = None if x.q is None else self._fixed(1 / 256)
         return self._add_operation("SOFTMAX", [x.index], x.shape, q, beta=1.0)
 
     def _split(self, x: Value) -> bool:
@@ -203,7 +256,7 @@ class Network:
             return False
         axis = axes[0]
         shape = (*x.shape[:axis], x.shape[axis] // 2, *x.shape[axis + 1 :])
-        out: Any = (DType.FLOAT32, shape) if x.q is None else (DType.INT8, shape, x.q)
+        out: Any = (DType.FLOAT32, shape) if x.q is None else (self.bytes, shape, x.q)
         inputs = [self._constant(axis), x.index]
         parts = self.builder.operation("SPLIT", inputs, [out, out], {"num_splits": 2})
         self.read.add(x.index)

@@ -80,6 +80,15 @@ def test_slices_of_slices_are_one_read() -> None:
     assert [p.offset for p in program.kernels[0].reads[0].axes] == [4, 3]
 
 
+def test_copy_of_a_folded_copy_is_folded_into_the_first() -> None:
+    b = Builder()
+    x = b.tensor((2, 3))
+    padded = b.copy(x, (4, 6), (-1, -1), 0.5)
+    part = b.copy(padded, (2, 3), (1, 2))
+    outputs = [b.unary("neg", part), b.unary("abs", padded)]
+    after(fold, b.program([x], outputs), ["neg", "abs"])
+
+
 def test_padding_of_two_values_stays() -> None:
     b = Builder()
     x = b.tensor((3,))
@@ -191,6 +200,19 @@ def test_padding_is_copied_where_the_tensor_must_keep_its_size() -> None:
     inner = b.unary("neg", x)
     y = convolution(b, inner, 6)
     program = after(halos, b.program([x], [inner, y]), ["neg", "padding", "convolution"])
+    assert program.tensors[inner].shape == (6,)
+
+
+def test_tensor_that_a_table_of_positions_reads_keeps_its_size() -> None:
+    b = Builder()
+    x = b.tensor((6,))
+    inner = b.unary("neg", x)
+    y = convolution(b, inner, 6)
+    table = b.tensor((2,), INT32, np.array([5, 0], np.int32))
+    z = b.tensor((2,))
+    b.kernel("gather", [Access(inner, (Position(0, ((0, 1),), table),))], identity(F32), z)
+    names = ["neg", "padding", "convolution", "gather"]
+    program = after(halos, b.program([x], [y, z]), names)
     assert program.tensors[inner].shape == (6,)
 
 

@@ -23,25 +23,11 @@ def test_random_networks_equal_the_reference_after_every_pass(first: int) -> Non
     assert wrong == {}
 
 
-@pytest.mark.parametrize(
-    ("seed", "defect"),
-    [
-        (73, "a copy of a copy, folded with the kernel that it was before"),
-        (141, "a border moved the places of a table of positions"),
-        (34, "as 141, in a mirrored padding"),
-        (1034, "padding behind a tensor, folded into reads through a table of positions"),
-    ],
-)
-def test_network_that_a_pass_broke_is_sound(seed: int, defect: str) -> None:
-    model = Network(seed).model()
-    assert check_stages(model) == 10, defect
-    assert departures(model, seed) == [], defect
-
-
 def test_random_networks_have_operations_of_every_kind() -> None:
     found = {o.key for seed in SEEDS for o in Network(seed).model().operations}
     assert found >= {
         "PAD", "MIRROR_PAD", "SLICE", "TRANSPOSE", "RESHAPE", "CONCATENATION", "ADD", "MUL", "SUB",
         "RELU", "LOGISTIC", "MAX_POOL_2D", "AVERAGE_POOL_2D", "REDUCE_MAX", "MEAN", "SUM",
-        "CONV_2D", "SOFTMAX", "SPLIT", "QUANTIZE", "DEQUANTIZE",
+        "CONV_2D", "SOFTMAX", "SPLIT", "QUANTIZE", "DEQUANTIZE", "DEPTHWISE_CONV_2D", "GATHER",
+        "FULLY_CONNECTED", "RESIZE_NEAREST_NEIGHBOR", "RESIZE_BILINEAR", "STRIDED_SLICE",
     }  # fmt: skip
