@@ -1,0 +1,85 @@
+"""Random models on generated code and on the device `reference`: how the two compare.
+
+Models come in families: layers around the widths of vectors (tests/support_layers.py), single
+operations of each family of generators of tests/differential, and graphs of these.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+import penstock
+from penstock.compiler.legalise import judge
+from penstock.driverkit.site import Refused, make_sites
+from penstock.drivers.llvm.isa import Isa
+from penstock.errors import PenstockError
+from penstock.ir import Model, NDArray, infer_shapes
+from tests.differential.graphs import draw_graph
+from tests.differential.registry import draw_unusual, every_case
+from tests.support_compiler import differences, reference, without_state
+from tests.support_generated import Runner, compiled
+from tests.support_layers import FAMILIES, draw_layer
+
+GRAPHS: Final = "graphs"
+LAYERS: Final = "layers of "
+OPERATIONS: Final = "operations of "
+
+
+def families() -> list[str]:
+    """The names of all families."""
+    modules = sorted({case.family for case in every_case().values()})
+    return [*(LAYERS + f for f in FAMILIES), *(OPERATIONS + m for m in modules), GRAPHS]
+
+
+class Trial(Struct, frozen=True):
+    """A model's outcome: whether the compiler takes it, what it is, and what differs."""
+
+    taken: bool
+    what: str = ""
+    wrong: tuple[str, ...] = ()
+
+
+def draw(family: str, seed: int) -> tuple[Model, list[NDArray]]:
+    """The model number *seed* of *family*, with its inputs. Raises `PenstockError` or `ValueError`
+    where the numbers give no model.
+    """
+    if family.startswith(LAYERS):
+        return draw_layer(family.removeprefix(LAYERS), seed)
+    if family == GRAPHS:
+        drawn = draw_graph([seed])
+    else:
+        module = family.removeprefix(OPERATIONS)
+        keys = sorted(key for key, case in every_case().items() if case.family == module)
+        drawn = draw_unusual(keys[seed % len(keys)], [seed])
+    model = without_state(penstock.load(drawn.file))
+    shapes = {number: array.shape for number, array in enumerate(drawn.inputs)}
+    return infer_shapes(model, shapes), list(drawn.inputs)
+
+
+def tried(family: str, seed: int, sets: Sequence[Isa]) -> Trial:
+    """The outcome of a model on each of *sets*."""
+    try:
+        model, inputs = draw(family, seed)
+        for site in make_sites(model):
+            judge(site)
+        programs = [compiled(model, isa) for isa in sets]
+    except (PenstockError, Refused, ValueError):
+        return Trial(False)
+    what = ", ".join(o.key for o in model.operations)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            wanted = reference(model, inputs)
+        except PenstockError:
+            return Trial(False)
+        wrong = []
+        for isa, program in zip(sets, programs, strict=True):
+            runner = Runner(program, isa)
+            wrong += [f"{isa.name}: {d}" for d in differences(wanted, runner(inputs))]
+            runner.close()
+    return Trial(True, what, tuple(wrong))
