@@ -51,6 +51,7 @@ def by_columns(program: Program) -> Program:
         program.inputs,
         program.outputs,
         program.aliases,
+        program.failures,
     )
 
 
