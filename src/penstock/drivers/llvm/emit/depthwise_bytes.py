@@ -12,7 +12,7 @@ column; where there are few, only as many as a vector of sums has.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -27,6 +27,9 @@ from penstock.ir import NDArray
 
 TOGETHER = 4
 """Vectors of sums that one pack makes bytes of."""
+
+SIDE = 2
+"""Vectors of bytes that are computed side by side: weights are read once for them."""
 
 
 class Shape(Struct, frozen=True):
@@ -207,19 +210,32 @@ class _Code:
             if whole < end:
                 tile(end - TOGETHER, [])
             return
-        kept = self._kept()
+        kept, each = self._kept(), self.each * self.layer.groups
+        moved = self.width - kept
         first = f.at(data, f.mul(begin, steps[0]))
         carried = [x for column in range(kept) for x in self._column(first, column, mask)]
 
-        def body(t: Index, held: list[Reg]) -> list[Reg]:
-            each = self.each * self.layer.groups
-            columns = [held[each * i : each * (i + 1)] for i in range(kept)]
-            at = f.at(data, f.mul(t, steps[0]))
-            columns += [self._column(at, column, mask) for column in range(kept, self.width)]
-            self._vectors(columns, f.at(out, f.mul(t, steps[1])), phase, mask)
-            return [x for column in columns[self.width - kept :] for x in column]
+        def turn(together: int) -> Callable[[Index, list[Reg]], list[Reg]]:
+            def body(t: Index, held: list[Reg]) -> list[Reg]:
+                at, to = f.at(data, f.mul(t, steps[0])), f.at(out, f.mul(t, steps[1]))
+                outs = [f.at(to, j * steps[1]) for j in range(together)]
+                if not kept:
+                    starts = [f.at(at, j * steps[0]) for j in range(together)]
+                    self._apart(starts, outs, phase, mask)
+                    return []
+                columns = [held[each * i : each * (i + 1)] for i in range(kept)]
+                last = self.width + (together - 1) * moved
+                columns += [self._column(at, column, mask) for column in range(kept, last)]
+                self._vectors(columns, moved, outs, phase, mask)
+                return [x for column in columns[last - kept :] for x in column]
 
-        f.loop(begin, end, 1, body, carried)
+            return body
+
+        whole = begin + (end - begin) // SIDE * SIDE
+        if whole > begin:
+            carried = f.loop(begin, whole, SIDE, turn(SIDE), carried)
+        if whole < end:
+            f.loop(whole, end, 1, turn(1), carried)
 
     def _kept(self) -> int:
         """The columns that one vector shares with the next."""
@@ -253,9 +269,12 @@ class _Code:
         return made
 
     def _summed(
-        self, sums: list[Reg], row: int, column: int, mixed: Sequence[Reg], phase: Index
-    ) -> list[Reg]:
-        """*sums* plus the products of one column of taps, for one row of the result."""
+        self, sums: list[list[Reg]], row: int, column: int, mixed: Sequence[Sequence[Reg]],
+        phase: Index,
+    ) -> None:  # fmt: skip
+        """Adds the products of one column of taps to the sums of vectors side by side, for one row
+        of the result.
+        """
         layer, f, m, each = self.layer, self.f, self.m, self.each
         height, groups = layer.taps.shape[1], layer.groups
         size = groups * self.width * self.rows * each * m.weight_bytes
@@ -267,12 +286,12 @@ class _Code:
             number = ((group * self.width + column) * self.rows + row) * each
             for q in range(each):
                 w = m.weights(f, f.at(base, (number + q) * m.weight_bytes))
-                x = m.spread(f, mixed[group * each + q])
-                sums[q] = m.product(f, sums[q], x, w)
-                for surplus in self._surplus():
-                    more = m.repeated([surplus * tap for tap in taps])
-                    sums[q] = m.product(f, sums[q], x, more)
-        return sums
+                for total, data in zip(sums, mixed, strict=True):
+                    x = m.spread(f, data[group * each + q])
+                    total[q] = m.product(f, total[q], x, w)
+                    for surplus in self._surplus():
+                        more = m.repeated([surplus * tap for tap in taps])
+                        total[q] = m.product(f, total[q], x, more)
 
     def _surplus(self) -> list[int]:
         """What is added to every weight, in numbers that fit those of products."""
@@ -287,16 +306,41 @@ class _Code:
         return [f.load(m.words, f.at(bias, size * q), size) for q in range(self.each)]
 
     def _vectors(
-        self, columns: Sequence[list[Reg]], out: str, phase: Index, mask: Reg | None
-    ) -> None:
-        """One vector of bytes of each row of the result."""
+        self, columns: Sequence[list[Reg]], moved: int, outs: Sequence[str], phase: Index,
+        mask: Reg | None,
+    ) -> None:  # fmt: skip
+        """Vectors of bytes side by side, of each row of the result. Each has *moved* columns that
+        the one before it does not have.
+        """
         for row in range(self.rows):
-            sums = self._start(phase)
-            for column, mixed in enumerate(columns):
-                sums = self._summed(sums, row, column, mixed, phase)
-            whole = [self._scaled(total, phase, q) for q, total in enumerate(sums)]
-            packed = self._packed(whole)
-            self.f.masked_store(packed, self.f.at(out, row * self.shape.rows[2]), mask)
+            start = self._start(phase)
+            sums = [list(start) for _ in outs]
+            for column in range(self.width):
+                mixed = [columns[j * moved + column] for j in range(len(outs))]
+                self._summed(sums, row, column, mixed, phase)
+            self._stored(sums, row, outs, phase, mask)
+
+    def _apart(
+        self, starts: Sequence[str], outs: Sequence[str], phase: Index, mask: Reg | None
+    ) -> None:
+        """As `_vectors`, where no two have a column of data in common."""
+        start = self._start(phase)
+        sums = [[list(start) for _ in outs] for _ in range(self.rows)]
+        for column in range(self.width):
+            mixed = [self._column(at, column, mask) for at in starts]
+            for row in range(self.rows):
+                self._summed(sums[row], row, column, mixed, phase)
+        for row in range(self.rows):
+            self._stored(sums[row], row, outs, phase, mask)
+
+    def _stored(
+        self, sums: list[list[Reg]], row: int, outs: Sequence[str], phase: Index, mask: Reg | None
+    ) -> None:
+        """Writes the results of vectors side by side."""
+        lines = [self._line_of(phase, q) for q in range(self.each)]
+        for total, out in zip(sums, outs, strict=True):
+            whole = [self._scaled(t, phase, q, lines[q]) for q, t in enumerate(total)]
+            self.f.masked_store(self._packed(whole), self.f.at(out, row * self.shape.rows[2]), mask)
 
     def _tile(self, data: str, out: str, phase: Index, mask: Reg | None) -> None:
         """Four columns of the result, a vector of sums each."""
@@ -311,21 +355,27 @@ class _Code:
                 if place not in loaded:
                     loaded[place] = self._narrow(data, place, mask)
                 for row in range(self.rows):
-                    sums[row] = self._summed(sums[row], row, column, loaded[place], phase)
+                    self._summed([sums[row]], row, column, [loaded[place]], phase)
+            line = self._line_of(phase, 0)
             for row in range(self.rows):
-                whole[row].append(self._scaled(sums[row][0], phase, 0))
+                whole[row].append(self._scaled(sums[row][0], phase, 0, line))
         for row in range(self.rows):
             packed = self._packed(whole[row])
             for j in range(TOGETHER):
                 at = f.at(out, j * apart + row * self.shape.rows[2])
                 f.masked_store(f.chosen(packed, m.part_of(j, 1)), at, mask)
 
-    def _scaled(self, total: Reg, phase: Index, q: int) -> Reg:
-        f, m, layer, size = self.f, self.m, self.layer, self.m.isa.width
-        names = ["%a", "%c"] if layer.proof.single else ["%a", "%c", "%d"]
+    def _line_of(self, phase: Index, q: int) -> list[Reg]:
+        """The vectors a, c and d of the proof."""
+        f, m, size = self.f, self.m, self.m.isa.width
+        names = ["%a", "%c"] if self.layer.proof.single else ["%a", "%c", "%d"]
         place = f.add(f.mul(phase, self.each * size), size * q)
-        line = [f.load(m.floats, f.at(n, place), size) for n in names]
+        return [f.load(m.floats, f.at(n, place), size) for n in names]
+
+    def _scaled(self, total: Reg, phase: Index, q: int, line: Sequence[Reg]) -> Reg:
+        f, m, layer, size = self.f, self.m, self.layer, self.m.isa.width
         value = epilogue.scaled_sum(f, m, total, line)
+        place = f.add(f.mul(phase, self.each * size), size * q)
         rounds = [(f.at(f"%s{i}", place), f.at(f"%x{i}", place)) for i in range(layer.rounds)]
         return epilogue.patched(f, m, value, total, rounds)
 
