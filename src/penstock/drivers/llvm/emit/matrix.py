@@ -16,6 +16,11 @@ from penstock.ir import NDArray
 FEW_POSITIONS = 400
 """With fewer positions, the weights of a panel are read once, for all positions."""
 
+CACHED = 640 * 1024
+"""Bytes of weights that stay in the second cache beside data."""
+
+UNCACHED = 1.15
+
 MOST_FOLDED = 4
 
 FLOAT_BYTES = 4
@@ -52,8 +57,12 @@ class Shape(Struct, frozen=True):
     stream: int | None = None
 
 
-def tile_of(positions: int, channels: int, isa: Isa, *, is_float: bool) -> tuple[int, int]:
-    """(rows, columns) of a tile: little waste, and sums that fit the registers."""
+def tile_of(
+    positions: int, channels: int, isa: Isa, *, is_float: bool, weights: int = 0
+) -> tuple[int, int]:
+    """(rows, columns) of a tile: little waste, sums that fit the registers, and weights, so many
+    bytes a channel, that fit the second cache.
+    """
     lanes, best, found = isa.lanes, math.inf, (1, 1)
     fewest = isa.registers * 7 // 16
     for columns, heights, base in isa.float_tiles if is_float else isa.byte_tiles:
@@ -63,6 +72,8 @@ def tile_of(positions: int, channels: int, isa: Isa, *, is_float: bool) -> tuple
             tall = -(-positions // rows) * rows / positions
             few = max(0, fewest - rows * columns)
             cost = base * wide * tall * (1 + 0.008 * place) * (1 + 0.03 * few)
+            if lanes * columns * weights > CACHED and positions > rows:
+                cost *= UNCACHED
             if cost < best - 1e-9:
                 best, found = cost, (rows, columns)
     return found
@@ -102,7 +113,12 @@ class Matrix:
         self.lanes, self.is_float = isa.lanes, scale is None
         self.stored = weights if scale is None else scale.weights
         inner = shape.positions[-1]
-        self.rows, self.columns = tile_of(inner.size, shape.channels, isa, is_float=self.is_float)
+        self.item = 4 if self.is_float else 1
+        depth = math.prod(size for size, _ in shape.segments) * shape.length
+        self.weights = depth * (4 if self.is_float else self.machine.weight_type.itemsize)
+        self.rows, self.columns = tile_of(
+            inner.size, shape.channels, isa, is_float=self.is_float, weights=self.weights
+        )
         group = 1 if self.is_float else GROUP
         self.fold = 1 if shape.stream is not None else fold_of(shape, isa, group)
         if self.fold > 1:
@@ -125,7 +141,6 @@ class Matrix:
         self.tap_bytes = size * self.columns // self.unit
         if shape.stream is not None:
             self.tap_bytes = shape.stream * FLOAT_BYTES
-        self.item = 4 if self.is_float else 1
         self.tables = list(dict.fromkeys(program.root(t) for t in kernel.finish.tables))
 
     @property
@@ -157,9 +172,15 @@ class Matrix:
     @property
     def by_panels(self) -> bool:
         """Whether panels are the units of work; otherwise positions are."""
-        few = math.prod(p.size for p in self.shape.positions) <= FEW_POSITIONS
-        # Threads cannot share one panel, and the order is then the same.
-        return few and (self.panels > 1 or len(self.shape.positions) == 1)
+        positions = math.prod(p.size for p in self.shape.positions)
+        if positions <= FEW_POSITIONS:
+            return True
+        weights = self.weights * self.shape.channels
+        data = math.prod(self.program.tensors[self.product.data.tensor].shape) * self.item
+        turns = self.shape.positions[0].size
+        if len(self.shape.positions) == 1:
+            turns = -(-turns // self.rows)
+        return weights > CACHED and weights * turns > data * self.panels
 
     @property
     def units(self) -> int:
