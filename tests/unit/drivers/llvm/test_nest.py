@@ -121,6 +121,32 @@ def test_a_border_keeps_rows_apart() -> None:
     assert loops.written.offset == 36 + 3
 
 
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("rows", [1, 3, 37])
+@pytest.mark.parametrize("size", [2, 8, 32])
+@pytest.mark.parametrize("dtype", [DType.UINT8, DType.FLOAT32])
+def test_elements_that_come_again_are_read_in_vectors(
+    isa: Isa, rows: int, size: int, dtype: DType
+) -> None:
+    """A factor a row, and a summand a column."""
+    scope = Scope(dtype, dtype, dtype)
+    x, factor, summand = (scope.argument(i) for i in range(3))
+    body = scope.finish(x.apply("maximum", factor) + summand)
+    reads = Access(0, along(0, 1)), Access(1, along(0)), Access(2, along(1))
+    kernel = Kernel(
+        "turns", (rows, size), reads, body, identity(dtype), Access(3, along(0, 1)), sums=dtype
+    )
+    tensors = [Tensor(dtype, shape) for shape in ((rows, size), (rows,), (size,), (rows, size))]
+    program = one(kernel, *tensors)
+    assert len(loops_of(program, kernel, 64).outer) == (
+        1 if size < 64 // dtype.numpy.itemsize else 2 - (rows == 1)
+    )
+    inputs = values_for(program)
+    runner = Runner(program, isa)
+    np.testing.assert_array_equal(runner(inputs)[0], interpreter.run(program, inputs)[0])
+    runner.close()
+
+
 def test_bytes_are_copied_in_whole_vectors() -> None:
     shape = (4, 100)
     kernel = copy(shape, Access(0, along(0, 1)), Access(1, along(0, 1)), DType.INT8)

@@ -30,9 +30,19 @@ class Axis(Struct, frozen=True):
         return next((step for other, step in self.steps if other == loop), 0)
 
 
+class Turn(Struct, frozen=True):
+    """How elements come again along *loop*: the first *cycle* of them over and over, or each for
+    *hold* turns of the loop. The other of the two is 0; both are powers of two.
+    """
+
+    loop: int
+    cycle: int
+    hold: int
+
+
 class Flat(Struct, frozen=True):
     """An access as an offset and a step for each loop, in elements; *axes* are those that need
-    their position.
+    their position. An access with a *turn* has no axes, and a step of 1 along its loop.
     """
 
     tensor: int
@@ -41,6 +51,7 @@ class Flat(Struct, frozen=True):
     steps: tuple[int, ...]
     axes: tuple[Axis, ...]
     fill: float | int | bool | None
+    turn: Turn | None = None
 
 
 def flat(program: Program, access: Access, sizes: Sequence[int]) -> Flat:
@@ -88,9 +99,12 @@ class Loops(Struct, frozen=True):
         return (*self.reads, *self.extras, self.written)
 
 
-def loops_of(program: Program, kernel: Kernel) -> Loops:
+def loops_of(program: Program, kernel: Kernel, width: int = 0) -> Loops:
     """The loops of *kernel*, without those of one turn; adjacent ones are one loop where every
     access goes on from the one to the other with the same step.
+
+    A contiguous loop that is shorter than a vector of *width* bytes is one with the loop around it
+    also where elements of an access come again.
     """
     loops = Loops(
         kernel.loops,
@@ -105,7 +119,32 @@ def loops_of(program: Program, kernel: Kernel) -> Loops:
     for loop in reversed(range(1, len(loops.sizes))):
         if loop != len(loops.outer) and all(_goes_on(a, loop, loops) for a in loops.accesses):
             loops = _merged(loops, loop)
-    return loops
+    widest = max(a.dtype.numpy.itemsize for a in loops.accesses)
+    return loops if loops.reduced else _with_turns(loops, width // widest)
+
+
+def _with_turns(loops: Loops, lanes: int) -> Loops:
+    """*loops* with the contiguous one of fewer than *lanes* turns and that around it as one."""
+    loop = next((i for i, step in enumerate(loops.written.steps) if step == 1), 0)
+    size = loops.outer[loop] if loops.outer else 0
+    if not loop or size >= lanes or size & (size - 1) or not _goes_on(loops.written, loop, loops):
+        return loops
+
+    def turned(access: Flat) -> Flat | None:
+        if _goes_on(access, loop, loops):
+            return access
+        steps = access.steps[loop - 1], access.steps[loop]
+        if access.axes or steps not in {(0, 1), (1, 0)}:
+            return None
+        turn = Turn(loop, size, 0) if steps[1] else Turn(loop, 0, size)
+        moved = tuple(1 if i == loop else s for i, s in enumerate(access.steps))
+        return replace(access, steps=moved, turn=turn)
+
+    reads, extras = ([turned(a) for a in some] for some in (loops.reads, loops.extras))
+    if None in reads or None in extras:
+        return loops
+    first, second = (tuple(a for a in some if a is not None) for some in (reads, extras))
+    return _merged(Loops(loops.outer, (), first, second, loops.written), loop)
 
 
 def _goes_on(access: Flat, loop: int, loops: Loops) -> bool:
@@ -139,7 +178,10 @@ def _without(loops: Loops, loop: int) -> Loops:
             for axis in access.axes
         )
         steps = tuple(s for i, s in enumerate(access.steps) if i != loop)
-        return replace(access, steps=steps, axes=axes)
+        turn = access.turn
+        if turn is not None:
+            turn = replace(turn, loop=turn.loop - (turn.loop > loop))
+        return replace(access, steps=steps, axes=axes, turn=turn)
 
     outer = len(loops.outer)
     sizes = [s for i, s in enumerate(loops.sizes) if i != loop]

@@ -49,7 +49,7 @@ class Nest:
     def __init__(self, program: Program, kernel: Kernel, isa: Isa) -> None:
         self.program, self.kernel, self.machine = program, kernel, Instructions(isa)
         self.tensors = tuple(pointers_of(program, kernel))
-        self.loops = loops_of(program, kernel)
+        self.loops = loops_of(program, kernel, isa.width)
         self.vector = self._vector_loop()
         self.lanes = self._lanes()
 

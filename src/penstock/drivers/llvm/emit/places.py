@@ -15,7 +15,7 @@ from penstock.drivers.llvm.emit.assembler import (
     suffix_of,
     vector,
 )
-from penstock.drivers.llvm.emit.flat import Axis, Flat
+from penstock.drivers.llvm.emit.flat import Axis, Flat, Turn
 from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa import Instructions
 from penstock.ir import DType
@@ -68,6 +68,8 @@ class Places:
         """The elements of *access*, as values in registers."""
         function, lanes = self.function, span.lanes
         writer = self.writer(lanes)
+        if access.turn is not None and access.turn.loop == span.along and lanes > 1:
+            return writer.loaded(self._turned(access, access.turn, span), access.dtype)
         place = self._place(access, span)
         step = _step(access, span)
         varied = any(axis.step_of(span.along) for axis in access.axes)
@@ -113,6 +115,29 @@ class Places:
             return function.masked_load(vector(lanes, scalar), address, mask, fill)
         return self._gathered(address, step, offsets, mask, fill, lanes, scalar)
 
+    def _turned(self, access: Flat, turn: Turn, span: Span) -> Reg:
+        """The elements of an access along whose loop they come again. The span begins at a multiple
+        of its lanes.
+        """
+        function, scalar, lanes = self.function, SCALARS[access.dtype], span.lanes
+        place = self._place(access, span)
+        address = function.at(
+            self.pointer(access.tensor), function.mul(place, access.dtype.numpy.itemsize)
+        )
+        if turn.hold >= lanes:
+            return function.splat(function.load(scalar, address), lanes)
+        if turn.cycle >= lanes:
+            return function.load(vector(lanes, scalar), address)
+        if turn.cycle:
+            found = function.load(vector(turn.cycle, scalar), address)
+            return function.chosen(found, [i % turn.cycle for i in range(lanes)])
+        count = lanes // turn.hold
+        mask = None if span.tail is None else mask_of(-(-span.tail // turn.hold), count)
+        if count == 1:
+            return function.splat(function.load(scalar, address), lanes)
+        found = function.masked_load(vector(count, scalar), address, mask)
+        return function.chosen(found, [i // turn.hold for i in range(lanes)])
+
     def store(self, value: Reg, access: Flat, span: Span) -> None:
         """Stores a vector, as it lies in memory."""
         function, scalar = self.function, SCALARS[access.dtype]
@@ -136,8 +161,18 @@ class Places:
         place: Index = access.offset
         for loop, step in enumerate(access.steps):
             if step:
-                place = self.function.add(place, self.function.mul(self.index(loop, span), step))
+                index = self.index(loop, span)
+                if access.turn is not None and access.turn.loop == loop:
+                    index = self._of_turn(access.turn, index)
+                place = self.function.add(place, self.function.mul(index, step))
         return place
+
+    def _of_turn(self, turn: Turn, index: Index) -> Index:
+        """The element at *index* of the loop of a turn."""
+        if isinstance(index, int):
+            return index % turn.cycle if turn.cycle else index // turn.hold
+        name, by = ("urem", turn.cycle) if turn.cycle else ("udiv", turn.hold)
+        return self.function.value(f"{name} i64 {index}, {by}", "i64").name
 
     def _scalar(self, address: str, scalar: str, mask: Reg | None, fill: Reg | None) -> Reg:
         """One element; where *mask* does not hold, nothing is read."""
