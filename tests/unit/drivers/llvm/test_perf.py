@@ -32,12 +32,13 @@ def test_functions_are_added_to_the_map(monkeypatch: pytest.MonkeyPatch, tmp_pat
     prepared().close()
     assert not file.exists()
     monkeypatch.setenv("PENSTOCK_DRIVER_SETTINGS", "llvm_perf_map=yes")
+    found: dict[str, tuple[int, int]] = {}
     for _ in range(2):
         made = prepared()
         assert made.executable is not None
         image = made.executable.code.image
         lines = file.read_text().splitlines()[-len(image.functions) :]
-        found = {}
+        found.clear()
         for line in lines:
             address, size, name = line.split()
             found[name.removeprefix("penstock:")] = int(address, 16), int(size, 16)
