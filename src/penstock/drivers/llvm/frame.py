@@ -53,19 +53,20 @@ class Word(IntEnum):
     ELSEWHERE = 11
     """As KERNEL, written by the other threads of the run."""
 
-    ENDED = 12
-    """A number: not 0 once a run of several threads has seen, at a barrier, that it is stopped."""
-
     HEAD = 12
     """A number. If it is not 0, the ports are objects, which have the pointer so many bytes from
     their beginning: then nobody needs to read the addresses of arrays one by one.
     """
 
-    ARRIVED = 16
-    """Two int32: threads that wait at the barrier, and those of them that sleep."""
+    SLOTS = 13
+    """`SLOT_BYTES` for each kernel of each image, for what threads have claimed and finished; only
+    used with a team.
+    """
 
-    PHASE = 24
-    """An int32: how often the barrier has opened."""
+    ASLEEP = 16
+    """An int32: how many threads of the run sleep."""
 
+
+SLOT_BYTES: Final = 16
 
 WORDS: Final = 32

@@ -49,10 +49,11 @@ run.run([image()], [output], ExecutionConfig())
 def test_a_fault_names_the_kernel_and_its_operation(threads: str) -> None:
     ended = _ended(threads, "asked")
     assert ended.returncode == -signal.SIGSEGV
-    first, second, *_ = ended.stderr.splitlines()
+    first, *others = ended.stderr.splitlines()
     assert first.startswith("penstock: fault in kernel k")
     assert "(convolution), of operation 0" in first
-    assert second == "Fatal Python error: Segmentation fault"
+    # Two threads may fault at once, and each of them says so.
+    assert "Fatal Python error: Segmentation fault" in others[:2]
 
 
 def test_a_fault_is_printed_only_on_demand() -> None:

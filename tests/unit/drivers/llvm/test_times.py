@@ -68,7 +68,8 @@ def test_stamps_rise_and_the_frame_names_the_last_kernel() -> None:
     assert len(run.times) == kernels + 1
     assert np.all(np.diff(run.times) >= 0)
     assert run.times[0] > 0
-    assert run.frame[Word.KERNEL] == kernels - 1
+    # Another thread of the run may have executed it.
+    assert max(run.frame[Word.KERNEL], run.frame[Word.ELSEWHERE]) == kernels - 1
     ns = machine.ns_a_tick(code.image)
     assert 0.1 < ns < 1000
     assert 0 < (run.times[-1] - run.times[0]) * ns < 10**10

@@ -215,6 +215,16 @@ class Function:
         self._lines.append(f"E{number}:")
         self._block = f"E{number}"
 
+    @property
+    def block(self) -> str:
+        """The name of the block that is being written."""
+        return self._block
+
+    def label(self, name: str) -> None:
+        """Begins the block *name*; the block before it has branched."""
+        self._lines.append(f"{name}:")
+        self._block = name
+
     def leave_if(self, condition: str) -> None:
         """Returns from the function if *condition*, an i1, holds."""
         self._count += 1

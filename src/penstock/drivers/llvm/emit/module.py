@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -21,7 +21,7 @@ from penstock.drivers.llvm.emit.nest import Nest
 from penstock.drivers.llvm.emit.rebase import rebased
 from penstock.drivers.llvm.emit.team import ALONE, Sleeping
 from penstock.drivers.llvm.emit.template import Template
-from penstock.drivers.llvm.frame import Word
+from penstock.drivers.llvm.frame import SLOT_BYTES, Word
 from penstock.drivers.llvm.isa import Isa
 from penstock.interrupts import polled
 
@@ -59,8 +59,9 @@ def template_of(program: Program, kernel: Kernel, isa: Isa) -> Template:
 class Module:
     """Collects the functions, constants and calls of one module.
 
-    `share(frame, index, threads)` executes the share of one of the *threads* of a run. Kernels that
-    are too small to share are executed by thread 0.
+    `share(frame, index, threads)` is what one of the *threads* of a run executes. Each kernel that
+    is worth it is a group of its own, which threads share; others between them form groups that one
+    thread executes.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Module:
         self.functions: dict[object, Function] = {}
         self.constants = Constants()
         self.estimate_ns = 0.0
+        self.slots = 0
         self.called: list[str] = []
         """The name of each kernel's function."""
         self._images, self._system = images, system
@@ -83,6 +85,7 @@ class Module:
         self._image: Index = 0
         self._head = self._word(Word.HEAD, "i64")
         self._is_pointer = self.entry.value(f"icmp eq i64 {self._head}, 0", "i1").name
+        self._timed = self._first_timed = self._counted = ""
 
     def generate(self) -> tuple[str, ...]:
         """Writes every kernel and its call. Returns the names of their templates."""
@@ -100,16 +103,24 @@ class Module:
         self.shared = self._system is not None and gain >= LEAST_PROGRAM
         self._begin()
 
+        groups = _groups(worth) if self.shared else [range(len(found))]
+        self.slots = len(groups)
+
         def program_once(image: Index, _: list[Reg]) -> list[Reg]:
             self._image = image
-            for number, (kernel, template) in enumerate(zip(kernels, found, strict=True)):
-                if self.shared and number and (worth[number - 1] or worth[number]):
-                    self._barrier()
-                self._mark(number)
-                self._kernel(kernel, template, moves[number], shared=self.shared and worth[number])
+            for place, group in enumerate(groups):
+
+                def execute(numbers: range = group) -> None:
+                    for number in numbers:
+                        self._mark(number)
+                        self._kernel(kernels[number], found[number], moves[number])
+
+                if self.shared:
+                    self._claimed(place, execute, shared=worth[group[0]])
+                else:
+                    execute()
+            self._counted = self._timed = self._first_timed
             self._mark(len(found))
-            if self.shared and self._images:
-                self._barrier()
             return []
 
         images = self._word(Word.IMAGES, "i64") if self._images else 1
@@ -121,33 +132,57 @@ class Module:
         return self.entry.value(f"load {type_}, ptr {place}, align 8", type_).name
 
     def _begin(self) -> None:
-        """Computes the shares of this thread, and where it stores how far it is."""
+        """Loads what all groups need."""
         f = self.entry
-        low, high = self._word(Word.LOW, "i64"), self._word(Word.HIGH, "i64")
+        self._range = self._word(Word.LOW, "i64"), self._word(Word.HIGH, "i64")
+        self._share = self._range
         first = f.value("icmp eq i64 %index, 0", "i1").name
-        alone = f.value(f"select i1 {first}, i64 {high}, i64 {low}", "i64").name
-        self._alone = low, alone
-        self._share = low, high
         if self.shared:
-            size = f.value(f"sub i64 {high}, {low}", "i64").name
-            self._team = self._word(Word.TEAM, "ptr")
+            self._team, self._slots = (self._word(w, "ptr") for w in (Word.TEAM, Word.SLOTS))
             self._several = f.value("icmp ugt i64 %threads, 1", "i1").name
-            ends = []
-            for index in ("%index", f.value("add i64 %index, 1", "i64").name):
-                part = f.value(f"mul i64 {size}, {index}", "i64").name
+        own, other = f.at("%frame", 8 * Word.KERNEL), f.at("%frame", 8 * Word.ELSEWHERE)
+        self._marker = f.value(f"select i1 {first}, ptr {own}, ptr {other}", "ptr").name
+        self._timed = f.value(f"icmp ne ptr {self._words[Word.TIMES]}, null", "i1").name
+        self._first_timed = f.value(f"and i1 {first}, {self._timed}", "i1").name
+        self._counted = self._timed
+
+    def _claimed(self, place: int, execute: Callable[[], None], *, shared: bool) -> None:
+        """Executes a group if this thread claims it, or a share of it, until all is finished."""
+        f = self.entry
+        index, threads = ("%index", "%threads") if shared else ("0", "1")
+        slot = f.add(f.mul(self._image, self.slots), place)
+        pointer = f.at(self._slots, f.mul(slot, SLOT_BYTES))
+        before = f.block
+        f.line(f"br i1 {self._several}, label %claim{place}, label %body{place}")
+        f.label(f"claim{place}")
+        claim = f"call i64 @claim(ptr {pointer}, i64 {index}, i64 {threads})"
+        claimed = f.value(claim, "i64").name
+        none = f.value(f"icmp slt i64 {claimed}, 0", "i1").name
+        f.line(f"br i1 {none}, label %rest{place}, label %body{place}")
+        f.label(f"body{place}")
+        number = f.value(f"phi i64 [0, %{before}], [{claimed}, %claim{place}]", "i64").name
+        self._counted = self._timed
+        self._share = self._range
+        if shared:
+            (low, high), ends = self._range, []
+            size = f.value(f"sub i64 {high}, {low}", "i64").name
+            for bound in (number, f.value(f"add i64 {number}, 1", "i64").name):
+                part = f.value(f"mul i64 {size}, {bound}", "i64").name
                 part = f.value(f"udiv i64 {part}, %threads", "i64").name
                 ends.append(f.value(f"add i64 {low}, {part}", "i64").name)
             self._share = ends[0], ends[1]
-        own, other = f.at("%frame", 8 * Word.KERNEL), f.at("%frame", 8 * Word.ELSEWHERE)
-        self._marker = f.value(f"select i1 {first}, ptr {own}, ptr {other}", "ptr").name
-        times = self._words[Word.TIMES]
-        self._times = f.value(f"select i1 {first}, ptr {times}, ptr null", "ptr").name
-        self._timed = f.value(f"icmp ne ptr {self._times}, null", "i1").name
-
-    def _barrier(self) -> None:
-        call = f"call i1 @barrier(ptr %frame, ptr {self._team}, i64 %threads)"
-        f = self.entry
-        f.when(self._several, lambda: f.leave_if(f.value(call, "i1").name))
+            is_first = f.value(f"icmp eq i64 {number}, 0", "i1").name
+            self._counted = f.value(f"and i1 {is_first}, {self._timed}", "i1").name
+        execute()
+        given = f"ptr %frame, ptr {self._team}, ptr {pointer}, i64 {threads}"
+        f.line(f"br i1 {self._several}, label %finish{place}, label %next{place}")
+        f.label(f"finish{place}")
+        f.line(f"call void @finish({given})")
+        f.line(f"br label %claim{place}")
+        f.label(f"rest{place}")
+        f.line(f"call void @complete({given})")
+        f.line(f"br label %next{place}")
+        f.label(f"next{place}")
 
     def _mark(self, number: int) -> None:
         """Stores that kernel *number* begins; the number of kernels: that the last one ended."""
@@ -157,9 +192,9 @@ class Module:
 
         def stamp() -> None:
             place = f.add(f.mul(self._image, len(self.program.kernels) + 1), number)
-            f.line(f"call void @stamp(ptr {self._times}, i64 {place})")
+            f.line(f"call void @stamp(ptr {self._words[Word.TIMES]}, i64 {place})")
 
-        f.when(self._timed, stamp)
+        f.when(self._counted, stamp)
 
     def pointer(self, tensor: int) -> str:
         entry = self.entry
@@ -176,9 +211,7 @@ class Module:
             return entry.at(port, entry.mul(self._image, nbytes(self.program, tensor)))
         return entry.at(self._words[Word.ARENA], self.plan.offsets[tensor])
 
-    def _kernel(
-        self, kernel: Kernel, template: Template, moves: Mapping[int, int], *, shared: bool
-    ) -> None:
+    def _kernel(self, kernel: Kernel, template: Template, moves: Mapping[int, int]) -> None:
         """Adds the code and the call of *kernel*, whose tensors begin *moves* elements on."""
         key = template.name, template.key, _key(self.program, kernel, template.tensors)
         if key not in self.functions:
@@ -194,15 +227,13 @@ class Module:
             place = self.constants.add(array)
             pointers.append(self.entry.at(self._words[Word.CONSTANTS], place))
         self.called.append(self.functions[key].name)
-        share = self._share if shared else self._alone
-        self._call(self.functions[key], pointers, template.units, share)
+        self._call(self.functions[key], pointers, template.units)
 
-    def _call(
-        self, function: Function, pointers: list[str], units: int, share: tuple[str, str]
-    ) -> None:
+    def _call(self, function: Function, pointers: list[str], units: int) -> None:
         entry = self.entry
         begin, end = (
-            entry.value(f"lshr i64 {entry.mul(bound, units)}, 16", "i64").name for bound in share
+            entry.value(f"lshr i64 {entry.mul(bound, units)}, 16", "i64").name
+            for bound in self._share
         )
         given = [f"ptr {p}" for p in pointers]
         given += [f"i64 {begin}", f"i64 {end}", f"ptr {self._words[Word.STOP]}"]
@@ -212,7 +243,7 @@ class Module:
         """The module."""
         others = [team.ticks(self.isa), fault.handler(self.isa.architecture)]
         system = self._system if self.shared else None
-        others.append(ALONE if system is None else team.shared(self.isa, system))
+        others.append(ALONE if system is None else team.shared(self.isa, system, self.slots))
         functions = [*self.functions.values(), self.entry]
         for kind in peak.FUNCTIONS:
             if any(products(k) and k.sums.value == kind for k in self.program.kernels):
@@ -234,6 +265,17 @@ def generate(plan: Plan, isa: Isa, *, images: bool = False) -> Generated:
         made.text(), made.constants.joined(), plan.size, len(made.functions), templates,
         tuple(made.called), int(made.estimate_ns), made.shared, images,
     )  # fmt: skip
+
+
+def _groups(worth: Sequence[bool]) -> list[range]:
+    """Each kernel that is worth sharing, and the runs of others between them."""
+    groups: list[range] = []
+    for number, good in enumerate(worth):
+        if groups and not good and not worth[groups[-1][0]]:
+            groups[-1] = range(groups[-1].start, number + 1)
+        else:
+            groups.append(range(number, number + 1))
+    return groups
 
 
 def _name(number: int, template: str, kernel: str) -> str:

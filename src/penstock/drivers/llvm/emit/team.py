@@ -1,8 +1,12 @@
-"""The code by which threads share a run: `run`, the barrier, and what waiting threads execute.
+"""The code by which threads share a run: `run`, claims, and what waiting threads execute.
 
-`run` claims idle workers of the team, gives each its share of the program, executes the first
-share itself, and waits for the others. If no worker is idle it executes all. A thread that waits
-spins for a few microseconds, and then sleeps in the system until it is woken.
+`run` claims idle workers of the team, gives them the program, executes it itself, and waits for the
+others. If no worker is idle it executes the program alone.
+
+The work of a kernel has as many shares as there are threads. Each thread claims its own share of a
+kernel, then any that nobody has claimed, and goes on when all are finished. So a run does not wait
+for a thread that the system does not let run, unless it holds a share. A thread that waits spins
+for a few microseconds, and then sleeps in the system until it is woken.
 
 A team is memory: `TEAM_BYTES` for all workers, then `BOX_BYTES` for each (`Box`).
 """
@@ -65,6 +69,9 @@ class Box(IntEnum):
 
     WAITED = 68
     """An int32: not 0 while a run sleeps until the job is finished."""
+
+    TAKEN = 72
+    """An int32: how many jobs the worker has begun, or were taken back before it did."""
 
 
 class Sleeping(Struct, frozen=True):
@@ -163,10 +170,11 @@ define i32 @run(ptr %frame) noinline nounwind {{
 """`run` of a program that one thread executes alone."""
 
 
-def shared(isa: Isa, system: Sleeping) -> str:
-    """`run` of a program that threads share, `worker(team, box)`, which a thread executes until
-    `dismiss(team, box)`, and `barrier(frame, team, threads)`. The barrier returns whether the run
-    is stopped, the same to every thread, so that all leave.
+def shared(isa: Isa, system: Sleeping, slots: int) -> str:
+    """`run` of a program that threads share, with so many *slots* an image; `worker(team, box)`,
+    which a thread executes until `dismiss(team, box)`; and for each slot: `claim(slot, own share,
+    shares)`, which returns a share or -1, `finish(frame, team, slot, shares)` after each share, and
+    `complete(frame, team, slot, shares)`, which waits for all.
     """
     number = str(FUTEX[isa.architecture])
     pause, declared = PAUSE[isa.architecture], PAUSES[isa.architecture]
@@ -175,6 +183,7 @@ def shared(isa: Isa, system: Sleeping) -> str:
     )
     return f"""
 {declared}
+declare i64 @llvm.cttz.i64(i64, i1)
 define internal void @sleep(ptr %team, ptr %word, i32 %old) noinline nounwind {{
   %place = getelementptr i8, ptr %team, i64 {Team.WAIT}
   %function = load ptr, ptr %place, align 8
@@ -229,32 +238,69 @@ call:
 done:
   ret void
 }}
-define internal i1 @barrier(ptr %frame, ptr %team, i64 %threads) noinline nounwind {{
-  %arrived = getelementptr i8, ptr %frame, i64 {8 * Word.ARRIVED}
-  %asleep = getelementptr i8, ptr %frame, i64 {8 * Word.ARRIVED + 4}
-  %phase = getelementptr i8, ptr %frame, i64 {8 * Word.PHASE}
-  %ended = getelementptr i8, ptr %frame, i64 {8 * Word.ENDED}
-  %old = load atomic i32, ptr %phase acquire, align 4
-  %before = atomicrmw add ptr %arrived, i32 1 seq_cst
-  %all = trunc i64 %threads to i32
+define internal i64 @claim(ptr %slot, i64 %own, i64 %shares) noinline nounwind {{
+entry:
+  %bit = shl i64 1, %own
+  %old = atomicrmw or ptr %slot, i64 %bit seq_cst
+  %had = and i64 %old, %bit
+  %mine = icmp eq i64 %had, 0
+  br i1 %mine, label %own.share, label %mask
+own.share:
+  ret i64 %own
+mask:
+  %spare = sub i64 64, %shares
+  %all = lshr i64 -1, %spare
+  br label %search
+search:
+  %seen = phi i64 [%old, %mask], [%newer, %try]
+  %left = xor i64 %seen, -1
+  %free = and i64 %left, %all
+  %none = icmp eq i64 %free, 0
+  br i1 %none, label %nothing, label %try
+try:
+  %other = call i64 @llvm.cttz.i64(i64 %free, i1 true)
+  %other.bit = shl i64 1, %other
+  %newer = atomicrmw or ptr %slot, i64 %other.bit seq_cst
+  %lost = and i64 %newer, %other.bit
+  %won = icmp eq i64 %lost, 0
+  br i1 %won, label %other.share, label %search
+other.share:
+  ret i64 %other
+nothing:
+  ret i64 -1
+}}
+define internal void @finish(ptr %frame, ptr %team, ptr %slot, i64 %shares) noinline nounwind {{
+  %done = getelementptr i8, ptr %slot, i64 8
+  %before = atomicrmw add ptr %done, i32 1 seq_cst
   %now = add i32 %before, 1
+  %all = trunc i64 %shares to i32
   %last = icmp eq i32 %now, %all
-  br i1 %last, label %open, label %stay
-open:
-  store atomic i32 0, ptr %arrived monotonic, align 4
-  %stop.at = getelementptr i8, ptr %frame, i64 {8 * Word.STOP}
-  %stop = load ptr, ptr %stop.at, align 8
-  %flag = load atomic i32, ptr %stop monotonic, align 4
-  %set = icmp ne i32 %flag, 0
-  %wide = zext i1 %set to i64
-  store i64 %wide, ptr %ended, align 8
-  call void @advance(ptr %team, ptr %phase, ptr %asleep)
-  ret i1 %set
-stay:
-  call void @until(ptr %team, ptr %phase, ptr %asleep, i32 %old)
-  %answer = load i64, ptr %ended, align 8
-  %leave = icmp ne i64 %answer, 0
-  ret i1 %leave
+  br i1 %last, label %look, label %leave
+look:
+  %asleep = getelementptr i8, ptr %frame, i64 {8 * Word.ASLEEP}
+  %sleepers = load atomic i32, ptr %asleep seq_cst, align 4
+  %some = icmp ne i32 %sleepers, 0
+  br i1 %some, label %call, label %leave
+call:
+  call void @wake(ptr %team, ptr %done)
+  br label %leave
+leave:
+  ret void
+}}
+define internal void @complete(ptr %frame, ptr %team, ptr %slot, i64 %shares) noinline nounwind {{
+  %done = getelementptr i8, ptr %slot, i64 8
+  %asleep = getelementptr i8, ptr %frame, i64 {8 * Word.ASLEEP}
+  %all = trunc i64 %shares to i32
+  br label %look
+look:
+  %now = load atomic i32, ptr %done acquire, align 4
+  %whole = icmp eq i32 %now, %all
+  br i1 %whole, label %leave, label %wait
+wait:
+  call void @until(ptr %team, ptr %done, ptr %asleep, i32 %now)
+  br label %look
+leave:
+  ret void
 }}
 define void @worker(ptr %team, ptr %box) noinline nounwind {{
 entry:
@@ -267,20 +313,25 @@ entry:
   %frame.at = getelementptr i8, ptr %box, i64 {Box.FRAME}
   %index.at = getelementptr i8, ptr %box, i64 {Box.INDEX}
   %threads.at = getelementptr i8, ptr %box, i64 {Box.THREADS}
+  %taken = getelementptr i8, ptr %box, i64 {Box.TAKEN}
   br label %next
 next:
-  %seen = phi i32 [0, %entry], [%following, %job]
+  %seen = phi i32 [0, %entry], [%following, %begin], [%following, %job]
   call void @until(ptr %team, ptr %ticket, ptr %idle, i32 %seen)
   %ended = load atomic i32, ptr %over acquire, align 4
   %end = icmp ne i32 %ended, 0
-  br i1 %end, label %leave, label %job
+  br i1 %end, label %leave, label %begin
+begin:
+  %following = add i32 %seen, 1
+  %taking = cmpxchg ptr %taken, i32 %seen, i32 %following seq_cst seq_cst
+  %took = extractvalue {{ i32, i1 }} %taking, 1
+  br i1 %took, label %job, label %next
 job:
   %function = load ptr, ptr %function.at, align 8
   %frame = load ptr, ptr %frame.at, align 8
   %index = load i64, ptr %index.at, align 8
   %threads = load i64, ptr %threads.at, align 8
   call void %function(ptr %frame, i64 %index, i64 %threads)
-  %following = add i32 %seen, 1
   call void @advance(ptr %team, ptr %done, ptr %waited)
   br label %next
 leave:
@@ -315,7 +366,7 @@ offer:
   %left = icmp slt i64 %number, %count
   %wanted = icmp slt i64 %members, %most
   %go = and i1 %left, %wanted
-  br i1 %go, label %ask, label %publish
+  br i1 %go, label %ask, label %ready
 ask:
   %offset = mul i64 %number, {BOX_BYTES}
   %offset.box = add i64 %offset, {TEAM_BYTES}
@@ -333,8 +384,22 @@ asked:
   %members.next = phi i64 [%members, %ask], [%taken, %take]
   %number.next = add nuw nsw i64 %number, 1
   br label %offer
+ready:
+  %slots.at = getelementptr i8, ptr %frame, i64 {8 * Word.SLOTS}
+  %slots = load ptr, ptr %slots.at, align 8
+  %images.at = getelementptr i8, ptr %frame, i64 {8 * Word.IMAGES}
+  %images = load i64, ptr %images.at, align 8
+  %places = mul i64 %images, {2 * slots}
+  br label %clear
+clear:
+  %place = phi i64 [0, %ready], [%place.next, %clear]
+  %cleared = getelementptr i64, ptr %slots, i64 %place
+  store i64 0, ptr %cleared, align 8
+  %place.next = add nuw nsw i64 %place, 1
+  %dirty = icmp slt i64 %place.next, %places
+  br i1 %dirty, label %clear, label %publish
 publish:
-  %give = phi i64 [1, %offer], [%give.next, %given]
+  %give = phi i64 [1, %clear], [%give.next, %given]
   %some = icmp slt i64 %give, %members
   br i1 %some, label %given, label %work
 given:
@@ -358,7 +423,7 @@ work:
   call void @share(ptr %frame, i64 0, i64 %all)
   br label %gather.in
 gather.in:
-  %back = phi i64 [1, %work], [%back.next, %joined]
+  %back = phi i64 [1, %work], [%back.next, %free]
   %waiting = icmp slt i64 %back, %all
   br i1 %waiting, label %joined, label %leave
 joined:
@@ -367,9 +432,19 @@ joined:
   %ticket.at = getelementptr i8, ptr %box.back, i64 {Box.TICKET}
   %ticket = load i32, ptr %ticket.at, align 4
   %unfinished = sub i32 %ticket, 1
+  %taken.at = getelementptr i8, ptr %box.back, i64 {Box.TAKEN}
+  %taking = cmpxchg ptr %taken.at, i32 %unfinished, i32 %ticket seq_cst seq_cst
+  %idle.back = extractvalue {{ i32, i1 }} %taking, 1
   %done.at = getelementptr i8, ptr %box.back, i64 {Box.DONE}
   %waited.at = getelementptr i8, ptr %box.back, i64 {Box.WAITED}
+  br i1 %idle.back, label %revoked, label %working
+revoked:
+  %skipped = atomicrmw add ptr %done.at, i32 1 seq_cst
+  br label %free
+working:
   call void @until(ptr %team, ptr %done.at, ptr %waited.at, i32 %unfinished)
+  br label %free
+free:
   %free.at = getelementptr i8, ptr %box.back, i64 {Box.CLAIMED}
   store atomic i32 0, ptr %free.at release, align 4
   %back.next = add nuw nsw i64 %back, 1

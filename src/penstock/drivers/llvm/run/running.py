@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
-from penstock.drivers.llvm.frame import WHOLE, WORDS, Word
+from penstock.drivers.llvm.frame import SLOT_BYTES, WHOLE, WORDS, Word
 from penstock.drivers.llvm.run import stop
 from penstock.drivers.llvm.run.addresses import OBJECT_HEAD, address_of, aligned, port_of
 from penstock.drivers.llvm.run.code import FORKED, Code, forks_so_far
@@ -53,6 +53,9 @@ class Run:
         frame[Word.STOP] = address_of(self.flag)
         frame[Word.TIMES] = address_of(self.times) if timed else 0
         frame[Word.TEAM] = code.team
+        room = SLOT_BYTES * len(code.manifest.kernels) * code.manifest.images
+        self._slots = aligned(room if code.team else 0)
+        frame[Word.SLOTS] = address_of(self._slots)
         frame[Word.HIGH] = WHOLE
         frame[Word.THREADS] = code.threads
         frame[Word.IMAGES] = code.manifest.images
