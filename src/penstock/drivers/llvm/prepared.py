@@ -34,8 +34,9 @@ class LlvmPreparedModel(EngineModel[Executable]):
         return () if self.executable is None else self.executable.code.manifest.kernels
 
     def close(self) -> None:
-        if (executable := self.executable) is not None:
-            executable.let_go()
+        # No variable here may hold the code while the team's threads leave it.
+        if self.executable is not None:
+            self.executable.let_go()
         super().close()
         team.settle()
 
