@@ -92,8 +92,8 @@ def quantised_part(
     value = scope.argument(0).cast(F32)
     if not asymmetric:
         reach = extreme("greatest magnitude", "maximum", scope.finish(value.apply("abs")))
-        scales = computed("scale", F32, _symmetric_scale(), reach)
-        factors, offsets = [reach], None
+        scales = computed("scale", F32, _symmetric(inverted=False), reach)
+        factors, offsets = [computed("inverse", F32, _symmetric(inverted=True), reach)], None
     else:
         ends = [
             extreme("least", "minimum", scope.finish(value)),
@@ -101,7 +101,7 @@ def quantised_part(
         ]
         scales = computed("scale", F32, _asymmetric(scaled=True), *ends)
         offsets = computed("offset", DType.INT32, _asymmetric(scaled=False), *ends)
-        factors = [scales, offsets]
+        factors = [computed("inverse", F32, _inverse(), scales), offsets]
     begin, end = edges or ((0,) * len(shape), (0,) * len(shape))
     sizes = tuple(a + size + b for a, size, b in zip(begin, shape, end, strict=True))
     values = build.tensor(DType.INT8, sizes)
@@ -125,15 +125,16 @@ def _reach(scope: Scope, argument: int) -> Value:
     return scope.select(zero, scope.constant(GREATEST, F32), reach)
 
 
-def _symmetric_scale() -> Expression:
+def _symmetric(*, inverted: bool) -> Expression:
+    """The scale of a row, or its inverse, from the greatest magnitude in the row."""
     scope = Scope(F32)
-    return scope.finish(_reach(scope, 0) / GREATEST)
+    reach = _reach(scope, 0)
+    return scope.finish(scope.constant(GREATEST, F32) / reach if inverted else reach / GREATEST)
 
 
 def _symmetric_values(dtype: DType) -> Expression:
     scope = Scope(dtype, F32)
-    inverse = scope.constant(GREATEST, F32) / _reach(scope, 1)
-    value = rounded(scope.argument(0).cast(F32) * inverse)
+    value = rounded(scope.argument(0).cast(F32) * scope.argument(1))
     return scope.finish(value.clamp(-GREATEST, GREATEST).cast(DType.INT8))
 
 
@@ -157,13 +158,20 @@ def _asymmetric(*, scaled: bool) -> Expression:
     return scope.finish(scope.select(empty, scope.constant(0.0, F64), offset).cast(DType.INT32))
 
 
-def _asymmetric_values(dtype: DType) -> Expression:
-    scope = Scope(dtype, F32, DType.INT32)
-    scale = scope.argument(1)
+def _inverse() -> Expression:
+    """The inverse of the scale of a row; 0 for a scale of 0."""
+    scope = Scope(F32)
+    scale = scope.argument(0)
     none = scope.compare("equal", scale, 0.0)
     one = scope.constant(1.0, F32)
-    inverse = scope.select(none, scope.constant(0.0, F32), one / scale)
-    value = rounded(scope.argument(0).cast(F32) * inverse) + scope.argument(2).cast(F32)
+    return scope.finish(scope.select(none, scope.constant(0.0, F32), one / scale))
+
+
+def _asymmetric_values(dtype: DType) -> Expression:
+    """The values of a row, from its inverse scale and its offset."""
+    scope = Scope(dtype, F32, DType.INT32)
+    value = rounded(scope.argument(0).cast(F32) * scope.argument(1))
+    value = value + scope.argument(2).cast(F32)
     return scope.finish(value.clamp(-128.0, GREATEST).cast(DType.INT8))
 
 
