@@ -26,6 +26,9 @@ WEIGHTS: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
 
 GREATEST: Final = 127.0
 
+MOST_REAL: Final = 2**24 // (255 * 128)
+"""The most products of a value less its offset and a weight whose sums float32 has exactly."""
+
 
 class Rows(Struct, frozen=True):
     """Quantised rows: the tensors of the int8 *values*, of a float32 scale for each row, and of an
@@ -48,14 +51,17 @@ def quantised_rows(
     asymmetric: bool,
     before: Sequence[int] = (),
     after: Sequence[int] = (),
+    real: bool = False,
 ) -> Rows:
     """As `quantised_part`, of all of the tensor *source*. Its first *rank* axes are rows. Elements
     that stand for 0 surround asymmetric values: *before* and *after* each axis.
     """
     shape = operation.shape(source)
-    edges = (tuple(before), tuple(after)) if asymmetric and before else None
+    edges = (tuple(before), tuple(after)) if asymmetric and before and not real else None
     whole = operation.whole(source)
-    return quantised_part(operation, whole, shape, rank, asymmetric=asymmetric, edges=edges)
+    return quantised_part(
+        operation, whole, shape, rank, asymmetric=asymmetric, edges=edges, real=real
+    )
 
 
 def quantised_part(
@@ -66,9 +72,12 @@ def quantised_part(
     *,
     asymmetric: bool,
     edges: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+    real: bool = False,
 ) -> Rows:
     """Emits the kernels that quantise what loops of *shape* read by *source*. The first *rank*
     loops are rows. *edges* are as many elements as surround the values before and after each axis.
+
+    *real* values are float32, less their row's offset: the result has no offsets.
     """
     build = operation.build
     rows, rest = shape[:rank], shape[rank:]
@@ -104,7 +113,8 @@ def quantised_part(
         factors = [computed("inverse", F32, _inverse(), scales), offsets]
     begin, end = edges or ((0,) * len(shape), (0,) * len(shape))
     sizes = tuple(a + size + b for a, size, b in zip(begin, shape, end, strict=True))
-    values = build.tensor(DType.INT8, sizes)
+    stored = F32 if real else DType.INT8
+    values = build.tensor(stored, sizes)
     if sizes != shape:
         axes = tuple(Position(-edge, ((axis, 1),)) for axis, edge in enumerate(begin))
         source = Access(source.tensor, axes, 0.0)
@@ -112,10 +122,10 @@ def quantised_part(
         "quantise rows",
         sizes,
         [source, *(Access(factor, along(*range(rank))) for factor in factors)],
-        _asymmetric_values(dtype) if asymmetric else _symmetric_values(dtype),
+        _asymmetric_values(dtype, stored) if asymmetric else _symmetric_values(dtype, stored),
         Access(values, along(*range(len(sizes)))),
     )
-    return Rows(values, scales, offsets, begin)
+    return Rows(values, scales, None if real else offsets, begin)
 
 
 def _reach(scope: Scope, argument: int) -> Value:
@@ -132,10 +142,10 @@ def _symmetric(*, inverted: bool) -> Expression:
     return scope.finish(scope.constant(GREATEST, F32) / reach if inverted else reach / GREATEST)
 
 
-def _symmetric_values(dtype: DType) -> Expression:
+def _symmetric_values(dtype: DType, stored: DType) -> Expression:
     scope = Scope(dtype, F32)
     value = rounded(scope.argument(0).cast(F32) * scope.argument(1))
-    return scope.finish(value.clamp(-GREATEST, GREATEST).cast(DType.INT8))
+    return scope.finish(value.clamp(-GREATEST, GREATEST).cast(stored))
 
 
 def _asymmetric(*, scaled: bool) -> Expression:
@@ -167,12 +177,15 @@ def _inverse() -> Expression:
     return scope.finish(scope.select(none, scope.constant(0.0, F32), one / scale))
 
 
-def _asymmetric_values(dtype: DType) -> Expression:
-    """The values of a row, from its inverse scale and its offset."""
+def _asymmetric_values(dtype: DType, stored: DType) -> Expression:
+    """The values of a row, from its inverse scale and its offset; less the offset if they are
+    *stored* as float32.
+    """
     scope = Scope(dtype, F32, DType.INT32)
     value = rounded(scope.argument(0).cast(F32) * scope.argument(1))
-    value = value + scope.argument(2).cast(F32)
-    return scope.finish(value.clamp(-128.0, GREATEST).cast(DType.INT8))
+    offset = scope.argument(2).cast(F32)
+    value = (value + offset).clamp(-128.0, GREATEST)
+    return scope.finish(value - offset if stored is F32 else value.cast(stored))
 
 
 def rounded(value: Value) -> Value:

@@ -6,6 +6,7 @@ integers, or hybrid (`hybrid`), as the types of its operands say.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -278,10 +279,15 @@ def _hybrid_form(operation: Operation, layer: Layer, parts: Sequence[Products]) 
     bounds = (None, None) if activation in tail else bounds_of(activation)
     source = operation.tensor(layer.data)
     before, after = surroundings(operation.shape(source), parts)
+    # Sums that float32 has exactly are sums of float32: a few taps take no 8-bit products.
+    real = layer.joined and all(math.prod(p.reduced) <= hybrid.MOST_REAL for p in parts)
     rows = hybrid.quantised_rows(
-        operation, source, layer.rank, asymmetric=bool(layer.asymmetric), before=before, after=after
-    )
+        operation, source, layer.rank, asymmetric=bool(layer.asymmetric), before=before,
+        after=after, real=real,
+    )  # fmt: skip
     weights = weight_tensor(operation, layer.weights, as_bytes=True)
+    if real:
+        weights = _as_real(operation, weights)
 
     def finish_of(part: Products, finish: Finish) -> Expression:
         real = hybrid_total(operation, finish, part, rows, weights, joined=layer.joined)
@@ -297,7 +303,19 @@ def _hybrid_form(operation: Operation, layer: Layer, parts: Sequence[Products]) 
             value = value.scope.select(value < 0.0, one, 0.0)
         return value.scope.finish(value.clamp(*bounds))
 
-    return Form(rows.values, weights, DType.INT32, (None, None), finish_of, 0, rows.before)
+    sums = F32 if real else DType.INT32
+    return Form(rows.values, weights, sums, (None, None), finish_of, 0, rows.before)
+
+
+def _as_real(operation: Operation, weights: int) -> int:
+    """Integer weights as float32: a kernel, which is folded if they are constant."""
+    build = operation.build
+    scope = Scope(build.tensors[weights].dtype)
+    target = build.tensor(F32, operation.shape(weights))
+    operation.elementwise(
+        "real weights", scope.finish(scope.argument(0).cast(F32)), [weights], target
+    )
+    return target
 
 
 Factor: TypeAlias = Callable[[Scope], Value]
