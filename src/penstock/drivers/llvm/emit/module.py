@@ -206,8 +206,8 @@ class Module:
             port = entry.value(f"load ptr, ptr {slot}, align 8", "ptr").name
             inside = entry.value(f"getelementptr i8, ptr {port}, i64 {self._head}", "ptr").name
             chosen = f"select i1 {self._is_pointer}, ptr {slot}, ptr {inside}"
-            place = entry.value(chosen, "ptr").name
-            port = entry.value(f"load ptr, ptr {place}, align 8", "ptr").name
+            holder = entry.value(chosen, "ptr").name
+            port = entry.value(f"load ptr, ptr {holder}, align 8", "ptr").name
             return entry.at(port, entry.mul(self._image, nbytes(self.program, tensor)))
         return entry.at(self._words[Word.ARENA], self.plan.offsets[tensor])
 
