@@ -243,6 +243,20 @@ def test_element_of_an_output_written_twice_is_named() -> None:
     )
 
 
+def test_positions_that_a_run_computes_are_read_and_never_written() -> None:
+    tensors = (Tensor(F32, (4,), "x"), Tensor(INT32, (3,), "at"), Tensor(F32, (3,), "y"))
+    chosen = (Position(0, ((0, 1),), 1),)
+    gather = Kernel(
+        "gather", (3,), (Access(0, chosen),), identity(F32), identity(F32), Access(2, along(0))
+    )
+    program = Program(tensors, {}, (gather,), (0, 1), (2,), {})
+    check(program)
+    assert reached(program, Access(0, chosen), (3,)) == 0b1111
+    scatter = replace(gather, reads=(Access(2, along(0)),), write=Access(0, chosen))
+    with pytest.raises(BrokenProgram, match=r"writes tensor 0 .* at positions of a run"):
+        check(replace(program, kernels=(scatter,), inputs=(1, 2), outputs=(0,)))
+
+
 def test_flag_of_a_failure_is_one_boolean() -> None:
     tensors = (Tensor(DType.BOOL, (1,), "ok"), Tensor(F32, (1,), "real"))
     scope = Scope()
@@ -274,7 +288,7 @@ def test_elements_of_a_nest_are_those_that_its_points_reach() -> None:
         places = [20 + sum(s * points[loop] for loop, s in a.steps) for a in axes]
         wanted = sum(1 << int(e) for e in np.unique(places[0] * 60 + places[1]))
         assert reached(program, Access(0, axes), sizes) == wanted
-        assert along_axis(program, axes[0], sizes) == sorted({int(p) for p in places[0]})
+        assert along_axis(program, axes[0], sizes, 60) == sorted({int(p) for p in places[0]})
 
 
 def test_spread_of_ten_million_elements_is_counted() -> None:

@@ -35,6 +35,9 @@ def _fault(program: Program, kernel: Kernel) -> str | None:
             return f"accesses {tensor_name(program, access.tensor)} {fault}"
     if kernel.write.fill is not None:
         return f"writes {tensor_name(program, kernel.write.tensor)} with a fill"
+    tables = [p.through for p in kernel.write.axes if p.through is not None]
+    if any(program.root(table) not in program.constants for table in tables):
+        return f"writes {tensor_name(program, kernel.write.tensor)} at positions of a run"
     return _expression_fault(program, kernel) or _reduction_fault(kernel)
 
 
