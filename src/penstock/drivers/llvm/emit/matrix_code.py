@@ -15,6 +15,7 @@ from penstock.drivers.llvm.emit.assembler import (
     splatted,
     vector,
 )
+from penstock.drivers.llvm.emit.data_sums import data_sums, pays
 from penstock.drivers.llvm.emit.flat import Flat
 from penstock.drivers.llvm.emit.matrix import Loop, Matrix
 from penstock.drivers.llvm.emit.product import Scaling
@@ -36,6 +37,7 @@ class Code:
         self.dense, self.f, self.m = dense, function, dense.machine
         self.rows, self.columns, self.panel = dense.rows, dense.columns, dense.panel
         self.count = 0
+        self.ahead = pays(dense.shape, self.m) and dense.fold == 1
         self.scale, self.shape, self.lanes = dense.scale, dense.shape, dense.lanes
 
     def write(self) -> None:
@@ -141,10 +143,16 @@ class Code:
         tile = len(sums)
         sums += [Reg("zeroinitializer", sums[0].type)] * (tile * (self.dense.parts - 1))
         if self.scale is not None and self.scale.surplus:
-            sums += [Reg("zeroinitializer", m.words)] * self.rows
+            if self.ahead:
+                more = data_sums(f, m, self.shape, self.rows, data, self.scale.surplus)
+                for at in range(tile):
+                    row = more[at // self.columns]
+                    sums[at] = f.value(f"add {sums[at]}, {row.name}", m.words)
+            else:
+                sums += [Reg("zeroinitializer", m.words)] * self.rows
         sums = self._joined(self._segments(0, data, weights, sums), tile)
         total = [self._unfolded(v) for v in sums]
-        if self.scale is not None and self.scale.surplus:
+        if self.scale is not None and self.scale.surplus and not self.ahead:
             total = self._corrected(total, self.scale.surplus)
         self._finish(total, indexes, panel, count)
 
@@ -262,7 +270,7 @@ class Code:
             for j in range(columns):
                 at = part + r * columns + j
                 made[at] = m.product(f, made[at], groups, packed[j])
-            if self.scale is not None and self.scale.surplus:
+            if self.scale is not None and self.scale.surplus and not self.ahead:
                 at = tile * dense.parts + r
                 made[at] = m.product(f, made[at], groups, ones)
         return made
