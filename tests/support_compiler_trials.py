@@ -57,6 +57,8 @@ def draw(family: str, seed: int) -> tuple[Model, list[NDArray]]:
         keys = sorted(key for key, case in every_case().items() if case.family == module)
         drawn = draw_unusual(keys[seed % len(keys)], [seed])
     model = without_state(penstock.load(drawn.file))
+    if len(model.inputs) != len(drawn.inputs):
+        raise ValueError("a state is an input here, and has no value")
     shapes = {number: array.shape for number, array in enumerate(drawn.inputs)}
     return infer_shapes(model, shapes), list(drawn.inputs)
 

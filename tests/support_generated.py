@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -42,13 +42,18 @@ def aligned(size: int) -> NDArray:
 
 
 class Runner:
-    """A program in executable memory, with its constants, arena and outputs."""
+    """A program in executable memory, with its constants, arena and outputs. *changed* is applied
+    to the text of the code.
+    """
 
-    def __init__(self, program: Program, isa: Isa) -> None:
+    def __init__(
+        self, program: Program, isa: Isa, changed: Callable[[str], str] | None = None
+    ) -> None:
         self.program = program
         planned = plan(program)
         self.generated: Generated = generate(planned, isa)
-        self.image: Image = load(compile_object(self.generated.text, isa))
+        text = self.generated.text if changed is None else changed(self.generated.text)
+        self.image: Image = load(compile_object(text, isa))
         self._run = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.image.address("run"))
         self._constants = aligned(len(self.generated.constants))
         self._constants[:] = np.frombuffer(self.generated.constants, np.uint8)

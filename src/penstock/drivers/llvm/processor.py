@@ -43,6 +43,13 @@ instructions: Final = DriverSetting("llvm_instructions", ("processor", *RECORDS)
 """The instruction set that models are compiled for: the best of the processor, or a lesser one."""
 
 
+TILES: Final = "amx-tile"
+ARCH_PRCTL: Final = 158
+ARCH_REQ_XCOMP_PERM: Final = 0x1023
+XFEATURE_XTILEDATA: Final = 18
+"""arch_prctl(2) on x86-64: the registers of tiles are used by processes that asked for them."""
+
+
 @functools.cache
 def architecture() -> str:
     """The processor's architecture, in LLVM's words."""
@@ -58,7 +65,23 @@ def features() -> frozenset[str]:
         found = _numpy_features()
     if sys.platform == "darwin" and architecture() == "aarch64":
         found |= {"neon", "dotprod"}  # all of Apple's processors that run macOS
+    if TILES in found and not tiles_permitted():
+        found -= {f for f in found if f.startswith("amx-")}
     return frozenset(found)
+
+
+def tiles_permitted() -> bool:
+    """Asks Linux for the permission to use tiles, which this process then has until it ends."""
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    granted: int = ctypes.CDLL(None).syscall(
+        ctypes.c_long(ARCH_PRCTL),
+        ctypes.c_long(ARCH_REQ_XCOMP_PERM),
+        ctypes.c_long(XFEATURE_XTILEDATA),
+    )
+    return granted == 0
 
 
 def lacking(wanted: Iterable[str]) -> tuple[str, ...]:

@@ -98,6 +98,7 @@ class Function:
             "entry:",
         ]
         self._block, self._count = "entry", 0
+        self._ending: list[str] = []
 
     def fresh(self, stem: str = "v") -> str:
         self._count += 1
@@ -352,7 +353,12 @@ class Function:
             done += count
 
     def text(self) -> str:
-        return "\n".join([*self._lines, "  br label %done", "done:", "  ret void", "}"])
+        end = ["  br label %done", "done:", *self._ending, "  ret void", "}"]
+        return "\n".join([*self._lines, *end])
+
+    def at_end(self, text: str) -> None:
+        """Adds an instruction that runs before the function of a kernel returns, also early."""
+        self._ending.append(f"  {text}")
 
 
 def pieces_of(mask: Reg) -> list[int] | None:

@@ -136,12 +136,6 @@ class Dense(Matrix):
     """A matrix product, with its code."""
 
     def write(self, name: str) -> Function:
-        extras = [f"e{i}" for i in range(len(self.product.extras))]
-        tables = [f"t{i}" for i in range(len(self.tables))]
-        constants = ["w"] if self.is_float else ["w", "bias"]
-        if self.scale is not None and self.scale.proof is not None:
-            constants += ["a", "c", "d"]
-            constants += [f"{n}{i}" for i in range(self.rounds) for n in ("s", "x")]
-        function = Function(name, ["data", "out", *extras, *tables, *constants])
+        function = Function(name, self.arguments)
         Code(self, function).write()
         return function

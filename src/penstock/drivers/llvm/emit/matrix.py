@@ -166,6 +166,17 @@ class Matrix:
         return 0 if proof is None else len(proof.exceptions)
 
     @property
+    def arguments(self) -> list[str]:
+        """The names of the arguments of the function."""
+        extras = [f"e{i}" for i in range(len(self.product.extras))]
+        tables = [f"t{i}" for i in range(len(self.tables))]
+        constants = ["w"] if self.is_float else ["w", "bias"]
+        if self.scale is not None and self.scale.proof is not None:
+            constants += ["a", "c", "d"]
+            constants += [f"{n}{i}" for i in range(self.rounds) for n in ("s", "x")]
+        return ["data", "out", *extras, *tables, *constants]
+
+    @property
     def panels(self) -> int:
         return -(-self.shape.channels // self.panel)
 

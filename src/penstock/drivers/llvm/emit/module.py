@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from penstock.compiler.expression import Expression
 from penstock.compiler.memory import Plan, nbytes
 from penstock.compiler.program import Kernel, Program
-from penstock.drivers.llvm.emit import dense, depthwise, fault, peak, team
+from penstock.drivers.llvm.emit import amx, dense, depthwise, fault, peak, team
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, module
 from penstock.drivers.llvm.emit.constants import Constants
 from penstock.drivers.llvm.emit.cost import LEAST_PROGRAM, LEAST_SHARED, nanoseconds, products
@@ -49,7 +49,7 @@ class Generated(Struct, frozen=True, eq=False):
 
 def template_of(program: Program, kernel: Kernel, isa: Isa) -> Template:
     """The template that computes *kernel*."""
-    for family in (dense, depthwise):
+    for family in (amx, dense, depthwise):
         matched: Template | None = family.match(program, kernel, isa)
         if matched is not None:
             return matched

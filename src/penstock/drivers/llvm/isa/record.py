@@ -53,6 +53,7 @@ class Isa(Struct, frozen=True):
 
 X86_V3: Final = ("avx2", "fma", "bmi", "bmi2", "f16c", "lzcnt", "movbe", "popcnt", "sse4.2")
 X86_V4: Final = (*X86_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+X86_VNNI: Final = (*X86_V4, "avx512vnni", "avx512vbmi")
 
 WIDE_FLOATS: Final[Tiles] = (
     (4, (6, 5, 4), 1.0),
@@ -76,7 +77,9 @@ NEON_BYTES: Final[Tiles] = ((4, (4, 5), 1.0), (2, (8, 6), 1.1), (1, (12, 8), 1.3
 RECORDS: Final[Mapping[str, Isa]] = {
     isa.name: isa
     for isa in (
-        Isa("avx512-vnni", "x86_64", (*X86_V4, "avx512vnni", "avx512vbmi"), 64, 32, "vpdpbusd",
+        Isa("avx512-amx", "x86_64", (*X86_VNNI, "amx-tile", "amx-int8"), 64, 32, "vpdpbusd",
+            True, True, 128, WIDE_FLOATS, WIDE_BYTES),
+        Isa("avx512-vnni", "x86_64", X86_VNNI, 64, 32, "vpdpbusd",
             True, True, 128, WIDE_FLOATS, WIDE_BYTES),
         Isa("avx512", "x86_64", X86_V4, 64, 32, "vpmaddwd", True, True, 0, WIDE_FLOATS, WIDE_BYTES),
         Isa("avx2", "x86_64", X86_V3, 32, 16, "vpmaddwd", False, False, 0, NARROW_FLOATS,
