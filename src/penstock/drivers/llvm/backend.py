@@ -5,7 +5,9 @@ Nothing here is imported for a model from the cache.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from typing import Any, Final
 
 from penstock.driverkit.lazy_engine import LazyEngine, message_of
@@ -15,6 +17,16 @@ OPTIMISATION: Final = 2
 
 OPTIONS: Final = ("penstock", "-enable-misched=false")
 """Kernels are written in the order in which they should run; LLVM's scheduler would spill."""
+
+_inside: Final = threading.RLock()
+"""Held while LLVM works: llvmlite holds a lock of its own then, and a child that was forked
+meanwhile would wait for it forever. So a fork waits for LLVM.
+"""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_inside.acquire, after_in_parent=_inside.release, after_in_child=_inside.release
+    )
 
 
 def _load() -> Any:
@@ -33,7 +45,9 @@ def _message(error: Exception) -> str:
     return message_of(error, line=1 if is_parsed else 0)
 
 
-_engine: Final = LazyEngine("LLVM", _load, "", _message, forkable=True)
+_engine: Final = LazyEngine(
+    "LLVM", _load, "this process was forked while LLVM was loaded", _message, forkable=True
+)
 
 
 def triple(isa: Isa) -> str:
@@ -55,16 +69,16 @@ def flags(isa: Isa) -> str:
 
 def compile_object(text: str, isa: Isa) -> bytes:
     """The object code of the module *text*. Raises `GeneralFailure` with LLVM's message."""
-    llvm = _engine.get()
-    with _engine.guarded("compile the model"):
+    with _inside, _engine.guarded("compile the model"):
+        llvm = _engine.get()
         code: bytes = _machine(llvm, isa).emit_object(_parsed(llvm, text))
     return code
 
 
 def assembly(text: str, isa: Isa) -> str:
     """The assembly of the module *text*."""
-    llvm = _engine.get()
-    with _engine.guarded("compile the model"):
+    with _inside, _engine.guarded("compile the model"):
+        llvm = _engine.get()
         written: str = _machine(llvm, isa).emit_assembly(_parsed(llvm, text))
     return written
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
@@ -16,7 +17,7 @@ from penstock.compiler.legalise import legalise
 from penstock.compiler.outputs import with_own_outputs
 from penstock.compiler.program import Program
 from penstock.driverkit.artefact import ports_of
-from penstock.driverkit.engine import check_limits
+from penstock.driverkit.engine import check_limits, compiled_within
 from penstock.driverkit.site import Refused
 from penstock.drivers.llvm import artefact, backend
 from penstock.drivers.llvm.artefact import Manifest
@@ -78,7 +79,8 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
     planned = memory.plan(program)
     made = generate(planned, isa, images=images > 1)
     check_limits(config)
-    code = _objects.get(made.text, isa)
+    # LLVM looks at no deadline: a compile that is late, or cancelled, goes on without its caller.
+    code = compiled_within(config, partial(_objects.get, made.text, isa))
     check_limits(config)
     kernels = tuple(
         (template, kernel.name, kernel.origin)

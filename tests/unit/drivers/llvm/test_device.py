@@ -185,6 +185,28 @@ def test_a_forked_child_is_refused_and_compiles_anew() -> None:
     assert done.stdout.split() == ["StateError", "DeadObject", "True", "True"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_that_is_forked_while_llvm_compiles_compiles_too() -> None:
+    program = (
+        "import os, threading\n"
+        "from penstock.drivers.llvm import backend, processor\n"
+        "from tests.unit.drivers.llvm.test_device import X, compiled\n"
+        "line = '  %v{} = add i32 %v{}, 1\\n'\n"
+        "body = ''.join(line.format(k + 1, k) for k in range(20000))\n"
+        "text = f'define i32 @f(i32 %v0) nounwind {{\\n{body}  ret i32 %v20000\\n}}\\n'\n"
+        "work = lambda: backend.compile_object(text, processor.chosen())\n"
+        "thread = threading.Thread(target=work)\n"
+        "thread.start()\n"
+        "if not (child := os.fork()):\n"
+        "    print((compiled(None).run([X])[0] == X * (X + 2)).all(), flush=True)\n"
+        "    os._exit(0)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "thread.join()\n"
+    )
+    done = run_python("-c", program, check=True, timeout=60)
+    assert done.stdout.split() == ["True", "0"]
+
+
 def executable_mappings() -> int:
     """Mappings of this process that no file backs and that may be executed."""
     lines = Path("/proc/self/maps").read_text("ascii").splitlines()
