@@ -36,9 +36,7 @@ def along_axis(program: Program, position: Position, sizes: Sequence[int]) -> li
     places = [low + i for i in range(high - low + 1) if reached >> i & 1]
     if position.through is None:
         return places
-    if (root := program.root(position.through)) not in program.constants:
-        return list(range(size))
-    table = program.constants[root].reshape(-1)
+    table = program.constants[program.root(position.through)].reshape(-1)
     return sorted({int(table[i]) for i in places if 0 <= i < len(table)})
 
 
