@@ -173,6 +173,7 @@ def halos(program: Program) -> Program:
     """
     uses = Uses(program)
     fixed = {program.root(t) for t in (*program.inputs, *program.outputs)}
+    fixed.update(program.constants)
     wanted: dict[int, list[tuple[int, Access]]] = {}
     for index, kernel in enumerate(program.kernels):
         found = product_of(kernel)

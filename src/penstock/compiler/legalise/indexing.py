@@ -17,6 +17,8 @@ from penstock.driverkit.checks import axis_of
 from penstock.driverkit.site import Refused, require
 from penstock.ir import DType
 
+I8 = DType.INT8
+
 
 def flat_steps(shape: Sequence[int], loops: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """The steps of loops, one for each axis of a row-major tensor, through its elements."""
@@ -156,7 +158,9 @@ def embedding_lookup(operation: Operation) -> None:
     require(scales.size in {1, table[0]}, f"{scales.size} scales of {table[0]} rows")
     reads = [read]
     scope = Scope(source.dtype, F32) if scales.size > 1 else Scope(source.dtype)
-    value = scope.argument(0).cast(F32)
+    row_value = scope.argument(0)
+    # Weights of uint8 are the bytes of int8 weights.
+    value = (row_value.bitcast(I8) if source.dtype is DType.UINT8 else row_value).cast(F32)
     if scales.size > 1:
         reads.append(Access(operation.build.constant(F32, scales.shape, lambda: scales), (row,)))
         value = value * scope.argument(1)
