@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.products import Layer, Products, emit_layer
 from penstock.compiler.program import Access, Position, along
 from penstock.driverkit.checks import Windows, windows
 from penstock.driverkit.site import Site, require
+
+MOST_PARTS: Final = 8
+LEAST_CHANNELS: Final = 8
+"""The most groups that are kernels of their own, and the least channels that each then has."""
 
 
 def window_positions(w: Windows, outer: Sequence[int], inner: Sequence[int]) -> list[Position]:
@@ -32,33 +37,39 @@ def convolution(operation: Operation) -> None:
     quantization = site.input(1).quantization
     asymmetric = quantization is not None and len(set(quantization.scales)) > 1
     w = windows(site, image[1:3], filters[1:3])
-    products = _products(image, filters, site.output_shape(), w)
-    emit_layer(operation, "convolution", Layer(asymmetric=asymmetric), products)
+    parts = _products(image, filters, site.output_shape(), w)
+    emit_layer(operation, "convolution", Layer(asymmetric=asymmetric), *parts)
 
 
 def _products(
     image: tuple[int, ...], filters: tuple[int, ...], output: tuple[int, ...], w: Windows
-) -> Products:
-    """The products of filters [out, height, width, in] over an NHWC *image*."""
+) -> list[Products]:
+    """The products of filters [out, height, width, in] over an NHWC *image*. A few groups of many
+    channels are a matrix product each, others are loops of one nest.
+    """
     groups = image[3] // filters[3]
     require(
         groups >= 1 and groups * filters[3] == image[3] and output[3] % groups == 0,
         "channels in no groups",
     )
-    if groups == 1:
-        rows, across = window_positions(w, (1, 2), (4, 5))
-        return Products(
-            output,
-            filters[1:],
-            (*along(0), rows, across, *along(6)),
-            along(3, 4, 5, 6),
-            along(0, 1, 2, 3),
-            *along(3),
-        )
     each = output[3] // groups
+    if groups == 1 or (groups <= MOST_PARTS and each >= LEAST_CHANNELS):
+        rows, across = window_positions(w, (1, 2), (4, 5))
+        return [
+            Products(
+                (*output[:3], each),
+                filters[1:],
+                (*along(0), rows, across, Position(group * filters[3], ((6, 1),))),
+                (channel, *along(4, 5, 6)),
+                (*along(0, 1, 2), channel),
+                channel,
+            )
+            for group in range(groups)
+            for channel in [Position(group * each, ((3, 1),))]
+        ]
     rows, across = window_positions(w, (1, 2), (5, 6))
     channel = Position(0, ((3, each), (4, 1)))
-    return Products(
+    nest = Products(
         (*output[:3], groups, each),
         filters[1:],
         (*along(0), rows, across, Position(0, ((3, filters[3]), (7, 1)))),
@@ -66,6 +77,7 @@ def _products(
         (*along(0, 1, 2), channel),
         channel,
     )
+    return [nest]
 
 
 @legal("DEPTHWISE_CONV_2D")
@@ -127,10 +139,10 @@ def grouped(operation: Operation) -> None:
     last = _LastChannels(operation) if first else operation
     if first:
         image, output = (tuple(s[i] for i in (0, 2, 3, 1)) for s in (image, output))
-    products = _products(image, filters, output, _grouped_windows(site, image, filters))
+    parts = _products(image, filters, output, _grouped_windows(site, image, filters))
     groups = site.attributes.integer("groups")
     require(groups * filters[3] == image[3], f"{image[3]} channels in {groups} groups")
-    emit_layer(last, "convolution", Layer(), products)
+    emit_layer(last, "convolution", Layer(), *parts)
     if isinstance(last, _LastChannels):
         last.store()
 

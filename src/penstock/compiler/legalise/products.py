@@ -140,7 +140,7 @@ def emit_product(
         Access(form.weights, part.weights),
     ]
     dtypes = [build.tensors[access.tensor].dtype for access in reads]
-    finish = Finish(operation, form.sums, part.channel)
+    finish = Finish(operation, form.sums, part.channel, part.loops)
     body = product(dtypes[0], dtypes[1], form.sums, form.zeros)
     if is_empty:
         scope = Scope()

@@ -118,20 +118,38 @@ def layer_multipliers(
 class Finish:
     """The expression from the sums of a layer to its results, with what it reads beside them.
 
-    *channel* is the position of the output channel in the loops of the kernel.
+    *channel* is the position of the output channel in the *loops* of the kernel.
     """
 
-    def __init__(self, operation: Operation, sums: DType, channel: Position) -> None:
-        self._operation, self._channel = operation, channel
+    def __init__(
+        self, operation: Operation, sums: DType, channel: Position, loops: tuple[int, ...] = ()
+    ) -> None:
+        self._operation, self._channel, self._loops = operation, channel, loops
         self._dtypes: list[DType] = [sums]
         self.extras: list[Access] = []
-        self._steps: list[str] = []
 
     def read(self, tensor: int, axes: Sequence[Position] | None = None) -> int:
         """Reads *tensor* at *axes* (None: a vector at [channel]); returns its argument number."""
-        self.extras.append(Access(tensor, (self._channel,) if axes is None else tuple(axes)))
+        if axes is None:
+            tensor, channel = self._part(tensor)
+            axes = [channel]
+        self.extras.append(Access(tensor, tuple(axes)))
         self._dtypes.append(self._operation.build.tensors[tensor].dtype)
         return len(self._dtypes) - 1
+
+    def _part(self, tensor: int) -> tuple[int, Position]:
+        """The part of a constant vector that a kernel of some of the channels reads, and the
+        position in it.
+        """
+        build = self._operation.build
+        if not self._loops or tensor not in build.constants:
+            return tensor, self._channel
+        first, last = self._channel.span(self._loops)
+        values = build.constants[tensor][first : last + 1]
+        if len(values) == len(build.constants[tensor]):
+            return tensor, self._channel
+        part = build.constant(build.tensors[tensor].dtype, values.shape, lambda: values)
+        return part, Position(0, self._channel.steps)
 
     def bias(self, position: int) -> int | None:
         """The bias at input *position* as an argument; None if it is omitted."""
