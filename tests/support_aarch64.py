@@ -25,7 +25,7 @@ from penstock.compiler.program import Program
 from penstock.drivers.llvm.backend import compile_object
 from penstock.drivers.llvm.emit.module import generate
 from penstock.drivers.llvm.emit.team import BOX_BYTES, TEAM_BYTES, Team as Places
-from penstock.drivers.llvm.frame import WHOLE, WORDS, Word
+from penstock.drivers.llvm.frame import SLOT_BYTES, WHOLE, WORDS, Word
 from penstock.drivers.llvm.isa import Isa
 from penstock.drivers.llvm.load.elf import parse
 from penstock.drivers.llvm.load.relocate import place, relocated
@@ -237,6 +237,7 @@ def run(
         ):  # fmt: skip
             memory[field : field + 8] = struct.pack("<Q", value)
         words[Word.TEAM] = data.add(bytes(memory))
+        words[Word.SLOTS] = data.add(bytes(SLOT_BYTES * len(generated.templates)))
     frame = data.add(struct.pack(f"<{WORDS}Q", *words))
     code = compile_object(generated.text, isa)
     written = executed(linked(code, data, frame, got, words[Word.TEAM]), isa, directory)

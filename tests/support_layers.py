@@ -128,6 +128,11 @@ class Layers:
         return made
 
     def activation(self) -> str:
+        """A fused activation. Sums of floats are not cut off: what is left of large ones would be
+        mostly rounding errors.
+        """
+        if self.dtype is F32:
+            return self.pick(("NONE", "RELU"))
         return self.pick(("NONE", "NONE", "RELU", "RELU6", "RELU_N1_TO_1"))
 
     def window(self, size: int, kernel: int, stride: int, dilation: int, padding: str) -> int:
