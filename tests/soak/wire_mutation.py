@@ -73,6 +73,7 @@ def messages() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         if case.model.pools:
             continue
         device.supported_operations(case.model)
+        device.explain(case.model, PrepareConfig())
         prepared = device.prepare_model(case.model, PrepareConfig())
         with Trial(case, "pool") as trial:
             prepared.execute(trial.request, PLAIN)

@@ -56,6 +56,9 @@ def transcript() -> Transcript:
     device.cache_files_needed()
     for case in every_case():
         device.supported_operations(case.model)
+        device.explain(case.model, PrepareConfig())
+        with pytest.raises(PenstockError):
+            device.dump(case.model, PrepareConfig(), "fuse")
         prepared = device.prepare_model(case.model, PrepareConfig())
         with Trial(case, "mixed") as trial:
             prepared.execute(trial.request, PLAIN)
