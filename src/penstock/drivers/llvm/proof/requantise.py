@@ -22,10 +22,13 @@ from penstock.driverkit.fixed_point import rescale
 from penstock.interrupts import polled
 from penstock.ir import NDArray
 
-CANDIDATES: Final = sorted(set(range(-12, 13)) - {0}, key=abs)
+CANDIDATES: Final = sorted(range(-12, 13), key=abs)
 """Distances, in units in the last place, from the rounded multiplier, of those that are tried where
 it is not right itself.
 """
+
+FEW: Final = 4
+"""The channels for which all of these are tried at once."""
 
 FAR: Final = 1e9
 
@@ -128,6 +131,9 @@ class Multiplier(Struct, frozen=True, eq=False):
     def scales(self) -> NDArray:
         return self.mantissas.astype(np.float64) * 2.0 ** (self.shifts.astype(np.float64) - 31)
 
+    def chosen(self, channels: NDArray | slice) -> Multiplier:
+        return Multiplier(self.mantissas[channels], self.shifts[channels])
+
     def of(self, sums: NDArray) -> NDArray:
         """The exact results for *sums* [channels, any number]."""
         return rescale(sums, self.mantissas[:, None], self.shifts[:, None])
@@ -166,7 +172,7 @@ class Steps(Struct, frozen=True, eq=False):
         known &= ~(live & ((at >= 2**24) | (at <= -(2**24)))).any(axis=1)
         return cls(at, live, known)
 
-    def chosen(self, channels: NDArray) -> Steps:
+    def chosen(self, channels: NDArray | slice) -> Steps:
         return Steps(self.at[channels], self.live[channels], self.known[channels])
 
 
@@ -227,14 +233,15 @@ def _solved(
     differ: list[dict[int, int]] = [{} for _ in right]
     if not wrong.size:
         return line, right & steps.known, differ
-    some = Multiplier(multiplier.mantissas[wrong], multiplier.shifts[wrong])
+    some = multiplier.chosen(wrong)
     left = steps.chosen(wrong)
-    best = np.full(len(wrong), -np.inf)
-    a = rounded[wrong]
-    for distance in (0, *CANDIDATES):
-        tried = (rounded[wrong].view(np.int32) + distance).view(np.float32)
-        width = _bounds(tried, some, levels, left, single=single).width
-        a, best = np.where(width > best, tried, a), np.maximum(width, best)
+    a = np.concatenate(
+        [
+            _best(rounded[wrong[i : i + FEW]], some.chosen(slice(i, i + FEW)), levels,
+                  left.chosen(slice(i, i + FEW)), single=single)
+            for i in range(0, len(wrong), FEW)
+        ]
+    )  # fmt: skip
     other, holds = _tried(a, some, levels, left, single=single, down=down)
     for name in ("a", "above", "below"):
         getattr(line, name)[wrong] = getattr(other, name)
@@ -245,6 +252,19 @@ def _solved(
             right[channel] = found is not None
             differ[channel] = found or {}
     return line, right & steps.known, differ
+
+
+def _best(
+    rounded: NDArray, multiplier: Multiplier, levels: NDArray, steps: Steps, *, single: bool
+) -> NDArray:
+    """Of each channel, the multiplier near the rounded one that leaves most room."""
+    each = np.repeat(np.arange(len(rounded)), len(CANDIDATES))
+    tried = (rounded.view(np.int32)[:, None] + np.array(CANDIDATES, np.int32)).view(np.float32)
+    bounds = _bounds(
+        tried.reshape(-1), multiplier.chosen(each), levels, steps.chosen(each), single=single
+    )
+    places = bounds.width.reshape(tried.shape).argmax(axis=1)
+    return np.take_along_axis(tried, places[:, None], 1)[:, 0]
 
 
 def _tried(
