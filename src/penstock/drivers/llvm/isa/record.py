@@ -82,6 +82,8 @@ RECORDS: Final[Mapping[str, Isa]] = {
         Isa("avx512-vnni", "x86_64", X86_VNNI, 64, 32, "vpdpbusd",
             True, True, 128, WIDE_FLOATS, WIDE_BYTES),
         Isa("avx512", "x86_64", X86_V4, 64, 32, "vpmaddwd", True, True, 0, WIDE_FLOATS, WIDE_BYTES),
+        Isa("avx2-vnni", "x86_64", (*X86_V3, "avxvnni"), 32, 16, "vpdpbusd", False, False, 0,
+            NARROW_FLOATS, NARROW_BYTES),
         Isa("avx2", "x86_64", X86_V3, 32, 16, "vpmaddwd", False, False, 0, NARROW_FLOATS,
             NARROW_BYTES),
         Isa("neon-dot", "aarch64", ("neon", "dotprod"), 16, 32, "sdot", False, False, 64,
