@@ -278,7 +278,7 @@ def test_a_device_is_found_by_its_name_beside_its_driver() -> None:
 
 
 def test_every_built_in_driver_is_found_by_name() -> None:
-    for name in ("lab", "null", "sample", "reference"):
+    for name in ("lab", "llvm", "null", "sample", "reference"):
         assert [d.name for d in find_devices(name)] == [name]
-    with pytest.raises(PlacementError, match=r"installed: lab, null, .*reference, sample"):
+    with pytest.raises(PlacementError, match=r"installed: lab, llvm, null, .*reference, sample"):
         find_devices("nope")

@@ -186,7 +186,7 @@ def test_a_forked_child_is_refused_and_compiles_anew() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_child_that_is_forked_while_llvm_compiles_compiles_too() -> None:
+def test_child_that_is_forked_while_llvm_compiles_can_compile() -> None:
     program = (
         "import os, threading\n"
         "from penstock.drivers.llvm import backend, processor\n"
