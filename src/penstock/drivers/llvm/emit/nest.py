@@ -8,6 +8,7 @@ the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -38,6 +39,13 @@ CHUNK: Final = 1 << 13
 
 COMBINES: Final = {"sum": "add", "product": "mul", "any": "or", "all": "and"}
 """The scalar operation of a reduction, where it is named otherwise."""
+
+
+MANY_POINTS = 1 << 18
+"""Points of a unit from which on the flag that stops a run is read within it."""
+
+MANY_INSIDE = 256
+"""Points that take much longer than to read the flag."""
 
 
 class Nest:
@@ -169,13 +177,23 @@ class _Code:
         else:
             f.share(1, lambda _: self._walk(order))
 
+    def _poll(self, points: int) -> None:
+        """Ends a stopped run, before so many *points* of a unit that has very many."""
+        if points >= MANY_INSIDE and math.prod(self.loops.sizes) // self.nest.units > MANY_POINTS:
+            self.f.poll()
+
     def _walk(self, order: list[int]) -> None:
         """The outer loops of *order*, and what they surround."""
         if order:
             loop = order[0]
 
+            inside = [i for i in range(len(self.loops.sizes)) if i >= self.outer]
+            inside += [*order[1:], *([] if self.vector is None else [self.vector])]
+            points = math.prod(self.loops.sizes[i] for i in set(inside))
+
             def body(index: Index) -> None:
                 self.places.indexes[loop] = index
+                self._poll(points)
                 self._walk(order[1:])
 
             self.f.each(0, self.loops.outer[loop], 1, body)
@@ -252,6 +270,7 @@ class _Code:
 
             def body(index: Index, carried: list[Reg]) -> list[Reg]:
                 self.places.indexes[self.outer + depth] = index
+                self._poll(math.prod(self.loops.reduced[depth + 1 :]) * spans[0].lanes)
                 return level(depth + 1, carried)
 
             return self.f.loop(0, self.loops.reduced[depth], 1, body, totals)
@@ -283,6 +302,7 @@ class _Code:
 
             def body(index: Index, carried: list[Reg]) -> list[Reg]:
                 places.indexes[self.outer + depth] = index
+                self._poll(math.prod(self.loops.reduced[depth + 1 :]))
                 return level(depth + 1, carried)
 
             return self.f.loop(0, self.loops.reduced[depth], 1, body, totals)
