@@ -45,9 +45,10 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     return penstock.load(tmp_path / "small.tflite")
 
 
-def labelled(line: str) -> str:
-    """*line* without the numbers of its label, which other functions change."""
-    return re.sub(r"\.LBB\d+_\d+", ".LBB", line)
+def plain(line: str) -> str:
+    """An instruction without the numbers of labels, and without the registers of addresses."""
+    line = re.sub(r"\.LBB\d+_\d+", ".LBB", line)
+    return re.sub(r"\(%r[^)]*\)", "()", re.sub(r"%e\w\w", "%e", line))
 
 
 def in_order(shown: list[str], printed: list[str]) -> list[str]:
@@ -75,10 +76,10 @@ def test_page_reads_the_assembly_line_by_line(small: Model) -> None:
     pytest.importorskip("llvmlite", reason="llvmlite is not installed")
     # A line is an instruction, and after two or more spaces what it does.
     pattern = r"(?m)^(\w+) {2,}(\S+(?: \S+)*)"
-    shown = [labelled(" ".join(found)) for found in re.findall(pattern, SHOWN["asm"])]
+    shown = [plain(" ".join(found)) for found in re.findall(pattern, SHOWN["asm"])]
     assert len(shown) > 20
     printed = stages.dump(small, ISA, "asm")
-    lines = [labelled(" ".join(line.split("#")[0].split())) for line in printed.splitlines()]
+    lines = [plain(" ".join(line.split("#")[0].split())) for line in printed.splitlines()]
     assert in_order(shown, lines) == []
 
 
@@ -98,9 +99,8 @@ def test_records_and_templates_are_in_the_tables() -> None:
 
 def test_every_operation_without_kernels_has_a_reason() -> None:
     missing = set(OPERATIONS) - set(RULES)
-    patterns = [
-        name for cell in first_cells(section("What is refused")) for name in cell.split(", ")
-    ]
+    table = section("What is refused").partition("Forms of layers")[0]
+    patterns = [name for cell in first_cells(table) for name in cell.split(", ")]
     names = [pattern.strip("`") for pattern in patterns]
     covered = {m for m in missing if any(fnmatch.fnmatchcase(m, n) for n in names)}
     assert missing - covered == set()
