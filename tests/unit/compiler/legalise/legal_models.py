@@ -13,6 +13,7 @@ from msgspec import Struct
 
 import penstock
 from penstock.compiler import interpreter, pipeline
+from penstock.compiler.checks import check as check_program
 from penstock.compiler.legalise import legalise
 from penstock.compiler.target import Target
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Quantization, infer_shapes
@@ -74,17 +75,20 @@ def check(
     model: Model, arrays: Sequence[NDArray], stages: Collection[str] = tuple(pipeline.PASSES)
 ) -> list[NDArray]:
     """The program of *model* gives what the reference device gives, as it is written and after each
-    of *stages*, for both kinds of bytes: integers bit for bit. Returns the outputs.
+    of *stages*, for both kinds of bytes: integers bit for bit. It holds every invariant after every
+    pass. Returns the outputs.
     """
     with penstock.compile(model, devices=["reference"], cache=False) as compiled:
         wanted = list(compiled.run(list(arrays)))
     program = legalise(model)
+    check_program(program)
     compare(interpreter.run(program, arrays), wanted, "legalise")
     targets = Target(bytes="unsigned"), Target(bytes="signed")
     for target in targets:
         staged = program
         for stage, step in pipeline.PASSES.items():
             staged = step(staged, target)
+            check_program(staged)
             if stage in stages:
                 compare(interpreter.run(staged, arrays), wanted, f"{stage}, {target.bytes}")
     return [np.asarray(array) for array in wanted]
