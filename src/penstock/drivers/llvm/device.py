@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -60,10 +61,10 @@ class LlvmDevice(EngineDevice):
         super().__init__("llvm", hal.DeviceType.CPU, claims, seal=seal)
 
     def version_of_artefacts(self) -> str:
-        """The driver and its generator. Instruction sets and llvmlite's version are in the
-        artefact: it may be of another machine.
+        """The driver, its generator, and the system, whose calls code uses. Instruction sets and
+        llvmlite's version are in the artefact: it may be of another machine.
         """
-        return f"{ADAPTER_VERSION} (schema {artefact.SCHEMA})"
+        return f"{ADAPTER_VERSION} (schema {artefact.SCHEMA}, {sys.platform})"
 
     def unusable(self) -> str | None:
         if processor.best() is None:
