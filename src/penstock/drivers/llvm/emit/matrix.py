@@ -205,20 +205,24 @@ class Matrix:
             return ()
         channels, panel, panels = self.shape.channels, self.panel, self.panels
         pieces = self.stored.shape[1]
-        full = np.zeros((panels * panel, pieces, self.taps), self.stored.dtype)
+        scale = self.scale
+        kind = np.dtype(np.float32) if scale is None else self.machine.weight_type
+        full = np.zeros((panels * panel, pieces, self.taps), kind)
         length = self.shape.length
         whole = length - length % self.unit if self.overlaps else length
         full[:channels, :, :whole] = self.stored[:, :, :whole]
         if whole < length:
             full[:channels, :, whole - length :] = self.stored[:, :, whole:]
-        scale = self.scale
         packs = scale is not None and scale.offset is not None and self.fold == 1
         order = self.machine.order(self.columns) if packs else np.arange(panel)
-        shaped = full.reshape(panels, panel, pieces * self.taps)[:, order]
-        grouped = shaped.reshape(panels, panel, -1, self.fold, self.unit // self.fold)
-        grouped = grouped.transpose(0, 2, 1, 3, 4)
+        shaped = np.take(full.reshape(panels, panel, pieces * self.taps), order, axis=1)
+        # Units of a size that is a number's are moved as numbers, which is faster.
+        number = {4: np.int32, 8: np.int64}.get(self.unit * kind.itemsize, np.void)
+        unit = np.dtype((number, self.unit * kind.itemsize) if number is np.void else number)
+        units = shaped.view(unit).reshape(panels, panel, -1).transpose(0, 2, 1)
+        grouped = np.ascontiguousarray(units).reshape(-1).view(kind)
         if scale is None:
-            return (np.ascontiguousarray(grouped, np.float32),)
+            return (grouped.reshape(panels, -1, panel, self.fold, self.unit // self.fold),)
         packed = self.machine.packed_weights(grouped.reshape(-1, self.columns, self.lanes, GROUP))
 
         def padded(values: NDArray, kind: type) -> NDArray:
