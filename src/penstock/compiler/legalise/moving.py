@@ -148,6 +148,7 @@ def tile(operation: Operation) -> None:
     dtype = site.output().dtype
     require(site.input().dtype is dtype in MOVED, f"{dtype.value} values are not moved here")
     shape, made = site.shape(), site.output_shape()
+    require(len(shape) == len(made) and 0 not in shape, "a result of another rank, or of nothing")
     counts = tuple(total // size for size, total in zip(shape, made, strict=True))
     fits = all(n * size == total for n, size, total in zip(counts, shape, made, strict=True))
     require(fits, "a result that is not the operand several times")
