@@ -27,6 +27,9 @@ from penstock.driverkit.moving import (
 from penstock.driverkit.site import require
 from penstock.ir import DType
 
+WITH_ZERO_POINT = frozenset({DType.INT8, DType.UINT8, DType.INT16})
+"""Types whose padding is the stored value of 0."""
+
 
 def check_moved(operation: Operation) -> None:
     """Refuses operands of types that no kernel moves, and of other scales than the result's."""
@@ -236,7 +239,10 @@ def batches(operation: Operation) -> None:
     grid = small[1 : 1 + count]
     split_up = (*sizes, batch, *grid, *rest)
     quantization = site.output().quantization
-    zero = quantization.zero_point if quantization else 0
+    # Other types are padded with 0, and so are scales for each channel, as in the reference.
+    zero = 0
+    if quantization and not quantization.per_channel and site.output().dtype in WITH_ZERO_POINT:
+        zero = quantization.zero_point
     if inward:
         written = operation.build.tensor(site.output().dtype, split_up)
         operation.build.aliases[target] = written
