@@ -18,6 +18,8 @@ from tests.support_compiler import differences
 from tests.support_generated import compiled, values_for
 from tests.support_layers import FAMILIES, supported_layers
 
+pytestmark = pytest.mark.slow
+
 SETS: Final = ("neon-dot", "neon")
 
 NETWORKS: Final = (

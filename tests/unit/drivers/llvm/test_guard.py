@@ -13,6 +13,8 @@ import pytest
 from tests.support_generated import sets_here
 from tests.support_layers import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 12
 
 

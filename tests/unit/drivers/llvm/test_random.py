@@ -10,6 +10,8 @@ import pytest
 from tests.support_compiler_trials import families, tried
 from tests.support_generated import sets_here
 
+pytestmark = pytest.mark.slow
+
 FIRST = 1_000_000
 """Beyond the numbers of the long version."""
 
