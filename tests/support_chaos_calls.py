@@ -24,7 +24,7 @@ from tests import support_isolated as support
 
 PLACE: Final = Place("domains", "tests.support_isolated:domains")
 MODEL: Final = support.add_one()
-REFERENCE: Final = support.domains()
+REFERENCE: Final[Any] = support.domains()
 """The same driver in this process."""
 
 
@@ -187,6 +187,16 @@ def supported(rig: Rig, _: Deadline) -> None:
     same(list(rig.device.supported_operations(MODEL)), list(REFERENCE.supported_operations(MODEL)))
 
 
+def printed(rig: Rig, deadline: Deadline) -> None:
+    arguments = MODEL, deadline.preparation, "read"
+    same(rig.device.dump(*arguments), REFERENCE.dump(*arguments))
+
+
+def explained(rig: Rig, deadline: Deadline) -> None:
+    arguments = MODEL, deadline.preparation
+    same(list(rig.device.explain(*arguments)), REFERENCE.explain(*arguments))
+
+
 def from_cache(rig: Rig, deadline: Deadline) -> None:
     """The driver refuses: without files there is nothing to load."""
     try:
@@ -336,6 +346,8 @@ CALLS: Final[dict[str, Callable[[Rig, Deadline], object]]] = {
         rig.device.cache_files_needed(), REFERENCE.cache_files_needed()
     ),
     "SupportedOperations": supported,
+    "Dump": printed,
+    "Explain": explained,
     "Prepare": prepare,
     "PrepareFromCache": from_cache,
     "Allocate": allocate,

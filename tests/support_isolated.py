@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from penstock.drivers.reference import create as create_reference
-from penstock.hal import Device, HostMemory, Request
+from penstock.hal import Device, HostMemory, PrepareConfig, Request
 from penstock.ir import DType, Model, ModelBuilder, NDArray
 from penstock.sealed import Seal
 from penstock.testing.domains import DomainDevice
@@ -129,9 +129,21 @@ def stuck() -> Stuck:
     return Stuck(create_reference(), "stuck")
 
 
+class Explained(DomainDevice):
+    """A device that also prints its compile, and says how it computes operations."""
+
+    stages = ("read",)
+
+    def dump(self, model: Model, config: PrepareConfig, stage: str) -> str:
+        return f"{stage}: {len(model.operations)} operations"
+
+    def explain(self, model: Model, config: PrepareConfig) -> list[str]:
+        return [f"as {operation.type}" for operation in model.operations]
+
+
 def domains() -> Device:
-    """The reference device with memory domains."""
-    return DomainDevice(create_reference(), "domains")
+    """The reference device with memory domains, and with all optional members."""
+    return Explained(create_reference(), "domains")
 
 
 def add_one() -> Model:

@@ -45,6 +45,7 @@ DOORS: Final = {
     "compilation/failing.py:parse_message": "drivers name the operation in words",
     "compilation/failing.py:with_last_crash": "says nothing twice that a driver's process said",
     "compilation/step_receipt.py:fault_in": "drivers name errors of the cache in words",
+    "drivers/llvm/backend.py:_message": "LLVM's parser says in words on which line it is plain",
     "partitioning/support.py:_own_refusal": "drivers refuse in words",
     "testing/contract/caching.py:check_cache_reports": "the words of a driver are what is tested",
     "testing/contract/memory_kinds.py:_require_refusal": "as above",

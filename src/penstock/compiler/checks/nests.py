@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from penstock.compiler.checks.expressions import fault_of
 from penstock.compiler.checks.failing import BrokenProgram, kernel_name, tensor_name
 from penstock.compiler.interpreter import least_of
 from penstock.compiler.program import NEUTRAL, Access, Kernel, Position, Program
 from penstock.interrupts import polled
-from penstock.ir import DType
+from penstock.ir import DType, NDArray
 
 
 def check_kernels(program: Program) -> None:
@@ -116,6 +118,19 @@ def _position_fault(
     count = tensor.shape[0]
     if not filled and not 0 <= low <= high < count:
         return f"through elements {low} to {high} of {name}"
-    if table is not None and count and not 0 <= int(table.min()) <= int(table.max()) < size:
-        return f"at positions {table.min()} to {table.max()} of {size}, from {name},"
+    if table is None or not count:
+        return None
+    reached = elements_reached(position, sizes)
+    used = table.reshape(-1)[reached[(reached >= 0) & (reached < count)]]
+    if used.size and not 0 <= int(used.min()) <= int(used.max()) < size:
+        return f"at positions {used.min()} to {used.max()} of {size}, from {name},"
     return None
+
+
+def elements_reached(position: Position, sizes: tuple[int, ...]) -> NDArray:
+    """The numbers that the sum of *position* takes over loops of *sizes*, each once."""
+    reached = np.array([position.offset])
+    for loop, step in position.steps:
+        moves = step * np.arange(sizes[loop])
+        reached = np.unique(reached[:, None] + moves[None, :])
+    return reached

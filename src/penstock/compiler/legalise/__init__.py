@@ -65,7 +65,9 @@ _FAMILIES = (
 
 def judge(site: Site) -> None:
     """Raises `Refused` unless there are kernels for *site*. Reads no large constants."""
-    write(Builder(site.model, judging=True), site)
+    builder = Builder(site.model, judging=True)
+    write(builder, site)
+    builder.require_types()
 
 
 def legalise(model: Model) -> Program:

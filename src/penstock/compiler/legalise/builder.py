@@ -172,8 +172,24 @@ class Builder:
             )
             for a in reads
         ]
-        self.emit("check", (1,), inner, wrong, Access(flag, along(0)), reduced=sizes, combine="any")
+        combine: Combine = "any" if sizes else "none"
+        target = Access(flag, along(0))
+        self.emit("check", (1,), inner, wrong, target, reduced=sizes, combine=combine)
         self.failures.append((flag, message))
+
+    def require_types(self) -> None:
+        """Refuses an operation whose operands are declared with other types than its kernels
+        write.
+        """
+        tensors = self.tensors
+        for target, source in self.aliases.items():
+            self._require_type(target, tensors[source].dtype)
+        for kernel in self.kernels:
+            self._require_type(kernel.write.tensor, kernel.finish.dtype)
+
+    def _require_type(self, tensor: int, dtype: DType) -> None:
+        declared = self.tensors[tensor].dtype
+        require(declared is dtype, f"{dtype.value} results in an operand of {declared.value}")
 
     def finish(self) -> Program:
         """The program, after all operations were written."""

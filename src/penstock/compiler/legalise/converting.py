@@ -54,6 +54,10 @@ def bitcast(operation: Operation) -> None:
     plain = MOVED - {DType.BOOL}
     require(x.dtype in plain and target in plain, "types of this conversion")
     require(x.dtype.bits == target.bits, "a type of another width")
+    site = operation.site
+    given = site.input().is_constant or site.input_indexes[0] in site.around.inputs
+    # Integers are promised bit for bit, and the last bits of computed floats are not.
+    require(given or not x.dtype.is_float or target.is_float, "the bits of computed floats")
     if x.dtype is target:
         operation.rename(operation.tensor())
         return
