@@ -285,7 +285,7 @@ def ours(
         model,
         devices=devices.split(",") if devices else None,
         shapes=shapes or None,
-        # Told on the command line.
+        # Given on the command line.
         policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]
         num_threads=threads,
         tune=accuracy != EXACT,

@@ -106,7 +106,7 @@ def judge_outputs(
             got = [np.array(output) for output in call(given)]
             compared += 1
             try:
-                judge(got, judged, accuracy)  # type: ignore[arg-type]  # told on the command line
+                judge(got, judged, accuracy)  # type: ignore[arg-type]  # given on the command line
             except AssertionError as error:
                 return Verdict(compared, str(error).splitlines()[0])
         if compared:

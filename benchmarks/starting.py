@@ -86,7 +86,7 @@ def penstock_start(model: str, device: str, cache: str, accuracy: str = "faithfu
         loaded,
         devices=[device],
         cache=cache or False,
-        # Told on the command line.
+        # Given on the command line.
         policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]
     )
     compiling = time.process_time() - before
