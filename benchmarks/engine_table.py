@@ -13,7 +13,7 @@ from benchmarks.standings import Race, best, lost, means, medians, ratio, why
 ENGINES: Final = ("litert", "onnxruntime", "openvino")
 
 
-def document(told: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[str]:
+def document(setting: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[str]:
     """The Markdown of all races."""
     yield "# Penstock's tuned plan beside the engines used directly"
     yield ""
@@ -22,13 +22,13 @@ def document(told: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[str
         "judges."
     )
     yield ""
-    versions = ", ".join(f"{name} {number}" for name, number in told["versions"].items())
+    versions = ", ".join(f"{name} {number}" for name, number in setting["versions"].items())
     dates = sorted(race["at"] for race in races.values())
     for name in ("processor", "instruction sets", "cores", "memory", "system", "python"):
-        yield f"- {name}: {told[name]}"
+        yield f"- {name}: {setting[name]}"
     yield f"- versions: {versions}"
-    yield f"- code: {told['code']}"
-    yield f"- races: {len(races)}, of {told['rounds']} rounds, from {dates[0]} to {dates[-1]}"
+    yield f"- code: {setting['code']}"
+    yield f"- races: {len(races)}, of {setting['rounds']} rounds, from {dates[0]} to {dates[-1]}"
     loads = [race["load"] for race in races.values() if race.get("load") is not None]
     if loads:
         yield (
@@ -55,7 +55,7 @@ def document(told: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[str
     for group in sorted({(race["accuracy"], race["threads"]) for race in races.values()}):
         chosen = [r for r in races.values() if (r["accuracy"], r["threads"]) == group]
         if group[0] == EXACT:
-            yield from exact(group[1], chosen, told["instruction sets"])
+            yield from exact(group[1], chosen, setting["instruction sets"])
         else:
             yield from table(*group, chosen)
 

@@ -1,15 +1,17 @@
 """Tables of functions over int16, as TFLite's integer recurrent cells have them.
 
-They are of two kinds: gemmlowp's 16-bit fixed-point functions, which round every step to 16 bits,
-and functions of real values that are cut off to 15 bits. A number Qk has k integer bits: its raw
-value stands for raw / 2**(15 - k). Tables are in the order of the stored bits as unsigned numbers,
-so that negative values count from the end.
+They are of three kinds: gemmlowp's 16-bit fixed-point functions, which round every step to 16 bits;
+functions of real values, cut off to 15 bits; and real functions at 513 points, with straight
+lines between them. A number Qk has k integer bits: its raw value stands for raw / 2**(15 - k).
+Tables of the first two kinds are in the order of the stored bits as unsigned numbers, so that
+negative values count from the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +20,9 @@ from penstock.ir import NDArray
 
 LEAST: Final = -(2**15)
 GREATEST: Final = 2**15 - 1
+STEPS: Final = 512
+"""The steps of an `interpolation_table`."""
+
 MOST_INTEGER_BITS: Final = 6
 """The greatest k with a hyperbolic tangent of Qk."""
 
@@ -71,3 +76,35 @@ def _table(values: NDArray) -> NDArray:
     table: NDArray = np.roll(values.astype(np.int64), LEAST)
     table.flags.writeable = False
     return table
+
+
+def round_half_away(x: NDArray) -> NDArray:
+    """To the nearest integer, halves away from zero, in the dtype of *x*."""
+    whole = np.trunc(x)
+    return np.asarray(whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype))
+
+
+def interpolation_table(
+    given: tuple[float, int],
+    made: tuple[float, int],
+    function: Callable[[NDArray], NDArray],
+    real: type[np.floating[Any]],
+) -> NDArray:
+    """The 513 points of an int16 table for (scale, zero point) pairs, computed in *real*."""
+    (in_scale, in_zero), (out_scale, out_zero) = given, made
+    low, high = LEAST, GREATEST
+    # Arrays of one element, so that every step is rounded to *real*.
+    in_min, in_max = (np.array([in_scale], real) * real(v - in_zero) for v in (low, high))
+    out_min, out_max = (np.array([out_scale], real) * real(v - out_zero) for v in (low, high))
+    step = (in_max - in_min) / real(STEPS)
+    inverse = real(2**16) / (out_max - out_min)
+    with np.errstate(all="ignore"):
+        starts = in_min + np.arange(STEPS + 1).astype(real) * step
+        values, middles = function(starts), function(starts[:-1] + step / real(2))
+        samples = round_half_away(values[:-1] * inverse)
+        between = round_half_away((values[1:] * inverse + samples) / real(2))
+        bias = round_half_away((between - round_half_away(middles * inverse)) / real(2))
+        last = round_half_away(function(in_max) * inverse)
+    points: NDArray = np.clip(np.concatenate([samples - bias, last]), low, high)
+    # A function that overflows has infinite errors; its points become NaN.
+    return np.nan_to_num(points, nan=0.0).astype(np.int64)

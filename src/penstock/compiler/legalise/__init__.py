@@ -2,31 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.compiler.legalise import (
-    activations,
-    comparing,
-    converting,
-    elementwise,
-    functions,
-    indexing,
-    layers,
-    lstm,
-    lstm_forms,
-    lstm_integer,
-    matrices,
-    moving,
-    normalising,
-    pooling,
-    recurrent,
-    reductions,
-    resizing,
-    shapes,
-    slicing,
-    softmaxes,
-    subgraphs,
-    svdf,
-    transposed,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from penstock.compiler.legalise.builder import RULES, Builder, Operation, legal
 from penstock.compiler.legalise.writing import write
 from penstock.compiler.program import Program
@@ -36,31 +14,8 @@ from penstock.ir import Model
 
 __all__ = ["RULES", "Builder", "Operation", "judge", "legal", "legalise"]
 
-_FAMILIES = (
-    activations,
-    comparing,
-    converting,
-    elementwise,
-    functions,
-    indexing,
-    layers,
-    lstm,
-    lstm_forms,
-    lstm_integer,
-    matrices,
-    moving,
-    normalising,
-    pooling,
-    recurrent,
-    reductions,
-    resizing,
-    shapes,
-    slicing,
-    softmaxes,
-    subgraphs,
-    svdf,
-    transposed,
-)
+for _family in iter_modules(__path__):
+    import_module(f"{__name__}.{_family.name}")
 
 
 def judge(site: Site) -> None:

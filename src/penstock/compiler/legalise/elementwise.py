@@ -8,7 +8,7 @@ depends on one 8-bit value.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from penstock.compiler.legalise.quantised import (
 )
 from penstock.driverkit.fixed_point import power_of_two, quantize_multiplier
 from penstock.driverkit.site import require
+from penstock.driverkit.tables_16 import interpolation_table
 from penstock.ir import DType, NDArray
 
 F32, I32, I64 = DType.FLOAT32, DType.INT32, DType.INT64
@@ -353,10 +354,6 @@ def quantised(operation: Operation, real: Value) -> Value:
     return steps.clamp(float(low), float(high)).cast(output.dtype)
 
 
-STEPS: Final = 512
-"""The steps of TFLite's tables for int16."""
-
-
 def interpolated(operation: Operation, real: Callable[[Value], Value]) -> None:
     """A real function of an int16 operand, as TFLite's tables compute it: 512 steps of input, each
     corrected by half its error in the middle. Slopes and results wrap at 16 bits.
@@ -380,37 +377,6 @@ def interpolated(operation: Operation, real: Callable[[Value], Value]) -> None:
     slope = (high - low).cast(DType.INT16).cast(I32)
     moved = (slope * wide.apply("and", 0x7F) + 64).apply("shift_right", 7)
     emit(operation, (low + moved).cast(DType.INT16), 1)
-
-
-def interpolation_table(
-    given: tuple[float, int],
-    made: tuple[float, int],
-    function: Callable[[NDArray], NDArray],
-    real: type[np.floating[Any]],
-) -> NDArray:
-    """The 513 points for int16 values of (scale, zero point) pairs, computed in *real*."""
-    (in_scale, in_zero), (out_scale, out_zero) = given, made
-    low, high = integer_range(DType.INT16)
-    in_min, in_max = (np.array([in_scale], real) * real(v - in_zero) for v in (low, high))
-    out_min, out_max = (np.array([out_scale], real) * real(v - out_zero) for v in (low, high))
-    step = (in_max - in_min) / real(STEPS)
-    inverse = real(2**16) / (out_max - out_min)
-    with np.errstate(all="ignore"):
-        starts = in_min + np.arange(STEPS + 1).astype(real) * step
-        ends, middles = function(starts), function(starts[:-1] + step / real(2))
-        samples = _rounded(ends[:-1] * inverse)
-        between = _rounded((ends[1:] * inverse + samples) / real(2))
-        bias = _rounded((between - _rounded(middles * inverse)) / real(2))
-        last = _rounded(function(in_max) * inverse)
-    points: NDArray = np.clip(np.concatenate([samples - bias, last]), low, high)
-    # A function that overflows has infinite errors; its points become NaN.
-    return np.nan_to_num(points, nan=0.0).astype(np.int32)
-
-
-def _rounded(x: NDArray) -> NDArray:
-    """To the nearest integer, halves away from zero."""
-    whole = np.trunc(x)
-    return np.asarray(whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype))
 
 
 def _no_tables(number: int) -> NDArray:

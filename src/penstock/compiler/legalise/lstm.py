@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Items
 from typing import Final
 
-from msgspec import Struct
-
 from penstock.compiler.expression import Expression, Scope, Value
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.products import F32
@@ -37,49 +35,18 @@ from penstock.compiler.legalise.recurrent import (
     weights_of,
 )
 from penstock.compiler.program import Access, Position, along
+from penstock.driverkit.lstm_operands import (
+    CELL,
+    FORGET,
+    INPUT,
+    OUTPUT,
+    UNIDIRECTIONAL,
+    Positions,
+)
 from penstock.driverkit.site import Refused, Site, require
-
-INPUT, FORGET, CELL, OUTPUT = range(4)
-"""The gates in the order of their parameters. CELL is the gate of new values."""
 
 VARIANCE_FLOOR: Final = 1e-8
 
-
-class Positions(Struct, frozen=True):
-    """Positions of inputs: *first* of the 17 parameters, *norms* of the four layer normalisation
-    coefficients, *auxiliary* of the weights of an auxiliary input, if any.
-    """
-
-    first: int
-    norms: int
-    auxiliary: int | None = None
-
-    def weights(self, gate: int) -> int:
-        return self.first + gate
-
-    def recurrent(self, gate: int) -> int:
-        return self.first + 4 + gate
-
-    def peephole(self, gate: int) -> int | None:
-        """None for the cell gate, which does not use the cell state."""
-        return {INPUT: self.first + 8, FORGET: self.first + 9, OUTPUT: self.first + 10}.get(gate)
-
-    def bias(self, gate: int) -> int:
-        return self.first + 11 + gate
-
-    @property
-    def projection(self) -> int:
-        return self.first + 15
-
-    @property
-    def projection_bias(self) -> int:
-        return self.first + 16
-
-    def norm(self, gate: int) -> int:
-        return self.norms + gate
-
-
-UNIDIRECTIONAL: Final = Positions(first=1, norms=20)
 STATES: Final = (18, 19)
 AUXILIARY: Final = 39
 FORWARD: Final = Positions(first=1, norms=48, auxiliary=40)

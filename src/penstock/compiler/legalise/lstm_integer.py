@@ -16,16 +16,7 @@ from msgspec.structs import replace
 
 from penstock.compiler.expression import Expression, Scope, Value
 from penstock.compiler.legalise.builder import Operation, legal
-from penstock.compiler.legalise.lstm import (
-    CELL,
-    FORGET,
-    INPUT,
-    OUTPUT,
-    STATES,
-    UNIDIRECTIONAL as AT,
-    clip_of,
-    gates_of,
-)
+from penstock.compiler.legalise.lstm import STATES, clip_of, gates_of
 from penstock.compiler.legalise.norm_16 import normalised
 from penstock.compiler.legalise.products import product
 from penstock.compiler.legalise.quantised import Finish, rescale, scale_of
@@ -44,6 +35,7 @@ from penstock.compiler.legalise.recurrent import (
 from penstock.compiler.program import Access, Position, along
 from penstock.driverkit import tables_16
 from penstock.driverkit.fixed_point import power_of_two, quantize_multipliers
+from penstock.driverkit.lstm_operands import CELL, FORGET, INPUT, OUTPUT, UNIDIRECTIONAL as AT
 from penstock.driverkit.site import Refused, Site, require
 from penstock.driverkit.tables_16 import GREATEST, LEAST
 from penstock.ir import DType, NDArray

@@ -13,11 +13,12 @@ from msgspec import Struct
 from penstock.compiler.expression import Expression, Scope, Value, identity
 from penstock.compiler.legalise import fixed
 from penstock.compiler.legalise.builder import Operation, legal
-from penstock.compiler.legalise.elementwise import F32, I32, I64, interpolation_table
+from penstock.compiler.legalise.elementwise import F32, I32, I64
 from penstock.compiler.legalise.quantised import NARROW, integer_range, scale_of
 from penstock.compiler.program import Access, Combine, along
 from penstock.driverkit import fixed_point
 from penstock.driverkit.site import require
+from penstock.driverkit.tables_16 import interpolation_table
 from penstock.ir import DType, NDArray, Quantization
 
 DISTANCES: Final = np.arange(256)

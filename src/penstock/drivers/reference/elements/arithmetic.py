@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from penstock.driverkit import fixed_point
+from penstock.driverkit.tables_16 import round_half_away
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, kernel, require
 from penstock.drivers.reference.numerics import one_operand
 from penstock.drivers.reference.numerics.requantize import activation_bounds, quantized_range
@@ -208,7 +209,7 @@ def _quantized_quotient(site: Site) -> Kernel:
             raise ZeroDivisionError("DIV of quantised values by zero")
         if dtype is DType.INT16 and a.shape == b.shape:
             quotients = a.astype(np.float32) * scale_a / (b.astype(np.float32) * scale_b) / scale
-            return these.store(one_operand.round_half_away(quotients).astype(np.int64), dtype)
+            return these.store(round_half_away(quotients).astype(np.int64), dtype)
         wide_a = (a.astype(np.int64) - these.a.zero_point) * np.sign(wide_b)
         inverse, bits = fixed_point.reciprocal(np.abs(wide_b), 31)
         size = np.abs(wide_a)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.driverkit import fixed_point
+from penstock.driverkit import fixed_point, tables_16
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.layers.convolution import channels_first
 from penstock.drivers.reference.numerics import one_operand
@@ -146,10 +146,10 @@ def _softmax_8_to(site: Site, beta: float) -> Kernel:
 def _tables_16() -> tuple[NDArray, NDArray]:
     """Exponentials over -10..0 and 1 / (1 + x) over 0..1, as int16 tables of values in Q0.15."""
     whole, (low, high) = 65535, integer_range(DType.INT16)
-    powers = one_operand.interpolation_table(
+    powers = tables_16.interpolation_table(
         (10.0 / whole, high), (2.0 / whole, 0), np.exp, np.float64
     )
-    inverses = one_operand.interpolation_table(
+    inverses = tables_16.interpolation_table(
         (1.0 / whole, low), (2.0 / whole, 0), lambda x: 1.0 / (1.0 + x), np.float64
     )
     return powers, inverses

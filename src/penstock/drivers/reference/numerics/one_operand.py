@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from penstock.driverkit.fixed_point import round_half_away_from_zero
+from penstock.driverkit.tables_16 import interpolation_table, round_half_away
 from penstock.drivers.reference import kernel
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
@@ -16,8 +17,6 @@ from penstock.ir import DType, NDArray, Operand, Quantization
 
 QUANTIZED_8: Final = frozenset({DType.INT8, DType.UINT8})
 QUANTIZED: Final = QUANTIZED_8 | {DType.INT16}
-
-STEPS: Final = 512
 
 
 def stored_values(dtype: DType) -> NDArray:
@@ -80,38 +79,6 @@ def _quantized(
         scaled = function(reals) * (np.float32(1) / np.float32(made.scale))
         result: NDArray = round_half_away(scaled) + np.float32(made.zero_point)
     return result
-
-
-def round_half_away(x: NDArray) -> NDArray:
-    """To the nearest integer, halves away from zero, in the dtype of *x*."""
-    whole = np.trunc(x)
-    return np.asarray(whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(x.dtype))
-
-
-def interpolation_table(
-    given: tuple[float, int],
-    made: tuple[float, int],
-    function: Callable[[NDArray], NDArray],
-    real: type[np.floating[Any]],
-) -> NDArray:
-    """The 513 points of an int16 table for (scale, zero point) pairs, computed in *real*."""
-    (in_scale, in_zero), (out_scale, out_zero) = given, made
-    low, high = integer_range(DType.INT16)
-    # Arrays of one element, so that every step is rounded to *real*.
-    in_min, in_max = (np.array([in_scale], real) * real(v - in_zero) for v in (low, high))
-    out_min, out_max = (np.array([out_scale], real) * real(v - out_zero) for v in (low, high))
-    step = (in_max - in_min) / real(STEPS)
-    inverse = real(2**16) / (out_max - out_min)
-    with np.errstate(all="ignore"):
-        starts = in_min + np.arange(STEPS + 1).astype(real) * step
-        values, middles = function(starts), function(starts[:-1] + step / real(2))
-        samples = round_half_away(values[:-1] * inverse)
-        between = round_half_away((values[1:] * inverse + samples) / real(2))
-        bias = round_half_away((between - round_half_away(middles * inverse)) / real(2))
-        last = round_half_away(function(in_max) * inverse)
-    points: NDArray = np.clip(np.concatenate([samples - bias, last]), low, high)
-    # A function that overflows has infinite errors; its points become NaN.
-    return np.nan_to_num(points, nan=0.0).astype(np.int64)
 
 
 def interpolate(table: NDArray, stored: NDArray) -> NDArray:

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 from msgspec.structs import replace
 
+from penstock.driverkit.lstm_operands import FORGET, UNIDIRECTIONAL, Positions
 from penstock.drivers.reference.kernel import (
     Inputs,
     Kernel,
@@ -30,13 +31,7 @@ from penstock.drivers.reference.recurrent.cells import (
     single_direction,
 )
 from penstock.drivers.reference.recurrent.lstm_basic import basic_lstm
-from penstock.drivers.reference.recurrent.lstm_real import (
-    FORGET,
-    STATES,
-    UNIDIRECTIONAL,
-    Positions,
-    RealMemory,
-)
+from penstock.drivers.reference.recurrent.lstm_real import STATES, RealMemory
 from penstock.ir import DType
 
 

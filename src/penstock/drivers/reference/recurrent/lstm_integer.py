@@ -16,21 +16,12 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from penstock.driverkit import fixed_point, tables_16
-from penstock.driverkit.tables_16 import GREATEST, LEAST
+from penstock.driverkit.lstm_operands import CELL, FORGET, INPUT, OUTPUT, UNIDIRECTIONAL as AT
+from penstock.driverkit.tables_16 import GREATEST, LEAST, round_half_away
 from penstock.drivers.reference.kernel import Site, require
-from penstock.drivers.reference.numerics.one_operand import round_half_away
 from penstock.drivers.reference.numerics.products import Columns
 from penstock.drivers.reference.recurrent.cells import Arrays, States, rows_of
-from penstock.drivers.reference.recurrent.lstm_real import (
-    CELL,
-    FORGET,
-    INPUT,
-    OUTPUT,
-    STATES,
-    UNIDIRECTIONAL as AT,
-    clip_of,
-    gates_of,
-)
+from penstock.drivers.reference.recurrent.lstm_real import STATES, clip_of, gates_of
 from penstock.interrupts import watched
 from penstock.ir import NDArray
 

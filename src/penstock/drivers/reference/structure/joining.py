@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.tables_16 import round_half_away
 from penstock.drivers.reference.kernel import Inputs, Kernel, Outputs, Site, direct, kernel, require
 from penstock.drivers.reference.numerics import one_operand
 from penstock.drivers.reference.numerics.requantize import saturated
@@ -50,7 +51,7 @@ def _rescaler(site: Site, index: int) -> Callable[[NDArray], NDArray] | None:
     scale = np.float32(given.scale) * (np.float32(1) / np.float32(made.scale))
     bias = np.float32(-given.zero_point) * scale
     reals = one_operand.stored_values(dtype).astype(np.float32) * scale + bias
-    stored = saturated(one_operand.round_half_away(reals) + made.zero_point, dtype)
+    stored = saturated(round_half_away(reals) + made.zero_point, dtype)
     table = one_operand.by_bits(stored, dtype)
     return lambda x: one_operand.look_up(table, x)
 
