@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.codec import Frame, encode
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.remote import Channel
@@ -17,7 +17,7 @@ class LocalChannel(Channel):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
-        self._later: deque[wire.ObjectId] = deque()
+        self._later: deque[forms.ObjectId] = deque()
 
     def call(self, frame: Frame) -> Frame:
         self.tell()
@@ -27,7 +27,7 @@ class LocalChannel(Channel):
         """The dispatcher's reply to a call."""
         return self.dispatcher.answer(frame)
 
-    def drop(self, number: wire.ObjectId) -> None:
+    def drop(self, number: forms.ObjectId) -> None:
         self._later.append(number)
 
     def tell(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.errors import DeadObject
 from penstock.hal import Device
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.client import RemotePreparedModel
 from penstock.ipc.codec import Descriptor, Frame, encode
 from penstock.ipc.dispatch import Dispatcher
@@ -50,7 +50,7 @@ class ChildChannel(Channel):
             except (OSError, EOFError) as error:
                 raise DeadObject(f"the child is gone: {error}") from error
 
-    def drop(self, number: wire.ObjectId) -> None:
+    def drop(self, number: forms.ObjectId) -> None:
         self._later.append(Frame(encode(wire.Close(number))))
 
     def _exchanged(self, frame: Frame) -> Frame:

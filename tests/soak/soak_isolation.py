@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 import penstock
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.codec import encode
 from penstock.ipc.host_sockets import Place
 from penstock.ipc.starting import connect
@@ -161,8 +161,8 @@ def messages() -> list[bytes]:
         for m in (wire.Check(), wire.CacheFilesNeeded(), wire.Close(3), wire.ConfigureBurst(1))
     ]
     handles = (
-        wire.ArrayForm(1, 0, penstock.ir.DType.FLOAT32, (2, 2), writable=True),
-        wire.CancelForm(is_set=False),
+        forms.ArrayForm(1, 0, penstock.ir.DType.FLOAT32, (2, 2), writable=True),
+        forms.CancelForm(is_set=False),
     )
     asks = [encode(wire.Ask(n, 0, body, handles)) for n, body in enumerate(bodies)]
     rest = [encode(wire.Cancel(1)), encode(wire.Drop(0, 5)), encode(wire.Lend(1, 64))]

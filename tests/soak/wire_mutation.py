@@ -16,7 +16,7 @@ from typing import Any, Final
 from penstock.drivers.null import create
 from penstock.errors import WireError
 from penstock.hal import CancelToken, PrepareConfig
-from penstock.ipc import codec, wire
+from penstock.ipc import codec, forms, wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.serving import Client
@@ -94,7 +94,7 @@ def messages() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         codec.encode(wire.Drop(0, 1)),
     ]
     for number, body in enumerate(small):
-        table = (wire.DescriptorForm(0), wire.ArrayForm(1, 0, _float32(), (4,), True))
+        table = (forms.DescriptorForm(0), forms.ArrayForm(1, 0, _float32(), (4,), True))
         stream.append(codec.encode(wire.Ask(number, 0, body, table)))
     return tuple(small), (*channel.replies[:100], *stream)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock import errors, hal
 from penstock.hal.fence import is_fence
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_reply, decode_to_client, encode
 from penstock.ipc.deadlines import StoppedProcess
 from penstock.ipc.pools import CopyingFence, sealed_place
@@ -60,7 +60,7 @@ class Session:
         self._life_fd = life_fd
         self._process = os.getpid()
         self._numbers = itertools.count(1)
-        self._calls: dict[wire.CallId, _Call] = {}
+        self._calls: dict[forms.CallId, _Call] = {}
         self._changed = threading.Condition()
         self._reading = False
         self.end_reason = ""
@@ -118,7 +118,7 @@ class Session:
             if not call.is_abandoned:
                 call.give_back()
 
-    def drop(self, device: int, number: wire.ObjectId) -> None:
+    def drop(self, device: int, number: forms.ObjectId) -> None:
         """See `Channel.drop`: the object is closed with the next message."""
         self._later.append(wire.Drop(device, number))
 
@@ -318,7 +318,7 @@ class Session:
             call.is_abandoned = True
         self._cancel(call.number)
 
-    def _cancel(self, number: wire.CallId) -> None:
+    def _cancel(self, number: forms.CallId) -> None:
         """Cancels the call on the host's side, now or as soon as the host receives anything."""
         self._later.append(wire.Cancel(number))
         self.flush(time.monotonic_ns())
@@ -366,7 +366,7 @@ class DeviceChannel(Channel):
     def call(self, frame: Frame) -> Frame:
         return self.session.call(self._device, frame, self.unit)
 
-    def drop(self, number: wire.ObjectId) -> None:
+    def drop(self, number: forms.ObjectId) -> None:
         self.session.drop(self._device, number)
 
 
@@ -377,14 +377,14 @@ class _Call:
     """
 
     def __init__(
-        self, number: wire.CallId, device: int, staging: Staging, frame: Frame, unit: int
+        self, number: forms.CallId, device: int, staging: Staging, frame: Frame, unit: int
     ) -> None:
         self.number, self.device = number, device
         self.answer: wire.Answer | None = None
         self.received: list[int] = []
         self.events: deque[hal.ProgressEvent] = deque(maxlen=MAX_EVENTS)
         self.is_abandoned = False
-        self.forms: list[wire.HandleForm] = []
+        self.forms: list[forms.HandleForm] = []
         self.descriptors: list[int] = []
         self.cancel: hal.CancelToken | None = None
         self.staged: Staged | None = None
@@ -429,18 +429,18 @@ class _Call:
         if self.staged is not None:
             self.staged.give_back()
 
-    def _form(self, handle: object) -> wire.HandleForm:
+    def _form(self, handle: object) -> forms.HandleForm:
         match handle:
             case Descriptor(fd):
-                return wire.DescriptorForm(self._place(fd) if is_open(fd) else None)
+                return forms.DescriptorForm(self._place(fd) if is_open(fd) else None)
             case ConstantPool(view=view):
                 fd, offset = sealed_place(handle)
-                return wire.ConstantsForm(self._place(fd), view.nbytes, handle.kind, offset)
+                return forms.ConstantsForm(self._place(fd), view.nbytes, handle.kind, offset)
             case hal.CancelToken():
                 self.cancel = handle
-                return wire.CancelForm(handle.is_set())
+                return forms.CancelForm(handle.is_set())
             case Opaque():
-                return wire.ValueForm()
+                return forms.ValueForm()
         if is_fence(handle):
             fence: Any = handle
             try:
@@ -450,10 +450,10 @@ class _Call:
                 raise errors.ResourceExhaustedTransient(why) from error
             # Keeps the descriptor open until the call has been sent.
             self._fences.append(descriptor)
-            return wire.FenceForm(self._place(descriptor.fileno()))
+            return forms.FenceForm(self._place(descriptor.fileno()))
         if callable(handle):
             self._progress = handle
-            return wire.ReportForm()
+            return forms.ReportForm()
         raise errors.WireError(f"a {type(handle).__name__} cannot be sent to another process")
 
     def _place(self, fd: int) -> int:
@@ -461,9 +461,9 @@ class _Call:
         return len(self.descriptors) - 1
 
 
-def _fence(form: wire.HandleForm, descriptors: Sequence[int]) -> _HostFence:
+def _fence(form: forms.HandleForm, descriptors: Sequence[int]) -> _HostFence:
     """The fence of an answer, whose handles must be fences."""
-    if not isinstance(form, wire.FenceForm) or not 0 <= form.place < len(descriptors):
+    if not isinstance(form, forms.FenceForm) or not 0 <= form.place < len(descriptors):
         raise errors.WireError(f"a {type(form).__name__} in an answer")
     if descriptors[form.place] < 0:
         raise errors.WireError(FUSE_DESCRIPTOR)

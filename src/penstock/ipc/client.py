@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from penstock import errors, hal
 from penstock.hal.device import preferred_memory
-from penstock.ipc import remote, wire
+from penstock.ipc import forms, remote, wire
 from penstock.ipc.codec import Packer, Unpacker
 from penstock.ipc.pools import PoolCopy, as_argument_copies, pool_copy_of, remote_fence
 from penstock.ipc.ring_client import Pace
@@ -98,8 +98,8 @@ class RemoteDevice(Described):
     def allocate(
         self, desc: hal.BufferDesc, roles: Sequence[hal.BufferRole]
     ) -> tuple[int, hal.Buffer]:
-        forms = tuple(self._role(role) for role in roles)
-        reply = remote.ask(self.channel, lambda _: wire.Allocate(desc, forms), wire.Allocated)
+        role_forms = tuple(self._role(role) for role in roles)
+        reply = remote.ask(self.channel, lambda _: wire.Allocate(desc, role_forms), wire.Allocated)
         return reply.token, RemoteBuffer(self.channel, wire.Made(reply.buffer))
 
     def trim(self) -> None:
@@ -111,13 +111,13 @@ class RemoteDevice(Described):
         if not self._closed:
             self._closed = True
             self._rings.close()
-            remote.ask(self.channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
+            remote.ask(self.channel, lambda _: wire.Close(forms.DEVICE), wire.Done)
 
-    def _role(self, role: hal.BufferRole) -> wire.RoleForm:
+    def _role(self, role: hal.BufferRole) -> forms.RoleForm:
         prepared = role.prepared
         if not isinstance(prepared, RemotePreparedModel) or prepared.channel is not self.channel:
             raise errors.InvalidArgument("a role names a prepared model of another device")
-        return wire.RoleForm(prepared.number, role.kind, role.index, role.frequency)
+        return forms.RoleForm(prepared.number, role.kind, role.index, role.frequency)
 
 
 class RemotePreparedModel(remote.RemoteObject):
@@ -286,7 +286,7 @@ def _stand_in(argument: hal.RequestArgument) -> hal.RequestArgument:
     return hal.HostMemory(np.empty_like(array), argument.dimensions)
 
 
-def _model(pack: Packer, model: Model) -> wire.ModelForm:
+def _model(pack: Packer, model: Model) -> forms.ModelForm:
     if not isinstance(model, Model):
         raise errors.InvalidArgument(f"a Model is needed, not {type(model).__name__}")
     return pack.model(model)

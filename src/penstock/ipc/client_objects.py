@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from penstock.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent
 from penstock.hal.prepared import report_of
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.quotas import Lease
 
 Kind: TypeAlias = Literal[
@@ -47,7 +47,7 @@ class ClientObjects:
     """The objects of one client, which can use no others. Thread-safe."""
 
     def __init__(self) -> None:
-        self._objects: dict[wire.ObjectId, ClientObject] = {}
+        self._objects: dict[forms.ObjectId, ClientObject] = {}
         self._numbers = itertools.count(1)
         self._tokens: set[int] = set()
         self._used: Counter[int] = Counter()
@@ -73,14 +73,14 @@ class ClientObjects:
         made.close()
         raise ResourceExhaustedPersistent(f"a client may have {MAX_OBJECTS} objects at a time")
 
-    def get(self, number: wire.ObjectId, *kinds: Kind) -> ClientObject:
+    def get(self, number: forms.ObjectId, *kinds: Kind) -> ClientObject:
         """The object of that number. Raises `InvalidArgument` if it is of none of *kinds*."""
         found = self._objects.get(number)
         if found is None or found.kind not in kinds:
             raise InvalidArgument(f"object {number} is no {' or '.join(kinds)} of this client")
         return found
 
-    def find(self, number: wire.ObjectId, *kinds: Kind) -> Any:
+    def find(self, number: forms.ObjectId, *kinds: Kind) -> Any:
         """The device's own object of that number. Raises as `get`."""
         return self.get(number, *kinds).value
 
@@ -108,7 +108,7 @@ class ClientObjects:
             for each in unused:
                 each.close()
 
-    def take(self, number: wire.ObjectId) -> ClientObject | None:
+    def take(self, number: forms.ObjectId) -> ClientObject | None:
         """Removes an object from the client. None if it does not exist or is closed later."""
         with self._lock:
             found = self._objects.pop(number, None)
@@ -119,7 +119,7 @@ class ClientObjects:
                     return None
         return found
 
-    def detach(self, number: wire.ObjectId) -> Callable[[], None] | None:
+    def detach(self, number: forms.ObjectId) -> Callable[[], None] | None:
         """As `take`, but returns a function that closes the object, which may be slow."""
         found = self.take(number)
         if found is None:

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock import errors, hal
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.deadlines import current_deadline
 from penstock.ir import Attributes, AttributeValue, ConstantPool, Model, NDArray
 from penstock.ir.operand import MAX_COPIED_VALUE
@@ -83,21 +83,21 @@ class Packer:
         data = encode(message, msgspec.msgpack.Encoder(enc_hook=self._encode_hook))
         return Frame(data, tuple(self.handles), deadline_ns)
 
-    def handle(self, value: object) -> wire.Handle:
-        if len(self.handles) >= wire.MAX_HANDLES:
-            raise errors.WireError(f"more than {wire.MAX_HANDLES} handles beside one message")
+    def handle(self, value: object) -> forms.Handle:
+        if len(self.handles) >= forms.MAX_HANDLES:
+            raise errors.WireError(f"more than {forms.MAX_HANDLES} handles beside one message")
         self.handles.append(value)
         return len(self.handles) - 1
 
-    def model(self, model: Model) -> wire.ModelForm:
+    def model(self, model: Model) -> forms.ModelForm:
         """The form of *model*, large values as handles. Equal contents give equal bytes."""
         model = pooled(model)
         pools, signatures = map(self.handle, model.pools), sorted(model.signatures.items())
-        return wire.ModelForm(
+        return forms.ModelForm(
             model.subgraphs, tuple(pools), model.variables, dict(signatures), model.main
         )
 
-    def memory(self, memory: hal.Memory) -> wire.MemoryForm:
+    def memory(self, memory: hal.Memory) -> forms.MemoryForm:
         handle: Descriptor | Opaque = Opaque(memory.handle)
         window, buffer = None, None
         match memory.name, memory.handle:
@@ -107,7 +107,7 @@ class Packer:
                 handle = Descriptor(fd)
             case _, (int(fd), HardwareBufferDescription() as description):
                 handle, buffer = Descriptor(fd), description
-        return wire.MemoryForm(memory.name, self.handle(handle), memory.size, window, buffer)
+        return forms.MemoryForm(memory.name, self.handle(handle), memory.size, window, buffer)
 
     def prepare_config(self, config: hal.PrepareConfig) -> hal.PrepareConfig:
         """*config* whose callback becomes a handle: msgspec would encode a data class itself."""
@@ -115,8 +115,8 @@ class Packer:
             return config
         return replace(config, progress=partial(config.progress))
 
-    def request(self, request: hal.Request) -> wire.RequestForm:
-        return wire.RequestForm(
+    def request(self, request: hal.Request) -> forms.RequestForm:
+        return forms.RequestForm(
             tuple(map(_read_only, request.inputs)),
             request.outputs,
             tuple(map(self.memory, request.pools)),
@@ -146,11 +146,11 @@ class Unpacker:
         self, handles: Sequence[object], admit: Callable[[hal.Memory], None] = lambda _: None
     ) -> None:
         """*admit* checks each memory, and raises `WireError` for one that must not be mapped."""
-        if len(handles) > wire.MAX_HANDLES:
+        if len(handles) > forms.MAX_HANDLES:
             raise errors.WireError(f"{len(handles)} handles beside one message")
         self._handles, self._admit = handles, admit
 
-    def handle(self, index: wire.Handle, kind: type[T], what: str) -> T:
+    def handle(self, index: forms.Handle, kind: type[T], what: str) -> T:
         if not 0 <= index < len(self._handles):
             raise errors.WireError(f"handle {index} of {len(self._handles)} for {what}")
         value = self._handles[index]
@@ -158,13 +158,13 @@ class Unpacker:
             raise errors.WireError(f"handle {index} is a {type(value).__name__}, not {what}")
         return value
 
-    def fence(self, index: wire.Handle) -> Any:
+    def fence(self, index: forms.Handle) -> Any:
         value = self.handle(index, object, "a fence")
         if not (callable(getattr(value, "wait", None)) and callable(getattr(value, "error", None))):
             raise errors.WireError(f"handle {index} is a {type(value).__name__}, not a fence")
         return value
 
-    def model(self, form: wire.ModelForm) -> Model:
+    def model(self, form: forms.ModelForm) -> Model:
         """The model, validated as every model is on construction."""
         pools = tuple(self.handle(i, ConstantPool, "a pool of constants") for i in form.pools)
         try:
@@ -175,12 +175,12 @@ class Unpacker:
             raise errors.WireError(f"a value of the model has more than {MAX_COPIED_VALUE} bytes")
         return model
 
-    def memory(self, form: wire.MemoryForm) -> hal.Memory:
+    def memory(self, form: forms.MemoryForm) -> hal.Memory:
         memory = self._memory(form)
         self._admit(memory)
         return memory
 
-    def _memory(self, form: wire.MemoryForm) -> hal.Memory:
+    def _memory(self, form: forms.MemoryForm) -> hal.Memory:
         value = self.handle(form.handle, object, "a memory")
         match value, form.window, form.buffer:
             case Descriptor(fd), None, None:
@@ -193,7 +193,7 @@ class Unpacker:
                 return hal.Memory(form.name, handle, form.size)
         raise errors.WireError(f"handle {form.handle} is a {type(value).__name__}, not a memory's")
 
-    def request(self, form: wire.RequestForm) -> hal.Request:
+    def request(self, form: forms.RequestForm) -> hal.Request:
         return hal.Request(form.inputs, form.outputs, tuple(map(self.memory, form.pools)))
 
     def decode_hook(self, kind: Any, value: object) -> object:

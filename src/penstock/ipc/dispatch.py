@@ -19,7 +19,7 @@ from penstock import errors, hal
 from penstock.hal.buffer import validate_allocate
 from penstock.hal.prepared import report_of
 from penstock.hal.stages import dump, explanations, stages_of
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.client_objects import ClientObject, ClientObjects, Kind
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
 from penstock.ipc.device_sharing import QueuedPreparedModel
@@ -165,7 +165,7 @@ class Dispatcher:
                 return wire.Done()
             case wire.Report(prepared=target):
                 return wire.Reported(report_of(find(target, "prepared model")))
-            case wire.Close(target=wire.DEVICE):
+            case wire.Close(target=forms.DEVICE):
                 self.objects.close()
                 if self._owns_device:
                     device.close()
@@ -184,7 +184,7 @@ class Dispatcher:
                 held = nullcontext() if found.lease is None else found.lease.used()
                 with held, self.objects.using(found.tokens):
                     return wire.Executed(found.value.execute(_run_config(found, run, context)))
-            case wire.Execute(target=target, request=wire.RequestForm() as request, config=run):
+            case wire.Execute(target=target, request=forms.RequestForm() as request, config=run):
                 found = self.objects.get(target, "prepared model", "burst")
                 with self.objects.using(tokens_of(request)):
                     own = _run_config(found, run, context)
@@ -300,7 +300,7 @@ class Dispatcher:
             room.kept = True
         return made
 
-    def executor(self, number: wire.ObjectId) -> Executor:
+    def executor(self, number: forms.ObjectId) -> Executor:
         """The executor of a prepared model or burst, and whether its runs may be slow at any size.
 
         Raises `InvalidArgument` for any other object.
@@ -358,7 +358,7 @@ def _release_after(fence: hal.Fence, held: ExitStack) -> None:
     held.close()
 
 
-def tokens_of(form: wire.RequestForm) -> tuple[int, ...]:
+def tokens_of(form: forms.RequestForm) -> tuple[int, ...]:
     """The buffers that a request names."""
     every = (*form.inputs, *form.outputs)
     return tuple(a.token for a in every if isinstance(a, hal.TokenArgument))

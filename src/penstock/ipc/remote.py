@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from penstock import errors, hal
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.codec import Frame, Packer, decode_reply, error_of
 from penstock.ipc.pools import CopiedRequest, as_argument_copies
 from penstock.ipc.ring_client import Pace
@@ -38,7 +38,7 @@ class Channel:
         """The reply. Raises `DeadObject` if the process ended, `WireError` for a bad handle."""
         raise NotImplementedError
 
-    def drop(self, number: wire.ObjectId) -> None:
+    def drop(self, number: forms.ObjectId) -> None:
         """Closes an object without references here. Never raises: finalizers call it."""
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class RemoteObject:
         self._close.atexit = False
 
     @property
-    def number(self) -> wire.ObjectId:
+    def number(self) -> forms.ObjectId:
         """Its number in messages. Raises `ClosedError` after `close`."""
         self._check_open()
         return self._number

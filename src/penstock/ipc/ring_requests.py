@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock import hal
 from penstock.errors import DriverError, InvalidArgument, ResourceExhaustedTransient
-from penstock.ipc import ring, wire
+from penstock.ipc import forms, ring, wire
 from penstock.ipc.codec import encode
 from penstock.ipc.remote import Channel, RemoteObject, lend_pool
 from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST
@@ -106,10 +106,10 @@ def _form(argument: hal.RequestArgument) -> _Form:
     return array.dtype, array.shape, argument.dimensions, bool(array.flags.writeable)
 
 
-def _same_forms(forms: tuple[_Form, ...], arguments: tuple[hal.RequestArgument, ...]) -> bool:
-    if len(forms) != len(arguments):
+def _same_forms(known: tuple[_Form, ...], arguments: tuple[hal.RequestArgument, ...]) -> bool:
+    if len(known) != len(arguments):
         return False
-    for (dtype, shape, dimensions, writeable), argument in zip(forms, arguments, strict=True):
+    for (dtype, shape, dimensions, writeable), argument in zip(known, arguments, strict=True):
         if type(argument) is not hal.HostMemory:
             return False
         array = argument.array
@@ -335,7 +335,7 @@ class Ring:
         self._sweep()
         staging.close()
 
-    def _number(self, memory: hal.Memory, deadline_ns: int | None) -> wire.ObjectId:
+    def _number(self, memory: hal.Memory, deadline_ns: int | None) -> forms.ObjectId:
         """The number of *memory* on the device's side. Shares the memory first if necessary."""
         known = self._pools.get(id(memory))
         if known is None or not known.is_of(memory):

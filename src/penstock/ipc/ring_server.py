@@ -15,7 +15,7 @@ import msgspec
 
 from penstock import hal
 from penstock.errors import Cancelled, GeneralFailure, InvalidArgument, WireError
-from penstock.ipc import ring, wire
+from penstock.ipc import forms, ring, wire
 from penstock.ipc.codec import encode, failure_of
 from penstock.ipc.quotas import NOTHING, Charge
 from penstock.ipc.ring import ANSWER, REQUEST, Doorbell, Heard, Layout, Listener, Region, Watch
@@ -74,7 +74,7 @@ class LentPool:
             binding.release()
 
 
-FindPool: TypeAlias = Callable[[wire.ObjectId], LentPool]
+FindPool: TypeAlias = Callable[[forms.ObjectId], LentPool]
 
 ChargeMemory: TypeAlias = Callable[[hal.Memory], Charge]
 
@@ -160,7 +160,7 @@ logger: Final = logging.getLogger(__name__)
 Executor: TypeAlias = tuple[Callable[[hal.Request, hal.ExecutionConfig], hal.ExecutionResult], bool]
 """The object that executes requests, and whether a run may be slow whatever its size."""
 
-FindExecutor: TypeAlias = Callable[[wire.ObjectId], Executor]
+FindExecutor: TypeAlias = Callable[[forms.ObjectId], Executor]
 """Looks up a prepared model or burst by number. Raises `InvalidArgument` for other numbers."""
 
 UseTokens: TypeAlias = Callable[[tuple[int, ...]], AbstractContextManager[None]]

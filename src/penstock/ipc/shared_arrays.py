@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock import hal
 from penstock.errors import InvalidArgument, WireError
-from penstock.ipc import wire
+from penstock.ipc import forms
 from penstock.ipc.system import SHRINK, is_sealed
 from penstock.ir import DataLocation, DType, NDArray
 from penstock.ir.types import dtype_of
@@ -46,7 +46,7 @@ def unit_of(preference: hal.MemoryPreference) -> int:
 
 
 class _Pool(NamedTuple):
-    number: wire.MemoryId
+    number: forms.MemoryId
     pool: MemoryPool
     content: NDArray
 
@@ -58,13 +58,13 @@ class Staging:
     copied into a pool of this object. *lend* and *release* send messages.
     """
 
-    def __init__(self, lend: Lender, release: Callable[[wire.MemoryId], None]) -> None:
+    def __init__(self, lend: Lender, release: Callable[[forms.MemoryId], None]) -> None:
         self._lend, self._release = lend, release
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._free: list[_Pool] = []
         # The number of a memory that is shared, and the byte at which its pool begins.
-        self._known: dict[int, tuple[wire.MemoryId, int]] = {}
+        self._known: dict[int, tuple[forms.MemoryId, int]] = {}
         self._closed = False
 
     def stage(
@@ -114,7 +114,7 @@ class Staging:
 
     def number_of(
         self, array: NDArray, deadline_ns: int | None = None
-    ) -> tuple[wire.MemoryId, int] | None:
+    ) -> tuple[forms.MemoryId, int] | None:
         """The number of the pool that *array* lies in, and its offset there."""
         # The other side views the place as its type, so an engine needs it aligned.
         place = pool_of(array) if array.flags.aligned else None
@@ -133,7 +133,7 @@ class Staging:
                 weakref.finalize(region, self._forget, id(region), number).atexit = False
         return shared[0], shared[1] + place.offset
 
-    def doubt(self, number: wire.MemoryId) -> None:
+    def doubt(self, number: forms.MemoryId) -> None:
         """The other side may have had no room for that memory: the next call shares it again."""
         with self._lock:
             regions = [region for region, (known, _) in self._known.items() if known == number]
@@ -147,7 +147,7 @@ class Staging:
         self._release(pool.number)
         pool.pool.close()
 
-    def _forget(self, region: int, number: wire.MemoryId) -> None:
+    def _forget(self, region: int, number: forms.MemoryId) -> None:
         self._known.pop(region, None)
         self._release(number)
 
@@ -161,7 +161,7 @@ class Staged:
         self._staging, self._arrays = staging, arrays
         self._pool: _Pool | None = None
         self._copied: list[tuple[int, int]] = []
-        self.forms: list[wire.ArrayForm] = []
+        self.forms: list[forms.ArrayForm] = []
         self.copies: list[hal.ArgumentCopy] = []
         try:
             self._place(deadline_ns, unit)
@@ -193,7 +193,7 @@ class Staged:
                     self._copy(index, self._content(array, at), array, out=False)
             kind = dtype_of(array.dtype)
             assert kind is not None
-            self.forms.append(wire.ArrayForm(number, offset, kind, array.shape, writable))
+            self.forms.append(forms.ArrayForm(number, offset, kind, array.shape, writable))
 
     def copy_back(self) -> None:
         """Copies the outputs back into the arrays."""
@@ -251,7 +251,7 @@ def _shareable(memory: hal.Memory) -> tuple[int, int] | None:
 MAX_STAGED_BYTES: Final = 1 << 40
 """Most bytes that one request may stage: larger sizes are mistakes."""
 
-SharedArgument: TypeAlias = hal.PoolArgument | hal.TokenArgument | wire.LentForm | hal.NoValue
+SharedArgument: TypeAlias = hal.PoolArgument | hal.TokenArgument | forms.LentForm | hal.NoValue
 
 
 class StagedArgument(NamedTuple):
@@ -338,7 +338,7 @@ class Borrower:
 
     def argument(self, form: SharedArgument, *, writeable: bool) -> hal.RequestArgument:
         """The argument of *form*. Raises `WireError` if invalid, and the errors of mapping."""
-        if not isinstance(form, wire.LentForm):
+        if not isinstance(form, forms.LentForm):
             return form
         dtype = DTYPES.get(form.dtype)
         if dtype is None:
@@ -372,9 +372,9 @@ def array_in(
 
 def _form(
     array: NDArray, dimensions: tuple[int, ...] | None, pool: int, offset: int
-) -> wire.LentForm:
+) -> forms.LentForm:
     location = DataLocation(pool, offset, array.nbytes)
-    return wire.LentForm(location, array.dtype.name, array.shape, dimensions)
+    return forms.LentForm(location, array.dtype.name, array.shape, dimensions)
 
 
 def _check(array: NDArray, what: str, *, is_output: bool) -> None:

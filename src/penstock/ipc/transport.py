@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
 from penstock.hal.fence import MOST_MS, remaining_seconds
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.system import LINUX_ONLY, accepted, is_open
 
 HEADER: Final = struct.Struct("<IQ")
@@ -78,7 +78,7 @@ class Connection:
 
     expect: Callable[[int], None]
 
-    def __init__(self, sock: socket.socket, most: int = wire.MAX_HANDLES) -> None:
+    def __init__(self, sock: socket.socket, most: int = forms.MAX_HANDLES) -> None:
         sock.setblocking(False)
         self.most = most
         self.expect = lambda _: None
@@ -101,7 +101,7 @@ class Connection:
         if the other end is closed.
         """
         wire.check_length(len(data))
-        if len(descriptors) > wire.MAX_HANDLES:
+        if len(descriptors) > forms.MAX_HANDLES:
             raise WireError(f"{len(descriptors)} descriptors beside one message")
         header = HEADER.pack(len(descriptors), len(data))
         parts = [_Part(memoryview(header + data), descriptors)]

@@ -1,22 +1,30 @@
 """Every message between the runtime and a device in another process.
 
-Each call has one reply. Values without bytes (descriptors, cancel tokens, callbacks, fences, host
-arrays, pools of constants) are in a table of handles that travels with the message; the message
-holds their indices. The device's side numbers its objects: prepared models, bursts, executions and
-buffers. Messages contain structs of `penstock.hal` unchanged; `penstock.ipc.codec` converts them.
+Each call has one reply. The device's side numbers its objects: prepared models, bursts, executions
+and buffers. Messages contain structs of `penstock.hal` unchanged, and the forms of
+`penstock.ipc.forms` for other values; `penstock.ipc.codec` converts these.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias
-
-import msgspec
+from typing import Final, Literal, TypeAlias
 
 from penstock import hal
 from penstock.errors import ErrorStatus, WireError
 from penstock.hal.request import Dimensions
-from penstock.ir import DataLocation, DType, Signature, Subgraph, Variable
-from penstock.memory import HardwareBufferDescription
+from penstock.ipc.forms import (
+    CallId,
+    Form,
+    Handle,
+    Handles,
+    LentForm,
+    MemoryForm,
+    MemoryId,
+    ModelForm,
+    ObjectId,
+    RequestForm,
+    RoleForm,
+)
 
 WIRE_VERSION: Final = 7
 """Increased whenever a message changes its form."""
@@ -24,69 +32,11 @@ WIRE_VERSION: Final = 7
 MAX_FRAME: Final = 32 << 20
 """Bytes of the largest message, without constants and tensors. Reading it blocks the process."""
 
-MAX_HANDLES: Final = 4096
-"""Most handles that one message may carry."""
-
-Handle: TypeAlias = int
-"""An index into the message's table of handles."""
-
-ObjectId: TypeAlias = int
-"""The number of a device-side object; 0 is the device itself."""
-
-DEVICE: Final[ObjectId] = 0
-
-CallId: TypeAlias = int
-"""The number that a client gives a call; its answer has the same."""
-
-MemoryId: TypeAlias = int
-"""The client's number for memory that it shares."""
-
 
 def check_length(nbytes: int) -> None:
     """Raises `WireError` for a message of more than `MAX_FRAME` bytes."""
     if nbytes > MAX_FRAME:
         raise WireError(f"a message of {nbytes} bytes; the limit is {MAX_FRAME}")
-
-
-class Form(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part of a message."""
-
-
-class ModelForm(Form, frozen=True):
-    """A model without its metadata, which does not affect results; *pools* are handles."""
-
-    subgraphs: tuple[Subgraph, ...]
-    pools: tuple[Handle, ...]
-    variables: tuple[Variable, ...]
-    signatures: dict[str, Signature]
-    main: int
-
-
-class MemoryForm(Form, frozen=True):
-    """A `Memory`; *window* is the offset and protection of an `mmap_fd`."""
-
-    name: str
-    handle: Handle
-    size: int
-    window: tuple[int, int] | None = None
-    buffer: HardwareBufferDescription | None = None
-
-
-class LentForm(msgspec.Struct, frozen=True, tag="lent"):
-    """A `HostMemory` at *location* in the request's pools: an array of *dtype* and *shape*."""
-
-    location: DataLocation
-    dtype: str
-    shape: Dimensions
-    dimensions: Dimensions | None = None
-
-
-class RequestForm(Form, frozen=True):
-    """A `Request`."""
-
-    inputs: tuple[hal.RequestArgument, ...]
-    outputs: tuple[hal.RequestArgument, ...]
-    pools: tuple[MemoryForm, ...]
 
 
 class RingRequest(Form, frozen=True):
@@ -98,15 +48,6 @@ class RingRequest(Form, frozen=True):
     inputs: tuple[hal.PoolArgument | hal.TokenArgument | LentForm | hal.NoValue, ...]
     outputs: tuple[hal.PoolArgument | hal.TokenArgument | LentForm | hal.NoValue, ...]
     pools: tuple[ObjectId, ...]
-
-
-class RoleForm(Form, frozen=True):
-    """A `BufferRole`."""
-
-    prepared: ObjectId
-    kind: Literal["input", "output"]
-    index: int
-    frequency: float
 
 
 class Describe(Form, frozen=True, tag="describe"):
@@ -379,65 +320,6 @@ class Signalled(Form, frozen=True, tag="signalled"):
 
 
 Notice: TypeAlias = Progress | Signalled
-
-
-# Wire forms of handles. Descriptors travel with the frame; a form has their place.
-
-
-class DescriptorForm(Form, frozen=True, tag="fd"):
-    """A descriptor. It was not open if *place* is missing."""
-
-    place: int | None
-
-
-class ConstantsForm(Form, frozen=True, tag="constants"):
-    """A pool of constants: *size* bytes of a memfd from byte *offset* on. The receiver
-    maps a sealed one and copies others. *kind* is the sender's name of the memory.
-    """
-
-    place: int
-    size: int
-    kind: str = ""
-    offset: int = 0
-
-
-class ArrayForm(Form, frozen=True, tag="array"):
-    """An array in memory that the client shares under the number *memory*."""
-
-    memory: MemoryId
-    offset: int
-    dtype: DType
-    shape: tuple[int, ...]
-    writable: bool
-
-
-class CancelForm(Form, frozen=True, tag="cancel"):
-    """The cancel token of the call: a `Cancel` sets it, unless it *is_set* already."""
-
-    is_set: bool
-
-
-class ReportForm(Form, frozen=True, tag="report"):
-    """The call's progress callback. `Progress` messages report to it."""
-
-
-class FenceForm(Form, frozen=True, tag="fence"):
-    """A fence, as a descriptor (`penstock.hal.DescriptorFence`)."""
-
-    place: int
-
-
-class ValueForm(Form, frozen=True, tag="value"):
-    """The handle of a memory without a descriptor, for the driver to reject."""
-
-
-HandleForm: TypeAlias = (
-    DescriptorForm | ConstantsForm | ArrayForm | CancelForm | ReportForm | FenceForm | ValueForm
-)
-
-
-Handles: TypeAlias = Annotated[tuple[HandleForm, ...], msgspec.Meta(max_length=MAX_HANDLES)]
-"""A table of handles. A message with a longer one is malformed."""
 
 
 class Hello(Form, frozen=True, tag="hello"):

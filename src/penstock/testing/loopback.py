@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import DriverError
 from penstock.hal import Device, Fence, ProgressEvent
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, Packer, decode_notice, error_of, failure_of
 from penstock.ipc.dispatch import Dispatcher
@@ -42,14 +42,14 @@ class LoopbackChannel(Channel):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._dropped: deque[wire.ObjectId] = deque()
+        self._dropped: deque[forms.ObjectId] = deque()
 
     def call(self, frame: Frame) -> Frame:
         self.flush()
         reply = self._dispatcher.answer(_transferred(frame))
         return _transferred(reply)
 
-    def drop(self, number: wire.ObjectId) -> None:
+    def drop(self, number: forms.ObjectId) -> None:
         """Queues the object for closing with the next call: a finalizer may run under the
         dispatcher's lock.
         """

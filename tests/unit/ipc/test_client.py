@@ -11,7 +11,7 @@ import pytest
 from penstock import hal
 from penstock.drivers.sample import create
 from penstock.errors import DeadObject, GeneralFailure, InvalidArgument
-from penstock.ipc import client_objects, wire
+from penstock.ipc import client_objects, forms, wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.client_objects import MAX_OBJECTS, ClientObject
 from penstock.ipc.codec import Frame, Packer, encode
@@ -87,7 +87,7 @@ def test_a_device_that_is_gone_is_closed_without_an_error(channel: Scripted) -> 
 
 def test_a_value_without_bytes_is_an_invalid_argument(channel: Scripted) -> None:
     prepared = RemoteDevice(channel).prepare_model(CASE.model, hal.PrepareConfig())
-    many = hal.Request((hal.HostMemory(CASE.inputs[0]),) * (wire.MAX_HANDLES + 1), ())
+    many = hal.Request((hal.HostMemory(CASE.inputs[0]),) * (forms.MAX_HANDLES + 1), ())
     with pytest.raises(InvalidArgument, match="more than 4096 handles"):
         prepared.execute(many, hal.ExecutionConfig())
     with pytest.raises(InvalidArgument, match="cannot be encoded"):

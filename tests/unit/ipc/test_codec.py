@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock import errors, hal, ir
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.codec import (
     Descriptor,
     Opaque,
@@ -39,7 +39,7 @@ def with_attributes(attributes: ir.Attributes) -> wire.SupportedOperations:
     model = CASES[0].model
     operation = replace(model.operations[0], attributes=attributes)
     entry = replace(model.entry, operations=(operation,))
-    return wire.SupportedOperations(wire.ModelForm((entry,), (), (), {}, 0))
+    return wire.SupportedOperations(forms.ModelForm((entry,), (), (), {}, 0))
 
 
 def received_attributes(data: bytes) -> ir.Attributes:
@@ -116,7 +116,7 @@ def test_only_small_values_travel_in_a_message() -> None:
 @pytest.mark.parametrize("what", ["subgraphs", "variables"])
 def test_a_message_that_holds_a_large_value_is_refused(what: str) -> None:
     large = holding(129)
-    form = wire.ModelForm(large.subgraphs, (), large.variables, {}, 0)
+    form = forms.ModelForm(large.subgraphs, (), large.variables, {}, 0)
     if what == "subgraphs":
         form = replace(form, variables=())
     else:
@@ -307,8 +307,8 @@ def test_a_handle_that_is_missing_or_of_another_kind_is_refused(
 ) -> None:
     take = Unpacker(handles)
     uses: list[Callable[[], object]] = [
-        lambda: take.memory(wire.MemoryForm("ashmem", 0, 1)),
-        lambda: take.model(wire.ModelForm((), (0,), (), {}, 0)),
+        lambda: take.memory(forms.MemoryForm("ashmem", 0, 1)),
+        lambda: take.model(forms.ModelForm((), (0,), (), {}, 0)),
         lambda: take.fence(0),
     ]
     # An index stands for what only a table of handles can have.
@@ -316,7 +316,7 @@ def test_a_handle_that_is_missing_or_of_another_kind_is_refused(
     calls: list[wire.Call] = [
         wire.Execute(
             1,
-            wire.RequestForm((hal.HostMemory(index),), (), ()),
+            forms.RequestForm((hal.HostMemory(index),), (), ()),
             hal.ExecutionConfig(priority="low"),
         ),
         wire.Execute(1, None, hal.ExecutionConfig(cancel=index)),
@@ -348,22 +348,22 @@ def test_decoder_rejects_an_argument_of_more_than_32_dimensions(
         hal.PoolArgument(ir.DataLocation(0, 0, 0), dimensions),
     )
     for argument in arguments:
-        form = wire.RequestForm((argument,), (), ())
+        form = forms.RequestForm((argument,), (), ())
         with pytest.raises(errors.WireError, match="length <= 32"):
             decode_call(encode(wire.Execute(1, form, hal.ExecutionConfig())))
 
 
 def test_a_window_needs_a_descriptor() -> None:
     with pytest.raises(errors.WireError, match="not a memory's"):
-        Unpacker((Opaque(1),)).memory(wire.MemoryForm("mmap_fd", 0, 1, (0, 3)))
+        Unpacker((Opaque(1),)).memory(forms.MemoryForm("mmap_fd", 0, 1, (0, 3)))
 
 
 def test_a_hardware_buffer_needs_a_descriptor_and_has_no_window() -> None:
     blob = HardwareBufferDescription(0x21, 1)
     with pytest.raises(errors.WireError, match="not a memory's"):
-        Unpacker((Opaque(1),)).memory(wire.MemoryForm("hardware_buffer", 0, 1, None, blob))
+        Unpacker((Opaque(1),)).memory(forms.MemoryForm("hardware_buffer", 0, 1, None, blob))
     with pytest.raises(errors.WireError, match="not a memory's"):
-        Unpacker((Descriptor(1),)).memory(wire.MemoryForm("mmap_fd", 0, 1, (0, 3), blob))
+        Unpacker((Descriptor(1),)).memory(forms.MemoryForm("mmap_fd", 0, 1, (0, 3), blob))
 
 
 def test_a_fence_is_known_by_its_methods() -> None:
@@ -374,18 +374,18 @@ def test_a_fence_is_known_by_its_methods() -> None:
 def test_an_invalid_model_is_named() -> None:
     entry = replace(CASES[0].model.entry, outputs=(99,))
     with pytest.raises(errors.WireError, match="operand 99") as caught:
-        Unpacker(()).model(wire.ModelForm((entry,), (), (), {}, 0))
+        Unpacker(()).model(forms.ModelForm((entry,), (), (), {}, 0))
     assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_handles_are_bounded() -> None:
     pack = Packer()
-    for _ in range(wire.MAX_HANDLES):
+    for _ in range(forms.MAX_HANDLES):
         pack.handle(None)
     with pytest.raises(errors.WireError, match="more than 4096"):
         pack.handle(None)
     with pytest.raises(errors.WireError, match="4097 handles"):
-        Unpacker([None] * (wire.MAX_HANDLES + 1))
+        Unpacker([None] * (forms.MAX_HANDLES + 1))
 
 
 def test_length_of_a_message_is_bounded() -> None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from penstock.drivers.sample import SampleDevice
 from penstock.errors import DeadObject, InvalidArgument
 from penstock.hal import PrepareConfig
-from penstock.ipc import system, wire
+from penstock.ipc import forms, system, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.codec import Packer, encode
 from penstock.ipc.system import may_block
@@ -88,13 +88,13 @@ def test_a_file_of_a_mount_that_is_not_seen_and_does_not_answer_is_not_taken(
 
 
 @needs_fuse
-@pytest.mark.parametrize("form", [wire.FenceForm(0), wire.ConstantsForm(0, 8)])
-def test_calls_that_name_a_stuck_file_are_refused(stuck: int, form: wire.HandleForm) -> None:
+@pytest.mark.parametrize("form", [forms.FenceForm(0), forms.ConstantsForm(0, 8)])
+def test_calls_that_name_a_stuck_file_are_refused(stuck: int, form: forms.HandleForm) -> None:
     with Served(HeldDevice()) as client:
         with pytest.raises(InvalidArgument, match="FUSE"):
             client.ask(wire.Check(), [stuck], [form])
         client.connection.send(encode(wire.Lend(1, 8)), [stuck])
-        array = wire.ArrayForm(1, 0, DType.UINT8, (1,), False)
+        array = forms.ArrayForm(1, 0, DType.UINT8, (1,), False)
         with pytest.raises(InvalidArgument, match="FUSE"):
             client.ask(wire.Check(), (), [array])
         assert isinstance(client.ask(wire.Check()), wire.Reason)
@@ -114,7 +114,7 @@ def test_a_model_whose_cache_files_are_stuck_is_prepared_without_them(
     assert not packer.handles
     cached = replace(config, model_cache=(0,), data_cache=(0,))
     with Served(SampleDevice()) as client:
-        made = client.ask(wire.Prepare(model, cached), [stuck], [wire.DescriptorForm(0)])
+        made = client.ask(wire.Prepare(model, cached), [stuck], [forms.DescriptorForm(0)])
         assert made.cache.save == "failed"
 
 
@@ -123,7 +123,7 @@ def test_a_fence_of_a_host_that_is_a_stuck_file_ends_the_session(stuck: int) -> 
     ours, theirs = map(Connection, socket.socketpair())
     session = Session(ours)
     body = encode(wire.Fenced(0))
-    theirs.send(encode(wire.Answer(1, body, (wire.FenceForm(0),))), [stuck])
+    theirs.send(encode(wire.Answer(1, body, (forms.FenceForm(0),))), [stuck])
     pack = Packer()
     with pytest.raises(DeadObject, match="FUSE"):
         session.call(0, pack.frame(wire.Check()))

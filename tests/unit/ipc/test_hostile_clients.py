@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from penstock import hal
 from penstock.errors import DeadObject, GeneralFailure, InvalidArgument, ResourceExhaustedTransient
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import decode_reply, decode_to_client, encode
@@ -124,13 +124,13 @@ def host_lives(host: Raw) -> Iterator[None]:
     assert isinstance(decode_reply(answer.body), wire.Reason)
 
 
-def run(*handles: wire.HandleForm, call: int = 1) -> wire.Ask:
+def run(*handles: forms.HandleForm, call: int = 1) -> wire.Ask:
     """A call that decodes its handles first, and is refused after that."""
     return wire.Ask(call, 0, encode(wire.Close(12345)), handles)
 
 
 def array(memory: int, offset: int, shape: tuple[int, ...], dtype: DType = DType.FLOAT32) -> Any:
-    return wire.ArrayForm(memory, offset, dtype, shape, writable=True)
+    return forms.ArrayForm(memory, offset, dtype, shape, writable=True)
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_unexpected_descriptors_end_the_connection(raw: Raw) -> None:
     ("form", "complaint"),
     [
         (array(7, 0, (4,)), "was not lent"),
-        (wire.DescriptorForm(0), "descriptor 0 of 0"),
-        (wire.DescriptorForm(-1), "descriptor -1 of 0"),
-        (wire.ConstantsForm(3, 8), "descriptor 3 of 0"),
-        (wire.FenceForm(0), "descriptor 0 of 0"),
+        (forms.DescriptorForm(0), "descriptor 0 of 0"),
+        (forms.DescriptorForm(-1), "descriptor -1 of 0"),
+        (forms.ConstantsForm(3, 8), "descriptor 3 of 0"),
+        (forms.FenceForm(0), "descriptor 0 of 0"),
     ],
 )
 def test_handles_that_are_not_there_are_refused(
-    raw: Raw, form: wire.HandleForm, complaint: str
+    raw: Raw, form: forms.HandleForm, complaint: str
 ) -> None:
     assert complaint in raw.refusal(run(form))
 
@@ -186,7 +186,7 @@ def test_handles_that_are_not_there_are_refused(
     ],
 )
 def test_places_outside_of_lent_memory_are_refused(
-    raw: Raw, form: wire.HandleForm, complaint: str
+    raw: Raw, form: forms.HandleForm, complaint: str
 ) -> None:
     with MemoryPool.anonymous(SIZE) as pool:
         raw.send(wire.Lend(1, SIZE), [pool.memory.handle])
@@ -228,7 +228,7 @@ def test_memory_that_is_not_safe_to_read_is_not_mapped(
 def test_shapes_that_no_array_has_are_refused(raw: Raw, shape: tuple[int, ...]) -> None:
     with MemoryPool.anonymous(SIZE) as pool:
         raw.send(wire.Lend(1, pool.nbytes), (pool.memory.handle,))
-        form = wire.ArrayForm(1, 0, DType.FLOAT32, shape, False)
+        form = forms.ArrayForm(1, 0, DType.FLOAT32, shape, False)
         assert "shape" in raw.refusal(wire.Ask(7, 0, encode(wire.Check()), (form,)))
 
 
@@ -260,8 +260,8 @@ def test_a_host_without_descriptors_answers_every_call(raw: Raw) -> None:
 @pytest.mark.parametrize("name", ["ashmem", "no_such_memory"])
 def test_a_number_names_no_descriptor_of_the_host(raw: Raw, name: str) -> None:
     """Another client's memory among them: a memory is what came with the message, or none."""
-    body = encode(wire.LendPool(wire.MemoryForm(name, 0, SIZE)))
-    ask = wire.Ask(1, 0, body, (wire.ValueForm(),))
+    body = encode(wire.LendPool(forms.MemoryForm(name, 0, SIZE)))
+    ask = wire.Ask(1, 0, body, (forms.ValueForm(),))
     with (
         client() as (device, _),
         MemoryPool.anonymous(SIZE) as pool,
@@ -296,14 +296,14 @@ def test_devices_that_are_not_there_are_refused(raw: Raw, device: int) -> None:
 def test_constants_that_can_be_changed_are_copied(raw: Raw) -> None:
     fd = unsealed()
     assert "is no prepared model" in raw.refusal(
-        wire.Ask(1, 0, encode(wire.ConfigureBurst(9)), (wire.ConstantsForm(0, SIZE),)), [fd]
+        wire.Ask(1, 0, encode(wire.ConfigureBurst(9)), (forms.ConstantsForm(0, SIZE),)), [fd]
     )
     assert "65 bytes of constants" in raw.refusal(
-        wire.Ask(2, 0, encode(wire.Check()), (wire.ConstantsForm(0, SIZE + 1),)), [fd]
+        wire.Ask(2, 0, encode(wire.Check()), (forms.ConstantsForm(0, SIZE + 1),)), [fd]
     )
     for offset in (-1, SIZE, 2**40):
         assert f"from byte {offset} on in a file of {SIZE}" in raw.refusal(
-            wire.Ask(3, 0, encode(wire.Check()), (wire.ConstantsForm(0, 1, "", offset),)), [fd]
+            wire.Ask(3, 0, encode(wire.Check()), (forms.ConstantsForm(0, 1, "", offset),)), [fd]
         )
     os.close(fd)
 
@@ -452,6 +452,6 @@ def test_host_refuses_requests_as_drivers_do() -> None:
 @pytest.mark.skipif(unable() is not None, reason=str(unable()))
 def test_a_file_whose_program_never_answers_holds_no_host(raw: Raw, tmp_path: Path) -> None:
     with stuck_file(tmp_path / "file") as stuck:
-        assert "FUSE" in raw.refusal(run(wire.FenceForm(0)), [stuck])
+        assert "FUSE" in raw.refusal(run(forms.FenceForm(0)), [stuck])
         raw.send(wire.Lend(1, 8), [stuck])
         assert "FUSE" in raw.refusal(run(array(1, 0, (1,)), call=2))

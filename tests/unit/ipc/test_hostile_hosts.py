@@ -17,7 +17,7 @@ import pytest
 from penstock import errors, hal
 from penstock.drivers.null import NullDevice
 from penstock.hal.fence import fence_pair
-from penstock.ipc import codec, crash_records, wire
+from penstock.ipc import codec, crash_records, forms, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.crash_records import tail
@@ -264,7 +264,7 @@ def test_no_fence_of_a_host_commands_a_terminal(pair: tuple[Session, socket.sock
     session, theirs = pair
     signal, fence = fence_pair()
     signal.signal(errors.MissedDeadlineTransient(COLOURS))
-    answer = wire.Answer(1, codec.encode(wire.Fenced(0)), (wire.FenceForm(0),))
+    answer = wire.Answer(1, codec.encode(wire.Fenced(0)), (forms.FenceForm(0),))
     Connection(theirs).send(codec.encode(answer), [fence.fileno()])
     (told,) = session.call(0, codec.Frame(CHECK, (), soon(5))).handles
     assert isinstance(told, hal.DescriptorFence)

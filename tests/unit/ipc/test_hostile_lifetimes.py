@@ -27,7 +27,7 @@ from penstock.hal import (
     TokenArgument,
 )
 from penstock.hal.fence import fence_pair
-from penstock.ipc import client_objects, dispatch, wire
+from penstock.ipc import client_objects, dispatch, forms, wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, Packer, decode_reply, decode_to_client, encode, error_of
 from penstock.ipc.dispatch import Dispatcher
@@ -42,7 +42,7 @@ from tests.support_ring import ring_burst
 from tests.unit.ipc.slow import SlowDevice, slow_model
 
 SECONDS = 30.0
-REQUEST = wire.RequestForm((hal.NoValue(),), (hal.NoValue(),), ())
+REQUEST = forms.RequestForm((hal.NoValue(),), (hal.NoValue(),), ())
 PLAIN = ExecutionConfig()
 
 
@@ -222,7 +222,7 @@ def test_a_fence_that_nobody_signals_keeps_no_run_of_a_client_that_left() -> Non
     with Served(SlowDevice()) as client:
         target = client.prepared()
         call = wire.ExecuteFenced(target, REQUEST, (0,), PLAIN, None)
-        client.tell(call, [readable], [wire.FenceForm(0)])
+        client.tell(call, [readable], [forms.FenceForm(0)])
         assert soon(lambda: bool(client.host._calls))
         assert client.host._threads
     # It would wait for ever, and with it all that the client has.
@@ -261,7 +261,7 @@ class Caching(HeldDevice):
         return self.prepared
 
 
-def from_cache(client: Served) -> wire.ObjectId:
+def from_cache(client: Served) -> forms.ObjectId:
     made = client.ask(wire.PrepareFromCache(PrepareConfig()))
     assert isinstance(made, wire.Made)
     return made.target
@@ -328,7 +328,7 @@ def test_memories_of_a_client_have_a_limit_that_ends_no_connection(
     monkeypatch.setattr(serving, "MAX_MEMORIES", 2)
 
     def use(number: int) -> str:
-        form = wire.ArrayForm(number, 0, DType.FLOAT32, (4,), False)
+        form = forms.ArrayForm(number, 0, DType.FLOAT32, (4,), False)
         try:
             client.ask(wire.Check(), (), [form])
         except errors.ResourceExhaustedTransient as error:
@@ -534,12 +534,12 @@ class Served:
         self,
         call: wire.Call,
         descriptors: Sequence[int] = (),
-        forms: Sequence[wire.HandleForm] = (),
+        handles: Sequence[forms.HandleForm] = (),
     ) -> int:
         """Sends a call, and gives by when it is to be answered."""
         self.calls += 1
         deadline = time.monotonic_ns() + int(SECONDS * 1e9)
-        ask = encode(wire.Ask(self.calls, 0, encode(call), tuple(forms)))
+        ask = encode(wire.Ask(self.calls, 0, encode(call), tuple(handles)))
         self.connection.send(ask, descriptors, deadline)
         return deadline
 
@@ -547,9 +547,9 @@ class Served:
         self,
         call: wire.Call,
         descriptors: Sequence[int] = (),
-        forms: Sequence[wire.HandleForm] = (),
+        handles: Sequence[forms.HandleForm] = (),
     ) -> Any:
-        deadline = self.tell(call, descriptors, forms)
+        deadline = self.tell(call, descriptors, handles)
         received = self.connection.receive(deadline)
         close_all(received.descriptors)
         answer = decode_to_client(received.data)
@@ -559,7 +559,7 @@ class Served:
             raise error_of(reply)
         return reply
 
-    def prepared(self) -> wire.ObjectId:
+    def prepared(self) -> forms.ObjectId:
         packer = Packer()
         model, config = packer.model(slow_model()), PrepareConfig()
         assert not packer.handles

@@ -17,7 +17,7 @@ import pytest
 import penstock
 from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument, WireError
-from penstock.ipc import system, wire
+from penstock.ipc import forms, system
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
@@ -47,7 +47,7 @@ class Rude(Channel):
     def call(self, frame: Frame) -> Frame:
         return self._channel.call(frame)
 
-    def drop(self, number: wire.ObjectId) -> None:
+    def drop(self, number: forms.ObjectId) -> None:
         self._channel.drop(number)
 
 

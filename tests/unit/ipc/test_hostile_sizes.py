@@ -25,7 +25,7 @@ from penstock.driverkit.request_arrays import input_arrays
 from penstock.drivers.reference import create
 from penstock.drivers.sample import SampleDevice
 from penstock.hal.validate import check_constants
-from penstock.ipc import codec, quotas, ring, wire
+from penstock.ipc import codec, forms, quotas, ring, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import (
@@ -319,7 +319,7 @@ def test_a_request_names_one_memory_no_more_often_than_it_may_be_mapped(
     made = decode_reply(dispatcher.answer(pack.frame(prepare)).data)
     assert isinstance(made, wire.Made)
     place = hal.PoolArgument(ir.DataLocation(0, 0, 64))
-    form = wire.RequestForm((place,), (place,), (wire.MemoryForm("ashmem", 0, 64),) * 65)
+    form = forms.RequestForm((place,), (place,), (forms.MemoryForm("ashmem", 0, 64),) * 65)
     plain = hal.ExecutionConfig(loop_timeout_ns=0)
     body = encode(wire.Execute(made.target, form, plain))
     lease = Lease(account=mine)
@@ -337,7 +337,7 @@ def test_a_descriptor_is_one_fence_however_often_it_is_named() -> None:
     job = _Job(
         wire.Ask(1, 0, b""), [fence.fileno()], hal.CancelToken(), quotas.NOTHING, {}
     )  # fmt: skip
-    assert served._handle(wire.FenceForm(0), job) is served._handle(wire.FenceForm(0), job)
+    assert served._handle(forms.FenceForm(0), job) is served._handle(forms.FenceForm(0), job)
     ours.close()
     theirs.close()
 
@@ -346,7 +346,7 @@ def test_more_handles_than_travel_are_no_message() -> None:
     """Nothing is made of them: so many take the interpreter seconds, in which no other thread
     runs.
     """
-    few, many = ((wire.ReportForm(),) * n for n in (wire.MAX_HANDLES, wire.MAX_HANDLES + 1))
+    few, many = ((forms.ReportForm(),) * n for n in (forms.MAX_HANDLES, forms.MAX_HANDLES + 1))
     assert isinstance(decode_to_host(encode(wire.Ask(1, 0, b"", few))), wire.Ask)
     with pytest.raises(errors.WireError, match="length <= 4096"):
         decode_to_host(encode(wire.Ask(1, 0, b"", many)))

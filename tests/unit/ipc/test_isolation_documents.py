@@ -10,7 +10,16 @@ from typing import Any, get_args
 
 import pytest
 
-from penstock.ipc import channel, crash_records, quotas, resilient, supervision, transport, wire
+from penstock.ipc import (
+    channel,
+    crash_records,
+    forms,
+    quotas,
+    resilient,
+    supervision,
+    transport,
+    wire,
+)
 from penstock.ipc.host import heartbeat, serving
 from penstock.knobs import KNOBS
 
@@ -25,7 +34,7 @@ def tags(union: Any) -> set[str]:
 def test_every_message_is_in_the_tables() -> None:
     page = PAGES["wire-protocol"]
     named = set(re.findall(r"`([a-z_]+)`", "\n".join(re.findall(r"(?m)^\|.*", page))))
-    for union in (wire.ToHost, wire.ToClient, wire.Call, wire.HandleForm):
+    for union in (wire.ToHost, wire.ToClient, wire.Call, forms.HandleForm):
         assert tags(union) <= named, tags(union) - named
     every = set(re.findall(r"`([a-z_]+)`", page))
     assert tags(wire.Reply) | tags(wire.Notice) <= every
@@ -34,7 +43,7 @@ def test_every_message_is_in_the_tables() -> None:
 def test_the_numbers_are_the_programs() -> None:
     page = PAGES["wire-protocol"]
     assert f"Version {wire.WIRE_VERSION}." in page
-    assert (wire.MAX_HANDLES, wire.MAX_FRAME, transport.BATCH) == (4096, 32 << 20, 128)
+    assert (forms.MAX_HANDLES, wire.MAX_FRAME, transport.BATCH) == (4096, 32 << 20, 128)
     assert (transport.HEADER.size, serving.MAX_CALLS, serving.MAX_MEMORIES) == (12, 256, 4096)
     assert (transport.CHUNK, quotas.LEAST_COUNTED, quotas.PAGE_TABLE_SHARE) == (1 << 20, 4096, 512)
     assert heartbeat.BEAT_SECONDS == 1.0

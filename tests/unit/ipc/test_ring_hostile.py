@@ -19,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 
 from penstock.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadlineTransient
 from penstock.hal import ExecutionConfig, Memory, PrepareConfig
-from penstock.ipc import ring, ring_client, ring_server, wire
+from penstock.ipc import forms, ring, ring_client, ring_server, wire
 from penstock.ipc.codec import encode
 from penstock.ipc.ring import ANSWER, REQUEST, Doorbell, Layout, Listener, Region
 from penstock.ipc.ring_client import RingClient
@@ -110,8 +110,8 @@ def rig() -> Iterator[Rig]:
 
 
 def bindable() -> bytes:
-    given = wire.LentForm(DataLocation(0, 0, 16), "float32", (4,))
-    wanted = wire.LentForm(DataLocation(0, 64, 16), "float32", (4,))
+    given = forms.LentForm(DataLocation(0, 0, 16), "float32", (4,))
+    wanted = forms.LentForm(DataLocation(0, 64, 16), "float32", (4,))
     return encode(wire.RingRequest(1, (given,), (wanted,), (1,)))
 
 
@@ -184,19 +184,19 @@ def test_a_priority_that_there_is_none_of_ends_the_ring(rig: Rig) -> None:
         (0, b""),
         (0, b"\xc1" * 100),
         (0, encode(wire.RingRequest(1, (), (), (7,)))),
-        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, 0, 16), "object", (2,)),), (),
+        (0, encode(wire.RingRequest(1, (forms.LentForm(DataLocation(0, 0, 16), "object", (2,)),),
+            (), (1,)))),
+        (0, encode(wire.RingRequest(1, (forms.LentForm(DataLocation(3, 0, 16), "int8", (16,)),), (),
             (1,)))),
-        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(3, 0, 16), "int8", (16,)),), (),
-            (1,)))),
-        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, 4090, 16), "int8", (16,)),),
+        (0, encode(wire.RingRequest(1, (forms.LentForm(DataLocation(0, 4090, 16), "int8", (16,)),),
             (), (1,)))),
-        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, -16, 16), "int8", (16,)),),
+        (0, encode(wire.RingRequest(1, (forms.LentForm(DataLocation(0, -16, 16), "int8", (16,)),),
             (), (1,)))),
-        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, 0, 16), "int8", (-4, -4)),),
+        (0, encode(wire.RingRequest(1, (forms.LentForm(DataLocation(0, 0, 16), "int8", (-4, -4)),),
             (), (1,)))),
-        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, 0, 0), "int8", (0,) * 33),),
+        (0, encode(wire.RingRequest(1, (forms.LentForm(DataLocation(0, 0, 0), "int8", (0,) * 33),),
             (), (1,)))),
-        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, 0, 16), "int8",
+        (0, encode(wire.RingRequest(1, (forms.LentForm(DataLocation(0, 0, 16), "int8",
             (2**40, 2**40)),), (), (1,)))),
     ],
     ids=lambda value: str(value)[-24:],

@@ -17,7 +17,7 @@ import pytest
 
 from penstock import hal
 from penstock.drivers.reference import ReferenceDevice
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, decode_to_host, encode
@@ -41,7 +41,7 @@ class _Slow:
         self.count = 0
         self.go, self.all_closed = threading.Event(), threading.Event()
 
-    def detach(self, _number: wire.ObjectId) -> Callable[[], None]:
+    def detach(self, _number: forms.ObjectId) -> Callable[[], None]:
         def close() -> None:
             self.threads.add(threading.get_ident())
             assert self.go.wait(10)
@@ -60,7 +60,7 @@ def test_dropped_objects_are_closed_in_one_thread() -> None:
     dispatcher, ended = _Slow(), threading.Event()
     Client(theirs, [cast("Dispatcher", dispatcher)], ended.set).start()
     for number in range(1, 21):
-        ours.send(encode(wire.Drop(0, wire.ObjectId(number))))
+        ours.send(encode(wire.Drop(0, forms.ObjectId(number))))
     dispatcher.go.set()
     assert dispatcher.all_closed.wait(10)
     assert len(dispatcher.threads) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import DeadObject, DriverError, InvalidArgument, MissedDeadlineTransient
 from penstock.hal import NO_CACHE_REPORT
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.codec import Frame, Packer, decode_to_host, encode
 from penstock.ipc.dispatch import refusal
@@ -150,7 +150,7 @@ def test_session_drops_only_the_results_of_abandoned_calls(
     told: list[wire.ToHost] = []
 
     def serve() -> None:
-        late: list[wire.CallId] = []
+        late: list[forms.CallId] = []
         while len(late) < 3:
             message = decode_to_host(host.receive(soon(10)).data)
             if not isinstance(message, wire.Ask):

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from penstock.drivers.null import create
 from penstock.errors import PenstockError, WireError
 from penstock.hal import BufferDesc, EventFence, ExecutionConfig, PrepareConfig
-from penstock.ipc import codec, wire
+from penstock.ipc import codec, forms, wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ir import Signature
@@ -196,14 +196,14 @@ class TestDispatcher:
         "call",
         [
             wire.Execute(
-                1, wire.RequestForm((), (), ()), ExecutionConfig(loop_timeout_ns=1, priority="low")
+                1, forms.RequestForm((), (), ()), ExecutionConfig(loop_timeout_ns=1, priority="low")
             ),
             wire.Execute(1, None, ExecutionConfig(loop_timeout_ns=1, priority="low")),
             wire.ConfigureBurst(1),
             wire.ConfigureBurst(0),
-            wire.CreateReusableExecution(-1, wire.RequestForm((), (), ())),
-            wire.CopyTo(1, wire.MemoryForm("ashmem", 0, 1)),
-            wire.Allocate(BufferDesc(), (wire.RoleForm(1, "input", 0, 1.0),)),
+            wire.CreateReusableExecution(-1, forms.RequestForm((), (), ())),
+            wire.CopyTo(1, forms.MemoryForm("ashmem", 0, 1)),
+            wire.Allocate(BufferDesc(), (forms.RoleForm(1, "input", 0, 1.0),)),
         ],
         ids=lambda c: type(c).__name__,
     )
@@ -237,7 +237,7 @@ class TestDispatcher:
 
         entry = every_case()[0].model.entry
         bad = replace(entry.operations[0], type="NO_SUCH")
-        form = wire.ModelForm((replace(entry, operations=(bad,)),), (), (), {}, 0)
+        form = forms.ModelForm((replace(entry, operations=(bad,)),), (), (), {}, 0)
         text = refusal(
             Dispatcher(create()), codec.Frame(codec.encode(wire.SupportedOperations(form)))
         )
@@ -247,7 +247,7 @@ class TestDispatcher:
     def test_a_bad_signature_is_an_invalid_argument(self) -> None:
         case = every_case()[0]
         signatures = {"s": Signature(0, (("x", 99),), ())}
-        form = wire.ModelForm(case.model.subgraphs, (), (), signatures, 0)
+        form = forms.ModelForm(case.model.subgraphs, (), (), signatures, 0)
         text = refusal(
             Dispatcher(create()), codec.Frame(codec.encode(wire.SupportedOperations(form)))
         )
@@ -302,4 +302,4 @@ def test_value_without_an_encoding_cannot_be_sent() -> None:
 
     odd = replace(model.entry, name=object())
     with pytest.raises(WireError, match="a object has no place in a message"):
-        codec.encode(wire.SupportedOperations(wire.ModelForm((odd,), (), (), {}, 0)))
+        codec.encode(wire.SupportedOperations(forms.ModelForm((odd,), (), (), {}, 0)))

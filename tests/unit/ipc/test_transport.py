@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import GeneralFailure, WireError
-from penstock.ipc import transport, wire
+from penstock.ipc import forms, transport, wire
 from penstock.ipc.transport import BATCH, HEADER, Connection, close_all
 from penstock.testing.resources import Resources
 from tests.checked import does_not_raise
@@ -101,7 +101,7 @@ def test_a_frame_by_halves_is_kept(pair: tuple[Connection, Connection]) -> None:
     [
         (HEADER.pack(0, wire.MAX_FRAME + 1), "the limit is"),
         (HEADER.pack(0, 2**64 - 1), "the limit is"),
-        (HEADER.pack(wire.MAX_HANDLES + 1, 0), "descriptors announced"),
+        (HEADER.pack(forms.MAX_HANDLES + 1, 0), "descriptors announced"),
         (HEADER.pack(1, 0), "0 descriptors came beside a message that has 1"),
     ],
 )
@@ -243,7 +243,7 @@ def test_message_with_too_many_descriptors_cannot_be_sent(
 ) -> None:
     left, _ = pair
     with pytest.raises(WireError, match="descriptors beside one message"):
-        left.send(b"", [0] * (wire.MAX_HANDLES + 1), soon())
+        left.send(b"", [0] * (forms.MAX_HANDLES + 1), soon())
     with pytest.raises(WireError, match="the limit is"):
         left.send(bytes(wire.MAX_FRAME + 1), (), soon())
 

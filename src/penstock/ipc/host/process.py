@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn, cast
 from penstock.errors import PenstockError, WireError
 from penstock.hal import Device
 from penstock.hal.loading import failed_to_load, made_devices
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.device_sharing import ClientDevice, SharingDevice
 from penstock.ipc.dispatch import Dispatcher
@@ -227,7 +227,7 @@ class Host:
                 wire.WIRE_VERSION, *self._processes, len(self._devices), sandbox=self._sandbox
             )
             connection.send(encode(welcome), (self._page, self._output))
-            connection.most = wire.MAX_HANDLES
+            connection.most = forms.MAX_HANDLES
             owner = str(guest.user).encode() if self._service else b""
             make = partial(Dispatcher, owns_device=False, admit=check_cannot_shrink, owner=owner)
             dispatchers = [make(cast("Device", ClientDevice(device))) for device in self._devices]

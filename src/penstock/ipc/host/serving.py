@@ -18,7 +18,7 @@ import numpy as np
 from penstock import errors
 from penstock.closing import without_frames
 from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descriptor
-from penstock.ipc import wire
+from penstock.ipc import forms, wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher, refusal
 from penstock.ipc.host.waiting import ClientFence, Disconnection
@@ -39,7 +39,7 @@ MAX_CALLS: Final = 256
 MAX_MEMORIES: Final = 4096
 """Most memories that one client may share at a time."""
 
-MAX_DESCRIPTORS: Final = wire.MAX_HANDLES
+MAX_DESCRIPTORS: Final = forms.MAX_HANDLES
 """Most descriptors that the host keeps for one client at a time, for calls and their objects."""
 
 
@@ -72,9 +72,9 @@ class Client:
         self._threads = 0
         self._idle = 0
         self._over = False
-        self._calls: dict[wire.CallId, CancelToken] = {}
+        self._calls: dict[forms.CallId, CancelToken] = {}
         self._tokens: set[CancelToken] = set()
-        self._memories: dict[wire.MemoryId, NDArray | errors.WireError | errors.DriverError] = {}
+        self._memories: dict[forms.MemoryId, NDArray | errors.WireError | errors.DriverError] = {}
         self._disconnection = Disconnection()
         self._descriptors = 0
         self._lends_too_much = False
@@ -249,7 +249,7 @@ class Client:
     def _drop(self, drop: wire.Drop) -> None:
         if not 0 <= drop.device < len(self._dispatchers):
             raise errors.WireError(f"no device has the index {drop.device}")
-        if drop.target == wire.DEVICE:
+        if drop.target == forms.DEVICE:
             return
         close = self._dispatchers[drop.device].objects.detach(drop.target)
         if close is None:
@@ -304,19 +304,19 @@ class Client:
             if not lease.kept:
                 lease.close()
 
-    def _answer(self, call: wire.CallId, reply: Frame) -> None:
-        forms: list[wire.HandleForm] = []
+    def _answer(self, call: forms.CallId, reply: Frame) -> None:
+        handles: list[forms.HandleForm] = []
         fences: list[DescriptorFence] = []
         try:
             for handle in reply.handles:
                 fence: Any = handle
-                forms.append(wire.FenceForm(len(fences)))
+                handles.append(forms.FenceForm(len(fences)))
                 fences.append(as_descriptor(fence))
         except (errors.PenstockError, OSError) as error:
             why = f"no descriptor for the call's fence: {error}"
             self._answer(call, refusal(errors.ResourceExhaustedTransient(why)))
             return
-        answer = wire.Answer(call, reply.data, tuple(forms), reply.failed)
+        answer = wire.Answer(call, reply.data, tuple(handles), reply.failed)
         try:
             self._connection.send(encode(answer), [f.fileno() for f in fences])
         except EOFError:
@@ -324,30 +324,30 @@ class Client:
         except (errors.DriverError, errors.WireError) as error:
             self._answer(call, refusal(error))
 
-    def _handle(self, form: wire.HandleForm, job: _Job) -> object:
+    def _handle(self, form: forms.HandleForm, job: _Job) -> object:
         match form:
-            case wire.DescriptorForm(place=place):
+            case forms.DescriptorForm(place=place):
                 # A cache file that is not accepted counts as one that was not open. The model is
                 # prepared all the same, without its cache files.
                 return Descriptor(-1 if place is None else self._descriptor(job, place))
-            case wire.ConstantsForm(place=place, size=size, kind=kind, offset=offset):
+            case forms.ConstantsForm(place=place, size=size, kind=kind, offset=offset):
                 return mapped(self._taken(job, place), size, kind, self._account, offset)
-            case wire.ArrayForm():
+            case forms.ArrayForm():
                 return self._array(form)
-            case wire.CancelForm(is_set=is_set):
+            case forms.CancelForm(is_set=is_set):
                 if is_set:
                     job.token.set()
                 return job.token
-            case wire.ReportForm():
+            case forms.ReportForm():
                 return lambda event: self._report(job.ask.call, event)
-            case wire.FenceForm(place=place):
+            case forms.FenceForm(place=place):
                 # One for each descriptor: each keeps a duplicate.
                 fence = job.fences.get(place)
                 if fence is None:
                     fence = ClientFence(self._taken(job, place), self._disconnection)
                     job.fences[place] = fence
                 return fence
-            case wire.ValueForm():
+            case forms.ValueForm():
                 return Opaque(None)
         raise errors.WireError(f"a {type(form).__name__} in a call")
 
@@ -362,7 +362,7 @@ class Client:
             raise errors.WireError(FUSE_DESCRIPTOR)
         return fd
 
-    def _array(self, form: wire.ArrayForm) -> NDArray:
+    def _array(self, form: forms.ArrayForm) -> NDArray:
         memory = self._memories.get(form.memory)
         if memory is None and self._lends_too_much:
             why = f"memory {form.memory} was not lent, or beyond the {MAX_MEMORIES} at a time"
@@ -377,7 +377,7 @@ class Client:
             raise errors.WireError(f"{what} cannot be viewed")
         return array_in(memory, form.offset, dtype, form.shape, form.writable)
 
-    def _report(self, call: wire.CallId, event: ProgressEvent) -> None:
+    def _report(self, call: forms.CallId, event: ProgressEvent) -> None:
         # A client that does not read must not block the driver, which may hold locks others wait
         # for.
         with suppress(EOFError, TimeoutError):
