@@ -18,9 +18,15 @@ from penstock import hal
 from penstock.driverkit.request_arrays import input_arrays, mapped_pools, write_results
 from penstock.drivers.reference.blas import SINGLE_THREAD, may_divide
 from penstock.drivers.reference.kernel import EXECUTION, LATE, Kernel, Unsupported
-from penstock.drivers.reference.program import Program, compile_subgraph, examine
+from penstock.drivers.reference.program import (
+    Entered,
+    Program,
+    compile_entered,
+    compile_subgraph,
+    examine,
+)
 from penstock.errors import GeneralFailure, MissedDeadlineTransient
-from penstock.interrupts import interruptible
+from penstock.interrupts import interruptible, polled
 from penstock.ir import Model
 from penstock.ir.rounding import sums_of_options
 
@@ -43,15 +49,16 @@ class ReferenceDevice(hal.DeviceBase):
     capabilities = hal.Capabilities()
 
     # `supported_operations` caches its kernels for the `prepare_model` that usually follows.
-    _examined: tuple[weakref.ref[Model], list[Kernel | str]] | None = None
+    _examined: tuple[weakref.ref[Model], list[Kernel | str], Entered] | None = None
 
     def __init__(self) -> None:
         self.domain: MemoryDomain | None = None
         self._lock = threading.Lock()
 
     def supported_operations(self, model: Model) -> Sequence[hal.Support]:
-        kernels = examine(model, model.main)
-        self._examined = weakref.ref(model, self._forget), kernels
+        entered = compile_entered(model, model.main)
+        kernels = examine(model, model.main, entered)
+        self._examined = weakref.ref(model, self._forget), kernels, entered
         answers = [
             hal.Support(supported=False, reason=kernel, accuracy="exact")
             if isinstance(kernel, str)
@@ -65,17 +72,23 @@ class ReferenceDevice(hal.DeviceBase):
         if config.cancel is not None:
             config.cancel.check()
         examined, self._examined = self._examined, None
-        kernels = examined[1] if examined is not None and examined[0]() is model else None
         outputs = model.entry.outputs
         later = {
             outputs[at]: s for at, s in sums_of_options(config.options).items() if at < len(outputs)
         }
-        if later:
-            kernels = examine(model, model.main, later)
+        if examined is not None and examined[0]() is model and not later:
+            kernels, entered = examined[1:]
+        else:
+            entered = compile_entered(model, model.main)
+            kernels = examine(model, model.main, entered, later)
         try:
-            return PreparedReference(self, model, compile_subgraph(model, model.main, kernels))
+            program = compile_subgraph(model, model.main, kernels)
         except Unsupported as refusal:
             raise GeneralFailure(str(refusal)) from refusal
+        with np.errstate(all="ignore"):
+            for prepare in polled(entered.preparations):
+                prepare()
+        return PreparedReference(self, model, program)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
         with self._lock:

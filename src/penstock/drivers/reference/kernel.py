@@ -1,9 +1,10 @@
 """The contract between the reference driver and its operations.
 
 An operation has a *builder*, registered under its row of the operation table. The builder gets a
-`Site` (an operation with its operands in a model). It prepares everything that does not depend on
-the run, and returns a `Kernel`. It raises `Unsupported` for operations that it cannot compute, and
-the driver reports the message as its reason.
+`Site` (an operation with its operands in a model), and returns a `Kernel`. It raises `Unsupported`
+for operations that it cannot compute, and the driver reports the message as its reason. What does
+not depend on the run is prepared by the builder, or, if it takes much memory or time, by one of
+`Site.preparations`: a question about support then costs neither.
 """
 
 from __future__ import annotations
@@ -84,6 +85,11 @@ class Site(Struct, frozen=True, eq=False):
     graphs: Callable[[int], Subgraph] = field(default=_unavailable)
     """Returns a referenced subgraph of the model, by index."""
 
+    preparations: list[Callable[[], object]] = field(default_factory=list)
+    """Calls that the driver makes when it prepares the model, in the state of NumPy that builders
+    are called in. None of them raises `Unsupported`.
+    """
+
     @property
     def attributes(self) -> Attributes:
         return self.operation.attributes
@@ -117,6 +123,10 @@ class Site(Struct, frozen=True, eq=False):
     def quantizations(self) -> tuple[Quantization, Quantization]:
         """The scales and zero points of the first input and the first output."""
         return self.quantization(), self.output_quantization()
+
+    def is_constant(self, index: int) -> bool:
+        """Whether input *index* is present, and a constant."""
+        return self.has(index) and self.input(index).is_constant
 
     def constant(self, index: int) -> NDArray | None:
         """The value of input *index* if it is a constant, otherwise None."""

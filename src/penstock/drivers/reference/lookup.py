@@ -24,8 +24,8 @@ from penstock.drivers.reference.kernel import (
     require,
     types,
 )
-from penstock.drivers.reference.numerics.hybrid import NARROW, weight_scales, weight_values
-from penstock.drivers.reference.numerics.weights import flattened, given
+from penstock.drivers.reference.numerics.hybrid import weight_scales, weight_values
+from penstock.drivers.reference.numerics.weights import NARROW, flattened, given
 from penstock.drivers.reference.structure.shape import checked, dimensions
 from penstock.errors import LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -28,6 +28,15 @@ from penstock.memory.limits import check_bytes
 MAX_MESSAGE: Final = 300
 FAULTS: Final = errors.PenstockError, ValueError, TypeError, LookupError, ArithmeticError
 """What a kernel, or its preparation, raises for a model or inputs that it cannot compute."""
+
+
+class Entered(Struct, frozen=True):
+    """What the programs of one model share: the *kernels* of the subgraphs that it enters, or why
+    there is none, by index; and the `Site.preparations` of all its operations.
+    """
+
+    kernels: dict[int, Kernel | str]
+    preparations: list[Callable[[], object]]
 
 
 class Instruction(Struct, frozen=True):
@@ -87,13 +96,10 @@ class Program(Struct, frozen=True):
 
 
 def examine(
-    model: Model,
-    index: int,
-    later: Mapping[int, Sums] | None = None,
-    made: dict[int, Kernel | str] | None = None,
+    model: Model, index: int, entered: Entered, later: Mapping[int, Sums] | None = None
 ) -> list[Kernel | str]:
     """The kernel of each operation of a subgraph, or why there is none; as `make_sites`."""
-    return [_examine(site) for site in polled(make_sites(model, index, later, made))]
+    return [_examine(site) for site in polled(make_sites(model, index, entered, later))]
 
 
 def _examine(site: Site) -> Kernel | str:
@@ -109,15 +115,9 @@ def _examine(site: Site) -> Kernel | str:
         return f"not computable as it stands: {str(error)[:MAX_MESSAGE]}"
 
 
-def compile_subgraph(
-    model: Model,
-    index: int,
-    examined: list[Kernel | str] | None = None,
-    made: dict[int, Kernel | str] | None = None,
-) -> Program:
-    """The program of a subgraph. Raises `Unsupported` naming the first operation without a kernel.
-
-    *examined* is the result of `examine` for the subgraph, if known; *made* is as of `make_sites`.
+def compile_subgraph(model: Model, index: int, kernels: Sequence[Kernel | str]) -> Program:
+    """The program of a subgraph. *kernels* is the result of `examine` for it. Raises `Unsupported`
+    naming the first operation without a kernel.
     """
     subgraph = model.subgraphs[index]
     needed = {i for o in subgraph.operations for i in (*o.inputs, *o.outputs)} | set(
@@ -130,7 +130,6 @@ def compile_subgraph(
     }
     frees = _frees(subgraph, constants)
     instructions: list[Instruction] = []
-    kernels = examine(model, index, made=made) if examined is None else examined
     for at, kernel in enumerate(polled(kernels)):
         operation = subgraph.operations[at]
         if isinstance(kernel, str):
@@ -143,20 +142,16 @@ def compile_subgraph(
 
 
 def make_sites(
-    model: Model,
-    index: int,
-    later: Mapping[int, Sums] | None = None,
-    made: dict[int, Kernel | str] | None = None,
+    model: Model, index: int, entered: Entered, later: Mapping[int, Sums] | None = None
 ) -> list[Site]:
-    """The operations of a subgraph for their builders. *made* has the kernels of the subgraphs that
-    it enters, or why there is none; they are compiled here if it is None.
+    """The operations of a subgraph for their builders. *entered* has the kernels of the subgraphs
+    that it enters.
     """
-    known = _compile_entered(model, index) if made is None else made
     subgraph = model.subgraphs[index]
     sums = sums_of(subgraph, later)
 
     def nested(target: int) -> Kernel:
-        found = known[target]
+        found = entered.kernels[target]
         if isinstance(found, str):
             raise Unsupported(found)
         return found
@@ -176,23 +171,24 @@ def make_sites(
             nested,
             next((sums[i] for i in operation.outputs if i in sums), "any"),
             model.subgraphs.__getitem__,
+            entered.preparations,
         )
 
     return [make(operation) for operation in polled(subgraph.operations)]
 
 
-def _compile_entered(model: Model, index: int) -> dict[int, Kernel | str]:
-    """The kernels of all subgraphs that *index* enters, directly or not, or the reason why there is
-    none. Each is compiled once, after those that it enters: a tree of them may be infinite, or
-    deeper than Python's stack.
+def compile_entered(model: Model, index: int) -> Entered:
+    """The kernels of all subgraphs that *index* enters, directly or not. Each is compiled once,
+    after those that it enters: a tree of them may be infinite, or deeper than Python's stack.
     """
-    made: dict[int, Kernel | str] = {}
+    entered = Entered({}, [])
     for target in entered_from(model, index):
         try:
-            made[target] = compile_subgraph(model, target, made=made).as_kernel()
+            program = compile_subgraph(model, target, examine(model, target, entered))
+            entered.kernels[target] = program.as_kernel()
         except Unsupported as refusal:
-            made[target] = str(refusal)
-    return made
+            entered.kernels[target] = str(refusal)
+    return entered
 
 
 def _frees(subgraph: Subgraph, constants: dict[int, NDArray]) -> list[tuple[int, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from penstock.drivers.reference import kernel as contract
 from penstock.drivers.reference.kernel import KERNELS, Site, Unsupported, build, kernel
@@ -41,7 +42,12 @@ def site(
 ) -> Site:
     full = OPERATIONS[kind].complete(attributes)
     operation = Operation(kind, tuple(range(len(inputs))), (99,), full)
-    return Site(operation, tuple(inputs), (output,), (constants or {}).get)
+    known = constants or {}
+    operands = tuple(
+        replace(o, lifetime=Lifetime.CONSTANT_COPY) if at in known and o is not None else o
+        for at, o in enumerate(inputs)
+    )
+    return Site(operation, operands, (output,), known.get)
 
 
 def of(array: NDArray, quantization: Quantization | None = None) -> Operand:

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from penstock.driverkit import fixed_point
 from penstock.drivers.reference.kernel import Site, build
-from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantization
+from penstock.ir import Attributes, DType, Lifetime, NDArray, Operand, Operation, Quantization
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations.signature import ACTIVATIONS
 from tests.support_litert import Given, Recorded, Wanted, assert_agrees, q, run_alone
@@ -417,8 +417,8 @@ class Case:
         self.bias = rng.integers(-5000, 5000, channels).astype(np.int32)
         inputs = (
             Operand(dtype, layer.shape, quantization=source),
-            Operand(dtype, tuple(filters), quantization=weights),
-            Operand(DType.INT32, (channels,)),
+            Operand(dtype, tuple(filters), Lifetime.CONSTANT_COPY, quantization=weights),
+            Operand(DType.INT32, (channels,), Lifetime.CONSTANT_COPY),
         )
         output = Operand(dtype, None, quantization=target)
         constants = [None, self.filters, self.bias]

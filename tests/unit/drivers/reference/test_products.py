@@ -10,7 +10,7 @@ import pytest
 
 from penstock.drivers.reference.kernel import Unsupported
 from penstock.drivers.reference.numerics import products
-from penstock.drivers.reference.program import make_sites
+from penstock.drivers.reference.program import Entered, make_sites
 from penstock.ir import AttributeValue, DType, ModelBuilder, NDArray, Operand, Quantization
 
 
@@ -141,7 +141,7 @@ def test_sums_are_ordered_only_where_rounding_follows() -> None:
     active = builder.operation("RELU", before, shape)
     hybrid = builder.operation("FULLY_CONNECTED", [active[0], narrow, None], shape)
     after = builder.operation("FULLY_CONNECTED", [hybrid[0], weights, None], shape)
-    sites = make_sites(builder.build(after), 0)
+    sites = make_sites(builder.build(after), 0, Entered({}, []))
     assert [s.sums for s in sites] == ["ordered", "ordered", "any", "any"]
 
 
@@ -162,4 +162,8 @@ def test_sums_before_an_argmax_pooling_are_fused() -> None:
     after = builder.operation(
         "CONV_2D", [values, filters, None], [Operand(DType.FLOAT32, (1, 1, 1, 1))], window
     )
-    assert [s.sums for s in make_sites(builder.build(after), 0)] == ["fused", "any", "any"]
+    assert [s.sums for s in make_sites(builder.build(after), 0, Entered({}, []))] == [
+        "fused",
+        "any",
+        "any",
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +11,14 @@ import penstock
 from penstock import errors, knobs
 from penstock.drivers.reference import ReferenceDevice, program
 from penstock.drivers.reference.index import MODULES
-from penstock.drivers.reference.kernel import KERNELS, kernel
-from penstock.drivers.reference.program import Instruction, Program, compile_subgraph
+from penstock.drivers.reference.kernel import KERNELS, Kernel, kernel
+from penstock.drivers.reference.program import (
+    Instruction,
+    Program,
+    compile_entered,
+    compile_subgraph,
+    examine,
+)
 from penstock.hal import CancelToken, ExecutionConfig
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.memory.limits import MIB, check_bytes, most_bytes
@@ -74,7 +79,8 @@ def test_operands_are_freed_after_their_last_use() -> None:
     (a,) = builder.operation("RELU", [x], [Operand(DType.FLOAT32, (2,))])
     (b,) = builder.operation("ADD", [a, x], [Operand(DType.FLOAT32, (2,))])
     (c,) = builder.operation("ADD", [b, b], [Operand(DType.FLOAT32, (2,))])
-    program = compile_subgraph(builder.build([b, c]), 0)
+    model = builder.build([b, c])
+    program = compile_subgraph(model, 0, examine(model, 0, compile_entered(model, 0)))
     assert [set(i.frees) for i in program.instructions] == [set(), {a, x}, set()]
     results = program.run([ONE], ExecutionConfig())
     np.testing.assert_array_equal(results, [ONE * 2, ONE * 4])
@@ -85,13 +91,13 @@ def test_subgraphs_are_compiled_once_however_often_they_are_entered(
 ) -> None:
     compiled: list[int] = []
 
-    def compile_one(model: Model, index: int, *rest: Any, **more: Any) -> Program:
+    def compile_one(model: Model, index: int, kernels: Sequence[Kernel | str]) -> Program:
         compiled.append(index)
-        return compile_subgraph(model, index, *rest, **more)
+        return compile_subgraph(model, index, kernels)
 
     monkeypatch.setattr(program, "compile_subgraph", compile_one)
-    compile_one(branching_twice(12), 0)
-    assert sorted(compiled) == list(range(13))
+    compile_entered(branching_twice(12), 0)
+    assert sorted(compiled) == list(range(1, 13))
 
 
 STEP = Quantization((0.5,), (0,))

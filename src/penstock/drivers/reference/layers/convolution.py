@@ -142,7 +142,7 @@ def conv_3d(site: Site) -> Kernel:
         checked(shape, "a convolution")
         return window
 
-    return layer_kernel(site, convolution(site, form, windows, axis=4))
+    return layer_kernel(site, convolution(site, form, windows, axis=4), rank=5, axis=4)
 
 
 def _check_volume(site: Site, volume: int) -> Steps:

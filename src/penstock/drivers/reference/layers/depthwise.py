@@ -41,7 +41,7 @@ def depthwise_conv_2d(site: Site) -> Kernel:
 
         return layer
 
-    return weights.layer_kernel(site, prepare)
+    return weights.layer_kernel(site, prepare, axis=3)
 
 
 def convolve_depthwise(

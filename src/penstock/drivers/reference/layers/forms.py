@@ -14,6 +14,7 @@ import numpy as np
 from penstock.drivers.reference.kernel import Site
 from penstock.drivers.reference.numerics import hybrid, products, requantize
 from penstock.drivers.reference.numerics.weights import (
+    NARROW,
     QUANTIZED,
     REAL,
     Scaling,
@@ -78,7 +79,7 @@ def form_of(site: Site, kind: Kind = MATRIX, *, asymmetric: bool | None = True) 
     if given in QUANTIZED and made is given:
         scaling = Scaling.of(site, source=kind.source, weights=1, bias=kind.bias, axis=kind.axis)
         return quantized_form(site, scaling, kind)
-    if asymmetric is not None and given is made is DType.FLOAT32 and weights in hybrid.NARROW:
+    if asymmetric is not None and given is made is DType.FLOAT32 and weights in NARROW:
         return _hybrid_form(site, kind, asymmetric)
     raise site.unsupported_types()
 

@@ -28,6 +28,7 @@ from penstock.drivers.reference.layers.forms import Form, float_form, quantized_
 from penstock.drivers.reference.layers.weight_formats import block_scaled, shuffled_layer
 from penstock.drivers.reference.numerics import hybrid, products, requantize
 from penstock.drivers.reference.numerics.weights import (
+    NARROW,
     QUANTIZED,
     REAL,
     Layer,
@@ -51,12 +52,12 @@ def fully_connected(site: Site) -> Kernel:
     if site.has(3):
         return block_scaled(site)
     if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
-        return layer_kernel(site, _dense(site, float_form(site)))
+        return layer_kernel(site, _dense(site, float_form(site)), rank=2)
     if source.dtype in QUANTIZED and target.dtype in {source.dtype, DType.INT16}:
         scaling = Scaling.of(site, source=0, weights=1, bias=2, axis=0)
-        return layer_kernel(site, _dense(site, quantized_form(site, scaling, real=True)))
-    if source.dtype is target.dtype is DType.FLOAT32 and weights.dtype in hybrid.NARROW:
-        return layer_kernel(site, _hybrid_layer(site))
+        return layer_kernel(site, _dense(site, quantized_form(site, scaling, real=True)), rank=2)
+    if source.dtype is target.dtype is DType.FLOAT32 and weights.dtype in NARROW:
+        return layer_kernel(site, _hybrid_layer(site), rank=2)
     raise site.unsupported_types()
 
 
@@ -134,9 +135,9 @@ def batch_matmul(site: Site) -> Kernel:
         return _product(site, np.matmul)
     if a.dtype is b.dtype is DType.INT8 and target.dtype is DType.INT32:
         return _product(site, _stored_values)
-    if a.dtype in INTEGER and b.dtype in INTEGER | hybrid.NARROW and target.dtype is a.dtype:
+    if a.dtype in INTEGER and b.dtype in INTEGER | NARROW and target.dtype is a.dtype:
         return _quantized(site)
-    if a.dtype is target.dtype is DType.FLOAT32 and b.dtype in hybrid.NARROW:
+    if a.dtype is target.dtype is DType.FLOAT32 and b.dtype in NARROW:
         return _hybrid(site)
     raise site.unsupported_types()
 

@@ -36,7 +36,7 @@ def transpose_conv(site: Site) -> Kernel:
 
         return layer
 
-    return layer_kernel(site, prepare, (0, 2), bias=3)
+    return layer_kernel(site, prepare, sources=(0, 2), bias=3)
 
 
 def spread(

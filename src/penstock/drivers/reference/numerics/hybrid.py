@@ -29,9 +29,6 @@ NO_OFFSET: Final = np.float32(0)
 Numbers: TypeAlias = "NDArray | np.float32"
 """float32: an array, or a number."""
 
-NARROW: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
-"""Types of the weights of a hybrid layer."""
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:

@@ -18,6 +18,7 @@ from penstock.drivers.reference.numerics.requantize import (
     quantized_range,
 )
 from penstock.ir import DType, NDArray, Operand, Quantization
+from penstock.ir.types import element_count, static_shape
 
 REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 """Types of layers that are computed in float32."""
@@ -31,23 +32,73 @@ Prepare = Callable[[NDArray, "NDArray | None"], Layer]
 """Prepares a layer with given weights and bias."""
 
 
-def layer_kernel(
-    site: kernel.Site, prepare: Prepare, sources: Sequence[int] = (0,), bias: int = 2
-) -> kernel.Kernel:
-    """The kernel of a layer whose weights are input 1. *sources* are the positions of the layer's
-    other inputs, *bias* that of an optional bias.
+NARROW: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
+"""Types of integer weights of 8 bits or fewer."""
 
-    Constant weights and bias are prepared once, computed ones in each run.
+BIASES: Final = REAL | {DType.INT32, DType.INT64}
+
+MOST_WEIGHTS: Final = 1 << 29
+"""The most weights of 8 bits whose sum of products with 16-bit values is exact in float64 whatever
+they are.
+"""
+
+
+def layer_kernel(
+    site: kernel.Site,
+    prepare: Prepare,
+    *,
+    rank: int = 4,
+    axis: int = 0,
+    sources: Sequence[int] = (0,),
+    bias: int = 2,
+) -> kernel.Kernel:
+    """The kernel of a layer whose weights are input 1, with channels along *axis* of *rank*.
+    *sources* are the positions of the layer's other inputs, *bias* that of an optional bias.
+
+    Constant weights and bias are prepared once, with the model; computed ones in each run. If
+    preparing constants may raise, they are prepared here: the operation is refused.
     """
-    weights, offset, biased = site.constant(1), site.constant(bias), site.has(bias)
-    if weights is not None and (offset is not None or not biased):
-        layer = prepare(weights, offset)
-        return lambda inputs: (layer(*[given(inputs[i]) for i in sources]),)
+    biased = site.has(bias)
+    if site.is_constant(1) and (not biased or site.is_constant(bias)):
+        layer = _Once(lambda: prepare(given(site.constant(1)), site.constant(bias)))
+        if not _are_sound(site, rank, axis, bias):
+            layer.value()
+        site.preparations.append(layer.value)
+        return lambda inputs: (layer.value()(*[given(inputs[i]) for i in sources]),)
     return lambda inputs: (
         prepare(given(inputs[1]), inputs[bias] if biased else None)(
             *[given(inputs[i]) for i in sources]
         ),
     )
+
+
+class _Once:
+    """A layer that the first call of `value` prepares. Calls in two threads may each prepare it."""
+
+    def __init__(self, prepare: Callable[[], Layer]) -> None:
+        self._prepare = prepare
+        self._made: Layer | None = None
+
+    def value(self) -> Layer:
+        if self._made is None:
+            self._made = self._prepare()
+        return self._made
+
+
+def _are_sound(site: kernel.Site, rank: int, axis: int, bias: int) -> bool:
+    """Whether types and shapes alone show that a layer can be prepared with any constants such as
+    its own.
+    """
+    weights, made = site.input(1), site.output().dtype
+    shape = static_shape(weights.shape) or ()
+    if len(shape) != rank or not 0 < element_count(shape) <= MOST_WEIGHTS:
+        return False
+    if site.has(bias):
+        offset = site.input(bias)
+        count = element_count(static_shape(offset.shape) or ())
+        if offset.dtype not in BIASES or count != shape[axis]:
+            return False
+    return weights.dtype in NARROW or weights.dtype is made in REAL
 
 
 def flattened(array: NDArray) -> NDArray:
