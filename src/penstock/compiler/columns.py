@@ -6,6 +6,8 @@ That factor is copied first, with the axis of the columns last.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from penstock.compiler.expression import identity
 from penstock.compiler.interpreter import product_of
 from penstock.compiler.program import Access, Kernel, Program, Tensor, along
@@ -43,23 +45,8 @@ def by_columns(program: Program) -> Program:
             )
         )
         moved = Access(len(tensors) - 1, tuple(second.axes[i] for i in order))
-        kernels.append(_with_second(kernel, first, moved))
-    return Program(
-        tuple(tensors),
-        program.constants,
-        tuple(kernels),
-        program.inputs,
-        program.outputs,
-        program.aliases,
-        program.failures,
-    )
-
-
-def _with_second(kernel: Kernel, first: Access, second: Access) -> Kernel:
-    return Kernel(
-        kernel.name, kernel.loops, (first, second), kernel.body, kernel.finish, kernel.write,
-        kernel.reduced, kernel.combine, kernel.sums, kernel.extras, kernel.origin,
-    )  # fmt: skip
+        kernels.append(replace(kernel, reads=(first, moved)))
+    return replace(program, tensors=tuple(tensors), kernels=tuple(kernels))
 
 
 def _column_axis(program: Program, kernel: Kernel) -> int | None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.compiler.arithmetic import evaluate
-from penstock.compiler.program import NEUTRAL, Access, Kernel, Position, Program
+from penstock.compiler.program import NEUTRAL, Access, Border, Kernel, Position, Program
 from penstock.errors import GeneralFailure
 from penstock.interrupts import polled
 from penstock.ir import DType, NDArray
@@ -55,6 +55,8 @@ class Run:
         if root not in self.values:
             tensor = self.program.tensors[root]
             self.values[root] = np.zeros(tensor.shape, tensor.dtype.numpy)
+        if kernel.border is not None:
+            _surround(self.evaluated(kernel.write.tensor), kernel.border)
         outer = math.prod(kernel.loops)
         inner = max(1, math.prod(kernel.reduced))
         parts = min(max(1, kernel.loops[0]) if kernel.loops else 1, -(-outer * inner // CHUNK))
@@ -170,6 +172,14 @@ class Run:
             return np.zeros(sizes, array.dtype)
         origin = array[tuple(slice(s, s + 1) for s in start)] if start else array.reshape(1)
         return as_strided(origin, sizes, strides)
+
+
+def _surround(array: NDArray, border: Border) -> None:
+    """Writes *border* into *array*."""
+    for axis, (before, behind) in enumerate(zip(border.before, border.behind, strict=True)):
+        along = np.moveaxis(array, axis, 0)
+        along[:before] = border.value
+        along[len(along) - behind :] = border.value
 
 
 def constant_elements(program: Program, access: Access, sizes: tuple[int, ...]) -> NDArray:

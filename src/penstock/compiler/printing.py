@@ -79,6 +79,11 @@ def _kernel(
     for origin in dict.fromkeys(kernel.origin):
         yield f"{INNER}of {operation(origin)}"
     yield f"{INNER}writes {_declared(program, kernel.write.tensor)}"
+    if kernel.border is not None:
+        border = kernel.border
+        ends = zip(border.before, border.behind, strict=True)
+        around = ", ".join(f"{before} + {behind}" for before, behind in ends)
+        yield f"{INNER}and {_number(border.value)} in its border of [{around}]"
     pad = INNER
     if kernel.loops:
         yield f"{pad}for {_loops(kernel.loops, 0)}:"

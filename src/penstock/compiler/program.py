@@ -70,6 +70,16 @@ class Access(Struct, frozen=True, array_like=True):
         return frozenset(loop for axis in self.axes for loop, _ in axis.steps)
 
 
+class Border(Struct, frozen=True, array_like=True):
+    """The elements around the middle of a tensor, all of one *value*: the first *before* and the
+    last *behind* of each axis.
+    """
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    value: Number
+
+
 class Kernel(Struct, frozen=True):
     """One nest of loops.
 
@@ -78,6 +88,9 @@ class Kernel(Struct, frozen=True):
     *sums* of all points of the reduced loops. *finish* is computed once for each point of the outer
     loops, from that value and from *extras*, and its result is written to *write*. Outer loops
     write different elements.
+
+    *border* is that of the written tensor, if the kernel writes it too. It is constant: a driver
+    writes it when and how it likes, as long as no kernel reads it earlier.
 
     *name* says what the nest is (`convolution`, `add`), *origin* which operations of the model.
     """
@@ -93,6 +106,7 @@ class Kernel(Struct, frozen=True):
     sums: DType = DType.FLOAT32
     extras: tuple[Access, ...] = ()
     origin: tuple[int, ...] = ()
+    border: Border | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:

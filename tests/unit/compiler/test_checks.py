@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.compiler.checks import BrokenProgram, check, check_plan
-from penstock.compiler.checks.elements import along_axis, reached, spread
+from penstock.compiler.checks.elements import along_axis, border_of, reached, spread
 from penstock.compiler.expression import Scope, Step, identity
 from penstock.compiler.memory import ALIGNMENT, Plan, plan
 from penstock.compiler.outputs import with_own_outputs
-from penstock.compiler.program import Access, Kernel, Position, Program, Tensor, along
+from penstock.compiler.program import Access, Border, Kernel, Position, Program, Tensor, along
 from penstock.compiler.target import Target
 from penstock.ir import DType
 from tests.support_compiler import TARGETS, stages
@@ -63,6 +63,20 @@ def with_a_shifted_write(program: Program) -> Iterator[Program]:
             for distance in (-1, 1):
                 moved = shifted(kernel.write, axis, distance)
                 yield with_kernel(program, index, replace(kernel, write=moved))
+
+
+def with_another_border(program: Program) -> Iterator[Program]:
+    for index, kernel in enumerate(program.kernels):
+        if (border := kernel.border) is None:
+            continue
+        for wrong in (
+            None,
+            replace(border, before=tuple(n + 1 for n in border.before)),
+            replace(border, behind=(*border.behind[:-1], border.behind[-1] + 1000)),
+            replace(border, behind=border.behind[1:]),
+            replace(border, value=0.5),
+        ):
+            yield with_kernel(program, index, replace(kernel, border=wrong))
 
 
 def with_a_shorter_loop(program: Program) -> Iterator[Program]:
@@ -151,6 +165,7 @@ MUTATIONS: list[Mutation] = [
     without_a_kernel,
     with_a_kernel_twice,
     with_a_shifted_write,
+    with_another_border,
     with_a_shorter_loop,
     with_a_longer_reduction,
     in_another_order,
@@ -289,6 +304,14 @@ def test_elements_of_a_nest_are_those_that_its_points_reach() -> None:
         wanted = sum(1 << int(e) for e in np.unique(places[0] * 60 + places[1]))
         assert reached(program, Access(0, axes), sizes) == wanted
         assert along_axis(program, axes[0], sizes) == sorted({int(p) for p in places[0]})
+
+
+def test_elements_of_a_border_are_those_that_are_not_in_the_middle() -> None:
+    shape = (4, 3, 5)
+    middle = np.zeros(shape, np.bool_)
+    middle[1:3, :, 2:4] = True
+    wanted = sum(1 << int(e) for e in np.flatnonzero(~middle))
+    assert border_of(shape, Border((1, 0, 2), (1, 0, 1), 0)) == wanted
 
 
 def test_spread_of_ten_million_elements_is_counted() -> None:

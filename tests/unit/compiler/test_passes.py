@@ -16,7 +16,7 @@ from penstock.compiler.fuse import MOST_STEPS, fuse
 from penstock.compiler.layout import halos, own_inputs, stored_as
 from penstock.compiler.memory import ALIGNMENT, nbytes, plan
 from penstock.compiler.outputs import with_own_outputs
-from penstock.compiler.program import Access, Position, Program, along
+from penstock.compiler.program import Access, Border, Position, Program, along
 from penstock.compiler.tabulate import tabulate
 from penstock.ir import DType
 from tests.unit.compiler.building import F32, Builder
@@ -189,9 +189,45 @@ def test_padding_of_products_is_stored_around_the_tensor() -> None:
     x = b.tensor((6,))
     inner = b.unary("neg", x)
     y = convolution(b, inner, 6)
-    program = after(halos, b.program([x], [y]), ["border", "border", "neg", "convolution"])
+    program = after(halos, b.program([x], [y]), ["neg", "convolution"])
     assert program.tensors[inner].shape == (8,)
+    assert program.kernels[0].border == Border((1,), (1,), 0)
     assert program.kernels[-1].reads[0].fill is None
+
+
+def test_first_of_several_writers_writes_the_border() -> None:
+    b = Builder()
+    x = b.tensor((3,))
+    joined = b.tensor((6,))
+    for first in (3, 0):
+        write = Access(joined, (Position(first, ((0, 1),)),))
+        b.kernel("part", [b.whole(x)], identity(F32), joined, loops=(3,), write=write)
+    y = convolution(b, joined, 6)
+    program = after(halos, b.program([x], [y]), ["part", "part", "convolution"])
+    assert [k.border is not None for k in program.kernels] == [True, False, False]
+
+
+@pytest.mark.parametrize(("low", "fill"), [(0, None), (-1, 0), (-1, 1), (-2, 0)])
+def test_tensor_gets_a_border_if_others_read_the_same_values_in_it(
+    low: int, fill: float | None
+) -> None:
+    b = Builder()
+    x = b.tensor((6,))
+    inner = b.unary("neg", x)
+    y = convolution(b, inner, 6)
+    z = b.copy(inner, (5,), (low,), fill)
+    program = after(halos, b.program([x], [y, z]))
+    copied = "padding" in {k.name for k in program.kernels}
+    assert copied == ((low, fill) in {(-1, 1), (-2, 0)})
+
+
+def test_readers_of_the_same_padding_share_a_copy() -> None:
+    b = Builder()
+    x = b.tensor((6,))
+    inner = b.unary("neg", x)
+    y, z = convolution(b, inner, 6), convolution(b, inner, 6)
+    names = ["neg", "padding", "convolution", "convolution"]
+    after(halos, b.program([x], [inner, y, z]), names)
 
 
 def test_padding_is_copied_where_the_tensor_must_keep_its_size() -> None:

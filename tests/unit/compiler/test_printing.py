@@ -8,7 +8,7 @@ from penstock.compiler.expression import Scope, identity
 from penstock.compiler.memory import plan
 from penstock.compiler.outputs import with_own_outputs
 from penstock.compiler.printing import operation_names, show, show_plan
-from penstock.compiler.program import Access, Kernel, Position, Program, Tensor, along
+from penstock.compiler.program import Access, Border, Kernel, Position, Program, Tensor, along
 from penstock.ir import DType
 from tests.support_compiler import TARGETS, stages
 from tests.unit.compiler.models import small_network
@@ -55,6 +55,16 @@ kernel 0: pool, by template nest
         t3[i0] = w1
 """
     )
+
+
+def test_border_is_printed_with_its_value() -> None:
+    axes = (Position(1, ((0, 1),)), Position(0, ((1, 1),)))
+    kernel = Kernel(
+        "copy", (2, 3), (Access(0, along(0, 1)),), identity(F32), identity(F32), Access(1, axes),
+        border=Border((1, 0), (2, 0), 0.5),
+    )  # fmt: skip
+    program = Program((Tensor(F32, (2, 3)), Tensor(F32, (5, 3))), {}, (kernel,), (0,), (1,), {})
+    assert "    and 0.5 in its border of [1 + 2, 0 + 0]\n" in show(program)
 
 
 def test_flags_are_printed_with_their_messages() -> None:

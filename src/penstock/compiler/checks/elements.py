@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from penstock.compiler.program import Access, Position, Program
+from penstock.compiler.program import Access, Border, Position, Program
 
 
 def spread(elements: int, step: int, count: int) -> int:
@@ -78,6 +78,20 @@ def _linear(access: Access, strides: Sequence[int], sizes: Sequence[int]) -> int
         offset += min(0, steps[loop] * (sizes[loop] - 1))
         elements = spread(elements, abs(steps[loop]), sizes[loop])
     return elements << offset
+
+
+def border_of(shape: Sequence[int], border: Border) -> int:
+    """The elements of *border* in a tensor of *shape*."""
+    elements, stride = 0, 1
+    axes = list(zip(shape, border.before, border.behind, strict=True))
+    for size, before, behind in reversed(axes):
+        slab = (1 << stride) - 1
+        ends = spread(slab, stride, before) if before else 0
+        if behind:
+            ends |= spread(slab, stride, behind) << (stride * (size - behind))
+        elements = ends | (spread(elements, stride, size) if size else 0)
+        stride *= size
+    return elements
 
 
 def first_of(elements: int) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.compiler.expression import OPERATIONS, Expression, Step
+from penstock.compiler.expression import OPERATIONS, Expression, Number, Step
 from penstock.compiler.program import Program
 from penstock.ir import DType
 
@@ -90,12 +90,17 @@ def _type_fault(step: Step, given: Sequence[DType]) -> str | None:
 def _constant_fault(step: Step) -> str | None:
     if step.value is None:
         return "has no value"
-    if step.dtype.is_float or step.dtype is DType.BOOL:
-        return None
-    bounds = np.iinfo(step.dtype.numpy)
-    if isinstance(step.value, int) and bounds.min <= step.value <= bounds.max:
+    if value_fits(step.value, step.dtype):
         return None
     return f"is {step.value!r}, which is no {step.dtype.value}"
+
+
+def value_fits(value: Number, dtype: DType) -> bool:
+    """Whether *value* is a number of *dtype*."""
+    if dtype.is_float or dtype is DType.BOOL:
+        return True
+    bounds = np.iinfo(dtype.numpy)
+    return isinstance(value, int) and bool(bounds.min <= value <= bounds.max)
 
 
 def _table_fault(program: Program, step: Step, index: DType) -> str | None:

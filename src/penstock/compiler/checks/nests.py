@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.compiler.checks.expressions import fault_of
+from penstock.compiler.checks.expressions import fault_of, value_fits
 from penstock.compiler.checks.failing import BrokenProgram, kernel_name, tensor_name
 from penstock.compiler.interpreter import least_of
-from penstock.compiler.program import NEUTRAL, Access, Kernel, Position, Program
+from penstock.compiler.program import NEUTRAL, Access, Border, Kernel, Position, Program, Tensor
 from penstock.interrupts import polled
 from penstock.ir import DType, NDArray
 
@@ -40,7 +40,25 @@ def _fault(program: Program, kernel: Kernel) -> str | None:
     tables = [p.through for p in kernel.write.axes if p.through is not None]
     if any(program.root(table) not in program.constants for table in tables):
         return f"writes {tensor_name(program, kernel.write.tensor)} at positions of a run"
+    fault = _border_fault(program.tensors[kernel.write.tensor], kernel.border)
+    if fault is not None:
+        return f"writes {tensor_name(program, kernel.write.tensor)} with a border {fault}"
     return _expression_fault(program, kernel) or _reduction_fault(kernel)
+
+
+def _border_fault(tensor: Tensor, border: Border | None) -> str | None:
+    """What is wrong with the border of a tensor; None if nothing is."""
+    if border is None:
+        return None
+    ends = (border.before, border.behind)
+    if any(len(end) != len(tensor.shape) for end in ends):
+        return f"along {len(border.before)} and {len(border.behind)} axes"
+    for axis, (size, before, behind) in enumerate(zip(tensor.shape, *ends, strict=True)):
+        if min(before, behind) < 0 or before + behind > size:
+            return f"of {before} and {behind} elements of {size}, along axis {axis}"
+    if not value_fits(border.value, tensor.dtype):
+        return f"of {border.value!r}, which is no {tensor.dtype.value}"
+    return None
 
 
 def _expression_fault(program: Program, kernel: Kernel) -> str | None:

@@ -75,6 +75,7 @@ def _element_by_element(program: Program, kernel: Kernel, source: int) -> bool:
     items = {program.tensors[a.tensor].dtype.numpy.itemsize for a in (*found, write)}
     return (
         kernel.combine == "none"
+        and kernel.border is None
         and len(shapes) == len(items) == 1
         and all(a.axes == write.axes and a.fill is None for a in found)
         and source not in {program.root(t) for t in _tables(kernel)}

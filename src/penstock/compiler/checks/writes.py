@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from penstock.compiler.checks.elements import first_of, reached
+from penstock.compiler.checks.elements import border_of, first_of, reached
 from penstock.compiler.checks.failing import BrokenProgram, kernel_name, tensor_name
 from penstock.compiler.program import Program
 from penstock.compiler.rewriting import Uses, is_whole
@@ -45,14 +45,20 @@ def _check_tensor(program: Program, uses: Uses, root: int) -> None:
     early = [r for r in uses.readers[root] if r <= writers[-1]]
     if len(writers) == 1 and not early:
         kernel = program.kernels[writers[0]]
-        if is_whole(kernel.write, kernel.loops, program.tensors[kernel.write.tensor].shape):
+        shape = program.tensors[kernel.write.tensor].shape
+        if kernel.border is None and is_whole(kernel.write, kernel.loops, shape):
             return
     written: dict[int, int] = {}
     every = 0
     for writer in writers:
         kernel = program.kernels[writer]
         elements = reached(program, kernel.write, kernel.loops)
-        if elements.bit_count() != math.prod(kernel.loops):
+        inside = elements.bit_count() == math.prod(kernel.loops)
+        if kernel.border is not None:
+            around = border_of(program.tensors[kernel.write.tensor].shape, kernel.border)
+            inside &= not elements & around
+            elements |= around
+        if not inside:
             raise BrokenProgram(
                 f"{kernel_name(program, writer)} writes an element of "
                 f"{tensor_name(program, kernel.write.tensor)} more than once"

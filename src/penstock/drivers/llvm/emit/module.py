@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from penstock.compiler.expression import Expression
 from penstock.compiler.memory import Plan, nbytes
-from penstock.compiler.program import Kernel, Program
-from penstock.drivers.llvm.emit import amx, dense, depthwise, fault, peak, team
+from penstock.compiler.program import Border, Kernel, Program
+from penstock.drivers.llvm.emit import amx, borders, dense, depthwise, fault, peak, team
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, module
 from penstock.drivers.llvm.emit.constants import Constants
 from penstock.drivers.llvm.emit.cost import LEAST_PROGRAM, LEAST_SHARED, nanoseconds, products
@@ -227,6 +227,8 @@ class Module:
             place = self.constants.add(array)
             pointers.append(self.entry.at(self._words[Word.CONSTANTS], place))
         self.called.append(self.functions[key].name)
+        if kernel.border is not None:
+            self._border(kernel.write.tensor, kernel.border)
         self._call(self.functions[key], pointers, template.units)
 
     def _call(self, function: Function, pointers: list[str], units: int) -> None:
@@ -238,6 +240,24 @@ class Module:
         given = [f"ptr {p}" for p in pointers]
         given += [f"i64 {begin}", f"i64 {end}", f"ptr {self._words[Word.STOP]}"]
         entry.line(f"call void @{function.name}({', '.join(given)})")
+
+    def _border(self, tensor: int, border: Border) -> None:
+        """Writes a border: whoever executes the first share of the kernel."""
+        value, entry = self.program.tensors[tensor], self.entry
+        found = tuple(borders.pieces(value, border))
+        key = "border", found
+        if key not in self.functions:
+            name = _name(len(self.functions), "border", "border")
+            self.functions[key] = borders.function(name, found, self.isa.width)
+        name, pattern = self.functions[key].name, borders.pattern(value, border)
+
+        def write() -> None:
+            entry.line(f"call void @{name}(ptr {self.pointer(tensor)}, i64 {pattern})")
+
+        if self.shared:
+            entry.when(entry.value(f"icmp eq i64 {self._share[0]}, 0", "i1").name, write)
+        else:
+            write()
 
     def text(self) -> str:
         """The module."""

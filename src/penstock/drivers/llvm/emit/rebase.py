@@ -1,7 +1,7 @@
 """Kernels relative to where they begin in each tensor: equal work elsewhere is then one function.
 
-The steps of a sequence, the phases of a transposed convolution and the borders of tensors differ in
-where they begin alone. The caller adds that to the pointers.
+The steps of a sequence, and the phases of a transposed convolution, differ in where they begin
+alone. The caller adds that to the pointers.
 """
 
 from __future__ import annotations
