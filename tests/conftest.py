@@ -19,6 +19,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from penstock.drivers.llvm import compiling
 from tests.checked import count_checks, pytest_configure, pytest_runtest_call
 
 __all__ = ["pytest_configure", "pytest_runtest_call"]
@@ -36,6 +37,9 @@ os.environ["PENSTOCK_CACHE_DIR"] = str(SCRATCH / "cache")
 os.environ["PENSTOCK_KEY_STORE"] = "file"
 # ONNX Runtime, the judge of ONNX models, reads it when it is loaded.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+# Many tests compile the same models.
+pytest.MonkeyPatch().setattr(compiling, "MOST_OBJECTS", 1000)
 
 # A time limit per example would fail on a loaded machine.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -86,6 +90,14 @@ def manifest(corpus: Path) -> dict[str, Any]:
     """`models/manifest.json`, parsed once; tests read it and never write to it."""
     parsed: dict[str, Any] = json.loads((corpus / "models" / "manifest.json").read_bytes())
     return parsed
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Three test processes for every two cores: many tests wait for processes that they start."""
+    from penstock.threads import allowed_processors
+
+    return -(-3 * allowed_processors() // 2)
 
 
 @pytest.hookimpl(optionalhook=True)

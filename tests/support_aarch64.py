@@ -23,7 +23,7 @@ from msgspec import Struct
 from penstock.compiler.memory import plan
 from penstock.compiler.program import Program
 from penstock.drivers.llvm.backend import compile_object
-from penstock.drivers.llvm.emit.module import generate
+from penstock.drivers.llvm.emit.module import Generated, generate
 from penstock.drivers.llvm.emit.team import BOX_BYTES, TEAM_BYTES, Team as Places
 from penstock.drivers.llvm.frame import SLOT_BYTES, WHOLE, WORDS, Word
 from penstock.drivers.llvm.isa import Isa
@@ -209,11 +209,25 @@ def _padded(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def run(
-    program: Program, isa: Isa, inputs: Sequence[NDArray], directory: Path, threads: int = 1
-) -> list[NDArray]:
-    """The outputs of *program*, run under qemu. With two *threads* the second one helps."""
+class Made(Struct, frozen=True, eq=False):
+    """A program, its code as text and its object code."""
+
+    program: Program
+    generated: Generated
+    code: bytes
+
+
+def made_for(program: Program, isa: Isa) -> Made:
+    """The code of *program*."""
     generated = generate(plan(program), isa)
+    return Made(program, generated, compile_object(generated.text, isa))
+
+
+def run(
+    made: Made, isa: Isa, inputs: Sequence[NDArray], directory: Path, threads: int = 1
+) -> list[NDArray]:
+    """The outputs of a program, run under qemu. With two *threads* the second one helps."""
+    program, generated = made.program, made.generated
     if threads > 1 and not generated.shared:
         raise ValueError("the program is too small for threads")
     data = _Data()
@@ -239,12 +253,11 @@ def run(
         words[Word.TEAM] = data.add(bytes(memory))
         words[Word.SLOTS] = data.add(bytes(SLOT_BYTES * len(generated.templates)))
     frame = data.add(struct.pack(f"<{WORDS}Q", *words))
-    code = compile_object(generated.text, isa)
-    written = executed(linked(code, data, frame, got, words[Word.TEAM]), isa, directory)
-    made, at = [], 0
+    written = executed(linked(made.code, data, frame, got, words[Word.TEAM]), isa, directory)
+    outputs, at = [], 0
     for number in program.outputs:
         tensor = program.tensors[number]
         count = math.prod(tensor.shape)
-        made.append(np.frombuffer(written, tensor.dtype.numpy, count, at).reshape(tensor.shape))
-        at += _padded(made[-1].nbytes)
-    return made
+        outputs.append(np.frombuffer(written, tensor.dtype.numpy, count, at).reshape(tensor.shape))
+        at += _padded(outputs[-1].nbytes)
+    return outputs
