@@ -101,7 +101,14 @@ class Layers:
         if self.dtype is F32:
             return self.constant(values)
         if self.dtype is U8:
-            return self.constant(values, self.quantization())
+            quantization = self.quantization()
+            if quantization is not None and self.chance(0.5):
+                # Most weights are near zero, and few are not.
+                zero = int(quantization.zero_points[0])
+                near = np.clip(self.rng.normal(zero, 20, values.shape), 0, 255)
+                values = np.where(self.rng.random(values.shape) < 0.01, values, near)
+                values = values.astype(np.uint8)
+            return self.constant(values, quantization)
         values = np.maximum(values, -127).astype(np.int8)
         count = shape[axis] if self.chance(0.7) else 1
         scales = tuple(self.scale(0.002, 0.05) for _ in range(count))

@@ -37,8 +37,12 @@ def requantised(channels: int, low: int, zero: int, *, adds: bool) -> Expression
 
 
 @st.composite
-def layers(draw: st.DrawFn, *, depthwise: bool, is_float: bool) -> Program:
-    """A convolution of bytes or floats with constant weights and a stored border."""
+def layers(
+    draw: st.DrawFn, *, depthwise: bool, is_float: bool, rare: bool | None = None
+) -> Program:
+    """A convolution of bytes or floats with constant weights and a stored border. *rare*: few of
+    its weights do not fit the instructions (None: it is drawn).
+    """
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     channels = draw(st.sampled_from(CHANNELS))
     inner = channels if depthwise else draw(st.sampled_from(CHANNELS))
@@ -55,7 +59,8 @@ def layers(draw: st.DrawFn, *, depthwise: bool, is_float: bool) -> Program:
     stored = DType.FLOAT32 if is_float else DType.UINT8
     given = [Tensor(stored, (images, *sizes, inner))]
     zero = 0 if is_float else draw(st.integers(0, 255))
-    other = 0 if is_float else draw(st.sampled_from([0, 0, 3]))
+    rare = draw(st.booleans()) if rare is None else rare
+    other = 0 if is_float else 3 if rare else draw(st.sampled_from([0, 0, 3]))
     least = -128 if other == 0 else 0
     shape = (*kernel, channels) if depthwise else (channels, *kernel, inner)
     tensors = [*given, Tensor(DType.FLOAT32 if is_float else DType.INT8, shape)]
@@ -66,6 +71,9 @@ def layers(draw: st.DrawFn, *, depthwise: bool, is_float: bool) -> Program:
         dtype = DType.INT8 if least else DType.UINT8
         tensors[1] = Tensor(dtype, shape)
         constants[1] = rng.integers(least, least + 256, shape).astype(dtype.numpy)
+        if rare:
+            constants[1] >>= 1
+            constants[1].reshape(-1)[rng.integers(0, constants[1].size, rng.integers(1, 4))] = 255
     place = [
         Position(0, ((loop, stride), (4 + loop - 1, dilation))) for loop in (1, 2)
     ]  # loops: image, row, column, channel, taps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -10,8 +11,9 @@ from penstock.compiler.columns import by_columns
 from penstock.compiler.expression import identity
 from penstock.compiler.legalise.products import product
 from penstock.compiler.program import Access, Kernel, Program, Tensor, along
+from penstock.drivers.llvm.emit.matrix import Matrix
 from penstock.drivers.llvm.emit.module import template_of
-from penstock.drivers.llvm.isa import RECORDS, Isa
+from penstock.drivers.llvm.isa import RECORDS, Instructions, Isa
 from penstock.ir import DType
 from tests.support_generated import Runner, largest_difference, sets_here, values_for
 from tests.support_products import layers
@@ -31,6 +33,21 @@ def check(program: Program, isa: Isa, template: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(program=layers(depthwise=False, is_float=False))
 def test_bytes_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
+    check(program, isa, "dense")
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+@settings(max_examples=25, deadline=None)
+@given(program=layers(depthwise=False, is_float=False, rare=True))
+def test_few_weights_that_are_too_large_are_multiplied_apart(isa: Isa, program: Program) -> None:
+    layer = template_of(program, program.kernels[0], isa)
+    assert isinstance(layer, Matrix)
+    assert layer.scale is not None
+    if Instructions(isa).weight_type == np.int16:
+        assert layer.apart is None
+        assert layer.scale.surplus == 0
+    elif layer.stored.shape[0] >= 12 and layer.shape.length >= 12:
+        assert layer.apart is not None
     check(program, isa, "dense")
 
 

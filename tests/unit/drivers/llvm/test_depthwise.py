@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from penstock.compiler import interpreter
 from penstock.compiler.program import Program
-from penstock.drivers.llvm.isa import Isa
+from penstock.drivers.llvm.emit.depthwise_bytes import Bytes
+from penstock.drivers.llvm.emit.module import template_of
+from penstock.drivers.llvm.isa import Instructions, Isa
 from tests.support_generated import Runner, largest_difference, sets_here, values_for
 from tests.support_products import layers
 
@@ -25,6 +28,18 @@ def check(program: Program, isa: Isa) -> None:
 @settings(max_examples=40, deadline=None)
 @given(program=layers(depthwise=True, is_float=False))
 def test_bytes_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
+    check(program, isa)
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+@settings(max_examples=25, deadline=None)
+@given(program=layers(depthwise=True, is_float=False, rare=True))
+def test_few_weights_that_are_too_large_are_multiplied_apart(isa: Isa, program: Program) -> None:
+    layer = template_of(program, program.kernels[0], isa)
+    if isinstance(layer, Bytes):
+        wide = Instructions(isa).weight_type == np.int16
+        assert layer.scale.surplus == 0
+        assert bool(layer.apart) != wide
     check(program, isa)
 
 

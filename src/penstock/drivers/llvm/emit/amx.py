@@ -42,7 +42,7 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Tiles | None:
     if FEATURE not in isa.features:
         return None
     found = dense.match(program, kernel, isa)
-    if found is None or found.scale is None or found.scale.surplus:
+    if found is None or found.scale is None or found.scale.surplus or found.apart is not None:
         return None
     shape = found.shape
     step = taps_of(shape.length)

@@ -195,6 +195,37 @@ class Function:
         self._block = f"X{number}"
         return made
 
+    def turns(
+        self, begin: Index, end: Index, body: Callable[[Index, list[Reg]], Sequence[Reg]],
+        carried: Sequence[Reg],
+    ) -> list[Reg]:  # fmt: skip
+        """As `loop`, a step at a time, and maybe not once."""
+        self._count += 1
+        number, before = self._count, self._block
+        self.line(f"br label %L{number}")
+        self._lines.append(f"L{number}:")
+        place = len(self._lines)
+        self._lines.append("")
+        index = f"%i{number}"
+        names = [Reg(f"%c{number}_{k}", value.type) for k, value in enumerate(carried)]
+        more = self.value(f"icmp slt i64 {index}, {end}", "i1").name
+        self.line(f"br i1 {more}, label %M{number}, label %X{number}, !llvm.loop !0")
+        self._lines.append(f"M{number}:")
+        self._block = f"M{number}"
+        made = list(body(index, list(names)))
+        following = self.value(f"add nuw nsw i64 {index}, 1", "i64").name
+        phis = [f"  {index} = phi i64 [{begin}, %{before}], [{following}, %{self._block}]"]
+        phis += [
+            f"  {name.name} = phi {name.type} [{first.name}, %{before}],"
+            f" [{last.name}, %{self._block}]"
+            for name, first, last in zip(names, carried, made, strict=True)
+        ]
+        self._lines[place] = "\n".join(phis)
+        self.line(f"br label %L{number}")
+        self._lines.append(f"X{number}:")
+        self._block = f"X{number}"
+        return names
+
     def each(self, begin: Index, end: Index, step: int, body: Callable[[Index], object]) -> None:
         """Runs *body* for begin, begin + step ... below end, which carries nothing."""
 

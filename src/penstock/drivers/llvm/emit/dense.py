@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.compiler.program import Kernel, Program
+from penstock.drivers.llvm.emit.apart import few
 from penstock.drivers.llvm.emit.assembler import Function
 from penstock.drivers.llvm.emit.flat import Flat
 from penstock.drivers.llvm.emit.matrix import Loop, Matrix, Shape
@@ -36,7 +37,7 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Dense | None:
     weights = weights.reshape(kernel.loops[n], -1, length)
     scale = None
     if not found.is_float:
-        scale = scaling(program, kernel, found, weights, isa)
+        scale = scaling(program, kernel, found, weights, isa, few)
         if scale is None:
             return None
     shape = Shape(_positions(kernel, found, n), kernel.loops[n], n, segments, length)

@@ -43,7 +43,8 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Floats | Bytes | None:
     )  # fmt: skip
     if found.is_float:
         return Floats(program, kernel, isa, found, shape, taps)
-    scale = scaling(program, kernel, found, taps, isa)
+    # Where a filter has a rest, one product of many is done twice.
+    scale = scaling(program, kernel, found, taps, isa, lambda _: True)
     if scale is None or scale.offset is None or scale.value != kernel.finish.result:
         return None
     return Bytes(program, isa, found, shape, scale)

@@ -82,6 +82,9 @@ class Bytes:
             self.phases = -(-channels // self.lanes)
             self.steps = data, write
         self.groups = -(-(self.taps.shape[1] + self.rows - 1) // GROUP)
+        # The places of vectors of weights that have a rest, among those of a phase.
+        some = None if scale.rest is None else self._laid_out(scale.rest).any((0, 2, 3))
+        self.apart = {} if some is None else {p: i for i, p in enumerate(np.flatnonzero(some))}
 
     @property
     def tensors(self) -> tuple[int, ...]:
@@ -93,7 +96,7 @@ class Bytes:
         scaled = self.scaled.zero_point, self.scaled.limits
         return (
             self.taps.shape, self.proof.single, self.rounds, scaled, self.offset,
-            self.scale.surplus,
+            self.scale.surplus, tuple(self.apart),
         )  # fmt: skip
 
     @property
@@ -104,35 +107,53 @@ class Bytes:
     def units(self) -> int:
         return self.shape.images[0] * -(-self.shape.rows[0] // self.rows)
 
-    def constants(self) -> tuple[NDArray, ...]:
-        m, (channels, height, width) = self.machine, self.taps.shape
-        size, phases, rows = self.lanes, self.phases, self.rows
-        order = m.interleaved_order() if self.each > 1 else np.arange(size)
-        places = np.arange(phases * size).reshape(phases, size)[:, order]
-        inside = (places < channels) | self.flat
-        channel = places % channels
-        full = np.zeros((phases, size, rows, self.groups * GROUP, width), np.int64)
+    def _channels(self) -> tuple[NDArray, NDArray]:
+        """[phases, lanes]: the channel of each lane, in the order of sums, and whether it is one
+        of a phase that is not whole.
+        """
+        order = self.machine.interleaved_order() if self.each > 1 else np.arange(self.lanes)
+        places = np.arange(self.phases * self.lanes).reshape(self.phases, self.lanes)[:, order]
+        channels = self.shape.channels
+        return places % channels, (places < channels) | self.flat
+
+    def _laid_out(self, weights: NDArray) -> NDArray:
+        """Weights [channels, height, width] as [phases, vectors of a phase, lanes, GROUP]. The
+        vectors of a phase are those of (group, column, row, quarter).
+        """
+        (_, height, width), rows = weights.shape, self.rows
+        channel, inside = self._channels()
+        full = np.zeros((*channel.shape, rows, self.groups * GROUP, width), np.int64)
         for row in range(rows):
-            full[:, :, row, row : row + height] = self.taps[channel]
+            full[:, :, row, row : row + height] = weights[channel]
         full *= inside[:, :, None, None, None]
-        shaped = full.reshape(phases, self.each, m.isa.lanes, rows, self.groups, GROUP, width)
+        lanes = self.machine.isa.lanes
+        shaped = full.reshape(self.phases, self.each, lanes, rows, self.groups, GROUP, width)
         ordered = shaped.transpose(0, 4, 6, 3, 1, 2, 5)
+        return ordered.reshape(self.phases, -1, lanes, GROUP)
+
+    def constants(self) -> tuple[NDArray, ...]:
+        m, (channel, inside) = self.machine, self._channels()
+
+        def packed(weights: NDArray) -> NDArray:
+            return m.packed_weights(weights.reshape(-1, 1, m.isa.lanes, GROUP))
 
         def vector_of(values: NDArray, kind: type) -> NDArray:
-            made = np.broadcast_to(values, channels)[channel] * inside
+            made = np.broadcast_to(values, self.shape.channels)[channel] * inside
             return np.ascontiguousarray(made, kind)
 
-        proof = self.proof
+        proof, rest = self.proof, self.scale.rest
         return (
-            m.packed_weights(ordered.reshape(-1, self.each, m.isa.lanes, GROUP)),
+            packed(self._laid_out(self.taps)),
             vector_of(self.scale.start, np.int32),
             *(vector_of(v, np.float32) for v in (proof.a, proof.above, proof.below)),
             *(vector_of(v, np.int32) for pair in proof.exceptions for v in pair),
+            *(() if rest is None else (packed(self._laid_out(rest)[:, list(self.apart)]),)),
         )
 
     def write(self, name: str) -> Function:
         patches = [f"{n}{i}" for i in range(self.rounds) for n in ("s", "x")]
-        f = Function(name, ["data", "out", "w", "bias", "a", "c", "d", *patches])
+        rest = ["rest"] if self.apart else []
+        f = Function(name, ["data", "out", "w", "bias", "a", "c", "d", *patches, *rest])
         _Code(self, f).write()
         return f
 
@@ -279,16 +300,21 @@ class _Code:
         height, groups = layer.taps.shape[1], layer.groups
         size = groups * self.width * self.rows * each * m.weight_bytes
         base = f.at("%w", f.mul(phase, size))
+        rest = f.at("%rest", f.mul(phase, len(layer.apart) * m.weight_bytes))
         for group in range(groups):
             taps = [0 <= group * GROUP + t - row < height for t in range(GROUP)]
             if not any(taps):
                 continue
             number = ((group * self.width + column) * self.rows + row) * each
             for q in range(each):
-                w = m.weights(f, f.at(base, (number + q) * m.weight_bytes))
+                given = [m.weights(f, f.at(base, (number + q) * m.weight_bytes))]
+                if number + q in layer.apart:
+                    place = layer.apart[number + q] * m.weight_bytes
+                    given.append(m.weights(f, f.at(rest, place)))
                 for total, data in zip(sums, mixed, strict=True):
                     x = m.spread(f, data[group * each + q])
-                    total[q] = m.product(f, total[q], x, w)
+                    for w in given:
+                        total[q] = m.product(f, total[q], x, w)
                     for surplus in self._surplus():
                         more = m.repeated([surplus * tap for tap in taps])
                         total[q] = m.product(f, total[q], x, more)

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from penstock.compiler.program import Kernel, Program
+from penstock.drivers.llvm.emit.apart import apart
 from penstock.drivers.llvm.emit.product import Product, Scaling
 from penstock.drivers.llvm.isa import Instructions, Isa
 from penstock.drivers.llvm.isa.instructions import GROUP
@@ -121,6 +122,9 @@ class Matrix:
         )
         group = 1 if self.is_float else GROUP
         self.fold = 1 if shape.stream is not None else fold_of(shape, isa, group)
+        lacking = None if scale is None else scale.rest
+        if lacking is not None and group * self.fold > shape.length:
+            self.fold = 1
         if self.fold > 1:
             self.rows, self.columns = min(inner.size, isa.registers * 7 // 16), 1
         # Few sums wait for each other: they are taken in parts, unit by unit in turn.
@@ -141,6 +145,9 @@ class Matrix:
         self.tap_bytes = size * self.columns // self.unit
         if shape.stream is not None:
             self.tap_bytes = shape.stream * FLOAT_BYTES
+        self.apart = None
+        if lacking is not None:
+            self.apart = apart(lacking, shape.segments, self.panel, self.unit)
         self.tables = list(dict.fromkeys(program.root(t) for t in kernel.finish.tables))
 
     @property
@@ -157,7 +164,10 @@ class Matrix:
             return None
         scaled, proof = scale.scaled, scale.proof
         known = None if scaled is None else (scaled.zero_point, scaled.limits, scaled.value)
-        return proof is not None and proof.single, known, self.rounds, scale.surplus, scale.offset
+        return (
+            proof is not None and proof.single, known, self.rounds, scale.surplus, scale.offset,
+            self.apart is not None,
+        )  # fmt: skip
 
     @property
     def rounds(self) -> int:
@@ -174,6 +184,8 @@ class Matrix:
         if self.scale is not None and self.scale.proof is not None:
             constants += ["a", "c", "d"]
             constants += [f"{n}{i}" for i in range(self.rounds) for n in ("s", "x")]
+        if self.apart is not None:
+            constants += ["begins", "places", "rest"]
         return ["data", "out", *extras, *tables, *constants]
 
     @property
@@ -223,7 +235,10 @@ class Matrix:
         grouped = np.ascontiguousarray(units).reshape(-1).view(kind)
         if scale is None:
             return (grouped.reshape(panels, -1, panel, self.fold, self.unit // self.fold),)
-        packed = self.machine.packed_weights(grouped.reshape(-1, self.columns, self.lanes, GROUP))
+
+        def packed(units: NDArray) -> NDArray:
+            shaped = units.reshape(-1, self.columns, self.lanes, GROUP)
+            return self.machine.packed_weights(shaped)
 
         def padded(values: NDArray, kind: type) -> NDArray:
             made: NDArray = np.zeros((panels, panel * self.fold), kind)
@@ -236,9 +251,12 @@ class Matrix:
         if self.fold > 1:
             start = np.zeros((panel, self.fold), np.int32)
             start[:, 0] = padded(scale.start, np.int32)[0, :panel]
-        found = [packed, start]
+        found = [packed(grouped), start]
         proof = scale.proof
         if proof is not None:
             found += [padded(v, np.float32) for v in (proof.a, proof.above, proof.below)]
             found += [padded(v, np.int32) for pair in proof.exceptions for v in pair]
+        if self.apart is not None:
+            rest = np.take(self.apart.weights, order, axis=1)
+            found += [self.apart.begins, self.apart.places, packed(rest)]
         return tuple(found)

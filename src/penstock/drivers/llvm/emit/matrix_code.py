@@ -150,6 +150,8 @@ class Code:
                     sums[at] = f.value(f"add {sums[at]}, {row.name}", m.words)
             else:
                 sums += [Reg("zeroinitializer", m.words)] * self.rows
+        if self.dense.apart is not None:
+            sums = self._apart(data, panel, sums)
         sums = self._joined(self._segments(0, data, weights, sums), tile)
         total = [self._unfolded(v) for v in sums]
         if self.scale is not None and self.scale.surplus and not self.ahead:
@@ -193,6 +195,20 @@ class Code:
                 for j in range(self.columns)
             ]
         return made
+
+    def _apart(self, data: str, panel: Index, sums: list[Reg]) -> list[Reg]:
+        """Adds the products of the weights of *panel* that are apart."""
+        f, dense = self.f, self.dense
+        begins = f.at("%begins", f.mul(panel, 8))
+        size = self.m.weight_bytes * self.columns
+
+        def body(number: Index, carried: list[Reg]) -> list[Reg]:
+            place = f.load("i64", f.at("%places", f.mul(number, 8)), 8).name
+            weights = f.at("%rest", f.mul(number, size))
+            return self._products(f.at(data, place), weights, 0, dense.unit, carried)
+
+        first, last = (f.load("i64", f.at(begins, 8 * i), 8).name for i in (0, 1))
+        return f.turns(first, last, body, sums)
 
     def _segments(self, depth: int, data: str, weights: str, sums: list[Reg]) -> list[Reg]:
         """The sums over the segments from *depth* on."""

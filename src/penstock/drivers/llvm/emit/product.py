@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -11,7 +12,7 @@ from penstock.compiler.interpreter import constant_elements, product_of
 from penstock.compiler.program import Access, Kernel, Program
 from penstock.drivers.llvm.emit import epilogue
 from penstock.drivers.llvm.emit.flat import Flat, flat
-from penstock.drivers.llvm.isa import Isa
+from penstock.drivers.llvm.isa import Instructions, Isa
 from penstock.drivers.llvm.proof.requantise import Proof, solve
 from penstock.ir import DType, NDArray
 
@@ -70,15 +71,18 @@ class Scaling(Struct, frozen=True, eq=False):
     """How sums of 8-bit products become results.
 
     *weights* are those that the template multiplies by, [channels, ...]; *start* is what each sum
-    begins with. *surplus* times the sum of the data is added to each sum. With a *proof*, *scaled*
-    is the requantisation that it proves, and *offset* what is then added to give a stored byte
-    (None: the finish computes no byte). *value* is that byte, which the rest of the finish, if
-    there is any, is computed from.
+    begins with. Weights may be too large for the instructions: *rest* is then what a few of them
+    lack, in the shape of *weights*; or *surplus* times the sum of the data is added to each sum.
+
+    With a *proof*, *scaled* is the requantisation that it proves, and *offset* what is then added
+    to give a stored byte (None: the finish computes no byte). *value* is that byte, which the rest
+    of the finish, if there is any, is computed from.
     """
 
     weights: NDArray
     start: NDArray
     surplus: int
+    rest: NDArray | None = None
     scaled: epilogue.Scaled | None = None
     proof: Proof | None = None
     offset: int | None = None
@@ -86,10 +90,11 @@ class Scaling(Struct, frozen=True, eq=False):
 
 
 def scaling(
-    program: Program, kernel: Kernel, product: Product, weights: NDArray, isa: Isa
-) -> Scaling | None:
+    program: Program, kernel: Kernel, product: Product, weights: NDArray, isa: Isa,
+    few: Callable[[NDArray], bool],
+) -> Scaling | None:  # fmt: skip
     """The scaling of a product of 8 bits with *weights* [channels, ...], as they are stored; None
-    if they do not fit the instructions.
+    if they do not fit the instructions. *few* says whether the template multiplies by a *rest*.
     """
     data = product.data.dtype
     narrow = np.int16 if weights.dtype.itemsize == 1 else np.int64
@@ -107,18 +112,24 @@ def scaling(
                 value, offset = found
         else:
             scaled = proof = None
-    surplus = 0
-    if not _fits(wide):
-        # Stored bytes minus 128 fit; the data's own sum makes up for the rest.
-        surplus = 128 - product.zeros[1]
-        wide = wide - surplus
-        if not _fits(wide):
-            return None
-    return Scaling(wide, start, surplus, scaled, proof, offset, value)
+    surplus, rest = 0, None
+    bounds = np.iinfo(Instructions(isa).weight_type)
+    if not _fits(wide, bounds):
+        clipped = np.clip(wide, bounds.min, bounds.max)
+        rest = wide - clipped
+        if _fits(rest, bounds) and few(rest):
+            wide = clipped
+        else:
+            # Stored bytes minus 128 fit; the data's own sum makes up for the rest.
+            rest, surplus = None, 128 - product.zeros[1]
+            wide = wide - surplus
+            if not _fits(wide, bounds):
+                return None
+    return Scaling(wide, start, surplus, rest, scaled, proof, offset, value)
 
 
-def _fits(weights: NDArray) -> bool:
-    return bool(weights.min(initial=0) >= -128 and weights.max(initial=0) <= 127)
+def _fits(weights: NDArray, bounds: np.iinfo[Any]) -> bool:
+    return bool(weights.min(initial=0) >= bounds.min and weights.max(initial=0) <= bounds.max)
 
 
 def _summed(weights: NDArray) -> NDArray:
