@@ -54,7 +54,7 @@ def splatted(value: str, scalar: str, lanes: int) -> Reg:
     """A constant vector of equal elements."""
     if lanes == 1:
         return Reg(value, scalar)
-    return Reg(f"<{', '.join([f'{scalar} {value}'] * lanes)}>", vector(lanes, scalar))
+    return Reg(f"splat ({scalar} {value})", vector(lanes, scalar))
 
 
 def lanes_of(type_: str) -> tuple[int, str]:
@@ -92,11 +92,9 @@ class Function:
             given += [*(f"i64 %{w}" for w in WORK), "ptr %stop"]
         self.name = name
         self.declarations: set[str] = set()
-        self._signature = f"@{name}({', '.join(given)})"
-        self._lines = [
-            f"define internal void {self._signature} noinline nounwind {{",
-            "entry:",
-        ]
+        self._arguments = given
+        self._lines: list[str] = []
+        self._replaced = ""
         self._block, self._count = "entry", 0
         self._ending: list[str] = []
 
@@ -383,9 +381,21 @@ class Function:
             self.store(part, self.at(pointer, done * size))
             done += count
 
+    @property
+    def body(self) -> str:
+        """The instructions, a line each."""
+        end = ["  br label %done", "done:", *self._ending, "  ret void"]
+        return self._replaced or "\n".join([*self._lines, *end])
+
+    def replace(self, body: str, argument: str) -> None:
+        """Takes *body* for the instructions, which read *argument*, a pointer behind the others."""
+        self._arguments.append(f"ptr noalias %{argument}")
+        self._replaced = body
+
     def text(self) -> str:
-        end = ["  br label %done", "done:", *self._ending, "  ret void", "}"]
-        return "\n".join([*self._lines, *end])
+        given = ", ".join(self._arguments)
+        head = f"define internal void @{self.name}({given}) noinline nounwind {{"
+        return f"{head}\nentry:\n{self.body}\n}}"
 
     def at_end(self, text: str) -> None:
         """Adds an instruction that runs before the function of a kernel returns, also early."""

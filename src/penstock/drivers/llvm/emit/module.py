@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from penstock.compiler.expression import Expression
 from penstock.compiler.memory import Plan, nbytes
 from penstock.compiler.program import Border, Kernel, Program
 from penstock.drivers.llvm.emit import amx, borders, dense, depthwise, fault, peak, team
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, module
 from penstock.drivers.llvm.emit.constants import Constants
 from penstock.drivers.llvm.emit.cost import LEAST_PROGRAM, LEAST_SHARED, nanoseconds, products
+from penstock.drivers.llvm.emit.kernels import Written, write_kernels
 from penstock.drivers.llvm.emit.nest import Nest
 from penstock.drivers.llvm.emit.rebase import rebased
 from penstock.drivers.llvm.emit.team import ALONE, Sleeping
@@ -24,8 +21,7 @@ from penstock.drivers.llvm.emit.template import Template
 from penstock.drivers.llvm.frame import SLOT_BYTES, Word
 from penstock.drivers.llvm.isa import Isa
 from penstock.interrupts import polled
-
-LONGEST_NAME: Final = 60
+from penstock.ir import NDArray
 
 
 class Generated(Struct, frozen=True, eq=False):
@@ -68,7 +64,8 @@ class Module:
         self, plan: Plan, isa: Isa, *, images: bool = False, system: Sleeping | None = None
     ) -> None:
         self.plan, self.program, self.isa = plan, plan.program, isa
-        self.functions: dict[object, Function] = {}
+        self._written: list[Written] = []
+        self._borders: dict[object, Function] = {}
         self.constants = Constants()
         self.estimate_ns = 0.0
         self.slots = 0
@@ -101,6 +98,7 @@ class Module:
         worth = [t.units > 1 and ns >= LEAST_SHARED for t, ns in zip(found, times, strict=True)]
         gain = sum(ns for ns, good in zip(times, worth, strict=True) if good)
         self.shared = self._system is not None and gain >= LEAST_PROGRAM
+        self._written = write_kernels(program, kernels, found)
         self._begin()
 
         groups = _groups(worth) if self.shared else [range(len(found))]
@@ -113,7 +111,7 @@ class Module:
                 def execute(numbers: range = group) -> None:
                     for number in numbers:
                         self._mark(number)
-                        self._kernel(kernels[number], found[number], moves[number])
+                        self._kernel(number, kernels[number], found[number], moves[number])
 
                 if self.shared:
                     self._claimed(place, execute, shared=worth[group[0]])
@@ -211,27 +209,29 @@ class Module:
             return entry.at(port, entry.mul(self._image, nbytes(self.program, tensor)))
         return entry.at(self._words[Word.ARENA], self.plan.offsets[tensor])
 
-    def _kernel(self, kernel: Kernel, template: Template, moves: Mapping[int, int]) -> None:
-        """Adds the code and the call of *kernel*, whose tensors begin *moves* elements on."""
-        key = template.name, template.key, _key(self.program, kernel, template.tensors)
-        if key not in self.functions:
-            name = _name(len(self.functions), template.name, kernel.name)
-            self.functions[key] = template.write(name)
+    def _kernel(
+        self, number: int, kernel: Kernel, template: Template, moved: Mapping[int, int]
+    ) -> None:
+        """Adds the call of *kernel*, whose tensors begin *moved* elements on."""
         pointers = [
             self.entry.at(
-                self.pointer(t), moves.get(t, 0) * self.program.tensors[t].dtype.numpy.itemsize
+                self.pointer(t), moved.get(t, 0) * self.program.tensors[t].dtype.numpy.itemsize
             )
             for t in template.tensors
         ]
-        for array in template.constants():
-            place = self.constants.add(array)
-            pointers.append(self.entry.at(self._words[Word.CONSTANTS], place))
-        self.called.append(self.functions[key].name)
+        function, table = self._written[number]
+        pointers += [self._constant(array) for array in template.constants()]
+        self.called.append(function.name)
         if kernel.border is not None:
             self._border(kernel.write.tensor, kernel.border)
-        self._call(self.functions[key], pointers, template.units)
+        self._call(function, pointers, template.units, table)
 
-    def _call(self, function: Function, pointers: list[str], units: int) -> None:
+    def _constant(self, array: NDArray) -> str:
+        return self.entry.at(self._words[Word.CONSTANTS], self.constants.add(array))
+
+    def _call(
+        self, function: Function, pointers: list[str], units: int, table: NDArray | None
+    ) -> None:
         entry = self.entry
         begin, end = (
             entry.value(f"lshr i64 {entry.mul(bound, units)}, 16", "i64").name
@@ -239,17 +239,18 @@ class Module:
         )
         given = [f"ptr {p}" for p in pointers]
         given += [f"i64 {begin}", f"i64 {end}", f"ptr {self._words[Word.STOP]}"]
+        if table is not None:
+            given.append(f"ptr {self._constant(table)}")
         entry.line(f"call void @{function.name}({', '.join(given)})")
 
     def _border(self, tensor: int, border: Border) -> None:
         """Writes a border: whoever executes the first share of the kernel."""
         value, entry = self.program.tensors[tensor], self.entry
         found = tuple(borders.pieces(value, border))
-        key = "border", found
-        if key not in self.functions:
-            name = _name(len(self.functions), "border", "border")
-            self.functions[key] = borders.function(name, found, self.isa.width)
-        name, pattern = self.functions[key].name, borders.pattern(value, border)
+        if found not in self._borders:
+            name = f"border{len(self._borders)}"
+            self._borders[found] = borders.function(name, found, self.isa.width)
+        name, pattern = self._borders[found].name, borders.pattern(value, border)
 
         def write() -> None:
             entry.line(f"call void @{name}(ptr {self.pointer(tensor)}, i64 {pattern})")
@@ -259,12 +260,16 @@ class Module:
         else:
             write()
 
+    def functions(self) -> list[Function]:
+        """The functions that the kernels call."""
+        return [*dict.fromkeys(f for f, _ in self._written), *self._borders.values()]
+
     def text(self) -> str:
         """The module."""
         others = [team.ticks(self.isa), fault.handler(self.isa.architecture)]
         system = self._system if self.shared else None
         others.append(ALONE if system is None else team.shared(self.isa, system, self.slots))
-        functions = [*self.functions.values(), self.entry]
+        functions = [*self.functions(), self.entry]
         for kind in peak.FUNCTIONS:
             if any(products(k) and k.sums.value == kind for k in self.program.kernels):
                 function, entry = peak.loop(kind, self.isa)
@@ -282,7 +287,7 @@ def generate(plan: Plan, isa: Isa, *, images: bool = False) -> Generated:
     made = Module(plan, isa, images=images, system=team.SLEEPING.get(sys.platform))
     templates = made.generate()
     return Generated(
-        made.text(), made.constants.joined(), plan.size, len(made.functions), templates,
+        made.text(), made.constants.joined(), plan.size, len(made.functions()), templates,
         tuple(made.called), int(made.estimate_ns), made.shared, images,
     )  # fmt: skip
 
@@ -296,38 +301,3 @@ def _groups(worth: Sequence[bool]) -> list[range]:
         else:
             groups.append(range(number, number + 1))
     return groups
-
-
-def _name(number: int, template: str, kernel: str) -> str:
-    """The name of a function: what profilers and crash reports show of it."""
-    shown = kernel if template in {"nest", kernel} else f"{template}_{kernel}"
-    return f"k{number}_{re.sub(r'[^0-9A-Za-z]+', '_', shown)[:LONGEST_NAME]}"
-
-
-def _key(program: Program, kernel: Kernel, tensors: tuple[int, ...]) -> object:
-    """Equal for kernels whose code is equal: tensors by shape and place among the arguments."""
-    numbers = {t: i for i, t in enumerate(tensors)}
-
-    def number(tensor: int) -> int:
-        return numbers.get(program.root(tensor), -1)
-
-    accesses = []
-    for access in (*kernel.reads, *kernel.extras, kernel.write):
-        tensor = program.tensors[access.tensor]
-        axes = tuple(
-            (p.offset, p.steps, None if p.through is None else number(p.through))
-            for p in access.axes
-        )
-        place = number(access.tensor)
-        accesses.append((place, tensor.shape, tensor.dtype.value, axes, repr(access.fill)))
-    tables = tuple(number(t) for t in (*kernel.body.tables, *kernel.finish.tables))
-    expressions = repr(_untabled(kernel.body)), repr(_untabled(kernel.finish))
-    return (
-        expressions, kernel.sizes, len(kernel.loops), kernel.combine, tuple(accesses), tables,
-        len(kernel.reads),
-    )  # fmt: skip
-
-
-def _untabled(expression: Expression) -> Expression:
-    steps = tuple(replace(s, value=0) if s.operation == "lookup" else s for s in expression.steps)
-    return replace(expression, steps=steps)

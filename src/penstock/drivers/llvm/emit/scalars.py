@@ -12,6 +12,7 @@ from penstock.drivers.llvm.emit.assembler import (
     Function,
     Reg,
     first_of,
+    splatted,
     suffix_of,
     vector,
 )
@@ -66,11 +67,7 @@ class Scalars:
         return vector(self.lanes, register_type(dtype))
 
     def constant(self, value: Number, dtype: DType) -> Reg:
-        text, type_ = literal(value, dtype), self.type_of(dtype)
-        if self.lanes == 1:
-            return Reg(text, type_)
-        each = f"{register_type(dtype)} {text}"
-        return Reg(f"<{', '.join([each] * self.lanes)}>", type_)
+        return splatted(literal(value, dtype), register_type(dtype), self.lanes)
 
     def step(self, step: Step, given: list[Reg], dtypes: list[DType]) -> Reg:
         """The result of *step* on values of *dtypes*."""
