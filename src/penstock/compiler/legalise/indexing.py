@@ -201,6 +201,9 @@ def one_hot(operation: Operation) -> None:
 
 MOST: int = 2**31 - 1
 
+BYTE_INDEXES: int = 1 << 8
+"""As many indexes as 8 bits hold."""
+
 
 @legal("ARG_MAX", "ARG_MIN")
 def arg_extreme(operation: Operation) -> None:
@@ -219,6 +222,9 @@ def arg_extreme(operation: Operation) -> None:
     read = Access(operation.tensor(), along(*(numbers[a] for a in range(len(shape)))))
     best = I32 if dtype is DType.BOOL else dtype
     build, row = operation.build, along(*range(last))
+    if dtype in NARROW and shape[axis] <= BYTE_INDEXES:
+        _arg_extreme_of_bytes(operation, read, loops, shape[axis])
+        return
     extremes = build.tensor(best, loops)
     scope = Scope(dtype)
     body = scope.finish(scope.argument(0).cast(best))
@@ -240,6 +246,35 @@ def arg_extreme(operation: Operation) -> None:
     build.emit(
         "arg_extreme", loops, [read, Access(extremes, row), counts], body, Access(written, row),
         reduced=(shape[axis],), combine="minimum", sums=I32, finish=finish.finish(found.cast(made)),
+    )  # fmt: skip
+
+
+def _arg_extreme_of_bytes(
+    operation: Operation, read: Access, loops: tuple[int, ...], size: int
+) -> None:
+    """The extreme of numbers of 16 bits: the value above the index, so that of equal values the
+    first one is found.
+    """
+    build, dtype, wide = operation.build, operation.site.input().dtype, DType.UINT16
+    greatest = operation.site.operation.type == "ARG_MAX"
+    scope = Scope(dtype, wide)
+    value = scope.argument(0)
+    if dtype is DType.INT8:
+        value = value.cast(DType.UINT8).apply("xor", 128)
+    count = scope.argument(1)
+    count = scope.constant(size - 1, wide) - count if greatest else count
+    body = scope.finish(value.cast(wide).apply("shift_left", 8).apply("or", count))
+    finish = Scope(wide)
+    found = finish.argument(0).apply("and", 255)
+    found = finish.constant(size - 1, wide) - found if greatest else found
+    made = operation.site.output().dtype
+    written = build.tensor(made, loops)
+    build.aliases[operation.target()] = written
+    counts = Access(counted(operation, size, wide), along(len(loops)))
+    build.emit(
+        "arg_extreme", loops, [read, counts], body, Access(written, along(*range(len(loops)))),
+        reduced=(size,), combine="maximum" if greatest else "minimum", sums=wide,
+        finish=finish.finish(found.cast(made)),
     )  # fmt: skip
 
 

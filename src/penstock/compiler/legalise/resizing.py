@@ -12,6 +12,7 @@ from penstock.compiler.expression import Scope, Value
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.elementwise import F32, I32, I64
 from penstock.compiler.legalise.moving import check_moved, copy, through
+from penstock.compiler.legalise.quantised import NARROW
 from penstock.compiler.program import Access, along
 from penstock.driverkit.checks import nearest_positions
 from penstock.driverkit.site import require
@@ -21,6 +22,9 @@ FRACTION_BITS: Final = 10
 """The bits behind the point of positions in images of int8 and int16."""
 
 ONE: Final = 1 << FRACTION_BITS
+
+MOST_BITS: Final = 8
+"""The bits of both weights of a pixel of 8 bits with which sums fit 16 bits."""
 
 
 @legal("RESIZE_NEAREST_NEIGHBOR")
@@ -88,27 +92,84 @@ def resize_bilinear(operation: Operation) -> None:
         side(size, out, align=align, half=half)
         for size, out in zip(site.shape()[1:3], sizes, strict=True)
     )
+    if dtype in NARROW and _resize_short(operation, (rows, columns)):
+        return
     weights = I32 if dtype is DType.INT8 else I64 if fixed else F32
-    build, source = operation.build, operation.tensor()
+    build = operation.build
     shares = [
         build.constant(weights, each.weight.shape, partial(np.asarray, each.weight))
         for each in (rows, columns)
     ]
-    places = [
-        [through(operation, p.tolist(), axis) for p in (each.lower, each.upper)]
-        for axis, each in enumerate((rows, columns), 1)
-    ]
-    corners = [
-        Access(source, (*along(0), row, column, *along(3)))
-        for column in places[1]
-        for row in places[0]
-    ]
-    reads = [*corners, Access(shares[0], along(1)), Access(shares[1], along(2))]
+    reads = [*_corners(operation, (rows, columns), (True, True))]
+    reads += [Access(shares[0], along(1)), Access(shares[1], along(2))]
     scope = Scope(dtype, dtype, dtype, dtype, weights, weights)
     values = [scope.argument(i) for i in range(6)]
     mixed = _fixed_mean(values) if fixed else _float_mean(values, whole=dtype is DType.UINT8)
     result = scope.finish(mixed.cast(dtype))
     build.emit("resize", made, reads, result, operation.whole(operation.target()))
+
+
+def _corners(
+    operation: Operation, sides: tuple[Side, Side], mixed: tuple[bool, bool]
+) -> list[Access]:
+    """The pixels around each position: the lower and the upper one of the axes that are *mixed*,
+    rows first, otherwise the lower one.
+    """
+    places = [
+        [through(operation, p.tolist(), axis) for p in (side.lower, side.upper)[: 1 + both]]
+        for axis, (side, both) in enumerate(zip(sides, mixed, strict=True), 1)
+    ]
+    source = operation.tensor()
+    return [
+        Access(source, (*along(0), row, column, *along(3)))
+        for column in places[1]
+        for row in places[0]
+    ]
+
+
+def _resize_short(operation: Operation, sides: tuple[Side, Side]) -> bool:
+    """Resizes an image of 8 bits in numbers of 16 bits, if weights are so short that this is exact:
+    those of images that become a power of two larger are.
+    """
+    dtype, made = operation.site.input().dtype, operation.site.output_shape()
+    fixed = dtype is DType.INT8
+    bits = [_bits_of(side.weight / ONE if fixed else side.weight) for side in sides]
+    if sum(bits) > MOST_BITS:
+        return False
+    mixed = bits[0] > 0, bits[1] > 0
+    corners = _corners(operation, sides, mixed)
+    if not any(mixed):
+        copy(operation, corners[0])
+        return True
+    wide, build = DType.INT16 if fixed else DType.UINT16, operation.build
+    reads = list(corners)
+    for axis, (side, count) in enumerate(zip(sides, bits, strict=True), 1):
+        if count:
+            # Weights below 0 wrap, and so do the products of which they are part.
+            whole = np.rint(side.weight * (2.0**count / (ONE if fixed else 1))).astype(np.int64)
+            share = build.constant(wide, whole.shape, partial(whole.astype, wide.numpy))
+            reads.append(Access(share, along(axis)))
+    scope = Scope(*[dtype] * len(corners), *[wide] * (len(reads) - len(corners)))
+    values = [scope.argument(i).cast(wide) for i in range(len(reads))]
+    pixels, weights = values[: len(corners)], values[len(corners) :]
+    for count in (c for c in bits if c):
+        share, pairs = weights.pop(0), zip(pixels[::2], pixels[1::2], strict=True)
+        rest = scope.constant(1 << count, wide) - share
+        pixels = [low * rest + high * share for low, high in pairs]
+    total, shift = pixels[0], sum(bits)
+    if fixed:
+        # Halves are rounded away from zero.
+        total = total + total.apply("shift_right", 15)
+    moved = total + (1 << (shift - 1))
+    result = scope.finish(moved.apply("shift_right", shift).cast(dtype))
+    build.emit("resize", made, reads, result, operation.whole(operation.target()))
+    return True
+
+
+def _bits_of(weights: NDArray) -> int:
+    """The bits behind the point of *weights*; more than `MOST_BITS` if they are many."""
+    scaled = weights.astype(np.float64)
+    return next((k for k in range(MOST_BITS + 1) if (scaled * 2**k % 1 == 0).all()), MOST_BITS + 1)
 
 
 def _float_mean(values: list[Value], *, whole: bool) -> Value:

@@ -49,8 +49,14 @@ def test_bilinear_resizes_are_those_of_the_reference(dtype: DType, align: bool, 
         pytest.skip("TFLite has no such resize")
     rng = np.random.default_rng(0)
     attributes: dict[str, AttributeValue] = {"align_corners": align, "half_pixel_centers": half}
-    for size, out in (((5, 7), (10, 14)), ((9, 4), (3, 5)), ((1, 3), (4, 1)), ((6, 6), (6, 6))):
-        image = fed(values(rng, dtype, (2, *size, 3)), 0.1 if dtype in {U8, I8} else None)
+    for size, out in (
+        ((5, 7), (10, 14)), ((9, 4), (3, 5)), ((1, 3), (4, 1)), ((6, 6), (6, 6)), ((1, 1), (4, 3)),
+        ((3, 2), (33, 17)), ((2, 3), (16, 24)), ((4, 3), (4, 6)), ((3, 4), (6, 4)),
+    ):  # fmt: skip
+        pixels = values(rng, dtype, (2, *size, 3))
+        if dtype in {U8, I8}:
+            pixels[1] = rng.choice([np.iinfo(pixels.dtype).min, np.iinfo(pixels.dtype).max], 3)
+        image = fed(pixels, 0.1 if dtype in {U8, I8} else None)
         model = layer(
             "RESIZE_BILINEAR", [image, whole(*out)], (dtype, image.quantization), attributes
         )
@@ -59,6 +65,19 @@ def test_bilinear_resizes_are_those_of_the_reference(dtype: DType, align: bool, 
             "RESIZE_NEAREST_NEIGHBOR", [image, whole(*out)], (dtype, image.quantization), attributes
         )
         check(nearest, feeds([image]))
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [(U8, U16), (I8, I16)], ids=lambda d: d.value)
+def test_resizes_by_a_power_of_two_need_16_bits(dtype: DType, wide: DType) -> None:
+    attributes: dict[str, AttributeValue] = {"align_corners": False, "half_pixel_centers": True}
+    for out, short in (((8, 16), True), ((9, 12), False), ((4, 4), True)):
+        image = fed(np.zeros((1, 4, 4, 3), dtype.numpy), 0.1)
+        model = layer(
+            "RESIZE_BILINEAR", [image, whole(*out)], (dtype, image.quantization), attributes
+        )
+        (kernel,) = legalise(model).kernels
+        types = {kernel.body.dtype_of(v) for v in range(len(kernel.body.steps))}
+        assert types <= {dtype, wide} if short else wide not in types
 
 
 @pytest.mark.parametrize("indexes", [I32, I64, I16], ids=lambda d: d.value)
@@ -131,6 +150,9 @@ def test_the_place_of_an_extreme(kind: str, dtype: DType) -> None:
             array[3] = math.inf
         model = layer(kind, [fed(array), whole(axis)], (made, None), {})
         check(model, [array])
+    for size in (256, 257):
+        long = numbers(rng, dtype, (3, size))
+        check(layer(kind, [fed(long), whole(1)], (I32, None), {}), [long])
 
 
 @pytest.mark.parametrize("dtype", [F32, I8, I32, I64], ids=lambda d: d.value)

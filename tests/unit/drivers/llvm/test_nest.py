@@ -15,7 +15,7 @@ from penstock.drivers.llvm.isa import RECORDS, Isa
 from penstock.ir import DType
 from tests.support_generated import Runner, largest_difference, sets_here, values_for
 
-DTYPES = (DType.FLOAT32, DType.INT32, DType.INT8, DType.UINT8)
+DTYPES = (DType.FLOAT32, DType.INT32, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 
 
 def body_of(draw: st.DrawFn, dtype: DType, count: int, *, widen: bool) -> Expression:

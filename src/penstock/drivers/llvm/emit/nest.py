@@ -18,9 +18,10 @@ from penstock.compiler.expression import Expression, Step
 from penstock.compiler.interpreter import least_of
 from penstock.compiler.program import Kernel, Program
 from penstock.drivers.llvm.emit import pairs
-from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, first_of, lanes_of
-from penstock.drivers.llvm.emit.flat import loops_of, pointers_of
+from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, first_of, lanes_of, suffix_of
+from penstock.drivers.llvm.emit.flat import Flat, loops_of, pointers_of
 from penstock.drivers.llvm.emit.places import Places, Span
+from penstock.drivers.llvm.emit.scalars import UNSIGNED
 from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa import Instructions, Isa
 from penstock.ir import DType, NDArray
@@ -40,6 +41,9 @@ CHUNK: Final = 1 << 13
 COMBINES: Final = {"sum": "add", "product": "mul", "any": "or", "all": "and"}
 """The scalar operation of a reduction, where it is named otherwise."""
 
+
+REDUCES: Final = {"sum": "add", "maximum": "max", "minimum": "min"}
+"""What LLVM calls the combination of the integers of a vector."""
 
 MANY_POINTS = 1 << 18
 """Points of a unit from which on the flag that stops a run is read within it."""
@@ -109,7 +113,7 @@ class Nest:
         if contiguous and sizes[last] >= FEW:
             good = (
                 best is not None
-                and all(r.steps[best] in {0, 1} for r in loops.reads)
+                and all(_is_contiguous(r, best) for r in loops.reads)
                 and sizes[best] >= FEW
             )
             if not good:
@@ -133,20 +137,27 @@ class Nest:
         if self.vector is None:
             return 1
         kernel, loops = self.kernel, self.loops
-        dtypes = {loops.written.dtype, *(r.dtype for r in loops.reads)}
-        for expression in (kernel.body, kernel.finish):
+        outer = self.vector < len(loops.outer)
+        # The lanes of a reduced loop are one value before the finish.
+        dtypes = {r.dtype for r in loops.reads} | ({loops.written.dtype} if outer else set())
+        for expression in (kernel.body, kernel.finish) if outer else (kernel.body,):
             values = _computed(expression, down=self.machine.isa.rounds_down)
             dtypes |= {expression.dtype_of(v) for v in values}
         if kernel.combine != "none":
             dtypes.add(kernel.sums)
         widest = max(1 if d is DType.BOOL else d.numpy.itemsize for d in dtypes)
-        outer = self.vector < len(loops.outer)
         if outer and loops.written.steps[self.vector] != 1:
             widest = max(4, widest)
         lanes, size = self.machine.isa.width // widest, loops.sizes[self.vector]
         while lanes > 1 and lanes // 2 >= size:
             lanes //= 2
         return max(1, lanes)
+
+
+def _is_contiguous(access: Flat, loop: int) -> bool:
+    """Whether elements along *loop* are the same one or lie side by side."""
+    gathered = any(axis.through is not None and axis.step_of(loop) for axis in access.axes)
+    return access.steps[loop] in {0, 1} and not gathered
 
 
 class _Code:
@@ -312,6 +323,11 @@ class _Code:
 
     def _folded(self, total: Reg, lanes: int) -> Reg:
         """The lanes of a vector combined: halves, and halves of these."""
+        dtype, combine = self.kernel.sums, self.kernel.combine
+        if dtype.is_integer and combine in REDUCES and lanes > 1:
+            sign = "" if combine == "sum" else "u" if dtype in UNSIGNED else "s"
+            name = f"llvm.vector.reduce.{sign}{REDUCES[combine]}.{suffix_of(total.type)}"
+            return self.f.call(name, lanes_of(total.type)[1], total)
         while lanes > 1:
             lanes //= 2
             parts = [
