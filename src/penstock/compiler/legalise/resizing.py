@@ -147,8 +147,8 @@ def _resize_short(operation: Operation, sides: tuple[Side, Side]) -> bool:
         if count:
             # Weights below 0 wrap, and so do the products of which they are part.
             whole = np.rint(side.weight * (2.0**count / (ONE if fixed else 1))).astype(np.int64)
-            share = build.constant(wide, whole.shape, partial(whole.astype, wide.numpy))
-            reads.append(Access(share, along(axis)))
+            constant = build.constant(wide, whole.shape, partial(whole.astype, wide.numpy))
+            reads.append(Access(constant, along(axis)))
     scope = Scope(*[dtype] * len(corners), *[wide] * (len(reads) - len(corners)))
     values = [scope.argument(i).cast(wide) for i in range(len(reads))]
     pixels, weights = values[: len(corners)], values[len(corners) :]
